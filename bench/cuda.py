@@ -37,7 +37,10 @@ class Card:
 
 
 class RandomWeights:
-    """See `gpu_worker.models.checkpoint.loading.TensorSource`."""
+    """See `gpu_worker.models.weights.reading.TensorSource`."""
+
+    def __contains__(self, name: str) -> bool:
+        return True
 
     def copy(self, name: str, into: Tensor) -> int:
         is_norm = "norm" in name or re.search(r"ln\d?\.weight$", name)

@@ -12,7 +12,7 @@ import torch
 from bench.checkpoints import Shape, config
 from bench.cuda import QWEN3_8B, SMALL, Card, release, seconds
 from bench.report import Report
-from petiole.gpu_worker.models.config import parse_decoder_config
+from petiole.gpu_worker.models.families.registry import model_of
 from petiole.gpu_worker.runtime.cuda.attention import flashinfer as attention
 from petiole.gpu_worker.runtime.cuda.capture import cuda_capture
 from petiole.gpu_worker.runtime.device.cuda import CudaDevice
@@ -53,15 +53,16 @@ def layer_seconds(shape: Shape, lengths: np.ndarray, tensor_cores_from: int) -> 
     """`tensor_cores_from`: as in `attention.TENSOR_CORES_FROM`, which is put back."""
     device, usual = CudaDevice(), attention.TENSOR_CORES_FROM
     on = device.torch_device
-    model = dataclasses.replace(parse_decoder_config(config(shape)), n_layers=LAYERS)
+    model = model_of(config(dataclasses.replace(shape, n_layers=LAYERS))).plan
+    mixer = model.mixers[0]
     n_pages, dtype = 1 + int(lengths.sum()), torch.bfloat16
     cache = new_kv_cache(model, n_pages=n_pages, page_size=1, rows=1, max_model_len=1, dtype=dtype, device=on)
-    cache.keys.normal_()
-    cache.values.normal_()
+    for pool in (*cache.keys, *cache.values):
+        pool.normal_()
     geometry = attention.Geometry(model, cache, dtype)
     indptr, last = attention.host_page_counts(lengths, 1)
     indices = upload(np.arange(1, n_pages, dtype=np.int32), on)
-    q = torch.randn(len(lengths), model.n_heads, model.head_dim, dtype=dtype, device=on)
+    q = torch.randn(len(lengths), mixer.heads, mixer.head_dim, dtype=dtype, device=on)
     out = torch.empty_like(q)
     attention.TENSOR_CORES_FROM = tensor_cores_from
     try:
@@ -72,7 +73,7 @@ def layer_seconds(shape: Shape, lengths: np.ndarray, tensor_cores_from: int) -> 
 
     def attend() -> None:
         for layer in range(LAYERS):
-            wrappers.wrappers[0].run(q, geometry.pages(layer), out=out)
+            wrappers.wrappers[attention.Kind.of(mixer)].run(q, geometry.pages(layer), out=out)
 
     attend()
     device.synchronize()

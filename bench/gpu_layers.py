@@ -12,10 +12,10 @@ from torch import Tensor
 from bench.checkpoints import config
 from bench.cuda import QWEN3_8B, SMALL, Card, RandomWeights, release, seconds
 from bench.report import Report
-from petiole.gpu_worker.models.checkpoint.loading import LoadOptions, read_decoder
-from petiole.gpu_worker.models.config import parse_decoder_config
 from petiole.gpu_worker.models.decoder import Forward
-from petiole.gpu_worker.models.layers import Rotation
+from petiole.gpu_worker.models.families.registry import model_of
+from petiole.gpu_worker.models.loading import LoadOptions, read_decoder
+from petiole.gpu_worker.models.parts.rotary import Rotation
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.capture import cuda_capture
 from petiole.gpu_worker.runtime.cuda.graphs import Layers
@@ -26,9 +26,17 @@ LAYERS = 8
 
 
 class _Nothing:
-    """An attention that gives the queries back. See `models.decoder.Attention`."""
+    """An attention that gives the queries back. See `StepAttention`."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        rotation: Rotation,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         return q.reshape(len(q), -1)
 
 
@@ -37,7 +45,7 @@ def layering(report: Report, card: Card) -> None:
 
     on = CudaDevice().torch_device
     for shape in (SMALL, QWEN3_8B):
-        model = dataclasses.replace(parse_decoder_config(config(shape)), n_layers=LAYERS)
+        model = model_of(config(dataclasses.replace(shape, n_layers=LAYERS)))
         options = LoadOptions(on, torch.bfloat16, max_positions=8, kernels=FlashInferKernels())
         decoder = read_decoder(RandomWeights(), model, options)
         floor = 2 * shape.layer_parameters / card.bandwidth
@@ -49,7 +57,7 @@ def layering(report: Report, card: Card) -> None:
             for name, layers in ways.items():
                 report.add(
                     f"{shape.name}: a layer without attention, batch {batch}, {name}",
-                    layer_seconds(layers, batch, model.hidden_size) * 1e6,
+                    layer_seconds(layers, batch, model.plan.hidden_size) * 1e6,
                     "us",
                     floor=floor * 1e6,
                     better="lower",

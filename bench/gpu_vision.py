@@ -53,7 +53,7 @@ class asked:  # noqa: N801 - reads as what it is, a context
     def __init__(self, subject: Seeing, device: str, max_num_seqs: int) -> None:
         sizes = tuple(sorted({1, max_num_seqs}))
         self._opened = opened(subject, device, max_num_seqs=max_num_seqs, graph_batch_sizes=sizes)
-        write_tokenizer(subject.config.vocab_size, Path(self._opened.folder))
+        write_tokenizer(subject.config.text.vocab_size, Path(self._opened.folder))
 
     def __enter__(self) -> Engine:
         runtime = self._opened.__enter__()

@@ -48,7 +48,7 @@ class Seeing:
 
     def encode_operations(self, n_crops: int) -> float:
         """The operations to encode one image."""
-        vision, hidden = self.config.vision, self.config.hidden_size
+        vision, hidden = self.config.vision, self.config.text.hidden_size
         positions, dim = vision.geometry.grid**2, vision.dim
         block = 2 * positions * dim * (4 * dim + 2 * vision.ff) + 4 * positions**2 * dim
         crop = 2 * positions * 3 * vision.geometry.patch**2 * dim + vision.layers * block
@@ -56,11 +56,11 @@ class Seeing:
 
     def prefill_operations(self, n_tokens: int) -> float:
         """The operations of an image, the text behind it, and the first token."""
-        c = self.config
-        image = 1 + c.vision.geometry.grid**2
+        text, hidden = self.config.text, self.config.text.hidden_size
+        image = 1 + self.config.vision.geometry.grid**2
         seen = image**2 + n_tokens * (image + n_tokens / 2)
-        layer = 2 * (image + n_tokens) * c.hidden_size * (4 * c.hidden_size + 2 * c.intermediate_size)
-        return c.n_layers * (layer + 4 * seen * c.hidden_size) + 2 * c.vocab_size * c.hidden_size
+        layer = 2 * (image + n_tokens) * hidden * (4 * hidden + 2 * text.layers[0].feed_forward.inner)
+        return text.n_layers * (layer + 4 * seen * hidden) + 2 * text.vocab_size * hidden
 
 
 FULL_BF16 = Seeing("Moondream 2 shape, bf16", "bfloat16", {"architectures": ["HfMoondream"], "config": FULL})

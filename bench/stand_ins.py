@@ -59,7 +59,6 @@ class NullRuntime:
             page_size=page_size,
             max_batch_size=rows + 1,
             eos_token_ids=frozenset({0}),
-            adapters=True,
         )
         self._token_id = token_id
         self.progress: Progress = nothing

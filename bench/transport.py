@@ -134,7 +134,7 @@ def bare(client: redis.Redis, streams: int, flushes: int) -> float:
 def cpu_a_delta(client: redis.Redis, streams: int, steps: int) -> tuple[float, float]:
     """Processor time of a delta of one token, in us: making its text, passing it to the publisher, publishing
     it."""
-    from petiole.gpu_worker.models.checkpoint.loading import resolve_model
+    from petiole.gpu_worker.models.checkpoint.finding import resolve_model
     from petiole.gpu_worker.text import TextAssembler, load_tokenizer
 
     tokenizer = load_tokenizer(resolve_model("petiole-tiny"))

@@ -406,7 +406,7 @@ class Engine:
             "max_model_len": limits.max_model_len,
             "vocab_size": limits.vocab_size,
             "images": limits.images is not None,
-            "takes_adapters": limits.adapters and self.config.lora_slots > 0,
+            "takes_adapters": self.config.lora_slots > 0,
             **known,
         }
 

@@ -56,7 +56,7 @@ def load_runtime(config: EngineConfig, tracer: Tracer) -> Runtime:
 
 def load_text(config: EngineConfig) -> tuple[Tokenizer, ConstraintCompiler]:
     """The model's tokenizer and constraint compiler. A thread warms up the compiler while the weights load."""
-    from petiole.gpu_worker.models.checkpoint.loading import resolve_model
+    from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 
     tokenizer = load_tokenizer(resolve_model(config.model, config.revision))
     Thread(target=constraints.warm_up, args=(tokenizer,), name="constraints").start()
@@ -69,7 +69,7 @@ def reload_text(
     """The tokenizer and constraint compiler of a checkpoint that replaces the weights; None if it has none, so
     that the current ones stay. Raises ModelError if the new tokenizer gives another text to a token of the current
     one, because running prompts and outputs consist of such tokens."""
-    from petiole.gpu_worker.models.checkpoint.loading import resolve_model
+    from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 
     folder = resolve_model(model, config.revision)
     if not (folder / "tokenizer.json").is_file():

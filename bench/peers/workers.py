@@ -78,6 +78,6 @@ def process(module: list[str], settings: dict[str, str]) -> Iterator[subprocess.
 
 
 def folder(model: str) -> str:
-    from petiole.gpu_worker.models.checkpoint.loading import resolve_model
+    from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 
     return str(resolve_model(model))

@@ -1,19 +1,20 @@
-"""Models: reading a checkpoint, and computing a layer. Called by `runtime`; `text` reads configurations.
+"""Models: from a checkpoint to a decoder that runs a plan. Called by `runtime`; `text` reads configurations.
 
-Models import nothing from the runtime, which passes attention, kernels and adapters in.
+A model is data: a plan says what each layer computes, names say where the checkpoint keeps the layer's parts.
+Models import nothing from the runtime, which passes attention, kernels and adapters in. Each line may import what
+stands below it.
 
-    registry       which loader an architecture has; a family with a decoder of its own begins here
-    config         a checkpoint's config.json as the decoder's parameters. A family that the decoder can
-                   compute is a row of FAMILIES here
-    checkpoint/    reading a checkpoint: files, formats, weights
-    host_memory    large tensors on the host, in large pages
-    decoder        the decoder of Llama, Mistral, Qwen2 and Qwen3
-    known          the decoders that fast paths may compute; they refuse all others
-    layered        decoders and encoders, as code that computes their layers itself sees them
-    layers         linear layers for each weight format, and the element-wise kernels
-    rotary         the table of rotary embeddings
+    fast_paths     what code that computes layers itself is asked: which layers of a plan it computes
+    families/      config.json as a plan, a file a family. A new family begins here
+    moondream/     what Moondream 2 has beside its plan: encoder, coordinates and sizes, skills
     adapters/      small changes to the weights, chosen by each request
-    moondream/     Moondream 2: encoder, decoder, coordinates and sizes
+    loading        walks a plan and its names, and reads the weights
+    decoder        runs a plan
+    parts/         what a layer is made of: attention, feed-forward, norms, rotation. A new activation goes here
+    weights/       how linear layers are stored, named and read. A new way to store them goes here
+    checkpoint/    a checkpoint's files: finding, formats, tensors
+    plan           a model as data
+    host_memory    large tensors on the host, in large pages
     petiole_tiny/  the small model that ships
     petiole_tiny_vision/  the small vision model that ships
 """

@@ -1,4 +1,4 @@
-"""The decoder of Llama, Mistral, Qwen2 and Qwen3: pre-norm attention and gated MLP, T positions at a time.
+"""The decoder: runs a plan, T positions at a time, in torch and in the kernels that its device brings.
 
 The T positions of a step belong to several sequences and may be prompts, single tokens or drafts; only the
 attention, which the caller passes in, distinguishes them. Queries, keys and values come from one product, gate and
@@ -9,18 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from petiole.gpu_worker.models.config import ModelConfig
-from petiole.gpu_worker.models.layers import Kernels, Linear, Rotation
+from petiole.gpu_worker.models.parts.attention import StepAttention, attended
+from petiole.gpu_worker.models.parts.feed_forward import activated
+from petiole.gpu_worker.models.parts.kernels import Kernels
+from petiole.gpu_worker.models.parts.layer import LayerWeights
+from petiole.gpu_worker.models.parts.norms import NormWeights, normed
+from petiole.gpu_worker.models.parts.residual import Residual
+from petiole.gpu_worker.models.parts.side import SideTables, side_inputs, side_output
+from petiole.gpu_worker.models.plan import ModelPlan, Norm
+from petiole.gpu_worker.models.weights.linear import Linear
+from petiole.gpu_worker.models.weights.names import LinearName
 from petiole.gpu_worker.request.images import ImageLimits
 from petiole.gpu_worker.request.skills import Processor
 from petiole.gpu_worker.request.values import ValueTokens
-
-LinearName = Literal["qkv", "out", "gate_up", "down"]
 
 
 class ValueDecoder(Protocol):
@@ -77,15 +84,6 @@ class CropDecoder(ImageDecoder, Protocol):
         ...
 
 
-class Attention(Protocol):
-    """One step's attention over the paged KV cache."""
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
-        """Rotate q [T, Hq, D] and k [T, Hkv, D], store k and v [T, Hkv, D] of the step's positions, and return the
-        attention output [T, Hq * D]. q may be overwritten."""
-        ...
-
-
 class LinearDeltas(Protocol):
     """The LoRA deltas of a step, added to the output of a linear layer in place."""
 
@@ -93,41 +91,35 @@ class LinearDeltas(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderLayer:
-    input_norm: Tensor
-    qkv: Linear
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    out: Linear
-    post_norm: Tensor
-    gate_up: Linear
-    down: Linear
-
-
-@dataclass(frozen=True, slots=True)
 class Forward:
     """The arguments of a forward besides its hidden states. positions: rotary positions, int64 [T], or [axes, T]
-    in a step with images that have several axes."""
+    in a step with images that have several axes. token_ids: int64 [T], for a plan with side inputs."""
 
     positions: Tensor
-    attention: Attention
+    attention: StepAttention
     deltas: LinearDeltas | None = None
+    token_ids: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A model's weights and its forward pass. rotary: see `rotary_table`.
+    """A plan's weights and its forward pass. tables: the rotary table of each layer, None for one that rotates
+    nothing; layers of one `plan.Rotary` share theirs.
 
-    embedding: [vocab, hidden]; `value_tokens`, `images` and `processor`: None for a text model.
-    """
+    embedding: [vocab, hidden]; norm: behind the last layer. `value_tokens`, `images` and `processor`: None for a
+    text model."""
 
-    config: ModelConfig
+    plan: ModelPlan
     embedding: Tensor
-    layers: tuple[DecoderLayer, ...]
-    norm: Tensor
+    layers: tuple[LayerWeights, ...]
+    norm: NormWeights | None
     head: Linear
-    rotary: Tensor
+    tables: tuple[Tensor | None, ...]
     kernels: Kernels
+    embedding_norm: NormWeights | None = None
+    positions: Tensor | None = None
+    token_types: Tensor | None = None
+    side: SideTables | None = None
     value_tokens: ValueTokens | None = None
     images: ImageLimits | None = None
     processor: Processor | None = None
@@ -142,40 +134,86 @@ class Decoder:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """int64 [T] -> [T, hidden]."""
-        return torch.nn.functional.embedding(token_ids, self.embedding)
+        embedded = F.embedding(token_ids, self.embedding)
+        factor = self.plan.embedding_factor
+        return embedded if factor == 1.0 else embedded * rounded(factor, self.dtype)
 
     def forward(self, hidden: Tensor, step: Forward) -> Tensor:
         """[T, hidden] -> [T, hidden], without the final norm; `hidden` is overwritten."""
-        eps = self.config.rms_norm_eps
-        residual = hidden
-        x = self.kernels.rms_norm(residual, self.layers[0].input_norm, eps)
-        for i, layer in enumerate(self.layers):
-            if i:
-                x = self.kernels.add_rms_norm(x, residual, layer.input_norm, eps)
-            x = self.attend(i, self._apply(i, "qkv", layer.qkv, x, step), step)
-            x = self._apply(i, "out", layer.out, x, step)
-            x = self.kernels.add_rms_norm(x, residual, layer.post_norm, eps)
-            x = self._apply(i, "gate_up", layer.gate_up, x, step)
-            x = self._apply(i, "down", layer.down, self.kernels.silu_mul(x), step)
-        residual += x
-        return residual
+        plan, kernels = self.plan, self.kernels
+        hidden = self._first_inputs(hidden, step)
+        sides = None
+        if plan.side is not None and self.side is not None:
+            assert step.token_ids is not None, "the caller passes the tokens of a plan with side inputs"
+            sides = side_inputs(plan.side, self.side, hidden, step.token_ids, kernels)
+        stream = Residual(hidden, kernels)
+        for i, (layer, weights) in enumerate(zip(plan.layers, self.layers, strict=True)):
+            x = stream.value if layer.post_norm else stream.normed(layer.mixer_norm, weights.mixer_norm)
+            apart = layer.parallel and layer.feed_forward_norm is not None
+            y = stream.normed(layer.feed_forward_norm, weights.feed_forward_norm) if apart else x
+            mixed = self._mixed(i, x, step)
+            stream.add(self._behind(mixed, layer.mixer_out_norm, weights.mixer_out_norm), layer.residual)
+            if layer.post_norm:
+                stream.norm(layer.mixer_norm, weights.mixer_norm)
+                y = stream.value
+            elif not layer.parallel:
+                y = stream.normed(layer.feed_forward_norm, weights.feed_forward_norm)
+            fed = self._fed_forward(i, y, step)
+            stream.add(
+                self._behind(fed, layer.feed_forward_out_norm, weights.feed_forward_out_norm), layer.residual
+            )
+            if layer.post_norm:
+                stream.norm(layer.feed_forward_norm, weights.feed_forward_norm)
+            if sides is not None and plan.side is not None and weights.side is not None:
+                stream.add(side_output(plan.side, weights.side, stream.value, sides[:, i], kernels))
+            if weights.scalar is not None:
+                stream.scale(weights.scalar)
+        return stream.value
 
     def head_output(self, hidden: Tensor) -> Tensor:
         """Final norm and logits: [O, hidden] -> [O, vocab] in the model's dtype."""
-        return self.head(self.kernels.rms_norm(hidden, self.norm, self.config.rms_norm_eps))
+        plan = self.plan
+        logits = self.head(self._behind(hidden, plan.norm, self.norm))
+        if plan.logits_factor != 1.0:
+            logits = logits * plan.logits_factor
+        cap = plan.logits_softcap
+        return (logits / cap).tanh() * cap if cap else logits
 
     def attend(self, i: int, qkv: Tensor, step: Forward) -> Tensor:
         """Layer i's attention: [T, queries, keys and values] -> [T, q_size]. `qkv` may be overwritten."""
-        config, layer, n = self.config, self.layers[i], qkv.shape[0]
-        q, k, v = torch.split(qkv, [config.q_size, config.kv_size, config.kv_size], dim=-1)
-        q = q.view(n, config.n_heads, config.head_dim)
-        k = k.view(n, config.n_kv_heads, config.head_dim)
-        v = v.view(n, config.n_kv_heads, config.head_dim)
-        norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
-        return step.attention.attend(i, q, k, v, Rotation(norms, config.rms_norm_eps, step.positions, self.rotary))
+        mixer, weights = self.plan.layers[i].mixer, self.layers[i].mixer
+        return attended(mixer, weights, i, qkv, step.positions, self.tables[i], step.attention, self.kernels)
+
+    def _first_inputs(self, hidden: Tensor, step: Forward) -> Tensor:
+        """Embeddings with what stands behind them."""
+        if self.positions is not None:
+            hidden = hidden + self.positions[step.positions]
+        if self.token_types is not None:
+            hidden = hidden + self.token_types[0]
+        return self._behind(hidden, self.plan.embedding_norm, self.embedding_norm)
+
+    def _mixed(self, i: int, x: Tensor, step: Forward) -> Tensor:
+        weights = self.layers[i].mixer
+        x = self.attend(i, self._apply(i, "qkv", weights.qkv, x, step), step)
+        return self._apply(i, "out", weights.out, x, step)
+
+    def _fed_forward(self, i: int, x: Tensor, step: Forward) -> Tensor:
+        weights = self.layers[i].feed_forward
+        x = self._apply(i, "gate_up", weights.gate_up, x, step)
+        return self._apply(
+            i, "down", weights.down, activated(self.plan.layers[i].feed_forward, x, self.kernels), step
+        )
+
+    def _behind(self, x: Tensor, norm: Norm | None, weights: NormWeights | None) -> Tensor:
+        return x if norm is None or weights is None else normed(norm, weights, x, self.kernels)
 
     def _apply(self, i: int, name: LinearName, linear: Linear, x: Tensor, step: Forward) -> Tensor:
         y = linear(x)
         if step.deltas is not None:
             step.deltas.add(i, name, x, y)
         return y
+
+
+def rounded(factor: float, dtype: torch.dtype) -> float:
+    """A factor in the type of what it multiplies, as in transformers."""
+    return torch.tensor(factor, dtype=dtype).item()

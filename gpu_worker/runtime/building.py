@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.config import EngineConfig
-from petiole.gpu_worker.models.adapters.lora import AdapterBank
+from petiole.gpu_worker.models.adapters.lora import AdaptedModel, AdapterBank
 from petiole.gpu_worker.models.adapters.store import AdapterStore
-from petiole.gpu_worker.models.checkpoint.loading import TensorSource
 from petiole.gpu_worker.models.decoder import Decoder
+from petiole.gpu_worker.models.weights.reading import TensorSource
 from petiole.gpu_worker.request.values import N_BINS
-from petiole.gpu_worker.runtime.derived import n_threads, require_adapters
+from petiole.gpu_worker.runtime.derived import n_threads
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream, upload_together
 from petiole.gpu_worker.runtime.device.opening import open_device
 from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
@@ -77,16 +77,16 @@ def build(config: EngineConfig, device: Device | None = None, source: TensorSour
     with torch.no_grad():  # not inference mode: buffers are also written by copies outside it
         reader = ModelReader(config, source, platform)
         info = reader.find(config.model)
-        require_adapters(config, info.architecture.adapters, info.config)
         decoder = reader.read(info)
         config = platform.decided(replace(config, max_model_len=info.max_model_len), decoder)
         stream = platform.device.new_stream("compute")
         copy_stream = platform.copy_stream(stream)
         _require_room(config, decoder, platform)
-        bank = _new_bank(config, decoder, platform) if config.lora_slots else None
-        adapters = _new_adapters(config, decoder, platform)
+        adapted = AdaptedModel(info.plan, info.model.names)
+        bank = _new_bank(config, adapted, decoder.dtype, platform) if config.lora_slots else None
+        adapters = _new_adapters(config, adapted, decoder.dtype, platform)
         n_rows, place, n_bins = rows_of(config), platform.place, bins_of(decoder)
-        states = RowStates(n_rows, info.config.vocab_size, place, n_bins)
+        states = RowStates(n_rows, info.plan.vocab_size, place, n_bins)
         sampler = OutputSampler(
             states, lambda arrays: upload_together(arrays, place), platform.choose, platform.accept
         )
@@ -117,7 +117,7 @@ def limits_of(
     return ModelLimits(
         model=info.name,
         fingerprint=info.fingerprint,
-        vocab_size=info.config.vocab_size,
+        vocab_size=info.plan.vocab_size,
         max_model_len=config.max_model_len,
         n_pages=cache.n_pages,
         page_size=cache.page_size,
@@ -126,7 +126,6 @@ def limits_of(
         values=decoder.value_tokens,
         images=decoder.images,
         processor=decoder.processor,
-        adapters=info.architecture.adapters,
         device=device.kind,
         batching=config.batching,
     )
@@ -144,26 +143,28 @@ def bins_of(decoder: Decoder) -> int:
 def _require_room(config: EngineConfig, decoder: Decoder, platform: Platform) -> None:
     require_rows_and_adapters(
         config,
-        decoder.config,
+        decoder.plan,
         max_model_len=config.max_model_len,
         bytes_per_element=decoder.dtype.itemsize,
         room=platform.room(config),
     )
 
 
-def _new_bank(config: EngineConfig, decoder: Decoder, platform: Platform) -> AdapterBank:
-    return AdapterBank(decoder.config, config.lora_slots, config.lora_max_rank, decoder.dtype, platform.place)
+def _new_bank(config: EngineConfig, model: AdaptedModel, dtype: torch.dtype, platform: Platform) -> AdapterBank:
+    return AdapterBank(model, config.lora_slots, config.lora_max_rank, dtype, platform.place)
 
 
-def _new_adapters(config: EngineConfig, decoder: Decoder, platform: Platform) -> AdapterStore:
-    model, kept = decoder.config, 2 * config.lora_slots
-    return AdapterStore(model, config.lora_max_rank, kept=kept, dtype=decoder.dtype, pinned=platform.pinned)
+def _new_adapters(
+    config: EngineConfig, model: AdaptedModel, dtype: torch.dtype, platform: Platform
+) -> AdapterStore:
+    kept = 2 * config.lora_slots
+    return AdapterStore(model, config.lora_max_rank, kept=kept, dtype=dtype, pinned=platform.pinned)
 
 
 def _new_cache(config: EngineConfig, decoder: Decoder, platform: Platform) -> KVCache:
     dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else decoder.dtype
     return new_kv_cache(
-        decoder.config,
+        decoder.plan,
         n_pages=platform.n_pages(config, decoder, dtype),
         page_size=config.page_size,
         rows=rows_of(config),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from petiole.gpu_worker.config import EngineConfig
-from petiole.gpu_worker.errors import ModelError, require
-from petiole.gpu_worker.models.checkpoint.loading import Quantization
-from petiole.gpu_worker.models.config import ModelConfig
+from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.plan import ModelPlan
+from petiole.gpu_worker.models.weights.reading import Quantization
 from petiole.gpu_worker.runtime.memory.container import cpu_quota
 from petiole.gpu_worker.runtime.platform import Platform
 
@@ -20,7 +20,7 @@ def n_threads(config: EngineConfig) -> int:
     return threads if quota is None else max(1, min(threads, int(quota)))
 
 
-def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+def max_model_len(config: EngineConfig, model: ModelPlan) -> int:
     if config.max_model_len > model.most_positions:
         raise ModelError(
             f"max_model_len: must be at most {model.most_positions}, the model's, got {config.max_model_len}"
@@ -28,13 +28,7 @@ def max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len or model.max_position
 
 
-def require_adapters(config: EngineConfig, taken: bool, model: ModelConfig) -> None:
-    """Raises InvalidRequest if there shall be adapter slots for a model that takes no adapters."""
-    limit = f"must be 0 for a {model.architecture}, which takes no LoRA adapters"
-    require(taken or not config.lora_slots, "lora_slots", limit, config.lora_slots)
-
-
-def weights_dtype(config: EngineConfig, model: ModelConfig, platform: Platform) -> torch.dtype:
+def weights_dtype(config: EngineConfig, model: ModelPlan, platform: Platform) -> torch.dtype:
     """The configured dtype, else the checkpoint's, else the platform's first."""
     known, kind = platform.dtypes, platform.device.kind
     if config.dtype != "auto" and config.dtype not in known:
@@ -51,11 +45,11 @@ def quantization(config: EngineConfig, platform: Platform) -> Quantization:
     return wanted
 
 
-def same_shape(one: ModelConfig, other: ModelConfig) -> bool:
-    """Whether the models can share a KV cache, rotary table and adapters."""
+def same_shape(one: ModelPlan, other: ModelPlan) -> bool:
+    """Whether the models can share a KV cache, rotary tables and adapters."""
 
-    def shape(config: ModelConfig) -> tuple[object, ...]:
-        heads = (config.n_layers, config.n_kv_heads, config.head_dim)
-        return *heads, config.vocab_size, config.windows, config.max_position
+    def shape(plan: ModelPlan) -> tuple[object, ...]:
+        heads = tuple((mixer.kv_heads, mixer.head_dim, mixer.keys_of) for mixer in plan.mixers)
+        return heads, plan.vocab_size, plan.windows, plan.max_position
 
     return shape(one) == shape(other)

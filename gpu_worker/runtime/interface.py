@@ -186,7 +186,7 @@ class ModelLimits:
 
     `n_pages` and `max_batch_size` include the reserved page 0 and row 0. `values`: the kinds of values that the
     model has, or None. `images`: the images that it takes, or None. `processor`: turns images into crops and skill
-    calls into prompts, or None. `adapters`: whether it takes LoRA adapters. `batching`: the meaning of settings of
+    calls into prompts, or None. `batching`: the meaning of settings of
     0, on this device and with this memory."""
 
     model: str
@@ -200,7 +200,6 @@ class ModelLimits:
     values: ValueKinds | None = None
     images: ImageLimits | None = None
     processor: Processor | None = None
-    adapters: bool = False
     device: str = ""
     batching: Batching = field(default_factory=Batching)
 

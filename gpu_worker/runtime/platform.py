@@ -14,10 +14,10 @@ from torch import Tensor
 
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
-from petiole.gpu_worker.models.checkpoint.loading import Quantization
-from petiole.gpu_worker.models.config import ModelConfig
 from petiole.gpu_worker.models.decoder import CropDecoder, Decoder
-from petiole.gpu_worker.models.layers import Kernels
+from petiole.gpu_worker.models.parts.kernels import Kernels
+from petiole.gpu_worker.models.plan import ModelPlan
+from petiole.gpu_worker.models.weights.reading import Quantization
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
 from petiole.gpu_worker.runtime.interface import Progress
@@ -79,7 +79,7 @@ class Platform(Protocol):
     @property
     def pinned(self) -> bool: ...
 
-    def require(self, model: ModelConfig) -> None:
+    def require(self, model: ModelPlan) -> None:
         """Raises ModelError if this platform would not compute the model."""
         ...
 

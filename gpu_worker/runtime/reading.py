@@ -6,6 +6,7 @@ models. So a model is checked before its weights are read: its tensors must have
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,17 +14,13 @@ import torch
 
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import ModelError
-from petiole.gpu_worker.models.checkpoint.loading import (
-    LoadOptions,
-    Storage,
-    TensorSource,
-    fingerprint,
-    resolve_model,
-    stored_dtype,
-)
-from petiole.gpu_worker.models.config import ModelConfig, end_token_ids
+from petiole.gpu_worker.models.checkpoint.configuration import end_token_ids
+from petiole.gpu_worker.models.checkpoint.finding import fingerprint, resolve_model, stored_dtype
 from petiole.gpu_worker.models.decoder import Decoder
-from petiole.gpu_worker.models.registry import Architecture, architecture
+from petiole.gpu_worker.models.families.registry import find_model
+from petiole.gpu_worker.models.loading import LoadOptions, Model, load_model
+from petiole.gpu_worker.models.plan import ModelPlan
+from petiole.gpu_worker.models.weights.reading import Storage, TensorSource
 from petiole.gpu_worker.runtime.derived import max_model_len, quantization, same_shape, weights_dtype
 from petiole.gpu_worker.runtime.interface import Progress, nothing
 from petiole.gpu_worker.runtime.platform import Platform
@@ -36,11 +33,14 @@ class ModelInfo:
 
     name: str
     folder: Path
-    architecture: Architecture
-    config: ModelConfig
+    model: Model
     fingerprint: str
     eos_token_ids: frozenset[int]
     max_model_len: int
+
+    @property
+    def plan(self) -> ModelPlan:
+        return self.model.plan
 
 
 class ModelReader:
@@ -54,17 +54,21 @@ class ModelReader:
     def find(self, model: str) -> ModelInfo:
         """Read the model's configuration, downloading it if needed. Raises ModelError."""
         folder = resolve_model(model, self._config.revision)
-        family, config = architecture(folder)
-        if self._source is None and not config.dtype:
-            config = replace(config, dtype=stored_dtype(folder))
+        found = find_model(folder)
+        plan = found.plan
+        if self._source is None and not plan.dtype:
+            plan = replace(plan, dtype=stored_dtype(folder))
         digest = fingerprint(folder) if self._source is None else "unknown"
-        ends = end_token_ids(folder) or frozenset(config.eos_token_ids)
-        longest = max_model_len(self._config, config)
-        return ModelInfo(model, folder, family, config, digest, ends, longest)
+        longest = max_model_len(self._config, plan)
+        settled = plan.at_length(longest)
+        if settled is not plan:
+            digest = _joined(digest, settled)
+        ends = end_token_ids(folder) or frozenset(plan.eos_token_ids)
+        return ModelInfo(model, folder, replace(found, plan=settled), digest, ends, longest)
 
     def read(self, info: ModelInfo, progress: Progress = nothing) -> Decoder:
         """Read the weights: at first into new memory, later over the previous ones. Raises ModelError."""
-        self._platform.require(info.config)
+        self._platform.require(info.plan)
         self._storage.rewind()
         self._storage.progress = progress
         return self._read(info, self._platform.place, self._storage)
@@ -72,7 +76,7 @@ class ModelReader:
     def check(self, info: ModelInfo, served: ModelInfo) -> None:
         """Raises ModelError if `read` could not put this model in the place of the one that is served."""
         new = Storage()
-        if same_shape(info.config, served.config):
+        if same_shape(info.plan, served.plan):
             self._read(info, torch.device("meta"), new)
         if new.layout != self._storage.layout:
             what = f"{info.name} has another shape or type than {served.name}"
@@ -81,12 +85,18 @@ class ModelReader:
     def _read(self, info: ModelInfo, device: torch.device, storage: Storage) -> Decoder:
         options = LoadOptions(
             device=device,
-            dtype=weights_dtype(self._config, info.config, self._platform),
+            dtype=weights_dtype(self._config, info.plan, self._platform),
             max_positions=info.max_model_len + 1,
             quantization=quantization(self._config, self._platform),
             kernels=self._platform.kernels,
             storage=storage,
         )
         if self._source is not None:
-            return info.architecture.read(self._source, info.config, options)
-        return info.architecture.load(info.folder, info.config, options)
+            return info.model.read(self._source, info.model, options)
+        return load_model(info.folder, info.model, options)
+
+
+def _joined(digest: str, plan: ModelPlan) -> str:
+    """The fingerprint of weights whose rotations were settled for the served length: keys and values of two such
+    models differ."""
+    return hashlib.sha256(f"{digest} {plan.rotaries}".encode()).hexdigest()[: len(digest)]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import AdapterError, ModelError
-from petiole.gpu_worker.models.checkpoint.loading import TensorSource
+from petiole.gpu_worker.models.weights.reading import TensorSource
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.runtime.building import bins_of, build, limits_of
 from petiole.gpu_worker.runtime.device.interface import Device, upload

@@ -16,7 +16,7 @@ from typing import Any
 import tokenizers
 
 from petiole.gpu_worker.errors import ModelError
-from petiole.gpu_worker.models.config import end_token_ids, read_json
+from petiole.gpu_worker.models.checkpoint.configuration import end_token_ids, read_json
 from petiole.gpu_worker.text.tokenizer import Tokenizer
 
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

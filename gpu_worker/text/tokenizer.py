@@ -17,7 +17,7 @@ from typing import Any
 import tokenizers
 
 from petiole.gpu_worker.errors import InvalidRequest, ModelError
-from petiole.gpu_worker.models.config import MAX_VOCAB
+from petiole.gpu_worker.models.checkpoint.configuration import MAX_VOCAB
 from petiole.gpu_worker.text.chat import ChatTemplate
 from petiole.gpu_worker.text.checks import check_text
 from petiole.gpu_worker.text.control import ControlTokens

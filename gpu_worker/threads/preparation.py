@@ -176,8 +176,6 @@ class Preparer:
         check_text("salt", request.salt)
         if request.adapter is not None:
             check_text("adapter", request.adapter)
-            model = f"must not be given: {self.limits.model} takes no LoRA adapters"
-            require(self.limits.adapters, "adapter", model, request.adapter)
             slots = "this engine has no adapter slots (PETIOLE_LORA_SLOTS is 0)"
             require(self.config.lora_slots > 0, "adapter", slots, request.adapter)
 

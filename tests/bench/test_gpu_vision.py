@@ -14,7 +14,7 @@ from bench.cuda import Card
 from bench.gpu_vision import PUBLISHED, SIZES, UNIQUE, chart, deep_queue
 from bench.moondream import FULL_BF16, Seeing
 from bench.report import Report
-from petiole.gpu_worker.models.checkpoint.loading import resolve_model
+from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 
 NAME = "petiole-tiny-vision"
 CARD = Card(bandwidth=1e10, rate=1e11)

@@ -68,7 +68,7 @@ def test_shapes_count_what_the_checkpoints_hold(tmp_path: Path) -> None:
 
 
 def test_the_tiny_shape_is_that_of_the_model_that_ships() -> None:
-    from petiole.gpu_worker.models.checkpoint.loading import resolve_model
+    from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 
     shipped = json.loads((resolve_model("petiole-tiny") / "config.json").read_text())
     for field, value in {

@@ -15,7 +15,6 @@ import pytest
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.requests import images
 from petiole.tasks.requests.results import GenerationResult
-from petiole.tasks.worker.pool.pool import EX_USAGE
 from tests.support.pictures import MODEL, file
 from tests.support.site import REPOSITORY, Site
 
@@ -209,12 +208,3 @@ def test_images_of_handles_are_kept_for_some_time_after_their_use(site: Site) ->
     site.redis.set(images.key_of(handle), file(8), ex=60)
     site.get(send(site, "query", image=handle))
     assert site.redis.ttl(images.key_of(handle)) > 3000
-
-
-def test_slots_for_adapters_are_refused_with_one_line(site: Site) -> None:
-    worker = site.start_worker(PETIOLE_LORA_SLOTS=2, PETIOLE_QUEUE="adapters")
-    assert worker.ended() == EX_USAGE
-    refusal = "PETIOLE_LORA_SLOTS: must be 0 for a Moondream, which takes no LoRA adapters, got 2"
-    assert worker.output.count(refusal) == 1
-    assert "Traceback" not in worker.output
-    site.workers.remove(worker)

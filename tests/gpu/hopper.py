@@ -23,7 +23,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from petiole.gpu_worker.models.layers import DenseLinear, Rotation
+from petiole.gpu_worker.models.parts.rotary import Rotation
+from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.runtime.cuda.fused import accept, adapters, choose, layers, products
 from petiole.gpu_worker.runtime.step.sampling import Choice
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections import deque
 
 import numpy as np
@@ -10,9 +11,9 @@ import pytest
 import torch
 
 from bench.driver import Driver
-from petiole.gpu_worker.models.checkpoint.loading import load_decoder
-from petiole.gpu_worker.models.config import parse_decoder_config
-from petiole.gpu_worker.models.registry import ARCHITECTURES, Architecture
+from petiole.gpu_worker.models.families.registry import ARCHITECTURES
+from petiole.gpu_worker.models.fast_paths import Support
+from petiole.gpu_worker.models.loading import read_decoder
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.cuda import executor as cuda
 from petiole.gpu_worker.runtime.cuda import graphs as decode_graphs
@@ -214,7 +215,7 @@ def test_noise_is_the_same_on_both_devices():
 
 @pytest.mark.parametrize("n", [1, 5, 64])
 def test_a_linear_map_in_eight_bits(n):
-    from petiole.gpu_worker.models.layers import Fp8Linear, quantize_fp8
+    from petiole.gpu_worker.models.weights.linear import Fp8Linear, quantize_fp8
     from petiole.gpu_worker.runtime.cuda.fused.layers import quantize_rows
 
     x = torch.randn(n, 512, device="cuda", dtype=torch.bfloat16)
@@ -283,9 +284,10 @@ def test_captured_graphs_compute_with_what_a_reload_brings(checkpoint, open_runt
 def test_bins_beside_the_tokens_are_those_of_the_cpu(sizes, checkpoint, open_runtime, monkeypatch):
     """Every token is given, so that what is compared depends on the bins alone. Each step reads what the one
     before it decoded, so that roundings add up; wrong bins differ by as much as they change."""
-    kind = Architecture(parse_decoder_config, lambda *found: WithValues(load_decoder(*found)))
+    qwen3 = ARCHITECTURES["Qwen3ForCausalLM"]
+    kind = dataclasses.replace(qwen3, read=lambda *found: WithValues(read_decoder(*found)))
     monkeypatch.setitem(ARCHITECTURES, "Qwen3ForCausalLM", kind)
-    monkeypatch.setattr(cuda, "unknown_in_decoder", lambda *_: None)  # or nothing of it would be captured
+    monkeypatch.setattr(cuda, "supports", lambda *_: Support(None))  # or nothing of it would be captured
     folder, given = checkpoint("qwen3")[0], SamplingParams(temperature=0, allowed_token_ids=[7])
     found = []
     for device in ("cpu", "cuda"):

@@ -20,7 +20,8 @@ if DEVICE == "cpu" and not known:
     pytest.skip("numpy 2.4 is not known to the interpreter of Triton before 3.7", allow_module_level=True)
 
 from petiole.gpu_worker.errors import ModelError
-from petiole.gpu_worker.models.layers import DenseLinear, Rotation
+from petiole.gpu_worker.models.parts.rotary import Rotation
+from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.runtime.cuda.fused import choose as fused
 from petiole.gpu_worker.runtime.cuda.fused import products
 from petiole.gpu_worker.runtime.cuda.fused.accept import accept as fused_accept
@@ -154,7 +155,8 @@ def test_drafts_are_accepted_as_on_a_cpu(n_bins):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("shape", [(4, 2, 64), (32, 8, 128), (10, 3, 96), (9, 9, 64)], ids=str)
 @pytest.mark.parametrize("normed", [True, False])
-def test_heads_are_normed_and_rotated_as_in_torch_and_keys_and_values_stored(shape, normed, dtype):
+@pytest.mark.parametrize("part", [1.0, 0.5, 0.25], ids=["whole", "half", "quarter"])
+def test_heads_are_normed_and_rotated_as_in_torch_and_keys_and_values_stored(shape, part, normed, dtype):
     if dtype is torch.float8_e4m3fn and DEVICE == "cpu":
         pytest.skip("the interpreter rounds eight bits its own way")
     n_heads, n_kv_heads, width = shape
@@ -162,7 +164,7 @@ def test_heads_are_normed_and_rotated_as_in_torch_and_keys_and_values_stored(sha
     qkv[:, -n_kv_heads * width :] *= 300  # more than eight bits hold
     norms = tuple(torch.rand(width, device=DEVICE, dtype=torch.bfloat16) for _ in range(2)) if normed else None
     positions = torch.tensor([3, 0, 49, 7, 8, 8, 1], dtype=torch.int32, device=DEVICE)
-    rotation = Rotation(norms, 1e-6, positions, torch.randn(50, width, device=DEVICE))
+    rotation = Rotation(norms, 1e-6, positions, torch.randn(50, int(part * width), device=DEVICE))
     slots = torch.tensor([3, 19, 0, 7, 8, 12, 1], device=DEVICE)
     found = []
     for by in (rotate_and_store, plain.rotate_and_store):

@@ -16,7 +16,7 @@ import torch
 
 from bench.driver import Driver, Stream
 from petiole.gpu_worker import Engine, Request, SamplingParams
-from petiole.gpu_worker.models.checkpoint.loading import resolve_model
+from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 from petiole.gpu_worker.request.images import IMAGE, PreparedImage
 from petiole.gpu_worker.request.skills import SkillCall
 from petiole.gpu_worker.runtime.interface import EmbeddingInput, EncodeInput, StepBatch

@@ -138,9 +138,11 @@ def test_there_is_no_circle_in_c() -> None:
 
 
 def rooms(folder: str) -> set[str]:
-    """The modules and folders in a folder, those of C too. Files that are no code have no line of their own."""
+    """The modules and folders in a folder, those of C too. Files that are no code have no line of their own, and
+    neither have families of models, which are all of one kind: a table in the docs lists them."""
     path = MODULES[folder].parent
-    files = {file.stem for kind in ("py", "c", "h") for file in path.glob(f"*.{kind}")} - {"__init__"}
+    code = (file for kind in ("py", "c", "h") for file in path.glob(f"*.{kind}"))
+    files = {file.stem for file in code if "\nFAMILIES = " not in file.read_text()} - {"__init__"}
     kept = (file for file in path.glob("*/*") if file.suffix and file.parent.name != "__pycache__")
     return files | {f"{file.parent.name}/" for file in kept}
 

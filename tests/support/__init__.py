@@ -58,6 +58,7 @@ Models and devices:
     tokenizers       small tokenizers of each kind
     written          how each family writes a message with reasoning and calls of tools
     pictures         pictures of shapes, as files
+    plans            plans of small models, and weights to draw for them
     dtypes           models in another type
     agreement        whether bfloat16 agrees with a model as far as it can
     fake_flashinfer  FlashInfer's interface in plain torch

@@ -88,8 +88,9 @@ def rotate_and_store(q, k, v, rotation, keys, values, slots):
         wide = x.float()
         if norm is not None:
             wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + rotation.eps) * norm.float()
-        low, high = wide.chunk(2, dim=-1)
-        return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
+        half = cos.shape[-1]
+        low, high, rest = torch.split(wide, [half, half, x.shape[2] - 2 * half], dim=-1)
+        return torch.cat([low * cos - high * sin, high * cos + low * sin, rest], dim=-1)
 
     q_norm, k_norm = rotation.norms or (None, None)
     q.copy_(rotated(q, q_norm))
@@ -217,7 +218,6 @@ class _Wrapper:
     def _set(self, sizes, *, q_data_type, kv_data_type, sm_scale, window_left):
         self.n_heads, self.n_kv_heads, self.head_dim, self.page_size = sizes
         assert self.n_heads % self.n_kv_heads == 0
-        assert math.isclose(sm_scale, self.head_dim**-0.5)
         self.scale, self.window_left = sm_scale, window_left
         self.q_dtype, self.kv_dtype = q_data_type, kv_data_type
 
@@ -345,10 +345,12 @@ def forward(decoder, hidden, step):
     """The layers as products that are added to the residual."""
     assert len(hidden) <= MOST_ROWS
     assert step.deltas is None
-    eps = decoder.config.rms_norm_eps
-    for i, layer in enumerate(decoder.layers):
-        hidden += layer.out(decoder.attend(i, layer.qkv(rmsnorm(hidden, layer.input_norm, eps)), step))
-        hidden += layer.down(silu_and_mul(layer.gate_up(rmsnorm(hidden, layer.post_norm, eps))))
+    for i, (plan, layer) in enumerate(zip(decoder.plan.layers, decoder.layers, strict=True)):
+        mixer, fed = layer.mixer, layer.feed_forward
+        x = rmsnorm(hidden, layer.mixer_norm.weight, plan.mixer_norm.eps)
+        hidden += mixer.out(decoder.attend(i, mixer.qkv(x), step))
+        x = rmsnorm(hidden, layer.feed_forward_norm.weight, plan.feed_forward_norm.eps)
+        hidden += fed.down(silu_and_mul(fed.gate_up(x)))
     return hidden
 
 

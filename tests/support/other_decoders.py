@@ -1,8 +1,9 @@
-"""Decoders of text that differ from the known one in one thing each, with drawn weights.
+"""Decoders of text that differ from a known one in one thing each, with drawn weights: by their plan, their
+weights, or their class.
 
-`KNOWN`: fast paths compute these. `UNKNOWN`: fast paths refuse these. `FUSED_ONLY`: compiled code computes these,
-and fused products do not.
-"""
+`KNOWN`: fast paths compute these. `PLANS`: plans that a fast path computes or refuses, as its table of values
+says. `UNKNOWN`: fast paths refuse these, because no plan says what they compute. `FUSED_ONLY`: compiled code
+computes these, and fused products do not."""
 
 from __future__ import annotations
 
@@ -15,24 +16,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from petiole.gpu_worker.models.config import ModelConfig, RopeConfig
-from petiole.gpu_worker.models.decoder import Decoder, DecoderLayer, Forward, LinearName
-from petiole.gpu_worker.models.layers import (
-    DenseLinear,
-    Int8Linear,
-    Linear,
-    Rotation,
-    TorchKernels,
-    quantize_int8,
-)
-from petiole.gpu_worker.models.rotary import rotary_table
+from petiole.gpu_worker.models.decoder import Decoder, Forward
+from petiole.gpu_worker.models.loading import LoadOptions, Model, read_decoder
+from petiole.gpu_worker.models.parts.kernels import TorchKernels
+from petiole.gpu_worker.models.parts.layer import LayerWeights
+from petiole.gpu_worker.models.parts.norms import NormWeights
+from petiole.gpu_worker.models.plan import Growth, ModelPlan, Norm, Rotary, SideInput
+from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear, Linear, quantize_int8
+from petiole.gpu_worker.models.weights.names import LINEARS, LLAMA, LinearName
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
+from tests.support.plans import Drawn, each_feed_forward, each_layer, each_mixer, plan_of
 
 CPU = torch.device("cpu")
 MAX_LENGTH = 32
-CONFIG = ModelConfig(
-    "test", 64, 64, 96, 3, 4, 2, 64, 1e-6, MAX_LENGTH, RopeConfig(), False, False, False, False, True, (0, 5, 0)
-)
+PLAN = plan_of(windows=(0, 5, 0), max_position=MAX_LENGTH, tied_head=False)
 Variant = Callable[[Decoder], Any]
 Kernels = type[TorchKernels] | type[FlashInferKernels]
 
@@ -45,35 +42,23 @@ def linear(outputs: int, inputs: int, seed: int = 0) -> DenseLinear:
     return DenseLinear(weights(outputs, inputs, seed=seed) * 2 * inputs**-0.5)
 
 
-def norm(width: int, seed: int = 0) -> Tensor:
-    return 1 + 0.3 * weights(width, seed=seed)
+def norm(width: int, seed: int = 0) -> NormWeights:
+    return NormWeights(1 + 0.3 * weights(width, seed=seed))
 
 
-def known_layer(i: int, config: ModelConfig = CONFIG, inner: int = CONFIG.intermediate_size) -> DecoderLayer:
-    hidden = config.hidden_size
-    return DecoderLayer(
-        input_norm=norm(hidden, i),
-        qkv=linear(config.q_size + 2 * config.kv_size, hidden, i),
-        q_norm=norm(config.head_dim, i),
-        k_norm=norm(config.head_dim, i + 20),
-        out=linear(hidden, config.q_size, i),
-        post_norm=norm(hidden, i + 40),
-        gate_up=linear(2 * inner, hidden, i),
-        down=linear(hidden, inner, i),
-    )
+def decoder_of(plan: ModelPlan, kernels: Kernels = TorchKernels) -> Decoder:
+    """New weights each time: compiled code takes them over."""
+    options = LoadOptions(CPU, torch.float32, MAX_LENGTH + 1, kernels=kernels())
+    return read_decoder(Drawn(spread=2.0), Model({}, plan, LLAMA, read_decoder), options)
 
 
 def known_decoder(kernels: Kernels = TorchKernels) -> Decoder:
-    """New weights each time: compiled code takes them over."""
-    return Decoder(
-        config=CONFIG,
-        embedding=weights(CONFIG.vocab_size, CONFIG.hidden_size),
-        layers=tuple(known_layer(i) for i in range(CONFIG.n_layers)),
-        norm=norm(CONFIG.hidden_size, 90),
-        head=linear(CONFIG.vocab_size, CONFIG.hidden_size, 91),
-        rotary=rotary_table(CONFIG.rope, CONFIG.head_dim, MAX_LENGTH + 1, CPU),
-        kernels=kernels(),
-    )
+    return decoder_of(PLAN, kernels)
+
+
+def planned(change: Callable[[ModelPlan], ModelPlan]) -> Variant:
+    """A decoder whose plan is changed, with the weights that it asks for."""
+    return lambda decoder: decoder_of(change(decoder.plan), type(decoder.kernels))
 
 
 def as_class(kind: type[Decoder], decoder: Decoder, **changes: Any) -> Decoder:
@@ -82,43 +67,120 @@ def as_class(kind: type[Decoder], decoder: Decoder, **changes: Any) -> Decoder:
 
 # ------------------------------------------------------------ known
 
-LINEARS: tuple[LinearName, ...] = ("qkv", "out", "gate_up", "down")
 
-
-def each_layer(decoder: Decoder, change: Callable[[DecoderLayer], DecoderLayer]) -> Decoder:
+def each_weights(decoder: Decoder, change: Callable[[LayerWeights], LayerWeights]) -> Decoder:
     return replace(decoder, layers=tuple(map(change, decoder.layers)))
 
 
-def in_int8(linear: Any) -> Int8Linear:
-    values, scale = quantize_int8(linear.weight)
-    return Int8Linear(values, scale)
+def in_place_of(layer: LayerWeights, name: LinearName, linear: Linear) -> LayerWeights:
+    """A layer with another product."""
+    if name in ("qkv", "out"):
+        return replace(layer, mixer=replace(layer.mixer, **{name: linear}))  # type: ignore[arg-type]
+    return replace(layer, feed_forward=replace(layer.feed_forward, **{name: linear}))  # type: ignore[arg-type]
 
 
-def yarn(decoder: Decoder) -> Decoder:
-    rope = RopeConfig(kind="yarn", factor=4.0, original_max_position=8)
-    return replace(decoder, rotary=rotary_table(rope, 64, MAX_LENGTH + 1, CPU))
+def in_int8(layer: LayerWeights) -> LayerWeights:
+    for name in LINEARS:
+        part: Any = layer.mixer if name in ("qkv", "out") else layer.feed_forward
+        values, scale = quantize_int8(getattr(part, name).weight)
+        layer = in_place_of(layer, name, Int8Linear(values, scale))
+    return layer
 
 
-def biased(decoder: Decoder) -> Decoder:
-    def change(layer: DecoderLayer) -> DecoderLayer:
-        each: dict[str, Any] = {name: getattr(layer, name) for name in LINEARS}
-        return replace(layer, **{n: DenseLinear(one.weight, weights(len(one.weight))) for n, one in each.items()})
+def another_eps(plan: ModelPlan) -> ModelPlan:
+    norm = Norm(eps=0.3)
+    plan = each_layer(replace(plan, norm=norm), mixer_norm=norm, feed_forward_norm=norm)
+    return each_mixer(plan, q_norm=norm, k_norm=norm)
 
-    return each_layer(decoder, change)
 
+def other_windows(plan: ModelPlan) -> ModelPlan:
+    sized = zip(plan.layers, (3, 0, 9), strict=True)
+    return replace(plan, layers=tuple(replace(one, mixer=replace(one.mixer, window=n)) for one, n in sized))
+
+
+def in_one_layer(plan: ModelPlan, **changes: Any) -> ModelPlan:
+    first, *others = plan.layers
+    return replace(plan, layers=(replace(first, **changes), *others))
+
+
+YARN = Rotary(64, kind="yarn", factor=4.0, original_max_position=8)
 
 KNOWN: dict[str, Variant] = {
     "as it is": lambda decoder: decoder,
-    "biases": biased,
-    "no norms of heads": lambda decoder: each_layer(decoder, lambda one: replace(one, q_norm=None, k_norm=None)),
-    "another eps": lambda decoder: replace(decoder, config=replace(CONFIG, rms_norm_eps=0.3)),
-    "other windows": lambda decoder: replace(decoder, config=replace(CONFIG, windows=(3, 0, 9))),
-    "yarn": yarn,
-    "a tied head": lambda decoder: replace(decoder, head=DenseLinear(decoder.embedding)),
+    "biases": planned(lambda plan: each_feed_forward(each_mixer(plan, qkv_bias=True, out_bias=True), bias=True)),
+    "no norms of heads": planned(lambda plan: each_mixer(plan, q_norm=None, k_norm=None)),
+    "another eps": planned(another_eps),
+    "other windows": planned(other_windows),
+    "yarn": planned(lambda plan: each_mixer(plan, rotary=YARN)),
+    "another scale": planned(lambda plan: each_mixer(plan, scale=0.5)),
+    "a tied head": planned(lambda plan: replace(plan, tied_head=True)),
 }
 
+# ------------------------------------------------------------ what other plans say
 
-# ------------------------------------------------------------ not known: subclasses
+LAYER_NORM = Norm("layer", bias=True)
+PLANS: dict[str, Variant] = {
+    name: planned(change)
+    for name, change in {
+        "two more norms": lambda plan: each_layer(plan, mixer_out_norm=Norm(), feed_forward_out_norm=Norm()),
+        "norms behind alone": lambda plan: each_layer(
+            plan, mixer_norm=None, feed_forward_norm=None, mixer_out_norm=Norm(), feed_forward_out_norm=Norm()
+        ),
+        "norms behind the residual": lambda plan: each_layer(plan, post_norm=True),
+        "attention and MLP side by side": lambda plan: each_layer(plan, parallel=True, feed_forward_norm=None),
+        "side by side, a norm each": lambda plan: each_layer(plan, parallel=True),
+        "norms with a bias": lambda plan: each_layer(plan, mixer_norm=LAYER_NORM),
+        "norms without a weight": lambda plan: each_layer(plan, mixer_norm=Norm(weight=False)),
+        "norms of 1 + w": lambda plan: each_layer(plan, mixer_norm=Norm(offset=1.0)),
+        "an eps in one place": lambda plan: each_layer(plan, mixer_norm=Norm(eps=0.3)),
+        "a residual factor": lambda plan: each_layer(plan, residual=0.22),
+        "a scalar": lambda plan: each_layer(plan, scalar=True),
+        "gelu": lambda plan: each_feed_forward(plan, activation="gelu"),
+        "gelu_tanh": lambda plan: each_feed_forward(plan, activation="gelu_tanh"),
+        "no gate": lambda plan: each_feed_forward(plan, gated=False),
+        "no gate, gelu_tanh": lambda plan: each_feed_forward(plan, gated=False, activation="gelu_tanh"),
+        "clamped": lambda plan: each_feed_forward(plan, clamp=0.5),
+        "a wider MLP in one layer": lambda plan: in_one_layer(
+            plan, feed_forward=replace(plan.layers[0].feed_forward, inner=192)
+        ),
+        "normed values": lambda plan: each_mixer(plan, v_norm=Norm(weight=False)),
+        "a norm of queries alone": lambda plan: each_mixer(plan, k_norm=None),
+        "norms of all heads together": lambda plan: each_mixer(plan, norm_whole=True),
+        "a layer without rotation": lambda plan: in_one_layer(
+            plan, mixer=replace(plan.layers[0].mixer, rotary=None)
+        ),
+        "two rotations": lambda plan: in_one_layer(plan, mixer=replace(plan.layers[0].mixer, rotary=YARN)),
+        "half of a head rotated": lambda plan: each_mixer(plan, rotary=Rotary(32)),
+        "a part of the pairs": lambda plan: each_mixer(
+            plan, rotary=Rotary(64, kind="proportional", fraction=0.25)
+        ),
+        "capped scores": lambda plan: each_mixer(plan, softcap=2.0),
+        "sinks": lambda plan: each_mixer(plan, sinks=True),
+        "an output gate": lambda plan: each_mixer(plan, output_gate=True),
+        "keys of another layer": lambda plan: replace(
+            plan, layers=(*plan.layers[:2], replace(plan.layers[2], mixer=replace(plan.mixers[2], keys_of=0)))
+        ),
+        "values from keys": lambda plan: each_mixer(plan, values_are_keys=True),
+        "queries that grow": lambda plan: each_mixer(plan, query_growth=Growth(0.5, 4)),
+        "other heads in one layer": lambda plan: in_one_layer(
+            plan, mixer=replace(plan.mixers[0], heads=2, kv_heads=1, head_dim=128, rotary=Rotary(128))
+        ),
+        "a scaled embedding": lambda plan: replace(plan, embedding_factor=8.0),
+        "a norm of the embedding": lambda plan: replace(plan, embedding_norm=Norm()),
+        "learned positions": lambda plan: replace(plan, learned_positions=MAX_LENGTH + 1),
+        "token types": lambda plan: replace(plan, token_types=2),
+        "scaled logits": lambda plan: replace(plan, logits_factor=0.5),
+        "capped logits": lambda plan: replace(plan, logits_softcap=3.0),
+        "a bias of the head": lambda plan: replace(plan, head_bias=True),
+        "no last norm": lambda plan: replace(plan, norm=None),
+        "side inputs": lambda plan: replace(
+            plan, side=SideInput(16, plan.vocab_size, Norm(), Norm(), embedding_factor=4.0, factor=0.7)
+        ),
+    }.items()
+}
+"""Torch computes each of these, and another model with each."""
+
+# ------------------------------------------------------------ what no plan says
 
 
 class Bare(Decoder):
@@ -126,119 +188,27 @@ class Bare(Decoder):
 
 
 @dataclass(frozen=True, slots=True)
-class SandwichLayer(DecoderLayer):
-    behind_attention: Tensor = field(default_factory=lambda: norm(64, 50))
-    behind_mlp: Tensor = field(default_factory=lambda: norm(64, 51))
+class OtherLayer(LayerWeights):
+    more: NormWeights = field(default_factory=lambda: norm(64, 50))
 
 
-class Plain(Decoder):
-    """A forward in parts, for others to override."""
+def other_layers(decoder: Decoder) -> Decoder:
+    def other(layer: LayerWeights) -> OtherLayer:
+        return OtherLayer(**{f.name: getattr(layer, f.name) for f in dataclasses.fields(layer)})
 
-    def forward(self, hidden: Tensor, step: Forward) -> Tensor:
-        for i, layer in enumerate(self.layers):
-            x = self.normed(hidden, layer.input_norm)
-            hidden = hidden + self.attended(i, layer, x, step)
-            hidden = hidden + self.fed_forward(layer, self.normed(hidden, layer.post_norm))
-        return hidden
-
-    def normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self.kernels.rms_norm(x, weight, self.config.rms_norm_eps)
-
-    def attended(self, i: int, layer: DecoderLayer, x: Tensor, step: Forward) -> Tensor:
-        return layer.out(self.attend(i, layer.qkv(x), step))
-
-    def fed_forward(self, layer: DecoderLayer, x: Tensor) -> Tensor:
-        return layer.down(self.kernels.silu_mul(layer.gate_up(x)))
+    return each_weights(decoder, other)
 
 
-class Sandwich(Plain):
-    def attended(self, i: int, layer: Any, x: Tensor, step: Forward) -> Tensor:
-        return self.normed(super().attended(i, layer, x, step), layer.behind_attention)
-
-    def fed_forward(self, layer: Any, x: Tensor) -> Tensor:
-        return self.normed(super().fed_forward(layer, x), layer.behind_mlp)
-
-
-def sandwich(decoder: Decoder) -> Decoder:
-    layers = tuple(
-        SandwichLayer(**{f.name: getattr(layer, f.name) for f in dataclasses.fields(layer)})
-        for layer in decoder.layers
-    )
-    return as_class(Sandwich, decoder, layers=layers)
-
-
-class NormsBehind(Plain):
-    def forward(self, hidden: Tensor, step: Forward) -> Tensor:
-        for i, layer in enumerate(self.layers):
-            hidden = hidden + self.normed(self.attended(i, layer, hidden, step), layer.input_norm)
-            hidden = hidden + self.normed(self.fed_forward(layer, hidden), layer.post_norm)
-        return hidden
-
-
-class SideBySide(Plain):
-    def forward(self, hidden: Tensor, step: Forward) -> Tensor:
-        for i, layer in enumerate(self.layers):
-            x = self.normed(hidden, layer.input_norm)
-            hidden = hidden + self.attended(i, layer, x, step) + self.fed_forward(layer, x)
-        return hidden
-
-
-class Multiplied(Plain):
-    def fed_forward(self, layer: DecoderLayer, x: Tensor) -> Tensor:
-        return 0.22 * super().fed_forward(layer, x)
-
-
-class Gelu(Plain):
-    def fed_forward(self, layer: DecoderLayer, x: Tensor) -> Tensor:
-        gate, up = layer.gate_up(x).chunk(2, dim=-1)
-        return layer.down(F.gelu(gate, approximate="tanh") * up)
-
-
-class Ungated(Plain):
-    """As many outputs as the compiled code takes for a layer without a gate."""
-
-    def fed_forward(self, layer: DecoderLayer, x: Tensor) -> Tensor:
-        return layer.down(F.silu(layer.gate_up(x)))
+class Multiplied(Decoder):
+    def _fed_forward(self, i: int, x: Tensor, step: Forward) -> Tensor:
+        return 0.22 * Decoder._fed_forward(self, i, x, step)
 
 
 class Scaled(Decoder):
     def attend(self, i: int, qkv: Tensor, step: Forward) -> Tensor:
-        q, rest = qkv.split([self.config.q_size, 2 * self.config.kv_size], dim=-1)
-        return Decoder.attend(self, i, torch.cat([q * 3, rest], dim=-1), step)
-
-
-class ValuesNormed(Decoder):
-    def attend(self, i: int, qkv: Tensor, step: Forward) -> Tensor:
-        rest, v = qkv.split([self.config.q_size + self.config.kv_size, self.config.kv_size], dim=-1)
-        return Decoder.attend(self, i, torch.cat([rest, F.rms_norm(v, v.shape[-1:])], dim=-1), step)
-
-
-class Unrotated(Decoder):
-    """In every second layer."""
-
-    def attend(self, i: int, qkv: Tensor, step: Forward) -> Tensor:
-        if i % 2 == 0:
-            step = replace(step, positions=torch.zeros_like(step.positions))
+        mixer = self.plan.mixers[i]
+        qkv = torch.cat([qkv[:, : -mixer.kv_size], 3 * qkv[:, -mixer.kv_size :]], dim=-1)
         return Decoder.attend(self, i, qkv, step)
-
-
-class NormsOfAllHeads(Decoder):
-    """One norm over all heads of queries, and one over all heads of keys."""
-
-    def attend(self, i: int, qkv: Tensor, step: Forward) -> Tensor:
-        config, layer = self.config, self.layers[i]
-        q, k, v = qkv.split([config.q_size, config.kv_size, config.kv_size], dim=-1)
-        assert layer.q_norm is not None
-        assert layer.k_norm is not None
-        q, k = (F.rms_norm(x, x.shape[-1:], weight) for x, weight in ((q, layer.q_norm), (k, layer.k_norm)))
-        q, k, v = (x.view(len(x), -1, config.head_dim) for x in (q, k, v))
-        rotation = Rotation(None, config.rms_norm_eps, step.positions, self.rotary)
-        return step.attention.attend(i, q.contiguous(), k.contiguous(), v.contiguous(), rotation)
-
-
-def norms_of_all_heads(decoder: Decoder) -> Decoder:
-    wide = each_layer(decoder, lambda one: replace(one, q_norm=norm(CONFIG.q_size), k_norm=norm(CONFIG.kv_size)))
-    return as_class(NormsOfAllHeads, wide)
 
 
 class ThreeAxes(Decoder):
@@ -249,12 +219,14 @@ class ThreeAxes(Decoder):
 
     def forward(self, hidden: Tensor, step: Forward) -> Tensor:
         axes = step.positions if step.positions.ndim == 2 else step.positions.expand(3, -1)
-        cos, sin = (half.split(self.sections, dim=-1) for half in self.rotary.chunk(2, dim=-1))
+        table = self.tables[0]
+        assert table is not None
+        cos, sin = (half.split(self.sections, dim=-1) for half in table.chunk(2, dim=-1))
         halves = [
             torch.cat([one[axis.long()] for axis, one in zip(axes, half, strict=True)], dim=-1)
             for half in (cos, sin)
         ]
-        turned = as_class(Decoder, self, rotary=torch.cat(halves, dim=-1).contiguous())
+        turned = as_class(Decoder, self, tables=(torch.cat(halves, dim=-1).contiguous(),) * len(self.layers))
         positions = torch.arange(len(hidden), dtype=step.positions.dtype)
         return turned.forward(hidden, replace(step, positions=positions))
 
@@ -277,7 +249,7 @@ class Clamped(Decoder):
 
 
 @dataclass(frozen=True, slots=True)
-class ScaledConfig(ModelConfig):
+class OtherPlan(ModelPlan):
     attention_scale: float = 0.5
 
 
@@ -326,68 +298,33 @@ def other_function(decoder: Decoder) -> Decoder:
     return replace(decoder, kernels=kernels)
 
 
-def shifted_norms(decoder: Decoder) -> Decoder:
-    base: Any = type(decoder.kernels)
-    kernels = type(
-        "Shifted",
-        (base,),
-        {
-            "rms_norm": lambda self, x, w, eps: base.rms_norm(self, x, w + 1, eps),
-            "add_rms_norm": lambda self, x, residual, w, eps: base.add_rms_norm(self, x, residual, w + 1, eps),
-        },
-    )
-    return replace(decoder, kernels=kernels())
-
-
-def one_layer(decoder: Decoder, **changes: Any) -> Decoder:
+def one_layer(decoder: Decoder, name: LinearName, linear: Any) -> Decoder:
     first, *others = decoder.layers
-    return replace(decoder, layers=(replace(first, **changes), *others))
-
-
-def ungated(decoder: Decoder) -> Decoder:
-    return as_class(Ungated, each_layer(decoder, lambda one: replace(one, gate_up=linear(96, 64))))
+    return replace(decoder, layers=(in_place_of(first, name, linear), *others))
 
 
 UNKNOWN: dict[str, Variant] = {
     "a subclass that changes nothing": lambda decoder: as_class(Bare, decoder),
-    "two more norms": sandwich,
-    "a layer's subclass alone": lambda decoder: replace(decoder, layers=sandwich(decoder).layers),
-    "norms behind": lambda decoder: as_class(NormsBehind, decoder),
-    "attention and MLP side by side": lambda decoder: as_class(SideBySide, decoder),
+    "a layer's subclass alone": other_layers,
     "a residual multiplier": lambda decoder: as_class(Multiplied, decoder),
-    "another activation": lambda decoder: as_class(Gelu, decoder),
-    "no gate": ungated,
-    "another scale": lambda decoder: as_class(Scaled, KNOWN["no norms of heads"](decoder)),
-    "another scale in its configuration": lambda decoder: replace(
-        decoder, config=ScaledConfig(**{f.name: getattr(CONFIG, f.name) for f in dataclasses.fields(CONFIG)})
+    "other values": lambda decoder: as_class(Scaled, decoder),
+    "another plan": lambda decoder: replace(
+        decoder, plan=OtherPlan(**{f.name: getattr(PLAN, f.name) for f in dataclasses.fields(PLAN)})
     ),
-    "normed values": lambda decoder: as_class(ValuesNormed, decoder),
-    "layers without rotation": lambda decoder: as_class(Unrotated, decoder),
-    "norms of all heads together": norms_of_all_heads,
     "three axes": lambda decoder: as_class(ThreeAxes, decoder),
-    "a scaled embedding": lambda decoder: as_class(Embedding, decoder),
-    "capped logits": lambda decoder: as_class(Capped, decoder),
+    "another embedding": lambda decoder: as_class(Embedding, decoder),
+    "another head output": lambda decoder: as_class(Capped, decoder),
     "a part overridden": lambda decoder: as_class(Clamped, decoder),
     "another class": Around,
     "a subclass of the kernels": other_kernels,
     "a function of the kernels replaced": other_function,
-    "norms of 1 + w": shifted_norms,
-    "a linear layer's subclass": lambda decoder: one_layer(decoder, down=Doubled(linear(64, 96).weight)),
-    "another linear layer": lambda decoder: one_layer(decoder, out=Rounded(linear(64, 256).weight * 8)),
+    "a linear layer's subclass": lambda decoder: one_layer(decoder, "down", Doubled(linear(64, 96).weight)),
+    "another linear layer": lambda decoder: one_layer(decoder, "out", Rounded(linear(64, 256).weight * 8)),
     "another head": lambda decoder: replace(decoder, head=Doubled(linear(64, 64, 91).weight)),
-    "a norm of queries alone": lambda decoder: one_layer(decoder, k_norm=None),
-    "a wider MLP in one layer": lambda decoder: replace(
-        decoder, layers=(known_layer(0, inner=192), *decoder.layers[1:])
-    ),
-    "a layer less than configured": lambda decoder: replace(decoder, layers=decoder.layers[:2]),
 }
 
-UNREAD = ("a subclass that changes nothing", "a layer's subclass alone", "another scale in its configuration")
+UNREAD = ("a subclass that changes nothing", "a layer's subclass alone", "another plan")
 """Torch computes the known decoder: it reads nothing that is new there."""
 
-FUSED_ONLY: dict[str, Variant] = {
-    "weights in int8": lambda decoder: each_layer(
-        decoder, lambda one: replace(one, **{name: in_int8(getattr(one, name)) for name in LINEARS})
-    )
-}
+FUSED_ONLY: dict[str, Variant] = {"weights in int8": lambda decoder: each_weights(decoder, in_int8)}
 """Known to the compiled code, and not to the fused products."""

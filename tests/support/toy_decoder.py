@@ -21,10 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from petiole.gpu_worker import EngineConfig
-from petiole.gpu_worker.models.config import ModelConfig, RopeConfig
 from petiole.gpu_worker.models.decoder import Forward
-from petiole.gpu_worker.models.layers import Rotation
-from petiole.gpu_worker.models.registry import ARCHITECTURES, Architecture
+from petiole.gpu_worker.models.families.family import Family
+from petiole.gpu_worker.models.families.registry import ARCHITECTURES
+from petiole.gpu_worker.models.parts.rotary import Rotation
+from petiole.gpu_worker.models.plan import Attention, FeedForward, Layer, ModelPlan, Norm, Rotary
 from petiole.gpu_worker.request.images import ImageLimits
 from petiole.gpu_worker.request.values import N_BINS, NO_BIN, Numbers, ValueTokens
 from petiole.gpu_worker.runtime.device.cpu import CpuDevice
@@ -61,8 +62,8 @@ class ToyDecoder:
     dtype = torch.float32
     device = torch.device("cpu")
 
-    def __init__(self, config: ModelConfig) -> None:
-        self.config = config
+    def __init__(self, plan: ModelPlan) -> None:
+        self.plan = plan
 
     def embed(self, token_ids: Tensor) -> Tensor:
         return _columns(token_ids, torch.zeros(len(token_ids), N_BINS))
@@ -114,8 +115,8 @@ class SeeingToyDecoder(ToyDecoder):
 
     images = ImageLimits(max_images=3, max_positions=20, max_crops=4, bidirectional=False)
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
+    def __init__(self, plan: ModelPlan) -> None:
+        super().__init__(plan)
         self.encoded: list[int] = []
 
     def encode(self, images: Sequence[tuple[Tensor, tuple[int, int]]]) -> list[Tensor]:
@@ -151,7 +152,7 @@ class _History:
 def continuation(prompt: Sequence[int | Tensor], rotary: Any = ()) -> Iterator[tuple[int, Numbers]]:
     """The oracle: greedy tokens and their bins, one by one, without an engine. `prompt`: tokens, and images as
     `embedded_image` makes them. `rotary`: [2, n], the rotary positions of the first n positions."""
-    decoder, history = ToyDecoder(_config()), _History()
+    decoder, history = ToyDecoder(_plan()), _History()
     parts = [part if isinstance(part, Tensor) else [part] for part in prompt]
     inputs: list[Any] = [(token, (NO_BIN,) * N_BINS) for part in parts for token in part]
     position = 0
@@ -179,30 +180,14 @@ def value_runtime(
     **config: Any,
 ) -> ModelRuntime:
     """The real runtime with the toy decoder in it. `config` is for `EngineConfig`."""
-    load: Any = lambda folder, config, options: kind(config)  # noqa: E731
-    monkeypatch.setitem(ARCHITECTURES, _NAME, Architecture(lambda raw: _config(), load))
+    read: Any = lambda source, model, options: kind(model.plan)  # noqa: E731
+    monkeypatch.setitem(ARCHITECTURES, _NAME, Family((_NAME,), lambda raw: _plan(), read=read))
     (folder / "config.json").write_text(json.dumps({"architectures": [_NAME], "eos_token_id": 0}))
     (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")  # no tensors
     return ModelRuntime(EngineConfig(model=str(folder), device="cpu", **config), device=CpuDevice(jitter=jitter))
 
 
-def _config() -> ModelConfig:
-    return ModelConfig(
-        architecture=_NAME,
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        intermediate_size=WIDTH,
-        n_layers=1,
-        n_heads=1,
-        n_kv_heads=1,
-        head_dim=WIDTH,
-        rms_norm_eps=1e-6,
-        max_position=MAX_POSITIONS,
-        rope=RopeConfig(theta=10000.0),
-        tied_head=True,
-        qkv_bias=False,
-        out_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        windows=(0,),
-    )
+def _plan() -> ModelPlan:
+    mixer = Attention(heads=1, kv_heads=1, head_dim=WIDTH, scale=WIDTH**-0.5, rotary=Rotary(WIDTH))
+    layer = Layer(mixer, FeedForward(WIDTH), mixer_norm=Norm(), feed_forward_norm=Norm())
+    return ModelPlan(_NAME, VOCAB, WIDTH, (layer,), Norm(), max_position=MAX_POSITIONS)

@@ -96,7 +96,6 @@ class ToyRuntime:
             page_size=page_size,
             max_batch_size=rows + 1,
             eos_token_ids=eos,
-            adapters=True,
         )
         self.weights = 1
         self.adapters: dict[int, str] = {}

@@ -16,7 +16,7 @@ class WithValues:
 
     def __init__(self, decoder):
         self._decoder = decoder
-        shape, noise = (2, decoder.config.hidden_size), torch.Generator().manual_seed(0)
+        shape, noise = (2, decoder.plan.hidden_size), torch.Generator().manual_seed(0)
         self._inward, self._outward = (torch.randn(shape, generator=noise).to(decoder.device) for _ in range(2))
 
     def __getattr__(self, name):

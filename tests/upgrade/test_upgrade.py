@@ -16,7 +16,7 @@ import redis
 from celery.result import AsyncResult
 
 from petiole import gpu_worker
-from petiole.gpu_worker.models.checkpoint.loading import fingerprint
+from petiole.gpu_worker.models.checkpoint.finding import fingerprint
 from petiole.gpu_worker.request import Request, SamplingParams
 from petiole.gpu_worker.runtime.step.noise import noise_keys
 from petiole.gpu_worker.text.assembler import TextAssembler

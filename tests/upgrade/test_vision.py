@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery.result import AsyncResult
 
-from petiole.gpu_worker.models.checkpoint.loading import fingerprint
+from petiole.gpu_worker.models.checkpoint.finding import fingerprint
 from petiole.tasks.keys import AFFINITY_HEADER
 from petiole.tasks.record.codec import Written
 from petiole.tasks.requests import affinity, images

@@ -18,20 +18,15 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.errors import AdapterError, ModelError
+from petiole.gpu_worker.models.checkpoint.configuration import read_json
 from petiole.gpu_worker.models.checkpoint.safetensors import SafetensorsFile
-from petiole.gpu_worker.models.config import ModelConfig, read_json
-from petiole.gpu_worker.models.decoder import LinearName
+from petiole.gpu_worker.models.plan import ModelPlan
+from petiole.gpu_worker.models.weights.names import LINEARS, LLAMA, LinearName, Names
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
-_PARTS: dict[LinearName, tuple[str, ...]] = {
-    "qkv": ("q_proj", "k_proj", "v_proj"),
-    "out": ("o_proj",),
-    "gate_up": ("gate_proj", "up_proj"),
-    "down": ("down_proj",),
-}
-_PLACE = {part: (name, i) for name, parts in _PARTS.items() for i, part in enumerate(parts)}
-_TENSOR = re.compile(r"(?:.*\.)?layers\.(\d{1,9})\.(?:self_attn|mlp)\.(\w+)\.lora_([AB])(?:\.default)?\.weight$")
+_TENSOR = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight$")
+_WRAPPERS = re.compile(r"^(?:base_model\.model\.)*")
 _UNSUPPORTED = (
     "use_dora",
     "modules_to_save",
@@ -51,39 +46,81 @@ _CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """A part of one of a layer's products: for example, of "qkv" part 1 are the keys."""
+
+    layer: int
+    linear: LinearName
+    part: int
+
+
+Pairs = Mapping[Place, tuple[Tensor, Tensor]]
+"""A [r, in] and B [out, r], with the scale in it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Adapter:
-    """weights[layer, part]: (A [r, in], B [out, r] with the scale in it). All are views of `flat`, which is copied
-    to the device in one piece."""
+    """All weights are views of `flat`, which is copied to the device in one piece."""
 
     name: str
     rank: int
-    weights: Mapping[tuple[int, str], tuple[Tensor, Tensor]]
+    weights: Pairs
     flat: Tensor
 
 
-def part_sizes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs) of each projection that an adapter can modify."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    return {
-        "q_proj": (config.q_size, hidden),
-        "k_proj": (config.kv_size, hidden),
-        "v_proj": (config.kv_size, hidden),
-        "o_proj": (hidden, config.q_size),
-        "gate_proj": (inner, hidden),
-        "up_proj": (inner, hidden),
-        "down_proj": (hidden, inner),
-    }
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A layer as the checkpoint has it: the parts of a product that lie in it, one behind the other."""
+
+    layer: int
+    linear: LinearName
+    parts: tuple[int, ...]
+    outputs: tuple[int, ...]
+    inputs: int
 
 
-def rank_bytes(config: ModelConfig, itemsize: int) -> int:
-    """Bytes of a slot per rank."""
-    return itemsize * config.n_layers * sum(outputs + inputs for outputs, inputs in part_sizes(config).values())
+class AdaptedModel:
+    """What adapters can change in a model, and under which names."""
+
+    def __init__(self, plan: ModelPlan, names: Names = LLAMA) -> None:
+        self.plan, self._names = plan, names
+        self._stored: dict[str, StoredPart] = {}
+        for i, layer in enumerate(plan.layers):
+            for linear, stored in names.linears(layer, plan.hidden_size):
+                at, together = names.layer.format(i), len(stored.names) < len(stored.parts)
+                for k, name in enumerate(stored.names):
+                    parts = tuple(range(len(stored.parts))) if together else (k,)
+                    outputs = tuple(stored.parts[part] for part in parts)
+                    self._stored[at + name] = StoredPart(i, linear, parts, outputs, stored.inputs)
+
+    @property
+    def known(self) -> str:
+        """For messages."""
+        return ", ".join(dict.fromkeys(path.rpartition(".")[2] for path in self._stored))
+
+    def find(self, module: str) -> StoredPart | None:
+        """The layer of this path in an adapter's file. Paths of other parts, such as an encoder's, fit nothing."""
+        path = _WRAPPERS.sub("", module)
+        for prefix in sorted({"", "model.", *self._names.prefixes}, key=len, reverse=True):
+            if path.startswith(prefix) and path[len(prefix) :] in self._stored:
+                return self._stored[path[len(prefix) :]]
+        return None
+
+    def sizes(self, layer: int, linear: LinearName) -> tuple[tuple[int, ...], int]:
+        """The outputs of each part, and the inputs."""
+        stored = self._names.stored(linear, self.plan.layers[layer], self.plan.hidden_size)
+        return stored.parts, stored.inputs
+
+    def rank_bytes(self, itemsize: int) -> int:
+        """Bytes of a slot per rank."""
+        sizes = (self.sizes(i, linear) for i in range(self.plan.n_layers) for linear in LINEARS)
+        return itemsize * sum(sum(parts) + len(parts) * inputs for parts, inputs in sizes)
 
 
 def read_adapter(
     name: str,
     folder: Path,
-    config: ModelConfig,
+    model: AdaptedModel,
     max_rank: int,
     dtype: torch.dtype = torch.float32,
     pinned: bool = False,
@@ -93,7 +130,7 @@ def read_adapter(
     try:
         rank, scale = _rank_and_scale(name, read_json(folder / settings), max_rank)
         file = SafetensorsFile(folder / weights, mapped=False)  # it may be overwritten at any time
-        found = _read_weights(name, file, config, rank, scale)
+        found = _read_weights(name, file, model, rank, scale)
         return Adapter(name, rank, *_packed(found, dtype, pinned))
     except AdapterError:
         raise
@@ -127,33 +164,36 @@ def _rank_and_scale(name: str, raw: Mapping[str, Any], max_rank: int) -> tuple[i
 
 
 def _read_weights(
-    name: str, file: SafetensorsFile, config: ModelConfig, rank: int, scale: float
-) -> dict[tuple[int, str], tuple[Tensor, Tensor]]:
-    sizes = part_sizes(config)
-    found: dict[tuple[int, str], dict[str, Tensor]] = {}
+    name: str, file: SafetensorsFile, model: AdaptedModel, rank: int, scale: float
+) -> dict[Place, tuple[Tensor, Tensor]]:
+    found: dict[str, dict[str, Tensor]] = {}
+    stored: dict[str, StoredPart] = {}
     for key in file.entries:
         match = _TENSOR.match(key)
-        if match is None or match[2] not in sizes or int(match[1]) >= config.n_layers:
-            raise AdapterError(f"adapter {name}: {key} fits nothing in this model (known: {', '.join(sizes)})")
-        outputs, inputs = sizes[match[2]]
-        expected = (rank, inputs) if match[3] == "A" else (outputs, rank)
+        place = None if match is None else model.find(match[1])
+        if match is None or place is None:
+            raise AdapterError(f"adapter {name}: {key} fits nothing in this model (known: {model.known})")
+        expected = (rank, place.inputs) if match[2] == "A" else (sum(place.outputs), rank)
         tensor = file.tensor(key).float().clone()
         if tuple(tensor.shape) != expected:
             raise AdapterError(f"adapter {name}: {key} must have shape {list(expected)}, got {list(tensor.shape)}")
-        found.setdefault((int(match[1]), match[2]), {})[match[3]] = tensor
-    halves = [place for place, pair in found.items() if len(pair) != 2]
+        found.setdefault(match[1], {})[match[2]] = tensor
+        stored[match[1]] = place
+    halves = [module for module, pair in found.items() if len(pair) != 2]
     if halves or not found:
         raise AdapterError(f"adapter {name}: lora_A or lora_B is missing for {halves or 'every layer'}")
-    weights = {place: (pair["A"], pair["B"] * scale) for place, pair in found.items()}
-    for (layer, part), pair in weights.items():
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in pair):
-            raise AdapterError(f"adapter {name}: {part} of layer {layer} must have finite numbers, got inf or NaN")
+    weights: dict[Place, tuple[Tensor, Tensor]] = {}
+    for module, pair in found.items():
+        place, what = stored[module], f"{module.rpartition('.')[2]} of layer {stored[module].layer}"
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in (pair["A"], pair["B"] * scale)):
+            raise AdapterError(f"adapter {name}: {what} must have finite numbers, got inf or NaN")
+        of_parts = torch.split(pair["B"] * scale, list(place.outputs))
+        for part, b in zip(place.parts, of_parts, strict=True):
+            weights[Place(place.layer, place.linear, part)] = (pair["A"], b)
     return weights
 
 
-def _packed(
-    weights: Mapping[tuple[int, str], tuple[Tensor, Tensor]], dtype: torch.dtype, pinned: bool
-) -> tuple[dict[tuple[int, str], tuple[Tensor, Tensor]], Tensor]:
+def _packed(weights: Pairs, dtype: torch.dtype, pinned: bool) -> tuple[dict[Place, tuple[Tensor, Tensor]], Tensor]:
     """`Adapter.weights` and `Adapter.flat`, in another type."""
     sizes = [-(-tensor.numel() // _ALIGNED) * _ALIGNED for pair in weights.values() for tensor in pair]
     flat = torch.zeros(sum(sizes), dtype=dtype, pin_memory=pinned)
@@ -178,19 +218,20 @@ class AdapterBank:
     """The adapter slots of the device. ranks: int32 [slots] on the device, the rank of each slot's adapter."""
 
     def __init__(
-        self, config: ModelConfig, n_slots: int, max_rank: int, dtype: torch.dtype, device: torch.device
+        self, model: AdaptedModel, n_slots: int, max_rank: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.config, self.n_slots, self.max_rank = config, n_slots, max_rank
-        self.dtype, self.device = dtype, device
-        sizes = part_sizes(config)
+        self.n_layers = model.plan.n_layers
+        self.n_slots, self.max_rank, self.dtype, self.device = n_slots, max_rank, dtype, device
 
-        def new(parts: Sequence[str]) -> AdapterSlots:
+        def new(parts: Sequence[int], inputs: int) -> AdapterSlots:
             rows = n_slots + 1
-            a = torch.zeros((rows, len(parts) * max_rank, sizes[parts[0]][1]), dtype=dtype, device=device)
-            b = (torch.zeros((rows, sizes[p][0], max_rank), dtype=dtype, device=device) for p in parts)
+            a = torch.zeros((rows, len(parts) * max_rank, inputs), dtype=dtype, device=device)
+            b = (torch.zeros((rows, outputs, max_rank), dtype=dtype, device=device) for outputs in parts)
             return AdapterSlots(a, tuple(b))
 
-        self._slots = {(i, name): new(parts) for i in range(config.n_layers) for name, parts in _PARTS.items()}
+        self._slots = {
+            (i, linear): new(*model.sizes(i, linear)) for i in range(self.n_layers) for linear in LINEARS
+        }
         self._ranks = [0] * (n_slots + 1)
         self.ranks = torch.zeros(n_slots + 1, dtype=torch.int32, device=device)
         self._versions = [0] * (n_slots + 1)
@@ -204,9 +245,8 @@ class AdapterBank:
         self.ranks[slot] = r
         self._versions[slot] += 1
         targets, sources = list[Tensor](), list[Tensor]()
-        for (layer, part), pair in adapter.weights.items():
-            name, i = _PLACE[part]
-            slots = self._slots[layer, name]
+        for place, pair in adapter.weights.items():
+            slots, i = self._slots[place.layer, place.linear], place.part
             targets += slots.a[slot, i * most : i * most + r], slots.b[i][slot, :, :r]
             sources += (flat.as_strided(t.shape, t.stride(), t.storage_offset()) for t in pair)
         torch._foreach_zero_([t[slot] for slots in self._slots.values() for t in (slots.a, *slots.b)])

@@ -16,9 +16,8 @@ from typing import TypeVar
 import torch
 
 from petiole.gpu_worker.errors import AdapterError, ModelError
-from petiole.gpu_worker.models.adapters.lora import ADAPTER_FILES, Adapter, read_adapter
-from petiole.gpu_worker.models.checkpoint.loading import resolve_model
-from petiole.gpu_worker.models.config import ModelConfig
+from petiole.gpu_worker.models.adapters.lora import ADAPTER_FILES, AdaptedModel, Adapter, read_adapter
+from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -39,13 +38,13 @@ class AdapterStore:
 
     def __init__(
         self,
-        config: ModelConfig,
+        model: AdaptedModel,
         max_rank: int,
         kept: int,
         dtype: torch.dtype = torch.float32,
         pinned: bool = False,
     ) -> None:
-        self._config, self._max_rank, self._kept = config, max_rank, kept
+        self._model, self._max_rank, self._kept = model, max_rank, kept
         self._dtype, self._pinned = dtype, pinned
         self._folders: OrderedDict[str, Path] = OrderedDict()  # each of them: least recently used first
         self._keys: OrderedDict[Path, tuple[Signature, str]] = OrderedDict()
@@ -90,7 +89,7 @@ class AdapterStore:
         if signature == before and (cached := self._cached(key)) is not None:
             self._remember(name, folder, before, key)
             return key, cached
-        adapter = read_adapter(name, folder, self._config, self._max_rank, self._dtype, self._pinned)
+        adapter = read_adapter(name, folder, self._model, self._max_rank, self._dtype, self._pinned)
         key = _digest(files)
         if _signature(files) != before:
             raise AdapterError(f"adapter {name}: its files change while they are read")

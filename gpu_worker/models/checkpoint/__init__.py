@@ -1,6 +1,7 @@
-"""Reading a checkpoint.
+"""Reading a checkpoint's files.
 
-loading      finds a checkpoint, in a folder or on the hub, and reads its weights onto the device
-formats      recognises checkpoints in formats that are not read, and refuses them by name
-safetensors  checkpoint files, mapped into memory
+finding        finds a checkpoint, in a folder or on the hub, and identifies it
+configuration  its JSON files
+formats        recognises checkpoints in formats that are not read, and refuses them by name
+safetensors    its tensors, mapped into memory
 """

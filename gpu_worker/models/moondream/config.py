@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from petiole.gpu_worker.errors import ModelError
-from petiole.gpu_worker.models.config import JsonObject, ModelConfig, RopeConfig
+from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
 from petiole.gpu_worker.models.moondream.crops import CropGeometry
+from petiole.gpu_worker.models.plan import Attention, FeedForward, Layer, ModelPlan, Norm, Rotary
 
 ARCHITECTURES = ("Moondream", "HfMoondream")
 HEAD_DIM, ROTARY_DIM = 64, 32
 """Fixed in the family: the size of the text decoder's heads, and how much of each head is rotated."""
 
-EPS = 1e-5
+NORM = Norm(kind="layer", eps=1e-5, bias=True)
+"""Of the decoder of text and of the encoder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,20 @@ class VisionConfig:
     ff: int = 4304
     projection: int = 8192
     geometry: CropGeometry = field(default_factory=CropGeometry)
+
+    @property
+    def plan(self) -> tuple[Layer, ...]:
+        """The layers of the encoder: all positions of a crop see each other."""
+        width = self.dim // self.heads
+        layer = Layer(
+            mixer=Attention(
+                self.heads, self.heads, width, width**-0.5, mask="bidirectional", qkv_bias=True, out_bias=True
+            ),
+            feed_forward=FeedForward(self.ff, "gelu_tanh", gated=False, bias=True),
+            mixer_norm=NORM,
+            feed_forward_norm=NORM,
+        )
+        return (layer,) * self.layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +80,18 @@ class TokenConfig:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoondreamConfig(ModelConfig):
+@dataclass(frozen=True, slots=True)
+class MoondreamConfig:
+    """text: the plan of the decoder of text."""
+
+    text: ModelPlan
     vision: VisionConfig = field(default_factory=VisionConfig)
     region: RegionConfig = field(default_factory=RegionConfig)
     tokens: TokenConfig = field(default_factory=TokenConfig)
+
+
+def text_plan(raw: JsonObject) -> ModelPlan:
+    return parse_moondream_config(raw).text
 
 
 def parse_moondream_config(raw: JsonObject) -> MoondreamConfig:
@@ -99,26 +122,29 @@ def _parse(
     bins = int(region.get("coord_out_dim", 1024))
     if int(region.get("size_out_dim", 2 * bins)) != 2 * bins:
         raise ModelError(f"config.json: size_out_dim must be {2 * bins}, got {region['size_out_dim']}")
-    return MoondreamConfig(
-        architecture="Moondream",
-        vocab_size=int(text.get("vocab_size", 51200)),
-        hidden_size=dim,
-        intermediate_size=int(text.get("ff_dim", 8192)),
-        n_layers=layers,
-        n_heads=heads,
-        n_kv_heads=int(text.get("n_kv_heads", heads)),
+    mixer = Attention(
+        heads=heads,
+        kv_heads=int(text.get("n_kv_heads", heads)),
         head_dim=HEAD_DIM,
-        rms_norm_eps=EPS,
-        max_position=int(text.get("max_context", 2048)),
-        rope=RopeConfig(theta=10_000.0),
-        tied_head=False,
+        scale=HEAD_DIM**-0.5,
+        rotary=Rotary(ROTARY_DIM),
+        mask="prefix",
         qkv_bias=True,
         out_bias=True,
-        mlp_bias=True,
-        qk_norm=False,
-        windows=(0,) * layers,
-        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "").removeprefix("torch."),
-        eos_token_ids=(int(tokens.get("eos_id", known.eos)),),
+    )
+    fed = FeedForward(int(text.get("ff_dim", 8192)), "gelu_tanh", gated=False, bias=True)
+    return MoondreamConfig(
+        text=ModelPlan(
+            architecture="Moondream",
+            vocab_size=int(text.get("vocab_size", 51200)),
+            hidden_size=dim,
+            layers=(Layer(mixer, fed, mixer_norm=NORM, parallel=True),) * layers,
+            norm=NORM,
+            max_position=int(text.get("max_context", 2048)),
+            head_bias=True,
+            dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "").removeprefix("torch."),
+            eos_token_ids=(int(tokens.get("eos_id", known.eos)),),
+        ),
         vision=VisionConfig(
             dim=int(vision.get("enc_dim", 1152)),
             heads=int(vision.get("enc_n_heads", 16)),

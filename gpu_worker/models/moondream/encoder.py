@@ -14,17 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from petiole.gpu_worker.models.layered import EncoderShape, GeluLayer
-from petiole.gpu_worker.models.layers import Linear
-from petiole.gpu_worker.models.moondream.config import EPS, VisionConfig
+from petiole.gpu_worker.models.moondream.config import NORM, VisionConfig
 from petiole.gpu_worker.models.moondream.crops import CropGeometry, Tiling
+from petiole.gpu_worker.models.parts.layer import LayerWeights
+from petiole.gpu_worker.models.parts.norms import NormWeights
+from petiole.gpu_worker.models.plan import Layer
+from petiole.gpu_worker.models.weights.linear import Linear
 
-Norm = tuple[Tensor, Tensor]
-"""Weight and bias of a LayerNorm."""
 
-
-def layer_norm(x: Tensor, norm: Norm) -> Tensor:
-    return F.layer_norm(x, norm[0].shape, *norm, EPS)
+def layer_norm(x: Tensor, norm: NormWeights | None) -> Tensor:
+    assert norm is not None
+    return F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, NORM.eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +37,14 @@ class Mlp:
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderBlock:
-    ln1: Norm
-    qkv: Linear
-    proj: Linear
-    ln2: Norm
-    mlp: Mlp
-
-
-@dataclass(frozen=True, slots=True)
 class VisionEncoder:
-    """positions: [1, grid², dim]"""
+    """positions: [1, grid², dim]. layers: of the plan of its configuration."""
 
     config: VisionConfig
     patches: Linear
     positions: Tensor
-    blocks: tuple[EncoderBlock, ...]
-    norm: Norm
+    layers: tuple[LayerWeights, ...]
+    norm: NormWeights
     projection: Mlp
 
     def encode(self, images: Sequence[tuple[Tensor, Tiling]]) -> list[Tensor]:
@@ -75,14 +66,16 @@ class VisionEncoder:
         return positions * max(n_crops * in_block, at_end) * self.positions.element_size()
 
     @property
-    def shape(self) -> EncoderShape:
-        config = self.config
-        return EncoderShape(config.geometry.grid**2, config.dim, config.ff, config.heads, EPS)
+    def plan(self) -> tuple[Layer, ...]:
+        return self.config.plan
 
     @property
-    def layers(self) -> tuple[GeluLayer, ...]:
-        """The blocks, as compiled code reads them."""
-        return tuple(GeluLayer(b.ln1, b.qkv, b.proj, b.ln2, b.mlp.fc1, b.mlp.fc2) for b in self.blocks)
+    def hidden_size(self) -> int:
+        return self.config.dim
+
+    @property
+    def n_positions(self) -> int:
+        return self.config.geometry.grid**2
 
     @property
     def dtype(self) -> torch.dtype:
@@ -91,11 +84,12 @@ class VisionEncoder:
     def features(self, crops: Tensor) -> Tensor:
         """uint8 [n, size, size, 3] -> [n, grid, grid, dim]."""
         heads, x = self.config.heads, self.embedded(crops)
-        for block in self.blocks:
-            qkv = block.qkv(layer_norm(x, block.ln1))
+        for layer in self.layers:
+            mixer, fed = layer.mixer, layer.feed_forward
+            qkv = mixer.qkv(layer_norm(x, layer.mixer_norm))
             q, k, v = qkv.view(*qkv.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4)
-            x = x + block.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-            x = x + block.mlp(layer_norm(x, block.ln2))
+            x = x + mixer.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+            x = x + fed.down(F.gelu(fed.gate_up(layer_norm(x, layer.feed_forward_norm)), approximate="tanh"))
         return self.finished(x)
 
     def embedded(self, crops: Tensor) -> Tensor:
@@ -103,7 +97,7 @@ class VisionEncoder:
         return self.patches(patches_of(crops, self.config.geometry, self.dtype)) + self.positions
 
     def finished(self, hidden: Tensor) -> Tensor:
-        """[n, grid², dim] behind the last block -> [n, grid, grid, dim]."""
+        """[n, grid², dim] behind the last layer -> [n, grid, grid, dim]."""
         grid = self.config.geometry.grid
         return layer_norm(hidden, self.norm).view(len(hidden), grid, grid, -1)
 

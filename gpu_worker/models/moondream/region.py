@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.layers import Linear
 from petiole.gpu_worker.models.moondream.encoder import Mlp
+from petiole.gpu_worker.models.weights.linear import Linear
 
 
 def coordinate_table(bins: int) -> tuple[float, ...]:

@@ -13,45 +13,55 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from petiole.gpu_worker.models.layers import Rotation, rotated
+from petiole.gpu_worker.models.parts.rotary import Rotation, rotated
+from petiole.gpu_worker.models.plan import Attention
 from petiole.gpu_worker.runtime.interface import Int32Array, Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 
 
 @dataclass(slots=True)
 class PagedAttention:
-    """The attention of one step. rows: int64 [B]; starts, lengths: host [B]; slots: int64 [T], the KV slots of the
-    step's positions. limits: int64 [T], for each query the end of the keys that it sees; None: all up to its
-    own. progress: called in each layer."""
+    """The attention of one step. plan: of each layer. rows: int64 [B]; starts, lengths: host [B]; slots: int64
+    [T], the KV slots of the step's positions. limits: int64 [T], for each query the end of the keys that it sees;
+    None: all up to its own. progress: called in each layer."""
 
     cache: KVCache
-    windows: Sequence[int]
+    plan: Sequence[Attention]
     rows: Tensor
     starts: Int32Array
     lengths: Int32Array
     slots: Tensor
-    scale: float
     limits: Tensor | None = None
     progress: Progress = nothing
     _masks: dict[int, Tensor | None] = field(default_factory=dict)
     _gathered: Tensor | None = None
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        rotation: Rotation,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         self.progress()
+        plan = self.plan[layer]
         q, k = rotated(q, k, rotation)
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        k, v = (_keep(pool, self.slots, x) for pool, x in ((keys, k), (values, v)))
-        window = self.windows[layer]
+        if k is not None and v is not None:
+            k, v = (_keep(pool, self.slots, x) for pool, x in ((keys, k), (values, v)))
         if int(self.lengths.max()) == 1 and self.limits is None:
-            return self._decode(window, q, keys, values)
+            return self._decode(plan, q, keys, values, sinks)
         outputs, at = [], 0
         for i, length in enumerate(self.lengths.tolist()):
             span = slice(at, at + length)
-            outputs.append(self._append(i, window, q[span], k[span], v[span], keys, values, span))
+            own = None if k is None or v is None else (k[span], v[span])
+            outputs.append(self._append(i, plan, q[span], own, keys, values, span, sinks))
             at += length
         return torch.cat(outputs)
 
-    def _decode(self, window: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _decode(self, plan: Attention, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:
         """All rows at once, each with one query. The query heads that share a head of keys stand side by side like
         queries of one sequence, so no key is copied for each of them."""
         size, heads, width = q.shape
@@ -62,8 +72,12 @@ class PagedAttention:
             self._gathered = self.cache.slots(rows, positions)
         gathered = (_at(pool, self._gathered, q.dtype) for pool in (keys, values))
         k, v = (x.view(size, longest, -1, width).transpose(1, 2) for x in gathered)
-        grouped = q.view(size, k.shape[1], -1, width)
-        out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=self._decode_mask(window), scale=self.scale)
+        grouped, mask = q.view(size, k.shape[1], -1, width), self._decode_mask(plan.window)
+        if plan.softcap or sinks is not None:
+            own = None if sinks is None else sinks.view(1, k.shape[1], -1, 1)
+            out = _attention(plan, grouped, k, v, mask, own)
+        else:
+            out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=plan.scale)
         return out.reshape(size, heads * width)
 
     def _decode_mask(self, window: int) -> Tensor | None:
@@ -78,30 +92,64 @@ class PagedAttention:
         return self._masks[window]
 
     def _append(
-        self, i: int, window: int, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, span: slice
+        self,
+        i: int,
+        plan: Attention,
+        q: Tensor,
+        own: tuple[Tensor, Tensor] | None,
+        keys: Tensor,
+        values: Tensor,
+        span: slice,
+        sinks: Tensor | None,
     ) -> Tensor:
-        """One row's n new positions after `start` cached ones."""
+        """One row's n new positions after `start` cached ones. own: the keys and values of these n, if they are
+        not another layer's."""
         start, n = int(self.starts[i]), q.shape[0]
         end = start + n
-        if start:
+        if start or own is None:
             slots = self.cache.slots(self.rows[i].expand(end), torch.arange(end))
             k, v = _at(keys, slots, q.dtype), _at(values, slots, q.dtype)
-        mask = None
-        if start or (window and end > window) or self.limits is not None:
-            queries, positions = torch.arange(start, end)[:, None], torch.arange(end)[None, :]
-            mask = positions <= queries if self.limits is None else positions < self.limits[span, None]
-            if window:
-                mask &= positions > queries - window
-        out = F.scaled_dot_product_attention(
-            q.transpose(0, 1)[None],
-            k.transpose(0, 1)[None],
-            v.transpose(0, 1)[None],
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=self.scale,
-            enable_gqa=True,
-        )
+        else:
+            k, v = own
+        mask = self._mask(plan, start, end, span)
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        if plan.softcap or sinks is not None:
+            groups = plan.heads // plan.kv_heads
+            k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+            if mask is None:
+                mask = torch.ones(n, end, dtype=torch.bool).tril()
+            out = _attention(plan, q, k, v, mask, None if sinks is None else sinks.view(1, -1, 1, 1))
+        else:
+            out = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=mask is None, scale=plan.scale, enable_gqa=True
+            )
         return out[0].transpose(0, 1).reshape(n, -1)
+
+    def _mask(self, plan: Attention, start: int, end: int, span: slice) -> Tensor | None:
+        """bool [n, end]; None: causal, and everything that is cached is among the queries."""
+        window, queries, positions = plan.window, torch.arange(start, end)[:, None], torch.arange(end)[None, :]
+        if plan.mask == "bidirectional":
+            mask = torch.ones(end - start, end, dtype=torch.bool)
+            return mask & ((queries - positions).abs() < window) if window else mask
+        if not start and not (window and end > window) and self.limits is None:
+            return None
+        mask = positions <= queries if self.limits is None else positions < self.limits[span, None]
+        return mask & (positions > queries - window) if window else mask
+
+
+def _attention(
+    plan: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None
+) -> Tensor:
+    """Attention with capped scores or sinks, in float32. q, k, v: [B, H, ., D]; sinks: [1, H, ., 1]."""
+    scores = q.float() @ k.float().transpose(-1, -2) * plan.scale
+    if plan.softcap:
+        scores = torch.tanh(scores / plan.softcap) * plan.softcap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float().expand(*scores.shape[:-1], 1)], dim=-1)
+    weights = scores.softmax(-1)[..., : k.shape[-2]]
+    return (weights @ v.float()).to(q.dtype)
 
 
 _EIGHT_BITS = torch.float8_e4m3fn

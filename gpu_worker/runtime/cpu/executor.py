@@ -12,8 +12,8 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder, Forward, ImageDecoder
-from petiole.gpu_worker.models.known import with_known_crops
-from petiole.gpu_worker.models.layered import LayeredVision
+from petiole.gpu_worker.models.fast_paths import with_known_crops
+from petiole.gpu_worker.models.parts.layered import LayeredVision
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import N_BINS, NO_BIN
 from petiole.gpu_worker.runtime.cpu.attention import PagedAttention
@@ -75,17 +75,16 @@ class CpuExecutor:
             return StepStates(lambda: logits, self._bins(hidden[: len(outputs)].to(self._decoder.dtype)))
         attention = PagedAttention(
             cache=self._cache,
-            windows=self._decoder.config.windows,
+            plan=self._decoder.plan.mixers,
             rows=torch.from_numpy(inputs.batch_rows),
             starts=inputs.starts,
             lengths=inputs.lengths,
             slots=self._cache.slots(rows, positions),
-            scale=self._decoder.config.head_dim**-0.5,
             limits=limits,
             progress=self._progress,
         )
         deltas = None if self._bank is None or adapters is None else GroupedDeltas(self._bank, adapters)
-        forward = Forward(positions if rotary is None else rotary, attention, deltas)
+        forward = Forward(positions if rotary is None else rotary, attention, deltas, token_ids)
         hidden = self._decoder.forward(self._embed(inputs, token_ids, images), forward)[outputs]
         return StepStates(lambda: self._decoder.head_output(hidden).float(), self._bins(hidden))
 

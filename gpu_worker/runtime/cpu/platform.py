@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from petiole.gpu_worker.config import BATCHING, EngineConfig
-from petiole.gpu_worker.models.checkpoint.loading import Quantization
-from petiole.gpu_worker.models.config import ModelConfig
 from petiole.gpu_worker.models.decoder import Decoder
-from petiole.gpu_worker.models.layers import TorchKernels
+from petiole.gpu_worker.models.parts.kernels import TorchKernels
+from petiole.gpu_worker.models.plan import ModelPlan
+from petiole.gpu_worker.models.weights.reading import Quantization
 from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor, choose
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
 from petiole.gpu_worker.runtime.interface import Progress
@@ -29,7 +29,7 @@ class CpuPlatform:
         self.quantizations: tuple[Quantization, ...] = ("none", "int8")
         self.pinned = False
 
-    def require(self, model: ModelConfig) -> None:
+    def require(self, model: ModelPlan) -> None:
         """Torch computes all models."""
 
     def decided(self, config: EngineConfig, decoder: Decoder) -> EngineConfig:
@@ -44,7 +44,7 @@ class CpuPlatform:
     def n_pages(self, config: EngineConfig, decoder: Decoder, kv_dtype: torch.dtype) -> int:
         return decide_n_pages(
             config,
-            decoder.config,
+            decoder.plan,
             max_model_len=config.max_model_len,
             bytes_per_element=kv_dtype.itemsize,
             free_bytes=free_bytes(self.place, config.gpu_memory_utilization),

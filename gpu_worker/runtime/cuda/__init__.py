@@ -6,6 +6,7 @@ shapes      which steps are captured
 graphs      steps as CUDA graphs
 capture     makes a graph of the kernels that a task launches
 attention/  paged attention
+known       the plans that CUDA computes
 encoder     the image encoder as CUDA graphs
 deltas      what adapters add to a captured step
 fused/      Triton kernels that FlashInfer lacks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
-from petiole.gpu_worker.models.decoder import LinearName
+from petiole.gpu_worker.models.weights.names import LinearName
 
 
 class CapturedDeltas:

@@ -19,10 +19,16 @@ from torch import Tensor
 from petiole.gpu_worker.config import Batching, EngineConfig
 from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
-from petiole.gpu_worker.models.config import ModelConfig
 from petiole.gpu_worker.models.decoder import Decoder, Forward, ImageDecoder
-from petiole.gpu_worker.models.known import Parts, unknown_in_decoder, unknown_in_encoder, with_known_crops
-from petiole.gpu_worker.models.layers import DenseLinear, Fp8Linear
+from petiole.gpu_worker.models.fast_paths import (
+    Parts,
+    supports,
+    supports_encoder,
+    unknown_value,
+    with_known_crops,
+)
+from petiole.gpu_worker.models.plan import ModelPlan
+from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import NO_BIN
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
@@ -33,6 +39,7 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     FlashInferAttention,
     FlashInferKernels,
     Geometry,
+    Kind,
     host_page_counts,
     new_workspace,
 )
@@ -40,6 +47,7 @@ from petiole.gpu_worker.runtime.cuda.attention.installed import require_version
 from petiole.gpu_worker.runtime.cuda.capture import Capture, eager
 from petiole.gpu_worker.runtime.cuda.encoder import EncoderGraphs
 from petiole.gpu_worker.runtime.cuda.graphs import Graphs, new_step_buffers, states_of
+from petiole.gpu_worker.runtime.cuda.known import ATTENTION, CAPTURED, ENCODED
 from petiole.gpu_worker.runtime.cuda.shapes import Shape, append_shapes, uniform_shapes
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream, staged, upload
 from petiole.gpu_worker.runtime.interface import NO_UPDATES, StepBatch, StepKind
@@ -54,7 +62,7 @@ from petiole.gpu_worker.runtime.step.values import ValuedDecoder, embed_all
 logger = logging.getLogger(__name__)
 
 CAPTURED_PARTS: Parts = frozenset({FlashInferKernels, DenseLinear, Fp8Linear})
-"""The parts that may be captured. See `models.known`."""
+"""The parts that may be captured. See `models.fast_paths`."""
 
 _WRAPPER_BYTES = 8 * 2**20
 _LENGTHS_BYTES = 2**18  # buffers of a wrapper beside its plan
@@ -64,16 +72,21 @@ WORKING_PART = 0.25
 """The part of the memory left by the weights that the default numbers of sequences and of tokens may take."""
 
 
-def require_flashinfer(model: ModelConfig) -> None:
+def require_flashinfer(model: ModelPlan) -> None:
     """Raises ModelError if FlashInfer is missing or of another version than needed, or if its kernels would
     silently compute this model wrongly."""
     require_version()
-    if model.head_dim not in HEAD_SIZES:
-        known = ", ".join(map(str, HEAD_SIZES))
-        raise ModelError(f"head_dim: must be {known} on CUDA, got {model.head_dim}; device=cpu serves this model")
+    for i, mixer in enumerate(model.mixers):
+        if mixer.head_dim not in HEAD_SIZES:
+            known = ", ".join(map(str, HEAD_SIZES))
+            raise ModelError(
+                f"head_dim: must be {known} on CUDA, got {mixer.head_dim}; device=cpu serves this model"
+            )
+        if (unknown := unknown_value(mixer, ATTENTION)) is not None:
+            raise ModelError(f"layer {i}: CUDA does not compute {unknown} yet; device=cpu serves this model")
 
 
-def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int, encode_bytes: int = 0) -> int:
+def working_bytes(engine: EngineConfig, model: ModelPlan, itemsize: int, encode_bytes: int = 0) -> int:
     """Bytes needed beside weights, adapters and KV: workspaces, graphs, activations of a prefill and of an encode,
     logits and the rows' sampling states."""
     longest = engine.max_model_len
@@ -83,16 +96,19 @@ def working_bytes(engine: EngineConfig, model: ModelConfig, itemsize: int, encod
     if engine.prefill_policy == "mixed":
         tokens = max(tokens, engine.chunk_size + outputs)
     tokens += max((shape.positions for shape in shapes["append"]), default=0)  # of the graphs' pool
-    widest = 3 * model.hidden_size + 2 * (model.q_size + 2 * model.kv_size) + 3 * model.intermediate_size
+    widest = max(
+        3 * model.hidden_size + 2 * (layer.mixer.q_size + 2 * layer.mixer.kv_size) + 3 * layer.feed_forward.inner
+        for layer in model.layers
+    )
     with_logits = max(shape.rows for shape in shapes["decode"]) * (1 + engine.speculative_tokens)
     logits = 4 * model.vocab_size * (6 * outputs + 2 * with_logits)
-    n_captured, n_windows = sum(map(len, shapes.values())), len(set(model.windows))
+    n_captured, n_kinds = sum(map(len, shapes.values())), len({Kind.of(mixer) for mixer in model.mixers})
     plans = n_captured * (PLAN_BYTES + _LENGTHS_BYTES) + 2 * _WRAPPER_BYTES  # + causal, bidirectional
     columns = -(-longest // engine.page_size)
     page_lists = 4 * (3 * engine.max_num_seqs + 1) * columns  # each slot's, and the table
     states = (engine.max_num_seqs + 1) * state_bytes(model)
     activations = tokens * widest * itemsize + 2 * encode_bytes  # an encode is warmed up outside the graphs' pool
-    kept = 2 * n_windows * plans + page_lists + logits + states
+    kept = 2 * n_kinds * plans + page_lists + logits + states
     return WORKSPACE_BYTES + kept + activations + _SLACK_BYTES
 
 
@@ -109,7 +125,7 @@ def captured_shapes(engine: EngineConfig, longest: int) -> dict[str, list[Shape]
 def batching_that_fits(
     config: EngineConfig,
     defaults: Batching,
-    model: ModelConfig,
+    model: ModelPlan,
     itemsize: int,
     free: int,
     encode_bytes: int = 0,
@@ -176,9 +192,9 @@ class CudaExecutor:
         capture: Capture,
     ) -> None:
         crops = with_known_crops(decoder)
-        unknown = unknown_in_decoder(decoder, CAPTURED_PARTS)
+        unknown = supports(decoder, CAPTURED, CAPTURED_PARTS).reason
         if unknown is None and crops is not None:
-            unknown = unknown_in_encoder(crops.vision, CAPTURED_PARTS)
+            unknown = supports_encoder(crops.vision, ENCODED, CAPTURED_PARTS).reason
         if unknown is not None:
             logger.warning(
                 "no steps are captured as CUDA graphs, which is slower: captured code does not know %s", unknown
@@ -186,9 +202,9 @@ class CudaExecutor:
             config, capture = replace(config, cuda_graphs="off"), eager
         self._decoder, self._cache, self._bank = decoder, cache, bank
         self._pending, self._pending_bins = pending, pending_bins
-        self._geometry = Geometry(decoder.config, cache, decoder.dtype)
+        self._geometry = Geometry(decoder.plan, cache, decoder.dtype)
         shapes = captured_shapes(config, cache.table.shape[1] * cache.page_size)
-        workspace = new_workspace(cache.keys.device)
+        workspace = new_workspace(cache.device)
         self._slots = [self._new_slot(shapes, workspace, device) for _ in range(2)]
         device.synchronize()  # these tensors were created on another stream than the one that will use them
         self.fused: dict[int, bool] = {}
@@ -197,7 +213,7 @@ class CudaExecutor:
                 graphs.capture(stream, capture, self.fused)
         self._encoder: EncoderGraphs | None = None
         if decoder.images is not None and crops is not None:
-            self._encoder = EncoderGraphs(crops, decoder.images.max_crops, cache.keys.device, device)
+            self._encoder = EncoderGraphs(crops, decoder.images.max_crops, cache.device, device)
             device.synchronize()
             self._encoder.capture(stream, capture)
         stream.enqueue(self._warm_up)
@@ -251,21 +267,22 @@ class CudaExecutor:
         if self._bank is not None and step.adapters.any():
             deltas = GroupedDeltas(self._bank, step.adapters)
         rotary = positions if inputs.rotary is None else self._up(inputs.rotary.astype(np.int32))
-        embedded = self._embed(inputs, rows)
+        given = self._up(inputs.token_ids)
+        token_ids = torch.where(given < 0, self._pending[rows], given)
+        embedded = self._embed(inputs, rows, token_ids, given < 0)
         for begin, features in step.images:
             embedded[begin : begin + features.shape[1]] = features[0]
-        hidden = self._decoder.forward(embedded, Forward(rotary, attention, deltas))
+        hidden = self._decoder.forward(embedded, Forward(rotary, attention, deltas, token_ids))
         outputs = hidden[self._up(inputs.output_inputs)]
         return states_of(self._decoder, outputs)
 
-    def _embed(self, inputs: StepInputs, rows: Tensor) -> Tensor:
-        given = self._up(inputs.token_ids)
-        token_ids = torch.where(given < 0, self._pending[rows], given)
+    def _embed(self, inputs: StepInputs, rows: Tensor, token_ids: Tensor, pending: Tensor) -> Tensor:
+        """pending: bool [T], which tokens come from their rows' pending buffers."""
         if self._decoder.value_tokens is None or (inputs.bins is None and not len(inputs.pending_inputs)):
             return self._decoder.embed(token_ids)
         bins = self._pending_bins[rows]
         known = torch.full_like(bins, NO_BIN) if inputs.bins is None else self._up(inputs.bins)
-        bins = torch.where((given < 0)[:, None], bins, known)
+        bins = torch.where(pending[:, None], bins, known)
         return embed_all(cast(ValuedDecoder, self._decoder), token_ids, bins)
 
     def _attention(self, slot: _Slot, step: Segmented, rows: Tensor, positions: Tensor) -> FlashInferAttention:
@@ -294,4 +311,4 @@ class CudaExecutor:
         wrappers.plan(on_host[0], on_host[1], indices, on_host[2])
 
     def _up(self, array: np.ndarray) -> Tensor:
-        return upload(array, self._cache.keys.device)
+        return upload(array, self._cache.device)

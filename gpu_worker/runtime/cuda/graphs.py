@@ -43,8 +43,8 @@ from torch import Tensor
 from petiole.cache import ragged_arange
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder, Forward
-from petiole.gpu_worker.models.known import Parts, unknown_in_decoder
-from petiole.gpu_worker.models.layers import DenseLinear
+from petiole.gpu_worker.models.fast_paths import Parts, supports
+from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.request.values import N_BINS, NO_BIN
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     AppendWrappers,
@@ -56,6 +56,7 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
 )
 from petiole.gpu_worker.runtime.cuda.capture import Capture
 from petiole.gpu_worker.runtime.cuda.deltas import CapturedDeltas
+from petiole.gpu_worker.runtime.cuda.known import FUSED
 from petiole.gpu_worker.runtime.cuda.shapes import Shape
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
 from petiole.gpu_worker.runtime.interface import NO_UPDATES, Int32Array
@@ -69,7 +70,7 @@ MARGIN = 0.02
 equals."""
 
 FUSED_PARTS: Parts = frozenset({FlashInferKernels, DenseLinear})
-"""The parts in whose place `fused.products` computes. See `models.known`."""
+"""The parts in whose place `fused.products` computes. See `models.fast_paths`."""
 
 _ROWS, _POSITIONS, _ROTARY, _TOKENS, _ADAPTERS, _OUTPUTS, _BATCH_ROWS, _QUERIES, _INDPTR, _LAST = range(10)
 _UPDATES = slice(10, 13)  # rows, columns and pages of new entries of the page table
@@ -101,7 +102,7 @@ Layers = Callable[[Tensor, Forward], Tensor]
 
 def new_step_buffers(shapes: Sequence[Shape], decoder: Decoder, geometry: Geometry, host: Device) -> StepBuffers:
     """Buffers for steps of all these shapes."""
-    config, device = decoder.config, geometry.device
+    plan, device = decoder.plan, geometry.device
     rows, positions = max(shape.rows for shape in shapes), max(shape.positions for shape in shapes)
     with_logits = max(shape.positions for shape in shapes if shape.queries)
     with_hidden = max((shape.positions for shape in shapes if not shape.queries), default=0)
@@ -111,11 +112,11 @@ def new_step_buffers(shapes: Sequence[Shape], decoder: Decoder, geometry: Geomet
         host=host.host_buffer(fields, torch.int32),
         device=torch.zeros(fields, dtype=torch.int32, device=device),
         indices=torch.zeros(n_indices, dtype=torch.int32, device=device),
-        logits=torch.zeros((with_logits, config.vocab_size), dtype=decoder.dtype, device=device),
+        logits=torch.zeros((with_logits, plan.vocab_size), dtype=decoder.dtype, device=device),
         bins=torch.zeros(
             (0 if decoder.value_tokens is None else with_logits, 1 + N_BINS), dtype=torch.int32, device=device
         ),
-        hidden=torch.zeros((with_hidden, config.hidden_size), dtype=decoder.dtype, device=device),
+        hidden=torch.zeros((with_hidden, plan.hidden_size), dtype=decoder.dtype, device=device),
     )
 
 
@@ -216,7 +217,9 @@ class Graphs:
             deltas = CapturedDeltas(self._bank, field(_ADAPTERS, n))
         slots = token_slots(cache.table, rows, positions, cache.page_size)
         attention = FlashInferAttention(self._geometry, slots, self._wrappers[shape].wrappers)
-        hidden = layers(self._embed(n, rows.long()), Forward(field(_ROTARY, n), attention, deltas))
+        pending, token_ids = self._token_ids(n, rows.long())
+        embedded = self._embed(rows.long(), token_ids, pending)
+        hidden = layers(embedded, Forward(field(_ROTARY, n), attention, deltas, token_ids))
         if shape.queries != 1:
             hidden = hidden[field(_OUTPUTS, n)]
         if not shape.queries:
@@ -226,12 +229,15 @@ class Graphs:
             self._buffers.bins[:n].copy_(decode_all(cast(ValuedDecoder, self._decoder), hidden))
         self._buffers.logits[:n].copy_(self._decoder.head_output(hidden))
 
-    def _embed(self, n: int, rows: Tensor) -> Tensor:
+    def _token_ids(self, n: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Which tokens come from their rows' pending buffers, and all tokens."""
         tokens = self._buffers.field(_TOKENS, n).long()
-        token_ids = torch.where(tokens < 0, self._pending[rows], tokens)
+        return tokens < 0, torch.where(tokens < 0, self._pending[rows], tokens)
+
+    def _embed(self, rows: Tensor, token_ids: Tensor, pending: Tensor) -> Tensor:
         if self._decoder.value_tokens is None:
             return self._decoder.embed(token_ids)
-        bins = torch.where((tokens < 0)[:, None], self._pending_bins[rows], NO_BIN)
+        bins = torch.where(pending[:, None], self._pending_bins[rows], NO_BIN)
         return embed_all(cast(ValuedDecoder, self._decoder), token_ids, bins)
 
     def shape_for(self, inputs: StepInputs) -> Shape | None:
@@ -346,7 +352,7 @@ def fused_layers(decoder: Decoder, n: int) -> Layers | None:
     positions."""
     from petiole.gpu_worker.runtime.cuda.fused import products
 
-    known = isinstance(decoder, Decoder) and unknown_in_decoder(decoder, FUSED_PARTS) is None
+    known = supports(decoder, FUSED, FUSED_PARTS).reason is None
     fits = known and n <= products.MOST_ROWS and products.fits(decoder)
     return partial(products.forward, decoder) if fits else None
 

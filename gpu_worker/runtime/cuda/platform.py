@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 
 from petiole.gpu_worker.config import BATCHING, EngineConfig
-from petiole.gpu_worker.models.checkpoint.loading import Quantization
-from petiole.gpu_worker.models.config import ModelConfig
 from petiole.gpu_worker.models.decoder import Decoder
+from petiole.gpu_worker.models.plan import ModelPlan
+from petiole.gpu_worker.models.weights.reading import Quantization
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.attention.installed import kernels_at_hand
 from petiole.gpu_worker.runtime.cuda.capture import cuda_capture, eager
@@ -41,7 +41,7 @@ class CudaPlatform:
         self.quantizations: tuple[Quantization, ...] = ("none", "fp8")
         self.pinned = True
 
-    def require(self, model: ModelConfig) -> None:
+    def require(self, model: ModelPlan) -> None:
         require_flashinfer(model)
 
     def decided(self, config: EngineConfig, decoder: Decoder) -> EngineConfig:
@@ -49,7 +49,7 @@ class CudaPlatform:
         self.release_memory()
         free = free_bytes(self.place, config.gpu_memory_utilization)
         itemsize, encode, region = decoder.dtype.itemsize, encode_bytes(decoder), largest_region(decoder)
-        return batching_that_fits(config, BATCHING["cuda"], decoder.config, itemsize, free, encode, region)
+        return batching_that_fits(config, BATCHING["cuda"], decoder.plan, itemsize, free, encode, region)
 
     def copy_stream(self, compute: DeviceStream) -> DeviceStream:
         return self.device.new_stream("copy")
@@ -59,10 +59,10 @@ class CudaPlatform:
 
     def n_pages(self, config: EngineConfig, decoder: Decoder, kv_dtype: torch.dtype) -> int:
         self.release_memory()  # temporary tensors of the weight conversion
-        working = working_bytes(config, decoder.config, decoder.dtype.itemsize, encode_bytes(decoder))
+        working = working_bytes(config, decoder.plan, decoder.dtype.itemsize, encode_bytes(decoder))
         return decide_n_pages(
             config,
-            decoder.config,
+            decoder.plan,
             max_model_len=config.max_model_len,
             bytes_per_element=kv_dtype.itemsize,
             free_bytes=free_bytes(self.place, config.gpu_memory_utilization) - working,

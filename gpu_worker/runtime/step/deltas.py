@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
-from petiole.gpu_worker.models.decoder import LinearName
+from petiole.gpu_worker.models.weights.names import LinearName
 from petiole.gpu_worker.runtime.device.interface import upload
 
 

@@ -22,7 +22,8 @@ import torch
 
 from bench import checkpoints
 from petiole.gpu_worker.config import EngineConfig
-from petiole.gpu_worker.models.config import ModelConfig, parse_decoder_config
+from petiole.gpu_worker.models.families.registry import model_of
+from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     AppendWrappers,
     DecodeWrappers,
@@ -53,7 +54,7 @@ def main() -> None:
     print(f"seed {SEED}")
     for heads in HEADS:
         for page_size in (1, 16):
-            geometry = pages_of(model_of(heads, options.window), page_size)
+            geometry = pages_of(plan_of(heads, options.window), page_size)
             workspace = new_workspace(geometry.device)
             most = ROWS * -(-LONGEST // page_size)
             indices = torch.zeros(most, dtype=torch.int32, device=geometry.device)
@@ -86,15 +87,19 @@ def shapes() -> list[Shape]:
     return [*uniform, *append_shapes(config, LONGEST)]
 
 
-def model_of(heads: tuple[int, int, int], window: int) -> ModelConfig:
+def plan_of(heads: tuple[int, int, int], window: int) -> ModelPlan:
     n_heads, n_kv_heads, width = heads
     shape = checkpoints.Shape(
         "", "bfloat16", 64, n_heads * width, 64, 1, n_heads, n_kv_heads, width, max_positions=LONGEST
     )
-    return dataclasses.replace(parse_decoder_config(checkpoints.config(shape)), windows=(window,))
+    plan = model_of(checkpoints.config(shape)).plan
+    (layer,) = plan.layers
+    return dataclasses.replace(
+        plan, layers=(dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, window=window)),)
+    )
 
 
-def pages_of(model: ModelConfig, page_size: int) -> Geometry:
+def pages_of(model: ModelPlan, page_size: int) -> Geometry:
     cache = new_kv_cache(
         model,
         n_pages=2,

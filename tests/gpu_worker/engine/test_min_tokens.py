@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from petiole.gpu_worker import Constraint, Engine, EngineConfig, Request, Result, SamplingParams
-from petiole.gpu_worker.models.checkpoint.loading import resolve_model
+from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 from petiole.gpu_worker.runtime.device.cpu import CpuDevice
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 from petiole.gpu_worker.text import load_tokenizer

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from petiole.gpu_worker import Engine, EngineConfig, ModelError, Request, SamplingParams
-from petiole.gpu_worker.models.checkpoint.loading import resolve_model
+from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 
 CHAT = Request(messages=[{"role": "user", "content": "Hi"}], sampling=SamplingParams(max_tokens=2, temperature=0))
 PLAIN = Request(prompt="Count from 1", sampling=SamplingParams(max_tokens=2, temperature=0))

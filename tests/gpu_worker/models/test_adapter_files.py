@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 from petiole.gpu_worker import AdapterError, Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.errors import AdapterChanged
 from petiole.gpu_worker.models.adapters import store
-from petiole.gpu_worker.models.adapters.lora import read_adapter
+from petiole.gpu_worker.models.adapters.lora import AdaptedModel, read_adapter
 from petiole.gpu_worker.models.adapters.store import AdapterStore
 from petiole.gpu_worker.models.checkpoint.safetensors import SafetensorsFile
-from petiole.gpu_worker.models.registry import architecture
+from petiole.gpu_worker.models.families.registry import find_model
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -262,8 +262,8 @@ def test_what_is_known_of_adapters_is_bounded(
     checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "_REMEMBERED", 3)
-    _, config = architecture(checkpoint("qwen3")[0])
-    adapters = AdapterStore(config, 8, kept=2)
+    model = AdaptedModel(find_model(checkpoint("qwen3")[0]).plan)
+    adapters = AdapterStore(model, 8, kept=2)
     names = [str(write_adapter(tmp_path / f"adapter{seed}", seed)) for seed in range(8)]
     first = adapters.key(names[0])
     for name in names[1:]:

@@ -20,8 +20,8 @@ from bench.driver import Driver
 from petiole.gpu_worker import Engine, EngineConfig, Request
 from petiole.gpu_worker.errors import EngineError, ModelError
 from petiole.gpu_worker.loading import warm_up
-from petiole.gpu_worker.models.checkpoint.loading import fingerprint, resolve_model
-from petiole.gpu_worker.models.layers import DenseLinear
+from petiole.gpu_worker.models.checkpoint.finding import fingerprint, resolve_model
+from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.runtime.device.interface import DeviceError
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
 from tests.support.families import build_model
@@ -115,8 +115,8 @@ def test_a_file_is_no_folder(open_runtime, tmp_path):
 
 
 def test_an_unknown_rope_type(open_runtime, folder):
-    edit(folder, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4})
-    assert "longrope" in refused(open_runtime, folder)
+    edit(folder, rope_parameters={"rope_type": "spiral", "rope_theta": 1e4})
+    assert "got 'spiral'" in refused(open_runtime, folder)
 
 
 def test_a_missing_field(open_runtime, folder):
@@ -534,17 +534,18 @@ def test_more_context_than_the_model_has_is_refused(open_runtime, checkpoint):
 _PEAK = """
 import resource, sys
 import torch
-from petiole.gpu_worker.models.checkpoint.loading import LoadOptions
-from petiole.gpu_worker.models.registry import architecture
+from petiole.gpu_worker.models.loading import LoadOptions
+from petiole.gpu_worker.models.loading import load_model
+from petiole.gpu_worker.models.families.registry import find_model
 from pathlib import Path
 folder = Path(sys.argv[1])
-found, config = architecture(folder)
+found = find_model(folder)
 def peak():
     return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) * 1024
 torch.zeros(1).bfloat16() @ torch.zeros(1, 1).bfloat16()
 before = peak()
 options = LoadOptions(torch.device("cpu"), torch.bfloat16, 64)
-decoder = found.load(folder, config, options)
+decoder = load_model(folder, found, options)
 print(peak() - before)
 """
 

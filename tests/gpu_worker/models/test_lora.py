@@ -9,24 +9,23 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bench.driver import Driver
-from petiole.gpu_worker import Engine, EngineConfig, InvalidRequest, ModelError, Request, SamplingParams
+from petiole.gpu_worker import ModelError, SamplingParams
 from petiole.gpu_worker.errors import AdapterError
-from petiole.gpu_worker.models.adapters.lora import AdapterBank, read_adapter
-from petiole.gpu_worker.models.checkpoint.loading import LoadOptions
-from petiole.gpu_worker.models.registry import architecture
-from petiole.gpu_worker.request.skills import SkillCall
+from petiole.gpu_worker.models.adapters.lora import AdaptedModel, AdapterBank, read_adapter
+from petiole.gpu_worker.models.families.registry import find_model
+from petiole.gpu_worker.models.loading import LoadOptions, load_model
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
 from petiole.gpu_worker.runtime.memory.kv import new_kv_cache
-from petiole.gpu_worker.runtime.reading import ModelReader
-from petiole.gpu_worker.runtime.runtime import ModelRuntime
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
 from tests.support.families import write_adapter
-from tests.support.pictures import file
+from tests.support.moondream import PROMPT, weights, write_model
+from tests.support.plans import each_feed_forward, each_mixer
 
 KINDS = {
     "attention": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]},
@@ -129,9 +128,9 @@ class Recorder(TorchDispatchMode):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_adapter_is_one_copy_to_the_device_and_two_operations_there(kind, checkpoint, adapters, open_runtime):
-    config = open_runtime(checkpoint("qwen3")[0])._decoder.config
-    adapter = read_adapter(kind, adapters[kind][0], config, 8, torch.bfloat16)
-    bank = AdapterBank(config, 2, 8, torch.bfloat16, torch.device("meta"))
+    model = AdaptedModel(find_model(checkpoint("qwen3")[0]).plan)
+    adapter = read_adapter(kind, adapters[kind][0], model, 8, torch.bfloat16)
+    bank = AdapterBank(model, 2, 8, torch.bfloat16, torch.device("meta"))
     with Recorder() as recorder:
         bank.put(adapter, 2)
     assert recorder.uploads == 1
@@ -139,61 +138,68 @@ def test_an_adapter_is_one_copy_to_the_device_and_two_operations_there(kind, che
     assert all(tensor.dtype == torch.bfloat16 for pair in adapter.weights.values() for tensor in pair)
 
 
-SEEING = {"model": "petiole-tiny-vision", "device": "cpu", "num_pages": 1500, "max_num_seqs": 2, "num_threads": 1}
+def write_moondreams_adapter(folder, merged, rank=4):
+    """An adapter on all products of the decoder of text, under the names of the checkpoint; and a model with its
+    weights merged in."""
+    drawn, generator = weights(), torch.Generator().manual_seed(5)
+    tensors = {}
+    for name in [name for name in drawn if name.startswith("text.blocks.") and drawn[name].ndim == 2]:
+        outputs, inputs = drawn[name].shape
+        a, b = (0.3 * torch.randn(shape, generator=generator) for shape in ((rank, inputs), (outputs, rank)))
+        at = "base_model.model.model." + name.removesuffix(".weight")
+        tensors |= {f"{at}.lora_A.weight": a, f"{at}.lora_B.weight": b}
+        drawn[name] = drawn[name] + 2 * b @ a
+    for path in (folder, merged):
+        path.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"r": rank, "lora_alpha": 2 * rank}))
+    write_model(merged)
+    save_file({"model." + name: tensor for name, tensor in drawn.items()}, merged / "model.safetensors")
 
 
-@pytest.mark.parametrize("slots", [1, 4])
-def test_slots_for_a_model_that_takes_no_adapters_are_refused_before_it_is_read(slots, monkeypatch):
-    monkeypatch.setattr(ModelReader, "read", lambda *args: pytest.fail("it is read"))
-    with pytest.raises(InvalidRequest) as caught:
-        ModelRuntime(EngineConfig(**SEEING, lora_slots=slots))
-    assert caught.value.field == "lora_slots"
-    assert str(caught.value).endswith(f"must be 0 for a Moondream, which takes no LoRA adapters, got {slots}")
+def test_moondream_takes_adapters_on_its_fused_products(tmp_path, open_runtime):
+    write_moondreams_adapter(tmp_path / "adapter", tmp_path / "merged")
+    plain = write_model(tmp_path)
+    prompt, found = [0, *PROMPT, 9, 8, 7], {}
+    for name, model, slot in (("adapted", plain, 1), ("plain", plain, 0), ("merged", tmp_path / "merged", 0)):
+        runtime = open_runtime(model, lora_slots=1, lora_max_rank=4)
+        if slot:
+            runtime.load_adapter(str(tmp_path / "adapter"), slot)
+        driver = Driver(runtime)
+        sequence = driver.sequence(prompt, SamplingParams(temperature=0.0, logprobs=512), adapter_slot=slot)
+        driver.prefill([sequence], [4])
+        output = driver.prefill([sequence])
+        found[name] = output.top_logprobs[0][np.argsort(output.top_ids[0])]
+    assert relative_error(found["adapted"], found["merged"]) < 1e-4
+    assert relative_error(found["plain"], found["merged"]) > 0.1
 
 
-def test_a_request_with_an_adapter_to_a_model_that_takes_none_is_refused_and_the_others_go_on(adapters):
-    adapter, picture = str(adapters["mlp"][0]), file(3)
-    skill = SkillCall("query", {"question": "Is there a circle?"})
-    sampling = SamplingParams(max_tokens=4, temperature=0.0)
-    subjects = [
-        {"prompt": "A picture"},
-        {"prompt": [5, 6]},
-        {"skill": skill},
-        {"skill": skill, "images": (picture,)},
-        {"messages": [{"role": "user", "content": "Is it?"}]},
-    ]
-    with Engine(EngineConfig(**SEEING)) as engine:
-        expected = [
-            result.token_ids for result in engine.generate([Request(**s, sampling=sampling) for s in subjects])
-        ]
-        together = [Request(**s, sampling=sampling, adapter=a) for s in subjects for a in (adapter, None)]
-        handles = [engine.submit(request) for request in together]
-        for refused in handles[::2]:
-            with pytest.raises(InvalidRequest, match="takes no LoRA adapters") as caught:
-                refused.result(timeout=60)
-            assert caught.value.field == "adapter"
-        assert [handle.result(timeout=60).token_ids for handle in handles[1::2]] == expected
+CHANGES = {
+    "another inner size": lambda plan: each_feed_forward(plan, inner=48),
+    "other heads": lambda plan: each_mixer(plan, heads=2),
+    "other heads of keys": lambda plan: each_mixer(plan, kv_heads=4),
+    "another width": lambda plan: dataclasses.replace(plan, hidden_size=32),
+}
 
 
-@pytest.mark.parametrize("change", ["intermediate_size", "n_heads", "n_kv_heads", "hidden_size"])
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("n", [1, 40], ids=["decode", "prefill"])
 @pytest.mark.skipif(load_library() is None, reason="no C compiler")
 def test_compiled_code_refuses_adapters_of_other_sizes_and_writes_nothing(change, n, checkpoint):
     folder, _ = checkpoint("qwen3")
-    found, config = architecture(folder)
-    decoder = found.load(folder, config, LoadOptions(torch.device("cpu"), torch.float32, 65))
+    model = find_model(folder)
+    plan = model.plan
+    decoder = load_model(folder, model, LoadOptions(torch.device("cpu"), torch.float32, 65))
     cache = new_kv_cache(
-        config, n_pages=65, page_size=1, rows=2, max_model_len=64, dtype=torch.float32, device=torch.device("cpu")
+        plan, n_pages=65, page_size=1, rows=2, max_model_len=64, dtype=torch.float32, device=torch.device("cpu")
     )
     cache.table[0] = torch.arange(1, 65)
-    smaller = {"n_heads": 2, "n_kv_heads": 4}.get(change, getattr(config, change) // 2)
-    other = dataclasses.replace(config, **{change: smaller})
-    bank = AdapterBank(other, 1, 4, torch.float32, torch.device("cpu"))
+    bank = AdapterBank(AdaptedModel(CHANGES[change](plan)), 1, 4, torch.float32, torch.device("cpu"))
     native = native_decoder(decoder, cache, bank)
     step = torch.arange(n) + 5, torch.arange(n), torch.zeros(n, dtype=torch.int64), torch.arange(n)
     plain = native.forward(0, *step).clone()
-    before = cache.keys.clone()
+    before = [one.clone() for one in cache.keys]
     with pytest.raises(ModelError, match="must have the sizes of the model's linear layers"):
         native.forward(0, *step, np.ones(n, np.int32))
-    assert torch.equal(cache.keys, before)
+    assert all(map(torch.equal, cache.keys, before))
     assert torch.equal(native.forward(0, *step), plain)

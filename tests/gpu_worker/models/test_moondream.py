@@ -21,10 +21,10 @@ from bench.checkpoints import write_tokenizer
 from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.constraints import PositionalConstraint
 from petiole.gpu_worker.errors import ModelError
-from petiole.gpu_worker.models.checkpoint.loading import LoadOptions
+from petiole.gpu_worker.models.families.registry import find_model
+from petiole.gpu_worker.models.loading import LoadOptions, load_model
 from petiole.gpu_worker.models.moondream.config import parse_moondream_config
 from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder
-from petiole.gpu_worker.models.registry import architecture
 from petiole.gpu_worker.request.images import ImagePlace, PreparedImage
 from petiole.gpu_worker.runtime.interface import StepBatch
 from petiole.gpu_worker.runtime.platform import Executor
@@ -36,8 +36,9 @@ RECORD = Path(__file__).with_name("recorded_moondream.json")
 
 
 def open_decoder(folder: Path) -> MoondreamDecoder:
-    family, config = architecture(folder)
-    found: Any = family.load(folder, config, LoadOptions(torch.device("cpu"), torch.float32, 2049))
+    options = LoadOptions(torch.device("cpu"), torch.float32, 2049)
+    found = load_model(folder, find_model(folder), options)
+    assert isinstance(found, MoondreamDecoder)
     return found
 
 
@@ -163,9 +164,10 @@ def test_an_answer_resumes_bin_for_bin(folder: Path, cpu_path: str) -> None:
 
 def test_a_release_is_recognised_by_its_family_alone() -> None:
     config = parse_moondream_config({"model_type": "moondream1", "config": {}})
-    assert (config.n_layers, config.hidden_size, config.n_heads, config.vocab_size) == (24, 2048, 32, 51200)
+    text = config.text
+    assert (text.n_layers, text.hidden_size, text.mixers[0].heads, text.vocab_size) == (24, 2048, 32, 51200)
     assert (config.vision.layers, config.vision.dim, config.vision.geometry.size) == (27, 1152, 378)
-    assert config.eos_token_ids == (0,)
+    assert text.eos_token_ids == (0,)
 
 
 def test_names_without_the_leading_model_are_read_too(folder: Path, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from petiole.gpu_worker.errors import ModelError
-from petiole.gpu_worker.models.config import parse_decoder_config
-from petiole.gpu_worker.models.rotary import rotary_table
+from petiole.gpu_worker.models.families.registry import model_of
+from petiole.gpu_worker.models.parts.rotary import rotary_table
 
 transformers = pytest.importorskip("transformers")
 
@@ -44,8 +44,8 @@ def test_angles_and_amplitudes_are_those_of_transformers(given):
     rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
     cos, sin = rotary(torch.zeros(1), torch.arange(256)[None])
     expected = torch.cat([cos[0, :, :16], sin[0, :, :16]], dim=-1)
-    parsed = parse_decoder_config(json.loads(config.to_json_string(use_diff=False)))
-    got = rotary_table(parsed.rope, parsed.head_dim, 256, torch.device("cpu"))
+    (rotary,) = model_of(json.loads(config.to_json_string(use_diff=False))).plan.rotaries
+    got = rotary_table(rotary, 256, torch.device("cpu"))
     assert torch.allclose(got, expected, atol=1e-4)
 
 
@@ -53,4 +53,4 @@ def test_angles_and_amplitudes_are_those_of_transformers(given):
 def test_a_scaling_without_its_factor_is_refused(kind):
     raw = json.loads(transformers.LlamaConfig(architectures=["LlamaForCausalLM"]).to_json_string(use_diff=False))
     with pytest.raises(ModelError, match="lacks 'factor'"):
-        parse_decoder_config(raw | {"rope_parameters": {"rope_type": kind}})
+        model_of(raw | {"rope_parameters": {"rope_type": kind}})

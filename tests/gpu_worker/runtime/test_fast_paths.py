@@ -16,29 +16,30 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from petiole.gpu_worker.config import EngineConfig
-from petiole.gpu_worker.models import known
-from petiole.gpu_worker.models.config import RopeConfig
-from petiole.gpu_worker.models.layers import (
-    DenseLinear,
-    Int8Linear,
-    TorchKernels,
-)
-from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder, TextBlock
-from petiole.gpu_worker.models.moondream.encoder import Mlp, VisionEncoder
-from petiole.gpu_worker.models.rotary import rotary_table
+from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models import fast_paths
+from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder
+from petiole.gpu_worker.models.moondream.encoder import VisionEncoder
+from petiole.gpu_worker.models.parts.attention import AttentionWeights
+from petiole.gpu_worker.models.parts.kernels import TorchKernels
+from petiole.gpu_worker.models.parts.layer import LayerWeights
+from petiole.gpu_worker.models.parts.norms import NormWeights
+from petiole.gpu_worker.models.parts.rotary import rotary_table
+from petiole.gpu_worker.models.plan import ModelPlan, Norm, Rotary
+from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear
 from petiole.gpu_worker.request.images import ImageLimits
 from petiole.gpu_worker.request.values import ValueTokens
 from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.encoder import native_encoder
 from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
-from petiole.gpu_worker.runtime.cuda import graphs
+from petiole.gpu_worker.runtime.cpu.native.stack import VALUES
+from petiole.gpu_worker.runtime.cuda import graphs, known
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
-from petiole.gpu_worker.runtime.cuda.executor import CudaExecutor
+from petiole.gpu_worker.runtime.cuda.executor import CudaExecutor, require_flashinfer
 from petiole.gpu_worker.runtime.device.cpu import CpuDevice
 from petiole.gpu_worker.runtime.interface import NO_UPDATES, PENDING, StepBatch
 from petiole.gpu_worker.runtime.memory.kv import KVCache, new_kv_cache
@@ -49,11 +50,12 @@ from tests.gpu_worker.runtime.cpu.test_native_parallel import VOCAB as MOONDREAM
 from tests.gpu_worker.runtime.cpu.test_native_parallel import random_decoder as random_moondream
 from tests.support import fake_flashinfer
 from tests.support.other_decoders import (
-    CONFIG,
     CPU,
     FUSED_ONLY,
     KNOWN,
     MAX_LENGTH,
+    PLAN,
+    PLANS,
     UNKNOWN,
     UNREAD,
     Rounded,
@@ -63,15 +65,16 @@ from tests.support.other_decoders import (
     norm,
     weights,
 )
+from tests.support.plans import each_layer
 
 # ------------------------------------------------------------ comparing
 
 N, STEPS = 9, 4
 
 
-def new_cache() -> KVCache:
+def new_cache(plan: ModelPlan = PLAN) -> KVCache:
     cache = new_kv_cache(
-        CONFIG, n_pages=128, page_size=1, rows=3, max_model_len=MAX_LENGTH, dtype=torch.float32, device=CPU
+        plan, n_pages=128, page_size=1, rows=3, max_model_len=MAX_LENGTH, dtype=torch.float32, device=CPU
     )
     cache.table[1:] = 1 + torch.arange(2 * MAX_LENGTH, dtype=torch.int32).view(2, -1)
     return cache
@@ -83,7 +86,7 @@ def int32(*numbers: int) -> np.ndarray[Any, np.dtype[np.int32]]:
 
 def logits_of(executor: Executor, *, axes: bool = False) -> Tensor:
     """A prefill of two rows, of which one has an image's rotary positions if `axes`; then decodes of both."""
-    rows, token_ids = int32(1, 2), (np.arange(2 * N) * 7 % CONFIG.vocab_size).astype(np.int32)
+    rows, token_ids = int32(1, 2), (np.arange(2 * N) * 7 % PLAN.vocab_size).astype(np.int32)
     rotary = None
     if axes:
         rotary = np.tile(np.arange(N, dtype=np.int32), (3, 2))
@@ -109,7 +112,7 @@ def pending() -> tuple[Tensor, Tensor]:
 
 
 def on_cpu(decoder: Any) -> CpuExecutor:
-    return CpuExecutor(decoder, new_cache(), None, *pending())
+    return CpuExecutor(decoder, new_cache(decoder.plan), None, *pending())
 
 
 def by_torch(variant: Variant, monkeypatch: pytest.MonkeyPatch, *, axes: bool = False) -> Tensor:
@@ -155,7 +158,7 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., CudaExecutor]:
         config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=32, chunk_size=16, graph_batch_sizes=(2,))
         device, decoder = CpuDevice(), variant(known_decoder(FlashInferKernels))
         stream = device.new_stream("compute")
-        return CudaExecutor(decoder, new_cache(), None, *pending(), config, device, stream, captures)
+        return CudaExecutor(decoder, new_cache(decoder.plan), None, *pending(), config, device, stream, captures)
 
     return get
 
@@ -170,6 +173,34 @@ def test_compiled_code_computes_what_it_knows(name: str, monkeypatch: pytest.Mon
     executor = on_cpu(variant(known_decoder()))
     assert executor._native is not None
     assert near(logits_of(executor), by_torch(variant, monkeypatch))
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("name", PLANS)
+def test_compiled_code_computes_a_plan_or_refuses_it(
+    name: str, monkeypatch: pytest.MonkeyPatch, refusals: Callable[[], list[str]]
+) -> None:
+    executor = on_cpu(PLANS[name](known_decoder()))
+    assert (executor._native is None) == (len(refusals()) == 1)
+    assert near(logits_of(executor), by_torch(PLANS[name], monkeypatch))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_cuda_computes_a_plan_or_refuses_it(
+    name: str, on_cuda: Callable[..., CudaExecutor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = PLANS[name](known_decoder())
+    if any(fast_paths.unknown_value(mixer, known.ATTENTION) for mixer in decoder.plan.mixers):
+        with pytest.raises(ModelError, match="CUDA does not compute"):
+            require_flashinfer(decoder.plan)
+        return
+    require_flashinfer(decoder.plan)
+    assert near(logits_of(on_cuda(PLANS[name], Captures())), by_torch(PLANS[name], monkeypatch))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_plans_are_other_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not near(by_torch(PLANS[name], monkeypatch), by_torch(KNOWN["as it is"], monkeypatch))
 
 
 @pytest.mark.usefixtures("native")
@@ -225,22 +256,37 @@ def test_int8_is_not_fused(on_cuda: Callable[..., CudaExecutor], monkeypatch: py
 @pytest.mark.parametrize("name", [name for name in UNKNOWN if name not in UNREAD])
 def test_the_variants_are_other_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a fast path that took one for the known decoder would be found out."""
-    axes, base = name == "three axes", "no norms of heads" if name == "another scale" else "as it is"
-    assert not near(by_torch(UNKNOWN[name], monkeypatch, axes=axes), by_torch(KNOWN[base], monkeypatch))
+    axes = name == "three axes"
+    assert not near(by_torch(UNKNOWN[name], monkeypatch, axes=axes), by_torch(KNOWN["as it is"], monkeypatch))
 
 
-@pytest.mark.parametrize("kind", sorted(known._FIELDS, key=lambda kind: kind.__name__), ids=lambda k: k.__name__)
+PARTS = frozenset({TorchKernels, DenseLinear, Int8Linear})
+
+
+@pytest.mark.parametrize(
+    "kind", sorted(fast_paths._FIELDS, key=lambda one: one.__name__), ids=lambda k: k.__name__
+)
 def test_a_new_field_is_refused_by_name_until_it_is_listed(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    *others, last = known._FIELDS[kind].split()
+    *others, last = fast_paths._FIELDS[kind].split()
     assert [f.name for f in dataclasses.fields(kind)] == [*others, last]
-    monkeypatch.setitem(known._FIELDS, kind, " ".join(others))
-    parts = frozenset({TorchKernels, DenseLinear, Int8Linear})
-    moondream, encoder = random_moondream(*moondream_config()), random_encoder(encoder_config(), torch.float32)
+    monkeypatch.setitem(fast_paths._FIELDS, kind, " ".join(others))
+    moondream, encoder = random_moondream(*moondream_plan()), random_encoder(encoder_config(), torch.float32)
     decoders = [known_decoder(), moondream, FUSED_ONLY["weights in int8"](known_decoder())]
-    said = [known.unknown_in_decoder(decoder, parts) for decoder in decoders]
-    said.append(known.unknown_in_encoder(encoder, parts))
-    if kind.__name__ != "Fp8Linear":
-        assert f"{last} of the class {kind.__name__}" in said
+    said = [fast_paths.supports(decoder, VALUES, PARTS).reason for decoder in decoders]
+    said.append(fast_paths.supports_encoder(encoder, VALUES, PARTS).reason)
+    if kind.__name__ not in ("Fp8Linear", "SideWeights", "SideTables"):
+        assert any(f"{last} of the class {kind.__name__}" in (one or "") for one in said)
+
+
+@pytest.mark.parametrize("values", [VALUES, known.CAPTURED, known.FUSED], ids=["compiled", "captured", "fused"])
+def test_each_field_of_a_plan_is_refused_until_it_is_listed(values: fast_paths.Values) -> None:
+    decoder = known_decoder()
+    assert fast_paths.supports(decoder, values, PARTS).reason is None
+    for kind, listed in values.items():
+        for name in listed:
+            fewer = {**values, kind: {other: rule for other, rule in listed.items() if other != name}}
+            if name != "layers":
+                assert f"{name} of {kind.__name__}" in str(fast_paths.supports(decoder, fewer, PARTS).reason)
 
 
 # ------------------------------------------------------------ positions of several axes
@@ -274,11 +320,14 @@ def test_a_decoder_of_text_that_takes_more_than_text_is_not_known(more: dict[str
 @pytest.mark.parametrize(
     "changes",
     [
-        {"rotary": rotary_table(RopeConfig(), 32, 33, CPU)},
-        {"rotary": rotary_table(RopeConfig(), 64, 33, CPU).double()},
+        {"tables": (rotary_table(Rotary(32), 33, CPU),) * 3},
+        {"tables": (rotary_table(Rotary(64), 33, CPU).double(),) * 3},
+        {"tables": (None,) * 3},
         {"embedding": weights(64, 32)},
-        {"norm": (norm(64), norm(64))},
+        {"norm": NormWeights(weights(64), weights(64))},
+        {"norm": norm(63)},
         {"head": linear(63, 64)},
+        {"layers": known_decoder().layers[:2]},
     ],
     ids=lambda changes: next(iter(changes)),
 )
@@ -290,8 +339,8 @@ def test_tensors_of_other_sizes_are_refused(changes: dict[str, Any]) -> None:
 # ------------------------------------------------------------ Moondream
 
 
-def moondream_config() -> tuple[Any, torch.dtype]:
-    from petiole.gpu_worker.models.moondream.config import parse_moondream_config
+def moondream_plan() -> tuple[Any, torch.dtype]:
+    from petiole.gpu_worker.models.moondream.config import text_plan
 
     text = {
         "dim": 128,
@@ -301,7 +350,7 @@ def moondream_config() -> tuple[Any, torch.dtype]:
         "vocab_size": MOONDREAM_VOCAB,
         "max_context": MAX_LENGTH,
     }
-    return parse_moondream_config({"config": {"text": text}}), torch.float32
+    return text_plan({"config": {"text": text}}), torch.float32
 
 
 def encoder_config() -> Any:
@@ -316,13 +365,12 @@ class OtherMoondream(MoondreamDecoder):
         return 2 * MoondreamDecoder.head_output(self, hidden)
 
 
-class OtherBlock(TextBlock):
+class OtherLayer(LayerWeights):
     pass
 
 
-class OtherMlp(Mlp):
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.fc2(F.relu(self.fc1(x)))
+class OtherAttention(AttentionWeights):
+    pass
 
 
 class OtherEncoder(VisionEncoder):
@@ -334,34 +382,42 @@ def of(part: Any, kind: type, **changes: Any) -> Any:
     return kind(**{f.name: getattr(part, f.name) for f in dataclasses.fields(part)} | changes)
 
 
-def first(blocks: Sequence[Any], **changes: Any) -> tuple[Any, ...]:
-    return (replace(blocks[0], **changes), *blocks[1:])
+def first(layers: Sequence[Any], **changes: Any) -> tuple[Any, ...]:
+    return (replace(layers[0], **changes), *layers[1:])
 
 
+def with_out(layers: Sequence[LayerWeights], linear: Any) -> tuple[Any, ...]:
+    return first(layers, mixer=replace(layers[0].mixer, out=linear))
+
+
+BARE = NormWeights(weights(128))
+EPS = Norm("layer", eps=1e-3, bias=True)
 MOONDREAM: dict[str, Callable[[MoondreamDecoder], Any]] = {
     "a subclass": lambda one: of(one, OtherMoondream),
-    "a block's subclass": lambda one: replace(one, blocks=(of(one.blocks[0], OtherBlock), *one.blocks[1:])),
-    "another activation": lambda one: replace(one, blocks=first(one.blocks, mlp=of(one.blocks[0].mlp, OtherMlp))),
-    "another eps": lambda one: replace(one, config=replace(one.config, rms_norm_eps=1e-3)),
-    "norms without a bias": lambda one: replace(one, blocks=first(one.blocks, norm=(norm(128), None))),
-    "half of a rotary table": lambda one: replace(one, rotary=one.rotary[:, :32].contiguous()),
-    "another linear layer": lambda one: replace(one, blocks=first(one.blocks, proj=Rounded(weights(128, 128)))),
+    "a layer's subclass": lambda one: replace(one, layers=(of(one.layers[0], OtherLayer), *one.layers[1:])),
+    "another attention": lambda one: replace(
+        one, layers=first(one.layers, mixer=of(one.layers[0].mixer, OtherAttention))
+    ),
+    "an eps in one place": lambda one: replace(one, plan=each_layer(one.plan, mixer_norm=EPS)),
+    "norms without a bias": lambda one: replace(one, layers=first(one.layers, mixer_norm=BARE)),
+    "half of a rotary table": lambda one: replace(one, tables=(one.tables[0][:, :16].contiguous(),) * 2),
+    "another linear layer": lambda one: replace(one, layers=with_out(one.layers, Rounded(weights(128, 128)))),
 }
 ENCODER: dict[str, Callable[[VisionEncoder], Any]] = {
     "a subclass": lambda one: of(one, OtherEncoder),
-    "another activation": lambda one: replace(one, blocks=first(one.blocks, mlp=of(one.blocks[0].mlp, OtherMlp))),
-    "another linear layer": lambda one: replace(one, blocks=first(one.blocks, proj=Rounded(weights(64, 64)))),
-    "norms without a bias": lambda one: replace(one, blocks=first(one.blocks, ln1=(norm(64), None))),
+    "a layer's subclass": lambda one: replace(one, layers=(of(one.layers[0], OtherLayer), *one.layers[1:])),
+    "another linear layer": lambda one: replace(one, layers=with_out(one.layers, Rounded(weights(64, 64)))),
+    "norms without a bias": lambda one: replace(
+        one, layers=first(one.layers, mixer_norm=NormWeights(weights(64)))
+    ),
 }
 
 
 @pytest.mark.parametrize("name", MOONDREAM)
 def test_another_moondream_is_refused(name: str, refusals: Callable[[], list[str]]) -> None:
-    config, dtype = moondream_config()
-    cache = new_kv_cache(
-        config, n_pages=40, page_size=1, rows=2, max_model_len=32, dtype=torch.float32, device=CPU
-    )
-    assert native_decoder(MOONDREAM[name](random_moondream(config, dtype)), cache) is None
+    plan, dtype = moondream_plan()
+    cache = new_kv_cache(plan, n_pages=40, page_size=1, rows=2, max_model_len=32, dtype=torch.float32, device=CPU)
+    assert native_decoder(MOONDREAM[name](random_moondream(plan, dtype)), cache) is None
     assert len(refusals()) == 1
 
 

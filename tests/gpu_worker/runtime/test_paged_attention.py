@@ -5,21 +5,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from petiole.gpu_worker.models.config import ModelConfig, RopeConfig
-from petiole.gpu_worker.models.layers import Rotation
+from petiole.gpu_worker.models.parts.rotary import Rotation
 from petiole.gpu_worker.runtime.cpu.attention import PagedAttention
 from petiole.gpu_worker.runtime.interface import NO_UPDATES, PageUpdates, StepBatch
 from petiole.gpu_worker.runtime.memory.kv import KVCache, new_kv_cache
 from petiole.gpu_worker.runtime.step.inputs import lay_out
+from tests.support.plans import plan_of
 
 HEADS, WIDTH, LONGEST = 2, 16, 40
-CONFIG = ModelConfig("test", 8, 32, 8, 1, HEADS, HEADS, WIDTH, 1e-6, LONGEST, RopeConfig(), True, False, False,
-                     False, False, (0,))  # fmt: skip
+PLAN = plan_of(hidden=32, heads=HEADS, kv_heads=HEADS, head_dim=WIDTH, max_position=LONGEST)
 
 
 def new_cache() -> KVCache:
     cache = new_kv_cache(
-        CONFIG,
+        PLAN,
         n_pages=101,
         page_size=1,
         rows=3,
@@ -46,12 +45,11 @@ def attend(cache: KVCache, parts: list[tuple[int, int]], regions: list[tuple[int
     rows, positions = torch.from_numpy(inputs.rows), torch.from_numpy(inputs.positions)
     attention = PagedAttention(
         cache=cache,
-        windows=(0,),
+        plan=PLAN.mixers,
         rows=torch.from_numpy(inputs.batch_rows),
         starts=starts,
         lengths=lengths,
         slots=cache.slots(rows, positions),
-        scale=WIDTH**-0.5,
         limits=None if inputs.limits is None else torch.from_numpy(inputs.limits),
     )
     q, k, v = qkv[rows - 1, positions].unbind(1)

@@ -37,7 +37,7 @@ def ask(options: Mapping[str, Any], config: MoondreamConfig, n_images: int, code
     mode = tokens.thinking if reasoning else tokens.answer
     prompt = [*start, *around["prefix"], *question, *around["suffix"], mode]
     if reasoning:
-        return Asked(prompt, Reasoning(tokens, codec, config.vocab_size), steering="tokens")
+        return Asked(prompt, Reasoning(tokens, codec, config.text.vocab_size), steering="tokens")
     return Asked(prompt, Text("answer", tokens, codec), banned_token_ids=(tokens.answer,))
 
 

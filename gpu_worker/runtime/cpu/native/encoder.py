@@ -12,11 +12,19 @@ import logging
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.known import unknown_in_encoder
-from petiole.gpu_worker.models.layered import LayeredEncoder
+from petiole.gpu_worker.models.fast_paths import supports_encoder
+from petiole.gpu_worker.models.parts.layered import LayeredEncoder
 from petiole.gpu_worker.runtime.cpu.native.products.choice import Products, choose_products
 from petiole.gpu_worker.runtime.cpu.native.products.weights import KINDS
-from petiole.gpu_worker.runtime.cpu.native.stack import PARTS, CacheStruct, Shape, Stack, library_for
+from petiole.gpu_worker.runtime.cpu.native.stack import (
+    PARTS,
+    VALUES,
+    CacheStruct,
+    Shape,
+    Stack,
+    library_for,
+    unlike,
+)
 from petiole.gpu_worker.runtime.interface import Progress, nothing
 
 log = logging.getLogger(__name__)
@@ -33,28 +41,30 @@ class NativeEncoder:
     def __init__(
         self, library: ctypes.CDLL, encoder: LayeredEncoder, products: Products, progress: Progress = nothing
     ) -> None:
-        self._encoder, self._progress, shape, dtype = encoder, progress, encoder.shape, encoder.dtype
-        n = shape.positions
+        self._encoder, self._progress, dtype = encoder, progress, encoder.dtype
+        n, (first, *_) = encoder.n_positions, encoder.plan
+        mixer, width = first.mixer, encoder.hidden_size
+        assert first.mixer_norm is not None
         self._n_crops = max(1, _ROWS // n)
         self._inputs = at = torch.arange(self._n_crops * n)
         self._positions, self._rows, self._limits = at % n, at // n, torch.full_like(at, n)
         self._table = torch.arange(self._n_crops, dtype=torch.int32)
         self._keys, self._values = (
-            torch.zeros(len(at) * shape.hidden + _BEHIND, dtype=dtype) for _ in ("keys", "values")
+            torch.zeros(len(at) * mixer.kv_size + _BEHIND, dtype=dtype) for _ in ("keys", "values")
         )
-        head_dim = shape.hidden // shape.heads
         self._stack = Stack(
             library,
             products,
+            encoder.plan,
             encoder.layers,
-            Shape(shape.hidden, shape.inner, (shape.hidden, shape.hidden), shape.eps),
+            Shape(width, first.feed_forward.inner, (mixer.q_size, mixer.kv_size), first.mixer_norm.eps),
             CacheStruct(
-                heads=shape.heads,
-                kv_heads=shape.heads,
-                head_dim=head_dim,
+                heads=mixer.heads,
+                kv_heads=mixer.kv_heads,
+                head_dim=mixer.head_dim,
                 kv_kind=KINDS[dtype],
                 page_size=n,
-                scale=head_dim**-0.5,
+                scale=mixer.scale,
                 keys=self._keys.data_ptr(),
                 values=self._values.data_ptr(),
                 n_slots=0,
@@ -85,12 +95,13 @@ def native_encoder(encoder: LayeredEncoder, progress: Progress = nothing) -> Nat
     every few crops, and every second of those that take longer.
 
     The layers' weights are rearranged in place, so only the fast path can use them afterwards."""
-    unknown = unknown_in_encoder(encoder, PARTS)
+    unknown = supports_encoder(encoder, VALUES, PARTS).reason or unlike(encoder.plan)
     if unknown is not None:
         log.warning("torch encodes images on this CPU, which is slower: compiled code does not know %s", unknown)
         return None
-    shape = encoder.shape
-    library = library_for(shape.hidden, shape.inner, shape.hidden // shape.heads, encoder.dtype, lanes=8)
+    first = encoder.plan[0]
+    sizes = encoder.hidden_size, first.feed_forward.inner, first.mixer.head_dim
+    library = library_for(*sizes, encoder.dtype, lanes=8)
     if library is None:
         return None
     products = choose_products(library, encoder.layers, None, encoder.dtype, in_part=True)
@@ -101,5 +112,5 @@ def native_encoder(encoder: LayeredEncoder, progress: Progress = nothing) -> Nat
 
 def _shapes(encoder: LayeredEncoder) -> list[tuple[int, int]]:
     """The numbers of outputs and inputs of each map of a layer."""
-    hidden, inner = encoder.shape.hidden, encoder.shape.inner
+    hidden, inner = encoder.hidden_size, encoder.plan[0].feed_forward.inner
     return [(3 * hidden, hidden), (hidden, hidden), (inner, hidden), (hidden, inner)]

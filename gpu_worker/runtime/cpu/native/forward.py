@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
-from petiole.gpu_worker.models.known import unknown_in_decoder
-from petiole.gpu_worker.models.layered import LayeredDecoder
-from petiole.gpu_worker.models.layers import DenseLinear
+from petiole.gpu_worker.models.decoder import Decoder
+from petiole.gpu_worker.models.fast_paths import supports
+from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.runtime.cpu.native.products.adapters import NativeAdapters
 from petiole.gpu_worker.runtime.cpu.native.products.choice import choose_products
 from petiole.gpu_worker.runtime.cpu.native.products.weights import KINDS
 from petiole.gpu_worker.runtime.cpu.native.stack import (
     PARTS,
+    VALUES,
     CacheStruct,
     Shape,
     Stack,
     at_least,
     library_for,
+    unlike,
 )
 from petiole.gpu_worker.runtime.interface import Int32Array, Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
@@ -42,44 +43,47 @@ class NativeDecoder:
     def __init__(
         self,
         library: ctypes.CDLL,
-        decoder: LayeredDecoder,
+        decoder: Decoder,
         cache: KVCache,
         bank: AdapterBank | None,
         progress: Progress = nothing,
     ) -> None:
         self._decoder, self._cache = decoder, cache
         self._adapters = NativeAdapters(library, bank) if bank is not None else None
-        head, config = decoder.head, decoder.config
+        head, plan = decoder.head, decoder.plan
+        first = plan.layers[0]
+        mixer = first.mixer
+        assert first.mixer_norm is not None
         self._tied = isinstance(head, DenseLinear) and head.weight.is_set_to(decoder.embedding)
         self._products = choose_products(library, decoder.layers, decoder.head, decoder.dtype)
         self._stack = Stack(
             library,
             self._products,
+            plan.layers,
             decoder.layers,
             Shape(
-                config.hidden_size,
-                config.intermediate_size,
-                (config.q_size, config.kv_size),
-                config.rms_norm_eps,
+                plan.hidden_size,
+                first.feed_forward.inner,
+                (mixer.q_size, mixer.kv_size),
+                first.mixer_norm.eps,
                 NativeAdapters.reduced_width(bank) if bank is not None else 0,
             ),
             CacheStruct(
-                heads=config.n_heads,
-                kv_heads=config.n_kv_heads,
-                head_dim=config.head_dim,
-                kv_kind=KINDS[cache.keys.dtype],
+                heads=mixer.heads,
+                kv_heads=mixer.kv_heads,
+                head_dim=mixer.head_dim,
+                kv_kind=KINDS[cache.dtype],
                 page_size=cache.page_size,
-                scale=config.head_dim**-0.5,
-                keys=cache.keys.data_ptr(),
-                values=cache.values.data_ptr(),
-                n_slots=cache.keys.shape[1],
+                scale=mixer.scale,
+                keys=cache.keys[0].data_ptr(),
+                values=cache.values[0].data_ptr(),
+                n_slots=cache.n_slots,
                 columns=cache.table.shape[1],
                 table=cache.table.data_ptr(),
             ),
-            windows=config.windows,
             norm=decoder.norm,
             head=head,
-            rotary=decoder.rotary,
+            rotary=_whole_table(decoder),
             progress=progress,
         )
         self._logits: dict[int, Tensor] = {}
@@ -138,18 +142,67 @@ class NativeDecoder:
 def native_decoder(
     decoder: object, cache: KVCache, bank: AdapterBank | None = None, progress: Progress = nothing
 ) -> NativeDecoder | None:
-    """The fast CPU path for this model. None if some of it is not known (`models.known`), if its sizes or type are
-    unusual, if nothing can be compiled, or if PETIOLE_NATIVE is off. progress: called every second of a step that
-    takes longer.
+    """The fast CPU path for this model. None if some of it is not known (`models.fast_paths`), if its sizes or
+    type are unusual, if nothing can be compiled, or if PETIOLE_NATIVE is off. progress: called every second of a
+    step that takes longer.
 
     The weights of the layers and of the head are rearranged in place: afterwards only the fast path can use them.
     """
-    unknown = unknown_in_decoder(decoder, PARTS)
+    unknown = supports(decoder, VALUES, PARTS).reason or _unlike(decoder, bank)
     if unknown is not None:
         log.warning("torch alone computes on this CPU, which is slower: compiled code does not know %s", unknown)
         return None
-    known = cast(LayeredDecoder, decoder)
-    config = known.config
-    sizes = config.hidden_size, config.intermediate_size, config.head_dim
-    library = library_for(*sizes, known.dtype, _LANES)
-    return None if library is None else NativeDecoder(library, known, cache, bank, progress)
+    assert isinstance(decoder, Decoder)
+    first = decoder.plan.layers[0]
+    sizes = decoder.plan.hidden_size, first.feed_forward.inner, first.mixer.head_dim
+    library = library_for(*sizes, decoder.dtype, _LANES)
+    if library is None:
+        return None
+    return NativeDecoder(library, _unpartial(decoder), cache, bank, progress)
+
+
+def _unlike(decoder: object, bank: AdapterBank | None) -> str | None:
+    assert isinstance(decoder, Decoder)
+    plan = decoder.plan
+    found = unlike(plan.layers, plan.norm)
+    rotary = plan.layers[0].mixer.rotary if found is None else None
+    if found is None and rotary is None:
+        return "layers without rotation"
+    mixer = plan.layers[0].mixer
+    if rotary is not None and rotary.dims != mixer.head_dim and (bank is not None or mixer.q_norm is not None):
+        return "adapters or norms of heads where a part of a head is rotated"
+    if plan.norm is None or plan.layers[0].mixer.mask == "bidirectional":
+        return "an encoder of text"
+    return found
+
+
+def _unpartial(decoder: Decoder) -> Decoder:
+    """A decoder for code that rotates whole heads, by the table of `_whole_table`. Where a part of a head is
+    rotated, rows of queries and keys change their places: the halves of that part then lie in the halves of the
+    head."""
+    mixer = decoder.plan.layers[0].mixer
+    assert mixer.rotary is not None
+    if mixer.rotary.dims == mixer.head_dim:
+        return decoder
+    half, rest = mixer.rotary.dims // 2, (mixer.head_dim - mixer.rotary.dims) // 2
+    rotated = mixer.q_size + mixer.kv_size
+    for layer in decoder.layers:
+        linear = layer.mixer.qkv
+        assert isinstance(linear, DenseLinear)
+        for tensor in (linear.weight, linear.bias):
+            if tensor is not None:
+                heads = tensor[:rotated].view(-1, mixer.head_dim, *tensor.shape[1:])
+                low, high, left, right = torch.split(heads, [half, half, rest, rest], dim=1)
+                tensor[:rotated] = torch.cat([low, left, high, right], dim=1).flatten(0, 1)
+    return decoder
+
+
+def _whole_table(decoder: Decoder) -> Tensor:
+    mixer, table = decoder.plan.layers[0].mixer, decoder.tables[0]
+    assert table is not None
+    cos, sin = table.chunk(2, dim=-1)
+    rest = mixer.head_dim // 2 - cos.shape[1]
+    if not rest:
+        return table
+    ones, zeros = torch.ones(len(table), rest), torch.zeros(len(table), rest)
+    return torch.cat([cos, ones, sin, zeros], dim=-1)

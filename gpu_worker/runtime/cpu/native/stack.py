@@ -9,7 +9,7 @@ import ctypes
 import logging
 from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,13 @@ from torch import Tensor
 
 from petiole.gpu_worker.config import switch
 from petiole.gpu_worker.errors import ModelError
-from petiole.gpu_worker.models.decoder import DecoderLayer
+from petiole.gpu_worker.models.fast_paths import ANY, TABLE, Parts, Values
 from petiole.gpu_worker.models.host_memory import new_tensor
-from petiole.gpu_worker.models.known import Parts
-from petiole.gpu_worker.models.layered import GeluLayer, LayerNorm
-from petiole.gpu_worker.models.layers import DenseLinear, Int8Linear, Linear, TorchKernels
+from petiole.gpu_worker.models.parts.kernels import TorchKernels
+from petiole.gpu_worker.models.parts.layer import LayerWeights
+from petiole.gpu_worker.models.parts.norms import NormWeights
+from petiole.gpu_worker.models.plan import Attention, FeedForward, Layer, ModelPlan, Norm, Rotary
+from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear, Linear
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.products.choice import Products
 from petiole.gpu_worker.runtime.cpu.native.products.weights import EMPTY, LinearStruct, Weights
@@ -112,7 +114,96 @@ class _Step(ctypes.Structure):
 _MAX_HEAD = 256
 
 PARTS: Parts = frozenset({TorchKernels, DenseLinear, Int8Linear})
-"""The parts that the C code computes. See `models.known`."""
+"""The parts that the C code computes. See `models.fast_paths`."""
+
+VALUES: Values = {
+    ModelPlan: {
+        "architecture": ANY,
+        "vocab_size": ANY,
+        "hidden_size": ANY,
+        "norm": {Norm},
+        "max_position": ANY,
+        "tied_head": ANY,
+        "head_bias": ANY,
+        "embedding_factor": {1.0},
+        "embedding_norm": {None},
+        "learned_positions": {0},
+        "token_types": {0},
+        "logits_factor": {1.0},
+        "logits_softcap": {0.0},
+        "side": {None},
+        "dtype": ANY,
+        "eos_token_ids": ANY,
+    },
+    Layer: {
+        "mixer": {Attention},
+        "feed_forward": {FeedForward},
+        "mixer_norm": {Norm},
+        "mixer_out_norm": {None},
+        "feed_forward_norm": {None, Norm},
+        "feed_forward_out_norm": {None},
+        "parallel": {True, False},
+        "post_norm": {False},
+        "residual": {1.0},
+        "scalar": {False},
+    },
+    Attention: {
+        "heads": ANY,
+        "kv_heads": ANY,
+        "head_dim": ANY,
+        "scale": ANY,
+        "rotary": {None, Rotary},
+        "window": ANY,
+        "mask": {"causal", "prefix", "bidirectional"},
+        "q_norm": {None, Norm},
+        "k_norm": {None, Norm},
+        "v_norm": {None},
+        "norm_whole": {False},
+        "qkv_bias": ANY,
+        "out_bias": ANY,
+        "softcap": {0.0},
+        "sinks": {False},
+        "output_gate": {False},
+        "keys_of": {None},
+        "values_are_keys": {False},
+        "query_growth": {None},
+    },
+    Rotary: TABLE,
+    FeedForward: {
+        "inner": ANY,
+        "activation": {"silu", "gelu_tanh"},
+        "gated": {True, False},
+        "bias": ANY,
+        "clamp": {0.0},
+    },
+    Norm: {"kind": {"rms", "layer"}, "eps": ANY, "weight": {True}, "bias": ANY, "offset": {0.0}},
+}
+"""The plans that the C code computes, layer by layer. `unlike` has what it needs of layers together."""
+
+
+def unlike(layers: Sequence[Layer], norm: Norm | None = None) -> str | None:
+    """What the C code does not compute of these layers together: their sizes must be the same, and so must their
+    norms. norm: behind the last layer."""
+    if not layers:
+        return "a model without layers"
+    first = layers[0]
+    for layer in layers:
+        mixer, fed = layer.mixer, layer.feed_forward
+        if replace(layer, mixer=replace(mixer, window=0)) != replace(first, mixer=replace(first.mixer, window=0)):
+            return "layers of different sizes or kinds"
+        if fed.gated != (fed.activation == "silu"):
+            return f"a {fed.activation} {'with' if fed.gated else 'without'} a gate"
+        if (layer.feed_forward_norm is None) != layer.parallel:
+            return "a layer with another number of norms"
+        if layer.parallel and fed.gated:
+            return "attention beside a gated feed-forward"
+        norms = [one for one in (layer.mixer_norm, layer.feed_forward_norm, norm) if one is not None]
+        if any(one != norms[0] or one.bias != (one.kind == "layer") for one in norms):
+            return "norms of different kinds"
+        of_heads = mixer.q_norm, mixer.k_norm
+        if (of_heads != (None, None) and of_heads != (norms[0], norms[0])) or (mixer.q_norm and norms[0].bias):
+            return "norms of heads of another kind"
+    return None
 
 
 @dataclass(frozen=True)
@@ -136,12 +227,12 @@ class Stack:
         self,
         library: ctypes.CDLL,
         products: Products,
-        layers: Sequence[DecoderLayer | GeluLayer],
+        plan: Sequence[Layer],
+        layers: Sequence[LayerWeights],
         shape: Shape,
         cache: CacheStruct,
         *,
-        windows: Sequence[int] = (),
-        norm: Tensor | LayerNorm | None = None,
+        norm: NormWeights | None = None,
         head: Linear | None = None,
         rotary: Tensor | None = None,
         progress: Progress = nothing,
@@ -150,9 +241,8 @@ class Stack:
         self._progress = ctypes.CFUNCTYPE(None)(progress)
         library.petiole_scratch.restype = c_int64
         self._weights = Weights(library, products.library)
-        windows = windows or [0] * len(layers)
         self._layers = (_Layer * len(layers))(
-            *(self._layer(layer, window) for layer, window in zip(layers, windows, strict=True))
+            *(self._layer(layer, of.mixer.window) for layer, of in zip(layers, plan, strict=True))
         )
         self.model = _Model(
             n_layers=len(layers),
@@ -237,23 +327,23 @@ class Stack:
         step.scratch = scratch.data_ptr()
         self._most, self._step, self._memory = t, step, (activations, scratch)
 
-    def _layer(self, layer: DecoderLayer | GeluLayer, window: int) -> _Layer:
-        q_norm, k_norm = (layer.q_norm, layer.k_norm) if isinstance(layer, DecoderLayer) else (None, None)
+    def _layer(self, layer: LayerWeights, window: int) -> _Layer:
+        mixer, fed = layer.mixer, layer.feed_forward
         return _Layer(
-            input_norm=self._norm(layer.input_norm),
-            post_norm=self._norm(layer.post_norm),
-            q_norm=self._weights.floats(q_norm),
-            k_norm=self._weights.floats(k_norm),
-            qkv=self._weights.linear(layer.qkv, self._products.library_from("qkv")),
-            out=self._weights.linear(layer.out, self._products.library_from("out")),
-            gate_up=self._weights.linear(layer.gate_up, self._products.library_from("gate_up")),
-            down=self._weights.linear(layer.down, self._products.library_from("down")),
+            input_norm=self._norm(layer.mixer_norm),
+            post_norm=self._norm(layer.feed_forward_norm),
+            q_norm=self._norm(mixer.q_norm).weight,
+            k_norm=self._norm(mixer.k_norm).weight,
+            qkv=self._weights.linear(mixer.qkv, self._products.library_from("qkv")),
+            out=self._weights.linear(mixer.out, self._products.library_from("out")),
+            gate_up=self._weights.linear(fed.gate_up, self._products.library_from("gate_up")),
+            down=self._weights.linear(fed.down, self._products.library_from("down")),
             window=window,
         )
 
-    def _norm(self, norm: Tensor | LayerNorm | None) -> NormStruct:
-        weight, bias = norm if isinstance(norm, tuple) else (norm, None)
-        return NormStruct(self._weights.floats(weight), self._weights.floats(bias))
+    def _norm(self, norm: NormWeights | None) -> NormStruct:
+        norm = norm or NormWeights()
+        return NormStruct(self._weights.floats(norm.weight), self._weights.floats(norm.bias))
 
 
 def library_for(hidden: int, inner: int, head_dim: int, dtype: torch.dtype, lanes: int) -> ctypes.CDLL | None:

@@ -11,14 +11,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.config import ModelConfig
-from petiole.gpu_worker.models.layers import Rotation
+from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.parts.kernels import rms_norm
+from petiole.gpu_worker.models.parts.rotary import Rotation
+from petiole.gpu_worker.models.plan import Attention, ModelPlan
 from petiole.gpu_worker.runtime.interface import Int32Array
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 
@@ -47,17 +49,22 @@ two."""
 
 
 class FlashInferKernels:
-    """See `models.layers.Kernels`. `add_rms_norm` works in place."""
+    """See `models.parts.kernels.Kernels`. `add_rms_norm` works in place."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         from flashinfer.norm import rmsnorm
 
+        if weight.dtype != x.dtype:  # in float32, because a part of it was added
+            return rms_norm(x, weight, eps)
         out: Tensor = rmsnorm(x, weight, eps)
         return out
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         from flashinfer.norm import fused_add_rmsnorm
 
+        if weight.dtype != x.dtype:
+            residual += x
+            return rms_norm(residual, weight, eps)
         fused_add_rmsnorm(x, residual, weight, eps)
         return x
 
@@ -73,40 +80,53 @@ class FlashInferKernels:
         return quantize_rows(x)
 
 
+class Kind(NamedTuple):
+    """Layers of one kind share FlashInfer's plan of a step."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int
+
+    @staticmethod
+    def of(mixer: Attention) -> Kind:
+        return Kind(mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.scale, mixer.window)
+
+
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The sizes that all plans of a model share."""
+    """The kinds of attention of a model over its cache."""
 
-    config: ModelConfig
+    plan: ModelPlan
     cache: KVCache
     dtype: torch.dtype
 
     @property
     def device(self) -> torch.device:
-        return self.cache.keys.device
+        return self.cache.device
 
     @property
-    def windows(self) -> list[int]:
-        """The distinct windows of the layers: each needs a plan of its own."""
-        return sorted(set(self.config.windows))
+    def kinds(self) -> list[Kind]:
+        """The distinct kinds of layers: each needs a plan of its own."""
+        return sorted({Kind.of(mixer) for mixer in self.plan.mixers})
 
     def pages(self, layer: int) -> tuple[Tensor, Tensor]:
         """The keys [n_pages, page_size, Hkv, D], and the values."""
-        shape = (-1, self.cache.page_size, self.config.n_kv_heads, self.config.head_dim)
-        return self.cache.keys[layer].view(shape), self.cache.values[layer].view(shape)
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        shape = (-1, self.cache.page_size, *keys.shape[1:])
+        return keys.view(shape), values.view(shape)
 
-    def plan_settings(self, window: int) -> dict[str, Any]:
+    def plan_settings(self, kind: Kind) -> dict[str, Any]:
         return {
             "q_data_type": self.dtype,
-            "kv_data_type": self.cache.keys.dtype,
-            "sm_scale": self.config.head_dim**-0.5,
-            "window_left": window - 1 if window else -1,
+            "kv_data_type": self.cache.dtype,
+            "sm_scale": kind.scale,
+            "window_left": kind.window - 1 if kind.window else -1,
         }
 
-    @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        c = self.config
-        return c.n_heads, c.n_kv_heads, c.head_dim, self.cache.page_size
+    def sizes(self, kind: Kind) -> tuple[int, int, int, int]:
+        return kind.heads, kind.kv_heads, kind.head_dim, self.cache.page_size
 
 
 def host_page_counts(lengths: Int32Array, page_size: int) -> tuple[Int32Array, Int32Array]:
@@ -119,38 +139,48 @@ def host_page_counts(lengths: Int32Array, page_size: int) -> tuple[Int32Array, I
 
 @dataclass(frozen=True, slots=True)
 class FlashInferAttention:
-    """One step's attention; `wrappers` by window, all planned; slots: int64 [T], where the step's positions go.
-    The first `n_bidirectional` queries have wrappers of their own. See `models.decoder.Attention`."""
+    """One step's attention; `wrappers` by kind of layer, all planned; slots: int64 [T], where the step's positions
+    go. The first `n_bidirectional` queries have wrappers of their own. See
+    `models.parts.attention.StepAttention`."""
 
     geometry: Geometry
     slots: Tensor
-    wrappers: Mapping[int, Any]
+    wrappers: Mapping[Kind, Any]
     n_bidirectional: int = 0
-    bidirectional: Mapping[int, Any] = field(default_factory=dict)
+    bidirectional: Mapping[Kind, Any] = field(default_factory=dict)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        rotation: Rotation,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         from petiole.gpu_worker.runtime.cuda.fused.layers import rotate_and_store
 
-        config, cache = self.geometry.config, self.geometry.cache
-        if q.shape[1:] != (config.n_heads, config.head_dim):
-            planned = f"{config.n_heads} heads of {config.head_dim}"
+        cache, kind = self.geometry.cache, Kind.of(self.geometry.plan.mixers[layer])
+        if k is None or v is None or sinks is not None:
+            raise ModelError("attention on CUDA: must have keys and values of its own, and no sinks")
+        if q.shape[1:] != (kind.heads, kind.head_dim):
+            planned = f"{kind.heads} heads of {kind.head_dim}"
             raise ValueError(f"queries: must be of {planned}, as planned, got {list(q.shape[1:])}")
-        window = config.windows[layer]
         rotate_and_store(q, k, v, rotation, cache.keys[layer], cache.values[layer], self.slots)
         out = torch.empty(
             q.shape, dtype=q.dtype, device=q.device
         )  # otherwise FlashInfer fills a prefill's buffers with zeros
         pages, n = self.geometry.pages(layer), self.n_bidirectional
         if n:
-            self.bidirectional[window].run(q[:n], pages, out=out[:n])
+            self.bidirectional[kind].run(q[:n], pages, out=out[:n])
         if n < len(q):
-            self.wrappers[window].run(q[n:], pages, out=out[n:])
+            self.wrappers[kind].run(q[n:], pages, out=out[n:])
         return out.view(q.shape[0], -1)
 
 
 class DecodeWrappers:
     """The captured decodes of one slot at one batch size, of `queries` positions for each row: fixed buffers and a
-    wrapper for each window. If rows have several positions, attention always runs on tensor cores.
+    wrapper for each kind of layer. If rows have several positions, attention always runs on tensor cores.
 
     By default a graph has a merge kernel in each layer, for rows that are split among blocks. If a batch fills the
     card, no row is split, and the wrapper is told to leave the merge out. The kernel without tensor cores finds
@@ -163,35 +193,34 @@ class DecodeWrappers:
 
         self.geometry, self.size = geometry, size
         self._more = {"q_len_per_req": queries} if queries > 1 else {}
-        n_kv_heads = geometry.config.n_kv_heads
-        group = geometry.config.n_heads // n_kv_heads
-        tensor_cores = queries > 1 or group not in _CUDA_CORE_GROUPS or group >= TENSOR_CORES_FROM
-        self.whole = tensor_cores and fills_the_card(geometry, size)
+        self.whole = {
+            kind: _on_tensor_cores(kind, queries) and fills_the_card(geometry, kind, size)
+            for kind in geometry.kinds
+        }
         self.indices = indices
         self.indptr = torch.zeros(size + 1, dtype=torch.int32, device=geometry.device)
         self.last_page_len = torch.ones(size, dtype=torch.int32, device=geometry.device)
         self.wrappers = {
-            window: BatchDecodeWithPagedKVCacheWrapper(
+            kind: BatchDecodeWithPagedKVCacheWrapper(
                 workspace,
                 "NHD",
                 use_cuda_graph=True,
-                use_tensor_cores=tensor_cores,
+                use_tensor_cores=_on_tensor_cores(kind, queries),
                 paged_kv_indptr_buffer=self.indptr,
                 paged_kv_indices_buffer=indices,
                 paged_kv_last_page_len_buffer=self.last_page_len,
                 backend="fa2",
             )
-            for window in geometry.windows
+            for kind in geometry.kinds
         }
         _shrink_plans(self.wrappers, workspace)
 
     def plan(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
         """Plan a step. indptr, last_page_len: pinned; indices: on the device. Nothing waits."""
-        for window, wrapper in self.wrappers.items():
-            settings = self.geometry.plan_settings(window) | self._more
-            wrapper.plan(
-                indptr, indices, last_page_len, *self.geometry.sizes, disable_split_kv=self.whole, **settings
-            )
+        for kind, wrapper in self.wrappers.items():
+            settings = self.geometry.plan_settings(kind) | self._more
+            sizes, whole = self.geometry.sizes(kind), self.whole[kind]
+            wrapper.plan(indptr, indices, last_page_len, *sizes, disable_split_kv=whole, **settings)
 
 
 class AppendWrappers:
@@ -228,32 +257,37 @@ class AppendWrappers:
                 "paged_kv_indices_buf": indices,
                 "paged_kv_last_page_len_buf": last,
             }
-        self.whole = fills_the_card(geometry, rows)
+        self.whole = {kind: fills_the_card(geometry, kind, rows) for kind in geometry.kinds}
         self.wrappers = {
-            window: BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2", **fixed)
-            for window in geometry.windows
+            kind: BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2", **fixed)
+            for kind in geometry.kinds
         }
         if rows:
             _shrink_plans(self.wrappers, workspace)
 
     def plan(self, lengths: Tensor, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
         """Plan a step. lengths: appended positions, as an indptr. All arrays are pinned, except `indices`."""
-        for window, wrapper in self.wrappers.items():
-            settings = self.geometry.plan_settings(window)
-            settings |= {"causal": self._causal, "disable_split_kv": self.whole}
-            wrapper.plan(lengths, indptr, indices, last_page_len, *self.geometry.sizes, **settings)
+        for kind, wrapper in self.wrappers.items():
+            settings = self.geometry.plan_settings(kind)
+            settings |= {"causal": self._causal, "disable_split_kv": self.whole[kind]}
+            wrapper.plan(lengths, indptr, indices, last_page_len, *self.geometry.sizes(kind), **settings)
 
 
-def _shrink_plans(wrappers: Mapping[int, Any], workspace: Tensor) -> None:
+def _shrink_plans(wrappers: Mapping[Kind, Any], workspace: Tensor) -> None:
     for wrapper in wrappers.values():
         plan = torch.empty(PLAN_BYTES, dtype=torch.uint8, device=workspace.device)
         wrapper.reset_workspace_buffer(workspace, plan)
 
 
-def fills_the_card(geometry: Geometry, rows: int) -> bool:
+def _on_tensor_cores(kind: Kind, queries: int) -> bool:
+    group = kind.heads // kind.kv_heads
+    return queries > 1 or group not in _CUDA_CORE_GROUPS or group >= TENSOR_CORES_FROM
+
+
+def fills_the_card(geometry: Geometry, kind: Kind, rows: int) -> bool:
     """Whether rows times heads of keys fill the blocks that the card runs, two on each processor."""
     processors = torch.cuda.get_device_properties(geometry.device).multi_processor_count
-    return rows * geometry.config.n_kv_heads >= 2 * processors
+    return rows * kind.kv_heads >= 2 * processors
 
 
 def new_workspace(device: torch.device) -> Tensor:

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from petiole.gpu_worker.models.layers import Rotation
+from petiole.gpu_worker.models.parts.rotary import Rotation
 
 _HEADS = 8
 FP8_MAX = tl.constexpr(448.0)
@@ -37,6 +37,7 @@ def rotate_and_store(
     """
     n, n_heads, width = q.shape
     n_kv_heads, table = k.shape[1], rotation.table
+    assert table is not None, "`cuda.known` has no layers without rotation"
     assert all(x.stride()[1:] == (width, 1) for x in (q, k, v))
     assert table.is_contiguous()
     _check_sizes(q, k, v, rotation, keys, values)
@@ -60,6 +61,7 @@ def rotate_and_store(
         rotation.eps,
         NORMED=rotation.norms is not None,
         HALF=width // 2,
+        TURNED=table.shape[1] // 2,
         BLOCK=triton.next_power_of_2(width // 2),
         HEADS=_HEADS,
         num_warps=4,
@@ -74,10 +76,11 @@ def _check_sizes(q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, keys: Tens
     if not fits or not len(rotation.positions) == len(q) == len(k) == len(v):
         shapes = ", ".join(str(list(x.shape)) for x in (q, k, v, rotation.positions, keys, values))
         raise ValueError(f"queries, keys, values, positions and the pools of both: must fit, got {shapes}")
-    norms = rotation.norms or ()
-    if rotation.table.shape[1:] != (width,) or any(norm.shape != (width,) for norm in norms):
-        shapes = ", ".join(str(list(x.shape)) for x in (rotation.table, *norms))
-        raise ValueError(f"rotary table and norms: must have {width} columns, got {shapes}")
+    norms, table = rotation.norms or (), rotation.table
+    fits = table is not None and table.shape[1] <= width and (width - table.shape[1]) % 2 == 0
+    if not fits or any(norm.shape != (width,) for norm in norms):
+        shapes = ", ".join("none" if x is None else str(list(x.shape)) for x in (table, *norms))
+        raise ValueError(f"rotary table and norms: must have at most, and exactly, {width} columns, got {shapes}")
 
 
 @triton.jit
@@ -100,65 +103,97 @@ def _rotate_and_store(
     eps,
     NORMED: tl.constexpr,
     HALF: tl.constexpr,
+    TURNED: tl.constexpr,
     BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
     OVERLAPPED: tl.constexpr,
 ):
+    """A head is HALF pairs of elements. TURNED pairs turn: element i with i + TURNED. The rest of the head are
+    pairs, too, which do not turn."""
     if OVERLAPPED:
         gdc_launch_dependents()
         gdc_wait()
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    angles = table + tl.load(positions + row).to(tl.int64) * (2 * HALF)
+    angles = table + tl.load(positions + row).to(tl.int64) * (2 * TURNED)
     n_groups = tl.cdiv(n_heads, HEADS)
     if group < n_groups:
-        at, used = _places(group, n_heads, HALF, BLOCK, HEADS)
+        at, apart, used = _places(group, n_heads, HALF, TURNED, BLOCK, HEADS)
         x = q + row * q_row
-        low, high = _rotated(x, at, used, q_norm, angles, eps, NORMED, HALF, BLOCK)
-        _store_halves(x, at, used, low, high, HALF)
+        low, high = _rotated(x, at, apart, used, q_norm, angles, eps, NORMED, HALF, TURNED, BLOCK)
+        _store_pairs(x, at, apart, used, low, high)
     else:
-        at, used = _places(group - n_groups, n_kv_heads, HALF, BLOCK, HEADS)
+        at, apart, used = _places(group - n_groups, n_kv_heads, HALF, TURNED, BLOCK, HEADS)
         place = tl.load(slots + row) * n_kv_heads * (2 * HALF)
-        low, high = _halves(v + row * v_row, at, used, HALF)
-        _store_halves(values + place, at, used, low, high, HALF)
-        low, high = _rotated(k + row * k_row, at, used, k_norm, angles, eps, NORMED, HALF, BLOCK)
-        _store_halves(keys + place, at, used, low, high, HALF)
+        low, high = _pairs(v + row * v_row, at, apart, used)
+        _store_pairs(values + place, at, apart, used, low, high)
+        low, high = _rotated(k + row * k_row, at, apart, used, k_norm, angles, eps, NORMED, HALF, TURNED, BLOCK)
+        _store_pairs(keys + place, at, apart, used, low, high)
 
 
 @triton.jit
-def _places(group, n_heads, HALF: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr):
-    """The places of the lower halves of a group of heads in a row of dense heads, and which of the heads exist."""
-    head, column = group * HEADS + tl.arange(0, HEADS), tl.arange(0, BLOCK)
-    return head[:, None] * (2 * HALF) + column[None, :], (head < n_heads)[:, None] & (column < HALF)[None, :]
+def _firsts(TURNED: tl.constexpr, BLOCK: tl.constexpr):
+    """Where the first element of each pair of a head lies."""
+    pair = tl.arange(0, BLOCK)
+    return tl.where(pair < TURNED, pair, pair + TURNED)
 
 
 @triton.jit
-def _rotated(x, at, used, norm, angles, eps, NORMED: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
-    """The lower and upper halves, float32 [heads, BLOCK], of the heads at `at`, normed and rotated."""
-    column = tl.arange(0, BLOCK)
-    inside = column < HALF
-    low, high = _halves(x, at, used, HALF)
+def _apart(HALF: tl.constexpr, TURNED: tl.constexpr, BLOCK: tl.constexpr):
+    """How far the elements of each pair of a head lie apart."""
+    return tl.where(tl.arange(0, BLOCK) < TURNED, TURNED, HALF - TURNED)
+
+
+@triton.jit
+def _places(group, n_heads, HALF: tl.constexpr, TURNED: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr):
+    """The places of the first elements of all pairs of a group of heads in a row of dense heads, how far their
+    second elements lie apart, and which of the pairs exist."""
+    head, pair = group * HEADS + tl.arange(0, HEADS), tl.arange(0, BLOCK)
+    at = head[:, None] * (2 * HALF) + _firsts(TURNED, BLOCK)[None, :]
+    return at, _apart(HALF, TURNED, BLOCK)[None, :], (head < n_heads)[:, None] & (pair < HALF)[None, :]
+
+
+@triton.jit
+def _rotated(
+    x,
+    at,
+    apart,
+    used,
+    norm,
+    angles,
+    eps,
+    NORMED: tl.constexpr,
+    HALF: tl.constexpr,
+    TURNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The first and second elements, float32 [heads, BLOCK], of the pairs at `at`, normed and rotated."""
+    pair = tl.arange(0, BLOCK)
+    inside, turned = pair < HALF, pair < TURNED
+    low, high = _pairs(x, at, apart, used)
     if NORMED:
+        first = norm + _firsts(TURNED, BLOCK)
         square = tl.sum(low * low + high * high, 1) / (2 * HALF)
         scale = tl.rsqrt(square + eps)[:, None]
-        low = low * scale * tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)[None, :]
-        high = high * scale * tl.load(norm + HALF + column, mask=inside, other=0.0).to(tl.float32)[None, :]
-    cos = tl.load(angles + column, mask=inside, other=0.0)[None, :]
-    sin = tl.load(angles + HALF + column, mask=inside, other=0.0)[None, :]
+        low = low * scale * tl.load(first, mask=inside, other=0.0).to(tl.float32)[None, :]
+        second = tl.load(first + _apart(HALF, TURNED, BLOCK), mask=inside, other=0.0)
+        high = high * scale * second.to(tl.float32)[None, :]
+    cos = tl.load(angles + pair, mask=turned, other=1.0)[None, :]
+    sin = tl.load(angles + TURNED + pair, mask=turned, other=0.0)[None, :]
     return low * cos - high * sin, high * cos + low * sin
 
 
 @triton.jit
-def _halves(x, at, used, HALF: tl.constexpr):
+def _pairs(x, at, apart, used):
     low = tl.load(x + at, mask=used, other=0.0).to(tl.float32)
-    return low, tl.load(x + at + HALF, mask=used, other=0.0).to(tl.float32)
+    return low, tl.load(x + at + apart, mask=used, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _store_halves(target, at, used, low, high, HALF: tl.constexpr):
+def _store_pairs(target, at, apart, used, low, high):
     if target.dtype.element_ty == tl.float8e4nv:
         low, high = tl.clamp(low, -FP8_MAX, FP8_MAX), tl.clamp(high, -FP8_MAX, FP8_MAX)
     tl.store(target + at, low.to(target.dtype.element_ty), mask=used)
-    tl.store(target + at + HALF, high.to(target.dtype.element_ty), mask=used)
+    tl.store(target + at + apart, high.to(target.dtype.element_ty), mask=used)
 
 
 def write_pages(table: Tensor, rows: Tensor, columns: Tensor, pages: Tensor) -> None:

@@ -26,7 +26,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from petiole.gpu_worker.models.decoder import Decoder, Forward
-from petiole.gpu_worker.models.layers import DenseLinear, Linear
+from petiole.gpu_worker.models.parts.norms import NormWeights, weight_of
+from petiole.gpu_worker.models.plan import Norm
+from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
 from petiole.gpu_worker.runtime.cuda.fused.layers import overlapped
 
 MOST_ROWS = 16
@@ -43,7 +45,11 @@ _PROGRAMS = 96
 
 def fits(decoder: Decoder) -> bool:
     """Whether `forward` can compute this model: dense bfloat16 weights, in whole blocks."""
-    linears = [linear for layer in decoder.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+    linears = [
+        linear
+        for layer in decoder.layers
+        for linear in (layer.mixer.qkv, layer.mixer.out, layer.feed_forward.gate_up, layer.feed_forward.down)
+    ]
     return decoder.dtype == torch.bfloat16 and all(
         isinstance(linear, DenseLinear)
         and linear.weight.is_contiguous()
@@ -54,12 +60,21 @@ def fits(decoder: Decoder) -> bool:
 
 def forward(decoder: Decoder, hidden: Tensor, step: Forward) -> Tensor:
     """See `Decoder.forward`: at most `MOST_ROWS` rows, of a model that `fits`, without adapters."""
-    for i, layer in enumerate(decoder.layers):
-        qkv = product(hidden, layer.qkv, norm=(layer.input_norm, decoder.config.rms_norm_eps))
-        product(decoder.attend(i, qkv, step), layer.out, add_to=hidden)
-        inner = product(hidden, layer.gate_up, norm=(layer.post_norm, decoder.config.rms_norm_eps), gated=True)
-        product(inner, layer.down, add_to=hidden)
+    for i, (plan, layer) in enumerate(zip(decoder.plan.layers, decoder.layers, strict=True)):
+        before, behind = (
+            _norm(plan.mixer_norm, layer.mixer_norm),
+            _norm(plan.feed_forward_norm, layer.feed_forward_norm),
+        )
+        qkv = product(hidden, layer.mixer.qkv, norm=before)
+        product(decoder.attend(i, qkv, step), layer.mixer.out, add_to=hidden)
+        inner = product(hidden, layer.feed_forward.gate_up, norm=behind, gated=True)
+        product(inner, layer.feed_forward.down, add_to=hidden)
     return hidden
+
+
+def _norm(plan: Norm | None, weights: NormWeights | None) -> tuple[Tensor, float]:
+    assert plan is not None
+    return weight_of(weights), plan.eps
 
 
 def product(

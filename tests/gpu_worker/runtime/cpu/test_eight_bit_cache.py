@@ -10,31 +10,27 @@ import torch
 from torch import Tensor
 
 from bench.driver import Driver
-from petiole.gpu_worker.models.config import ModelConfig, RopeConfig
 from petiole.gpu_worker.models.decoder import Decoder
-from petiole.gpu_worker.models.layers import DenseLinear
+from petiole.gpu_worker.models.plan import ModelPlan
+from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.forward import NativeDecoder, native_decoder
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from tests.gpu_worker.runtime.cpu.test_native_attention import (
-    HIDDEN,
-    MAX_LENGTH,
-    VOCAB,
     random_decoder,
     scattered_cache,
+    small,
     step,
 )
+from tests.support.plans import each_mixer
 
 EIGHT_BITS = torch.float8_e4m3fn
 compiled = pytest.mark.skipif(load_library() is None, reason="no C compiler")
 
 
-def config(head_dim: int, window: int = 0) -> ModelConfig:
-    return ModelConfig(
-        "test", VOCAB, HIDDEN, 18, 1, 6, 3, head_dim, 1e-6, MAX_LENGTH,
-        RopeConfig(), True, False, False, False, True, (window,),
-    )  # fmt: skip
+def config(head_dim: int, window: int = 0) -> ModelPlan:
+    return small(6, 3, head_dim, (window,))
 
 
 def opened(decoder: Decoder, cache: KVCache) -> NativeDecoder:
@@ -46,11 +42,13 @@ def opened(decoder: Decoder, cache: KVCache) -> NativeDecoder:
 def with_heads_of_all_sizes(decoder: Decoder) -> Decoder:
     """Keys and values from far below the smallest number of eight bits to far above the largest."""
     (layer,) = decoder.layers
-    assert isinstance(layer.qkv, DenseLinear)
-    n, k = layer.qkv.weight.shape
+    assert isinstance(layer.mixer.qkv, DenseLinear)
+    n, k = layer.mixer.qkv.weight.shape
     by = torch.logspace(-5, 4, n)[torch.randperm(n, generator=torch.Generator().manual_seed(1))]
     qkv = DenseLinear(torch.randn(n, k, generator=torch.Generator().manual_seed(2)) * by[:, None])
-    return replace(decoder, layers=(replace(layer, qkv=qkv, q_norm=None, k_norm=None),))
+    mixer = replace(layer.mixer, qkv=qkv, q_norm=None, k_norm=None)
+    plan = each_mixer(decoder.plan, q_norm=None, k_norm=None)
+    return replace(decoder, plan=plan, layers=(replace(layer, mixer=mixer),))
 
 
 @compiled
@@ -60,11 +58,11 @@ def test_what_is_kept_is_the_nearest_number_of_eight_bits(head_dim: int) -> None
     kept: dict[torch.dtype, KVCache] = {}
     for dtype in (torch.float32, EIGHT_BITS):
         decoder = with_heads_of_all_sizes(random_decoder(config(head_dim), torch.float32))
-        kept[dtype] = scattered_cache(decoder.config, 1, 2, dtype)
+        kept[dtype] = scattered_cache(decoder.plan, 1, 2, dtype)
         opened(decoder, kept[dtype]).forward(0, token_ids, positions, at, torch.arange(1))
     slots = kept[torch.float32].slots(at, positions)
     for name in ("keys", "values"):
-        exact, found = (getattr(kept[dtype], name)[0, slots] for dtype in (torch.float32, EIGHT_BITS))
+        exact, found = (getattr(kept[dtype], name)[0][slots] for dtype in (torch.float32, EIGHT_BITS))
         assert exact.abs().min() < 2**-11
         assert exact.abs().max() > 1000
         wanted = exact.clamp(-448, 448).to(EIGHT_BITS)
@@ -86,9 +84,9 @@ def test_eight_bits_are_read_as_the_same_numbers_in_bfloat16(
 
     def logits(kept: torch.dtype) -> Tensor:
         decoder = random_decoder(config(head_dim, window), dtype)
-        cache = scattered_cache(decoder.config, page_size, len(starts), kept)
+        cache = scattered_cache(decoder.plan, page_size, len(starts), kept)
         generator = torch.Generator().manual_seed(3)
-        for pool in (cache.keys, cache.values):
+        for pool in (*cache.keys, *cache.values):
             drawn = codes[torch.randint(len(codes), pool.shape, generator=generator)].view(EIGHT_BITS)
             pool.view(torch.uint8).copy_(drawn.to(kept).view(torch.uint8))
         token_ids, positions, at = step(range(len(starts)), starts, [queries] * len(starts))

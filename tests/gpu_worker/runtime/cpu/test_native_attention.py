@@ -16,59 +16,66 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from petiole.gpu_worker.models.config import ModelConfig, RopeConfig
-from petiole.gpu_worker.models.decoder import Decoder, DecoderLayer, Forward
-from petiole.gpu_worker.models.layers import DenseLinear, TorchKernels
-from petiole.gpu_worker.models.rotary import rotary_table
+from petiole.gpu_worker.models.decoder import Decoder, Forward
+from petiole.gpu_worker.models.loading import LoadOptions, Model, read_decoder
+from petiole.gpu_worker.models.plan import ModelPlan
+from petiole.gpu_worker.models.weights.names import LLAMA
 from petiole.gpu_worker.runtime.cpu.attention import PagedAttention
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.forward import NativeDecoder, native_decoder
 from petiole.gpu_worker.runtime.memory.kv import KVCache, new_kv_cache
+from tests.support.plans import plan_of
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="no C compiler")
 
 HIDDEN, INNER, VOCAB, MAX_LENGTH = 34, 18, 37, 400
 CPU = torch.device("cpu")
 
+
+def small(heads: int, kv_heads: int, head_dim: int, windows: Sequence[int]) -> ModelPlan:
+    return plan_of(
+        vocab=VOCAB,
+        hidden=HIDDEN,
+        inner=INNER,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        windows=windows,
+        max_position=MAX_LENGTH,
+    )
+
+
 CONFIGS = st.builds(
-    lambda head_dim, kv_heads, group, windows: ModelConfig(
-        "test", VOCAB, HIDDEN, INNER, len(windows), kv_heads * group, kv_heads, head_dim, 1e-6, MAX_LENGTH,
-        RopeConfig(), True, False, False, False, True, windows,
-    ),
+    lambda head_dim, kv_heads, group, windows: small(kv_heads * group, kv_heads, head_dim, windows),
     head_dim=st.sampled_from([16, 32, 48, 64, 80, 96, 112, 128, 192, 256]),
     kv_heads=st.integers(1, 3),
     group=st.sampled_from([1, 2, 3, 4, 7, 8, 9, 16]),
     windows=st.tuples(*[st.sampled_from([0, 1, 5, 100, 127, 128, 129, 200])] * 2),
-)  # fmt: skip
+)
 LENGTHS = st.lists(st.sampled_from([127, 128, 129, 255, 256, 257]) | st.integers(1, 300), min_size=1, max_size=3)
 PIECES = st.lists(st.sampled_from([1, 2, 3, 4, 8, 9, 40]), min_size=1, max_size=4)
 
 
-def random_decoder(config: ModelConfig, dtype: torch.dtype) -> Decoder:
-    generator = torch.Generator().manual_seed(0)
+class Drawn:
+    """Weights like those of a trained model: norms of heads around 2, so that scores are large."""
 
-    def weights(*shape: int) -> Tensor:
-        return (torch.randn(*shape, generator=generator) * shape[-1] ** -0.5).to(dtype)
+    def __init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(0)
 
-    def layer() -> DecoderLayer:
-        return DecoderLayer(
-            input_norm=1 + weights(HIDDEN),
-            qkv=DenseLinear(weights(config.q_size + 2 * config.kv_size, HIDDEN)),
-            q_norm=2 + weights(config.head_dim),
-            k_norm=2 + weights(config.head_dim),
-            out=DenseLinear(weights(HIDDEN, config.q_size)),
-            post_norm=1 + weights(HIDDEN),
-            gate_up=DenseLinear(weights(2 * INNER, HIDDEN)),
-            down=DenseLinear(weights(HIDDEN, INNER)),
-        )
+    def __contains__(self, name: str) -> bool:
+        return True
 
-    embedding = weights(VOCAB, HIDDEN)
-    layers = tuple(layer() for _ in config.windows)
-    rotary = rotary_table(config.rope, config.head_dim, MAX_LENGTH, CPU)
-    return Decoder(config, embedding, layers, 1 + weights(HIDDEN), DenseLinear(embedding), rotary, TorchKernels())
+    def copy(self, name: str, into: Tensor) -> int:
+        drawn = torch.randn(into.shape, generator=self._generator) * into.shape[-1] ** -0.5
+        into.copy_(drawn + (2 if "q_norm" in name or "k_norm" in name else 1 if "norm" in name else 0))
+        return into.nbytes
 
 
-def scattered_cache(config: ModelConfig, page_size: int, rows: int, dtype: torch.dtype) -> KVCache:
+def random_decoder(plan: ModelPlan, dtype: torch.dtype) -> Decoder:
+    return read_decoder(Drawn(), Model({}, plan, LLAMA, read_decoder), LoadOptions(CPU, dtype, MAX_LENGTH))
+
+
+def scattered_cache(config: ModelPlan, page_size: int, rows: int, dtype: torch.dtype) -> KVCache:
     """Pages in any order, and nothing in them that may be read."""
     columns = -(-MAX_LENGTH // page_size)
     cache = new_kv_cache(
@@ -82,7 +89,7 @@ def scattered_cache(config: ModelConfig, page_size: int, rows: int, dtype: torch
     )
     pages = np.random.default_rng(0).permutation(rows * columns)
     cache.table[:] = torch.from_numpy(pages.reshape(rows, columns))
-    for pool in (cache.keys, cache.values):
+    for pool in (*cache.keys, *cache.values):
         pool.view(torch.uint8).fill_(0xFF)  # not a number in any type
     return cache
 
@@ -99,12 +106,11 @@ def by_torch(decoder: Decoder, cache: KVCache, lengths: Sequence[int]) -> Tensor
     token_ids, positions, at = step(rows, starts.tolist(), lengths)
     attention = PagedAttention(
         cache=cache,
-        windows=decoder.config.windows,
+        plan=decoder.plan.mixers,
         rows=torch.tensor(rows),
         starts=starts,
         lengths=np.array(lengths, np.int32),
         slots=cache.slots(at, positions),
-        scale=decoder.config.head_dim**-0.5,
     )
     return decoder.head_output(decoder.forward(decoder.embed(token_ids), Forward(positions, attention)))
 
@@ -132,7 +138,7 @@ def in_pieces(native: NativeDecoder, lengths: Sequence[int], pieces: Iterable[in
 @settings(max_examples=40)
 @given(config=CONFIGS, page_size=st.sampled_from([1, 16]), lengths=LENGTHS, pieces=PIECES)
 def test_a_few_queries_get_the_same_bits_as_many(
-    dtype: torch.dtype, config: ModelConfig, page_size: int, lengths: list[int], pieces: list[int]
+    dtype: torch.dtype, config: ModelPlan, page_size: int, lengths: list[int], pieces: list[int]
 ) -> None:
     cache = scattered_cache(config, page_size, len(lengths), dtype)
     native = native_decoder(random_decoder(config, dtype), cache)
@@ -145,7 +151,7 @@ def test_a_few_queries_get_the_same_bits_as_many(
 
 @settings(max_examples=40)
 @given(config=CONFIGS, page_size=st.sampled_from([1, 16]), lengths=LENGTHS)
-def test_many_queries_get_what_torch_computes(config: ModelConfig, page_size: int, lengths: list[int]) -> None:
+def test_many_queries_get_what_torch_computes(config: ModelPlan, page_size: int, lengths: list[int]) -> None:
     """Up to rounding: the scores are large, so an embedding's last bit alone moves some logits by 3e-5."""
     decoder = random_decoder(config, torch.float32)
     cache = scattered_cache(config, page_size, len(lengths), torch.float32)
@@ -163,10 +169,7 @@ def test_heads_that_are_read_together_get_the_same_bits_as_heads_read_one_by_one
 ) -> None:
     """A row alone leaves its heads to all threads; each of many rows is read by one."""
     rows = 64
-    config = ModelConfig(
-        "test", VOCAB, HIDDEN, INNER, 1, 2 * kv_heads, kv_heads, 64, 1e-6, MAX_LENGTH,
-        RopeConfig(), True, False, False, False, True, (window,),
-    )  # fmt: skip
+    config = small(2 * kv_heads, kv_heads, 64, (window,))
     cache = scattered_cache(config, 1, rows, dtype)
     native = native_decoder(random_decoder(config, dtype), cache)
     assert native is not None

@@ -12,10 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from petiole.gpu_worker.models.layers import DenseLinear
 from petiole.gpu_worker.models.moondream.config import VisionConfig
 from petiole.gpu_worker.models.moondream.crops import CropGeometry
-from petiole.gpu_worker.models.moondream.encoder import EncoderBlock, Mlp, VisionEncoder
+from petiole.gpu_worker.models.moondream.encoder import Mlp, VisionEncoder
+from petiole.gpu_worker.models.parts.attention import AttentionWeights
+from petiole.gpu_worker.models.parts.feed_forward import FeedForwardWeights
+from petiole.gpu_worker.models.parts.layer import LayerWeights
+from petiole.gpu_worker.models.parts.norms import NormWeights
+from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.encoder import NativeEncoder, native_encoder
 from tests.support.dtypes import widened
@@ -64,18 +68,23 @@ def random_encoder(config: VisionConfig, dtype: torch.dtype) -> VisionEncoder:
     def linear(outputs: int, inputs: int) -> DenseLinear:
         return DenseLinear(1.5 * weights(outputs, inputs), weights(outputs))
 
-    def norm() -> tuple[Tensor, Tensor]:
-        return 1 + weights(dim), weights(dim)
+    def norm() -> NormWeights:
+        return NormWeights(1 + weights(dim), weights(dim))
 
     def mlp(inner: int, outputs: int) -> Mlp:
         return Mlp(linear(inner, dim), linear(outputs, inner))
 
-    blocks = tuple(
-        EncoderBlock(norm(), linear(3 * dim, dim), linear(dim, dim), norm(), mlp(config.ff, dim))
+    layers = tuple(
+        LayerWeights(
+            mixer_norm=norm(),
+            mixer=AttentionWeights(linear(3 * dim, dim), linear(dim, dim)),
+            feed_forward_norm=norm(),
+            feed_forward=FeedForwardWeights(linear(config.ff, dim), linear(dim, config.ff)),
+        )
         for _ in range(config.layers)
     )
     patches = linear(dim, 3 * config.geometry.patch**2)
-    return VisionEncoder(config, OneByOne(patches), weights(1, grid**2, dim), blocks, norm(), mlp(8, 8))
+    return VisionEncoder(config, OneByOne(patches), weights(1, grid**2, dim), layers, norm(), mlp(8, 8))
 
 
 def crops_of(config: VisionConfig, n: int) -> Tensor:

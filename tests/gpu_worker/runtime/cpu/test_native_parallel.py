@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from petiole.gpu_worker.models.decoder import Forward
-from petiole.gpu_worker.models.layers import DenseLinear
-from petiole.gpu_worker.models.moondream.config import HEAD_DIM, MoondreamConfig, parse_moondream_config
-from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder, TextBlock, rotary_table_of
-from petiole.gpu_worker.models.moondream.encoder import Mlp
+from petiole.gpu_worker.models.families.moondream import NAMES
+from petiole.gpu_worker.models.loading import LoadOptions, Model, read_decoder
+from petiole.gpu_worker.models.moondream.config import HEAD_DIM, text_plan
+from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder
+from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.runtime.cpu.attention import PagedAttention
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.forward import NativeDecoder, native_decoder
@@ -56,7 +57,7 @@ def sequences(draw: Any) -> Prompt:
 
 PROMPTS = st.lists(st.composite(sequences)(), min_size=1, max_size=3)
 CONFIGS = st.builds(
-    lambda heads, ff, layers: parse_moondream_config(
+    lambda heads, ff, layers: text_plan(
         {"config": {"text": {"dim": HEAD_DIM * heads, "n_heads": heads, "ff_dim": ff, "n_layers": layers,
                              "vocab_size": VOCAB, "max_context": MAX_LENGTH}}}
     ),
@@ -66,42 +67,25 @@ CONFIGS = st.builds(
 )  # fmt: skip
 
 
-def random_decoder(config: MoondreamConfig, dtype: torch.dtype) -> MoondreamDecoder:
-    generator = torch.Generator().manual_seed(0)
-    hidden, inner = config.hidden_size, config.intermediate_size
+class Drawn:
+    """Large biases, and embeddings of different sizes."""
 
-    def weights(*shape: int) -> Tensor:
-        return (torch.randn(*shape, generator=generator) * shape[-1] ** -0.5).to(dtype)
+    def __init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(0)
 
-    def linear(outputs: int, inputs: int) -> DenseLinear:
-        return DenseLinear(1.5 * weights(outputs, inputs), 3 * weights(outputs))
+    def __contains__(self, name: str) -> bool:
+        return True
 
-    def norm() -> tuple[Tensor, Tensor]:
-        return 1 + weights(hidden), 3 * weights(hidden)
+    def copy(self, name: str, into: Tensor) -> int:
+        drawn = torch.randn(into.shape, generator=self._generator) * into.shape[-1] ** -0.5
+        by = 8.0 if name.endswith("wte") else 3.0 if name.endswith("bias") else 1.5 if into.ndim > 1 else 1.0
+        into.copy_(by * drawn + (into.ndim == 1 and name.endswith("weight")))
+        return into.nbytes
 
-    blocks = tuple(
-        TextBlock(
-            norm(),
-            linear(3 * hidden, hidden),
-            linear(hidden, hidden),
-            Mlp(linear(inner, hidden), linear(hidden, inner)),
-        )
-        for _ in range(config.n_layers)
-    )
-    absent: Any = None
-    return MoondreamDecoder(
-        config=config,
-        embedding=8 * weights(VOCAB, hidden),
-        blocks=blocks,
-        norm=norm(),
-        head=linear(VOCAB, hidden),
-        rotary=rotary_table_of(MAX_LENGTH, 10_000.0, CPU),
-        vision=absent,
-        region=absent,
-        value_tokens=absent,
-        images=absent,
-        processor=absent,
-    )
+
+def random_decoder(plan: ModelPlan, dtype: torch.dtype) -> MoondreamDecoder:
+    text = read_decoder(Drawn(), Model({}, plan, NAMES, read_decoder), LoadOptions(CPU, dtype, MAX_LENGTH))
+    return MoondreamDecoder.around(text, vision=None, region=None)
 
 
 @dataclass(frozen=True)
@@ -143,12 +127,11 @@ def by_torch(decoder: MoondreamDecoder, cache: KVCache, step: Step) -> tuple[Ten
     """Hidden states before the final norm, and logits."""
     attention = PagedAttention(
         cache=cache,
-        windows=decoder.config.windows,
+        plan=decoder.plan.mixers,
         rows=torch.tensor(step.rows),
         starts=np.array(step.starts, np.int32),
         lengths=np.array(step.lengths, np.int32),
         slots=cache.slots(step.at, step.positions),
-        scale=HEAD_DIM**-0.5,
         limits=step.limits,
     )
     hidden = decoder.forward(decoder.embed(step.token_ids), Forward(step.positions, attention))
@@ -175,7 +158,7 @@ def opened(decoder: MoondreamDecoder, cache: KVCache) -> NativeDecoder:
 
 @settings(max_examples=40)
 @given(config=CONFIGS, page_size=st.sampled_from([1, 16]), prompts=PROMPTS)
-def test_it_computes_what_torch_computes(config: MoondreamConfig, page_size: int, prompts: list[Prompt]) -> None:
+def test_it_computes_what_torch_computes(config: ModelPlan, page_size: int, prompts: list[Prompt]) -> None:
     decoder, cache = random_decoder(config, torch.float32), scattered_cache(config, page_size, 3, torch.float32)
     hidden, logits = by_torch(decoder, cache, whole(prompts))
     found = by_native(opened(decoder, cache), decoder, whole(prompts))
@@ -186,7 +169,7 @@ def test_it_computes_what_torch_computes(config: MoondreamConfig, page_size: int
 @settings(max_examples=15)
 @given(config=CONFIGS, prompts=PROMPTS)
 def test_in_half_precision_it_is_nearer_to_the_exact_numbers_than_torch(
-    config: MoondreamConfig, prompts: list[Prompt]
+    config: ModelPlan, prompts: list[Prompt]
 ) -> None:
     decoder, step = random_decoder(config, torch.bfloat16), whole(prompts)
     exact = by_torch(widened(decoder), scattered_cache(config, 1, 3, torch.float32), step)[1]
@@ -200,21 +183,21 @@ def test_in_half_precision_it_is_nearer_to_the_exact_numbers_than_torch(
 @settings(max_examples=40)
 @given(config=CONFIGS, prompts=PROMPTS, data=st.data())
 def test_outputs_get_the_same_bits_whatever_else_is_wanted(
-    dtype: torch.dtype, config: MoondreamConfig, prompts: list[Prompt], data: st.DataObject
+    dtype: torch.dtype, config: ModelPlan, prompts: list[Prompt], data: st.DataObject
 ) -> None:
     """And so do the keys and values of all positions."""
     decoder, cache = random_decoder(config, dtype), scattered_cache(config, 1, 3, dtype)
     native, step = opened(decoder, cache), whole(prompts)
     hidden, logits = by_native(native, decoder, step)
-    kept = cache.keys.clone(), cache.values.clone()
+    kept = [pool.clone() for pool in (*cache.keys, *cache.values)]
     some = data.draw(st.lists(st.integers(0, len(logits) - 1), unique=True, max_size=9).map(sorted), "outputs")
-    cache.keys.fill_(torch.nan)
-    cache.values.fill_(torch.nan)
+    for pool in (*cache.keys, *cache.values):
+        pool.fill_(torch.nan)
     outputs = torch.tensor(some, dtype=torch.int64)
     found = by_native(native, decoder, step, outputs)
     assert torch.equal(found[0], hidden[outputs])
     assert torch.equal(found[1], logits[outputs])
-    for now, before in zip((cache.keys, cache.values), kept, strict=True):
+    for now, before in zip((*cache.keys, *cache.values), kept, strict=True):
         torch.testing.assert_close(now, before, rtol=0, atol=0, equal_nan=True)
 
 
@@ -222,7 +205,7 @@ def test_outputs_get_the_same_bits_whatever_else_is_wanted(
 @settings(max_examples=20)
 @given(config=CONFIGS, page_size=st.sampled_from([1, 16]), prompts=PROMPTS, chunk=st.sampled_from([1, 5, 64]))
 def test_a_prompt_gets_the_same_bits_alone_in_a_batch_and_in_chunks(
-    dtype: torch.dtype, config: MoondreamConfig, page_size: int, prompts: list[Prompt], chunk: int
+    dtype: torch.dtype, config: ModelPlan, page_size: int, prompts: list[Prompt], chunk: int
 ) -> None:
     decoder, cache = random_decoder(config, dtype), scattered_cache(config, page_size, 3, dtype)
     native = opened(decoder, cache)

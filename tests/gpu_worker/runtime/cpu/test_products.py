@@ -14,7 +14,7 @@ import torch
 from bench.checkpoints import Shape, write_adapter
 from bench.driver import Driver
 from petiole.gpu_worker.errors import InvalidRequest
-from petiole.gpu_worker.models.layers import Int8Linear
+from petiole.gpu_worker.models.weights.linear import Int8Linear
 from petiole.gpu_worker.runtime.cpu.native import build, forward, stack
 from petiole.gpu_worker.runtime.cpu.native.products import choice as products
 from petiole.gpu_worker.runtime.cpu.native.products.choice import RUNGS, decide, gain

@@ -18,7 +18,7 @@ def calls_in_a_prefill() -> tuple[int, int]:
     try:
         driver = Driver(runtime)
         driver.prefill([driver.sequence(list(range(3, 300)))])
-        return len(calls), runtime._executor._decoder.config.n_layers
+        return len(calls), runtime._executor._decoder.plan.n_layers
     finally:
         runtime.close()
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.layers import DenseLinear
+from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.products import weights as packing
 from petiole.gpu_worker.runtime.cpu.native.products.library import NEVER

@@ -19,9 +19,9 @@ from bench.driver import Driver
 from petiole.gpu_worker import EngineConfig
 from petiole.gpu_worker.config import BATCHING, Batching
 from petiole.gpu_worker.errors import ModelError
-from petiole.gpu_worker.models.checkpoint.loading import load_decoder
-from petiole.gpu_worker.models.config import parse_decoder_config
-from petiole.gpu_worker.models.registry import ARCHITECTURES, Architecture
+from petiole.gpu_worker.models.families.registry import ARCHITECTURES, model_of
+from petiole.gpu_worker.models.fast_paths import Support
+from petiole.gpu_worker.models.loading import read_decoder
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.cuda import executor as cuda
 from petiole.gpu_worker.runtime.cuda import fused, graphs
@@ -43,6 +43,7 @@ from tests.gpu_worker.models.test_generation import MIN_TOKENS, N_TOKENS, PROMPT
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
 from tests.support import fake_flashinfer
 from tests.support.families import write_adapter
+from tests.support.plans import each_mixer
 from tests.support.values import WithValues
 
 
@@ -300,9 +301,10 @@ def test_decodes_with_and_without_adapters(checkpoint, open_cuda, tmp_path):
 @pytest.mark.parametrize("sizes", [(1, 4, 8), (1,)], ids=["captured", "eager"])
 def test_bins_beside_the_tokens(sizes, checkpoint, open_cuda, open_runtime, monkeypatch):
     """Coordinates, sizes and, beside them, text, which has none."""
-    kind = Architecture(parse_decoder_config, lambda *found: WithValues(load_decoder(*found)))
+    qwen3 = ARCHITECTURES["Qwen3ForCausalLM"]
+    kind = dataclasses.replace(qwen3, read=lambda *found: WithValues(read_decoder(*found)))
     monkeypatch.setitem(ARCHITECTURES, "Qwen3ForCausalLM", kind)
-    monkeypatch.setattr(cuda, "unknown_in_decoder", lambda *_: None)  # or nothing of it would be captured
+    monkeypatch.setattr(cuda, "supports", lambda *_: Support(None))  # or nothing of it would be captured
     folder, found = checkpoint("qwen3")[0], []
     for get in (open_runtime, open_cuda):
         driver = Driver(get(folder, graph_batch_sizes=sizes))
@@ -371,10 +373,10 @@ def test_what_is_compared_is_not_kept(checkpoint, open_cuda, monkeypatch):
 @pytest.mark.parametrize("width", [32, 80, 96, 192])
 def test_heads_that_the_kernels_would_compute_wrongly_are_refused(width, checkpoint, open_runtime, monkeypatch):
     fake_flashinfer.install(monkeypatch)
-    model = open_runtime(checkpoint("qwen3")[0])._decoder.config
-    require_flashinfer(dataclasses.replace(model, head_dim=128))
+    model = open_runtime(checkpoint("qwen3")[0])._decoder.plan
+    require_flashinfer(each_mixer(model, head_dim=128))
     with pytest.raises(ModelError, match=rf"64, 128, 256.*{width}"):
-        require_flashinfer(dataclasses.replace(model, head_dim=width))
+        require_flashinfer(each_mixer(model, head_dim=width))
 
 
 def test_page_counts_of_rows():
@@ -413,24 +415,25 @@ def test_a_batch_that_fills_the_card_is_not_split_where_tensor_cores_attend(
     """Two blocks on each processor, one for each row and head of keys."""
     fake_flashinfer.install(monkeypatch)
     runtime = open_runtime(checkpoint("qwen3")[0])
-    model = dataclasses.replace(runtime._decoder.config, n_heads=heads, n_kv_heads=2)
+    model = each_mixer(runtime._decoder.plan, heads=heads, kv_heads=2)
     geometry = Geometry(model, runtime._memory.cache, torch.float32)
     indices, workspace = torch.zeros(8, dtype=torch.int32), new_workspace(geometry.device)
     sizes = (1, fake_flashinfer.PROCESSORS - 1, fake_flashinfer.PROCESSORS, 8)
-    assert [DecodeWrappers(geometry, size, workspace, indices).whole for size in sizes] == whole
+    found = [DecodeWrappers(geometry, size, workspace, indices).whole for size in sizes]
+    assert [list(one.values()) for one in found] == [[one] for one in whole]
 
 
 def test_working_memory_grows_with_the_batch(checkpoint, open_runtime):
     runtime = open_runtime(checkpoint("qwen3")[0])
     small, large = (
-        working_bytes(dataclasses.replace(runtime.config, max_num_seqs=n), runtime._decoder.config, 2)
+        working_bytes(dataclasses.replace(runtime.config, max_num_seqs=n), runtime._decoder.plan, 2)
         for n in (1, 256)
     )
     assert small < large < 4 * 2**30
 
 
 def test_working_memory_has_room_for_the_states_of_rows_that_later_requests_allocate(checkpoint, open_runtime):
-    config, model = (runtime := open_runtime(checkpoint("qwen3")[0])).config, runtime._decoder.config
+    config, model = (runtime := open_runtime(checkpoint("qwen3")[0])).config, runtime._decoder.plan
     states = RowStates(config.max_num_seqs + 1, model.vocab_size, torch.device("cpu"))
     sampling = SamplingParams(presence_penalty=1.0, logit_bias={1: 1.0})
     states.apply_bindings([RowBinding(1, sampling, 1, np.ones(1, np.int32), np.empty(0, np.int32))])
@@ -485,6 +488,6 @@ def test_without_a_compiler_for_other_kernels_the_usual_ones_serve(checkpoint, o
 )
 def test_defaults_leave_the_memory_to_the_kv_cache(gigabytes, settings, decided):
     """For the shape of Qwen3-0.6B."""
-    model = parse_decoder_config(shape_config(QWEN3_06B))
+    model = model_of(shape_config(QWEN3_06B)).plan
     config = EngineConfig(max_model_len=4096, **settings)
     assert batching_that_fits(config, BATCHING["cuda"], model, 2, gigabytes * 2**30).batching == decided

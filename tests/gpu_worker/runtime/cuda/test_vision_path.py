@@ -16,8 +16,8 @@ import torch
 
 from petiole.gpu_worker import Engine, EngineConfig, Request, Result, SamplingParams
 from petiole.gpu_worker.config import BATCHING
-from petiole.gpu_worker.models.checkpoint.loading import resolve_model
-from petiole.gpu_worker.models.moondream.config import parse_moondream_config
+from petiole.gpu_worker.models.checkpoint.finding import resolve_model
+from petiole.gpu_worker.models.moondream.config import text_plan
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.skills import SkillCall
 from petiole.gpu_worker.runtime.cuda import encoder
@@ -179,7 +179,7 @@ def test_the_ladder_of_crops_ends_at_the_most_that_a_step_has() -> None:
 
 
 def test_a_chunk_holds_an_image_by_default_on_a_small_card() -> None:
-    model = parse_moondream_config({"config": {}})
+    model = text_plan({"config": {}})
     for policy in ("pipelined", "mixed"):
         config = EngineConfig(prefill_policy=policy)  # type: ignore[arg-type]
         decided = batching_that_fits(config, BATCHING["cuda"], model, 2, 2**31, 500 * 2**20, 730)

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
-from petiole.gpu_worker.models.decoder import LinearName
-from petiole.gpu_worker.models.layers import DenseLinear
+from petiole.gpu_worker.models.weights.linear import DenseLinear
+from petiole.gpu_worker.models.weights.names import LINEARS
 from petiole.gpu_worker.runtime.cpu.native.products.weights import LinearStruct, Weights
 from petiole.gpu_worker.runtime.interface import Int32Array
 
-MAPS: tuple[LinearName, ...] = ("qkv", "out", "gate_up", "down")
+MAPS = LINEARS
 MOST_PARTS = 3
 
 
@@ -46,7 +46,7 @@ class NativeAdapters:
 
     def _pack(self, slot: int) -> None:
         weights = Weights(self._library)
-        n_layers = self._bank.config.n_layers
+        n_layers = self._bank.n_layers
         deltas = (_Delta * (n_layers * len(MAPS)))()
         for layer in range(n_layers):
             for i, name in enumerate(MAPS):

@@ -22,14 +22,14 @@ from collections.abc import Mapping, Sequence
 from ctypes import c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 
 from petiole.gpu_worker.config import switch
-from petiole.gpu_worker.models.decoder import DecoderLayer, LinearName
-from petiole.gpu_worker.models.layered import GeluLayer
-from petiole.gpu_worker.models.layers import DenseLinear, Linear
+from petiole.gpu_worker.models.parts.layer import LayerWeights
+from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
+from petiole.gpu_worker.models.weights.names import LinearName
 from petiole.gpu_worker.runtime.cpu.native.products.library import BLOCKS, NEVER, Library, open_library
 from petiole.gpu_worker.runtime.cpu.native.products.weights import Weights
 
@@ -79,7 +79,7 @@ class _Map:
 
 def choose_products(
     native: ctypes.CDLL,
-    layers: Sequence[DecoderLayer | GeluLayer],
+    layers: Sequence[LayerWeights],
     head: Linear | None,
     dtype: torch.dtype,
     *,
@@ -173,10 +173,13 @@ def describe(times: Times, thresholds: Mapping[str, int], unit: str = "") -> str
 # -- measuring
 
 
-def _maps(layers: Sequence[DecoderLayer | GeluLayer], head: Linear | None) -> dict[Kind, _Map]:
-    names: tuple[LinearName, ...] = get_args(LinearName)
+def _maps(layers: Sequence[LayerWeights], head: Linear | None) -> dict[Kind, _Map]:
+    n = len(layers)
     maps: dict[Kind, _Map] = {
-        name: _Map(tuple(getattr(layer, name) for layer in layers), len(layers)) for name in names
+        "qkv": _Map(tuple(layer.mixer.qkv for layer in layers), n),
+        "out": _Map(tuple(layer.mixer.out for layer in layers), n),
+        "gate_up": _Map(tuple(layer.feed_forward.gate_up for layer in layers), n),
+        "down": _Map(tuple(layer.feed_forward.down for layer in layers), n),
     }
     if head is not None:
         maps["head"] = _Map((head,), 1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.models.host_memory import new_tensor
-from petiole.gpu_worker.models.layers import DenseLinear, Int8Linear, Linear
+from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear, Linear
 from petiole.gpu_worker.runtime.cpu.native.products.library import NEVER, Library
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 4}

@@ -1,0 +1,61 @@
+"""The JSON files of a model's folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from petiole.gpu_worker.errors import ModelError
+
+JsonObject = Mapping[str, Any]
+
+MAX_VOCAB = 2**24
+"""A limit far above every model."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path.parent} has no {path.name}") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from None
+    except RecursionError:
+        raise ModelError(f"{path} cannot be read: it is nested too deep") from None
+    if not isinstance(loaded, dict):
+        raise ModelError(f"{path} must hold a JSON object")
+    return loaded
+
+
+def end_token_ids(folder: Path) -> frozenset[int]:
+    """The EOS token ids. Merges the ids in both files, because each file may have ids that the other lacks. In
+    config.json they may stand in the nested configuration of the text part."""
+    token_ids: set[int] = set()
+    for path in (folder / "config.json", folder / "generation_config.json"):
+        raw = read_json(path) if path.exists() else {}
+        text = raw.get("text_config")
+        for ids in (raw.get("eos_token_id"), text.get("eos_token_id") if isinstance(text, dict) else None):
+            token_ids.update(_token_ids(path, ids))
+    return frozenset(token_ids)
+
+
+def _token_ids(path: Path, ids: object) -> list[int]:
+    found: list[Any] = ids if isinstance(ids, list) else [] if ids is None else [ids]
+    for token_id in found:
+        known = isinstance(token_id, int) and not isinstance(token_id, bool)
+        if not known or not 0 <= token_id < MAX_VOCAB:
+            limit = f"must be token ids from 0 to {MAX_VOCAB - 1}"
+            raise ModelError(f"{path}: eos_token_id {limit}, got {shown(token_id)}")
+    return found
+
+
+def architecture_of(raw: JsonObject) -> str:
+    names = raw.get("architectures") or ["(none named)"]
+    return str(names[0] if isinstance(names, list) else names)
+
+
+def shown(value: object) -> str:
+    found = repr(value)
+    return found if len(found) <= 100 else f"{found[:100]}…"

@@ -1,0 +1,7 @@
+"""Families of models, one file each: from config.json to a plan, and where the checkpoint keeps the plan's parts.
+A family computes nothing. A new one is a new file here: the registry finds every module that has `FAMILIES`.
+
+registry   the supported architectures
+family     what a family is
+reading    keys of config.json that families share: sizes, rotations, windows, limits
+"""

@@ -1,0 +1,27 @@
+"""Qwen2 and 2.5, with biases on queries, keys and values; and Qwen3, with norms of queries and keys."""
+
+from __future__ import annotations
+
+from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
+from petiole.gpu_worker.models.families import reading
+from petiole.gpu_worker.models.families.family import Family
+from petiole.gpu_worker.models.plan import Attention, ModelPlan, Norm
+
+
+def qwen2(raw: JsonObject) -> ModelPlan:
+    return _plan(raw, reading.usual_attention(raw, reading.head_dim(raw), qkv_bias=True))
+
+
+def qwen3(raw: JsonObject) -> ModelPlan:
+    norm, biases = Norm(eps=reading.number(raw, "rms_norm_eps", 1e-6)), bool(raw.get("attention_bias", False))
+    width = reading.head_dim(raw, default=128)
+    mixer = reading.usual_attention(raw, width, q_norm=norm, k_norm=norm, qkv_bias=biases, out_bias=biases)
+    return _plan(raw, mixer)
+
+
+def _plan(raw: JsonObject, mixer: Attention) -> ModelPlan:
+    sizes = reading.windows(raw, windowed=bool(raw.get("use_sliding_window", False)))
+    return reading.usual_plan(raw, reading.usual_layers(raw, mixer, sizes))
+
+
+FAMILIES = (Family(("Qwen2ForCausalLM",), qwen2), Family(("Qwen3ForCausalLM",), qwen3))

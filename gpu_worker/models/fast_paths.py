@@ -1,0 +1,278 @@
+"""What code that computes layers itself is asked: which layers of a model it computes, and why not the others.
+
+Compiled code reads a decoder's weights and never calls the decoder; a captured graph records one call and replays
+it. Such code cannot see that a decoder computes something else. So it lists the values of plans and the classes of
+parts that it computes, and everything that is not listed is refused: a new field of a plan, a value of a field, a
+subclass, another class with the same attributes, other kernels, a tensor of another size. Torch then computes the
+model, by calling it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from petiole.gpu_worker.models.decoder import Decoder
+from petiole.gpu_worker.models.moondream.config import VisionConfig
+from petiole.gpu_worker.models.moondream.crops import CropGeometry
+from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder
+from petiole.gpu_worker.models.moondream.encoder import VisionEncoder
+from petiole.gpu_worker.models.parts.attention import AttentionWeights
+from petiole.gpu_worker.models.parts.feed_forward import FeedForwardWeights
+from petiole.gpu_worker.models.parts.layer import LayerWeights
+from petiole.gpu_worker.models.parts.norms import NormWeights
+from petiole.gpu_worker.models.parts.side import SideTables, SideWeights
+from petiole.gpu_worker.models.plan import Layer, Norm
+from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear, Int8Linear
+from petiole.gpu_worker.models.weights.names import LINEARS, LLAMA
+
+ANY: Final = object()
+"""Every value of a field is known."""
+
+Values = Mapping[type, Mapping[str, object]]
+"""What a path knows of plans: for each class of `plan`, for each of its fields the set of known values, or `ANY`.
+In place of values that are plans themselves their class stands, which is looked up in turn."""
+
+_TABLE = "dims theta kind factor original_max_position low_freq_factor high_freq_factor beta_fast beta_slow"
+_TABLE += " attention_factor mscale mscale_all_dim truncate fraction short_factors long_factors"
+TABLE: Final = dict.fromkeys(_TABLE.split(" "), ANY)
+"""What is known of a `Rotary` where its table is read, which `parts.rotary` computes."""
+
+Parts = frozenset[type]
+"""The kernels and the linear layers in whose place the asking code computes, or which it calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """The answer. model: why nothing of the model can be computed; layers: for each layer why it cannot; None: it
+    can."""
+
+    model: str | None
+    layers: tuple[str | None, ...] = ()
+
+    @property
+    def reason(self) -> str | None:
+        """Why the model as a whole cannot be computed."""
+        unknown = ((i, reason) for i, reason in enumerate(self.layers) if reason is not None)
+        return self.model or next((f"{reason} (layer {i})" for i, reason in unknown), None)
+
+
+def supports(decoder: object, values: Values, parts: Parts) -> Support:
+    """Whether a path with these values and parts computes this decoder."""
+    if type(decoder) not in _DECODERS or not isinstance(decoder, Decoder):
+        return Support(f"the class {type(decoder).__name__}")
+    plan = decoder.plan
+    of_layers = tuple(
+        unknown_value(layer, values) or _unknown_weights(layer, weights, plan.hidden_size, parts)
+        for layer, weights in zip(plan.layers, decoder.layers, strict=False)
+    )
+    return Support(unknown_value(plan, values, without=("layers",)) or _unknown_ends(decoder, parts), of_layers)
+
+
+def supports_encoder(encoder: object, values: Values, parts: Parts) -> Support:
+    """Whether a path computes the layers of an encoder of crops."""
+    if type(encoder) is not VisionEncoder or not isinstance(encoder, VisionEncoder):
+        return Support(f"the class {type(encoder).__name__}")
+    layers = tuple(
+        unknown_value(layer, values) or _unknown_weights(layer, weights, encoder.hidden_size, parts)
+        for layer, weights in zip(encoder.plan, encoder.layers, strict=False)
+    )
+    return Support(_first_unknown(lambda: _check_encoder(encoder)), layers)
+
+
+def with_known_crops(decoder: object) -> MoondreamDecoder | None:
+    """The decoder, if its `encode` is known to encode each crop alone and to join the features; else None."""
+    return decoder if isinstance(decoder, MoondreamDecoder) and type(decoder) is MoondreamDecoder else None
+
+
+def unknown_value(plan: object, values: Values, without: Sequence[str] = ()) -> str | None:
+    """The first field of a plan that is at no known value; None if all are. without: fields that are not looked
+    at."""
+    known = values.get(type(plan))
+    if known is None or not is_dataclass(plan):
+        return f"the class {type(plan).__name__}"
+    for field in fields(plan):
+        value = getattr(plan, field.name)
+        if field.name in without:
+            continue
+        if field.name not in known:
+            return f"{field.name} of {type(plan).__name__}"
+        listed = known[field.name]
+        if listed is ANY:
+            continue
+        assert isinstance(listed, set | frozenset)
+        inner = is_dataclass(value)
+        if (type(value) if inner else value) not in listed:
+            return f"{field.name} {type(value).__name__ if inner else repr(value)} of {type(plan).__name__}"
+        if inner and (unknown := unknown_value(value, values)) is not None:
+            return f"{unknown} ({field.name})"
+    return None
+
+
+# ------------------------------------------------------------ weights
+
+
+_DECODERS = (Decoder, MoondreamDecoder)
+
+_FIELDS: dict[type, str] = {
+    Decoder: (
+        "plan embedding layers norm head tables kernels embedding_norm positions token_types side "
+        "value_tokens images processor"
+    ),
+    MoondreamDecoder: (
+        "plan embedding layers norm head tables kernels embedding_norm positions token_types side "
+        "value_tokens images processor vision region"
+    ),
+    LayerWeights: (
+        "mixer feed_forward mixer_norm mixer_out_norm feed_forward_norm feed_forward_out_norm scalar side"
+    ),
+    AttentionWeights: "qkv out q_norm k_norm v_norm sinks",
+    FeedForwardWeights: "gate_up down",
+    NormWeights: "weight bias",
+    SideWeights: "gate out norm",
+    SideTables: "table projection norm",
+    DenseLinear: "weight bias",
+    Int8Linear: "weight scale bias",
+    Fp8Linear: "weight scale quantize_rows bias",
+    VisionConfig: "dim heads layers ff projection geometry",
+    CropGeometry: "patch grid margin max_crops",
+    VisionEncoder: "config patches positions layers norm projection",
+}
+"""Every field of the known classes. A new field changes what is computed, until somebody has listed it here."""
+
+
+class _UnknownError(Exception):
+    """Names what is not known."""
+
+
+def _first_unknown(check: Callable[[], None]) -> str | None:
+    try:
+        check()
+    except _UnknownError as unknown:
+        return str(unknown)
+    return None
+
+
+def _unknown_ends(decoder: Decoder, parts: Parts) -> str | None:
+    """What is not known of embedding, head and tables."""
+
+    def check() -> None:
+        plan = decoder.plan
+        _exactly(decoder, type(decoder))
+        _one_of(decoder.kernels, parts)
+        if type(decoder) is Decoder:
+            for name in ("value_tokens", "images", "processor"):
+                _require(getattr(decoder, name) is None, f"a Decoder with {name}")
+        _sized("embedding", decoder.embedding, plan.vocab_size, plan.hidden_size)
+        _linear("head", decoder.head, plan.vocab_size, plan.hidden_size, parts)
+        _norm("norm", decoder.norm, plan.norm, plan.hidden_size)
+        _norm("embedding_norm", decoder.embedding_norm, plan.embedding_norm, plan.hidden_size)
+        counts = len(decoder.layers), len(decoder.tables)
+        _require(counts == (plan.n_layers,) * 2, f"{counts[0]} layers of {plan.n_layers}")
+        for mixer, table in zip(plan.mixers, decoder.tables, strict=True):
+            _require((mixer.rotary is None) == (table is None), "a layer without its rotary table")
+            if mixer.rotary is not None and table is not None:
+                wanted = table.dtype == torch.float32 and table.ndim == 2 and table.shape[1] == mixer.rotary.dims
+                _require(wanted, f"a rotary table of {table.dtype} {list(table.shape)}")
+
+    return _first_unknown(check)
+
+
+def _unknown_weights(plan: Layer, weights: LayerWeights, hidden: int, parts: Parts) -> str | None:
+    """What is not known of a layer's weights: classes, and sizes that are not those of the plan."""
+
+    def check() -> None:
+        mixer = plan.mixer
+        for part, kind in (
+            (weights, LayerWeights),
+            (weights.mixer, AttentionWeights),
+            (weights.feed_forward, FeedForwardWeights),
+        ):
+            _exactly(part, kind)
+        linears = {
+            "qkv": weights.mixer.qkv,
+            "out": weights.mixer.out,
+            "gate_up": weights.feed_forward.gate_up,
+            "down": weights.feed_forward.down,
+        }
+        for name in LINEARS:
+            stored = _NAMES.stored(name, plan, hidden)
+            _linear(name, linears[name], sum(stored.parts), stored.inputs, parts)
+        q_width, k_width = (mixer.q_size, mixer.kv_size) if mixer.norm_whole else (mixer.head_dim,) * 2
+        _norm("q_norm", weights.mixer.q_norm, mixer.q_norm, q_width)
+        if mixer.keys_of is None:
+            _norm("k_norm", weights.mixer.k_norm, mixer.k_norm, k_width)
+            _norm("v_norm", weights.mixer.v_norm, mixer.v_norm, mixer.head_dim)
+        _norm("mixer_norm", weights.mixer_norm, plan.mixer_norm, hidden)
+        _norm("mixer_out_norm", weights.mixer_out_norm, plan.mixer_out_norm, hidden)
+        _norm("feed_forward_norm", weights.feed_forward_norm, plan.feed_forward_norm, hidden)
+        _norm("feed_forward_out_norm", weights.feed_forward_out_norm, plan.feed_forward_out_norm, hidden)
+        _require((weights.scalar is not None) == plan.scalar, "a layer without its scalar")
+        _require((weights.mixer.sinks is not None) == mixer.sinks, "attention without its sinks")
+
+    return _first_unknown(check)
+
+
+_NAMES = LLAMA
+
+
+def _check_encoder(encoder: VisionEncoder) -> None:
+    config = encoder.config
+    _exactly(encoder, VisionEncoder)
+    _exactly(config, VisionConfig)
+    _exactly(config.geometry, CropGeometry)
+    _require(config.dim % config.heads == 0, f"{config.heads} heads over {config.dim}")
+    _require(len(encoder.layers) == config.layers, f"{len(encoder.layers)} layers of {config.layers}")
+    _sized("positions", encoder.positions, 1, encoder.n_positions, config.dim)
+
+
+def _linear(what: str, linear: object, outputs: int, inputs: int, parts: Parts) -> None:
+    _one_of(linear, parts)
+    assert isinstance(linear, DenseLinear | Int8Linear | Fp8Linear)
+    _sized(what, linear.weight, outputs, inputs)
+    if linear.bias is not None:
+        _sized(f"bias of {what}", linear.bias, outputs)
+    if not isinstance(linear, DenseLinear):
+        _require(linear.scale.numel() == outputs, f"scale of {what} of size {list(linear.scale.shape)}")
+
+
+def _norm(what: str, weights: object, plan: Norm | None, width: int) -> None:
+    if weights is None and plan is None:
+        return
+    _require(plan is not None and weights is not None, f"{what} without its plan, or without weights")
+    assert plan is not None
+    _exactly(weights, NormWeights)
+    assert isinstance(weights, NormWeights)
+    for tensor, there in ((weights.weight, plan.weight), (weights.bias, plan.bias)):
+        _require((tensor is not None) == there, f"{what}, which has not the weights of its plan")
+        if tensor is not None:
+            _sized(what, tensor, width)
+
+
+def _sized(what: str, tensor: object, *shape: int) -> None:
+    found = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+    _require(found == list(shape), f"{what} of size {found}, where {list(shape)} are known")
+
+
+def _one_of(part: object, parts: Parts) -> None:
+    """It is of exactly one of these types, and has no attributes of its own."""
+    _require(type(part) in parts, f"the class {type(part).__name__}")
+    _require(not getattr(part, "__dict__", None), f"attributes of one {type(part).__name__}")
+    if type(part) in _FIELDS:
+        _exactly(part, type(part))
+
+
+def _exactly(part: object, known: type) -> None:
+    """It is of this type, and of no subclass, and the type has only known fields."""
+    _require(type(part) is known, f"the class {type(part).__name__}")
+    new = [field.name for field in fields(known) if field.name not in _FIELDS[known].split()]
+    _require(not new, f"{', '.join(new)} of the class {known.__name__}")
+
+
+def _require(known: bool, what: str) -> None:
+    if not known:
+        raise _UnknownError(what)

@@ -1,0 +1,230 @@
+"""Reads a model's weights into a decoder: walks its plan and its family's names, part by part.
+
+Sizes in a configuration may be wrong. So before any memory is allocated, all tensors are looked up, with their
+shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from petiole.gpu_worker.config import switch
+from petiole.gpu_worker.models.checkpoint.safetensors import Checkpoint
+from petiole.gpu_worker.models.decoder import Decoder
+from petiole.gpu_worker.models.parts.attention import AttentionWeights
+from petiole.gpu_worker.models.parts.feed_forward import FeedForwardWeights
+from petiole.gpu_worker.models.parts.kernels import Kernels, TorchKernels
+from petiole.gpu_worker.models.parts.layer import LayerWeights
+from petiole.gpu_worker.models.parts.norms import NormWeights
+from petiole.gpu_worker.models.parts.rotary import rotary_table
+from petiole.gpu_worker.models.parts.side import SideTables, SideWeights
+from petiole.gpu_worker.models.plan import Layer, ModelPlan, Norm, Rotary
+from petiole.gpu_worker.models.weights.linear import Linear
+from petiole.gpu_worker.models.weights.names import LinearName, Names
+from petiole.gpu_worker.models.weights.reading import (
+    Quantization,
+    Storage,
+    TensorSource,
+    read_head,
+    read_linear,
+    read_tensor,
+)
+
+_PROGRESS_FROM_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """The target device and format of weights. `max_positions`: length of the rotary tables. `on_read`: told how
+    many bytes have been read.
+
+    On the "meta" device, loading only checks that all tensors exist and have the right shape; it reads none.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    max_positions: int
+    quantization: Quantization = "none"
+    kernels: Kernels = field(default_factory=TorchKernels)
+    storage: Storage = field(default_factory=Storage)
+    on_read: Callable[[int], object] = lambda n_bytes: None
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+        return self.storage.empty(shape, dtype or self.dtype, self.device)
+
+    def advance(self, n_bytes: int) -> object:
+        return self.on_read(n_bytes)
+
+    def quantize_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.kernels.quantize_rows(x)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model as its configuration describes it. raw: its config.json. read: makes the decoder of such a model
+    from any source of tensors."""
+
+    raw: Mapping[str, Any]
+    plan: ModelPlan
+    names: Names
+    read: Reader
+
+
+Reader = Callable[[TensorSource, Model, LoadOptions], Decoder]
+
+
+def load_model(folder: Path, model: Model, options: LoadOptions) -> Decoder:
+    """Read a checkpoint's weights into a decoder. Raises ModelError for missing tensors and wrong shapes.
+
+    As in transformers, a head that differs from the embedding is used even if the configuration ties them.
+    """
+    with Checkpoint(folder) as checkpoint, torch.no_grad():
+        names = model.names
+        embedding, head = names.prefix_in(checkpoint) + names.embedding, names.head_in(checkpoint) + ".weight"
+        if model.plan.tied_head and head in checkpoint and not checkpoint.same(embedding, head):
+            model = replace(model, plan=replace(model.plan, tied_head=False))
+        if options.device.type == "meta":
+            return model.read(checkpoint, model, options)
+        model.read(checkpoint, model, replace(options, device=torch.device("meta"), storage=Storage()))
+        with _progress(checkpoint.n_bytes(), folder.name) as advance:
+            return model.read(checkpoint, model, replace(options, on_read=advance))
+
+
+def read_decoder(source: TensorSource, model: Model, options: LoadOptions) -> Decoder:
+    """The decoder alone: a `Reader` for families of text."""
+    with torch.no_grad():
+        return _Walk(source, model.plan, model.names, options, model.names.prefix_in(source)).decoder()
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    source: TensorSource
+    plan: ModelPlan
+    names: Names
+    options: LoadOptions
+    prefix: str
+
+    def decoder(self) -> Decoder:
+        plan, names = self.plan, self.names
+        hidden = plan.hidden_size
+        embedding = self._tensor(names.embedding, plan.vocab_size, hidden)
+        layers = tuple(self._layer(i, layer) for i, layer in enumerate(plan.layers))
+        head = None if plan.tied_head else names.head_in(self.source)
+        return Decoder(
+            plan=plan,
+            embedding=embedding,
+            layers=layers,
+            head=read_head(self.source, head, embedding, self.options, bias=plan.head_bias),
+            norm=self._norm(plan.norm, names.norm, hidden),
+            tables=self._tables(),
+            kernels=self.options.kernels,
+            embedding_norm=self._norm(plan.embedding_norm, names.embedding_norm, hidden),
+            positions=self._rows(names.learned_positions, plan.learned_positions),
+            token_types=self._rows(names.token_types, plan.token_types),
+            side=self._side(),
+        )
+
+    def _rows(self, name: str, n: int) -> Tensor | None:
+        return self._tensor(name, n, self.plan.hidden_size) if n else None
+
+    def _side(self) -> SideTables | None:
+        plan, names = self.plan, self.names
+        if (side := plan.side) is None:
+            return None
+        width = plan.n_layers * side.width
+        norm = self._norm(side.norm, names.side_norm, side.width)
+        assert norm is not None
+        return SideTables(
+            table=self._tensor(names.side_table, side.vocab_size, width),
+            projection=self._linear((names.side_projection,), (width,), plan.hidden_size),
+            norm=norm,
+        )
+
+    def _tables(self) -> tuple[Tensor | None, ...]:
+        tables = {rotary: self._table(rotary) for rotary in self.plan.rotaries}
+        return tuple(None if mixer.rotary is None else tables[mixer.rotary] for mixer in self.plan.mixers)
+
+    def _table(self, rotary: Rotary) -> Tensor:
+        options = self.options
+        if options.device.type == "meta":
+            return options.empty((options.max_positions, rotary.dims), torch.float32)
+        table = rotary_table(rotary, options.max_positions, options.device)
+        return options.empty(table.shape, table.dtype).copy_(table)
+
+    def _layer(self, i: int, layer: Layer) -> LayerWeights:
+        names, at, hidden = self.names, self.names.layer.format(i), self.plan.hidden_size
+        mixer, feed_forward = layer.mixer, layer.feed_forward
+
+        def norm(plan: Norm | None, name: str, width: int = hidden) -> NormWeights | None:
+            return self._norm(plan, at + name, width)
+
+        def linear(name: LinearName, bias: bool) -> Linear:
+            stored = names.stored(name, layer, hidden)
+            return self._linear([at + one for one in stored.names], stored.sizes, stored.inputs, bias)
+
+        q_width, k_width = (mixer.q_size, mixer.kv_size) if mixer.norm_whole else (mixer.head_dim,) * 2
+        return LayerWeights(
+            mixer_norm=norm(layer.mixer_norm, names.mixer_norm),
+            mixer=AttentionWeights(
+                qkv=linear("qkv", mixer.qkv_bias),
+                q_norm=norm(mixer.q_norm, names.q_norm, q_width),
+                k_norm=None if mixer.keys_of is not None else norm(mixer.k_norm, names.k_norm, k_width),
+                v_norm=None if mixer.keys_of is not None else norm(mixer.v_norm, names.v_norm, mixer.head_dim),
+                sinks=self._tensor(at + names.sinks, mixer.heads) if mixer.sinks else None,
+                out=linear("out", mixer.out_bias),
+            ),
+            mixer_out_norm=norm(layer.mixer_out_norm, names.mixer_out_norm),
+            feed_forward_norm=norm(layer.feed_forward_norm, names.feed_forward_norm),
+            feed_forward=FeedForwardWeights(
+                gate_up=linear("gate_up", feed_forward.bias), down=linear("down", feed_forward.bias)
+            ),
+            feed_forward_out_norm=norm(layer.feed_forward_out_norm, names.feed_forward_out_norm),
+            scalar=self._tensor(at + names.scalar, 1) if layer.scalar else None,
+            side=self._layer_side(at),
+        )
+
+    def _layer_side(self, at: str) -> SideWeights | None:
+        names, hidden = self.names, self.plan.hidden_size
+        if (side := self.plan.side) is None:
+            return None
+        norm = self._norm(side.layer_norm, at + names.layer_side_norm, hidden)
+        assert norm is not None
+        return SideWeights(
+            gate=self._linear((at + names.layer_side_gate,), (side.width,), hidden),
+            out=self._linear((at + names.layer_side_out,), (hidden,), side.width),
+            norm=norm,
+        )
+
+    def _norm(self, norm: Norm | None, name: str, width: int) -> NormWeights | None:
+        if norm is None:
+            return None
+        weight = None
+        if norm.weight:
+            weight = self._tensor(name + ".weight", width, dtype=torch.float32 if norm.offset else None)
+            if norm.offset:
+                weight += norm.offset
+        return NormWeights(weight, self._tensor(name + ".bias", width) if norm.bias else None)
+
+    def _linear(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Linear:
+        whole = [self.prefix + name for name in names]
+        return read_linear(self.source, whole, sizes, inputs, self.options, bias=bias)
+
+    def _tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return read_tensor(self.source, self.prefix + name, shape, self.options, dtype)
+
+
+@contextmanager
+def _progress(n_bytes: int, what: str) -> Iterator[Callable[[int], None]]:
+    """A progress bar in bytes, for large loads on an interactive terminal."""
+    from tqdm import tqdm
+
+    quiet = n_bytes < _PROGRESS_FROM_BYTES or switch("progress") == "off"
+    settings: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
+    with tqdm(total=n_bytes, desc=f"loading {what}", disable=True if quiet else None, **settings) as bar:
+        yield bar.update

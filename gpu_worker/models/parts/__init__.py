@@ -1,0 +1,13 @@
+"""What a layer is made of: for each part its weights, and what it computes with a plan. The decoder puts them
+together.
+
+layered       encoders, as code that computes their layers itself sees them
+layer         a layer's weights
+attention     queries, keys and values, and what stands between them and the attention of a step
+side          the per-layer inputs of Gemma 4
+feed_forward  gates and activations. A new activation goes here
+residual      the stream that layers add to
+norms         norms of all kinds
+rotary        tables of rotations, and rotating
+kernels       what a device computes in one pass
+"""

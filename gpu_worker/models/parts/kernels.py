@@ -1,0 +1,60 @@
+"""The element-wise kernels of a decoder. Torch computes here, FlashInfer on CUDA; chosen when a runtime is
+created."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from petiole.gpu_worker.models.weights.linear import quantize_fp8
+
+
+class Kernels(Protocol):
+    """The element-wise parts of a decoder layer, each one pass over its input where the device can."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Over the last dimension. weight: of the type of x, or float32."""
+        ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """residual += x in place, then its norm."""
+        ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """silu of the first half of the last dimension, times the second half."""
+        ...
+
+    def quantize_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(float8_e4m3fn [T, in], float32 [T, 1]) whose product is x [T, in]."""
+        ...
+
+
+class TorchKernels:
+    """Plain torch: runs anywhere, and is the reference for the other kernels."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return rms_norm(x, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        residual += x
+        return rms_norm(residual, weight, eps)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def quantize_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        values, scale = quantize_fp8(x)
+        return values, scale[:, None]
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """A float32 weight multiplies before rounding, a weight of the type of x behind it, as in transformers."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if weight is None:
+        return wide.to(x.dtype)
+    return weight * wide.to(x.dtype) if weight.dtype == x.dtype else (weight * wide).to(x.dtype)

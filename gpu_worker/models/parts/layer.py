@@ -1,0 +1,26 @@
+"""The weights of one layer, part by part as in its plan (`plan.Layer`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from petiole.gpu_worker.models.parts.attention import AttentionWeights
+from petiole.gpu_worker.models.parts.feed_forward import FeedForwardWeights
+from petiole.gpu_worker.models.parts.norms import NormWeights
+from petiole.gpu_worker.models.parts.side import SideWeights
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """scalar: [1]."""
+
+    mixer: AttentionWeights
+    feed_forward: FeedForwardWeights
+    mixer_norm: NormWeights | None = None
+    mixer_out_norm: NormWeights | None = None
+    feed_forward_norm: NormWeights | None = None
+    feed_forward_out_norm: NormWeights | None = None
+    scalar: Tensor | None = None
+    side: SideWeights | None = None

@@ -1,0 +1,284 @@
+"""A model as data: what each layer computes, without its weights.
+
+A family's file turns `config.json` into a `ModelPlan`, and computes nothing. `decoder.Decoder` runs plans. A fast
+path is asked which layers of a plan it computes (`fast_paths`), and refuses the rest.
+
+    one layer        x = mixer_norm(h);  h += residual * mixer_out_norm(attention(x))
+                     x = feed_forward_norm(h);  h += residual * feed_forward_out_norm(feed_forward(x))
+    parallel         both read mixer_norm(h); without `feed_forward_norm` they share it, else each has its own
+    post_norm        h = mixer_norm(h + attention(h));  h = feed_forward_norm(h + feed_forward(h))
+    side, scalar     then h += side_norm(side_out(act(side_gate(h)) * side input));  h *= scalar
+
+Numbers that follow from others are properties. All plans are values: equal plans compute the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+"""gelu: with the error function; gelu_tanh: its approximation."""
+
+RotaryKind = Literal["default", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional"]
+
+MAX_POSITION = 2**24
+"""A limit far above every model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A norm over the last dimension. offset: stored weights w stand for offset + w; loading adds it, in float32,
+    so nothing that computes sees it. weight False: nothing multiplies the normalised vector."""
+
+    kind: Literal["rms", "layer"] = "rms"
+    eps: float = 1e-6
+    weight: bool = True
+    bias: bool = False
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """Which elements of a head are rotated, and how fast. A model has one table for each distinct `Rotary`.
+
+    dims: the first `dims` elements of a head are rotated, element i with i + dims / 2. kind "proportional": only
+    the first `fraction` of the pairs turn. short_factors, long_factors (longrope): divisors of the frequencies, up
+    to and beyond `original_max_position`. A kind whose frequencies depend on the length of a sequence is settled
+    once, for the served length (`at_length`): cached keys must not depend on what comes later."""
+
+    dims: int
+    theta: float = 10_000.0
+    kind: RotaryKind = "default"
+    factor: float = 1.0
+    original_max_position: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+    fraction: float = 1.0
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+
+    @property
+    def max_position(self) -> int:
+        """The scaled context length for YaRN, else 0."""
+        return int(self.original_max_position * self.factor) if self.kind == "yarn" else 0
+
+    @property
+    def amplitude(self) -> float:
+        """The factor of cosine and sine (1 except for YaRN and longrope)."""
+        if self.kind not in ("yarn", "longrope"):
+            return 1.0
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.kind == "longrope":
+            grows = self.factor > 1 and self.original_max_position > 1
+            return math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_position)) if grows else 1.0
+        if self.mscale and self.mscale_all_dim:
+            return self._grown(self.mscale) / self._grown(self.mscale_all_dim)
+        return self._grown(1.0)
+
+    def _grown(self, mscale: float) -> float:
+        return 1.0 if self.factor <= 1 else 0.1 * mscale * math.log(self.factor) + 1.0
+
+    def at_length(self, longest: int) -> Rotary:
+        """The rotation of a server whose sequences have up to `longest` positions."""
+        if self.kind == "longrope":
+            chosen = self.short_factors if longest <= self.original_max_position else self.long_factors
+            return replace(self, short_factors=chosen, long_factors=chosen)
+        if self.kind == "dynamic":
+            original = self.original_max_position
+            stretch = self.factor * max(longest, original) / original - (self.factor - 1)
+            theta = self.theta * stretch ** (self.dims / (self.dims - 2))
+            return replace(self, kind="default", theta=theta, factor=1.0)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Queries are multiplied by 1 + beta * ln(1 + floor(position / length))."""
+
+    beta: float
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """A mixer. rotary None: nothing is rotated. window: positions that a query sees, its own included; 0: all.
+    With the mask "bidirectional" a window reaches as far to the other side. The mask "prefix" is causal, except
+    inside the regions that a step names.
+
+    norm_whole: the norms of queries and keys stand over all heads at once. softcap: a score s becomes cap * tanh(s
+    / cap); 0: none. sinks: one more logit for each head in the softmax, whose weight is dropped. output_gate: the
+    projection of queries has for each head [query | gate]; outputs are multiplied by sigmoid(gate). keys_of: the
+    layer whose keys and values are read; a layer that names one has none of its own. values_are_keys: values are
+    the projection of keys, before their norm and rotation."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    rotary: Rotary | None = None
+    window: int = 0
+    mask: Literal["causal", "bidirectional", "prefix"] = "causal"
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    v_norm: Norm | None = None
+    norm_whole: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    softcap: float = 0.0
+    sinks: bool = False
+    output_gate: bool = False
+    keys_of: int | None = None
+    values_are_keys: bool = False
+    query_growth: Growth | None = None
+
+    @property
+    def q_size(self) -> int:
+        """The outputs of attention, and the inputs of the output projection."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def qkv_sizes(self) -> tuple[int, ...]:
+        """The outputs of the projections that are stored: of queries (with their gates), keys and values."""
+        queries = self.q_size * (2 if self.output_gate else 1)
+        if self.keys_of is not None:
+            return (queries,)
+        return (queries, self.kv_size) if self.values_are_keys else (queries, self.kv_size, self.kv_size)
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    """gated: down(act(gate) * up); else down(act(up)). clamp: gate is at most this, and up between minus and plus
+    this; 0: none."""
+
+    inner: int
+    activation: Activation = "silu"
+    gated: bool = True
+    bias: bool = False
+    clamp: float = 0.0
+
+    @property
+    def up_sizes(self) -> tuple[int, ...]:
+        """The outputs of the projections that are stored: of gate and up."""
+        return (self.inner, self.inner) if self.gated else (self.inner,)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """See the module. residual: a factor of what is added. scalar: a stored factor of the layer's whole output."""
+
+    mixer: Attention
+    feed_forward: FeedForward
+    mixer_norm: Norm | None
+    mixer_out_norm: Norm | None = None
+    feed_forward_norm: Norm | None = None
+    feed_forward_out_norm: Norm | None = None
+    parallel: bool = False
+    post_norm: bool = False
+    residual: float = 1.0
+    scalar: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SideInput:
+    """A second embedding, of which every layer has a slice of `width`, added at the layer's end (Gemma 4's
+    per-layer input):
+
+        side = factor * (embedding_factor * table[token] + norm(projection_factor * projection(h0)))
+        h += layer_norm(out(act(gate(h)) * side[layer]))
+
+    h0: the inputs of the first layer."""
+
+    width: int
+    vocab_size: int
+    norm: Norm
+    layer_norm: Norm
+    activation: Activation = "gelu_tanh"
+    embedding_factor: float = 1.0
+    projection_factor: float = 1.0
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """A decoder. norm: behind the last layer. dtype: the type of the weights, empty if config.json does not name
+    it. eos_token_ids: the family's, used if the model's files name none. learned_positions, token_types: rows of
+    tables that are added to the embeddings (token types: always row 0). embedding_norm: behind these."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[Layer, ...]
+    norm: Norm | None
+    max_position: int
+    tied_head: bool = False
+    head_bias: bool = False
+    embedding_factor: float = 1.0
+    embedding_norm: Norm | None = None
+    learned_positions: int = 0
+    token_types: int = 0
+    logits_factor: float = 1.0
+    logits_softcap: float = 0.0
+    side: SideInput | None = None
+    dtype: str = ""
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def mixers(self) -> tuple[Attention, ...]:
+        return tuple(layer.mixer for layer in self.layers)
+
+    @property
+    def rotaries(self) -> tuple[Rotary, ...]:
+        """The distinct rotations, in the order of the layers that use them first."""
+        return tuple(dict.fromkeys(mixer.rotary for mixer in self.mixers if mixer.rotary is not None))
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Of each layer; 0: it sees everything."""
+        return tuple(mixer.window for mixer in self.mixers)
+
+    @property
+    def most_positions(self) -> int:
+        """The largest `max_model_len`. Linear scaling stretches the context by its factor. Some checkpoints name
+        the context before it, and some the one behind it, so only `max_position` is a safe default."""
+        scaled = (r.original_max_position * r.factor for r in self.rotaries if r.kind == "linear")
+        return max(self.max_position, *(int(min(one, MAX_POSITION)) for one in scaled), 0)
+
+    @property
+    def caches(self) -> Iterator[tuple[int, Attention]]:
+        """The layers that store keys and values of their own, and their mixers."""
+        return ((i, mixer) for i, mixer in enumerate(self.mixers) if mixer.keys_of is None)
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        return sum(2 * mixer.kv_size for _, mixer in self.caches)
+
+    def at_length(self, longest: int) -> ModelPlan:
+        """The plan of a server whose sequences have up to `longest` positions: see `Rotary.at_length`."""
+        if all(rotary.at_length(longest) == rotary for rotary in self.rotaries):
+            return self
+        return replace(self, layers=tuple(_at_length(layer, longest) for layer in self.layers))
+
+
+def _at_length(layer: Layer, longest: int) -> Layer:
+    rotary = layer.mixer.rotary
+    return (
+        layer if rotary is None else replace(layer, mixer=replace(layer.mixer, rotary=rotary.at_length(longest)))
+    )

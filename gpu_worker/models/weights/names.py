@@ -1,0 +1,100 @@
+"""Where a checkpoint keeps the tensors of a plan's parts. Families name what differs from Llama's names.
+
+A part that one product computes may be stored in several layers, or in one: queries, keys and values are one name
+or three, gate and up one name or two. Names of layers and norms are without `.weight` and `.bias`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from petiole.gpu_worker.models.plan import Layer
+
+LinearName = Literal["qkv", "out", "gate_up", "down"]
+"""The products of a layer, which adapters may change."""
+
+LINEARS: tuple[LinearName, ...] = ("qkv", "out", "gate_up", "down")
+
+
+class Tensors(Protocol):
+    """The names of a checkpoint's tensors."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """prefixes: of all tensors but the head; the first that fits the checkpoint counts. heads: whole names, of
+    which the first that exists counts. layer: before the names of layer {}."""
+
+    prefixes: tuple[str, ...] = ("model.", "")
+    heads: tuple[str, ...] = ("lm_head",)
+    embedding: str = "embed_tokens.weight"
+    embedding_norm: str = "embedding_norm"
+    learned_positions: str = "embed_positions.weight"
+    token_types: str = "token_type_embeddings.weight"
+    norm: str = "norm"
+    side_table: str = "embed_tokens_per_layer.weight"
+    side_projection: str = "per_layer_model_projection"
+    side_norm: str = "per_layer_projection_norm"
+    layer: str = "layers.{}."
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    out: tuple[str, ...] = ("self_attn.o_proj",)
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: tuple[str, ...] = ("mlp.down_proj",)
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    v_norm: str = "self_attn.v_norm"
+    sinks: str = "self_attn.sinks"
+    mixer_norm: str = "input_layernorm"
+    mixer_out_norm: str = "post_attention_layernorm"
+    feed_forward_norm: str = "post_attention_layernorm"
+    feed_forward_out_norm: str = "post_feedforward_layernorm"
+    scalar: str = "layer_scalar"
+    layer_side_gate: str = "per_layer_input_gate"
+    layer_side_out: str = "per_layer_projection"
+    layer_side_norm: str = "post_per_layer_input_norm"
+
+    def prefix_in(self, tensors: Tensors) -> str:
+        """The prefix of this checkpoint."""
+        return next((p for p in self.prefixes if p + self.embedding in tensors), self.prefixes[0])
+
+    def head_in(self, tensors: Tensors) -> str:
+        return next((name for name in self.heads if name + ".weight" in tensors), self.heads[0])
+
+    def stored(self, linear: LinearName, layer: Layer, inputs: int) -> StoredLinear:
+        """How one of a layer's products is stored. inputs: the width of the model."""
+        mixer, feed_forward = layer.mixer, layer.feed_forward
+        if linear == "qkv":
+            return StoredLinear.of(self.qkv, mixer.qkv_sizes, inputs)
+        if linear == "out":
+            return StoredLinear.of(self.out, (inputs,), mixer.q_size)
+        if linear == "gate_up":
+            return StoredLinear.of(self.gate_up, feed_forward.up_sizes, inputs)
+        return StoredLinear.of(self.down, (inputs,), feed_forward.inner)
+
+    def linears(self, layer: Layer, inputs: int) -> Iterator[tuple[LinearName, StoredLinear]]:
+        return ((name, self.stored(name, layer, inputs)) for name in LINEARS)
+
+
+LLAMA = Names()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLinear:
+    """A product of `inputs` whose outputs are `parts` one behind the other, in stored layers `names` with `sizes`
+    outputs. Either each part has a name, or one name has all parts."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    parts: tuple[int, ...]
+    inputs: int
+
+    @staticmethod
+    def of(names: Sequence[str], parts: tuple[int, ...], inputs: int) -> StoredLinear:
+        """Names without a part, such as those of values that are keys, are not stored."""
+        if len(names) == 1:
+            return StoredLinear(tuple(names), (sum(parts),), parts, inputs)
+        stored = tuple(names[len(names) - len(parts) :] if len(names) == 2 else names[: len(parts)])
+        return StoredLinear(stored, parts, parts, inputs)

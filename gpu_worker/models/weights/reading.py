@@ -1,0 +1,145 @@
+"""Copies tensors from their source to their place on the device, and reads linear layers.
+
+Tensors are copied one by one. On the way they are converted, joined with others if one product computes them
+together, and quantized if the settings say so. The host never holds more than the weights and one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from petiole.gpu_worker.models.host_memory import new_tensor
+from petiole.gpu_worker.models.weights.linear import (
+    DenseLinear,
+    Fp8Linear,
+    Int8Linear,
+    Linear,
+    quantize_fp8,
+    quantize_int8,
+)
+
+_HEAD_ROWS = 8192  # of a head in 8 bits, as many at a time are floats
+
+Quantization = Literal["none", "int8", "fp8"]
+
+
+class TensorSource(Protocol):
+    """The source of a model's tensors: a `Checkpoint`, or generated ones in benchmarks."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def copy(self, name: str, into: Tensor) -> int:
+        """Copy the named tensor to `into`. Returns the number of bytes read."""
+        ...
+
+
+class Storage:
+    """The memory of a model's tensors. After `rewind`, `empty` returns the same tensors in the same order, so
+    that another model of the same layout can be read into them. `empty` calls `progress` first."""
+
+    def __init__(self) -> None:
+        self.progress: Callable[[], None] = lambda: None
+        self._tensors: list[Tensor] = []
+        self._used = 0
+
+    @property
+    def layout(self) -> list[tuple[torch.Size, torch.dtype]]:
+        return [(tensor.shape, tensor.dtype) for tensor in self._tensors]
+
+    def rewind(self) -> None:
+        self._used = 0
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        self.progress()
+        if self._used == len(self._tensors):
+            self._tensors.append(new_tensor(shape, dtype, device))
+        tensor = self._tensors[self._used]
+        self._used += 1
+        assert (tensor.shape, tensor.dtype, tensor.device.type) == (tuple(shape), dtype, device.type)
+        return tensor
+
+
+class Destination(Protocol):
+    """Where tensors go, and in which form: see `loading.LoadOptions`."""
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def quantization(self) -> Quantization: ...
+    def empty(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor: ...
+    def advance(self, n_bytes: int) -> object: ...
+    def quantize_rows(self, x: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+def read_tensor(
+    source: TensorSource, name: str, shape: Sequence[int], to: Destination, dtype: torch.dtype | None = None
+) -> Tensor:
+    tensor = to.empty(shape, dtype)
+    to.advance(source.copy(name, tensor))
+    return tensor
+
+
+def read_linear(
+    source: TensorSource, names: Sequence[str], sizes: Sequence[int], inputs: int, to: Destination, *, bias: bool
+) -> Linear:
+    """Several linear layers with the same inputs, as one. names: of the stored layers, without `.weight`; sizes:
+    how many outputs each of them has."""
+    joint = _joined(source, [n + ".bias" for n in names], sizes, (), to) if bias else None
+    if to.quantization != "none":
+        return _quantized(source, names, sizes, inputs, to, joint)
+    return DenseLinear(_joined(source, [n + ".weight" for n in names], sizes, (inputs,), to), joint)
+
+
+def read_head(source: TensorSource, name: str | None, embedding: Tensor, to: Destination, *, bias: bool) -> Linear:
+    """name: of the stored head; None: it is the embedding. In 8-bit integers where the layers are: a token reads
+    all of the head, but one row of the embedding."""
+    weight, int8 = embedding, to.quantization == "int8"
+    if name is not None:
+        weight = torch.empty_like(embedding) if int8 else to.empty(embedding.shape)
+        to.advance(source.copy(name + ".weight", weight))
+    added = read_tensor(source, f"{name}.bias", embedding.shape[:1], to) if bias else None
+    if not int8:
+        return DenseLinear(weight, added)
+    values, scale = to.empty(weight.shape, torch.int8), to.empty(weight.shape[:1])
+    parts = zip(*(torch.split(tensor, _HEAD_ROWS) for tensor in (weight, values, scale)), strict=True)
+    for part, to_values, to_scale in parts:
+        quantized, scales = quantize_int8(part)
+        to_values.copy_(quantized)
+        to_scale.copy_(scales)
+    return Int8Linear(values, scale, added)
+
+
+def _joined(
+    source: TensorSource, names: Sequence[str], sizes: Sequence[int], rest: tuple[int, ...], to: Destination
+) -> Tensor:
+    joint = to.empty((sum(sizes), *rest))
+    for name, part in zip(names, torch.split(joint, list(sizes)), strict=True):
+        to.advance(source.copy(name, part))
+    return joint
+
+
+def _quantized(
+    source: TensorSource,
+    names: Sequence[str],
+    sizes: Sequence[int],
+    inputs: int,
+    to: Destination,
+    bias: Tensor | None,
+) -> Linear:
+    """Quantize part by part: memory holds the unquantized weights of one part at a time."""
+    int8 = to.quantization == "int8"
+    weight = to.empty((sum(sizes), inputs), torch.int8 if int8 else torch.float8_e4m3fn)
+    scale = to.empty((sum(sizes),), None if int8 else torch.float32)
+    parts = zip(names, torch.split(weight, list(sizes)), torch.split(scale, list(sizes)), strict=True)
+    for name, weight_part, scale_part in parts:
+        full = torch.empty(weight_part.shape, dtype=torch.float32, device=to.device)
+        to.advance(source.copy(name + ".weight", full))
+        quantized, scales = (quantize_int8 if int8 else quantize_fp8)(full)
+        weight_part.copy_(quantized)
+        scale_part.copy_(scales)
+    return Int8Linear(weight, scale, bias) if int8 else Fp8Linear(weight, scale[None, :], to.quantize_rows, bias)
