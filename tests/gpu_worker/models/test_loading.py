@@ -456,7 +456,10 @@ def logits_of(runtime):
 
 def addresses(decoder):
     layer = decoder.layers[-1]
-    return [t.data_ptr() for t in (decoder.embedding, decoder.rotary, layer.qkv.weight, layer.down.weight)]
+    return [
+        t.data_ptr()
+        for t in (decoder.embedding, decoder.tables[0], layer.mixer.qkv.weight, layer.feed_forward.down.weight)
+    ]
 
 
 @pytest.mark.parametrize("damage", ["a tensor is missing", "a tensor has another shape", "the file is truncated"])
