@@ -1,4 +1,4 @@
-"""One Redis, one worker on petiole-tiny and one gateway for the tests of a module."""
+"""One Redis, one worker on petiole-tiny and one gateway for all tests of a process that do not kill anything."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REAL = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with Site(tmp_path_factory.mktemp("gateway"), **REAL) as site:
         worker = site.start_worker()
@@ -29,13 +29,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield site
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def gateway(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     with Gateway(tmp_path_factory.mktemp("serve"), PETIOLE_BROKER_URL=site.url) as gateway:
         yield gateway
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def client(gateway: Gateway) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=gateway.url, api_key="none", max_retries=0) as client:
         yield client
