@@ -30,6 +30,10 @@ class GatewaySettings(BaseModel):
         le=_LONGEST_S,
         description="how long a request waits while no worker serves its model",
     )
+    gateway_image_hosts: str = Field(
+        default="",
+        description="hosts from which images are fetched, such as cdn.example.com,*.example.org; empty: none",
+    )
     gateway_unread_s: float = Field(
         default=15.0,
         ge=1,

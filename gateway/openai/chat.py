@@ -10,6 +10,7 @@ from petiole.gateway.core.plan import Call, Plan
 from petiole.gateway.core.record import Record
 from petiole.gateway.openai import conversation
 from petiole.gateway.openai.answers import task_ids
+from petiole.gateway.openai.conversation import NONE, Images
 from petiole.gateway.openai.sampling import MOST_LOGPROBS, Sampling, given
 from petiole.tasks.errors import InvalidRequest, shorten
 from petiole.tasks.fleet.models import Found
@@ -62,12 +63,12 @@ class ChatCompletion(Sampling):
             raise InvalidRequest("tool_choice", "must be none or auto", shorten(self.tool_choice))
         return self
 
-    def plan(self, name: str, now: int, found: Found, stays: bool) -> Plan:
-        """What it becomes, under this id. `stays`: it goes on when its client has gone. Raises
-        `InvalidRequest`."""
+    def plan(self, name: str, now: int, found: Found, stays: bool, images: Images = NONE) -> Plan:
+        """What it becomes, under this id. `stays`: it goes on when its client has gone. `images`:
+        those of the http URLs in the messages. Raises `InvalidRequest`."""
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         options, names = self.options(found, stays, (self.top_logprobs or 0) if self.logprobs else None)
-        options["messages"] = conversation.messages(self.messages)
+        options["messages"] = conversation.messages(self.messages, images)
         options["max_tokens"] = "rest" if limit is None else limit
         names["logprobs"] = "top_logprobs"
         if self.max_completion_tokens is not None:

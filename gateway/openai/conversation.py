@@ -1,10 +1,12 @@
 """Messages as OpenAI's clients write them, as a task takes them.
 
-Most chat templates know no role `developer`: it becomes `system`. Images are data URLs: the gateway fetches
-nothing. All other keys of a message, such as tool calls, go to the template as they are."""
+Most chat templates know no role `developer`: it becomes `system`. Images are data URLs, or http URLs whose images
+`serving.images` has fetched. All other keys of a message, such as tool calls, go to the template as they are."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from petiole.tasks.errors import InvalidRequest, shorten
@@ -15,19 +17,34 @@ _WITHOUT_CONTENT = ("tool_calls", "function_call", "refusal", "audio", "reasonin
 """What an assistant's message may have in place of content."""
 
 
-def messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+Images = Mapping[str, str]
+"""By http URL, the data URL of its image."""
+NONE: Images = MappingProxyType({})
+
+
+def messages(given: list[dict[str, Any]], fetched: Images = NONE) -> list[dict[str, Any]]:
     """Raises `InvalidRequest`."""
-    return [_message(f"messages[{k}]", message) for k, message in enumerate(given)]
+    return [_message(f"messages[{k}]", message, fetched) for k, message in enumerate(given)]
 
 
-def _message(field: str, message: dict[str, Any]) -> dict[str, Any]:
+def to_fetch(given: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The http URLs of images, each with its field."""
+    found = []
+    for k, message in enumerate(given):
+        for part, image in images.parts_of(message):
+            if isinstance(image, str) and image[:5].lower() in ("http:", "https"):
+                found.append((f"messages[{k}].content[{part}].image_url.url", image))
+    return found
+
+
+def _message(field: str, message: dict[str, Any], fetched: Images) -> dict[str, Any]:
     role = message.get("role")
     if role not in _ROLES:
         raise InvalidRequest(f"{field}.role", f"must be one of {', '.join(_ROLES)}", shorten(role))
     taken = {**message, "role": "system" if role == "developer" else role}
     content = message.get("content")
     if isinstance(content, list):
-        taken["content"] = [_part(f"{field}.content[{k}]", part) for k, part in enumerate(content)]
+        taken["content"] = [_part(f"{field}.content[{k}]", part, fetched) for k, part in enumerate(content)]
     elif content is None:
         if role != "assistant" or not any(message.get(name) for name in _WITHOUT_CONTENT):
             raise InvalidRequest(f"{field}.content", "is required", "nothing")
@@ -37,14 +54,17 @@ def _message(field: str, message: dict[str, Any]) -> dict[str, Any]:
     return taken
 
 
-def _part(field: str, part: object) -> dict[str, Any]:
+def _part(field: str, part: object, fetched: Images) -> dict[str, Any]:
     match part:
         case {"type": "text", "text": str(text)}:
             return {"type": "text", "text": text}
         case {"type": "refusal", "refusal": str(text)}:
             return {"type": "text", "text": text}
         case {"type": "image_url", "image_url": {"url": str(url)}} | {"type": "image_url", "image_url": str(url)}:
-            return {"type": "image_url", "image_url": {"url": _image(f"{field}.image_url.url", url)}}
+            return {
+                "type": "image_url",
+                "image_url": {"url": _image(f"{field}.image_url.url", fetched.get(url, url))},
+            }
         case {"type": str(kind)}:
             limit = "must be a complete part of type text or image_url"
             raise InvalidRequest(field, limit, shorten(kind))
@@ -54,5 +74,5 @@ def _part(field: str, part: object) -> dict[str, Any]:
 def _image(field: str, url: str) -> str:
     if url.lstrip()[:5].lower() != "data:" and not images.is_handle(url):
         shown = f"{url[:40]}…" if len(url) > 40 else url
-        raise InvalidRequest(field, "must be a data URL: this gateway fetches no images", shown)
+        raise InvalidRequest(field, "must be a data URL, or an http URL where they are allowed", shown)
     return url

@@ -17,7 +17,7 @@ from petiole.gateway.core.parts import Whole
 from petiole.gateway.core.plan import Plan
 from petiole.gateway.core.record import Record
 from petiole.gateway.core.streams import Stream, View, cursor_of
-from petiole.gateway.openai import chat, chat_view, completions, completions_view, models, tokens
+from petiole.gateway.openai import chat, chat_view, completions, completions_view, conversation, models, tokens
 from petiole.gateway.openai.answers import DONE, error_event, json_answer, new_id
 from petiole.gateway.openai.chat import ChatCompletion
 from petiole.gateway.openai.chat_view import ChatView
@@ -25,7 +25,7 @@ from petiole.gateway.openai.completions import TextCompletion
 from petiole.gateway.openai.completions_view import CompletionsView
 from petiole.gateway.openai.sampling import Sampling
 from petiole.gateway.openai.tokens import Detokenize, Tokenize
-from petiole.gateway.serving import bodies, generations, records
+from petiole.gateway.serving import bodies, generations, images, records
 from petiole.gateway.serving.catalogue import catalogue
 from petiole.gateway.serving.counting import count
 from petiole.gateway.serving.generations import Generation
@@ -83,7 +83,8 @@ COMPLETION = Kind(completions.KIND, "cmpl-", CompletionsView, completions_view.w
 async def create_chat(request: Request) -> Response:
     asked = await bodies.read(request, ChatCompletion)
     found = await catalogue().find(asked.model)
-    plan = checked(lambda: asked.plan(new_id(CHAT.prefix), int(time.time()), found, stays(asked)))
+    pictures = await fetched(conversation.to_fetch(asked.messages))
+    plan = checked(lambda: asked.plan(new_id(CHAT.prefix), int(time.time()), found, stays(asked), pictures))
     return await CHAT.create(request, plan, asked.stream)
 
 
@@ -143,6 +144,14 @@ def checked(plan: Callable[[], Any]) -> Any:
 def stays(asked: Sampling) -> bool:
     """Whether a generation goes on when its client has gone."""
     return asked.store and settings().gateway_stored_stay
+
+
+async def fetched(urls: list[tuple[str, str]]) -> dict[str, str]:
+    """By URL, the data URL of its image. Raises `Failure`."""
+    try:
+        return await images.fetched(urls) if urls else {}
+    except InvalidRequest as error:
+        raise failure_of(error) from None
 
 
 async def accepted(generation: Generation) -> None:

@@ -4,6 +4,7 @@ bodies       a request's body as JSON, within limits
 catalogue    the models of the fleet, by name
 records      records in Redis
 counting     tokens counted by a worker
+images       images that a request names by URLs, fetched where that is allowed
 generations  a request on its way: submitted, accepted, followed to its end
 sse          a stream as server-sent events; clients that leave
 patience     waits for a Redis that is away for a moment

@@ -1,0 +1,57 @@
+"""The gateway as a part of an application: mounted, without a lifespan of its own; and as a Redis user with the
+fewest rights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from petiole.tasks.settings import settings
+from tests.support.gateway import Gateway
+from tests.support.rights import SECRET, documented, version_of
+from tests.support.site import Site
+
+CHAT: dict[str, Any] = {
+    "model": "petiole-tiny",
+    "messages": [{"role": "user", "content": "Count from 1 to 5."}],
+    "temperature": 0,
+}
+
+
+def test_it_is_mounted_in_an_application(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    from petiole.gateway import app as gateway
+
+    monkeypatch.setenv("PETIOLE_BROKER_URL", site.url)
+    settings.cache_clear()
+    app = FastAPI()
+    app.mount("/llm", gateway)
+    with TestClient(app) as client:
+        assert client.get("/llm/ready").json() == {"status": "ok"}
+        assert [model["id"] for model in client.get("/llm/v1/models").json()["data"]] == ["petiole-tiny"]
+        missing = client.post("/llm/v1/chat/completions", json={**CHAT, "model": "none"})
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+    settings.cache_clear()
+
+
+def test_it_needs_the_rights_of_a_producer_and_its_records(site: Site, tmp_path: Path) -> None:
+    version = version_of(site.redis)
+    page = (Path(__file__).resolve().parents[2] / "docs" / "gateway.md").read_text()
+    more = "(+set +get +del ~petiole:gateway:*)"
+    assert more in page
+    rules = documented(version)["webapp"] + ([more] if version >= (7,) else more.strip("()").split())
+    site.redis.execute_command("ACL", "SETUSER", "gateway", *rules)
+    url = site.url.replace("redis+socket://", f"redis+socket://gateway:{SECRET}@")
+    with Gateway(tmp_path, PETIOLE_BROKER_URL=url) as gateway, httpx2.Client(base_url=gateway.root) as http:
+        assert http.get("/ready").status_code == 200
+        whole = http.post("/v1/chat/completions", json=CHAT, timeout=60)
+        assert whole.status_code == 200, whole.text + gateway.output
+        path = f"/v1/chat/completions/{whole.json()['id']}"
+        assert "[DONE]" in http.get(path, params={"stream": "true"}, timeout=60).text
+        assert http.delete(path).status_code == 200
+        asked = {"model": "petiole-tiny", "prompt": "x"}
+        assert http.post("/tokenize", json=asked, timeout=60).json()["count"] == 1
