@@ -22,14 +22,21 @@ from petiole.gpu_worker.models.plan import (
     Norm,
     Rotary,
 )
+from petiole.gpu_worker.models.weights.names import Names
 
 MAX_LAYERS = 10_000
 MAX_WIDTH = 2**20
 """Limits far above every model. A folder that exceeds them is a mistake or an attack, and is refused unread."""
 
+WRAPPED = Names(
+    prefixes=("model.language_model.", "language_model.model.", "model.", ""),
+    heads=("lm_head", "language_model.lm_head"),
+)
+"""Of a model of text inside one of text and images."""
+
 FULL, SLIDING = "full_attention", "sliding_attention"
 
-_KINDS = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
+_KINDS = ("default", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional")
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -118,9 +125,11 @@ def rotary(raw: JsonObject, width: int, kind_of_layer: str = "", *, partial: boo
     if nested:
         raise ModelError(f"config.json: rope parameters must be the same for all layers, got {', '.join(nested)}")
     kind: Any = str(given.get("rope_type") or given.get("type") or "default")
+    kind = "longrope" if kind == "su" else kind
     if kind not in _KINDS:
         raise ModelError(f"config.json: rope type must be {', '.join(_KINDS)}, got {kind!r}")
     part = float(given.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0)
+    turning, part = (part, 1.0) if kind == "proportional" else (1.0, part)
     if not (partial and 0 < part <= 1) and part != 1.0:
         raise ModelError(f"config.json: partial_rotary_factor must be 1, got {part:g}")
     amplitude = given.get("attention_factor")
@@ -141,12 +150,13 @@ def rotary(raw: JsonObject, width: int, kind_of_layer: str = "", *, partial: boo
         mscale=float(given.get("mscale") or 0.0),
         mscale_all_dim=float(given.get("mscale_all_dim") or 0.0),
         truncate=bool(given.get("truncate", True)),
+        fraction=turning,
     )
     if kind == "longrope":
         short, long = (_factors(given, key, found.dims // 2) for key in ("short_factor", "long_factor"))
         factor = number(given, "factor", longest / original, low=1e-3)
         return replace(found, factor=factor, short_factors=short, long_factors=long)
-    if kind == "default":
+    if kind == "default" or (kind == "proportional" and "factor" not in given):
         return found
     return replace(found, factor=number({"factor": float(given["factor"])}, "factor", 1.0, low=1e-3))
 
