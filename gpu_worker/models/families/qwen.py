@@ -1,4 +1,5 @@
-"""Qwen2 and 2.5, with biases on queries, keys and values; and Qwen3, with norms of queries and keys."""
+"""Qwen2 and 2.5, with biases on queries, keys and values; Qwen3, with norms of queries and keys; and the text part
+of Qwen3-VL, whose rotations by three axes are one for text."""
 
 from __future__ import annotations
 
@@ -24,4 +25,12 @@ def _plan(raw: JsonObject, mixer: Attention) -> ModelPlan:
     return reading.usual_plan(raw, reading.usual_layers(raw, mixer, sizes))
 
 
-FAMILIES = (Family(("Qwen2ForCausalLM",), qwen2), Family(("Qwen3ForCausalLM",), qwen3))
+def qwen3_vl(outer: JsonObject) -> ModelPlan:
+    return qwen3(reading.text_part(outer))
+
+
+FAMILIES = (
+    Family(("Qwen2ForCausalLM",), qwen2),
+    Family(("Qwen3ForCausalLM",), qwen3),
+    Family(("Qwen3VLForConditionalGeneration",), qwen3_vl, reading.WRAPPED),
+)
