@@ -34,6 +34,27 @@ _LLAMA3 = {
 }
 _YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
+_LOCAL, _FULL = "sliding_attention", "full_attention"
+_GEMMA4 = {
+    "num_hidden_layers": 6,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 7,
+    "layer_types": [_LOCAL, _LOCAL, _FULL] * 2,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 320,
+    "final_logit_softcapping": 5.0,
+}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0 + 0.1 * i for i in range(6)],
+    "long_factor": [2.0 + i for i in range(6)],
+}
+_MINISTRAL3 = _YARN | {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1}
+_OLMO3 = {_LOCAL: {"rope_type": "default", "rope_theta": 10_000.0}, _FULL: _YARN}
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
     "llama3": ("Llama", {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
@@ -43,7 +64,36 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
     "qwen2-yarn": ("Qwen2", {"rope_parameters": _YARN}),
     "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "gemma3": (
+        "Gemma3",
+        {"head_dim": 32, "sliding_window": 7, "layer_types": [_LOCAL, _FULL, _LOCAL], "query_pre_attn_scalar": 20},
+    ),
+    "gemma4": ("Gemma4", _GEMMA4),
+    "gemma4-values-from-keys": (
+        "Gemma4",
+        _GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    ),
+    "gemma4-side": (
+        "Gemma4",
+        _GEMMA4 | {"num_kv_shared_layers": 3, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8},
+    ),
+    "phi3": ("Phi3", {"sliding_window": 7}),
+    "phi4-mini": ("Phi3", {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 256}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1]}),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": ("Olmo3", {"sliding_window": 7, "layer_types": [_LOCAL, _FULL, _LOCAL], "rope_parameters": _OLMO3}),
+    "ministral3": ("Ministral3", {"head_dim": 32, "rope_parameters": _MINISTRAL3}),
 }
+_CONFIGURATIONS = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
 
 
 def build_model(name: str, **changes: Any) -> Any:
@@ -51,13 +101,16 @@ def build_model(name: str, **changes: Any) -> Any:
     `changes` override the shape."""
     kind, extra = FAMILIES[name]
     torch.manual_seed(sum(name.encode()))
-    config = getattr(transformers, f"{kind}Config")(**_SHAPE | extra | changes)
+    config = getattr(transformers, _CONFIGURATIONS.get(kind, f"{kind}Config"))(**_SHAPE | extra | changes)
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             spread = 0.3 if parameter.dim() > 1 else 0.2
             parameter.normal_(1.0 if "norm" in parameter_name else 0.0, spread)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.0)
     return model
 
 
