@@ -11,7 +11,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-_SHAPE: dict[str, Any] = {
+SHAPE: dict[str, Any] = {
     "vocab_size": 320,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -101,9 +101,15 @@ def build_model(name: str, **changes: Any) -> Any:
     `changes` override the shape."""
     kind, extra = FAMILIES[name]
     torch.manual_seed(sum(name.encode()))
-    config = getattr(transformers, _CONFIGURATIONS.get(kind, f"{kind}Config"))(**_SHAPE | extra | changes)
+    config = getattr(transformers, _CONFIGURATIONS.get(kind, f"{kind}Config"))(**SHAPE | extra | changes)
     config._attn_implementation = "eager"
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    return drawn(getattr(transformers, f"{kind}ForCausalLM")(config), name)
+
+
+def drawn(model: Any, name: str) -> Any:
+    """The model with random weights, drawn for this name."""
+    torch.manual_seed(sum(name.encode()))
+    model.eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             spread = 0.3 if parameter.dim() > 1 else 0.2

@@ -48,12 +48,14 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 
 def text_part(raw: JsonObject) -> JsonObject:
-    """The configuration of the text part; what it lacks of these keys is read from the outer one."""
+    """The configuration of the text part, with what the outer one says of the whole model."""
     inner = raw.get("text_config")
     if not isinstance(inner, Mapping):
         return raw
-    outer = ("architectures", "tie_word_embeddings", "quantization_config", "dtype", "torch_dtype")
-    return {key: raw[key] for key in outer if key in raw} | dict(inner) | {"architectures": raw["architectures"]}
+    both = {**raw, **inner}
+    whole = ("architectures", "tie_word_embeddings", "quantization_config")
+    kept = {key: both[key] for key in ("dtype", "torch_dtype") if both.get(key) is not None}
+    return {**inner, **kept, **{key: raw[key] for key in whole if key in raw}}
 
 
 def whole(raw: JsonObject, key: str, high: int, default: int | None = None) -> int:
@@ -86,8 +88,8 @@ def require_plain_weights(raw: JsonObject) -> None:
 
 def activation(raw: JsonObject, known: Sequence[Activation], key: str = "hidden_act") -> Activation:
     """One of `known`, whose first is the default."""
-    given = raw.get(key) or known[0]
-    found = _ACTIVATIONS.get(str(given))
+    given = raw.get(key)
+    found = _ACTIVATIONS.get(str(given)) if given else known[0]
     if found not in known:
         names = " or ".join(known)
         raise ModelError(f"config.json: {key} must be {names} for {architecture_of(raw)}, got {given!r}")

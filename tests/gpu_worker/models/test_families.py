@@ -1,0 +1,130 @@
+"""Models of text inside models of text and images, and what a family refuses. `test_logits` compares all families
+with transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.driver import Driver
+from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.families.registry import ARCHITECTURES, model_of
+from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
+from tests.support.families import FAMILIES, SHAPE, drawn
+
+transformers = pytest.importorskip("transformers")
+
+VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+WRAPPERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gemma3": ("Gemma3", "gemma3", VISION),
+    "mistral-small": ("Mistral3", "mistral", VISION | {"head_dim": 16}),
+    "ministral3": ("Mistral3", "ministral3", VISION | {"head_dim": 16}),
+    "qwen3-vl": ("Qwen3VL", "qwen3", VISION | {"depth": 1, "num_heads": 2, "out_hidden_size": 64}),
+}
+
+
+def wrapped(name: str) -> Any:
+    """A model of text and images around the family's configuration of text."""
+    kind, text, vision = WRAPPERS[name]
+    settings = SHAPE | FAMILIES[text][1]
+    if kind == "Mistral3":
+        settings |= {"model_type": text}
+    if kind == "Qwen3VL":
+        vision = {**vision, "deepstack_visual_indexes": [0]}
+        settings["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5]}
+    config = getattr(transformers, f"{kind}Config")(text_config=settings, vision_config=vision)
+    config._attn_implementation = "eager"
+    return drawn(getattr(transformers, f"{kind}ForConditionalGeneration")(config), name)
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_the_text_part_of_a_model_of_images_is_served(
+    name: str, tmp_path: Path, open_runtime: Callable[..., Any]
+) -> None:
+    model = wrapped(name)
+    model.save_pretrained(tmp_path)
+    driver = Driver(open_runtime(tmp_path, speculative_tokens=7))
+    ids = tokens(30)
+    sequence = driver.sequence(ids, ALL)
+    got = table(driver.finish_step(*driver.launch("verify", [sequence], [ids], [len(ids)])))
+    assert relative_error(got, reference(model, ids)) < 1e-4
+
+
+def test_cross_attention_is_refused_by_name() -> None:
+    text = SHAPE | {"cross_attention_layers": [1]}
+    raw = {"architectures": ["MllamaForConditionalGeneration"], "text_config": text}
+    with pytest.raises(ModelError, match=r"cross_attention_layers must be empty: .*, got \[1\]"):
+        model_of(raw)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        ("Gemma4ForCausalLM", {"enable_moe_block": True}, "enable_moe_block must be false"),
+        ("Gemma4ForCausalLM", {"num_kv_shared_layers": 3}, "num_kv_shared_layers leaves no .* for layer 0, got 3"),
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention must be false"),
+        ("Gemma3ForCausalLM", {"hidden_activation": "relu"}, "hidden_activation must be gelu_tanh or .*'relu'"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, "no_rope_layers must have 3 entries, got 1"),
+        ("Mistral3ForConditionalGeneration", {"text_config": {"model_type": "mistral4"}}, "got 'mistral4'"),
+    ],
+)
+def test_what_a_family_does_not_compute_is_refused(
+    architecture: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        model_of({"architectures": [architecture], **SHAPE, **changes})
+
+
+def test_the_factors_of_long_contexts_are_chosen_once_by_the_served_length(
+    checkpoint: Callable[..., Any], tmp_path: Path, open_runtime: Callable[..., Any]
+) -> None:
+    """On either side of the limit they are those of transformers, which chooses by the length of the sequence."""
+    folder, _ = checkpoint("phi4-mini")
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    raw = json.loads((folder / "config.json").read_text())
+    raw["rope_parameters"]["original_max_position_embeddings"] = raw["original_max_position_embeddings"] = 32
+    raw["rope_parameters"].pop("factor", None)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    other = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    prints = set()
+    for longest, n in ((32, 30), (256, 40)):
+        runtime = open_runtime(tmp_path, max_model_len=longest)
+        driver = Driver(runtime)
+        sequence = driver.sequence(tokens(n), ALL)
+        driver.prefill([sequence], [9])
+        assert relative_error(table(driver.prefill([sequence])), reference(other, tokens(n))[-1:]) < 1e-4
+        prints.add(runtime.limits.fingerprint)
+    assert len(prints) == 2, "keys of one are not keys of the other"
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_an_empty_configuration_is_refused_in_words(architecture: str) -> None:
+    if "Moondream" in architecture:
+        pytest.skip("a release names nothing")
+    with pytest.raises(ModelError, match=r"config\.json"):
+        model_of({"architectures": [architecture]})
+
+
+def test_weights_that_are_quantised_already_are_refused_in_the_text_part_too() -> None:
+    raw = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": SHAPE, "quantization_config": "fp8"}
+    with pytest.raises(ModelError, match="quantised already"):
+        model_of(raw)
+
+
+def test_no_two_families_have_an_architecture() -> None:
+    families = {id(one): one for one in ARCHITECTURES.values()}.values()
+    every = [name for family in families for name in family.architectures]
+    assert len(every) == len(set(every)) == len(ARCHITECTURES)
