@@ -37,7 +37,7 @@ from petiole.gpu_worker.scheduling.scheduler import Scheduler
 from petiole.gpu_worker.scheduling.stopping import End, Finish
 from petiole.gpu_worker.speculation import NgramProposer, Proposer
 from petiole.gpu_worker.text import Tokenizer
-from petiole.gpu_worker.threads.intake import Intake
+from petiole.gpu_worker.threads.intake import PreparationThreads
 from petiole.gpu_worker.threads.loop import EngineLoop
 from petiole.gpu_worker.threads.preparation import ConstraintCompiler, Preparer
 from petiole.gpu_worker.threads.text import RequestOutput, TextThread
@@ -109,7 +109,7 @@ class Engine:
         )
         self.runtime.progress = self._loop.beat
         self._thread = threading.Thread(target=self._loop.run, name="engine", daemon=True)
-        self._intake = Intake(
+        self._intake = PreparationThreads(
             preparer, self.runtime.adapter_at_hand, self._accept_later, self._text.refuse, tracer
         )
 

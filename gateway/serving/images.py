@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from urllib.parse import SplitResult, urlsplit
 
-from petiole.tasks.app.blocking import Threads
+from petiole.tasks.app.blocking import ProcessThreads
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.settings import settings
 
 WAIT_S = 10.0
-_THREADS = Threads("fetch", size=8, most=1000)
+_THREADS = ProcessThreads("fetch", size=8, most=1000)
 _PORTS = {"http": 80, "https": 443}
 _LOCATED = "must be a data URL, or an http URL of a host that the gateway's settings allow"
 

@@ -172,7 +172,7 @@ class Cutting:
                 image.prepared = outcome
 
 
-class AdapterSlots:
+class ResidentAdapters:
     """Reference-counted slots of LoRA adapters on the device. `load(key, slot)` copies an adapter into a slot.
 
     Each sequence holds a reference to its adapter's slot until its last outstanding step. A slot without

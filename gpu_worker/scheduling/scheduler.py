@@ -32,7 +32,7 @@ from petiole.gpu_worker.runtime.interface import (
     TokenMask,
 )
 from petiole.gpu_worker.scheduling import masks
-from petiole.gpu_worker.scheduling.admission import AdapterSlots, Cut
+from petiole.gpu_worker.scheduling.admission import Cut, ResidentAdapters
 from petiole.gpu_worker.scheduling.batching import StepPayload, StepPlan, payload_of
 from petiole.gpu_worker.scheduling.launching import Preparation
 from petiole.gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit, PipelineState
@@ -66,7 +66,7 @@ class Scheduler:
         self.runtime = runtime
         self.manager = manager
         self.tracer = tracer
-        adapters = AdapterSlots(config.lora_slots, runtime.load_adapter)
+        adapters = ResidentAdapters(config.lora_slots, runtime.load_adapter)
         self.state = SchedulerState(config, runtime.limits, manager, adapters, runtime.forget_images, cut)
         self._keys = itertools.count()
         self.planner = Planner(self.state)

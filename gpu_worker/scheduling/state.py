@@ -26,7 +26,7 @@ from petiole.gpu_worker.errors import AdapterError, InvalidRequest, failed
 from petiole.gpu_worker.request import TokenLogprobs
 from petiole.gpu_worker.request.values import Numbers
 from petiole.gpu_worker.runtime.interface import ModelLimits
-from petiole.gpu_worker.scheduling.admission import AdapterSlots, Cut, Cutting, DelayGate, WaitingQueue, forked
+from petiole.gpu_worker.scheduling.admission import Cut, Cutting, DelayGate, ResidentAdapters, WaitingQueue, forked
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.scheduling.stopping import End
 from petiole.gpu_worker.speculation import SpeculationStats
@@ -100,7 +100,7 @@ class SchedulerState:
         config: EngineConfig,
         limits: ModelLimits,
         manager: KVCacheManager,
-        adapters: AdapterSlots,
+        adapters: ResidentAdapters,
         forget_images: Callable[[Sequence[int]], None],
         cut: Cut,
     ) -> None:

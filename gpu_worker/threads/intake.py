@@ -16,7 +16,7 @@ from collections.abc import Callable
 from petiole.gpu_worker.errors import EngineError, failed
 from petiole.gpu_worker.request.images import PreparedImage, RequestImage
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
-from petiole.gpu_worker.threads.pool import Threads
+from petiole.gpu_worker.threads.pool import ThreadPool
 from petiole.gpu_worker.threads.preparation import Preparer
 from petiole.gpu_worker.threads.text import RequestOutput
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
@@ -25,7 +25,7 @@ PREPARATION_THREADS = 2
 ADAPTER_THREADS = 2
 
 
-class Intake:
+class PreparationThreads:
     """The threads that prepare requests.
 
     For each request they call either `accept(seq, output)` or `refuse(output, error)`. `adapter_at_hand` says
@@ -46,8 +46,8 @@ class Intake:
         self._refuse = refuse
         self._tracer = tracer
         self._arrivals = itertools.count()
-        self._preparation = Threads(PREPARATION_THREADS, "prepare")
-        self._reading = Threads(ADAPTER_THREADS, "adapter")
+        self._preparation = ThreadPool(PREPARATION_THREADS, "prepare")
+        self._reading = ThreadPool(ADAPTER_THREADS, "adapter")
 
     def put(self, output: RequestOutput) -> None:
         """Queue a request. Of two requests with equal priority, the one that was put first has the better rank."""

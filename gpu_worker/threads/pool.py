@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 Work = Callable[[], object]
 
 
-class Threads:
+class ThreadPool:
     """Calls queued functions in FIFO order on `number` threads. Exceptions are logged."""
 
     def __init__(self, number: int, name: str) -> None:

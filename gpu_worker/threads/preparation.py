@@ -33,7 +33,7 @@ from petiole.gpu_worker.scheduling.stopping import StopRules
 from petiole.gpu_worker.speculation import Drafter, Proposer
 from petiole.gpu_worker.text import Tokenizer
 from petiole.gpu_worker.text.checks import Scalar, check_text, check_token_ids, is_token_id
-from petiole.gpu_worker.threads.prompts import Tokens, resumed_tokens
+from petiole.gpu_worker.threads.prompts import InputTokens, resumed_tokens
 from petiole.gpu_worker.threads.subjects import Reading, Subject, Subjects, no_tokenizer
 from petiole.gpu_worker.threads.text import RequestOutput
 from petiole.outputs import Prepared
@@ -151,7 +151,7 @@ class Preparer:
         require(max(tokens) <= last, field, f"must have only tokens of the model, 0 to {last}", max(tokens))
         return subject
 
-    def _reading(self, subject: Subject, resumed: Tokens) -> Reading | None:
+    def _reading(self, subject: Subject, resumed: InputTokens) -> Reading | None:
         """The state that reads a skill's answer, after replaying the tokens that earlier attempts have
         delivered."""
         if subject.reading is None:
@@ -162,7 +162,7 @@ class Preparer:
             reading.consume_step(token, () if values is None else values.shown(token, numbers))
         return reading
 
-    def _resumed(self, request: Request) -> Tokens:
+    def _resumed(self, request: Request) -> InputTokens:
         limits = self.limits
         return resumed_tokens(request.resume_token_ids, request.resume_bins, limits.vocab_size, limits.values)
 
@@ -196,7 +196,7 @@ class Preparer:
         what = f"{needed} pages for {n_prompt} prompt tokens and {rules.max_output_tokens} output tokens"
         require(needed <= pages, "max_tokens", limit, what)
 
-    def _constraint(self, request: Request, resumed: Tokens) -> ConstraintState | None:
+    def _constraint(self, request: Request, resumed: InputTokens) -> ConstraintState | None:
         if request.constraint is None:
             return None
         if isinstance(request.constraint, Constraint):

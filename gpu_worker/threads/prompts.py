@@ -13,7 +13,7 @@ from petiole.gpu_worker.text.checks import check_token_ids
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class InputTokens:
     """Token ids, with IMAGE at the positions of images. By position: the numbers that tokens carry, and the images
     that begin there."""
 
@@ -24,13 +24,13 @@ class Tokens:
 
 def prompt_tokens(
     prompt: object, vocab_size: int, values: ValueKinds | None, images: Sequence[RequestImage] = ()
-) -> Tokens:
+) -> InputTokens:
     """A prompt of token ids, values and images. Raises InvalidRequest."""
     typed = ValueToken | ImagePlace
     if not isinstance(prompt, list | tuple) or not any(isinstance(one, typed) for one in prompt):
-        return Tokens(check_token_ids("prompt", prompt, vocab_size))
+        return InputTokens(check_token_ids("prompt", prompt, vocab_size))
     known = check_token_ids("prompt", [0 if isinstance(one, typed) else one for one in prompt], vocab_size)
-    tokens = Tokens([])
+    tokens = InputTokens([])
     for k, token in enumerate(prompt):
         at, where = len(tokens.ids), f"prompt[{k}]"
         if isinstance(token, ImagePlace):
@@ -51,12 +51,12 @@ def prompt_tokens(
 
 def resumed_tokens(
     token_ids: object, bins: Sequence[Sequence[int] | None], vocab_size: int, values: ValueKinds | None
-) -> Tokens:
+) -> InputTokens:
     """The output of earlier attempts, with the numbers that its tokens carry, all of them. Raises
     InvalidRequest."""
     ids = check_token_ids("resume_token_ids", token_ids, vocab_size)
     if values is None:
-        return Tokens(ids)
+        return InputTokens(ids)
     known = list(bins) if bins else [None] * len(ids)
     require(len(known) == len(ids), "resume_bins", f"must have {len(ids)} entries, one for each token", len(known))
     found = {
@@ -64,7 +64,7 @@ def resumed_tokens(
         for at, (token, numbers) in enumerate(zip(ids, known, strict=True))
         if (kind := values.kind(token)) is not None
     }
-    return Tokens(ids, found)
+    return InputTokens(ids, found)
 
 
 def _checked(field_name: str, kind: ValueKind, numbers: Sequence[int]) -> Numbers:

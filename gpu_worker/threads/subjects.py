@@ -20,7 +20,7 @@ from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.text import Tokenizer
 from petiole.gpu_worker.text.checks import Scalar
 from petiole.gpu_worker.threads.pictures import request_image
-from petiole.gpu_worker.threads.prompts import Tokens, prompt_tokens
+from petiole.gpu_worker.threads.prompts import InputTokens, prompt_tokens
 
 Reading = SkillState | PositionalSkill
 
@@ -40,7 +40,7 @@ class Subject:
     the prompt name. `reading`: the state that reads a skill's answer. `has_text`: whether the output is text."""
 
     request: Request
-    prompt: Tokens
+    prompt: InputTokens
     field: str
     reading: Reading | None = None
     has_text: bool = True
@@ -81,7 +81,7 @@ class Subjects:
             )
         require(request.prompt != "", "prompt", "must not be empty", "an empty string")
         tokens = self._tokenizer("prompt").encode(request.prompt, max_tokens=self._most_tokens)
-        return Subject(request, Tokens(tokens), "prompt")
+        return Subject(request, InputTokens(tokens), "prompt")
 
     def _chat(self, request: Request, messages: Sequence[Mapping[str, Any]]) -> Subject:
         tokenizer, processor = self._tokenizer("messages"), self.limits.processor
@@ -97,7 +97,7 @@ class Subjects:
                 max_tokens=self._most_tokens,
                 content_is_text=self.config.user_control_tokens == "text",
             )
-            return Subject(request, Tokens(tokens), "messages")
+            return Subject(request, InputTokens(tokens), "messages")
         for field in _ONLY_FOR_CHAT:
             require(
                 not getattr(request, field),

@@ -44,7 +44,7 @@ WAIT_S = 1.0
 """The longest wait at the socket. A reconnect closes the socket, but does not wake the thread that waits there."""
 
 
-class Watch(Protocol):
+class WaitObserver(Protocol):
     """An observer of a waiting caller. While nothing comes, it is called about once a second."""
 
     def silent(self) -> None: ...
@@ -52,9 +52,9 @@ class Watch(Protocol):
 
 @runtime_checkable
 class Watched(Protocol):
-    """An app with a `watcher`: makes a `Watch` for the queues that a caller waits for."""
+    """An app with a `watcher`: makes a `WaitObserver` for the queues that a caller waits for."""
 
-    def watch(self, queues: Iterable[str | None]) -> Watch | None: ...
+    def watch(self, queues: Iterable[str | None]) -> WaitObserver | None: ...
 
 
 class Waiting:

@@ -22,7 +22,7 @@ class TooManyWait(Exception):  # noqa: N818
     """As many calls wait for a thread as may."""
 
 
-class Threads:
+class ProcessThreads:
     """Up to `size` threads in each process, for up to `most` calls at once."""
 
     def __init__(self, name: str, size: int, most: int) -> None:
@@ -48,7 +48,7 @@ class Threads:
         return self._of_process[process]
 
 
-SUBMISSIONS = Threads("submit", size=4, most=10_000)
+SUBMISSIONS = ProcessThreads("submit", size=4, most=10_000)
 """More threads would not submit faster, because they share the interpreter with the event loop."""
-LOOKUPS = Threads("look", size=4, most=100_000)
+LOOKUPS = ProcessThreads("look", size=4, most=100_000)
 """Results, states, and commands to workers."""

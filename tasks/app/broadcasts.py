@@ -12,7 +12,7 @@ from celery.app import control as stock
 from kombu import pidbox
 
 
-class Mailbox(pidbox.Mailbox):
+class BroadcastMailbox(pidbox.Mailbox):
     def __call__(self, connection: Any) -> Any:
         """A mailbox for one broadcast, which publishes on `connection`."""
         bound: Any = super().__call__(connection)  # type: ignore[no-untyped-call]
@@ -21,4 +21,4 @@ class Mailbox(pidbox.Mailbox):
 
 
 class Control(stock.Control):  # type: ignore[misc]
-    Mailbox = Mailbox
+    Mailbox = BroadcastMailbox

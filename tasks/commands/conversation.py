@@ -50,7 +50,7 @@ class Conversation:
     def turn(self, text: str) -> None:
         """Ask, and print the answer and its figures. A turn that fails leaves the history as it was."""
         asked = [*self.messages, {"role": "user", "content": text}]
-        answer = Answer(asked, self._options)
+        answer = LiveAnswer(asked, self._options)
         with first_ctrl_c(answer.cancel):
             try:
                 for piece in answer.read():
@@ -78,7 +78,7 @@ def first_ctrl_c(act: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, usual)
 
 
-class Answer:
+class LiveAnswer:
     """One answer, as it arrives."""
 
     def __init__(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> None:

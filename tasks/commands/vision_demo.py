@@ -40,7 +40,7 @@ KINDS = ("circle", "square", "triangle")
 
 
 @dataclass(frozen=True)
-class Shape:
+class DrawnShape:
     """Centre and side in pixels."""
 
     kind: str
@@ -55,17 +55,19 @@ class Shape:
         return self.x - half, self.y - half, self.x + half, self.y + half
 
 
-def shapes_of(seed: int) -> list[Shape]:
+def shapes_of(seed: int) -> list[DrawnShape]:
     """Three shapes side by side, of different kinds and colours."""
     rng = random.Random(seed)
     kinds, colors = rng.sample(KINDS, 3), rng.sample(list(COLORS), 3)
     return [
-        Shape(kind, color, 25 + 40 * k + rng.randint(-3, 3), rng.randint(25, HEIGHT - 25), rng.randint(22, 34))
+        DrawnShape(
+            kind, color, 25 + 40 * k + rng.randint(-3, 3), rng.randint(25, HEIGHT - 25), rng.randint(22, 34)
+        )
         for k, (kind, color) in enumerate(zip(kinds, colors, strict=True))
     ]
 
 
-def painted(shapes: list[Shape]) -> Image.Image:
+def painted(shapes: list[DrawnShape]) -> Image.Image:
     """The picture, drawn at twice its size and then reduced, so that edges are smooth."""
     picture = Image.new("RGB", (2 * WIDTH, 2 * HEIGHT), (255, 255, 255))
     draw = ImageDraw.Draw(picture)
@@ -112,7 +114,7 @@ def main(path: Path, seed: int | None = None) -> int:
         embedded.release()
 
 
-def ask(path: Path, shapes: list[Shape]) -> int:
+def ask(path: Path, shapes: list[DrawnShape]) -> int:
     picture, buffer = painted(shapes), BytesIO()
     picture.save(buffer, "PNG")
     image = put_image(buffer.getvalue())

@@ -17,7 +17,7 @@ from typing import Any, Protocol, get_args, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from petiole.outputs import Prepared, TokenLogprobs
-from petiole.tasks.requests.results import Answer, Ended, GenerationResult, Piece, StreamDelta
+from petiole.tasks.requests.results import Answer, EndOfOutput, GenerationResult, Piece, StreamDelta
 
 LEAST = -3.4e38
 """JSON has no infinity and no NaN: this stands for the -inf of masked tokens, and the NaN of a broken model."""
@@ -42,7 +42,7 @@ class Tokens(Protocol):
 _HINTS = get_type_hints(StreamDelta)
 A_TOKEN = tuple(name for name, field in Piece.model_fields.items() if not field.is_required())
 """The fields of a delta that have one entry for each token."""
-AT_THE_END = (*(name for name in Ended.model_fields if name != "finish_reason"), "error")
+AT_THE_END = (*(name for name in EndOfOutput.model_fields if name != "finish_reason"), "error")
 """The fields that only the last delta has."""
 
 _FILLED = {name for name in A_TOKEN if NoneType in get_args(get_args(get_args(_HINTS[name])[0])[0])}

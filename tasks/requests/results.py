@@ -4,7 +4,7 @@ Each field is declared only here (its parts in `petiole.outputs`, if the engine 
 meaning below it. `record.codec` derives from these declarations what is written and read. `python -m docs.render`
 writes `GenerationDict` and the tables of docs/streams.md and docs/requests.md from them.
 
-    in a delta of the log   `Piece`; in the last delta also `Ended` and `error`
+    in a delta of the log   `Piece`; in the last delta also `EndOfOutput` and `error`
     in the task's state     `prepared`, in a delta that is not in the log; `End`
     in the result backend   `GenerationResult`: the log and the end together
     in none of them         `Shown`: what readers make of the text"""
@@ -52,7 +52,7 @@ class Piece(Received):
     """If `logprobs` was given: one `{"token_id", "logprob", "top": [[id, logprob], …]}` for each token."""
 
 
-class Ended(Received):
+class EndOfOutput(Received):
     """What the last delta and the result say of the end. Of a task that no engine has run, usage, timing and model
     are missing."""
 
@@ -93,7 +93,7 @@ class ShownPiece(Shown):
     """The part of the text that is reasoning, where a reader was asked to find it."""
 
 
-class StreamDelta(ShownPiece, Ended, Piece):
+class StreamDelta(ShownPiece, EndOfOutput, Piece):
     """A piece of a task's stream. Only the last delta has a `finish_reason`."""
 
     prepared: Prepared | None = None
@@ -155,7 +155,7 @@ class Reasoning(Received):
     grounding: list[Grounding]
 
 
-class Answer(Ended):
+class Answer(EndOfOutput):
     """All of a result but the tokens and their text, which are in the log."""
 
     attempt: int | None = None

@@ -29,7 +29,7 @@ from petiole.tasks.settings import settings
 from petiole.tasks.urls import RABBITMQ, scheme
 from petiole.tasks.worker.broker import transport
 from petiole.tasks.worker.broker.leases import LeaseKeeper
-from petiole.tasks.worker.generation.counters import Counters
+from petiole.tasks.worker.generation.counters import CountingThreads
 from petiole.tasks.worker.pool.pool import EX_USAGE, EnginePool, Undecided
 from petiole.tasks.worker.reports import heartbeat
 from petiole.tasks.worker.reports.facts import facts_of
@@ -145,7 +145,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         )
         pool.reporter.start()
         tenants = {f"{settings().queue}.{tenant}" for tenant in settings().weights}
-        pool.counters = Counters(worker.app, worker.hostname, set(queues()) - tenants)
+        pool.counters = CountingThreads(worker.app, worker.hostname, set(queues()) - tenants)
         pool.counters.start()
 
 

@@ -23,7 +23,7 @@ _stock: Any = stock  # kombu is only partly typed
 _base: Any = virtual.QoS  # kombu's own methods, without those of its Redis transport
 
 
-class Holder(Protocol):
+class HoldingChannel(Protocol):
     """The channel that holds the messages."""
 
     priority_steps: Sequence[int]
@@ -41,7 +41,7 @@ class HeldMessages(_stock.QoS):  # type: ignore[misc]
     """kombu's `QoS`: the messages that were delivered to a channel and not acknowledged, and whether it may take
     more."""
 
-    channel: Holder
+    channel: HoldingChannel
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,6 +1,6 @@
 """Presence: a killed process closes its connections at once, long before its lease expires.
 
-    owner    subscribes to a channel that is named after the owner: `Subscription`
+    owner    subscribes to a channel that is named after the owner: `HeldSubscription`
     Redis    counts subscribers (PUBSUB NUMSUB): none as soon as it has seen the owner's connection close
     sweeper  reads these counts every half second. `Absences` names the owners that may be dead; the script that
              gives messages back (`lua/restore.lua`) decides
@@ -84,7 +84,7 @@ def run_of(answer: bytes) -> str:
     return found[1].decode() if found and found[1].strip(b"0") else ""
 
 
-class Subscription:
+class HeldSubscription:
     """Keeps `channel` subscribed until it is closed, on a thread and a connection of its own.
 
     `pool` has the connection's parameters. They must ask for RESP2: with RESP3, redis-py hides the confirmation.
@@ -173,7 +173,7 @@ class Subscription:
             return ""
 
 
-_open: weakref.WeakSet[Subscription] = weakref.WeakSet()
+_open: weakref.WeakSet[HeldSubscription] = weakref.WeakSet()
 
 
 def _in_a_forked_process() -> None:

@@ -57,7 +57,7 @@ from petiole.tasks.worker.broker.fairness import FairShares, tenant_queues
 from petiole.tasks.worker.broker.gate.messages import RedisMessage
 from petiole.tasks.worker.broker.held import HeldMessages
 from petiole.tasks.worker.broker.ledger import Ledger, Taken
-from petiole.tasks.worker.broker.presence import PING_AFTER_S, Subscription
+from petiole.tasks.worker.broker.presence import PING_AFTER_S, HeldSubscription
 from petiole.tasks.worker.broker.quarantine import put_aside
 from petiole.tasks.worker.once import trial
 from petiole.tasks.worker.reports.incidents import incidents
@@ -126,7 +126,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
     socket_connect_timeout = CONNECT_TIMEOUT_S
     socket_timeout = ANSWER_S
     ledger: Ledger
-    subscription: Subscription | None = None
+    subscription: HeldSubscription | None = None
     deferred = False
     fair = False
     _unseen: frozenset[int] = frozenset()  # priority steps whose lists may have messages
@@ -259,7 +259,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
             return
         if subscribed:
             subscribed.close()
-        self.subscription = subscription = Subscription(self._own_pool(PING_AFTER_S), self.ledger.channel)
+        self.subscription = subscription = HeldSubscription(self._own_pool(PING_AFTER_S), self.ledger.channel)
         subscription.start()
         self.ledger.present_on = lambda: subscription.server
 

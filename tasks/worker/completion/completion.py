@@ -5,7 +5,7 @@ replay ──not completed──► claim ──► trace ──success───
                             │ │                        └──refused──► trace again
                             │ └──► announce, time_out ──► ANSWERED
                             └► CLAIMED
-any step ──refused──► Refused, and later the same step again (see `once`: its effects happen once)
+any step ──refused──► NotStored, and later the same step again (see `once`: its effects happen once)
 any step ──another error──► fail ──► mark        (the error would come again with each delivery)
 """
 
@@ -21,7 +21,7 @@ from celery import states
 
 from petiole.tasks.app.backend import refuses
 from petiole.tasks.worker.completion import claims
-from petiole.tasks.worker.completion.reports import Completed, Found, Hopeless, Refused, Report
+from petiole.tasks.worker.completion.reports import Completed, Hopeless, NotStored, OtherDelivery, Report
 from petiole.tasks.worker.delivery.messages import Messages
 from petiole.tasks.worker.once import Once, Refusal
 from petiole.tasks.worker.output.outcomes import Outcome, Success, at_hand
@@ -96,7 +96,7 @@ class Completion:
             self._hand_on()
             return
         self.tell(report)
-        if report is Found.ANSWERED:
+        if report is OtherDelivery.ANSWERED:
             try:
                 claims.mark(self.request)
             except Exception as error:  # only a note: if the message comes again, nothing is sent twice
@@ -111,10 +111,10 @@ class Completion:
                 with self._once.trying(_name(self._next)):
                     after = self._next(self)
             except Refusal as refusal:
-                return Refused(refusal.reason)
+                return NotStored(refusal.reason)
             except Exception as error:
                 if refuses(error):
-                    return Refused(error)
+                    return NotStored(error)
                 if self._failing:
                     return Hopeless(error)
                 logger.exception("task %s cannot be completed", self.task_id)
@@ -136,11 +136,12 @@ class Completion:
             status, result = stored["status"], stored["result"]
             if status in states.READY_STATES:
                 request.task.backend.on_chord_part_return(request._context, status, result)
-        return Found.COMPLETED
+        return OtherDelivery.COMPLETED
 
     def _claim(self) -> Step | Report:
         """Claim the completion, then report the outcome to Celery."""
-        return self._reporting if self.plain or claims.claim(self.request, self._once.token) else Found.CLAIMED
+        claimed = self.plain or claims.claim(self.request, self._once.token)
+        return self._reporting if claimed else OtherDelivery.CLAIMED
 
     @property
     def _reporting(self) -> Step:
@@ -152,13 +153,13 @@ class Completion:
         """Have Celery store REVOKED."""
         running = self._messages.accepted_at is not None
         self.request.announce(str(self._outcome.stop_reason), running=running)
-        return Found.ANSWERED
+        return OtherDelivery.ANSWERED
 
     def _time_out(self) -> Report:
         """Have Celery store that the task exceeded its hard limit."""
         assert self._hard_limit_s is not None
         self._messages.current.timeout_callback(False, self._hard_limit_s)
-        return Found.ANSWERED
+        return OtherDelivery.ANSWERED
 
     def _trace(self) -> Step:
         """Run Celery's trace, which stores the outcome and sends what is linked to it."""
@@ -180,7 +181,7 @@ class Completion:
         if not claims.is_stored(request):
             if refuses(error):
                 self._next = Completion._trace
-                return Refused(error)
+                return NotStored(error)
             logger.error("task %s: its outcome cannot be stored: %r", self.task_id, error)
             claims.fail(request, error)
         return partial(Completion._mark, value=failure)

@@ -20,7 +20,7 @@ class Completed:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class NotStored:
     """The outcome cannot be stored yet. Later the completion goes on at the step that was refused."""
 
     reason: BaseException
@@ -33,11 +33,11 @@ class Hopeless:
     error: BaseException
 
 
-class Found(Enum):
+class OtherDelivery(Enum):
     ANSWERED = "Celery has answered the message"
     CLAIMED = "another delivery completes the task"
     COMPLETED = "another delivery has completed the task"
     SILENT = "the other delivery shows no sign of life"
 
 
-Report = Completed | Refused | Hopeless | Found
+Report = Completed | NotStored | Hopeless | OtherDelivery

@@ -25,7 +25,7 @@ from petiole.tasks.servers import connections
 from petiole.tasks.servers.answers import DamagedKey
 from petiole.tasks.worker import once
 from petiole.tasks.worker.completion.claims import completed
-from petiole.tasks.worker.completion.reports import Found, Report
+from petiole.tasks.worker.completion.reports import OtherDelivery, Report
 from petiole.tasks.worker.completion.threads import Completions
 from petiole.tasks.worker.delivery.mailbox import Mailbox
 from petiole.tasks.worker.delivery.messages import Messages
@@ -58,7 +58,7 @@ class Standby:
             self.completions.run_later(self._look)
         else:
             self.messages.current.acknowledge()
-            self.tell(Found.ANSWERED)
+            self.tell(OtherDelivery.ANSWERED)
 
     def _look(self) -> None:
         """Runs on a completion thread."""
@@ -72,10 +72,10 @@ class Standby:
             self.mailbox.post(self.watch)
             return
         if over:
-            self.tell(Found.COMPLETED)
+            self.tell(OtherDelivery.COMPLETED)
         elif silent:
             logger.warning("task %s: its newer attempt shows no sign of life; requeued", self.task_id)
-            self.tell(Found.SILENT)
+            self.tell(OtherDelivery.SILENT)
         else:
             self.mailbox.post(self.watch)
 

@@ -19,12 +19,12 @@ from typing import Any
 
 from celery import states
 
-from petiole.gpu_worker.threads.pool import Threads
+from petiole.gpu_worker.threads.pool import ThreadPool
 from petiole.tasks.app.backend import refuses
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.completion.backend import RedisBackend, expires_of
 from petiole.tasks.worker.completion.completion import Completion
-from petiole.tasks.worker.completion.reports import Refused
+from petiole.tasks.worker.completion.reports import NotStored
 from petiole.tasks.worker.output.outcomes import Success
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Completions:
         self._together = isinstance(app.backend, RedisBackend)
         self._finished: deque[Completion] = deque()
         self._lock = threading.Lock()
-        self._threads = Threads(THREADS, "petiole-completion")
+        self._threads = ThreadPool(THREADS, "petiole-completion")
         self._later: list[Callable[[], object]] = []
         self._timer: threading.Timer | None = None
 
@@ -91,7 +91,7 @@ class Completions:
             except Exception as error:
                 if refuses(error):
                     for completion in batch:
-                        completion.tell(Refused(error))
+                        completion.tell(NotStored(error))
                 else:
                     logger.debug("%d results could not be stored together: %s", len(batch), error)
                     for completion in batch:

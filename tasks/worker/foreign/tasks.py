@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import redis
 from billiard.einfo import ExceptionInfo
 
-from petiole.gpu_worker.threads.pool import Threads
+from petiole.gpu_worker.threads.pool import ThreadPool
 from petiole.tasks.errors import WorkersLost
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers.connections import LOST
@@ -219,7 +219,7 @@ class ForeignTasks:
         self.running: set[ForeignTask] = set()
         self.closed = False
         self.closing = threading.Lock()
-        self._threads = Threads(THREADS, "petiole-task")
+        self._threads = ThreadPool(THREADS, "petiole-task")
 
     def apply(self, delivery: Delivery) -> ForeignTask:
         for known in self.running:

@@ -37,7 +37,7 @@ PAUSE_S = 1.0
 JOIN_S = 3.0
 
 
-class Counters:
+class CountingThreads:
     """The threads of a worker. `app` is Celery's, `hostname` the worker's name."""
 
     def __init__(self, app: Any, hostname: str, queues: Iterable[str]) -> None:

@@ -17,14 +17,14 @@ from functools import partial
 from petiole.gpu_worker.errors import EngineError, HandedBack
 from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.request import Delta, Request
-from petiole.gpu_worker.threads.pool import Threads
+from petiole.gpu_worker.threads.pool import ThreadPool
 from petiole.outputs import Prepared
 from petiole.tasks.errors import GenerationFailed
 from petiole.tasks.fleet import control
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.settings import Settings
 from petiole.tasks.worker.completion.completion import Completion
-from petiole.tasks.worker.completion.reports import Found, Report
+from petiole.tasks.worker.completion.reports import OtherDelivery, Report
 from petiole.tasks.worker.completion.standby import Standby
 from petiole.tasks.worker.completion.started import store_started
 from petiole.tasks.worker.completion.threads import Completions
@@ -61,7 +61,7 @@ class Services:
     mailbox: Mailbox
     tally: Tally
     result_max_bytes: Callable[[], int]
-    events: Threads = field(default_factory=lambda: Threads(1, "petiole-jobs"))
+    events: ThreadPool = field(default_factory=lambda: ThreadPool(1, "petiole-jobs"))
     jobs: dict[str, JobDriver] = field(default_factory=dict)
     adapters: Adapters = field(default_factory=Adapters)
 
@@ -322,7 +322,7 @@ class JobDriver:
     # ------------------------------------------------------------ completion threads
 
     def _told(self, report: Report) -> None:
-        if report is Found.ANSWERED:  # on the consumer's thread
+        if report is OtherDelivery.ANSWERED:  # on the consumer's thread
             self._forget()
         self.post(partial(self.job.reported, report, time.monotonic()))
 

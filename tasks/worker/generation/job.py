@@ -67,7 +67,7 @@ from functools import wraps
 from typing import Concatenate, ParamSpec
 
 from petiole.gpu_worker.request import Request
-from petiole.tasks.worker.completion.reports import Completed, Found, Hopeless, Refused, Report
+from petiole.tasks.worker.completion.reports import Completed, Hopeless, NotStored, OtherDelivery, Report
 from petiole.tasks.worker.generation import effects
 from petiole.tasks.worker.generation.effects import Do, Effects
 from petiole.tasks.worker.generation.limits import Kind, TimeLimits
@@ -277,11 +277,11 @@ class Job:
     def reported(self, report: Report, at: float) -> Effects:
         """The outcome of the completion, or the finding of a standby."""
         match report:
-            case Refused(reason):
+            case NotStored(reason):
                 return self._park(reason, at)
             case Hopeless(error):
                 return self.give_up(error)
-            case Found.CLAIMED:
+            case OtherDelivery.CLAIMED:
                 self.state = State.STANDING_BY
                 return [Do.STAND_BY]
         self.state = State.SETTLED
@@ -289,11 +289,11 @@ class Job:
             case Completed(value):
                 runtime_s = at - (self._admitted_at or self.taken_at)
                 return [effects.Settle(report.failed, value, runtime_s, self.limit_s("soft"))]
-            case Found.COMPLETED:
+            case OtherDelivery.COMPLETED:
                 return [Do.LEAVE]
-            case Found.SILENT:
+            case OtherDelivery.SILENT:
                 return [Do.REQUEUE]
-            case Found.ANSWERED:
+            case OtherDelivery.ANSWERED:
                 return []
 
     @during(State.PARKED)

@@ -36,7 +36,7 @@ from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.delivery.mailbox import Mailbox
 from petiole.tasks.worker.foreign.tasks import Deaths, ForeignTasks
 from petiole.tasks.worker.generation import counting
-from petiole.tasks.worker.generation.counters import Counters
+from petiole.tasks.worker.generation.counters import CountingThreads
 from petiole.tasks.worker.generation.driver import JobDriver, Services
 from petiole.tasks.worker.generation.engines import EngineLike, load_engine
 from petiole.tasks.worker.generation.intake import Intake
@@ -77,7 +77,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self.serving: Serving | None = None
         self.mailbox = Mailbox()
         self.reporter: Reporter | None = None
-        self.counters: Counters | None = None
+        self.counters: CountingThreads | None = None
         self.hub: Any = None
         self.load_abandoned = self.failed = False
         self._result_max_bytes = self.settings.result_max_bytes

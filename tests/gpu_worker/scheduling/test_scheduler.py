@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from petiole.cache import PageTable
 from petiole.gpu_worker import AdapterError, FinishReason, SamplingParams
 from petiole.gpu_worker.runtime.interface import PENDING
-from petiole.gpu_worker.scheduling.admission import AdapterSlots, DelayGate, WaitingQueue, can_reuse
+from petiole.gpu_worker.scheduling.admission import DelayGate, ResidentAdapters, WaitingQueue, can_reuse
 from petiole.gpu_worker.scheduling.batching import page_updates
 from petiole.gpu_worker.scheduling.scheduled import Arrival, ScheduledSequence, SequenceInputs
 from petiole.gpu_worker.scheduling.state import Ended, Extras
@@ -315,7 +315,7 @@ def test_the_first_token_that_ends_it_ends_it(
 
 def test_adapter_slots_are_shared_held_and_reused_least_recently_used_first() -> None:
     loaded: list[tuple[str, int]] = []
-    slots = AdapterSlots(2, lambda adapter, slot: loaded.append((adapter, slot)))
+    slots = ResidentAdapters(2, lambda adapter, slot: loaded.append((adapter, slot)))
     assert [slots.acquire(k, k) for k in ("a", "b", "a")] == [1, 2, 1]
     assert slots.acquire("c", "c") is None, "both slots are held"
     slots.release("b")
@@ -331,13 +331,13 @@ def test_adapter_slots_are_shared_held_and_reused_least_recently_used_first() ->
 
 def test_an_adapter_whose_content_changed_is_loaded_again() -> None:
     loaded: list[int] = []
-    slots = AdapterSlots(2, lambda adapter, slot: loaded.append(slot))
+    slots = ResidentAdapters(2, lambda adapter, slot: loaded.append(slot))
     assert slots.acquire("hash 1", "folder") != slots.acquire("hash 2", "folder")
     assert loaded == [1, 2]
 
 
 def test_no_adapter_needs_no_slot_and_any_adapter_needs_one() -> None:
-    slots = AdapterSlots(0, lambda *_: None)
+    slots = ResidentAdapters(0, lambda *_: None)
     assert slots.acquire(None, None) == 0
     with pytest.raises(AdapterError):
         slots.acquire("a", "a")

@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from petiole.gpu_worker.threads.pool import Threads
+from petiole.gpu_worker.threads.pool import ThreadPool
 
 
 def test_one_thread_keeps_the_order() -> None:
     done: list[int] = []
-    threads = Threads(1, "test")
+    threads = ThreadPool(1, "test")
     for i in range(100):
         assert threads.put(lambda i=i: done.append(i))  # type: ignore[misc]
     threads.close()
@@ -21,7 +21,7 @@ def test_one_thread_keeps_the_order() -> None:
 
 
 def test_several_work_at_once() -> None:
-    threads, meet = Threads(3, "test"), threading.Barrier(3, timeout=30)
+    threads, meet = ThreadPool(3, "test"), threading.Barrier(3, timeout=30)
     for _ in range(3):
         threads.put(meet.wait)
     threads.close()
@@ -29,7 +29,7 @@ def test_several_work_at_once() -> None:
 
 
 def test_closing_waits_and_then_nothing_is_taken() -> None:
-    threads, gate, done = Threads(2, "test"), threading.Event(), threading.Event()
+    threads, gate, done = ThreadPool(2, "test"), threading.Event(), threading.Event()
     threads.put(gate.wait)
     threads.put(gate.wait)
     threads.put(done.set)
@@ -44,7 +44,7 @@ def test_closing_waits_and_then_nothing_is_taken() -> None:
 
 
 def test_what_raises_is_logged_and_the_next_is_called(caplog: pytest.LogCaptureFixture) -> None:
-    threads, done = Threads(1, "test"), threading.Event()
+    threads, done = ThreadPool(1, "test"), threading.Event()
     with caplog.at_level(logging.ERROR, "petiole.gpu_worker.threads.pool"):
         threads.put(lambda: 1 // 0)
         threads.put(sys.exit)

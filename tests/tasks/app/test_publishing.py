@@ -17,7 +17,7 @@ import redis
 from petiole.tasks import InvalidRequest, Unavailable, Unconfirmed
 from petiole.tasks.app import blocking
 from petiole.tasks.app.application import make_app
-from petiole.tasks.app.blocking import SUBMISSIONS, Threads, TooManyWait
+from petiole.tasks.app.blocking import SUBMISSIONS, ProcessThreads, TooManyWait
 from petiole.tasks.fleet import control
 from petiole.tasks.fleet.queues import aqueue_length, queue_lengths
 from petiole.tasks.keys import stream_keys
@@ -193,7 +193,7 @@ def test_more_submissions_than_may_wait_are_refused(task: Any, monkeypatch: pyte
 
 
 def test_a_call_that_waits_can_be_cancelled() -> None:
-    threads, gate, ran = Threads("test", 1, 2), threading.Event(), []
+    threads, gate, ran = ProcessThreads("test", 1, 2), threading.Event(), []
 
     async def main() -> None:
         first = asyncio.create_task(threads.run(gate.wait))

@@ -13,7 +13,7 @@ from typing import Any
 from petiole.gpu_worker.models.moondream.config import MoondreamConfig
 from petiole.gpu_worker.models.moondream.skills import finding
 from petiole.gpu_worker.models.moondream.skills import options as checks
-from petiole.gpu_worker.models.moondream.skills.finding import Finding, Item, clamped
+from petiole.gpu_worker.models.moondream.skills.finding import FindingState, Item, clamped
 from petiole.gpu_worker.request.skills import Asked, TextCodec
 
 
@@ -21,7 +21,7 @@ def ask(options: Mapping[str, Any], config: MoondreamConfig, n_images: int, code
     tokens = config.tokens
     checks.check_names("detect", options, ("object", "max_objects"))
     kinds = (tokens.coordinate, tokens.coordinate, tokens.size)
-    state = Finding(kinds, tokens.eos, checks.max_objects(options), _box, "objects")
+    state = FindingState(kinds, tokens.eos, checks.max_objects(options), _box, "objects")
     return finding.asked("detect", options, tokens, n_images, codec, state)
 
 

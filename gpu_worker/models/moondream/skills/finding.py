@@ -21,7 +21,7 @@ Item = dict[str, float]
 
 
 @dataclass(slots=True)
-class Finding:
+class FindingState:
     """A `PositionalSkill`. kinds: the kinds of tokens of one thing, in order. item: makes a thing from the values
     of its tokens. name: the key of all things in the answer."""
 
@@ -72,7 +72,12 @@ def clamped(value: float) -> float:
 
 
 def asked(
-    skill: str, options: Mapping[str, Any], tokens: TokenConfig, n_images: int, codec: TextCodec, state: Finding
+    skill: str,
+    options: Mapping[str, Any],
+    tokens: TokenConfig,
+    n_images: int,
+    codec: TextCodec,
+    state: FindingState,
 ) -> Asked:
     """The prompt that names the object, with a space before it."""
     checks.needs_image(skill, n_images)

@@ -12,7 +12,7 @@ from typing import Any
 from petiole.gpu_worker.models.moondream.config import MoondreamConfig
 from petiole.gpu_worker.models.moondream.skills import finding
 from petiole.gpu_worker.models.moondream.skills import options as checks
-from petiole.gpu_worker.models.moondream.skills.finding import Finding, Item, clamped
+from petiole.gpu_worker.models.moondream.skills.finding import FindingState, Item, clamped
 from petiole.gpu_worker.request.skills import Asked, TextCodec
 
 
@@ -20,7 +20,7 @@ def ask(options: Mapping[str, Any], config: MoondreamConfig, n_images: int, code
     tokens = config.tokens
     checks.check_names("point", options, ("object", "max_objects"))
     kinds = (tokens.coordinate, tokens.coordinate)
-    state = Finding(kinds, tokens.eos, checks.max_objects(options), _point, "points")
+    state = FindingState(kinds, tokens.eos, checks.max_objects(options), _point, "points")
     return finding.asked("point", options, tokens, n_images, codec, state)
 
 

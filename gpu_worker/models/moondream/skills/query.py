@@ -37,7 +37,7 @@ def ask(options: Mapping[str, Any], config: MoondreamConfig, n_images: int, code
     mode = tokens.thinking if reasoning else tokens.answer
     prompt = [*start, *around["prefix"], *question, *around["suffix"], mode]
     if reasoning:
-        return Asked(prompt, Reasoning(tokens, codec, config.text.vocab_size), steering="tokens")
+        return Asked(prompt, ReasoningState(tokens, codec, config.text.vocab_size), steering="tokens")
     return Asked(prompt, Text("answer", tokens, codec), banned_token_ids=(tokens.answer,))
 
 
@@ -65,7 +65,7 @@ class Text:
 
 
 @dataclass(slots=True)
-class Reasoning:
+class ReasoningState:
     """A `SkillState`. parts: the parts of the reasoning, each with its tokens and the values of its coordinates. A
     part begins where points are announced, and where they end. answer: the tokens of the answer, None before it
     begins."""

@@ -19,7 +19,7 @@ from kombu import Connection
 from petiole.tasks.keys import LedgerKeys
 from petiole.tasks.worker.broker.leases import LeaseKeeper
 from petiole.tasks.worker.broker.ledger import Ledger, sweep
-from petiole.tasks.worker.broker.presence import QUIET_MS, Absences, Subscription, run_of
+from petiole.tasks.worker.broker.presence import QUIET_MS, Absences, HeldSubscription, run_of
 from petiole.tasks.worker.broker.transport import Transport
 from tests.support.site import REPOSITORY, RedisServer, eventually
 
@@ -163,24 +163,26 @@ def test_many_owners_are_swept_in_one_call(client: redis.Redis) -> None:
 
 
 @pytest.fixture
-def subscription(client: redis.Redis) -> Iterator[Subscription]:
-    subscription = Subscription(client.connection_pool, "petiole:present:0:me")
+def subscription(client: redis.Redis) -> Iterator[HeldSubscription]:
+    subscription = HeldSubscription(client.connection_pool, "petiole:present:0:me")
     subscription.start()
     yield subscription
     subscription.close()
 
 
-def subscribers(client: redis.Redis, who: Ledger | Subscription) -> int:
+def subscribers(client: redis.Redis, who: Ledger | HeldSubscription) -> int:
     return int(client.pubsub_numsub(who.channel)[0][1])
 
 
-def test_a_subscription_holds_from_its_start_to_its_close(client: redis.Redis, subscription: Subscription) -> None:
+def test_a_subscription_holds_from_its_start_to_its_close(
+    client: redis.Redis, subscription: HeldSubscription
+) -> None:
     assert subscribers(client, subscription) == 1
     subscription.close()
     eventually(lambda: subscribers(client, subscription) == 0, "closed")
 
 
-def test_a_subscription_that_is_cut_is_made_again(client: redis.Redis, subscription: Subscription) -> None:
+def test_a_subscription_that_is_cut_is_made_again(client: redis.Redis, subscription: HeldSubscription) -> None:
     for _ in range(3):
         client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
         eventually(lambda: subscribers(client, subscription) == 1, "subscribed again")
@@ -189,9 +191,9 @@ def test_a_subscription_that_is_cut_is_made_again(client: redis.Redis, subscript
 FORKS = """
 import os, sys, time
 from petiole.tasks.servers.connections import connect
-from petiole.tasks.worker.broker.presence import Subscription
+from petiole.tasks.worker.broker.presence import HeldSubscription
 
-subscription = Subscription(connect(sys.argv[1]).connection_pool, "petiole:present:0:parent")
+subscription = HeldSubscription(connect(sys.argv[1]).connection_pool, "petiole:present:0:parent")
 subscription.start()
 child = os.fork()
 if not child:
@@ -229,7 +231,7 @@ def test_a_user_who_may_not_subscribe_is_an_owner_all_the_same(
         username="deaf",
         password="word",
     )
-    subscription = Subscription(pool, "petiole:present:0:me")
+    subscription = HeldSubscription(pool, "petiole:present:0:me")
     with caplog.at_level(logging.INFO):
         subscription.start()
     assert "will be noticed by its lease alone" in caplog.text
@@ -313,7 +315,7 @@ def keeper(looks: Looks) -> Iterator[LeaseKeeper]:
 
 
 def test_a_killed_owners_messages_are_back_long_before_its_lease_expires(
-    client: redis.Redis, subscription: Subscription, keeper: LeaseKeeper, looks: Looks
+    client: redis.Redis, subscription: HeldSubscription, keeper: LeaseKeeper, looks: Looks
 ) -> None:
     dead = holding(client)
     subscription.channel = dead.channel
@@ -326,7 +328,7 @@ def test_a_killed_owners_messages_are_back_long_before_its_lease_expires(
 
 
 def test_what_was_seen_on_a_connection_that_was_lost_does_not_count(
-    client: redis.Redis, subscription: Subscription, keeper: LeaseKeeper, looks: Looks
+    client: redis.Redis, subscription: HeldSubscription, keeper: LeaseKeeper, looks: Looks
 ) -> None:
     mine = holding(client)
     subscription.channel = mine.channel
@@ -360,7 +362,7 @@ def test_a_keeper_that_starts_after_an_owners_death_notices_it_on_the_same_run_o
 
 
 def test_a_subscription_says_on_which_run_of_the_server_it_holds(
-    client: redis.Redis, subscription: Subscription
+    client: redis.Redis, subscription: HeldSubscription
 ) -> None:
     assert subscription.server == client.info("server")["run_id"]
     subscription.close()

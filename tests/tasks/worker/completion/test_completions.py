@@ -17,7 +17,7 @@ from petiole.tasks.worker.completion import claims
 from petiole.tasks.worker.completion import threads as completions
 from petiole.tasks.worker.completion.backend import BACKENDS
 from petiole.tasks.worker.completion.completion import FEW_LOGPROBS, Completion
-from petiole.tasks.worker.completion.reports import Completed, Hopeless, Refused, Report
+from petiole.tasks.worker.completion.reports import Completed, Hopeless, NotStored, Report
 from petiole.tasks.worker.completion.threads import THREADS, Completions, store_together
 from petiole.tasks.worker.delivery.messages import Messages
 from petiole.tasks.worker.once import Once, Refusal
@@ -54,7 +54,7 @@ class Ended:
         self.task_id, self.together, self.parked, self.completed = task_id, together, False, threading.Event()
 
     def hear(self, report: Report) -> None:
-        if isinstance(report, Refused):
+        if isinstance(report, NotStored):
             self.parked = True
             self.together.run_later(partial(self.together.take, self.completion))
         else:
@@ -239,7 +239,7 @@ def test_what_the_backend_refuses_is_reported_so(
 
     monkeypatch.setattr(type(app.backend), "_set", refuse)
     (report,) = reports_of(app, outcome, target=trace)
-    assert isinstance(report, Refused)
+    assert isinstance(report, NotStored)
 
 
 def reports_of(app: Celery, outcome: Outcome, turns: int = 1, **options: Any) -> list[Report]:
@@ -309,7 +309,7 @@ def test_a_refused_success_is_tried_again(app: Celery) -> None:
         return False, RESULT, 0.0
 
     refused, completed = reports_of(app, SUCCESS, turns=2, target=target)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, NotStored)
     assert states_met == [states.PENDING, states.PENDING]
     assert completed == Completed(RESULT)
     assert app.AsyncResult("a").result == RESULT

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from petiole.gpu_worker.request import Request
-from petiole.tasks.worker.completion.reports import Completed, Found, Hopeless, Refused
+from petiole.tasks.worker.completion.reports import Completed, Hopeless, NotStored, OtherDelivery
 from petiole.tasks.worker.generation.effects import (
     Accept,
     Complete,
@@ -40,7 +40,7 @@ def job_in(state: State) -> Job:
         State.ENDED: [lambda: job.generated(SUCCESS, LARGE)],
         State.FINISHED: [job.written],
         State.COMPLETING: [job.written],
-        State.PARKED: [lambda: job.reported(Refused(AWAY), 20.0)],
+        State.PARKED: [lambda: job.reported(NotStored(AWAY), 20.0)],
         State.STANDING_BY: [job.stale],
         State.SETTLED: [lambda: job.reported(Completed("value"), 20.0)],
         State.HANDED_BACK: [job.released],
@@ -171,7 +171,8 @@ def test_who_has_lost_the_task_to_a_newer_attempt_completes_nothing(state: State
 
 
 @pytest.mark.parametrize(
-    ("report", "effects"), [(Found.COMPLETED, [Do.LEAVE]), (Found.SILENT, [Do.REQUEUE]), (Found.ANSWERED, [])]
+    ("report", "effects"),
+    [(OtherDelivery.COMPLETED, [Do.LEAVE]), (OtherDelivery.SILENT, [Do.REQUEUE]), (OtherDelivery.ANSWERED, [])],
 )
 def test_who_stands_by_answers_once(report: Any, effects: Effects) -> None:
     job = job_in(State.STANDING_BY)
@@ -181,7 +182,7 @@ def test_who_stands_by_answers_once(report: Any, effects: Effects) -> None:
 
 def test_who_finds_the_completion_claimed_stands_by() -> None:
     job = job_in(State.COMPLETING)
-    assert (job.reported(Found.CLAIMED, 20.0), job.state) == ([Do.STAND_BY], State.STANDING_BY)
+    assert (job.reported(OtherDelivery.CLAIMED, 20.0), job.state) == ([Do.STAND_BY], State.STANDING_BY)
 
 
 @pytest.mark.parametrize("state", [State.QUEUED, State.GENERATING, State.RELEASING, State.ENDED])
@@ -196,16 +197,16 @@ def test_a_task_whose_stream_is_damaged_fails_without_a_last_delta(state: State)
 
 def test_a_refused_outcome_is_tried_again_and_says_so_once() -> None:
     job = job_in(State.COMPLETING)
-    assert job.reported(Refused(AWAY), 20.0) == [Park(AWAY)]
+    assert job.reported(NotStored(AWAY), 20.0) == [Park(AWAY)]
     assert job.parked
     assert job.again() == [Do.GO_ON]
-    assert job.reported(Refused(AWAY), 21.0) == [Park()]
+    assert job.reported(NotStored(AWAY), 21.0) == [Park()]
 
 
 def test_an_outcome_that_is_refused_for_too_long_goes_back() -> None:
     job = job_in(State.PARKED)
     job.again()
-    (given_up,) = job.reported(Refused(AWAY), 20.1 + PARKED_FOR_S)
+    (given_up,) = job.reported(NotStored(AWAY), 20.1 + PARKED_FOR_S)
     assert isinstance(given_up, GiveUp)
     assert given_up.error.__cause__ is AWAY
 
@@ -214,7 +215,7 @@ def test_a_refused_outcome_goes_back_at_a_shutdown() -> None:
     job = job_in(State.COMPLETING)
     job.hand_back()
     assert not job.over, "it may be stored yet"
-    assert job.reported(Refused(AWAY), 20.0) == []
+    assert job.reported(NotStored(AWAY), 20.0) == []
     assert job.over
     assert job.again() == []
 
@@ -275,6 +276,6 @@ def test_events_that_come_too_early_are_mistakes() -> None:
         with pytest.raises(JobError):
             event()
     with pytest.raises(JobError):
-        job.reported(Found.COMPLETED, 20.0)
+        job.reported(OtherDelivery.COMPLETED, 20.0)
     with pytest.raises(JobError):
         job_in(State.GENERATING).begun(REQUEST, NO_LIMITS, None)

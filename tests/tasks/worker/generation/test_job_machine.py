@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from petiole.gpu_worker.request import Request
-from petiole.tasks.worker.completion.reports import Completed, Found, Hopeless, Refused, Report
+from petiole.tasks.worker.completion.reports import Completed, Hopeless, NotStored, OtherDelivery, Report
 from petiole.tasks.worker.generation import effects
 from petiole.tasks.worker.generation.effects import Do, Effect, Effects
 from petiole.tasks.worker.generation.job import Job, State
@@ -29,14 +29,14 @@ LIMITS = st.sampled_from([TimeLimits(1, None, None), TimeLimits(None, None, 1), 
 REPORTS = st.sampled_from(
     [
         Completed(None),
-        Found.CLAIMED,
-        Found.COMPLETED,
-        Found.ANSWERED,
+        OtherDelivery.CLAIMED,
+        OtherDelivery.COMPLETED,
+        OtherDelivery.ANSWERED,
         Hopeless(ValueError()),
     ]
-    + [Refused(ConnectionError())] * 4
+    + [NotStored(ConnectionError())] * 4
 )
-WATCHED = st.sampled_from([Found.COMPLETED, Found.SILENT, Found.ANSWERED])
+WATCHED = st.sampled_from([OtherDelivery.COMPLETED, OtherDelivery.SILENT, OtherDelivery.ANSWERED])
 
 
 def owed(who: str):  # type: ignore[no-untyped-def]

@@ -14,7 +14,7 @@ from petiole.tasks.keys import stream_keys
 from petiole.tasks.record.codec import Written
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.completion import standby
-from petiole.tasks.worker.completion.reports import Found
+from petiole.tasks.worker.completion.reports import OtherDelivery
 from petiole.tasks.worker.delivery.messages import Messages
 from petiole.tasks.worker.generation.attempts import Begun
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
@@ -109,5 +109,5 @@ def test_who_stands_by_a_task_whose_state_is_damaged_requeues_it(
         app.task(nothing, name="tasks.test", shared=False)
         messages, thread = Messages(delivery_of(app, task_id="b")), Turned()
         standby.Standby("b", messages, thread, thread, 60.0, told.append)._look()  # type: ignore[arg-type]
-    assert told == [Found.SILENT]
+    assert told == [OtherDelivery.SILENT]
     assert f"its key {stream_keys('b').state} is damaged" in caplog.text
