@@ -256,9 +256,10 @@ class ModelPlan:
 
     @property
     def most_positions(self) -> int:
-        """The largest `max_model_len`. Linear scaling stretches the context by its factor. Some checkpoints name
-        the context before it, and some the one behind it, so only `max_position` is a safe default."""
-        scaled = (r.original_max_position * r.factor for r in self.rotaries if r.kind == "linear")
+        """The largest `max_model_len`. Linear and dynamic scaling stretch the context by their factor. Some
+        checkpoints name the context before it, and some the one behind it, so only `max_position` is a safe
+        default."""
+        scaled = (r.original_max_position * r.factor for r in self.rotaries if r.kind in ("linear", "dynamic"))
         return max(self.max_position, *(int(min(one, MAX_POSITION)) for one in scaled), 0)
 
     @property

@@ -23,7 +23,7 @@ from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
 from petiole.gpu_worker.runtime.memory.kv import new_kv_cache
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
-from tests.support.families import write_adapter
+from tests.support.families import FAMILIES, write_adapter
 from tests.support.moondream import PROMPT, weights, write_model
 from tests.support.plans import each_feed_forward, each_mixer
 
@@ -136,6 +136,28 @@ def test_an_adapter_is_one_copy_to_the_device_and_two_operations_there(kind, che
     assert recorder.uploads == 1
     assert recorder.calls["_foreach_zero_"] == recorder.calls["_foreach_copy_"] == 1
     assert all(tensor.dtype == torch.bfloat16 for pair in adapter.weights.values() for tensor in pair)
+
+
+PRODUCTS = r".*\.(self_attn|mlp)\.(q|k|v|o|qkv|gate|up|gate_up|down)_proj"
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_family_takes_adapters_on_attention_and_mlp(family, checkpoint, open_runtime, tmp_path):
+    folder, base = checkpoint(family)
+    adapted = write_adapter(base, tmp_path, r=4, lora_alpha=8, target_modules=PRODUCTS)
+    runtime = open_runtime(folder, lora_slots=1, lora_max_rank=4)
+    runtime.load_adapter(str(tmp_path), 1)
+    driver = Driver(runtime)
+    plain, mine = (driver.sequence(tokens(12), ALL, adapter_slot=slot) for slot in (0, 1))
+    driver.prefill([plain, mine], [5, 5])
+    for step in (driver.prefill, driver.decode):
+        got = table(step([plain, mine]))
+        expected = [
+            reference(model, one.prompt + one.output[: len(one.output) - 1])[-1]
+            for model, one in ((base, plain), (adapted, mine))
+        ]
+        assert relative_error(got, np.array(expected)) < 1e-4
+    assert relative_error(expected[0], expected[1]) > 1e-2
 
 
 def write_moondreams_adapter(folder, merged, rank=4):
