@@ -17,6 +17,7 @@ from petiole.gateway.core.failures import Failure
 from petiole.gateway.observing import METRICS, Observed
 from petiole.gateway.openai import endpoints
 from petiole.gateway.openai.answers import error_answer
+from petiole.gateway.openai.responses import endpoints as responses
 from petiole.gateway.serving.sse import ClientGone
 from petiole.tasks.servers import connections
 
@@ -64,7 +65,7 @@ def make() -> Starlette:
             Route("/health", health),
             Route("/ready", ready),
             Route("/metrics", metrics),
-            Mount("/v1", routes=endpoints.routes()),
+            Mount("/v1", routes=[*endpoints.routes(), *responses.routes()]),
             *endpoints.routes_at_the_root(),
         ],
         exception_handlers=dict.fromkeys((Failure, HTTPException, ClientGone, Exception), _failed),

@@ -53,7 +53,10 @@ class Observed:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            try:
+                await self._app(scope, receive, send)
+            except Exception as error:
+                _fault(error)
             return
         began_at, status, first_s = time.perf_counter(), 0, 0.0
 

@@ -27,6 +27,7 @@ def run(host: str | None, port: int | None) -> int:
         log_config=None,
         log_level="warning",
         server_header=False,
+        ws_max_size=known.gateway_max_body_bytes,
         timeout_graceful_shutdown=max(1, round(known.gateway_drain_s)),
     )
     shown = f"[{host}]" if ":" in host else host

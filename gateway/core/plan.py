@@ -22,9 +22,11 @@ class Call:
 @dataclass(frozen=True)
 class Plan:
     """A record, and one call for each of its tasks. `submission`: options of Celery's and Petiole's for all of
-    them. `names`: by an option of a task, the field of the request that it comes from; errors name the latter."""
+    them. `names`: by an option of a task, the field of the request that it comes from; errors name the latter.
+    `keep_s`: how long the record is kept; None: as the setting says."""
 
     record: Record
     calls: Sequence[Call]
     submission: Mapping[str, Any] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+    keep_s: int | None = None

@@ -1,7 +1,8 @@
 """OpenAI's interface. A new one of its endpoints begins as `chat`: a model of the request, which makes a plan; a
 view, which makes events and the whole answer; a handler in `endpoints`.
 
-endpoints     the handlers of all paths below /v1
+responses/    responses and conversations: kept, continued, cancelled, over HTTP and WebSockets
+endpoints     the handlers of all other paths below /v1
 chat          the request of chat/completions: a plan
 chat_view     its answer, streamed and whole
 completions       the request of completions: a plan

@@ -63,7 +63,7 @@ def _part(field: str, part: object, fetched: Images) -> dict[str, Any]:
         case {"type": "image_url", "image_url": {"url": str(url)}} | {"type": "image_url", "image_url": str(url)}:
             return {
                 "type": "image_url",
-                "image_url": {"url": _image(f"{field}.image_url.url", fetched.get(url, url))},
+                "image_url": {"url": image(f"{field}.image_url.url", fetched.get(url, url))},
             }
         case {"type": str(kind)}:
             limit = "must be a complete part of type text or image_url"
@@ -71,7 +71,8 @@ def _part(field: str, part: object, fetched: Images) -> dict[str, Any]:
     raise InvalidRequest(field, "must be an object with a type", shorten(part))
 
 
-def _image(field: str, url: str) -> str:
+def image(field: str, url: str) -> str:
+    """The URL of an image, if it is one that needs not be fetched. Raises `InvalidRequest`."""
     if url.lstrip()[:5].lower() != "data:" and not images.is_handle(url):
         shown = f"{url[:40]}…" if len(url) > 40 else url
         raise InvalidRequest(field, "must be a data URL, or an http URL where they are allowed", shown)

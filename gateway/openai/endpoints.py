@@ -4,7 +4,7 @@ plans, generations, views."""
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,12 +133,13 @@ async def get_model(request: Request) -> Response:
 # ---------------------------------------------------------------- shared
 
 
-def checked(plan: Callable[[], Any]) -> Any:
-    """What it returns. Raises `Failure` in place of `InvalidRequest`."""
+def checked(plan: Callable[[], Any], names: Mapping[str, str] | None = None) -> Any:
+    """What it returns. Raises `Failure` in place of `InvalidRequest`. `names`: by an option of a task, the
+    client's field."""
     try:
         return plan()
     except InvalidRequest as error:
-        raise failure_of(error) from None
+        raise failure_of(error, names) from None
 
 
 def stays(asked: Sampling) -> bool:

@@ -1,4 +1,5 @@
-"""`response_format` and vLLM's `structured_outputs`: the constraint on the output, as an option of a task."""
+"""The constraint on the output, as an option of a task: `response_format`, the `text.format` of responses, and
+vLLM's `structured_outputs`."""
 
 from __future__ import annotations
 
@@ -18,26 +19,30 @@ class Constraint(NamedTuple):
     field: str
 
 
-def constraint(response_format: object, structured_outputs: object) -> Constraint | None:
-    """Raises `InvalidRequest`."""
-    one, other = _of_format(response_format), _of_structured(structured_outputs)
+def constraint(given: object, structured_outputs: object, field: str = "response_format") -> Constraint | None:
+    """`field`: where the format was given; within `response_format` a schema has an object around it. Raises
+    `InvalidRequest`."""
+    inside = ".json_schema" if field == "response_format" else ""
+    one, other = _of_format(given, field, inside), _of_structured(structured_outputs)
     if one is not None and other is not None:
-        raise InvalidRequest("structured_outputs", "cannot be combined with response_format", "both")
+        raise InvalidRequest("structured_outputs", f"cannot be combined with {field}", "both")
     return one or other
 
 
-def _of_format(given: object) -> Constraint | None:
+def _of_format(given: object, field: str, inside: str) -> Constraint | None:
     match given:
         case None | {"type": "text"}:
             return None
         case {"type": "json_object"}:
-            return Constraint("json_schema", _ANY_OBJECT, "response_format")
-        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
-            return Constraint("json_schema", schema, "response_format.json_schema.schema")
-        case {"type": "json_schema"}:
-            raise InvalidRequest("response_format.json_schema.schema", "must be an object", "another value")
+            return Constraint("json_schema", _ANY_OBJECT, field)
+        case {"type": "json_schema", **more}:
+            around = more.get("json_schema") if inside else more
+            schema = around.get("schema") if isinstance(around, Mapping) else None
+            if isinstance(schema, dict):
+                return Constraint("json_schema", schema, f"{field}{inside}.schema")
+            raise InvalidRequest(f"{field}{inside}.schema", "must be an object", shorten(schema))
     shown = shorten(given.get("type") if isinstance(given, Mapping) else given)
-    raise InvalidRequest("response_format.type", "must be text, json_object or json_schema", shown)
+    raise InvalidRequest(f"{field}.type", "must be text, json_object or json_schema", shown)
 
 
 def _of_structured(given: object) -> Constraint | None:

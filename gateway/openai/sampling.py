@@ -137,11 +137,15 @@ class Sampling(Asked):
             options["affinity"] = self.prompt_cache_key
         return options
 
+    def constraint(self) -> formats.Constraint | None:
+        """Raises `InvalidRequest`."""
+        return formats.constraint(self.response_format, self.structured_outputs)
+
     def options(self, found: Found, stays: bool, likeliest: int | None) -> tuple[dict[str, Any], dict[str, str]]:
         """The options that are the same for all choices, and the client's names of options. `stays`: the task goes
         on when its client has gone. `likeliest`: as of `_with_logprobs`. Raises `InvalidRequest`."""
         options, names = self._with_logprobs(likeliest), dict(NAMES)
-        if (constraint := formats.constraint(self.response_format, self.structured_outputs)) is not None:
+        if (constraint := self.constraint()) is not None:
             options[constraint.option], names[constraint.option] = constraint.value, constraint.field
         if found.adapter is not None:
             options["adapter"] = found.adapter

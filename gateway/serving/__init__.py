@@ -5,6 +5,7 @@ catalogue    the models of the fleet, by name
 records      records in Redis
 counting     tokens counted by a worker
 images       images that a request names by URLs, fetched where that is allowed
+kept         what is kept beside them: values as JSON, lists that grow
 generations  a request on its way: submitted, accepted, followed to its end
 sse          a stream as server-sent events; clients that leave
 patience     waits for a Redis that is away for a moment

@@ -11,7 +11,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
 
 from petiole.gateway.core.failures import Failure, failure_of, unavailable
 from petiole.gateway.core.parts import Whole
@@ -24,9 +26,12 @@ from petiole.tasks import errors
 from petiole.tasks.app.blocking import LOOKUPS
 from petiole.tasks.fleet import control, reports
 from petiole.tasks.fleet.serving import lack
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.requests.results import StreamDelta
+from petiole.tasks.servers import connections
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.settings import settings
+from petiole.tasks.streams.assembly import StreamAssembler
 from petiole.tasks.streams.readers import AsyncStream
 from petiole.tasks.submission import definitions
 
@@ -135,8 +140,9 @@ class Generation:
             await self.cancel()
             raise unavailable(f"no worker serves model {self.record.model!r} at the moment", "no_worker")
 
-    async def whole(self) -> list[Whole]:
-        """All outputs, when all have ended. Raises `Failure` if one has failed or was cancelled."""
+    async def whole(self, failed: bool = False) -> list[Whole]:
+        """All outputs, when all have ended. `failed`: also of tasks that have failed; otherwise `Failure` is
+        raised for one."""
         readings = [(Reading(), Whole()) for _ in self.record.tasks]
         async for choice, delta in self.deltas():
             if delta is None:
@@ -144,9 +150,15 @@ class Generation:
             reading, whole = readings[choice]
             for part in reading.read(delta):
                 whole.add(part)
-            if delta.error is not None:
+            if delta.error is not None and not failed:
                 raise self.failure(delta.error)
         return [whole for _, whole in readings]
+
+    async def ended(self, wait_s: float) -> None:
+        """Wait until all tasks have ended, at most so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self.whole(failed=True)
 
     def failure(self, error: Mapping[str, Any]) -> Failure:
         return failure_of(errors.rebuild(error), self._names)
@@ -168,10 +180,11 @@ class Generation:
 
 async def begin(plan: Plan) -> Generation:
     """Write the record, and then submit the tasks. Raises `Failure`; then nothing of the request is left."""
-    record, known = plan.record, settings()
-    await records.put(record, known.gateway_keep_s)
+    record = plan.record
+    await records.put(record, plan.keep_s or settings().gateway_keep_s)
+    where = {"queue": record.queue} if record.queue != settings().queue else {}
     submissions = [
-        TASKS[call.task].adelay(**call.options, **plan.submission, task_id=task_id)
+        TASKS[call.task].adelay(**call.options, **plan.submission, **where, task_id=task_id)
         for call, task_id in zip(plan.calls, record.tasks, strict=True)
     ]
     outcomes = await asyncio.gather(*submissions, return_exceptions=True)
@@ -194,3 +207,38 @@ def again(record: Record) -> Generation:
     generation = Generation(record)
     generation.open()
     return generation
+
+
+class Glimpse(NamedTuple):
+    """What the log of a request's first task has now. `begun`: a worker has the task. `flagged`: it was
+    cancelled."""
+
+    whole: Whole
+    begun: bool
+    flagged: bool
+
+
+async def glimpse(record: Record) -> Glimpse | None:
+    """Without waiting. None: Redis has nothing of the task any more. Raises `Failure`."""
+    task_id = record.tasks[0]
+    keys = stream_keys(task_id)
+
+    async def looked_up() -> tuple[list[bytes], dict[bytes, bytes]]:
+        async with connections.async_streams().pipeline(transaction=False) as pipe:
+            pipe.lrange(keys.log, 0, -1)
+            pipe.hgetall(keys.state)
+            log, state = await pipe.execute()
+            return log, state
+
+    log, state = await patiently(looked_up)
+    if not log and (not state or b"done" in state):
+        return None
+    reading, whole = Reading(), Whole()
+    try:
+        deltas = [StreamDelta.model_validate_json(raw) for raw in log]
+    except ValidationError:
+        raise failure_of(errors.StreamError(f"task {task_id}: a delta of its log cannot be read")) from None
+    for delta in StreamAssembler().logged(deltas) or ():
+        for part in reading.read(delta):
+            whole.add(part)
+    return Glimpse(whole, bool(log) or bool(state.keys() & {b"attempt", b"running"}), b"cancel" in state)

@@ -41,7 +41,7 @@ def test_it_is_mounted_in_an_application(site: Site, monkeypatch: pytest.MonkeyP
 def test_it_needs_the_rights_of_a_producer_and_its_records(site: Site, tmp_path: Path) -> None:
     version = version_of(site.redis)
     page = (Path(__file__).resolve().parents[2] / "docs" / "gateway.md").read_text()
-    more = "(+set +get +del ~petiole:gateway:*)"
+    more = "(+set +get +mget +del +expire +watch +rpush +lrange +llen ~petiole:gateway:*)"
     assert more in page
     rules = documented(version)["webapp"] + ([more] if version >= (7,) else more.strip("()").split())
     site.redis.execute_command("ACL", "SETUSER", "gateway", *rules)
@@ -54,4 +54,12 @@ def test_it_needs_the_rights_of_a_producer_and_its_records(site: Site, tmp_path:
         assert "[DONE]" in http.get(path, params={"stream": "true"}, timeout=60).text
         assert http.delete(path).status_code == 200
         asked = {"model": "petiole-tiny", "prompt": "x"}
+        told = {"model": "petiole-tiny", "input": "x", "max_output_tokens": 2}
+        talk = http.post("/v1/conversations", json={"items": [{"role": "user", "content": "x"}]}).json()["id"]
+        one = http.post("/v1/responses", json={**told, "conversation": talk}, timeout=60)
+        assert one.status_code == 200, one.text + gateway.output
+        more_of_it = {**told, "previous_response_id": one.json()["id"]}
+        assert http.post("/v1/responses", json=more_of_it, timeout=60).status_code == 200
+        assert http.delete(f"/v1/responses/{one.json()['id']}").status_code == 200
+        assert http.delete(f"/v1/conversations/{talk}").status_code == 200
         assert http.post("/tokenize", json=asked, timeout=60).json()["count"] == 1

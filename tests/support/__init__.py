@@ -19,6 +19,7 @@ A whole installation, and who uses it:
     hostile_broadcasts  control commands and events as no Celery sends them
     scraping         `petiole metrics` as a process
     gateway          `petiole serve` as a process
+    open_responses   the compliance suite of Open Responses, fetched where there is Node
 
 Engines that a worker of a site may run, named by `PETIOLE_ENGINE_FACTORY`:
 

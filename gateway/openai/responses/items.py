@@ -1,0 +1,197 @@
+"""Items: what a response is told and what it answers. Pure.
+
+`kept` makes items of what a client has written, whole and with ids: they are stored and listed so. `messages`
+makes a task's messages of them. Text that came in parts is joined, because many chat templates take text alone.
+
+Calls of tools and their outputs go to the template as it knows them. Reasoning is kept and listed, but not shown
+to the model."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from petiole.gateway.openai import conversation
+from petiole.gateway.openai.conversation import Images
+from petiole.gateway.openai.responses import compaction
+from petiole.tasks.errors import InvalidRequest, shorten
+
+Item = dict[str, Any]
+
+MOST = 10_000
+ROLES = ("user", "assistant", "system", "developer")
+_PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
+
+
+def new_id(kind: str) -> str:
+    return f"{_PREFIXES.get(kind, 'item_')}{secrets.token_hex(16)}"
+
+
+def output_id(response_id: str, kind: str, index: int) -> str:
+    """The id of an item of an output. It follows from the response's id, and leads back to it."""
+    return f"{_PREFIXES[kind]}{response_id.removeprefix('resp_')}{index:02x}"
+
+
+def response_of(item_id: str) -> str:
+    """The response in whose output an item with this id would be."""
+    return f"resp_{item_id.partition('_')[2][:32]}"
+
+
+# ---------------------------------------------------------------- as they are kept
+
+
+def to_fetch(field: str, given: object) -> list[tuple[str, str]]:
+    """The http URLs of images, each with its field."""
+    found = []
+    for k, item in enumerate(given if isinstance(given, list) else ()):
+        for name in ("content", "output"):
+            parts = item.get(name) if isinstance(item, dict) else None
+            for place, part in enumerate(parts if isinstance(parts, list) else ()):
+                url = part.get("image_url") if isinstance(part, dict) else None
+                if isinstance(url, str) and url[:5].lower() in ("http:", "https"):
+                    found.append((f"{field}[{k}].{name}[{place}].image_url", url))
+    return found
+
+
+def kept(field: str, given: object, fetched: Images = conversation.NONE) -> list[Item]:
+    """What is fetched is kept, too: later turns see the same image. Raises `InvalidRequest`."""
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    if not isinstance(given, list):
+        raise InvalidRequest(field, "must be text or a list of items", shorten(given))
+    if len(given) > MOST:
+        raise InvalidRequest(field, f"must have at most {MOST} items", len(given))
+    return [_item(f"{field}[{k}]", one, fetched) for k, one in enumerate(given)]
+
+
+def _item(field: str, given: object, fetched: Images) -> Item:
+    if not isinstance(given, dict):
+        raise InvalidRequest(field, "must be an item", shorten(given))
+    kind = given.get("type", "message" if "role" in given else "item_reference" if "id" in given else None)
+    item: Item = {"type": kind, "id": _text(field, given, "id") if given.get("id") else new_id(str(kind))}
+    match kind:
+        case "message":
+            role = given.get("role")
+            if role not in ROLES:
+                raise InvalidRequest(f"{field}.role", f"must be one of {', '.join(ROLES)}", shorten(role))
+            item |= {
+                "status": "completed",
+                "role": role,
+                "content": _content(field, role, given.get("content"), fetched),
+            }
+            return item | ({"phase": given["phase"]} if isinstance(given.get("phase"), str) else {})
+        case "function_call":
+            texts = {name: _text(field, given, name) for name in ("call_id", "name", "arguments")}
+            return {**item, "status": "completed", **texts}
+        case "function_call_output":
+            output = given.get("output")
+            if not isinstance(output, str):
+                output = _parts(f"{field}.output", "user", output, fetched)
+            call_id = _text(field, given, "call_id")
+            return {**item, "status": "completed", "call_id": call_id, "output": output}
+        case "reasoning":
+            return {"summary": [], **given, **item}
+        case "compaction":
+            packed = _text(field, given, "encrypted_content")
+            compaction.unpacked(f"{field}.encrypted_content", packed)
+            return {**item, "encrypted_content": packed}
+        case "item_reference":
+            return {"type": kind, "id": _text(field, given, "id")}
+    known = "message, function_call, function_call_output, reasoning, compaction or item_reference"
+    raise InvalidRequest(f"{field}.type", f"must be {known}", shorten(kind))
+
+
+def _text(field: str, given: Item, name: str) -> str:
+    value = given.get(name)
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{field}.{name}", "must be text", shorten(value))
+    return value
+
+
+def _content(field: str, role: str, given: object, fetched: Images) -> list[Item]:
+    if isinstance(given, str):
+        given = [{"type": "output_text" if role == "assistant" else "input_text", "text": given}]
+    return _parts(f"{field}.content", role, given, fetched)
+
+
+def _parts(field: str, role: str, given: object, fetched: Images) -> list[Item]:
+    if not isinstance(given, list):
+        raise InvalidRequest(field, "must be text or a list of parts", shorten(given))
+    return [_part(f"{field}[{k}]", role, part, fetched) for k, part in enumerate(given)]
+
+
+def _part(field: str, role: str, part: object, fetched: Images) -> Item:
+    match part:
+        case {"type": "output_text", "text": str(text)}:
+            return {"type": "output_text", "text": text, "annotations": []}
+        case {"type": "refusal", "refusal": str(text)}:
+            return {"type": "refusal", "refusal": text}
+        case {"type": "input_text" | "text" | "summary_text" | "reasoning_text" as kind, "text": str(text)}:
+            return {"type": kind, "text": text}
+        case {"type": "input_image", "image_url": str(url), **more} if role != "assistant":
+            detail = more.get("detail") or "auto"
+            url = conversation.image(f"{field}.image_url", fetched.get(url, url))
+            return {"type": "input_image", "detail": detail, "image_url": url}
+        case {"type": "input_image", "file_id": str(name)}:
+            raise InvalidRequest(f"{field}.file_id", "is not served: give the image as image_url", shorten(name))
+        case {"type": str(kind)}:
+            limit = "must be a complete part of type input_text, output_text, refusal or input_image"
+            raise InvalidRequest(field, limit, shorten(kind))
+    raise InvalidRequest(field, "must be an object with a type", shorten(part))
+
+
+# ---------------------------------------------------------------- as messages
+
+
+def messages(instructions: str | None, before: Sequence[Item], own: Sequence[Item]) -> list[dict[str, Any]]:
+    """The messages of a task. What stands at the beginning and is no turn of the dialogue is one system message,
+    because many templates take one only. Raises `InvalidRequest`."""
+    found: list[dict[str, Any]] = []
+    if instructions:
+        found.append({"role": "system", "content": instructions})
+    calls: set[str] = set()
+    for place, item in enumerate((*before, *own), -len(before)):
+        match item["type"]:
+            case "message":
+                role = "system" if item["role"] == "developer" else item["role"]
+                content = _shown(item["content"])
+                if role == "system" and _is_told(found) and isinstance(content, str):
+                    found[-1] = {"role": "system", "content": f"{found[-1]['content']}\n\n{content}"}
+                else:
+                    found.append({"role": role, "content": content})
+            case "function_call":
+                calls.add(item["call_id"])
+                function = {"name": item["name"], "arguments": item["arguments"]}
+                call = {"id": item["call_id"], "type": "function", "function": function}
+                if not found or found[-1]["role"] != "assistant":
+                    found.append({"role": "assistant", "content": ""})
+                found[-1] = {**found[-1], "tool_calls": [*found[-1].get("tool_calls", ()), call]}
+            case "function_call_output":
+                if item["call_id"] not in calls:
+                    limit = "must be that of a function_call before it"
+                    raise InvalidRequest(f"input[{place}].call_id", limit, shorten(item["call_id"]))
+                output = item["output"] if isinstance(item["output"], str) else _shown(item["output"])
+                found.append({"role": "tool", "tool_call_id": item["call_id"], "content": output})
+            case "compaction":
+                found.append({"role": "user", "content": compaction.told(item["encrypted_content"])})
+    if not found:
+        raise InvalidRequest("input", "must have a message", "none")
+    return found
+
+
+def _is_told(found: Sequence[dict[str, Any]]) -> bool:
+    return len(found) == 1 and found[0]["role"] == "system" and isinstance(found[0]["content"], str)
+
+
+def _shown(parts: Sequence[Item]) -> str | list[Item]:
+    """Content as a task takes it: text, or a list of parts if there are images."""
+    shown = [
+        {"type": "image_url", "image_url": {"url": part["image_url"]}}
+        if part["type"] == "input_image"
+        else {"type": "text", "text": part.get("text", part.get("refusal", ""))}
+        for part in parts
+    ]
+    if all(part["type"] == "text" for part in shown):
+        return "".join([str(part["text"]) for part in shown])
+    return shown

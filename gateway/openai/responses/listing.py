@@ -1,0 +1,35 @@
+"""Lists in pages, as OpenAI's clients turn them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from petiole.gateway.core.failures import invalid
+
+MOST = 100
+_USUAL = "20"
+
+
+def listed(items: Sequence[Mapping[str, Any]], query: Mapping[str, str], order: str = "desc") -> dict[str, Any]:
+    """A page of these items, which are oldest first. `order`: which end comes first, unless the query says so.
+    Raises `Failure`."""
+    limit, order = query.get("limit", _USUAL), query.get("order", order)
+    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= MOST):
+        raise invalid("limit", f"limit: must be a number from 1 to {MOST}, got {limit[:64]!r}", "invalid_value")
+    if order not in ("asc", "desc"):
+        raise invalid("order", f"order: must be asc or desc, got {order[:64]!r}", "invalid_value")
+    rest = list(items) if order == "asc" else list(items)[::-1]
+    if after := query.get("after"):
+        places = [place for place, item in enumerate(rest) if item["id"] == after]
+        if not places:
+            raise invalid("after", f"after: no item has the id {after[:128]!r}", "invalid_value")
+        rest = rest[places[0] + 1 :]
+    page = rest[: int(limit)]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(rest) > len(page),
+    }

@@ -1,0 +1,218 @@
+"""The request of a response: which task it becomes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from petiole.gateway.core.plan import Call, Plan
+from petiole.gateway.core.record import Record
+from petiole.gateway.openai import formats, sampling
+from petiole.gateway.openai.conversation import NONE, Images
+from petiole.gateway.openai.responses import items
+from petiole.gateway.openai.responses.items import Item
+from petiole.gateway.openai.sampling import MOST_LOGPROBS, Asked, Sampling
+from petiole.tasks.errors import InvalidRequest, shorten
+from petiole.tasks.fleet.models import Found
+
+KIND = "response"
+PREFIX = "resp_"
+
+NAMES = {
+    **sampling.NAMES,
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+    "json_schema": "text.format.schema",
+}
+"""By an option of the task: the client's field."""
+
+_LOGPROBS = "message.output_text.logprobs"
+_SHORTEST_S = 3600
+
+
+@dataclass(frozen=True)
+class Before:
+    """What comes before a request: its turns, oldest first, by their names and as items. `seen`: how many entries
+    the list of its conversation has."""
+
+    turns: Sequence[str] = ()
+    items: Sequence[Item] = ()
+    conversation: str | None = None
+    seen: int = 0
+
+
+@dataclass(frozen=True)
+class Times:
+    """`now`: when the request was received. `keep_s`: how long it is kept, if it does not say so itself."""
+
+    now: int
+    keep_s: int
+
+
+class Told(Asked):
+    """What all requests with items share."""
+
+    input: str | list[Any] = Field(default_factory=list)
+    instructions: str | None = None
+    previous_response_id: str | None = Field(default=None, max_length=128)
+    conversation: str | dict[str, Any] | None = None
+    tools: list[dict[str, Any]] = Field(default_factory=list, max_length=1024)
+    tool_choice: Any = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        return self.conversation["id"] if isinstance(self.conversation, dict) else self.conversation
+
+    @field_validator("conversation", mode="after")
+    @classmethod
+    def _has_an_id(cls, given: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+        if isinstance(given, dict) and not isinstance(given.get("id"), str):
+            raise InvalidRequest("conversation.id", "must be text", shorten(given.get("id")))
+        return given
+
+    @model_validator(mode="after")
+    def _one_past(self) -> Any:
+        if self.previous_response_id is not None and self.conversation is not None:
+            raise InvalidRequest("conversation", "cannot be combined with previous_response_id", "both")
+        return self
+
+    @model_validator(mode="after")
+    def _tools_are_served(self) -> Any:
+        """Tools of other types are skipped: a client offers what it has, and the model uses none of them."""
+        for place, tool in enumerate(self.tools):
+            if tool.get("type") == "function" and self.tool_choice != "none":
+                limit = "is not served: give no functions, or tool_choice none"
+                raise InvalidRequest(f"tools[{place}]", limit, shorten(tool.get("name")))
+        return self
+
+    def own(self, fetched: Images = NONE) -> list[Item]:
+        """Raises `InvalidRequest`."""
+        return items.kept("input", self.input, fetched)
+
+
+class CreateResponse(Sampling, Told):
+    """The body of a request."""
+
+    REFUSED: ClassVar = Sampling.REFUSED | {
+        "n": "is not served: a response has one output",
+        "prompt": "is not served: give instructions and input",
+        "response_format": "is not a parameter of responses: use text.format",
+        "context_management": "is not served: use /responses/compact",
+        "image": "is not served",
+        "return_token_ids": "is not served for responses",
+    }
+    IGNORED: ClassVar = Sampling.IGNORED | {"access_programs", "background_options", "client_metadata"}
+
+    background: bool = False
+    store: bool = True
+    expires_after: dict[str, Any] | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    parallel_tool_calls: bool = True
+    include: list[str] = Field(default_factory=list)
+    top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
+    reasoning: dict[str, Any] | None = None
+    text: dict[str, Any] = Field(default_factory=dict)
+    truncation: Literal["auto", "disabled"] = "disabled"
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    metadata: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Any:
+        if self.background and not self.store:
+            raise InvalidRequest("background", "needs store", "store false")
+        if self.expires_after is not None:
+            match self.expires_after:
+                case {"anchor": "created_at", "seconds": int(seconds), **more} if not more:
+                    if seconds < _SHORTEST_S:
+                        raise InvalidRequest("expires_after.seconds", f"must be at least {_SHORTEST_S}", seconds)
+                case _:
+                    limit = 'must be {"anchor": "created_at", "seconds": a number}'
+                    raise InvalidRequest("expires_after", limit, shorten(self.expires_after))
+        return self
+
+    def kept_s(self, times: Times) -> int:
+        """How long this response is kept: as long as it asks for, at most as the setting says."""
+        asked = self.expires_after["seconds"] if self.expires_after else times.keep_s
+        return min(asked, times.keep_s)
+
+    def constraint(self) -> formats.Constraint | None:
+        return formats.constraint(self.text.get("format"), self.structured_outputs, "text.format")
+
+    def plan(
+        self, name: str, times: Times, found: Found, stays: bool, before: Before, own: Sequence[Item]
+    ) -> Plan:
+        """What it becomes, under this id. `stays`: it goes on when its client has gone. `own`: its items. Raises
+        `InvalidRequest`."""
+        likeliest = self.top_logprobs or 0 if _LOGPROBS in self.include or self.top_logprobs else None
+        options, names = self.options(found, stays, likeliest)
+        options["messages"] = items.messages(self.instructions, before.items, own)
+        options["max_tokens"] = "rest" if self.max_output_tokens is None else self.max_output_tokens
+        if self.chat_template_kwargs:
+            options["chat_template_kwargs"] = self.chat_template_kwargs
+        record = Record(
+            id=name,
+            kind=KIND,
+            created=times.now,
+            model=self.model,
+            tasks=[name],
+            asked=self._shown(times, before, likeliest),
+            queue=found.queue,
+            readers=not stays,
+        )
+        call = Call("chat", {**options, **self.sampling(0)})
+        return Plan(record, [call], self.submission(), {**NAMES, **names}, self.kept_s(times))
+
+    def _shown(self, times: Times, before: Before, likeliest: int | None) -> dict[str, Any]:
+        """What the view reads. What is as it is by default is left out."""
+        known = {
+            **{name: getattr(self, name) for name in _SHOWN},
+            "background": self.background or None,
+            "store": None if self.store else False,
+            "parallel_tool_calls": None if self.parallel_tool_calls else False,
+            "text": self.text or None,
+            "logprobs": likeliest,
+            "before": list(before.turns),
+            "conversation": before.conversation,
+            "keep_s": None if self.expires_after is None else self.kept_s(times),
+            "as_ids": self.return_tokens_as_token_ids or None,
+        }
+        return {name: value for name, value in known.items() if value is not None and value not in ([], {})}
+
+
+_SHOWN = (
+    "frequency_penalty", "instructions", "max_output_tokens", "max_tool_calls", "metadata",
+    "presence_penalty", "previous_response_id", "prompt_cache_key", "reasoning", "temperature", "top_logprobs",
+    "top_p",
+)  # fmt: skip
+"""What a response says of its request under the same name."""
+
+
+class CountInput(Told):
+    """The body of input_tokens. All else that a response may be asked changes no number."""
+
+    IGNORED: ClassVar = frozenset(
+        {"parallel_tool_calls", "personality", "reasoning", "text", "truncation", "include", "metadata"}
+    )
+
+    model: str | None = Field(default=None, min_length=1, max_length=1024)
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    def options(self, before: Before, own: Sequence[Item]) -> Mapping[str, Any]:
+        """The options of the count. Raises `InvalidRequest`."""
+        told = {"messages": items.messages(self.instructions, before.items, own)}
+        return told | ({"chat_template_kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {})
+
+
+class Compact(Told):
+    """The body of compact."""
+
+    IGNORED: ClassVar = frozenset({"prompt_cache_options", "prompt_cache_retention", "service_tier", "image"})
+
+    model: str = Field(min_length=1, max_length=1024)
+    prompt_cache_key: str | None = Field(default=None, max_length=256)
+    conversation: None = None

@@ -1,0 +1,143 @@
+"""The answer as an object: what is known of a response. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from petiole.gateway.core.failures import Failure, failure_of
+from petiole.gateway.core.parts import Ended, Piece, Whole
+from petiole.gateway.core.record import Record
+from petiole.gateway.openai import logprobs
+from petiole.gateway.openai.answers import usage
+from petiole.gateway.openai.responses.items import Item, output_id
+from petiole.gateway.openai.responses.request import NAMES
+from petiole.outputs import TokenLogprobs, Usage
+from petiole.tasks import errors
+
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+RUNNING = ("queued", "in_progress")
+
+_DEFAULTS: dict[str, Any] = {
+    "background": False,
+    "frequency_penalty": 0.0,
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "presence_penalty": 0.0,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "store": True,
+    "temperature": 1.0,
+    "top_logprobs": 0,
+    "top_p": 1.0,
+}
+_FIXED: dict[str, Any] = {
+    "safety_identifier": None,
+    "service_tier": "default",
+    "tool_choice": "auto",
+    "tools": [],
+    "truncation": "disabled",
+    "user": None,
+}
+
+
+def status_of(ended: Ended) -> Status:
+    match ended.finish_reason:
+        case "error":
+            return "failed"
+        case "cancelled":
+            return "cancelled"
+        case "stop":
+            return "completed"
+    return "incomplete"
+
+
+def failure(ended: Ended) -> Failure | None:
+    return None if ended.error is None else failure_of(errors.rebuild(ended.error), NAMES)
+
+
+def resource(record: Record, status: Status, whole: Whole) -> dict[str, Any]:
+    """The response. `completed_at` is null: a log does not say when it ended."""
+    asked, ended = record.asked, whole.ended
+    failed = None if ended is None else failure(ended)
+    return {
+        "id": record.id,
+        "object": record.kind,
+        "created_at": record.created,
+        "completed_at": None,
+        "status": status,
+        "model": record.model,
+        "output": output(record, whole.pieces, None if status in RUNNING else status),
+        "error": failed and {"code": failed.code or "server_error", "message": failed.message},
+        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+        "usage": None if ended is None or ended.usage is None else used(ended.usage),
+        "conversation": {"id": asked["conversation"]} if "conversation" in asked else None,
+        "reasoning": {"effort": None, "summary": None, **asked.get("reasoning", {})},
+        "text": text_of(asked.get("text", {})),
+        **{name: asked.get(name, default) for name, default in _DEFAULTS.items()},
+        **_FIXED,
+    }
+
+
+def finished(record: Record, whole: Whole) -> dict[str, Any]:
+    """The response when its output has ended."""
+    assert whole.ended is not None
+    return resource(record, status_of(whole.ended), whole)
+
+
+def used(known: Usage) -> dict[str, Any]:
+    """Usage, as responses call it."""
+    shown = usage([known])
+    return {
+        "input_tokens": shown["prompt_tokens"],
+        "input_tokens_details": shown["prompt_tokens_details"],
+        "output_tokens": shown["completion_tokens"],
+        "output_tokens_details": shown["completion_tokens_details"],
+        "total_tokens": shown["total_tokens"],
+    }
+
+
+def text_of(asked: dict[str, Any]) -> dict[str, Any]:
+    form = asked.get("format") or {"type": "text"}
+    if form.get("type") == "json_schema":
+        form = {"name": "", "description": None, "strict": True, **form}
+    return {"verbosity": "medium", **asked, "format": form}
+
+
+# ---------------------------------------------------------------- output
+
+
+def output(record: Record, pieces: Sequence[Piece], ended_as: Status | None) -> list[Item]:
+    """The items of these pieces. `ended_as`: None while the output goes on. All but the last are complete."""
+    last = {None: "in_progress", "completed": "completed"}.get(ended_as, "incomplete")
+    return [
+        item(record, index, piece, "completed" if index < len(pieces) - 1 else last)
+        for index, piece in enumerate(pieces)
+    ]
+
+
+def item(record: Record, index: int, piece: Piece, status: str) -> Item:
+    return {
+        "id": output_id(record.id, "message", index),
+        "type": "message",
+        "status": status,
+        "role": "assistant",
+        "content": [part(record, piece)],
+    }
+
+
+def part(record: Record, piece: Piece) -> dict[str, Any]:
+    tokens = shown(record, (placed.token for placed in piece.tokens))
+    return {"type": "output_text", "text": piece.text, "annotations": [], "logprobs": tokens}
+
+
+def shown(record: Record, tokens: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
+    """Tokens with their log-probabilities, if they were asked for. Those without text are not shown."""
+    likeliest = record.asked.get("logprobs")
+    if likeliest is None:
+        return []
+    as_ids = bool(record.asked.get("as_ids"))
+    return [logprobs.shown(token, likeliest, as_ids) for token in tokens]

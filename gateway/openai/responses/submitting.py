@@ -1,0 +1,55 @@
+"""From a request to a generation: what comes before it is read, it is kept, and its task is submitted. The same
+for HTTP and for a WebSocket."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+
+from petiole.gateway.core.failures import Failure
+from petiole.gateway.openai.answers import new_id
+from petiole.gateway.openai.endpoints import checked, fetched, stays
+from petiole.gateway.openai.responses import items, turns
+from petiole.gateway.openai.responses.items import Item
+from petiole.gateway.openai.responses.request import NAMES, PREFIX, Before, CreateResponse, Times, Told
+from petiole.gateway.serving import generations, kept
+from petiole.gateway.serving.catalogue import catalogue
+from petiole.gateway.serving.generations import Generation
+from petiole.tasks.settings import settings
+
+
+async def told(asked: Told) -> list[Item]:
+    """The request's own items. Raises `Failure`."""
+    pictures = await fetched(items.to_fetch("input", asked.input))
+    own: list[Item] = checked(lambda: asked.own(pictures), NAMES)
+    return await turns.referred(own)
+
+
+async def before(asked: Told) -> Before:
+    """Raises `Failure`."""
+    if asked.previous_response_id is not None:
+        return await turns.after_response(asked.previous_response_id)
+    if asked.conversation_id is not None:
+        return await turns.in_conversation(asked.conversation_id)
+    return Before()
+
+
+async def begin(asked: CreateResponse, own: Sequence[Item], past: Before) -> Generation:
+    """Keep the turn, let it join its conversation, and submit its task. Raises `Failure`; then the turn is
+    gone."""
+    found = await catalogue().find(asked.model)
+    name, times = new_id(PREFIX), Times(int(time.time()), settings().gateway_keep_s)
+    stay = asked.background or stays(asked)
+    plan = checked(lambda: asked.plan(name, times, found, stay, past, own), NAMES)
+    if not asked.store:
+        return await generations.begin(plan)
+    await turns.tell(name, own, asked.kept_s(times))
+    try:
+        if past.conversation is not None:
+            await turns.join(past.conversation, name, past.seen)
+        return await generations.begin(plan)
+    except BaseException:
+        with contextlib.suppress(Failure):
+            await kept.forget(f"{name}:input")
+        raise

@@ -1,0 +1,130 @@
+"""The answer as events: a view of parts. Pure.
+
+    response.created, and response.queued of a background response, response.in_progress
+        response.output_item.added, response.content_part.added
+            response.output_text.delta ...
+        response.output_text.done, response.content_part.done, response.output_item.done
+    response.completed, response.incomplete or response.failed
+
+Whether an item is complete is known when the next one begins, or from the end. So what closes an item waits for
+the part that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from petiole.gateway.core.events import Event
+from petiole.gateway.core.failures import Failure
+from petiole.gateway.core.parts import Closed, Ended, Opened, Part, Text, Whole
+from petiole.gateway.core.record import Record
+from petiole.gateway.openai.answers import encode, error_body
+from petiole.gateway.openai.responses import resource
+from petiole.gateway.openai.responses.items import Item, output_id
+from petiole.gateway.openai.responses.resource import Status
+
+DELTA = "response.output_text.delta"
+_LAST = {"completed": "response.completed", "failed": "response.failed"}
+
+
+class ResponsesView:
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._closing = False
+        self._begun = False
+        self._plain = "logprobs" not in record.asked
+        self._head = b""  # of a delta of the open item
+        self.whole = Whole()
+
+    def begin(self, choice: int) -> Iterable[Event]:
+        if not self._record.asked.get("background"):
+            return [self._state("response.created", "in_progress"), *self._begin()]
+        return [self._state("response.created", "queued"), self._state("response.queued", "queued")]
+
+    def events(self, choice: int, part: Part) -> Iterable[Event]:
+        if isinstance(part, Text):
+            self.whole.add(part)
+            return [Event(DELTA, None, part.text, part.tokens)]
+        found = [] if self._begun else self._begin()
+        match part:
+            case Closed():
+                self._closing = True
+            case Opened():
+                found += self._close("completed")
+                self.whole.add(part)
+                found += self._open()
+            case Ended():
+                status = resource.status_of(part)
+                found += self._close("completed" if status == "completed" else "incomplete")
+                self.whole.add(part)
+                found.append(self._state(_LAST.get(status, "response.incomplete"), status))
+        return found
+
+    def finish(self) -> Iterable[Event]:
+        return []
+
+    def event_name(self, event: Event) -> str | None:
+        return event.name
+
+    def encode(self, choice: int, number: int, event: Event) -> bytes:
+        if event.name != DELTA:
+            return encode({"type": event.name, "sequence_number": number, **event.fields})
+        tokens = b"[]"
+        if not self._plain:
+            tokens = encode(resource.shown(self._record, (token for _, token in event.tokens)))
+        return b'%b%b,"logprobs":%b,"sequence_number":%d}' % (self._head, encode(event.text), tokens, number)
+
+    # ------------------------------------------------------------
+
+    def _begin(self) -> list[Event]:
+        self._begun = True
+        return [self._state("response.in_progress", "in_progress")]
+
+    def _state(self, name: str, status: Status) -> Event:
+        return Event(name, {"response": resource.resource(self._record, status, self.whole)})
+
+    def _open(self) -> list[Event]:
+        place = self._place()
+        self._head = encode({"type": DELTA, **place})[:-1] + b',"delta":'
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        return [
+            Event("response.output_item.added", self._placed({**self._item("in_progress"), "content": []})),
+            Event("response.content_part.added", {**place, "part": part}),
+        ]
+
+    def _close(self, status: str) -> list[Event]:
+        """What closes the last item, if it is closing."""
+        if not self._closing:
+            return []
+        self._closing = False
+        place, item = self._place(), self._item(status)
+        [part] = item["content"]
+        done = {**place, "text": part["text"], "logprobs": part["logprobs"]}
+        return [
+            Event("response.output_text.done", done),
+            Event("response.content_part.done", {**place, "part": part}),
+            Event("response.output_item.done", self._placed(item)),
+        ]
+
+    @property
+    def _index(self) -> int:
+        return len(self.whole.pieces) - 1
+
+    def _item(self, status: str) -> Item:
+        return resource.item(self._record, self._index, self.whole.pieces[-1], status)
+
+    def _placed(self, item: Item) -> dict[str, Any]:
+        return {"output_index": self._index, "item": item}
+
+    def _place(self) -> dict[str, Any]:
+        item_id = output_id(self._record.id, "message", self._index)
+        return {"item_id": item_id, "output_index": self._index, "content_index": 0}
+
+
+def error_event(failure: Failure, number: str) -> bytes:
+    """What goes wrong outside the log. It has the number of the event before it: what follows that one is still to
+    be had. The error is there twice, as OpenAI and as Open Responses have it."""
+    error = error_body(failure)["error"]
+    said = {name: error[name] for name in ("code", "message", "param")}
+    shown = {"type": "error", "sequence_number": max(0, int(number)), **said, "error": error}
+    return b"event: error\ndata: %b\n\n" % encode(shown)

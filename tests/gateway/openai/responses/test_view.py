@@ -1,0 +1,188 @@
+"""The events of a response: a function of a record and a log, which any gateway replays from any number."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from petiole.gateway.core.failures import Failure, unavailable
+from petiole.gateway.core.record import Record
+from petiole.gateway.core.streams import Frame, Stream
+from petiole.gateway.openai.responses import resource
+from petiole.gateway.openai.responses.view import DELTA, ResponsesView, error_event
+from petiole.tasks.requests.results import StreamDelta
+from tests.gateway.core.test_streams import CUTS, TEXTS, deltas
+
+NAME = "resp_" + "0" * 32
+EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+STRUCTURE = [
+    "response.output_item.added",
+    "response.content_part.added",
+    DELTA,
+    "response.output_text.done",
+    "response.content_part.done",
+    "response.output_item.done",
+]
+
+
+def record(**asked: Any) -> Record:
+    return Record(id=NAME, kind="response", created=1, model="m", tasks=[NAME], asked=asked)
+
+
+def log(text: str, cuts: list[int], reason: str = "stop") -> list[StreamDelta]:
+    *pieces, last = deltas(text, cuts)
+    error = {"type": "WorkersLost", "message": "gone", "args": []} if reason == "error" else None
+    return [*pieces, last.model_copy(update={"finish_reason": reason, "error": error})]
+
+
+def frames(of: Record, deltas: Iterable[StreamDelta], after: int = -1) -> list[Frame]:
+    stream = Stream(ResponsesView(of), of, [after])
+    found = stream.begin()
+    for delta in deltas:
+        found += stream.read(0, delta)
+    assert stream.finished
+    return found
+
+
+def read(found: Iterable[Frame]) -> list[dict[str, Any]]:
+    events = []
+    for frame in found:
+        event = json.loads(frame.data)
+        assert (frame.name, frame.cursor) == (event["type"], str(event["sequence_number"]))
+        events.append(event)
+    return events
+
+
+def text_of(events: Iterable[dict[str, Any]]) -> str:
+    return "".join(event["delta"] for event in events if event["type"] == DELTA)
+
+
+REASONS = st.sampled_from(["stop", "length", "cancelled", "deadline", "error"])
+ASKED = st.sampled_from([{}, {"background": True}, {"logprobs": 1}, {"background": True, "logprobs": 0}])
+
+
+@given(TEXTS, CUTS, REASONS, ASKED)
+def test_a_log_replayed_from_each_number_gives_the_suffix(
+    text: str, cuts: list[int], reason: str, asked: dict[str, Any]
+) -> None:
+    of, entries = record(**asked), log(text, cuts, reason)
+    whole = read(frames(of, entries))
+    last = whole[-1]["sequence_number"]
+    for after in range(-1, last + 1):
+        rest = read(frames(of, entries, after))
+        same = [event for event in whole if event["sequence_number"] > after]
+        assert [event["sequence_number"] for event in rest] == [event["sequence_number"] for event in same]
+        assert [event for event in rest if event["type"] != DELTA] == [
+            event for event in same if event["type"] != DELTA
+        ]
+        structural = sum(event["type"] != DELTA for event in rest)
+        assert structural + len(text_of(rest)) == last - after
+        assert text_of(whole).endswith(text_of(rest))
+
+
+@given(TEXTS, CUTS, CUTS, REASONS, ASKED, st.data())
+def test_numbers_do_not_depend_on_how_the_output_fell_into_deltas(
+    text: str, cuts: list[int], others: list[int], reason: str, asked: dict[str, Any], data: st.DataObject
+) -> None:
+    of = record(**asked)
+    one = read(frames(of, log(text, cuts, reason)))
+    seen = one[: data.draw(st.integers(0, len(one)))]
+    after = seen[-1]["sequence_number"] if seen else -1
+    joined = [*seen, *read(frames(of, log(text, others, reason), after))]
+    assert text_of(joined) == text_of(one)
+    assert [event for event in joined if event["type"] != DELTA] == [
+        event for event in one if event["type"] != DELTA
+    ]
+
+
+@given(TEXTS, CUTS, REASONS, ASKED)
+def test_the_last_event_has_the_response_as_it_is_asked_for_later(
+    text: str, cuts: list[int], reason: str, asked: dict[str, Any]
+) -> None:
+    of, entries = record(**asked), log(text, cuts, reason)
+    view = ResponsesView(of)
+    stream = Stream(view, of)
+    last = [*stream.begin(), *(frame for delta in entries for frame in stream.read(0, delta))][-1]
+    assert json.loads(last.data)["response"] == json.loads(json.dumps(resource.finished(of, view.whole)))
+
+
+@given(TEXTS, CUTS, REASONS, ASKED)
+def test_openais_client_knows_every_event(text: str, cuts: list[int], reason: str, asked: dict[str, Any]) -> None:
+    for event in read(frames(record(**asked), log(text, cuts, reason))):
+        parsed = EVENTS.validate_python(event)
+        assert parsed.type == event["type"]
+        if "response" in event:
+            Response.model_validate(event["response"])
+
+
+@pytest.mark.parametrize(
+    ("reason", "name", "status", "item"),
+    [
+        ("stop", "response.completed", "completed", "completed"),
+        ("length", "response.incomplete", "incomplete", "incomplete"),
+        ("deadline", "response.incomplete", "incomplete", "incomplete"),
+        ("cancelled", "response.incomplete", "cancelled", "incomplete"),
+    ],
+)
+def test_how_a_response_ends(reason: str, name: str, status: str, item: str) -> None:
+    events = read(frames(record(), log("one two", [3], reason)))
+    kinds = [event["type"] for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert list(dict.fromkeys(kinds[2:-1])) == STRUCTURE
+    assert kinds[-1] == name
+    response = events[-1]["response"]
+    assert (response["status"], response["output"][0]["status"]) == (status, item)
+    assert events[-2]["item"] == response["output"][0]
+    assert (response["incomplete_details"] is not None) == (status == "incomplete")
+    assert response["usage"]["total_tokens"] == sum(
+        response["usage"][name] for name in ("input_tokens", "output_tokens")
+    )
+
+
+def test_a_failed_response_keeps_what_it_had_and_closes_nothing() -> None:
+    events = read(frames(record(), log("one two", [3], "error")))
+    assert [event["type"] for event in events][-2:] == [DELTA, "response.failed"]
+    response = events[-1]["response"]
+    assert response["error"]["code"] == "server_error"
+    assert response["output"][0]["status"] == "incomplete"
+
+
+def test_only_a_background_response_is_queued_and_begins_with_its_output() -> None:
+    events = read(frames(record(background=True), log("one", [])))
+    assert [event["type"] for event in events][:4] == [
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+        "response.output_item.added",
+    ]
+    assert [event["response"]["status"] for event in events[:3]] == ["queued", "queued", "in_progress"]
+    assert not any(event["type"] == "response.queued" for event in read(frames(record(), log("one", []))))
+
+
+def test_log_probabilities_come_with_their_characters() -> None:
+    events = read(frames(record(logprobs=0), log("a😀b", [1, 2, 3])))
+    deltas = [event for event in events if event["type"] == DELTA]
+    shown = [token for event in deltas for token in event["logprobs"]]
+    [done] = [event for event in events if event["type"] == "response.output_text.done"]
+    assert shown == done["logprobs"]
+    assert b"".join(bytes(token["bytes"]) for token in shown) == "a😀b".encode()
+    assert shown == events[-1]["response"]["output"][0]["content"][0]["logprobs"]
+
+
+def test_an_error_outside_the_log_has_the_number_before_it_and_both_forms() -> None:
+    failure: Failure = unavailable("Redis is away")
+    name, data, *_ = error_event(failure, "17").decode().split("\n")
+    shown = json.loads(data.removeprefix("data: "))
+    assert (name, shown["sequence_number"], shown["code"]) == ("event: error", 17, "unavailable")
+    assert {name: shown["error"][name] for name in ("code", "message", "param")} == {
+        name: shown[name] for name in ("code", "message", "param")
+    }
+    assert EVENTS.validate_python(shown).type == "error"
