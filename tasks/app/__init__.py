@@ -6,11 +6,11 @@ backend        the result backend on Redis, one for all threads
 awaiting       how callers wait for results: one subscription for each process
 blocking       threads for calls that block, for callers of asyncio
 breaker        fails submissions at once while the broker is known to be away
-broadcasts     Celery's control commands, with one connection in place of two; `fleet.control` uses them
 mixed_groups   waiting for a group that has tasks of two apps: the one method of Celery's that producers replace
 pools          connections and producers of this app alone, in each process
-publishing     what this app does on Redis as a client: one client a channel, confirmation by replicas
+publishing     what this app does as a client: one for each channel, confirmation by replicas; control commands
 rabbitmq       quorum queues and delays on RabbitMQ
+sending        how Celery makes and sends messages; those of several callers in one round trip
 stored_errors  the module name of stored errors, the same for every version; their class: `worker.output.outcomes`
 two_apps       which app is the user's; checks, when a canvas of both is submitted, what both must have in common
 """

@@ -41,7 +41,7 @@ class Breaker:
     def attempt(self) -> Iterator[None]:
         """A context for one submission, in which `Unavailable` says that the caller has tried in vain. Raises
         `Unavailable` at once while the breaker is open."""
-        state = self._of_process.setdefault(os.getpid(), _State())
+        state = self._state()
         known = state.known  # read once: another thread may close or open the breaker meanwhile
         if known is not None and not self._may_probe(state):
             raise Unavailable(known.url, known.reason)
@@ -55,6 +55,16 @@ class Breaker:
         finally:
             if known is not None:
                 state.probing.release()
+
+    def check(self) -> None:
+        """Raises `Unavailable` if the next attempt would raise it at once. It needs no attempt after it."""
+        state = self._state()
+        known = state.known
+        if known is not None and (self._now() < state.probe_at or state.probing.locked()):
+            raise Unavailable(known.url, known.reason)
+
+    def _state(self) -> _State:
+        return self._of_process.setdefault(os.getpid(), _State())
 
     def _may_probe(self, state: _State) -> bool:
         return self._now() >= state.probe_at and state.probing.acquire(blocking=False)

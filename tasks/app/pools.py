@@ -47,6 +47,7 @@ class Connections(ConnectionPool):
 
 class Producer(messaging.Producer):
     app: Celery
+    connection: Any
 
     def publish(self, body: Any, *more: Any, **options: Any) -> Any:
         theirs = two_apps.elsewhere(self.app, options.get("reply_to"))
@@ -55,6 +56,13 @@ class Producer(messaging.Producer):
             return stock.publish(body, *more, **options)
         with theirs.producer_or_acquire() as producer:
             return producer.publish(body, *more, **options)
+
+    def maybe_declare(self, entity: Any, retry: bool = False, **policy: Any) -> Any:
+        """kombu copies the queue, and binds the copy, before it looks whether the queue is declared already."""
+        if entity.can_cache_declaration and hash(entity) in self.connection.declared_entities:
+            return False
+        stock: Any = super()
+        return stock.maybe_declare(entity, retry, **policy)
 
 
 class Producers(ProducerPool):

@@ -12,16 +12,24 @@ has a message on a majority of nodes before it confirms.
 Whoever waits for the answer to a control command consumes a queue. Each consumer of kombu's looks for messages
 that a worker of stock Celery has held for longer than the `visibility_timeout`, and puts them back into their
 queues. That timeout is each app's own: a look with Petiole's would run the long tasks of another app twice.
-Here nobody looks."""
+Here nobody looks.
+
+To broadcast a command (`revoke`, and so `tasks.cancel`), Celery takes a connection of the pool, and then a second
+one to publish. If as many callers as the pool has connections broadcast at once, they wait for each other for
+ever, and so does each later `delay()`. Here a broadcast takes one connection."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import count
 from typing import Any, NamedTuple
 
+from celery.app import control
+from kombu import pidbox
 from kombu.transport import redis as stock
+from kombu.utils.uuid import uuid
 
 from petiole.tasks.errors import Unconfirmed
 
@@ -32,6 +40,9 @@ class Confirmation(NamedTuple):
     replicas: int
     timeout_s: float
 
+
+Push = tuple[Any, ...]
+"""A key, and what is pushed."""
 
 _wanted: ContextVar[Confirmation | None] = ContextVar("confirmation", default=None)
 
@@ -45,6 +56,11 @@ def confirmed(wanted: Confirmation | None) -> Iterator[None]:
         yield
     finally:
         _wanted.reset(token)
+
+
+def wanted() -> Confirmation | None:
+    """The confirmation of this context."""
+    return _wanted.get()
 
 
 def through(connection: Any) -> Any:
@@ -71,6 +87,14 @@ class _Channel:
 
     pool: Any
     _client_of_pool: Any = None
+    _tags: Iterator[str] | None = None
+
+    def _next_delivery_tag(self) -> str:
+        """Its own for each message. kombu asks the system for random bytes for each."""
+        if self._tags is None:
+            mine = uuid()
+            self._tags = (f"{mine}-{number}" for number in count())
+        return next(self._tags)
 
     def _create_client(self, asynchronous: bool = False) -> Any:
         made: Any = super()
@@ -80,35 +104,64 @@ class _Channel:
             self._client_of_pool = made._create_client()
         return self._client_of_pool
 
-    def _put(self, queue: str, message: Any, **options: Any) -> None:
-        put: Any = super()
-        wanted = _wanted.get()
-        if wanted is None:
-            put._put(queue, message, **options)
-            return
-        client = self._create_client()
-        self._client_of_pool = _Confirming(client, wanted)
+    @contextmanager
+    def collecting(self) -> Iterator[list[Push]]:
+        """A context in which messages are not sent, but collected."""
+        client, pushes = self._create_client(), list[Push]()
+        self._client_of_pool = _Collecting(client, pushes)
         try:
-            put._put(queue, message, **options)
+            yield pushes
         finally:
             self._client_of_pool = client
 
+    def _put(self, queue: str, message: Any, **options: Any) -> None:
+        put: Any = super()
+        if (confirmation := wanted()) is None:
+            put._put(queue, message, **options)
+            return
+        with self.collecting() as pushes:
+            put._put(queue, message, **options)
+        for reply in self.push(pushes, confirmation):
+            if isinstance(reply, Exception):
+                raise reply
 
-class _Confirming:
-    """A client whose push waits for replicas."""
+    def push(self, pushes: Sequence[Push], confirmation: Confirmation | None) -> list[Any]:
+        """Push all in one round trip. The replies, of which some may be exceptions."""
+        with self._create_client().pipeline(transaction=False) as pipe:
+            for one in pushes:
+                pipe.lpush(*one)
+            if confirmation is None:
+                return list(pipe.execute(raise_on_error=False))
+            replicas, timeout_s = confirmation
+            pipe.execute_command("WAIT", replicas, max(1, round(1000 * timeout_s)))
+            *replies, have = pipe.execute(raise_on_error=False)
+        if isinstance(have, Exception):
+            raise have
+        if have >= replicas:
+            return list(replies)
+        return [one if isinstance(one, Exception) else Unconfirmed(have, replicas, timeout_s) for one in replies]
 
-    def __init__(self, client: Any, wanted: Confirmation) -> None:
-        self._client, self._wanted = client, wanted
+
+class _Collecting:
+    """A client whose pushes are collected."""
+
+    def __init__(self, client: Any, pushes: list[Push]) -> None:
+        self._client, self._pushes = client, pushes
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
-    def lpush(self, key: str, *values: Any) -> Any:
-        replicas, timeout_s = self._wanted
-        with self._client.pipeline(transaction=False) as pipe:
-            pipe.lpush(key, *values)
-            pipe.execute_command("WAIT", replicas, max(1, round(1000 * timeout_s)))
-            length, have = pipe.execute()
-        if have < replicas:
-            raise Unconfirmed(have, replicas, timeout_s)
-        return length
+    def lpush(self, *push: Any) -> None:
+        self._pushes.append(push)
+
+
+class Mailbox(pidbox.Mailbox):
+    def __call__(self, connection: Any) -> Any:
+        """A mailbox for one broadcast, which publishes on `connection`."""
+        bound: Any = super().__call__(connection)  # type: ignore[no-untyped-call]
+        bound.producer_pool = None
+        return bound
+
+
+class Control(control.Control):  # type: ignore[misc]
+    Mailbox = Mailbox

@@ -6,9 +6,7 @@ delivery, which needs exchanges of the type topic."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime
-from functools import cached_property
 from typing import Any
 
 import kombu
@@ -50,24 +48,6 @@ class Queues(amqp.Queues):  # type: ignore[misc]
             exchange = _kombu.Exchange(name, EXCHANGE_TYPE)
             return _kombu.Queue(name, exchange, name, queue_arguments={"x-queue-type": QUEUE_TYPE})
         return OthersQueue(name, missing.exchange, name, queue_arguments=missing.queue_arguments)
-
-
-class Amqp(amqp.AMQP):  # type: ignore[misc]
-    """Celery's class, but a message with `expires` has no time to live: RabbitMQ would drop an expired message
-    silently. Here a worker takes the message and revokes the task, so the caller and the readers are told."""
-
-    queues_cls = Queues
-
-    @property
-    def producer_pool(self) -> Any:
-        return self.app.pools.producers
-
-    publisher_pool = producer_pool  # Celery's other name
-
-    @cached_property
-    def send_task_message(self) -> Callable[..., Any]:
-        send = self._create_task_sender()
-        return lambda *args, expiration=None, **options: send(*args, **options)
 
 
 def whole_second(

@@ -54,6 +54,8 @@ def sent_by_petiole() -> Iterator[None]:
 def check(ours: Celery, options: Mapping[str, Any]) -> None:
     """Raises `InvalidSettings` if a task of Petiole's app, submitted with `options`, leads to a task of another
     app that cannot be reached."""
+    if not any(options.get(one) for one in (*_LINKS, "chord")):
+        return
     links, chord = list(_links(options)), _list(options.get("chord"))
     is_chord = bool(chord) or any(map(_has_chord, links))
     for theirs in _apps([*links, *chord], ours):

@@ -7,6 +7,7 @@ typed        the options of each task, for type checkers: written by `python -m 
 images       `put_image`: an image stored once, for many questions
 task         what `delay`, `apply_async` and `stream` do: check, route, send. One of their options, such as
              `priority`, begins in `requests.celery_options`
+bundles      submissions of an event loop: those that wait together are sent together
 counting     `count`: its queue, its result
 model        the option `model`: from a model's name to its queue
 signatures   `generate.s(...)`: it carries its queue, for workers of another app

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Never
 from celery import Task
 from celery.canvas import Signature
 from celery.utils import uuid
-from kombu.exceptions import OperationalError
 
 from petiole import _lazy
 from petiole.tasks import worker_side
 from petiole.tasks.app import two_apps
 from petiole.tasks.app.application import app
-from petiole.tasks.app.blocking import SUBMISSIONS, TooManyWait
+from petiole.tasks.app.blocking import TooManyWait
+from petiole.tasks.app.sending import Together
 from petiole.tasks.errors import GenerationFailed, InvalidRequest, Unavailable
 from petiole.tasks.fleet import control, markers
 from petiole.tasks.fleet.serving import Router, Watch
@@ -25,11 +25,11 @@ from petiole.tasks.requests import affinity
 from petiole.tasks.requests.messages import check_submission
 from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.requests.schemas import in_json
-from petiole.tasks.servers import sentinels
 from petiole.tasks.settings import MOST_REPLICAS, settings, warn_a_producer
 from petiole.tasks.streams import readers
 from petiole.tasks.streams.readers import AsyncGeneration, EagerGeneration
 from petiole.tasks.submission import model
+from petiole.tasks.submission.bundles import SUBMISSIONS, Bundles, reaching_the_broker
 from petiole.tasks.submission.parsing import apart, parse
 from petiole.tasks.submission.signatures import OwnQueue, sign
 from petiole.tasks.submission.taking import take_result
@@ -62,15 +62,13 @@ class SubmittedTask(Task):  # type: ignore[misc]
     ) -> AsyncGeneration:
         """`Task.apply_async`, which raises `Unavailable` if the broker is away. `impatient`: its failure says
         little, and others may still succeed."""
-        with contextlib.nullcontext() if impatient else self.app.breaker.attempt():
-            try:
-                with publishing.confirmed(self._confirmation(confirm)):
-                    submitted: AsyncGeneration = Task.apply_async(self, args, kwargs, *more, **options)
-                    return submitted
-            except OperationalError as error:
-                url = str(self.app.conf.broker_url)
-                reason = sentinels.why(error, url, self.app.conf.broker_transport_options)
-                raise Unavailable(redacted(url), reason) from None
+        later = isinstance(options.get("producer"), Together)
+        if later:
+            self.app.breaker.check()
+        confirmed = publishing.confirmed(self._confirmation(confirm))
+        with reaching_the_broker(self.app, breaker=not (impatient or later)), confirmed:
+            submitted: AsyncGeneration = Task.apply_async(self, args, kwargs, *more, **options)
+            return submitted
 
     @staticmethod
     def _confirmation(replicas: object) -> publishing.Confirmation | None:
@@ -85,18 +83,25 @@ class SubmittedTask(Task):  # type: ignore[misc]
 
         Raises `InvalidRequest`; `Unavailable` if the broker cannot be reached; with `require_worker`, `NoWorker`.
         """
-        request, submission = apart(options)
-        submitted: AsyncGeneration = self.apply_async(given, request, **submission)
-        return submitted
+        return self._submit(given, options)
 
     async def adelay(self, /, *given: object, **options: Any) -> AsyncGeneration:
-        """`delay` for asyncio. It runs on a thread of Petiole's own, because it may wait for the broker. Raises
-        `Unavailable` at once if thousands wait already."""
+        """`delay` for asyncio. It runs on a thread of Petiole's own, because it may wait for the broker. Callers
+        who wait together are submitted together. Raises `Unavailable` at once if thousands wait already."""
         try:
-            return await SUBMISSIONS.run(self.delay, *given, **options)
+            return await SUBMISSIONS.run(self._submit, given, options)
         except TooManyWait:
             reason = f"{SUBMISSIONS.most} submissions of this process wait already"
             raise Unavailable(redacted(str(self.app.conf.broker_url)), reason) from None
+
+    def _submit(
+        self, given: Sequence[object], options: Mapping[str, Any], bundles: Bundles | None = None
+    ) -> AsyncGeneration:
+        request, submission = apart(options)
+        if bundles is not None and submission.get("retry") is not False:
+            submission |= bundles.producer(self.app)
+        submitted: AsyncGeneration = self.apply_async(given, request, **submission)
+        return submitted
 
 
 class GenerationTask(SubmittedTask):
@@ -120,8 +125,8 @@ class GenerationTask(SubmittedTask):
         A worker submits the next link of a chain and the body of a chord. The worker that receives such a task
         validates it: an invalid one must not fail the task before it.
         """
-        kwargs = in_json(kwargs or {})
-        if self.app.current_worker_task is None:
+        kwargs, runs_here = in_json(kwargs or {}), self.app.current_worker_task
+        if runs_here is None:
             warn_a_producer()
         require_worker, confirm = options.pop("require_worker", False), options.pop("confirm", None)
         registered = options.pop("registered", False)
@@ -131,7 +136,7 @@ class GenerationTask(SubmittedTask):
         kwargs = model.choose(self.app, kwargs, options)
         if "group_id" in options:  # the producer is that of the group's first task, perhaps of another app
             options.pop("producer", None)
-        sent_on = "parent_id" in options or isinstance(self.app.current_worker_task, GenerationTask)
+        sent_on = "parent_id" in options or isinstance(runs_here, GenerationTask)
         if not sent_on:
             given = {**options, "task_id": more[0]} if more else options
             check_submission(given, self.app.conf.accept_content)
@@ -150,7 +155,7 @@ class GenerationTask(SubmittedTask):
         submitted = self._send(args, kwargs, more, options, confirm, impatient)
         if isinstance(submitted, AsyncGeneration):  # not an eager one
             submitted.submitted_to = router.queue
-            if not isinstance(self.app.current_worker_task, GenerationTask):
+            if not isinstance(runs_here, GenerationTask):
                 markers.look(self.app, router.queue)
         return submitted
 

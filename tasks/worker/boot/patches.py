@@ -132,6 +132,10 @@ PRIVATE: dict[str, dict[str, Private]] = {
         "_iter_meta": Private("(self, **kwargs)", "what is stored, before waiting for it"),
         "_maybe_set_cache": Private("(self, meta)", "give a result to the object that waits for it"),
     },
+    "celery.utils.collections:ConfigurationView": {
+        "_keys": Private("", "a setting is looked up without an exception for each of its names"),
+        "_to_keys": Private("(self, key)", "the names of a setting"),
+    },
     "celery.worker.request:Request": {
         "_announce_revoked": Private(
             "(self, reason, terminated, signum, expired)",
@@ -173,6 +177,9 @@ PRIVATE: dict[str, dict[str, Private]] = {
         "_queue_cycle": Private("", "the order of queues: fair shares of tenants"),
         "_receive_one": Private("(self, c)", "a control command that fails must not end the worker"),
         "_size": Private("(self, queue)", "the length of a queue with a damaged list"),
+    },
+    "kombu.transport.virtual.base:Channel": {
+        "_next_delivery_tag": Private("(self)", "random bytes for each message take time"),
     },
     "kombu.transport.virtual.base:Message": {
         "_raw": Private("", "a refused message keeps nothing alive"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 from hypothesis import strategies as st
@@ -57,6 +57,32 @@ class Callers(RuleBasedStateMachine):
 
 
 TestCallers = Callers.TestCase
+
+
+def test_a_probe_ends_well_if_another_caller_closes_the_breaker_just_before_it() -> None:
+    """Between the look at what is known and the look at the clock."""
+    now, meanwhile = 0.0, ExitStack()
+
+    def clock() -> float:
+        meanwhile.close()
+        return now
+
+    breaker = Breaker(clock)
+    meanwhile.enter_context(breaker.attempt())  # a slow one, which succeeds when the next one looks at the clock
+    slow, meanwhile = meanwhile, ExitStack()
+    with suppress(Unavailable), breaker.attempt():
+        raise DOWN
+    now, meanwhile = PAUSE_S, slow
+    with breaker.attempt():
+        """It probes."""
+    with breaker.attempt(), breaker.attempt():
+        """The breaker is closed."""
+    for _ in range(2):
+        with suppress(Unavailable), breaker.attempt():
+            raise DOWN
+        now += PAUSE_S
+    with breaker.attempt(), pytest.raises(Unavailable), breaker.attempt():
+        """One probes, and one alone."""
 
 
 def test_a_forked_child_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:

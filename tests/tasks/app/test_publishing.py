@@ -17,12 +17,14 @@ import redis
 from petiole.tasks import InvalidRequest, Unavailable, Unconfirmed
 from petiole.tasks.app import blocking
 from petiole.tasks.app.application import make_app
-from petiole.tasks.app.blocking import SUBMISSIONS, ProcessThreads, TooManyWait
+from petiole.tasks.app.blocking import ProcessThreads, TooManyWait
+from petiole.tasks.app.sending import Together
 from petiole.tasks.fleet import control
 from petiole.tasks.fleet.queues import aqueue_length, queue_lengths
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers.connections import async_streams, connect
 from petiole.tasks.settings import settings
+from petiole.tasks.submission.bundles import SUBMISSIONS
 from petiole.tasks.submission.definitions import generate
 from petiole.tasks.submission.task import GenerationTask
 from tests.support.site import RedisServer, eventually
@@ -146,9 +148,8 @@ def test_many_submissions_fail_together_while_the_broker_is_away(
     """None waits for the patience of the ones before it."""
     task.delay(prompt="x")
     primary.kill()
-    tried = []
-    stock = type(task.app).send_task
-    monkeypatch.setattr(type(task.app), "send_task", lambda *args, **more: tried.append(1) or stock(*args, **more))
+    tried, stock = [], Together.send
+    monkeypatch.setattr(Together, "send", lambda together: tried.append(1) or stock(together))
 
     async def submit() -> list[Any]:
         return await asyncio.gather(*(task.adelay(prompt="x") for _ in range(1000)), return_exceptions=True)
