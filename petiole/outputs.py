@@ -1,11 +1,21 @@
 """The parts of an output that the engine makes and `tasks` writes and reads: each is declared once, here.
 
-In JSON a field whose default is None is left out if it is None."""
+In JSON a field that has its default is left out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # EOS, a stop token, a stop sequence or a stop string
+    LENGTH = "length"  # max_tokens or the model's context
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +28,29 @@ class TokenLogprobs:
 
     token_id: int
     logprob: float
-    top: list[tuple[int, float]] = field(default_factory=list)
+    top: list[tuple[int, float]]
     texts: list[str] | None = None
     bytes: list[list[int]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A part of the output. `index` is the position of `token_ids[0]` in the output.
+
+    `text` may lag behind `token_ids` while a character is incomplete or the text could become a stop string. The
+    last delta contains the rest; it alone has a `finish_reason`. `bins`: for a model with values, the
+    numbers that each token carries (see `request.values`; a text token carries none). `values`: what these stand
+    for. `items`: the point or box of a skill's answer that each token completes; None if no token
+    completes any."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    values: tuple[tuple[float, ...], ...] | None = None
+    bins: tuple[tuple[int, ...], ...] | None = None
+    items: tuple[Mapping[str, float] | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
 from petiole import limits
-from petiole.outputs import Timing, TokenLogprobs, Usage
+from petiole.outputs import FinishReason, Timing, TokenLogprobs, Usage
 
 if TYPE_CHECKING:
     from petiole.cache import ValueToken
@@ -23,14 +22,6 @@ if TYPE_CHECKING:
 
     PromptToken = int | ValueToken | ImagePlace
     # A token of a prompt, or where one of the images stands. Of a value only the numbers (bins) count.
-
-
-class FinishReason(StrEnum):
-    STOP = "stop"  # EOS, a stop token, a stop sequence or a stop string
-    LENGTH = "length"  # max_tokens or the model's context
-    CANCELLED = "cancelled"
-    DEADLINE = "deadline"
-    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,26 +108,6 @@ class Request:
     resume_bins: Sequence[Sequence[int] | None] = ()
     resume_adapter_key: str | None = None
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """A part of the output. `index` is the position of `token_ids[0]` in the output.
-
-    `text` may lag behind `token_ids` while a character is incomplete or the text could become a stop string. The
-    last delta contains the rest; it alone has a `finish_reason`. `bins`: for a model with values, the
-    numbers that each token carries (see `request.values`; a text token carries none). `values`: what these stand
-    for. `items`: the point or box of a skill's answer that each token completes; None if no token
-    completes any."""
-
-    index: int
-    token_ids: tuple[int, ...]
-    text: str
-    finish_reason: FinishReason | None = None
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-    values: tuple[tuple[float, ...], ...] | None = None
-    bins: tuple[tuple[int, ...], ...] | None = None
-    items: tuple[Mapping[str, float] | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,37 +9,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from json.encoder import encode_basestring_ascii as quote
 from types import NoneType
-from typing import Any, Protocol, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from petiole.outputs import Prepared, TokenLogprobs
+from petiole.outputs import Delta, Prepared, TokenLogprobs
 from petiole.tasks.requests.results import Answer, EndOfOutput, GenerationResult, Piece, StreamDelta
 
 LEAST = -3.4e38
 """JSON has no infinity and no NaN: this stands for the -inf of masked tokens, and the NaN of a broken model."""
 
 
-class Tokens(Protocol):
-    """A `Piece`, or the engine's `Delta`. It has the fields in `A_TOKEN`, too."""
+Tokens = Delta | StreamDelta
+"""A piece of an output, as the engine has made it or as it was read from the log."""
 
-    @property
-    def index(self) -> int: ...
-
-    @property
-    def token_ids(self) -> Sequence[int]: ...
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def finish_reason(self) -> str | None: ...
-
-
-_HINTS = get_type_hints(StreamDelta)
+_HINTS = get_type_hints(StreamDelta) | get_type_hints(GenerationResult)
 A_TOKEN = tuple(name for name, field in Piece.model_fields.items() if not field.is_required())
 """The fields of a delta that have one entry for each token."""
 AT_THE_END = (*(name for name in EndOfOutput.model_fields if name != "finish_reason"), "error")
@@ -67,8 +54,10 @@ def merged(opening: str, index: int, pieces: Sequence[Tokens], end: Mapping[str,
         some = str(ids[0]) if len(ids) == 1 else ",".join(map(str, ids))
         return f'{opening}{index},"token_ids":[{some}],"text":{quote(piece.text)},"finish_reason":null}}'
     tokens = ",".join([str(token) for piece in pieces for token in piece.token_ids])
-    text, reason = "".join([piece.text for piece in pieces]), "null"
-    extras = "" if all(map(_is_plain, pieces)) else _extras(pieces)
+    text, reason, extras = "".join([piece.text for piece in pieces]), "null", ""
+    if not all(map(_is_plain, pieces)):
+        columns = ((name, joined(pieces, name)) for name in A_TOKEN)
+        extras = "".join(f",{_json(name, column)}" for name, column in columns if column is not None)
     if end is not None:
         reason = quote(end["finish_reason"])
         known = {name: end[name] for name in AT_THE_END if name in end}
@@ -101,8 +90,7 @@ def without(delta: StreamDelta, tokens: int, characters: int) -> StreamDelta:
 def announced(opening: str, prepared: Prepared) -> str:
     """The delta that says what is known of a task before it is admitted. Readers of the version before drop it,
     because it begins before every position."""
-    known = _writer("prepared")(prepared, exclude_none=True, warnings=False).decode()
-    return f'{opening}-1,"token_ids":[],"text":"","finish_reason":null,"prepared":{known}}}'
+    return f'{opening}-1,"token_ids":[],"text":"","finish_reason":null,{_json("prepared", prepared)}}}'
 
 
 def closing(task_id: str, error: dict[str, Any]) -> list[str]:
@@ -113,27 +101,19 @@ def closing(task_id: str, error: dict[str, Any]) -> list[str]:
     return [f'{head}"attempt":', ',"index":', tail, json.dumps(end)]
 
 
-def _extras(pieces: Sequence[Tokens]) -> str:
-    """The optional fields of these pieces, each with a comma before it."""
-    extras = ""
-    for name in A_TOKEN:
-        if (entries := joined(pieces, name)) is not None:
-            extras += f',"{name}":{_json(name, entries)}'
-    return extras
-
-
 @cache
 def _writer(name: str) -> Callable[..., bytes]:
     """Made at the first use, so that importing this module takes no time for it."""
     return TypeAdapter(_HINTS[name]).serializer.to_json
 
 
-def _json(name: str, entries: list[Any]) -> str:
-    write = _writer(name)
-    text = write(entries, exclude_none=True, warnings=False)
+def _json(name: str, value: Any) -> str:
+    """A field and its value."""
+    write = partial(_writer(name), exclude_defaults=True, warnings=False)
+    text = write(value)
     if name == "logprobs" and b"null" in text:  # infinite, or no number
-        text = write([_finite(entry) for entry in entries], exclude_none=True, warnings=False)
-    return text.decode()
+        text = write([_finite(entry) for entry in value])
+    return f'"{name}":{text.decode()}'
 
 
 def _finite(entry: TokenLogprobs) -> TokenLogprobs:
@@ -147,13 +127,10 @@ def _finite(entry: TokenLogprobs) -> TokenLogprobs:
 
 def result(made: Any, /, **known: Any) -> dict[str, Any]:
     """The result that is stored: every declared field that `made`, an object, has, and those in `known`."""
-    declared = GenerationResult.model_fields
-    given = {name: getattr(made, name) for name in declared if hasattr(made, name)} | known
-    logprobs = given.pop("logprobs", None)
-    whole = GenerationResult.model_construct(**given)
-    value = whole.model_dump(mode="json", exclude_defaults=True, warnings=False)
-    if logprobs is not None:
-        value["logprobs"] = json.loads(_json("logprobs", list(logprobs)))
+    declared = GenerationResult.model_fields.items()
+    given = {name: getattr(made, name) for name, _ in declared if hasattr(made, name)} | known
+    kept = [name for name, field in declared if name in given and given[name] != field.default]
+    value: dict[str, Any] = json.loads(f"{{{','.join(_json(name, given[name]) for name in kept)}}}")
     return value
 
 
@@ -204,5 +181,5 @@ class Written:
         """The result of a task with this log and this end."""
         value: dict[str, Any] = {"text": self.text, "token_ids": self.token_ids, **end}
         if logprobs := self.entries("logprobs"):
-            value["logprobs"] = json.loads(_json("logprobs", logprobs))
+            value |= json.loads(f"{{{_json('logprobs', logprobs)}}}")
         return value

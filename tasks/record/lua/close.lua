@@ -10,15 +10,8 @@ local log, state = KEYS[1], KEYS[2]
 if redis.call('HEXISTS', state, 'done') == 1 then
   return 0
 end
-local attempt, index = redis.call('HINCRBY', state, 'attempt', 1), 0
-local entry = redis.call('LINDEX', log, -1)
-if entry then
-  local read, ends = pcall(function()
-    local last = cjson.decode(entry)
-    return last.index + #last.token_ids
-  end)
-  index = read and ends or 0
-end
+local attempt, _, ends = redis.call('HINCRBY', state, 'attempt', 1), length_and_end(log)
+local index = math.max(ends, 0)
 local payload = head .. attempt .. middle .. index .. tail
 redis.call('RPUSH', log, payload)
 redis.call('HSET', state, 'done', done)

@@ -24,9 +24,21 @@ local function whole(text)
   return tonumber(text) or error('not an integer')
 end
 
-
 -- This server's time.
 local function milliseconds()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- The length of a log, and the index at which its next delta begins: -1 behind an entry that is nobody's delta.
+local function length_and_end(log)
+  local entry = redis.call('LINDEX', log, -1)
+  if not entry then
+    return 0, 0
+  end
+  local read, ends = pcall(function()
+    local delta = cjson.decode(entry)
+    return delta.index + #delta.token_ids
+  end)
+  return redis.call('LLEN', log), read and ends or -1
 end

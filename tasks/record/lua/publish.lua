@@ -32,18 +32,6 @@ local function stale(state, owner, mine, ttl)
   return false
 end
 
-local function length_and_end(log)
-  local entry = call('LINDEX', log, -1)
-  if not entry then
-    return 0, 0
-  end
-  local read, ends = pcall(function()
-    local delta = cjson.decode(entry)
-    return delta.index + #delta.token_ids
-  end)
-  return call('LLEN', log), read and ends or -1  -- -1: nobody's delta
-end
-
 local ttl, tasks = ARGV[1], tonumber(ARGV[2])
 local reply, turns, interests, next_interest = {}, {}, {}, 2 * tasks + 1
 for a = 3 + 4 * tasks, #ARGV, 4 do

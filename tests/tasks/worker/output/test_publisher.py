@@ -57,7 +57,7 @@ def test_pieces_between_two_flushes_become_one_delta(publisher: Publisher, clien
 def test_logprobs_and_values_travel_with_their_tokens(publisher: Publisher, client: redis.Redis) -> None:
     stream, _ = attempt(publisher, client)
     stream.push(Delta(0, (1,), "a", None, (TokenLogprobs(1, -0.5, ((7, -1.0),)),), ((0.25,),)))
-    stream.push(Delta(1, (2,), "b", None, (TokenLogprobs(2, -1.5),)))
+    stream.push(Delta(1, (2,), "b", None, (TokenLogprobs(2, -1.5, []),)))
     publisher.flush([stream])
     (delta,) = log(client)
     assert [entry["token_id"] for entry in delta["logprobs"]] == [1, 2]
