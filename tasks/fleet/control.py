@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
@@ -60,16 +60,10 @@ def cancel(task: AsyncResult | str, app: Celery = celery_app) -> None:
 async def acancel(*tasks: AsyncResult | str) -> None:
     """`cancel` for asyncio, of any number of tasks. It needs no thread, and no connection beside those that read
     streams. A worker that runs a task notices within half a second."""
-    client = connections.async_streams()
-    for steps in _flagging([task if isinstance(task, str) else str(task.id) for task in tasks]):
-        answers: list[Any] | None = None
-        with contextlib.suppress(StopIteration):
-            while True:
-                commands = steps.send(answers)
-                async with client.pipeline(transaction=False) as pipe:
-                    for command in commands:
-                        pipe.execute_command(*command)
-                    answers = await pipe.execute(raise_on_error=False)
+    steps, answers = _flagging([task if isinstance(task, str) else str(task.id) for task in tasks]), None
+    with contextlib.suppress(StopIteration):
+        while True:
+            answers = await connections.aperform(steps.send(answers), raises=False)
 
 
 def register(task_id: str) -> None:
@@ -87,42 +81,31 @@ def register(task_id: str) -> None:
 
 def flag_cancel(*task_ids: str) -> None:
     """Set the cancel flag in Redis, for the workers that have the tasks or get them next."""
-    for steps in _flagging(task_ids):
-        answers: list[Any] | None = None
-        with contextlib.suppress(StopIteration):
-            while True:
-                commands = steps.send(answers)
-                with connections.streams().pipeline(transaction=False) as pipe:
-                    for command in commands:
-                        pipe.execute_command(*command)  # type: ignore[no-untyped-call]
-                    answers = pipe.execute(raise_on_error=False)
+    steps, answers = _flagging(task_ids), None
+    with contextlib.suppress(StopIteration):
+        while True:
+            answers = connections.perform(steps.send(answers), raises=False)
 
 
-Commands = list[tuple[str | int, ...]]
-
-
-def _flagging(task_ids: Sequence[str]) -> Iterator[Generator[Commands, list[Any] | None, None]]:
-    """Sets the flags of some hundred tasks at a time. Each generator yields commands, and is sent the answers; an
-    answer may be an exception, because a damaged state must not affect other tasks."""
-    ttl_s = settings.settings().stream_ttl_s
+def _flagging(task_ids: Sequence[str]) -> Generator[connections.Commands, list[Any] | None, None]:
+    """Yields commands, and is sent the answers: those of some hundred tasks at a time. An answer may be an
+    exception, because a damaged state must not affect other tasks."""
+    ttl_s, failures = settings.settings().stream_ttl_s, list[Exception]()
     for start in range(0, len(task_ids), _FLAGS_A_CALL):
-        yield _flags([stream_keys(task_id).state for task_id in task_ids[start : start + _FLAGS_A_CALL]], ttl_s)
-
-
-def _flags(states: Sequence[str], ttl_s: int) -> Generator[Commands, list[Any] | None, None]:
-    # HGETALL is a command that a producer's ACL allows.
-    known = yield [("HGETALL", state) for state in states]
-    commands: Commands = []
-    for state, fields in zip(states, known or (), strict=True):
-        lives_s = ttl_s if _ended(fields) else max(ttl_s, CANCELLED_FOR_S)
-        commands += [("HSET", state, "cancel", 1), ("EXPIRE", state, lives_s), ("HGETALL", state)]
-    answers = (yield commands) or []
-    ended = [state for state, fields in zip(states, answers[2::3], strict=True) if _ended(fields)]
-    if ended:  # perhaps since it was read before
-        yield [("EXPIRE", state, ttl_s) for state in ended]
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise answer
+        states = [stream_keys(task_id).state for task_id in task_ids[start : start + _FLAGS_A_CALL]]
+        # HGETALL is a command that a producer's ACL allows.
+        known = yield [("HGETALL", state) for state in states]
+        commands: list[tuple[Any, ...]] = []
+        for state, fields in zip(states, known or (), strict=True):
+            lives_s = ttl_s if _ended(fields) else max(ttl_s, CANCELLED_FOR_S)
+            commands += [("HSET", state, "cancel", 1), ("EXPIRE", state, lives_s), ("HGETALL", state)]
+        answers = (yield commands) or []
+        ended = [state for state, fields in zip(states, answers[2::3], strict=True) if _ended(fields)]
+        if ended:  # perhaps since it was read before
+            yield [("EXPIRE", state, ttl_s) for state in ended]
+        failures += [answer for answer in answers if isinstance(answer, Exception)]
+    if failures:
+        raise failures[0]
 
 
 def _ended(fields: Any) -> bool:

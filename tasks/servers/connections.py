@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qs, urlsplit
@@ -108,3 +108,22 @@ def async_broker() -> AsyncRedis:
     """The running event loop's asyncio client for a broker that is a Redis: mostly that of `streams`."""
     shared = settings().streams_url == settings().broker_url
     return async_streams() if shared else _async_broker()
+
+
+Commands = Sequence[tuple[Any, ...]]
+
+
+def perform(commands: Commands, *, raises: bool = True) -> list[Any]:
+    """The answers of the Redis of `streams`, in one round trip. `raises`: an error among them is raised."""
+    with streams().pipeline(transaction=False) as pipe:
+        for command in commands:
+            pipe.execute_command(*command)  # type: ignore[no-untyped-call]
+        return pipe.execute(raise_on_error=raises)
+
+
+async def aperform(commands: Commands, *, raises: bool = True) -> list[Any]:
+    """`perform` for asyncio."""
+    async with async_streams().pipeline(transaction=False) as pipe:
+        for command in commands:
+            pipe.execute_command(*command)
+        return await pipe.execute(raise_on_error=raises)

@@ -230,7 +230,7 @@ class Stream(_Reader, Iterator[StreamDelta]):
             self._make_own()
             if (commands := self._reading(name, *arguments)) is not None:
                 interest = self._interest()
-                return self._execute(interest + commands)[len(interest) :]
+                return connections.perform(interest + commands)[len(interest) :]
             return getattr(self, f"_{name}")(*arguments)
         except connections.LOST as error:
             if self._pubsub is not None:
@@ -260,15 +260,9 @@ class Stream(_Reader, Iterator[StreamDelta]):
         self._pubsub = None
         subscriptions.forget()
 
-    def _execute(self, commands: list[Command]) -> list[Any]:
-        with connections.streams().pipeline(transaction=False) as pipe:
-            for command in commands:
-                pipe.execute_command(*command)  # type: ignore[no-untyped-call]
-            return pipe.execute()
-
     def _receive(self, timeout_s: float) -> bytes | None:
         if interest := self._interest():
-            self._execute(interest)
+            connections.perform(interest)
         assert self._pubsub is not None
         message = subscriptions.data(self._pubsub.get_message(timeout=timeout_s))
         if message is None:
@@ -343,7 +337,7 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
         try:
             if (commands := self._reading(name, *arguments)) is not None:
                 interest = self._interest()
-                return (await self._execute(interest + commands))[len(interest) :]
+                return (await connections.aperform(interest + commands))[len(interest) :]
             return await getattr(self, f"_{name}")(*arguments)
         except connections.LOST as error:
             await self._unsubscribe()
@@ -364,15 +358,9 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
         await self._subscription.distrust()
         self._subscription = None
 
-    async def _execute(self, commands: list[Command]) -> list[Any]:
-        async with connections.async_streams().pipeline(transaction=False) as pipe:
-            for command in commands:
-                pipe.execute_command(*command)
-            return await pipe.execute()
-
     async def _receive(self, timeout_s: float) -> bytes | None:
         if interest := self._interest():
-            await self._execute(interest)
+            await connections.aperform(interest)
         assert self._subscription is not None
         message = await self._subscription.get(timeout_s)
         if message is None:
