@@ -23,7 +23,8 @@ import itertools
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -34,7 +35,8 @@ from pydantic.fields import FieldInfo
 
 from petiole.tasks.fleet import models
 from petiole.tasks.record.codec import AT_THE_END
-from petiole.tasks.requests import celery_options, results, schemas, skills
+from petiole.tasks.requests import celery_options, counting, results, schemas, skills
+from petiole.tasks.requests.counting import CountRequest
 from petiole.tasks.requests.kinds import SCHEMAS
 from petiole.tasks.requests.schemas import Common, Options
 
@@ -107,7 +109,7 @@ def texts(module: ModuleType) -> dict[tuple[str, str], str]:
     return found
 
 
-TEXTS = texts(schemas) | texts(skills) | texts(results) | texts(celery_options) | texts(models)
+TEXTS = texts(schemas) | texts(skills) | texts(results) | texts(celery_options) | texts(models) | texts(counting)
 
 
 def own(model: Model) -> dict[str, FieldInfo]:
@@ -151,6 +153,8 @@ def types() -> str:
     ]
     for task in tasks:
         parts += options_of(task)
+    says = "What `count.delay` takes. Exactly one of `texts`, `messages` and `token_ids` must be given."
+    parts += [typed_dict("CountCall", ["Submission"], CountRequest, CountRequest.model_fields, says, total=False)]
     parts += [result_dict(model) for model in inner_models(results.GenerationResult)]
     return "\n\n".join(parts).rstrip() + "\n"
 
@@ -236,6 +240,8 @@ def typed_dict(
 
 def given(hint: Any) -> Any:
     """A field's type as callers may write it."""
+    if get_origin(hint) in (UnionType, Union):
+        return reduce(or_, map(given, get_args(hint)))
     for extra in get_args(hint) if get_origin(hint) is Annotated else ():
         if isinstance(extra, schemas.Given):
             return extra.hint | get_args(hint)[0]

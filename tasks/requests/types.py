@@ -276,6 +276,27 @@ class DetectCall(DetectOptions, Submission):
     """What `detect.delay` takes."""
 
 
+class CountCall(Submission, total=False):
+    """What `count.delay` takes. Exactly one of `texts`, `messages` and `token_ids` must be given."""
+
+    texts: str | list[str] | None
+    """Texts, each counted as `generate` would count it as a prompt."""
+    messages: list[dict[str, Any]] | None
+    """A conversation, counted as `chat` would count it: rendered, with its images."""
+    tools: list[dict[str, Any]] | None
+    """The conversation's tools."""
+    chat_template_kwargs: dict[str, Any]
+    """Variables for the chat template."""
+    continue_final_message: bool
+    """The last message is continued. Default: False."""
+    token_ids: list[list[int]] | None
+    """Lists of token ids, to get their texts."""
+    with_ids: bool
+    """Also return the token ids. A position of an image is -1. Default: False."""
+    skip_special_tokens: bool
+    """`False` keeps special tokens in the texts of `token_ids`. Default: True."""
+
+
 class TokenLogprobsDict(TypedDict):
     """Natural-log probabilities of one position, after penalties and masks, before temperature; `top` are pairs of
     token id and log probability.  `texts`, `bytes`: those of this token and then of those in `top`, if

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NotRequired, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, overload
 
 from celery.exceptions import TimeoutError as GaveUp
 
@@ -16,7 +16,7 @@ from petiole.tasks import worker_side
 from petiole.tasks.app.blocking import LOOKUPS
 from petiole.tasks.errors import GenerationFailed, InvalidRequest
 from petiole.tasks.fleet import serving
-from petiole.tasks.requests.celery_options import Submission
+from petiole.tasks.requests import types
 from petiole.tasks.requests.counting import CountDict, CountRequest, queue_of
 from petiole.tasks.requests.messages import check_submission
 from petiole.tasks.requests.schemas import in_json, validate
@@ -30,19 +30,6 @@ _NOT_OF_A_COUNT = {
     "registered": "a count has no stream",
 }
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.25
-
-
-class CountCall(Submission, total=False):
-    """What `count.delay` takes: see `CountRequest`."""
-
-    texts: NotRequired[list[str] | str]
-    messages: NotRequired[list[dict[str, Any]]]
-    tools: NotRequired[list[dict[str, Any]] | None]
-    chat_template_kwargs: NotRequired[dict[str, Any]]
-    continue_final_message: NotRequired[bool]
-    token_ids: NotRequired[list[list[int]]]
-    with_ids: NotRequired[bool]
-    skip_special_tokens: NotRequired[bool]
 
 
 class AsyncCount(AsyncGeneration):
@@ -109,8 +96,8 @@ class CountTask(SubmittedTask):
 
     if TYPE_CHECKING:
 
-        def delay(self, **options: Unpack[CountCall]) -> AsyncCount: ...  # type: ignore[override]
-        async def adelay(self, **options: Unpack[CountCall]) -> AsyncCount: ...  # type: ignore[override]
+        def delay(self, **options: Unpack[types.CountCall]) -> AsyncCount: ...  # type: ignore[override]
+        async def adelay(self, **options: Unpack[types.CountCall]) -> AsyncCount: ...  # type: ignore[override]
 
     def counted(self, given: Sequence[object], options: Mapping[str, Any]) -> CountDict:
         """The running task's result."""

@@ -208,3 +208,19 @@ def test_images_of_handles_are_kept_for_some_time_after_their_use(site: Site) ->
     site.redis.set(images.key_of(handle), file(8), ex=60)
     site.get(send(site, "query", image=handle))
     assert site.redis.ttl(images.key_of(handle)) > 3000
+
+
+def test_a_count_sees_pictures_as_a_conversation_does(site: Site) -> None:
+    """One in the message, and one by its handle. A handle of nothing is named."""
+    handle = images.handle_of(file(4))
+    site.redis.set(images.key_of(handle), file(4), ex=60)
+    for picture in (PICTURE, handle):
+        content = [{"type": "image", "image": picture}, {"type": "text", "text": "How many?"}]
+        messages = [{"role": "user", "content": content}]
+        counted = site.app.send_task("tasks.count", kwargs={"messages": messages}, queue="petiole.count")
+        chat = site.app.send_task("tasks.chat", kwargs={"messages": messages, "max_tokens": 1})
+        assert counted.get(timeout=60)["counts"] == [site.get(chat)["usage"]["prompt_tokens"]]
+    content[0]["image"] = images.handle_of(b"nobody has put this")
+    lost = site.app.send_task("tasks.count", kwargs={"messages": messages}, queue="petiole.count")
+    with pytest.raises(InvalidRequest, match="image"):
+        lost.get(timeout=60)

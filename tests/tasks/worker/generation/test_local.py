@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,3 +71,29 @@ def test_an_eager_skill_sees_its_image(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(value["objects"], list)
     with pytest.raises(InvalidRequest, match="image: must be a JPEG, PNG or WebP"):
         detect.apply(kwargs={"image": b"no image", "object": "shape"}).get()
+
+
+def test_an_eager_count_counts_as_a_generation_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts, and a conversation with a picture: each position of the picture counts."""
+    from petiole.tasks.submission.definitions import chat, count
+    from tests.support.pictures import MODEL, file
+
+    monkeypatch.setenv("PETIOLE_ENGINE_FACTORY", "petiole.gpu_worker.engine:Engine")
+    monkeypatch.setenv("PETIOLE_MODEL", MODEL)
+    monkeypatch.setenv("PETIOLE_NUM_PAGES", "1000")
+    settings.cache_clear()
+    found = count.apply(kwargs={"texts": "hello", "with_ids": True}).get()
+    again = count.apply(kwargs={"token_ids": found["token_ids"]}).get()
+    assert (again["texts"], again["counts"]) == (["hello"], found["counts"])
+    picture = base64.b64encode(file()).decode()
+    content = [{"type": "image", "image": picture}, {"type": "text", "text": "How many?"}]
+    messages = [{"role": "user", "content": content}]
+    seen = count.apply(kwargs={"messages": messages, "with_ids": True}).get()
+    used = chat.apply(kwargs={"messages": messages, "max_tokens": 1}).get()["usage"]["prompt_tokens"]
+    assert seen["counts"] == [used] == [len(seen["token_ids"][0])]
+    assert seen["token_ids"][0].count(-1) == 81
+    content[0]["image"] = base64.b64encode(b"no picture").decode()
+    with pytest.raises(InvalidRequest, match=r"^messages: must be a JPEG, PNG or WebP"):
+        count.apply(kwargs={"messages": messages}).get()
+    with pytest.raises(InvalidRequest, match=r"^texts: exactly one of"):
+        count.apply(kwargs={}).get()
