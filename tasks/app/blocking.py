@@ -29,7 +29,7 @@ class TooManyWait(Exception):  # noqa: N818
     """As many calls wait for a thread as may."""
 
 
-class Call:
+class WaitingCall:
     """One caller's: its result, or its error, once it has run."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
@@ -39,7 +39,7 @@ class Call:
         self._call, self._context = call, copy_context()
 
     def run(self, *more: Any) -> None:
-        """Call it in the caller's context. `more`: arguments of the thread's."""
+        """Run it in the caller's context. `more`: arguments of the thread's."""
         try:
             self.result = self._context.run(self._call, *more)
         except BaseException as error:
@@ -55,7 +55,7 @@ class Call:
             self.future.set_exception(error)
 
 
-def run_each(calls: Iterable[Call]) -> None:
+def run_each(calls: Iterable[WaitingCall]) -> None:
     for call in calls:
         call.run()
 
@@ -64,7 +64,7 @@ class _OfProcess:
     def __init__(self, name: str, size: int) -> None:
         self.pool = ThreadPoolExecutor(size, f"petiole-{name}")
         self.lock = threading.Lock()
-        self.waiting: deque[Call] = deque()
+        self.waiting: deque[WaitingCall] = deque()
         self.unsettled = self.working = 0
 
 
@@ -78,7 +78,7 @@ class ProcessThreads:
         size: int,
         most: int,
         together: int = 1,
-        work: Callable[[Sequence[Call]], object] = run_each,
+        work: Callable[[Sequence[WaitingCall]], object] = run_each,
     ) -> None:
         self.most = most
         self._size, self._together, self._work = size, together, work
@@ -89,7 +89,7 @@ class ProcessThreads:
         """The call's result, in the caller's context. Raises `TooManyWait` without calling."""
         process = os.getpid()
         mine = self._of_process.get(process) or self._of_process.setdefault(process, self._make())
-        one = Call(partial(call, *args, **options))
+        one = WaitingCall(partial(call, *args, **options))
         with mine.lock:
             if mine.unsettled >= self.most:
                 raise TooManyWait(f"{self.most} calls wait already")
@@ -113,9 +113,9 @@ class ProcessThreads:
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(_settle, list(some))
 
-    def _taken(self, mine: _OfProcess) -> list[Call]:
+    def _taken(self, mine: _OfProcess) -> list[WaitingCall]:
         with mine.lock:
-            calls: list[Call] = []
+            calls: list[WaitingCall] = []
             while mine.waiting and len(calls) < self._together:
                 if not (call := mine.waiting.popleft()).future.cancelled():
                     calls.append(call)
@@ -124,7 +124,7 @@ class ProcessThreads:
             return calls
 
 
-def _settle(calls: Iterable[Call]) -> None:
+def _settle(calls: Iterable[WaitingCall]) -> None:
     for call in calls:
         call.settle()
 

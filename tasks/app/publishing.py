@@ -155,7 +155,7 @@ class _Collecting:
         self._pushes.append(push)
 
 
-class Mailbox(pidbox.Mailbox):
+class BroadcastMailbox(pidbox.Mailbox):
     def __call__(self, connection: Any) -> Any:
         """A mailbox for one broadcast, which publishes on `connection`."""
         bound: Any = super().__call__(connection)  # type: ignore[no-untyped-call]
@@ -164,4 +164,4 @@ class Mailbox(pidbox.Mailbox):
 
 
 class Control(control.Control):  # type: ignore[misc]
-    Mailbox = Mailbox
+    Mailbox = BroadcastMailbox

@@ -41,7 +41,7 @@ _FORM = {
 
 
 @dataclass(slots=True)
-class Message:
+class KeptMessage:
     """`error`: why this message could not be sent, if the others could."""
 
     name: str
@@ -69,7 +69,7 @@ class Together:
         self._producer = producer
         self._form = {one: app.conf[where] for one, where in _FORM.items()}
         self._policy, self._may_retry = dict(app.conf.task_publish_retry_policy), app.conf.task_publish_retry
-        self.kept: list[Message] = []
+        self.kept: list[KeptMessage] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
@@ -86,7 +86,7 @@ class Together:
         form["delivery_mode"] = queue.exchange.delivery_mode or form["delivery_mode"]
         own.update(headers or {})
         properties.update(options)
-        self.kept.append(Message(name, body, own, properties, form, queue, [queue], dict(self._policy)))
+        self.kept.append(KeptMessage(name, body, own, properties, form, queue, [queue], dict(self._policy)))
         return True
 
     def send(self) -> None:
@@ -110,7 +110,7 @@ class Together:
         for confirmation in sorted({one.confirmation for one in rest}, key=bool):  # those that need not wait first
             self._push([one for one in rest if one.confirmation == confirmation], confirmation)
 
-    def _push(self, messages: list[Message], confirmation: publishing.Confirmation | None) -> None:
+    def _push(self, messages: list[KeptMessage], confirmation: publishing.Confirmation | None) -> None:
         lost = self._producer.connection.recoverable_connection_errors
         channel, failure = self._producer.channel, None
         with channel.collecting() as pushes:
@@ -133,7 +133,7 @@ class Together:
         if failure is not None:
             raise failure
 
-    def _publish(self, message: Message) -> None:
+    def _publish(self, message: KeptMessage) -> None:
         self._producer.publish(
             message.body,
             exchange="",

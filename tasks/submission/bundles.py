@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from kombu.exceptions import OperationalError
 
-from petiole.tasks.app.blocking import Call, ProcessThreads
-from petiole.tasks.app.sending import Message, Together
+from petiole.tasks.app.blocking import ProcessThreads, WaitingCall
+from petiole.tasks.app.sending import KeptMessage, Together
 from petiole.tasks.errors import Unavailable
 from petiole.tasks.servers import sentinels
 from petiole.tasks.servers.answers import is_damage
@@ -62,7 +62,7 @@ class Bundles:
         return {"producer": self._of_apps[app]}
 
     @property
-    def kept(self) -> list[Message]:
+    def kept(self) -> list[KeptMessage]:
         return [message for together in self._of_apps.values() for message in together.kept]
 
     def send(self) -> None:
@@ -81,7 +81,7 @@ class Bundles:
                         message.error = unavailable(app, message.error)
 
 
-def submit(calls: Sequence[Call]) -> None:
+def submit(calls: Sequence[WaitingCall]) -> None:
     bundles, waiting = Bundles(), []
     for call in calls:
         before = len(bundles.kept)
