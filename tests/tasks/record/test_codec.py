@@ -23,14 +23,15 @@ from petiole.tasks.requests.results import (
 )
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
+logs = st.floats(codec.LEAST, 0)
 counts = st.integers(0, 2**31)
 texts = st.text(max_size=8)
 
 
 def logprobs() -> st.SearchStrategy[TokenLogprobs]:
     spelled = st.none() | st.lists(texts, max_size=3)
-    top = st.lists(st.tuples(counts, numbers), max_size=3)
-    return st.builds(TokenLogprobs, counts, numbers, top, spelled, st.none() | st.just([[1, 255]]))
+    top = st.lists(st.tuples(counts, logs), max_size=3)
+    return st.builds(TokenLogprobs, counts, logs, top, spelled, st.none() | st.just([[1, 255]]))
 
 
 ENTRIES: dict[str, st.SearchStrategy[Any]] = {
