@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import secrets
 import time
 import traceback
 
@@ -59,11 +61,13 @@ class Observed:
                 _fault(error)
             return
         began_at, status, first_s = time.perf_counter(), 0, 0.0
+        name = name_of(scope)
 
         async def observed(message: Message) -> None:
             nonlocal status, first_s
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", name)]
             elif not first_s and message.get("body"):
                 first_s = time.perf_counter() - began_at
             await send(message)
@@ -87,7 +91,16 @@ class Observed:
                 _FIRST.labels(path).observe(first_s)
             if path not in UNSEEN:
                 peer = scope["client"][0] if scope.get("client") else "-"
-                access.info("%s %s %s %d %.0f ms", peer, known, path, status, 1000 * whole_s)
+                access.info("%s %s %s %d %.0f ms %s", peer, known, path, status, 1000 * whole_s, name.decode())
+
+
+def name_of(scope: Scope) -> bytes:
+    """By which a client, and whoever is between, finds the request in the log: the client's own `x-request-id`, or
+    a new one."""
+    for header, value in scope["headers"]:
+        if header == b"x-request-id" and re.fullmatch(rb"[\w.:-]{1,64}", value):
+            return bytes(value)
+    return b"req_" + secrets.token_hex(8).encode()
 
 
 def form_of(scope: Scope) -> str:

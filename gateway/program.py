@@ -3,14 +3,24 @@ any request, and goes on with the streams of those that have died."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import signal
 import socket
 
 import uvicorn
+from starlette.types import Receive, Scope, Send
 
 from petiole.gateway.application import app
 from petiole.tasks.settings import settings
+
+
+async def served(scope: Scope, receive: Receive, send: Send) -> None:
+    """The application. When the time to drain is over, uvicorn cancels what still runs: its connection is cut, so
+    that its client knows that the answer is not whole, and asks another gateway for the rest."""
+    with contextlib.suppress(asyncio.CancelledError):
+        await app(scope, receive, send)
 
 
 def run(host: str | None, port: int | None) -> int:
@@ -22,7 +32,7 @@ def run(host: str | None, port: int | None) -> int:
     listening = socket.create_server((host, known.gateway_port if port is None else port), family=family)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     config = uvicorn.Config(
-        app,
+        served,
         access_log=False,  # the application writes its own
         log_config=None,
         log_level="warning",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+from msgspec import structs
 
 from petiole.gateway.core.record import Record
 
@@ -30,3 +32,7 @@ class Plan:
     submission: Mapping[str, Any] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     keep_s: int | None = None
+
+    def noting(self, **more: Any) -> Plan:
+        """The same, with more in its record."""
+        return replace(self, record=structs.replace(self.record, asked={**self.record.asked, **more}))

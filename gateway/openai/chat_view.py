@@ -67,7 +67,10 @@ class ChatView:
                 tokens = [placed.token for placed in event.tokens]
                 return self._chunk(choice, {"content": event.text}, tokens)
             case "role":
-                return self._chunk(choice, {"role": "assistant", "content": ""})
+                first = self._chunk(choice, {"role": "assistant", "content": ""})
+                if choice or "prompt_ids" not in self._asked:
+                    return first
+                return first[:-1] + b',"prompt_token_ids":' + encode(self._asked["prompt_ids"]) + b"}"
             case "end":
                 ended: Ended = event.fields
                 return self._chunk(choice, {}, ended.tokens, ended)
@@ -116,7 +119,8 @@ def whole(record: Record, outputs: Sequence[Whole]) -> dict[str, Any]:
         "usage": usage([output.ended.usage for output in outputs if output.ended]),
         "system_fingerprint": None,
     }
-    return answer | ({"metadata": record.asked["metadata"]} if "metadata" in record.asked else {})
+    also = {"metadata": "metadata", "prompt_ids": "prompt_token_ids"}
+    return answer | {shown: record.asked[name] for name, shown in also.items() if name in record.asked}
 
 
 def _tokens(asked: dict[str, Any], tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:

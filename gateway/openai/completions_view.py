@@ -112,6 +112,8 @@ def shown(
         found["logprobs"] = _logprobs(tokens, likeliest, bool(asked.get("as_ids")))
     if asked.get("token_ids"):
         found["token_ids"] = [token.token_id for _, token in tokens]
+    if ended is not None and "prompt_ids" in asked:
+        found["prompt_token_ids"] = asked["prompt_ids"][choice // asked["each"]]
     found["finish_reason"] = None if ended is None else finish_reason(ended)
     if ended is not None:
         found["stop_reason"] = stop_reason(ended)

@@ -85,6 +85,9 @@ async def create_chat(request: Request) -> Response:
     found = await catalogue().find(asked.model)
     pictures = await fetched(conversation.to_fetch(asked.messages))
     plan = checked(lambda: asked.plan(new_id(CHAT.prefix), int(time.time()), found, stays(asked), pictures))
+    if asked.return_token_ids:
+        counted = await count(found, plan.names, **tokens.of_a_chat(plan.calls[0].options))
+        plan = plan.noting(prompt_ids=counted["token_ids"][0])
     return await CHAT.create(request, plan, asked.stream)
 
 
@@ -96,6 +99,10 @@ async def create_completion(request: Request) -> Response:
         counted = await count(found, {"token_ids": "prompt"}, token_ids=ids, skip_special_tokens=False)
         spelled = counted["texts"]
     plan = checked(lambda: asked.plan(new_id(COMPLETION.prefix), int(time.time()), found, stays(asked), spelled))
+    if asked.return_token_ids:
+        texts = [prompt for prompt in asked.prompt if isinstance(prompt, str)]
+        read = iter((await count(found, tokens.NAMES, texts=texts, with_ids=True))["token_ids"] if texts else ())
+        plan = plan.noting(prompt_ids=[next(read) if isinstance(one, str) else one for one in asked.prompt])
     return await COMPLETION.create(request, plan, asked.stream)
 
 

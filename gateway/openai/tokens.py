@@ -5,6 +5,7 @@ as chat/completions would, as its template renders it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -15,6 +16,12 @@ from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.requests.counting import MOST, CountDict
 
 NAMES = {"texts": "prompt", "token_ids": "tokens"}
+_OF_A_CHAT = ("messages", "tools", "chat_template_kwargs", "continue_final_message")
+
+
+def of_a_chat(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the count of what `chat` with these options is given."""
+    return {name: options[name] for name in _OF_A_CHAT if name in options} | {"with_ids": True}
 
 
 class Tokenize(Asked):
@@ -44,11 +51,8 @@ class Tokenize(Asked):
         """The options of the count. Raises `InvalidRequest`."""
         if self.messages is None:
             return {"texts": [self.prompt], "with_ids": True}
-        options: dict[str, Any] = {"messages": conversation.messages(self.messages), "with_ids": True}
-        for name in ("tools", "chat_template_kwargs", "continue_final_message"):
-            if value := getattr(self, name):
-                options[name] = value
-        return options
+        given = {name: value for name in _OF_A_CHAT if (value := getattr(self, name))}
+        return of_a_chat(given | {"messages": conversation.messages(self.messages)})
 
     def one_by_one(self, counted: CountDict) -> dict[str, Any]:
         """The options of the count that gives each token's text. Raises `InvalidRequest`."""

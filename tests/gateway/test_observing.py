@@ -30,18 +30,22 @@ def test_no_text_of_a_request_is_logged_or_counted(caplog: pytest.LogCaptureFixt
     routes = [Mount("/v1", routes=[Route("/things/{id}", answers), Route("/broken", breaks)])]
     client = TestClient(Observed(Starlette(routes=routes)), raise_server_exceptions=True)
     with caplog.at_level(logging.INFO):
-        assert client.get("/v1/things/chatcmpl-secret?x=secret").status_code == 200
+        assert (
+            client.get("/v1/things/chatcmpl-secret?x=secret", headers={"x-request-id": "a-1"}).status_code == 200
+        )
         assert client.get("/v1/broken").status_code == 500
         assert client.get("/secret").status_code == 404
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("petiole")]
     figures = generate_latest(METRICS).decode()
     assert SECRET not in caplog.text + figures
     assert not [line for line in [*lines, figures] if "secret" in line]
-    assert [line.rsplit(" ", 2)[0].partition(" ")[2] for line in lines if " ms" in line] == [
+    assert [line.rsplit(" ", 3)[0].partition(" ")[2] for line in lines if " ms " in line] == [
         "GET /v1/things/{id} 200",
         "GET /v1/broken 500",
         "GET other 404",
     ]
+    assert lines[0].endswith(" ms a-1")
+    assert client.get("/v1/broken", headers={"x-request-id": "a b"}).headers["x-request-id"].startswith("req_")
     [fault] = [line for line in lines if "has failed" in line]
     assert "RuntimeError at" in fault
     assert "breaks" in fault

@@ -160,9 +160,29 @@ def test_a_gateway_that_is_stopped_lets_its_streams_end(site: Site, tmp_path: Pa
     assert gateway.process.wait(60) == 0
 
 
+def test_a_models_name_finds_its_queue_and_its_adapters(site: Site, gateway: Gateway) -> None:
+    adapter = {"PETIOLE_SERVED_ADAPTERS": "sql=org/sql-lora"}
+    site.worker("-Q", "big", PETIOLE_MODEL="/models/big-8b", **adapter)
+    with httpx2.Client(base_url=gateway.url, timeout=60) as http:
+
+        def cards() -> dict[str, Any]:
+            return {model["id"]: model for model in http.get("/models").json()["data"]}
+
+        known = eventually(lambda: (found := cards()).keys() >= {"big-8b", "sql"} and found, "it is listed")
+        assert (known["sql"]["parent"], known["sql"]["root"]) == ("big-8b", "org/sql-lora")
+        answer = http.post("/chat/completions", json={**ASKED, "model": "sql", "stream": False, "max_tokens": 3})
+        assert (answer.status_code, answer.json()["model"]) == (200, "sql")
+
+    def loaded() -> list[list[str]]:
+        return [model.loaded_adapters for model in models.models(site.redis)]
+
+    eventually(lambda: ["org/sql-lora"] in loaded(), "the adapter was used")
+    site.workers[-1].stop()
+
+
 def test_a_model_without_a_worker_is_waited_for(site: Site, gateway: Gateway, tmp_path: Path) -> None:
     """The last test of this module: it stops the worker."""
-    site.workers[-1].stop()
+    site.workers[-2].stop()
     eventually(lambda: not any(model.live for model in models.models(site.redis)), "it counts as gone")
     whole = httpx2.post(f"{gateway.url}/chat/completions", json={**ASKED, "stream": False}, timeout=60)
     assert (whole.status_code, whole.json()["error"]["code"]) == (503, "no_worker")

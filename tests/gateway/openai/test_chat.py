@@ -116,6 +116,11 @@ def test_log_probabilities_have_texts_and_bytes(client: openai.OpenAI) -> None:
     ids = client.chat.completions.create(**ASKED, extra_body={"return_token_ids": True})
     assert len(ids.choices[0].model_extra["token_ids"]) == len(tokens)  # type: ignore[index]
     assert ids.choices[0].logprobs is None
+    assert ids.usage is not None
+    prompt = ids.model_extra["prompt_token_ids"]  # type: ignore[index]
+    assert len(prompt) == ids.usage.prompt_tokens
+    [first, *_] = client.chat.completions.create(**ASKED, stream=True, extra_body={"return_token_ids": True})
+    assert first.model_extra == {"prompt_token_ids": prompt}
 
 
 def test_formats_stops_and_choices(client: openai.OpenAI) -> None:

@@ -67,6 +67,10 @@ def test_prompts_in_all_their_forms(client: openai.OpenAI, http: httpx2.Client) 
     assert all(choice.text.startswith("The sea") for choice in several.choices[2:])
     assert several.usage is not None
     assert several.usage.prompt_tokens == len(ids) + len(other)
+    shown = client.completions.create(
+        **{**ASKED, "prompt": [PROMPT, "The sea"]}, extra_body={"return_token_ids": True}
+    )
+    assert [choice.model_extra["prompt_token_ids"] for choice in shown.choices] == [ids, other]  # type: ignore[index]
     default = client.completions.create(model="petiole-tiny", prompt=PROMPT, extra_body={"ignore_eos": True})
     assert default.usage is not None
     assert default.usage.completion_tokens == 16
