@@ -76,11 +76,13 @@ def silu_and_mul(x):
 
 def rotate_and_store(q, k, v, rotation, keys, values, slots):
     table, positions = rotation.table, rotation.positions
-    assert table.dtype == torch.float32
+    assert table is None or table.dtype == torch.float32
     assert slots.dtype == torch.int64
     assert positions.shape == slots.shape == q.shape[:1]
     assert keys.is_contiguous()
     assert values.is_contiguous()
+    if table is None:  # nothing is rotated
+        table = torch.ones(int(positions.max()) + 1, 0)
     cos, sin = table[positions.long()][:, None].chunk(2, dim=-1)
 
     def rotated(x, norm):
@@ -201,24 +203,22 @@ class _Wrapper:
             mask = position <= query if self.causal else position < length + 0 * query
             if self.window_left >= 0:
                 mask &= position >= query - self.window_left
-            answer = torch.nn.functional.scaled_dot_product_attention(
-                q[at : at + n].transpose(0, 1)[None],
-                k[None],
-                v[None],
-                attn_mask=mask,
-                scale=self.scale,
-                enable_gqa=True,
-            )
-            outputs.append(answer[0].transpose(0, 1))
+            groups = self.n_heads // self.n_kv_heads
+            k, v = (x.repeat_interleave(groups, 0) for x in (k, v))
+            scores = q[at : at + n].transpose(0, 1) @ k.transpose(1, 2) * self.scale
+            if self.softcap:
+                scores = torch.tanh(scores / self.softcap) * self.softcap
+            answer = scores.masked_fill(~mask, -math.inf).softmax(-1) @ v
+            outputs.append(answer.transpose(0, 1))
             at += n
         out[at:] = math.nan  # what nobody asked for may hold anything
         out[:at] = torch.cat(outputs)
         return out
 
-    def _set(self, sizes, *, q_data_type, kv_data_type, sm_scale, window_left):
+    def _set(self, sizes, *, q_data_type, kv_data_type, sm_scale, window_left, logits_soft_cap=0.0):
         self.n_heads, self.n_kv_heads, self.head_dim, self.page_size = sizes
         assert self.n_heads % self.n_kv_heads == 0
-        self.scale, self.window_left = sm_scale, window_left
+        self.scale, self.window_left, self.softcap = sm_scale, window_left, logits_soft_cap
         self.q_dtype, self.kv_dtype = q_data_type, kv_data_type
 
 

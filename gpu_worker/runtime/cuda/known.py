@@ -4,7 +4,16 @@ products. See `models.fast_paths`."""
 from __future__ import annotations
 
 from petiole.gpu_worker.models.fast_paths import ANY, TABLE, Values
-from petiole.gpu_worker.models.plan import Attention, FeedForward, Layer, ModelPlan, Norm, Rotary
+from petiole.gpu_worker.models.plan import (
+    Attention,
+    FeedForward,
+    Growth,
+    Layer,
+    ModelPlan,
+    Norm,
+    Rotary,
+    SideInput,
+)
 
 _ATTENTION: Values = {
     Attention: {
@@ -12,23 +21,24 @@ _ATTENTION: Values = {
         "kv_heads": ANY,
         "head_dim": ANY,
         "scale": ANY,
-        "rotary": {Rotary},
+        "rotary": {None, Rotary},
         "window": ANY,
         "mask": {"causal", "prefix"},
         "q_norm": {None, Norm},
         "k_norm": {None, Norm},
-        "v_norm": {None},
-        "norm_whole": {False},
+        "v_norm": {None, Norm},
+        "norm_whole": ANY,
         "qkv_bias": ANY,
         "out_bias": ANY,
-        "softcap": {0.0},
+        "softcap": ANY,
         "sinks": {False},
-        "output_gate": {False},
-        "keys_of": {None},
-        "values_are_keys": {False},
-        "query_growth": {None},
+        "output_gate": ANY,
+        "keys_of": ANY,
+        "values_are_keys": ANY,
+        "query_growth": {None, Growth},
     },
-    Norm: {"kind": {"rms", "layer"}, "eps": ANY, "weight": {True}, "bias": ANY, "offset": {0.0}},
+    Norm: {"kind": {"rms", "layer"}, "eps": ANY, "weight": ANY, "bias": ANY, "offset": ANY},
+    Growth: {"beta": ANY, "length": ANY},
     Rotary: TABLE,
 }
 
@@ -41,39 +51,43 @@ CAPTURED: Values = {
         "architecture": ANY,
         "vocab_size": ANY,
         "hidden_size": ANY,
-        "norm": {Norm},
+        "norm": {None, Norm},
         "max_position": ANY,
         "tied_head": ANY,
         "head_bias": ANY,
-        "embedding_factor": {1.0},
-        "embedding_norm": {None},
-        "learned_positions": {0},
-        "token_types": {0},
-        "logits_factor": {1.0},
-        "logits_softcap": {0.0},
-        "side": {None},
+        "embedding_factor": ANY,
+        "embedding_norm": {None, Norm},
+        "learned_positions": ANY,
+        "token_types": ANY,
+        "logits_factor": ANY,
+        "logits_softcap": ANY,
+        "side": {None, SideInput},
         "dtype": ANY,
         "eos_token_ids": ANY,
     },
     Layer: {
         "mixer": {Attention},
         "feed_forward": {FeedForward},
-        "mixer_norm": {Norm},
-        "mixer_out_norm": {None},
+        "mixer_norm": {None, Norm},
+        "mixer_out_norm": {None, Norm},
         "feed_forward_norm": {None, Norm},
-        "feed_forward_out_norm": {None},
-        "parallel": {True, False},
-        "post_norm": {False},
-        "residual": {1.0},
-        "scalar": {False},
+        "feed_forward_out_norm": {None, Norm},
+        "parallel": ANY,
+        "post_norm": ANY,
+        "residual": ANY,
+        "scalar": ANY,
     },
     FeedForward: {
         "inner": ANY,
-        "activation": {"silu", "gelu_tanh"},
-        "gated": {True, False},
+        "activation": {"silu", "gelu", "gelu_tanh"},
+        "gated": ANY,
         "bias": ANY,
-        "clamp": {0.0},
+        "clamp": ANY,
     },
+    SideInput: dict.fromkeys(
+        ("width", "vocab_size", "activation", "embedding_factor", "projection_factor", "factor"), ANY
+    )
+    | {"norm": {Norm}, "layer_norm": {Norm}},
 }
 """What may be captured: a forward of the decoder, which the host does not look into."""
 
@@ -85,8 +99,26 @@ ENCODED: Values = {
 
 FUSED: Values = {
     **CAPTURED,
-    Layer: {**CAPTURED[Layer], "feed_forward_norm": {Norm}, "parallel": {False}},
-    FeedForward: {**CAPTURED[FeedForward], "activation": {"silu"}, "gated": {True}},
-    Norm: {**CAPTURED[Norm], "kind": {"rms"}, "bias": {False}},
+    ModelPlan: {
+        **CAPTURED[ModelPlan],
+        "norm": ANY,
+        "embedding_norm": {None},
+        "learned_positions": {0},
+        "token_types": {0},
+        "side": {None},
+    },
+    Layer: {
+        **CAPTURED[Layer],
+        "mixer_norm": {Norm},
+        "mixer_out_norm": {None},
+        "feed_forward_norm": {Norm},
+        "feed_forward_out_norm": {None},
+        "parallel": {False},
+        "post_norm": {False},
+        "residual": {1.0},
+        "scalar": {False},
+    },
+    FeedForward: {**CAPTURED[FeedForward], "activation": {"silu"}, "gated": {True}, "clamp": {0.0}},
+    Norm: {**CAPTURED[Norm], "kind": {"rms"}, "weight": {True}, "bias": {False}},
 }
 """What `fused.products` computes."""

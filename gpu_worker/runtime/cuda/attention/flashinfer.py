@@ -19,7 +19,7 @@ from torch import Tensor
 
 from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.parts.kernels import rms_norm
-from petiole.gpu_worker.models.parts.rotary import Rotation
+from petiole.gpu_worker.models.parts.rotary import Rotation, rotated
 from petiole.gpu_worker.models.plan import Attention, ModelPlan
 from petiole.gpu_worker.runtime.interface import Int32Array
 from petiole.gpu_worker.runtime.memory.kv import KVCache
@@ -42,7 +42,10 @@ TENSOR_CORES_FROM = 4
 """From this many queries for each head of keys, tensor cores are quicker (`bench.gpu --only attention`
 compares)."""
 
-HEAD_SIZES = (64, 128, 256)
+MOST_ON_CUDA_CORES = 256
+"""Wider heads are for tensor cores. FlashInfer has the other kernel for few groups of them."""
+
+HEAD_SIZES = (64, 128, 256, 512)
 """The kernels refuse smaller heads. They do not check other sizes, which they compute wrongly: a prefill reads
 whole groups of 64 elements only (of 96, the first 64), and a decode needs a number of threads that is a power of
 two."""
@@ -54,6 +57,8 @@ class FlashInferKernels:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         from flashinfer.norm import rmsnorm
 
+        if x.dim() == 3:  # heads, which may lie apart
+            return self.rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
         if weight.dtype != x.dtype:  # in float32, because a part of it was added
             return rms_norm(x, weight, eps)
         out: Tensor = rmsnorm(x, weight, eps)
@@ -88,10 +93,11 @@ class Kind(NamedTuple):
     head_dim: int
     scale: float
     window: int
+    softcap: float
 
     @staticmethod
     def of(mixer: Attention) -> Kind:
-        return Kind(mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.scale, mixer.window)
+        return Kind(mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.scale, mixer.window, mixer.softcap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +129,7 @@ class Geometry:
             "kv_data_type": self.cache.dtype,
             "sm_scale": kind.scale,
             "window_left": kind.window - 1 if kind.window else -1,
+            **({"logits_soft_cap": kind.softcap} if kind.softcap else {}),
         }
 
     def sizes(self, kind: Kind) -> tuple[int, int, int, int]:
@@ -161,12 +168,15 @@ class FlashInferAttention:
         from petiole.gpu_worker.runtime.cuda.fused.layers import rotate_and_store
 
         cache, kind = self.geometry.cache, Kind.of(self.geometry.plan.mixers[layer])
-        if k is None or v is None or sinks is not None:
-            raise ModelError("attention on CUDA: must have keys and values of its own, and no sinks")
+        if sinks is not None:
+            raise ModelError("attention on CUDA: must have no sinks")
         if q.shape[1:] != (kind.heads, kind.head_dim):
             planned = f"{kind.heads} heads of {kind.head_dim}"
             raise ValueError(f"queries: must be of {planned}, as planned, got {list(q.shape[1:])}")
-        rotate_and_store(q, k, v, rotation, cache.keys[layer], cache.values[layer], self.slots)
+        if k is None or v is None:
+            q, _ = rotated(q, None, rotation)
+        else:
+            rotate_and_store(q, k, v, rotation, cache.keys[layer], cache.values[layer], self.slots)
         out = torch.empty(
             q.shape, dtype=q.dtype, device=q.device
         )  # otherwise FlashInfer fills a prefill's buffers with zeros
@@ -281,6 +291,8 @@ def _shrink_plans(wrappers: Mapping[Kind, Any], workspace: Tensor) -> None:
 
 def _on_tensor_cores(kind: Kind, queries: int) -> bool:
     group = kind.heads // kind.kv_heads
+    if kind.head_dim > MOST_ON_CUDA_CORES:
+        return True
     return queries > 1 or group not in _CUDA_CORE_GROUPS or group >= TENSOR_CORES_FROM
 
 

@@ -29,19 +29,18 @@ def overlapped(x: Tensor) -> dict[str, bool]:
 def rotate_and_store(
     q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, keys: Tensor, values: Tensor, slots: Tensor
 ) -> None:
-    """Rotate q in place; keys[slots[t]] = k[t] rotated, values[slots[t]] = v[t], in the cache's type, cut to its
-    range. Norm and rotation are computed in float32.
+    """Rotate q in place, if anything is rotated; keys[slots[t]] = k[t] rotated, values[slots[t]] = v[t], in the
+    cache's type, cut to its range. Norm and rotation are computed in float32.
 
     q: [T, Hq, D], k, v: [T, Hkv, D], rows of any stride, heads dense; keys, values: [slots, Hkv, D], contiguous;
     slots: int64 [T].
     """
     n, n_heads, width = q.shape
     n_kv_heads, table = k.shape[1], rotation.table
-    assert table is not None, "`cuda.known` has no layers without rotation"
     assert all(x.stride()[1:] == (width, 1) for x in (q, k, v))
-    assert table.is_contiguous()
+    assert table is None or table.is_contiguous()
     _check_sizes(q, k, v, rotation, keys, values)
-    q_norm, k_norm = rotation.norms or (table, table)
+    q_norm, k_norm = rotation.norms or (q, q)
     _rotate_and_store[(n, triton.cdiv(n_heads, _HEADS) + triton.cdiv(n_kv_heads, _HEADS))](
         q,
         k,
@@ -49,7 +48,7 @@ def rotate_and_store(
         q_norm,
         k_norm,
         rotation.positions,
-        table,
+        q if table is None else table,
         keys,
         values,
         slots,
@@ -61,7 +60,7 @@ def rotate_and_store(
         rotation.eps,
         NORMED=rotation.norms is not None,
         HALF=width // 2,
-        TURNED=table.shape[1] // 2,
+        TURNED=0 if table is None else table.shape[1] // 2,
         BLOCK=triton.next_power_of_2(width // 2),
         HEADS=_HEADS,
         num_warps=4,
@@ -77,7 +76,7 @@ def _check_sizes(q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, keys: Tens
         shapes = ", ".join(str(list(x.shape)) for x in (q, k, v, rotation.positions, keys, values))
         raise ValueError(f"queries, keys, values, positions and the pools of both: must fit, got {shapes}")
     norms, table = rotation.norms or (), rotation.table
-    fits = table is not None and table.shape[1] <= width and (width - table.shape[1]) % 2 == 0
+    fits = table is None or (table.shape[1] <= width and table.shape[1] % 2 == 0)
     if not fits or any(norm.shape != (width,) for norm in norms):
         shapes = ", ".join("none" if x is None else str(list(x.shape)) for x in (table, *norms))
         raise ValueError(f"rotary table and norms: must have at most, and exactly, {width} columns, got {shapes}")

@@ -42,7 +42,7 @@ from petiole.gpu_worker.runtime.step.sampling import choose
 from tests.gpu_worker.models.test_generation import MIN_TOKENS, N_TOKENS, PROMPTS, oracle, oracle_of_min_tokens
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
 from tests.support import fake_flashinfer
-from tests.support.families import write_adapter
+from tests.support.families import FAMILIES, write_adapter
 from tests.support.plans import each_mixer
 from tests.support.values import WithValues
 
@@ -129,6 +129,20 @@ def test_logits_in_the_models_type_are_adjusted_in_float32(checkpoint, open_cuda
     assert np.isneginf(outcomes[1][:, 7]).all()
     known = np.isfinite(outcomes[0])
     assert relative_error(outcomes[1][known], outcomes[0][known]) < 2e-2
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_family_in_chunks_and_in_captured_decodes(family, checkpoint, open_cuda):
+    folder, model = checkpoint(family)
+    runtime = open_cuda(folder, graph_batch_sizes=(2, 4))
+    require_flashinfer(each_mixer(runtime._decoder.plan, head_dim=64))
+    driver = Driver(runtime)
+    sequences = [driver.sequence(tokens(n, n), ALL) for n in (4, 19, 33)]
+    driver.prefill(sequences, [2, 9, 20])
+    for step in (driver.prefill, driver.decode, driver.decode):
+        got = table(step(sequences))
+        expected = [reference(model, one.prompt + one.output[: len(one.output) - 1])[-1] for one in sequences]
+        assert relative_error(got, np.array(expected)) < 1e-4
 
 
 def test_batches_between_the_sizes_of_the_ladder_and_above_it(checkpoint, open_cuda):
