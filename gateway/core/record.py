@@ -27,6 +27,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where the tasks were submitted."""
     readers: bool = False
     """Whether the tasks are cancelled if nobody reads them."""
+    patient: bool = False
+    """Whether the tasks wait for a worker for as long as it takes. Otherwise who follows them gives them up."""
 
 
 def dump(record: Record) -> bytes:

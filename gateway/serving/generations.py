@@ -23,6 +23,7 @@ from petiole.gateway.core.record import Record
 from petiole.gateway.serving import records
 from petiole.gateway.serving.patience import patiently
 from petiole.tasks import errors
+from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.app.blocking import LOOKUPS
 from petiole.tasks.fleet import control, reports
 from petiole.tasks.fleet.serving import lack
@@ -129,8 +130,9 @@ class Generation:
 
     async def _check_worker(self) -> None:
         """Raises `Failure` if nobody will ever begin."""
-        patience_s = settings().gateway_wait_for_worker_s
-        if self._heard or time.monotonic() - self._began_at < patience_s or not self.record.queue:
+        if self.record.patient or self._heard or not self.record.queue:
+            return
+        if time.monotonic() - self._began_at < settings().gateway_wait_for_worker_s:
             return
         try:
             missing = lack(await LOOKUPS.run(reports.workers), self.record.queue)
@@ -219,7 +221,7 @@ class Glimpse(NamedTuple):
 
 
 async def glimpse(record: Record) -> Glimpse | None:
-    """Without waiting. None: Redis has nothing of the task any more. Raises `Failure`."""
+    """Without waiting. None: Redis has no log and no state of the task, or no longer. Raises `Failure`."""
     task_id = record.tasks[0]
     keys = stream_keys(task_id)
 
@@ -242,3 +244,11 @@ async def glimpse(record: Record) -> Glimpse | None:
         for part in reading.read(delta):
             whole.add(part)
     return Glimpse(whole, bool(log) or bool(state.keys() & {b"attempt", b"running"}), b"cancel" in state)
+
+
+async def has_result(record: Record) -> bool:
+    """Whether the result backend says how the first task has ended."""
+    try:
+        return bool(await LOOKUPS.run(celery_app.AsyncResult(record.tasks[0]).ready))
+    except Exception as error:
+        raise failure_of(errors.StreamError(f"the result cannot be read: {type(error).__name__}")) from error

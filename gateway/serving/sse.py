@@ -17,7 +17,9 @@ from petiole.gateway.serving.generations import Generation
 
 T = TypeVar("T")
 
-ALIVE = b": alive\n\n"
+ALIVE = b": alive\n"
+"""A comment. An empty line behind it would be an event to openai-python, one with the `id` of the last and without
+data."""
 
 
 class ClientGone(Exception):  # noqa: N818

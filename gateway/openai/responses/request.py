@@ -56,23 +56,25 @@ class Times:
 class Told(Asked):
     """What all requests with items share."""
 
-    input: str | list[Any] = Field(default_factory=list)
+    input: Any = Field(default_factory=list)
     instructions: str | None = None
     previous_response_id: str | None = Field(default=None, max_length=128)
-    conversation: str | dict[str, Any] | None = None
+    conversation: Any = None
     tools: list[dict[str, Any]] = Field(default_factory=list, max_length=1024)
     tool_choice: Any = None
 
     @property
     def conversation_id(self) -> str | None:
-        return self.conversation["id"] if isinstance(self.conversation, dict) else self.conversation
+        given: str | None = self.conversation["id"] if isinstance(self.conversation, dict) else self.conversation
+        return given
 
     @field_validator("conversation", mode="after")
     @classmethod
-    def _has_an_id(cls, given: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-        if isinstance(given, dict) and not isinstance(given.get("id"), str):
-            raise InvalidRequest("conversation.id", "must be text", shorten(given.get("id")))
-        return given
+    def _is_an_id(cls, given: Any) -> Any:
+        match given:
+            case None | str() | {"id": str()}:
+                return given
+        raise InvalidRequest("conversation", "must be an id, or an object with an id", shorten(given))
 
     @model_validator(mode="after")
     def _one_past(self) -> Any:
@@ -163,9 +165,11 @@ class CreateResponse(Sampling, Told):
             asked=self._shown(times, before, likeliest),
             queue=found.queue,
             readers=not stays,
+            patient=self.background,
         )
         call = Call("chat", {**options, **self.sampling(0)})
-        return Plan(record, [call], self.submission(), {**NAMES, **names}, self.kept_s(times))
+        submission = self.submission() | ({"registered": True} if self.background else {})  # known while it waits
+        return Plan(record, [call], submission, {**NAMES, **names}, self.kept_s(times))
 
     def _shown(self, times: Times, before: Before, likeliest: int | None) -> dict[str, Any]:
         """What the view reads. What is as it is by default is left out."""

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from petiole.gateway.core.failures import Failure, invalid
+from petiole.gateway.core.parts import Whole
 from petiole.gateway.core.record import Record
 from petiole.gateway.openai.responses import resource
 from petiole.gateway.openai.responses.items import Item, response_of
@@ -52,7 +54,11 @@ async def known(record: Record) -> dict[str, Any]:
         return resource.resource(record, "in_progress" if glimpse.begun else waiting, glimpse.whole)
     if glimpse is not None:
         whole = glimpse.whole
-    else:  # the log has expired: a reader takes the result
+    elif not await generations.has_result(record):
+        if time.time() - record.created < settings().stream_ttl_s:  # no log of it has expired yet
+            return resource.resource(record, "queued", Whole())
+        raise Failure(404, f"the output of response {record.id} has expired", code="expired", param="id")
+    else:  # a reader takes the result
         generation = generations.again(record)
         async with contextlib.aclosing(generation):
             [whole] = await generation.whole(failed=True)

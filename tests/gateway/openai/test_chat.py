@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,7 +29,7 @@ def events(answer: httpx2.Response) -> list[tuple[str, dict[str, Any]]]:
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
     found = []
-    blocks = [block for block in answer.text.split("\n\n") if block and not block.startswith(":")]
+    blocks = [*filter(None, re.sub("^:.*\n", "", answer.text, flags=re.MULTILINE).split("\n\n"))]
     assert blocks.pop() == "data: [DONE]"
     for block in blocks:
         lines = dict(line.split(": ", 1) for line in block.splitlines())

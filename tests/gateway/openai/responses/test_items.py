@@ -179,7 +179,8 @@ def test_a_request_becomes_a_task() -> None:
     [
         ({"background": True, "store": False}, "background"),
         ({"previous_response_id": "resp_1", "conversation": "conv_1"}, "conversation"),
-        ({"conversation": {}}, "conversation.id"),
+        ({"conversation": {}}, "conversation"),
+        ({"conversation": 7}, "conversation"),
         ({"tools": [{"type": "web_search"}, {"type": "function", "name": "f"}]}, "tools[1]"),
         ({"n": 2}, "n"),
         ({"response_format": {"type": "json_object"}}, "response_format"),

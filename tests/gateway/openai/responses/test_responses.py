@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def http(gateway: Gateway) -> Iterator[httpx2.Client]:
 def events(answer: httpx2.Response) -> list[dict[str, Any]]:
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
-    blocks = [block for block in answer.text.split("\n\n") if block and not block.startswith(":")]
+    blocks = [*filter(None, re.sub("^:.*\n", "", answer.text, flags=re.MULTILINE).split("\n\n"))]
     assert blocks.pop() == "data: [DONE]"
     found = []
     for block in blocks:
