@@ -47,6 +47,9 @@ class RandomWeights:
         into.fill_(1.0) if is_norm else into.normal_(0, 0.02)
         return into.nbytes
 
+    def quantised(self, name: str, outputs: int, inputs: int) -> None:
+        return None
+
 
 def release() -> None:
     """Free the memory of closed runtimes, whose graphs and decoders refer to each other."""

@@ -25,8 +25,9 @@ from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.rotary import rotary_table
 from petiole.gpu_worker.models.parts.side import SideTables, SideWeights
 from petiole.gpu_worker.models.plan import Layer, ModelPlan, Norm, Rotary
+from petiole.gpu_worker.models.weights.formats.declared import declared_by
 from petiole.gpu_worker.models.weights.linear import Linear
-from petiole.gpu_worker.models.weights.names import LinearName, Names
+from petiole.gpu_worker.models.weights.names import WEIGHTS, LinearName, Names
 from petiole.gpu_worker.models.weights.reading import (
     Quantization,
     Storage,
@@ -35,6 +36,7 @@ from petiole.gpu_worker.models.weights.reading import (
     read_linear,
     read_tensor,
 )
+from petiole.gpu_worker.models.weights.source import CheckpointWeights
 
 _PROGRESS_FROM_BYTES = 256 * 2**20
 
@@ -86,14 +88,26 @@ def load_model(folder: Path, model: Model, options: LoadOptions) -> Decoder:
     """
     with Checkpoint(folder) as checkpoint, torch.no_grad():
         names = model.names
-        embedding, head = names.prefix_in(checkpoint) + names.embedding, names.head_in(checkpoint) + ".weight"
-        if model.plan.tied_head and head in checkpoint and not checkpoint.same(embedding, head):
+        if model.plan.tied_head and _has_head(checkpoint, names):
             model = replace(model, plan=replace(model.plan, tied_head=False))
-        if options.device.type == "meta":
-            return model.read(checkpoint, model, options)
-        model.read(checkpoint, model, replace(options, device=torch.device("meta"), storage=Storage()))
+        source = CheckpointWeights(checkpoint, declared_by(model.raw))
+        only_check = options.device.type == "meta"
+        meta = options if only_check else replace(options, device=torch.device("meta"), storage=Storage())
+        checked = model.read(source, model, meta)
+        source.check()
+        if only_check:
+            return checked
+        source.log()
         with _progress(checkpoint.n_bytes(), folder.name) as advance:
-            return model.read(checkpoint, model, replace(options, on_read=advance))
+            return model.read(source, model, replace(options, on_read=advance))
+
+
+def _has_head(checkpoint: Checkpoint, names: Names) -> bool:
+    """Whether the checkpoint has a head of its own."""
+    embedding, head = names.prefix_in(checkpoint) + names.embedding, names.head_in(checkpoint)
+    if head + ".weight" in checkpoint:
+        return not checkpoint.same(embedding, head + ".weight")
+    return any(head + weight in checkpoint for weight in WEIGHTS)
 
 
 def read_decoder(source: TensorSource, model: Model, options: LoadOptions) -> Decoder:

@@ -61,6 +61,7 @@ Models and devices:
     pictures         pictures of shapes, as files
     plans            plans of small models, and weights to draw for them
     dtypes           models in another type
+    quantised        quantised layers of each format, packed by loops
     agreement        whether bfloat16 agrees with a model as far as it can
     fake_flashinfer  FlashInfer's interface in plain torch
     late_device      a device that computes as late as it may

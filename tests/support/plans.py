@@ -67,3 +67,6 @@ class Drawn:
             drawn = drawn * self._spread * into.shape[-1] ** -0.5
         into.copy_(drawn)
         return into.nbytes
+
+    def quantised(self, name: str, outputs: int, inputs: int) -> None:
+        return None

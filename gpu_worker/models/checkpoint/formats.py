@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from petiole.gpu_worker.errors import ModelError
 
 _LFS = b"version https://git-lfs.github.com/spec/"
-_METHODS = {
-    "awq": "AWQ",
-    "bitsandbytes": "bitsandbytes",
-    "compressed-tensors": "compressed-tensors",
-    "fp8": "FP8",
-    "gptq": "GPTQ",
-    "mxfp4": "MXFP4",
-}
 _PLAIN = "a folder in Hugging Face format with plain safetensors weights, or a hub id"
 EIGHT_BITS = "for eight bits set PETIOLE_WEIGHT_QUANTIZATION (weight_quantization of EngineConfig) to int8 or fp8"
 
@@ -40,11 +31,6 @@ def refuse(folder: Path) -> None:
                 f"{path} is a Git-LFS pointer, not the file itself: run `git lfs pull` in {folder}, or set"
                 f" PETIOLE_MODEL to the hub id"
             )
-    if method := _quantised(folder / "config.json"):
-        raise ModelError(
-            f"model folder {folder} has weights that are quantised already ({_METHODS.get(method, method)}), which"
-            f" are not read: set PETIOLE_MODEL to the plain checkpoint; {EIGHT_BITS}"
-        )
 
 
 def _begins(path: Path, prefix: bytes) -> bool:
@@ -53,13 +39,3 @@ def _begins(path: Path, prefix: bytes) -> bool:
             return file.read(len(prefix)) == prefix
     except OSError:  # the reader of the file raises that error
         return False
-
-
-def _quantised(config: Path) -> str:
-    try:
-        quantised = json.loads(config.read_text(encoding="utf-8")).get("quantization_config")
-    except (OSError, ValueError, AttributeError, RecursionError):  # the parser of the file raises that error
-        return ""
-    if isinstance(quantised, dict):
-        return str(quantised.get("quant_method") or "unnamed")
-    return str(quantised) if quantised else ""

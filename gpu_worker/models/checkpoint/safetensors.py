@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +27,17 @@ DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-"""Types of fewer bits need scales beside them, which are not read."""
+"""Types of plain weights."""
+
+STORED_DTYPES = DTYPES | {
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}
+"""And those of quantised weights, which mean nothing without the tensors beside them."""
 
 _MAX_HEADER_BYTES = 100 * 2**20
 _MAX_DIMENSIONS = 8
@@ -53,7 +63,7 @@ def _entry(raw: Any, data: int) -> Entry:
         limit = f"two whole numbers from 0 to {_MAX_SIZE} in order"
         raise ValueError(f"data_offsets must be {limit}, got {_shown(offsets)}")
     entry = Entry(str(raw["dtype"]), tuple(shape), *(data + offset for offset in offsets))
-    dtype = DTYPES.get(entry.dtype)
+    dtype = STORED_DTYPES.get(entry.dtype)
     n_bytes = entry.end - entry.start
     if dtype is not None and math.prod(entry.shape) * dtype.itemsize != n_bytes:
         raise ValueError(f"{n_bytes} bytes for {entry.dtype} {list(entry.shape)}")
@@ -122,12 +132,16 @@ class SafetensorsFile:
         return entries
 
     def tensor(self, name: str) -> Tensor:
-        """A view of the mapped file. Do not store it."""
+        """A view of the mapped file, of plain weights. Do not store it."""
+        return self.stored(name, DTYPES)
+
+    def stored(self, name: str, types: Mapping[str, torch.dtype] = STORED_DTYPES) -> Tensor:
+        """A view of the mapped file. Do not store it. types: those that the caller can read."""
         entry = self.entries[name]
-        if entry.dtype not in DTYPES:
-            known = ", ".join(DTYPES)
+        if entry.dtype not in types:
+            known = ", ".join(types)
             raise ModelError(f"{self.path}: tensor {name} must be of type {known}, got {entry.dtype}")
-        dtype = DTYPES[entry.dtype]
+        dtype = types[entry.dtype]
         count = math.prod(entry.shape)
         if count == 0:
             return torch.empty(entry.shape, dtype=dtype)
@@ -205,6 +219,16 @@ class Checkpoint:
             raise ModelError(
                 f"{file.path}: tensor {name} must have finite numbers in {into.dtype}, got inf or NaN"
             )
+        return entry.end - entry.start
+
+    def stored(self, name: str) -> Tensor:
+        """A view of a tensor as it is stored, quantised or not. Do not keep it; call `done` after its use."""
+        return self._owner(name).stored(name)
+
+    def done(self, name: str) -> int:
+        """A `stored` tensor has been read. Returns its number of bytes in the file."""
+        self._owner(name).release(name)
+        entry = self.entry(name)
         return entry.end - entry.start
 
     def same(self, name: str, other: str) -> bool:

@@ -22,6 +22,7 @@ from petiole.gpu_worker.models.plan import (
     Norm,
     Rotary,
 )
+from petiole.gpu_worker.models.weights.formats.declared import declared_by
 from petiole.gpu_worker.models.weights.names import Names
 
 MAX_LAYERS = 10_000
@@ -75,15 +76,6 @@ def number(given: JsonObject, key: str, default: float, low: float = 0.0) -> flo
     if not known or not low <= value <= 1e30:
         raise ModelError(f"config.json: {key} must be a number from {low:g} to 1e+30, got {shown(value)}")
     return float(value)
-
-
-def require_plain_weights(raw: JsonObject) -> None:
-    if quantised := raw.get("quantization_config"):
-        method = quantised.get("quant_method", "unnamed") if isinstance(quantised, Mapping) else quantised
-        raise ModelError(
-            f"config.json: weights that are quantised already ({method}) are not read; "
-            "take the plain checkpoint, and weight_quantization for eight bits"
-        )
 
 
 def activation(raw: JsonObject, known: Sequence[Activation], key: str = "hidden_act") -> Activation:
@@ -224,8 +216,9 @@ def usual_layers(raw: JsonObject, mixer: Attention, sizes: Sequence[int], **more
 
 
 def usual_plan(raw: JsonObject, layers: tuple[Layer, ...], **more: Any) -> ModelPlan:
-    """A decoder of text with these layers. more: fields that differ."""
-    require_plain_weights(raw)
+    """A decoder of text with these layers. more: fields that differ. Refuses formats of weights that are not
+    read."""
+    declared_by(raw)
     rotaries = dict.fromkeys(layer.mixer.rotary for layer in layers if layer.mixer.rotary is not None)
     parts: dict[str, Any] = {
         "architecture": architecture_of(raw),

@@ -44,6 +44,18 @@ class Int8Linear:
         return y if self.bias is None else y + self.bias
 
 
+@dataclass(frozen=True, slots=True)
+class JoinedLinear:
+    """The outputs of several layers, one behind the other, where these are not stored alike."""
+
+    parts: tuple[Linear, ...]
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = torch.cat([part(x) for part in self.parts], -1)
+        return y if self.bias is None else y + self.bias
+
+
 QuantizeRows = Callable[[Tensor], tuple[Tensor, Tensor]]
 """x [T, in] -> (float8_e4m3fn [T, in], float32 [T, 1]) whose product is x."""
 

@@ -17,6 +17,10 @@ LinearName = Literal["qkv", "out", "gate_up", "down"]
 LINEARS: tuple[LinearName, ...] = ("qkv", "out", "gate_up", "down")
 
 
+WEIGHTS = (".weight", ".weight_packed", ".qweight")
+"""The tensor with a layer's weights, plain or quantised, has one of these behind the layer's name."""
+
+
 class Tensors(Protocol):
     """The names of a checkpoint's tensors."""
 
@@ -61,7 +65,9 @@ class Names:
         return next((p for p in self.prefixes if p + self.embedding in tensors), self.prefixes[0])
 
     def head_in(self, tensors: Tensors) -> str:
-        return next((name for name in self.heads if name + ".weight" in tensors), self.heads[0])
+        """The stored head, plain or quantised."""
+        stored = (name for name in self.heads if any(name + weight in tensors for weight in WEIGHTS))
+        return next(stored, self.heads[0])
 
     def stored(self, linear: LinearName, layer: Layer, inputs: int) -> StoredLinear:
         """How one of a layer's products is stored. inputs: the width of the model."""

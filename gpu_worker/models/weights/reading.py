@@ -11,15 +11,19 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.host_memory import new_tensor
+from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear
 from petiole.gpu_worker.models.weights.linear import (
     DenseLinear,
     Fp8Linear,
     Int8Linear,
+    JoinedLinear,
     Linear,
     quantize_fp8,
     quantize_int8,
 )
+from petiole.gpu_worker.models.weights.source import QuantisedLayer, alike
 
 _HEAD_ROWS = 8192  # of a head in 8 bits, as many at a time are floats
 
@@ -33,6 +37,10 @@ class TensorSource(Protocol):
 
     def copy(self, name: str, into: Tensor) -> int:
         """Copy the named tensor to `into`. Returns the number of bytes read."""
+        ...
+
+    def quantised(self, name: str, outputs: int, inputs: int) -> QuantisedLayer | None:
+        """The layer of this name, if it is stored quantised."""
         ...
 
 
@@ -90,6 +98,9 @@ def read_linear(
     """Several linear layers with the same inputs, as one. names: of the stored layers, without `.weight`; sizes:
     how many outputs each of them has."""
     joint = _joined(source, [n + ".bias" for n in names], sizes, (), to) if bias else None
+    stored = [source.quantised(name, size, inputs) for name, size in zip(names, sizes, strict=True)]
+    if any(stored):
+        return _as_stored(source, names, stored, sizes, inputs, to, joint)
     if to.quantization != "none":
         return _quantized(source, names, sizes, inputs, to, joint)
     return DenseLinear(_joined(source, [n + ".weight" for n in names], sizes, (inputs,), to), joint)
@@ -99,6 +110,8 @@ def read_head(source: TensorSource, name: str | None, embedding: Tensor, to: Des
     """name: of the stored head; None: it is the embedding. In 8-bit integers where the layers are: a token reads
     all of the head, but one row of the embedding."""
     weight, int8 = embedding, to.quantization == "int8"
+    if name is not None and source.quantised(name, *embedding.shape) is not None:
+        return read_linear(source, (name,), embedding.shape[:1], embedding.shape[1], to, bias=bias)
     if name is not None:
         weight = torch.empty_like(embedding) if int8 else to.empty(embedding.shape)
         to.advance(source.copy(name + ".weight", weight))
@@ -121,6 +134,42 @@ def _joined(
     for name, part in zip(names, torch.split(joint, list(sizes)), strict=True):
         to.advance(source.copy(name, part))
     return joint
+
+
+def _as_stored(
+    source: TensorSource,
+    names: Sequence[str],
+    stored: Sequence[QuantisedLayer | None],
+    sizes: Sequence[int],
+    inputs: int,
+    to: Destination,
+    bias: Tensor | None,
+) -> Linear:
+    """Layers of which some are quantised: one weight if all have one form, else one linear layer each."""
+    if to.quantization != "none":
+        raise ModelError(
+            f"weight_quantization: must be none for a checkpoint that is quantised ({names[0]}),"
+            f" got {to.quantization}"
+        )
+    there = [layer for layer in stored if layer is not None]
+    if len(there) == len(names) and alike(there):
+        return CodedLinear(_coded(there, to), bias)
+    parts = [
+        DenseLinear(_joined(source, [name + ".weight"], [size], (inputs,), to))
+        if layer is None
+        else CodedLinear(_coded([layer], to))
+        for name, size, layer in zip(names, sizes, stored, strict=True)
+    ]
+    return JoinedLinear(tuple(parts), bias)
+
+
+def _coded(layers: Sequence[QuantisedLayer], to: Destination) -> Coded:
+    sizes = [layer.form.outputs for layer in layers]
+    whole = layers[0].form.of(sum(sizes)).empty(to.empty)
+    if to.device.type != "meta":
+        for layer, part in zip(layers, whole.split(sizes), strict=True):
+            to.advance(layer.read(part))
+    return whole
 
 
 def _quantized(

@@ -118,9 +118,14 @@ def test_an_empty_configuration_is_refused_in_words(architecture: str) -> None:
         model_of({"architectures": [architecture]})
 
 
-def test_weights_that_are_quantised_already_are_refused_in_the_text_part_too() -> None:
-    raw = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": SHAPE, "quantization_config": "fp8"}
-    with pytest.raises(ModelError, match="quantised already"):
+def test_formats_of_weights_that_are_not_read_are_refused_in_the_text_part_too() -> None:
+    method = {"quant_method": "bitsandbytes"}
+    raw = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": SHAPE,
+        "quantization_config": method,
+    }
+    with pytest.raises(ModelError, match=r"quant_method must be one of .*, got 'bitsandbytes'"):
         model_of(raw)
 
 

@@ -82,6 +82,9 @@ class Drawn:
         into.copy_(by * drawn + (into.ndim == 1 and name.endswith("weight")))
         return into.nbytes
 
+    def quantised(self, name: str, outputs: int, inputs: int) -> None:
+        return None
+
 
 def random_decoder(plan: ModelPlan, dtype: torch.dtype) -> MoondreamDecoder:
     text = read_decoder(Drawn(), Model({}, plan, NAMES, read_decoder), LoadOptions(CPU, dtype, MAX_LENGTH))

@@ -1,0 +1,168 @@
+"""Quantised weights in one form, whatever the checkpoint's format was:
+
+    weight = (value of the code - zero) * scale * multiplier
+
+A code has four bits and stands for one of a table's 16 values, or it is an eight-bit number and its own value.
+Neighbouring codes of one output form groups; each group has a scale and, in some formats, a zero. The multiplier
+belongs to an output. It is the scale of a whole tensor, and differs between parts that one product computes
+together (queries, keys and values; gate and up).
+
+Kernels know this form, and no format. `CodedLinear` is the reference: it computes every form in torch, in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SIGNED = tuple(float(value) for value in range(-8, 8))
+UNSIGNED = tuple(float(value) for value in range(16))
+_HALF = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M1 = (*_HALF, *(-value for value in _HALF))
+"""Tables: integers whose zero is 8, integers with zeros beside them, and floats with two bits of exponent and one
+of mantissa."""
+
+_VALUES_AT_ONCE = 2**22
+"""So many weights are floats at a time."""
+
+
+class Allocator(Protocol):
+    def __call__(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a weight's parts look like. table: of four-bit codes; empty: eight bits. codes: the type of eight-bit
+    codes; four-bit codes are uint8, two a byte, the one with the lower input in the lower half. group: inputs with
+    one scale; the last group may be shorter. scales, zeros: their types. multiplier: whether there is one."""
+
+    outputs: int
+    inputs: int
+    group: int
+    table: tuple[float, ...] = ()
+    codes: torch.dtype = torch.uint8
+    scales: torch.dtype = torch.float32
+    zeros: torch.dtype | None = None
+    multiplier: bool = False
+
+    @property
+    def groups(self) -> int:
+        return -(-self.inputs // self.group)
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of one output's codes."""
+        return -(-self.inputs // 2) if self.table else self.inputs
+
+    @property
+    def bits(self) -> int:
+        return 4 if self.table else 8
+
+    def of(self, outputs: int) -> Form:
+        """The same form, for another number of outputs."""
+        return replace(self, outputs=outputs)
+
+    def empty(self, new: Allocator) -> Coded:
+        """Memory for such a weight."""
+        n, groups = self.outputs, self.groups
+        return Coded(
+            form=self,
+            codes=new((n, self.code_bytes), self.codes),
+            scales=new((n, groups), self.scales),
+            zeros=None if self.zeros is None else new((n, groups), self.zeros),
+            multiplier=new((n,), torch.float32) if self.multiplier else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """codes: [outputs, code_bytes]; scales, zeros: [outputs, groups]; multiplier: float32 [outputs]."""
+
+    form: Form
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None = None
+    multiplier: Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in (self.codes, self.scales, self.zeros, self.multiplier) if t is not None)
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def rows(self, start: int, end: int) -> Coded:
+        """Some outputs: views of the same memory."""
+        part = slice(start, end)
+        return Coded(
+            form=self.form.of(end - start),
+            codes=self.codes[part],
+            scales=self.scales[part],
+            zeros=None if self.zeros is None else self.zeros[part],
+            multiplier=None if self.multiplier is None else self.multiplier[part],
+        )
+
+    def split(self, sizes: Sequence[int]) -> list[Coded]:
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        return [self.rows(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+    def put(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, multiplier: Tensor | None) -> None:
+        """Fill this memory. Tensors with one number in place of several are spread."""
+        self.codes.copy_(codes)
+        _put(self.scales, scales)
+        _put(self.zeros, zeros)
+        _put(self.multiplier, multiplier)
+
+    def values(self) -> Tensor:
+        """The weight in float32 [outputs, inputs], exactly where float32 can hold the products."""
+        form = self.form
+        if form.table:
+            pairs = _pairs(form.table, self.codes.device)
+            value = F.embedding(self.codes.int(), pairs).flatten(1)[:, : form.inputs]
+        else:
+            value = self.codes.float()
+        if self.zeros is not None:
+            value = value - self._spread(self.zeros)
+        value = value * self._spread(self.scales)
+        return value if self.multiplier is None else value * self.multiplier[:, None]
+
+    def _spread(self, of_groups: Tensor) -> Tensor:
+        """[outputs, groups] -> float32 [outputs, inputs], or [outputs, 1] if there is one group."""
+        wide = of_groups.float()
+        return wide if wide.shape[1] == 1 else wide.repeat_interleave(self.form.group, 1)[:, : self.form.inputs]
+
+
+def _put(into: Tensor | None, tensor: Tensor | None) -> None:
+    assert (into is None) == (tensor is None), "the tensors of a weight are those of its form"
+    if into is not None and tensor is not None:
+        into.copy_(tensor.expand(into.shape))
+
+
+def _pairs(table: tuple[float, ...], device: torch.device) -> Tensor:
+    """float32 [256, 2]: the two values of each byte."""
+    values = torch.tensor(table, dtype=torch.float32, device=device)
+    byte = torch.arange(256, device=device)
+    return torch.stack((values[byte & 15], values[byte >> 4]), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class CodedLinear:
+    """A linear layer whose weights are `Coded`; inputs and outputs are not quantised. It widens the weights to
+    float32 whenever it is called, some outputs at a time: exact and slow."""
+
+    weight: Coded
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        form, wide = self.weight.form, x.float()
+        step = max(1, _VALUES_AT_ONCE // form.inputs)
+        starts = range(0, form.outputs, step)
+        parts = [wide @ self.weight.rows(i, min(i + step, form.outputs)).values().t() for i in starts]
+        y = torch.cat(parts, -1)
+        return (y if self.bias is None else y + self.bias).to(x.dtype)

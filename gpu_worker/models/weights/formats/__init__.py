@@ -1,0 +1,14 @@
+"""Formats of quantised checkpoints, a reader each: from the tensors beside a layer's name to the form of
+`weights.coded`. Called by `weights.reading`. A new format is a file here, and a line in `find`.
+
+find      which format a layer has
+declared  what config.json says
+compressed_tensors  formats of llm-compressor: packed integers, int8, NVFP4, MXFP4
+fp8       eight-bit floats, of whoever wrote them
+gptq      GPTQ
+awq       AWQ
+modelopt  NVFP4 as ModelOpt writes it
+beside    the tensors beside a name, and checks of them
+reader    what a format is
+packing   orders of codes
+"""

@@ -1,0 +1,41 @@
+"""AWQ in the layout "gemm": qweight int32 [K, N / 8] and qzeros int32 [groups, N / 8], packed along the outputs in
+an order of their own; scales [groups, N]."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from petiole.gpu_worker.models.weights.coded import UNSIGNED, Coded, Form
+from petiole.gpu_worker.models.weights.formats import packing
+from petiole.gpu_worker.models.weights.formats.beside import FLOATS, Beside
+from petiole.gpu_worker.models.weights.formats.reader import Format
+
+
+def _form(beside: Beside) -> Form:
+    n, k = beside.outputs, beside.inputs
+    if n % 8:
+        raise beside.wrong(".qweight", "have outputs in words of eight", f"{n} outputs")
+    beside.tensor(".qweight", ("I32",), (k, n // 8))
+    if beside.declared.bits not in (None, 4):
+        raise beside.wrong(".qweight", f"have codes of {beside.declared.bits} bits (config.json)", "4 bits")
+    scales = beside.scales(".scales", FLOATS)
+    if scales.ndim != 2 or scales.shape[1] != n:
+        raise beside.wrong(".scales", f"have shape [groups, {n}]", list(scales.shape))
+    group = beside.group(".scales", scales.shape[0])
+    _zeros(beside, scales.shape[0])
+    return Form(n, k, group, UNSIGNED, scales=scales.dtype, zeros=torch.uint8)
+
+
+def _read(beside: Beside, into: Coded) -> int:
+    scales = beside.source.stored(beside.at + ".scales")
+    codes = packing.joined(packing.awq_codes(beside.source.stored(beside.at + ".qweight")))
+    into.put(codes, scales.t(), _zeros(beside, scales.shape[0]), None)
+    return beside.read(".qweight", ".scales", ".qzeros")
+
+
+def _zeros(beside: Beside, groups: int) -> Tensor:
+    return packing.awq_codes(beside.tensor(".qzeros", ("I32",), (groups, beside.outputs // 8)))
+
+
+AWQ = Format("awq", "AWQ", _form, _read)

@@ -1,0 +1,25 @@
+"""NVFP4 as ModelOpt writes it: E2M1 with an e4m3 scale for 16 inputs, multiplied by `weight_scale_2`, which is the
+inverse of the global scale of compressed-tensors. ModelOpt's FP8 is in `fp8`."""
+
+from __future__ import annotations
+
+import torch
+
+from petiole.gpu_worker.models.weights.coded import Coded, Form
+from petiole.gpu_worker.models.weights.formats.beside import Beside
+from petiole.gpu_worker.models.weights.formats.compressed_tensors import fp4_form
+from petiole.gpu_worker.models.weights.formats.reader import Format
+
+
+def _form(beside: Beside) -> Form:
+    beside.scalar(".weight_scale_2")
+    return fp4_form(beside, ".weight", 16, "F8_E4M3", multiplier=True)
+
+
+def _read(beside: Beside, into: Coded) -> int:
+    stored, factor = beside.source.stored, torch.tensor([beside.scalar(".weight_scale_2")])
+    into.put(stored(beside.at + ".weight"), stored(beside.at + ".weight_scale"), None, factor)
+    return beside.read(".weight", ".weight_scale", ".weight_scale_2")
+
+
+NVFP4 = Format("modelopt", "NVFP4", _form, _read)

@@ -1,0 +1,76 @@
+"""A checkpoint as the source of a model's weights, in whatever formats its layers are stored."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.checkpoint.safetensors import Checkpoint
+from petiole.gpu_worker.models.weights.coded import Coded, Form
+from petiole.gpu_worker.models.weights.formats.beside import Beside
+from petiole.gpu_worker.models.weights.formats.declared import Declared
+from petiole.gpu_worker.models.weights.formats.find import format_of
+from petiole.gpu_worker.models.weights.formats.reader import Format
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedLayer:
+    """A layer that a checkpoint stores quantised. form: its checked form."""
+
+    format: Format
+    form: Form
+    beside: Beside
+
+    def read(self, into: Coded) -> int:
+        """Returns the bytes read."""
+        return self.format.read(self.beside, into)
+
+
+class CheckpointWeights:
+    """The tensors of a checkpoint whose configuration declares these formats."""
+
+    def __init__(self, checkpoint: Checkpoint, declared: Declared) -> None:
+        self._checkpoint, self._declared = checkpoint, declared
+        self._found: dict[str, Format] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._checkpoint
+
+    def copy(self, name: str, into: Tensor) -> int:
+        return self._checkpoint.copy(name, into)
+
+    def quantised(self, name: str, outputs: int, inputs: int) -> QuantisedLayer | None:
+        """The layer of this name; None if its weights are plain. Raises ModelError for what is wrong with it."""
+        beside = Beside(self._checkpoint, name, outputs, inputs, self._declared)
+        found = format_of(beside)
+        if found is None:
+            return None
+        self._found[name] = found
+        return QuantisedLayer(found, found.form(beside), beside)
+
+    def check(self) -> None:
+        """After all layers have been looked up. Raises ModelError if the configuration declares a format that none
+        of them has."""
+        if self._declared.method and not self._found:
+            raise ModelError(
+                f"config.json: quant_method must be absent beside plain weights, got {self._declared.method}"
+            )
+
+    def log(self) -> None:
+        """Say which formats were read."""
+        if self._found:
+            counts = Counter(found.name for found in self._found.values())
+            formats = ", ".join(f"{n} in {name}" for name, n in sorted(counts.items()))
+            logger.info("quantised layers: %s; torch computes them in float32, which is slow", formats)
+
+
+def alike(layers: Sequence[QuantisedLayer]) -> bool:
+    """Whether one weight can hold all of them."""
+    return all(layer.form.of(0) == layers[0].form.of(0) for layer in layers)

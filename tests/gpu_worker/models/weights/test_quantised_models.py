@@ -1,0 +1,158 @@
+"""Whole models from quantised checkpoints compute what transformers computes with the dequantised weights."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bench.driver import Driver
+from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.checkpoint.finding import fingerprint
+from petiole.gpu_worker.models.weights.coded import CodedLinear
+from petiole.gpu_worker.models.weights.linear import DenseLinear, JoinedLinear
+from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
+from tests.support.quantised import FORMATS
+
+Choose = Callable[[str], str | None]
+"""The format of a layer by its name; None: plain."""
+
+
+@dataclass(frozen=True)
+class Quantised:
+    folder: Path
+    model: Any
+    """Of transformers, with the weights that the checkpoint stands for."""
+
+
+@pytest.fixture
+def quantise(checkpoint: Callable[[str], tuple[Path, Any]], tmp_path: Path) -> Callable[..., Quantised]:
+    """quantise(family, format of each layer, config) -> the checkpoint, and its model."""
+
+    def get(family: str, choose: Choose, config: dict[str, Any]) -> Quantised:
+        plain, model = checkpoint(family)
+        folder = tmp_path / family
+        shutil.copytree(plain, folder)
+        tensors, dequantised = load_file(plain / "model.safetensors"), copy.deepcopy(model)
+        for name, module in dequantised.named_modules():
+            chosen = choose(name) if isinstance(module, torch.nn.Linear) else None
+            if chosen is None:
+                continue
+            packed, weight = FORMATS[chosen][0](module.weight.data)
+            tensors.pop(f"{name}.weight", None)
+            tensors |= {name + suffix: tensor.contiguous() for suffix, tensor in packed.items()}
+            module.weight = torch.nn.Parameter(weight)
+        save_file(tensors, str(folder / "model.safetensors"))
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": config}))
+        return Quantised(folder, dequantised)
+
+    return get
+
+
+def layers_in(chosen: str) -> Choose:
+    return lambda name: None if name.startswith("lm_head") else chosen
+
+
+def check(open_runtime: Any, found: Quantised) -> Any:
+    """The runtime, whose logits are those of the model of transformers."""
+    runtime = open_runtime(found.folder)
+    driver = Driver(runtime)
+    sequence = driver.sequence(tokens(40), ALL)
+    driver.prefill([sequence], [33])
+    assert relative_error(table(driver.prefill([sequence])), reference(found.model, tokens(40))[-1:]) < 1e-4
+    return runtime
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.parametrize("family", ["qwen3", "llama2"])
+def test_logits_are_those_of_the_dequantised_model(
+    open_runtime: Any, quantise: Any, caplog: pytest.LogCaptureFixture, family: str, name: str
+) -> None:
+    with caplog.at_level(logging.INFO, "petiole"):
+        runtime = check(open_runtime, quantise(family, layers_in(name), FORMATS[name][1]))
+    assert "quantised layers: 21 in " in caplog.text
+    layer = runtime._decoder.layers[0]
+    linears = layer.mixer.qkv, layer.mixer.out, layer.feed_forward.gate_up, layer.feed_forward.down
+    assert [type(linear) for linear in linears] == [CodedLinear] * 4
+    assert type(runtime._decoder.head) is DenseLinear
+
+
+@pytest.mark.parametrize("name", ["gptq 4 v1", "ct nvfp4", "fp8 blocks"])
+def test_a_quantised_head(open_runtime: Any, quantise: Any, name: str) -> None:
+    """Tied in config.json or not."""
+    for family in ("qwen3", "llama2"):
+        found = quantise(family, lambda _: name, FORMATS[name][1])
+        assert type(check(open_runtime, found)._decoder.head) is CodedLinear
+
+
+def test_layers_of_several_formats(open_runtime: Any, quantise: Any) -> None:
+    """Queries and keys of one product differ, values and a whole layer are plain."""
+    formats = {"q_proj": "ct w4 groups", "k_proj": "ct w4 channels, zeros", "v_proj": None, "up_proj": "ct fp8"}
+
+    def choose(name: str) -> str | None:
+        head_or_last = name.startswith(("lm_head", "model.layers.2"))
+        return None if head_or_last else formats.get(name.rpartition(".")[2], "ct nvfp4")
+
+    config = {"quant_method": "compressed-tensors", "ignore": ["re:.*nonsense"]}
+    runtime = check(open_runtime, quantise("qwen2", choose, config))
+    first, last = runtime._decoder.layers[0], runtime._decoder.layers[-1]
+    assert [type(part) for part in first.mixer.qkv.parts] == [CodedLinear, CodedLinear, DenseLinear]
+    assert type(first.feed_forward.gate_up) is JoinedLinear
+    assert type(last.mixer.qkv) is DenseLinear
+
+
+def test_products_of_several_layers_keep_the_scale_of_each(open_runtime: Any, quantise: Any) -> None:
+    runtime = check(open_runtime, quantise("llama2", layers_in("ct nvfp4"), FORMATS["ct nvfp4"][1]))
+    multiplier = runtime._decoder.layers[0].mixer.qkv.weight.multiplier
+    assert len(multiplier.unique()) == 3
+
+
+def test_fingerprints_differ_by_format(quantise: Any, checkpoint: Any, tmp_path: Path) -> None:
+    prints = {fingerprint(checkpoint("qwen3")[0])}
+    for name in ("gptq 4 v1", "gptq 4 v2, zeros", "awq", "ct w4 groups", "ct nvfp4"):
+        found = quantise("qwen3", layers_in(name), FORMATS[name][1])
+        prints.add(fingerprint(found.folder))
+        shutil.rmtree(found.folder)
+    assert len(prints) == 6
+
+
+def test_a_checkpoint_that_is_quantised_is_not_quantised_again(open_runtime: Any, quantise: Any) -> None:
+    found = quantise("qwen3", layers_in("awq"), FORMATS["awq"][1])
+    with pytest.raises(ModelError, match=r"^weight_quantization: must be none .* got int8$"):
+        open_runtime(found.folder, weight_quantization="int8")
+
+
+def test_a_quantised_configuration_of_plain_weights_is_refused(open_runtime: Any, quantise: Any) -> None:
+    found = quantise("qwen3", lambda _: None, FORMATS["awq"][1])
+    with pytest.raises(ModelError, match="quant_method must be absent beside plain weights, got awq"):
+        open_runtime(found.folder)
+
+
+def test_what_is_wrong_is_said_before_memory_is_taken(
+    open_runtime: Any, quantise: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = quantise("llama2", layers_in("awq"), FORMATS["awq"][1])
+    path = found.folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.2.mlp.down_proj.scales"][0, 0] = float("nan")
+    save_file(tensors, str(path))
+
+    def taken(*_: object) -> None:
+        raise AssertionError("memory was taken")
+
+    monkeypatch.setattr("petiole.gpu_worker.models.weights.coded.Coded.put", taken)
+    with pytest.raises(ModelError, match=r"^tensor model\.layers\.2\.mlp\.down_proj\.scales must have finite"):
+        open_runtime(found.folder)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="is truncated"):
+        open_runtime(found.folder)
