@@ -36,7 +36,7 @@ class GatewaySettings(BaseModel):
     )
     gateway_unread_s: float = Field(
         default=15.0,
-        ge=1,
+        ge=3,
         le=3600,
         description="a generation whose client has gone is cancelled after this many seconds",
     )

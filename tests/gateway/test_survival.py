@@ -42,7 +42,7 @@ def gateway(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ga
 
 
 def start(site: Site, folder: Path, **environment: Any) -> Gateway:
-    settings = {"PETIOLE_GATEWAY_UNREAD_S": 2, "PETIOLE_GATEWAY_WAIT_FOR_WORKER_S": 2, **environment}
+    settings = {"PETIOLE_GATEWAY_UNREAD_S": 3, "PETIOLE_GATEWAY_WAIT_FOR_WORKER_S": 2, **environment}
     return Gateway(folder, PETIOLE_BROKER_URL=site.url, **settings)
 
 
@@ -172,6 +172,7 @@ def test_a_models_name_finds_its_queue_and_its_adapters(site: Site, gateway: Gat
         assert (known["sql"]["parent"], known["sql"]["root"]) == ("big-8b", "org/sql-lora")
         answer = http.post("/chat/completions", json={**ASKED, "model": "sql", "stream": False, "max_tokens": 3})
         assert (answer.status_code, answer.json()["model"]) == (200, "sql")
+        assert json.loads(site.state(answer.json()["id"])["done"])["model"] == "/models/big-8b"
 
     def loaded() -> list[list[str]]:
         return [model.loaded_adapters for model in models.models(site.redis)]
