@@ -27,27 +27,19 @@ from petiole.gpu_worker.models.weights.linear import Linear
 from petiole.gpu_worker.models.weights.names import LinearName
 from petiole.gpu_worker.request.images import ImageLimits
 from petiole.gpu_worker.request.skills import Processor
-from petiole.gpu_worker.request.values import ValueTokens
+from petiole.gpu_worker.request.values import ValueKinds
 
 
 class ValueDecoder(Protocol):
-    """A decoder with `value_tokens`: it embeds values from their bins, and decodes bins from hidden states. No
-    method may wait for the device. `runtime.step.values` knows which bins a token has."""
+    """A decoder with `value_tokens`. No method may wait for the device. `runtime.step.values` knows which tokens
+    carry a value; kinds are known by their names."""
 
-    def embed_coordinates(self, bins: Tensor) -> Tensor:
-        """int [n] -> [n, hidden]."""
+    def embed_value(self, kind: str, numbers: Tensor) -> Tensor:
+        """int [n, numbers of the kind] -> [n, hidden]: what a token of this kind is embedded as."""
         ...
 
-    def embed_sizes(self, bins: Tensor) -> Tensor:
-        """int [n, 2], widths and heights -> [n, hidden]."""
-        ...
-
-    def coordinate_bins(self, hidden: Tensor) -> Tensor:
-        """Hidden states whose logits give a coordinate token: [n, hidden] -> int [n]."""
-        ...
-
-    def size_bins(self, hidden: Tensor) -> Tensor:
-        """Hidden states whose logits give a size token: [n, hidden] -> int [n, 2]."""
+    def made_value(self, kind: str, hidden: Tensor) -> Tensor:
+        """Hidden states whose logits give a token of this kind: [n, hidden] -> int [n, numbers of the kind]."""
         ...
 
 
@@ -120,7 +112,7 @@ class Decoder:
     positions: Tensor | None = None
     token_types: Tensor | None = None
     side: SideTables | None = None
-    value_tokens: ValueTokens | None = None
+    value_tokens: ValueKinds | None = None
     images: ImageLimits | None = None
     processor: Processor | None = None
 

@@ -5,22 +5,22 @@
 
 A model with values declares their *kinds*. A token of a kind carries as many whole numbers as the kind has; any
 other token carries none. Only numbers travel from the device and stand in deltas, logs and cache tokens; what they
-stand for, its kind tells (`shown`). In the arrays of a step the numbers beside one token are a *line*."""
+stand for, its kind tells (`shown`). In the arrays of a step the numbers beside one token are a *line*, with
+columns for each kind."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from petiole.cache import CacheToken, CoordToken, SizeToken, ValueToken
+from petiole.cache import CacheToken, ValueToken
 
 NO_NUMBER = -1
 """Stands for a missing number in a line of inputs. A token of a kind without its numbers is text."""
-
-N_BINS, NO_BIN = 2, NO_NUMBER
 
 Numbers = tuple[int, ...]
 """The numbers that one token carries: as many as its kind has, or none."""
@@ -50,15 +50,19 @@ class ValueKinds:
         self.kinds = tuple(kinds)
         self._by_token = {kind.token_id: kind for kind in self.kinds}
         self._by_type = {kind.cached_as: kind for kind in self.kinds}
+        ends = itertools.accumulate(kind.n for kind in self.kinds)
+        self._columns = {
+            kind.token_id: slice(end - kind.n, end) for kind, end in zip(self.kinds, ends, strict=True)
+        }
 
     @property
     def width(self) -> int:
-        """The numbers of a line."""
-        return max(kind.n for kind in self.kinds)
+        """How many numbers a line has."""
+        return sum(kind.n for kind in self.kinds)
 
     def columns(self, kind: ValueKind) -> slice:
         """Where the numbers of a kind stand in a line."""
-        return slice(kind.n)
+        return self._columns[kind.token_id]
 
     def kind(self, token_id: int) -> ValueKind | None:
         return self._by_token.get(token_id)
@@ -86,32 +90,3 @@ class ValueKinds:
         """The identity of the token in the prefix cache."""
         kind = self._by_token.get(token_id)
         return token_id if kind is None else kind.cached(numbers)
-
-
-class ValueTokens(ValueKinds):
-    """Coordinates and sizes. `coordinates` and `sizes` are what their numbers stand for, in order."""
-
-    def __init__(
-        self, coordinate_id: int, size_id: int, coordinates: tuple[float, ...], sizes: tuple[float, ...]
-    ) -> None:
-        self.coordinate_id, self.size_id, self.coordinates, self.sizes = coordinate_id, size_id, coordinates, sizes
-
-        def coordinate(numbers: Numbers) -> tuple[float, ...]:
-            return (coordinates[numbers[0]],)
-
-        def size(numbers: Numbers) -> tuple[float, ...]:
-            return sizes[numbers[0]], sizes[numbers[1]]
-
-        def coord_token(numbers: Numbers) -> ValueToken:
-            return CoordToken(coordinates[numbers[0]], numbers[0])
-
-        def size_token(numbers: Numbers) -> ValueToken:
-            return SizeToken(sizes[numbers[0]], sizes[numbers[1]], numbers[0], numbers[1])
-
-        n_coordinates, n_sizes = len(coordinates), len(sizes)
-        super().__init__(
-            (
-                ValueKind("coordinate", coordinate_id, 1, n_coordinates, coordinate, coord_token, CoordToken),
-                ValueKind("size", size_id, 2, n_sizes, size, size_token, SizeToken),
-            )
-        )

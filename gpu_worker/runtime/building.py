@@ -7,7 +7,7 @@ CUDA, where the KV pool takes what everything else has left.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -18,7 +18,6 @@ from petiole.gpu_worker.models.adapters.lora import AdaptedModel, AdapterBank
 from petiole.gpu_worker.models.adapters.store import AdapterStore
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.weights.reading import TensorSource
-from petiole.gpu_worker.request.values import N_BINS
 from petiole.gpu_worker.runtime.derived import n_threads
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream, upload_together
 from petiole.gpu_worker.runtime.device.opening import open_device
@@ -51,6 +50,14 @@ class Staging:
 
 
 @dataclass(frozen=True, slots=True)
+class SideOutput:
+    """What a decoder makes beside each sampled token: `width` numbers."""
+
+    width: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
 class Built:
     """A model on its device, with all that its steps use but the executor. config: decided, with nothing left to
     a default."""
@@ -65,6 +72,7 @@ class Built:
     memory: StepMemory
     adapters: AdapterStore
     sampler: OutputSampler
+    sides: Mapping[str, SideOutput]
     slots: Sequence[DecodeSlot[Staging]]
 
 
@@ -85,16 +93,19 @@ def build(config: EngineConfig, device: Device | None = None, source: TensorSour
         adapted = AdaptedModel(info.plan, info.model.names)
         bank = _new_bank(config, adapted, decoder.dtype, platform) if config.lora_slots else None
         adapters = _new_adapters(config, adapted, decoder.dtype, platform)
-        n_rows, place, n_bins = rows_of(config), platform.place, bins_of(decoder)
-        states = RowStates(n_rows, info.plan.vocab_size, place, n_bins)
+        n_rows, place, kinds = rows_of(config), platform.place, decoder.value_tokens
+        states = RowStates(n_rows, info.plan.vocab_size, place, 0 if kinds is None else kinds.width)
         sampler = OutputSampler(
             states, lambda arrays: upload_together(arrays, place), platform.choose, platform.accept
         )
-        slots = tuple(_new_slot(k, config, n_bins, platform.device, stream, copy_stream) for k in range(N_SLOTS))
+        sides = side_outputs(decoder)
+        slots = tuple(_new_slot(k, config, sides, platform.device, stream, copy_stream) for k in range(N_SLOTS))
         check_shared_stream(slots)
         memory = StepMemory(_new_cache(config, decoder, platform), bank, states)
         platform.device.synchronize()  # tensors created on other streams are complete
-    return Built(config, platform, reader, info, decoder, stream, copy_stream, memory, adapters, sampler, slots)
+    return Built(
+        config, platform, reader, info, decoder, stream, copy_stream, memory, adapters, sampler, sides, slots
+    )
 
 
 def platform_of(device: Device) -> Platform:
@@ -136,8 +147,11 @@ def rows_of(config: EngineConfig) -> int:
     return config.max_num_seqs + 1
 
 
-def bins_of(decoder: Decoder) -> int:
-    return 0 if decoder.value_tokens is None else N_BINS
+def side_outputs(decoder: Decoder) -> dict[str, SideOutput]:
+    """The side outputs of a decoder, by name. An executor makes them (`StepStates.sides`); sampling and the copy
+    to the host need no more than their sizes."""
+    kinds = decoder.value_tokens
+    return {} if kinds is None else {VALUES: SideOutput(kinds.width, torch.int32)}
 
 
 def _require_room(config: EngineConfig, decoder: Decoder, platform: Platform) -> None:
@@ -175,13 +189,18 @@ def _new_cache(config: EngineConfig, decoder: Decoder, platform: Platform) -> KV
 
 
 def _new_slot(
-    slot_id: int, config: EngineConfig, n_bins: int, device: Device, stream: DeviceStream, copying: DeviceStream
+    slot_id: int,
+    config: EngineConfig,
+    sides: Mapping[str, SideOutput],
+    device: Device,
+    stream: DeviceStream,
+    copying: DeviceStream,
 ) -> DecodeSlot[Staging]:
     n_rows = rows_of(config)
     n_outputs = n_rows * (1 + config.speculative_tokens)
     host = {
         "token_ids": device.host_buffer((n_outputs,), torch.int32),
         "accepted": device.host_buffer((n_rows,), torch.int32),
-        VALUES: device.host_buffer((n_outputs, n_bins), torch.int32),
     }
+    host |= {name: device.host_buffer((n_outputs, side.width), side.dtype) for name, side in sides.items()}
     return DecodeSlot(slot_id, stream, RenderBuffer(host, copying), Staging())

@@ -17,10 +17,9 @@ from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import AdapterError, ModelError
 from petiole.gpu_worker.models.weights.reading import TensorSource
 from petiole.gpu_worker.request.images import PreparedImage
-from petiole.gpu_worker.runtime.building import bins_of, build, limits_of
+from petiole.gpu_worker.runtime.building import build, limits_of
 from petiole.gpu_worker.runtime.device.interface import Device, upload
 from petiole.gpu_worker.runtime.interface import (
-    VALUES,
     EncodeInput,
     Load,
     ModelLimits,
@@ -33,7 +32,6 @@ from petiole.gpu_worker.runtime.interface import (
 from petiole.gpu_worker.runtime.platform import Executor
 from petiole.gpu_worker.runtime.reading import ModelInfo
 from petiole.gpu_worker.runtime.step.inputs import ImageInputs, StepInputs, StepStates, lay_out
-from petiole.gpu_worker.runtime.step.rows import write_rows
 
 
 class _NoWeights:
@@ -63,7 +61,7 @@ class ModelRuntime:
         self._reader, self._info, self._decoder = built.reader, built.info, built.decoder
         self._stream, self._copy_stream, self._slots = built.stream, built.copy_stream, built.slots
         self._memory, self._adapters, self._sampler = built.memory, built.adapters, built.sampler
-        self._states, self._n_bins = built.memory.states, bins_of(built.decoder)
+        self._states, self._sides = built.memory.states, built.sides
         self._features: dict[int, Tensor] = {}  # of encoded images, by key; used in stream order
         with torch.no_grad():
             self._executor: Executor = self._new_executor(nothing)
@@ -101,10 +99,9 @@ class ModelRuntime:
             images = [(one.at, self._features.pop(one.key)) for one in batch.embeddings]
             staging.states = self._executor.forward(slot_id, inputs, images)
             if len(inputs.known_pending):
+                known = None if inputs.known_values is None else self._up(inputs.known_values)
                 rows = self._up(inputs.known_pending_rows)
-                write_rows(self._states.pending, rows, self._up(inputs.known_pending))
-                if inputs.pending_bins is not None:
-                    write_rows(self._states.pending_bins, rows, self._up(inputs.pending_bins))
+                self._states.pending.write(rows, self._up(inputs.known_pending), known)
 
         self._enqueue(forward, batch.kind)
 
@@ -118,8 +115,7 @@ class ModelRuntime:
         known = {} if plan.drafts is not None else {"accepted": batch.outputs}
         if plan.drafts is not None:
             lengths["accepted"] = batch.size
-        if self._n_bins:
-            lengths[VALUES] = plan.n
+        lengths |= dict.fromkeys(self._sides, plan.n)
         if plan.top_logprobs is not None:
             render = render.extended(self._logprobs_on_host(plan.n, plan.top_logprobs))
             lengths |= dict.fromkeys(("logprobs", "top_ids", "top_logprobs"), plan.n)

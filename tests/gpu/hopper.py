@@ -26,6 +26,7 @@ from triton.runtime.jit import JITFunction
 from petiole.gpu_worker.models.parts.rotary import Rotation
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.runtime.cuda.fused import accept, adapters, choose, layers, products
+from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import Choice
 
 VOCAB = 151_936
@@ -139,10 +140,10 @@ def eight_bits() -> None:
 
 
 def accepted() -> None:
-    pending = torch.zeros(65, dtype=torch.int64)
-    bins = torch.zeros((65, 3), dtype=torch.int32)
+    values = torch.zeros((65, 3), dtype=torch.int32)
+    pending = PendingInputs(torch.zeros(65, dtype=torch.int64), values)
     tokens, drafts = torch.zeros(16, dtype=torch.int64), torch.zeros(3 * 4 + 16, dtype=torch.int64)
-    accept.accept(tokens, bins[:16], drafts, 4, pending, bins)
+    accept.accept(tokens, values[:16], drafts, 4, pending)
 
 
 def deltas() -> None:
@@ -191,7 +192,7 @@ VARIANTS: dict[str, Callable[[], Tensor | None]] = {
     },
     "": pages,
     "of 4096": eight_bits,
-    "with bins": accepted,
+    "with values": accepted,
     "of rank 16": deltas,
     "normed, 1024": product(1024, 3072, False),
     "normed, 4096": product(4096, 12_288, False),

@@ -22,7 +22,7 @@ from petiole.gpu_worker.runtime.step.noise import gumbel, noise_keys
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
 from tests.support.agreement import MIDDLE, agree, same_but_for_near_ties
 from tests.support.families import FAMILIES, write_adapter
-from tests.support.values import WithValues
+from tests.support.values import OWN, WithValues
 
 WINDOWED = {"mistral", "qwen2-window"}
 """Their attention is a kernel of its own, which takes a minute to compile where it is not there yet."""
@@ -281,20 +281,21 @@ def test_captured_graphs_compute_with_what_a_reload_brings(checkpoint, open_runt
 
 
 @pytest.mark.parametrize("sizes", [(1, 4, 8), (1,)], ids=["captured", "eager"])
-def test_bins_beside_the_tokens_are_those_of_the_cpu(sizes, checkpoint, open_runtime, monkeypatch):
-    """Every token is given, so that what is compared depends on the bins alone. Each step reads what the one
-    before it decoded, so that roundings add up; wrong bins differ by as much as they change."""
+def test_values_beside_the_tokens_are_those_of_the_cpu(sizes, checkpoint, open_runtime, monkeypatch):
+    """Every token is given, so that what is compared depends on the numbers alone. Each step reads what the one
+    before it decoded, so that roundings add up; wrong numbers differ by as much as they change."""
     qwen3 = ARCHITECTURES["Qwen3ForCausalLM"]
     kind = dataclasses.replace(qwen3, read=lambda *found: WithValues(read_decoder(*found)))
     monkeypatch.setitem(ARCHITECTURES, "Qwen3ForCausalLM", kind)
     monkeypatch.setattr(cuda, "supports", lambda *_: Support(None))  # or nothing of it would be captured
-    folder, given = checkpoint("qwen3")[0], SamplingParams(temperature=0, allowed_token_ids=[7])
-    found = []
+    folder, found = checkpoint("qwen3")[0], []
     for device in ("cpu", "cuda"):
         driver = Driver(open_runtime(folder, device=device, graph_batch_sizes=sizes))
-        sequences = [driver.sequence(tokens(n, n), given) for n in (3, 9, 5)]
-        found.append([driver.prefill(sequences).side_outputs[VALUES].copy()])
-        found[-1] += [driver.decode(sequences).side_outputs[VALUES].copy() for _ in range(6)]
-    error = relative_error(np.array(found[1]), np.array(found[0]))
-    assert error < 10 * MIDDLE
-    assert np.abs(np.diff(found[0], axis=0)).max() > 0.1, "they change from step to step"
+        given = [SamplingParams(temperature=0, allowed_token_ids=[kind]) for kind in (5, 6, 7)]
+        sequences = [driver.sequence(tokens(n, n), one) for n, one in zip((3, 9, 5), given, strict=True)]
+        outputs = [np.where(OWN, driver.prefill(sequences).side_outputs[VALUES], 0)]
+        outputs += [np.where(OWN, driver.decode(sequences).side_outputs[VALUES], 0) for _ in range(6)]
+        found.append(outputs)
+    assert relative_error(np.array(found[1]), np.array(found[0])) < 10 * MIDDLE
+    changes = np.abs(np.diff(found[0], axis=0)).max(axis=0)
+    assert ((changes > 50) == OWN).all(), "from step to step"

@@ -28,6 +28,7 @@ from petiole.gpu_worker.runtime.cuda.fused.accept import accept as fused_accept
 from petiole.gpu_worker.runtime.cuda.fused.adapters import add_deltas
 from petiole.gpu_worker.runtime.cuda.fused.layers import gather_pages, rotate_and_store, token_slots, write_pages
 from petiole.gpu_worker.runtime.step.noise import noise_keys
+from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import Choice, choose
 from petiole.gpu_worker.runtime.step.verify import accept
 from tests.support import fake_flashinfer as plain
@@ -126,8 +127,8 @@ def parts(qkv: torch.Tensor, n_heads: int, n_kv_heads: int, width: int) -> list[
     return [part.view(len(qkv), -1, width) for part in split]
 
 
-@pytest.mark.parametrize("n_bins", [0, 3])
-def test_drafts_are_accepted_as_on_a_cpu(n_bins):
+@pytest.mark.parametrize("width", [0, 3])
+def test_drafts_are_accepted_as_on_a_cpu(width):
     """Rows without outputs, with one, and with more than a warp has lanes; the token that is refused at any place,
     or nowhere."""
     draw, counts = np.random.default_rng(0), np.array([3, 0, 1, 6, 70, 33, 32, 6, 1, 0])
@@ -140,14 +141,14 @@ def test_drafts_are_accepted_as_on_a_cpu(n_bins):
         following[within == refused_at] += 1
         following[(first + counts)[counts > 0] - 1] = -1
         drafts = torch.from_numpy(np.concatenate([first, counts, rows, following]))
-        bins = torch.from_numpy(draw.integers(0, 99, (total, n_bins), dtype=np.int32)) if n_bins else None
+        values = torch.from_numpy(draw.integers(0, 99, (total, width), dtype=np.int32)) if width else None
         results = []
         for device, function in (("cpu", accept), (DEVICE, fused_accept)):
-            pending = torch.full((21,), -7, device=device)
-            pending_bins = torch.full((21, n_bins), -7, dtype=torch.int32, device=device)
-            given = (torch.from_numpy(tokens), bins, drafts)
+            lines = torch.full((21, width), -7, dtype=torch.int32, device=device)
+            pending = PendingInputs(torch.full((21,), -7, device=device), lines)
+            given = (torch.from_numpy(tokens), values, drafts)
             given = (t if t is None else t.to(device) for t in given)
-            results.append([t.cpu() for t in (*function(*given, n, pending, pending_bins), pending, pending_bins)])
+            results.append([t.cpu() for t in (*function(*given, n, pending), pending.token_ids, pending.values)])
         assert all(map(torch.equal, *results))
         assert results[0][1].tolist() == np.minimum(counts, refused_at + 1).tolist()
 

@@ -48,8 +48,8 @@ An engine without a real model:
     stepped          a scheduler that is stepped by hand, without threads or torch
     sequences        sequences of the state machine
     interrupted      a fault at any call that the engine makes
-    toy_decoder      a decoder of bins beside tokens, served by the real runtime
-    values           a decoder of bins around any other
+    toy_decoder      a decoder of values beside tokens, served by the real runtime
+    values           a decoder of values around any other
 
 Models and devices:
 

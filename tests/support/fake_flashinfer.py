@@ -384,7 +384,6 @@ def compute_as_on_cuda(runtime):
     if isinstance(decoder, Decoder):
         decoder = dataclasses.replace(decoder, kernels=FlashInferKernels())
     memory = runtime._memory
-    pending = (memory.states.pending, memory.states.pending_bins)
-    parts = (decoder, memory.cache, memory.bank, *pending, runtime.config)
+    parts = (decoder, memory.cache, memory.bank, memory.states.pending, runtime.config)
     runtime._executor = CudaExecutor(*parts, runtime._device, runtime._stream, eager)
     return runtime

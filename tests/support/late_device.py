@@ -32,7 +32,7 @@ from petiole.gpu_worker.runtime.device import interface, transfer
 from petiole.gpu_worker.runtime.device.interface import DeviceError
 from petiole.gpu_worker.runtime.memory import kv
 from petiole.gpu_worker.runtime.memory.kv import KVCache
-from petiole.gpu_worker.runtime.step import outputs, rows
+from petiole.gpu_worker.runtime.step import pending
 from petiole.gpu_worker.runtime.step.sampling import choose
 from petiole.gpu_worker.runtime.step.verify import accept
 from tests.support import fake_flashinfer
@@ -220,9 +220,9 @@ def _late_choose(logits: torch.Tensor, choice: Any) -> torch.Tensor:
     return token_ids
 
 
-def _late_accept(token_ids: torch.Tensor, bins: Any, drafts: Any, n_rows: int, *pending: Any) -> Any:
+def _late_accept(token_ids: torch.Tensor, values: Any, drafts: Any, n_rows: int, pending: Any) -> Any:
     found = torch.empty(len(token_ids), dtype=torch.int32), torch.empty(n_rows, dtype=torch.int32)
-    _queue(lambda: _fill(found, accept(token_ids, bins, drafts, n_rows, *pending)))
+    _queue(lambda: _fill(found, accept(token_ids, values, drafts, n_rows, pending)))
     return found
 
 
@@ -256,9 +256,7 @@ def install(monkeypatch: Any) -> None:
         monkeypatch.setattr(kind, "plan", _on_the_host(kind.plan))
     for module in (interface, cuda):
         monkeypatch.setattr(module, "staged", lambda array, device: torch.from_numpy(array.copy()))
-    for module in (rows, outputs):
-        monkeypatch.setattr(module, "write_rows", _write_rows)
-    monkeypatch.setattr("petiole.gpu_worker.runtime.runtime.write_rows", _write_rows)
+    monkeypatch.setattr(pending, "write_rows", _write_rows)
     monkeypatch.setattr("petiole.gpu_worker.runtime.building.upload_together", _upload_together)
     monkeypatch.setattr(KVCache, "update", _update)
     monkeypatch.setattr(transfer, "_copy", lambda target, source, n: target[:n].copy_(source, non_blocking=True))

@@ -75,7 +75,7 @@ def exact_crops(tiling: tuple[int, int] = (1, 2), seed: int = 3) -> np.ndarray:
 
 
 class Forced:
-    """A skill whose tokens are known: only their bins are not."""
+    """A skill whose tokens are known: only their values are not."""
 
     def __init__(self, values: tuple[tuple[float, ...], ...] = ()) -> None:
         self.values = values

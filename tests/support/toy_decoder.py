@@ -1,8 +1,8 @@
-"""A decoder that decodes bins beside its tokens, served by the real `ModelRuntime`.
+"""A decoder that makes values beside its tokens, served by the real `ModelRuntime`.
 
 Its arithmetic is exact: keys and queries are zero, so attention is the mean over the history, and the mean of
-small integers times their number, rounded, is their sum. What it samples, and the bins beside it, are hashes of
-that sum, which depends on every token, every bin and every position before. Most of what it samples are
+small integers times their number, rounded, is their sum. What it samples, and the numbers beside it, are hashes of
+that sum, which depends on every token, every number and every position before. Most of what it samples are
 coordinates and sizes.
 
 `SeeingToyDecoder` takes images, too: several, wherever they stand, each as long as its crops are high.
@@ -24,21 +24,21 @@ from petiole.gpu_worker import EngineConfig
 from petiole.gpu_worker.models.decoder import Forward
 from petiole.gpu_worker.models.families.family import Family
 from petiole.gpu_worker.models.families.registry import ARCHITECTURES
+from petiole.gpu_worker.models.moondream.values import value_kinds
 from petiole.gpu_worker.models.parts.rotary import Rotation
 from petiole.gpu_worker.models.plan import Attention, FeedForward, Layer, ModelPlan, Norm, Rotary
 from petiole.gpu_worker.request.images import ImageLimits
-from petiole.gpu_worker.request.values import N_BINS, NO_BIN, Numbers, ValueTokens
+from petiole.gpu_worker.request.values import NO_NUMBER, Numbers
 from petiole.gpu_worker.runtime.device.cpu import CpuDevice
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
-from petiole.gpu_worker.runtime.step.values import decode_found, embed_found
+from petiole.gpu_worker.runtime.step.values import embed_found, made_found
 
 VOCAB, WIDTH, MAX_POSITIONS = 48, 16, 96
-VALUES = ValueTokens(
-    coordinate_id=5,
-    size_id=6,
-    coordinates=tuple(k / 1024 for k in range(1024)),
-    sizes=tuple(2 ** (k / 512 - 2) for k in range(1024)),
-)
+COORDINATE_ID, SIZE_ID = 5, 6
+COORDINATES = tuple(k / 1024 for k in range(1024))
+SIZES = tuple(2 ** (k / 512 - 2) for k in range(1024))
+VALUES = value_kinds(COORDINATE_ID, SIZE_ID, COORDINATES, SIZES)
+_TOKENS = {kind.name: kind for kind in VALUES.kinds}
 _NAME = "ToyDecoderWithValues"
 
 
@@ -66,14 +66,12 @@ class ToyDecoder:
         self.plan = plan
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        return _columns(token_ids, torch.zeros(len(token_ids), N_BINS))
+        return _columns(token_ids, torch.zeros(len(token_ids), 2))
 
-    def embed_coordinates(self, bins: Tensor) -> Tensor:
-        """As text, with the number of each bin, from 1 on, beside it."""
-        return _columns(torch.full_like(bins, VALUES.coordinate_id), F.pad(bins[:, None] + 1, (0, 1)))
-
-    def embed_sizes(self, bins: Tensor) -> Tensor:
-        return _columns(torch.full_like(bins[:, 0], VALUES.size_id), bins + 1)
+    def embed_value(self, kind: str, numbers: Tensor) -> Tensor:
+        """As text, with the numbers, from 1 on, beside it."""
+        token_ids = torch.full_like(numbers[:, 0], _TOKENS[kind].token_id)
+        return _columns(token_ids, F.pad(numbers + 1, (0, 2 - numbers.shape[1])))
 
     def forward(self, hidden: Tensor, step: Forward) -> Tensor:
         inputs = hidden.round().long()
@@ -90,18 +88,12 @@ class ToyDecoder:
 
     def head_output(self, hidden: Tensor) -> Tensor:
         logits = (_hash(self._state(hidden)[:, None] + torch.arange(VOCAB)) & 0xFFFF).float()
-        logits[:, [VALUES.coordinate_id, VALUES.size_id]] += 0x6000
+        logits[:, [COORDINATE_ID, SIZE_ID]] += 0x6000
         return logits
 
-    def coordinate_bins(self, hidden: Tensor) -> Tensor:
-        return self._bins(hidden, VALUES.coordinate_id)[:, 0]
-
-    def size_bins(self, hidden: Tensor) -> Tensor:
-        return self._bins(hidden, VALUES.size_id)
-
-    def _bins(self, hidden: Tensor, token_id: int) -> Tensor:
-        mixed = _hash(self._state(hidden) + 1000 * (1 + token_id))
-        return (_hash(mixed[:, None] + torch.arange(N_BINS)) & 1023).int()
+    def made_value(self, kind: str, hidden: Tensor) -> Tensor:
+        mixed = _hash(self._state(hidden) + 1000 * (1 + _TOKENS[kind].token_id))
+        return (_hash(mixed[:, None] + torch.arange(_TOKENS[kind].n)) & 1023).int()
 
     def _state(self, hidden: Tensor) -> Tensor:
         state = torch.zeros(len(hidden), dtype=torch.int64)
@@ -150,25 +142,25 @@ class _History:
 
 
 def continuation(prompt: Sequence[int | Tensor], rotary: Any = ()) -> Iterator[tuple[int, Numbers]]:
-    """The oracle: greedy tokens and their bins, one by one, without an engine. `prompt`: tokens, and images as
+    """The oracle: greedy tokens and their numbers, one by one, without an engine. `prompt`: tokens, and images as
     `embedded_image` makes them. `rotary`: [2, n], the rotary positions of the first n positions."""
     decoder, history = ToyDecoder(_plan()), _History()
     parts = [part if isinstance(part, Tensor) else [part] for part in prompt]
-    inputs: list[Any] = [(token, (NO_BIN,) * N_BINS) for part in parts for token in part]
+    inputs: list[Any] = [(token, (NO_NUMBER,) * VALUES.width) for part in parts for token in part]
     position = 0
     where = torch.as_tensor(rotary).view(2, -1)
     behind = torch.arange(MAX_POSITIONS) + (where.max() + 1 if len(rotary) else 0)
     where = torch.cat([where, behind.expand(2, -1)], dim=1).long()
     while True:
-        for token, bins in inputs:
+        for token, line in inputs:
             if isinstance(token, Tensor):
                 embedded = token[None]
             else:
-                embedded = embed_found(decoder, torch.tensor([token]), torch.tensor([bins]))
+                embedded = embed_found(decoder, torch.tensor([token]), torch.tensor([line]))
             hidden = decoder.forward(embedded, Forward(where[:, position : position + 1], history))
             position += 1
         best = decoder.head_output(hidden).argmax(-1)
-        inputs = [(int(best), tuple(decode_found(decoder, hidden, best)[0].tolist()))]
+        inputs = [(int(best), tuple(made_found(decoder, hidden, best)[0].tolist()))]
         yield int(best), VALUES.numbers(*inputs[0])
 
 

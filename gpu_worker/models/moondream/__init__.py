@@ -6,6 +6,7 @@ skills/    what it can be asked, a file a skill; no torch
 crops      from a picture to uint8 crops; no torch
 encoder    from crops to the inputs of the text decoder
 decoder    the text decoder
-region     coordinates and sizes
+values     coordinates and sizes as kinds of values
+region     coordinates and sizes: their weights
 loading    the published names of its tensors
 """

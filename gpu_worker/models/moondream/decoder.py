@@ -44,14 +44,8 @@ class MoondreamDecoder(Decoder):
     def image_features(self, features: Tensor, tiling: tuple[int, int]) -> Tensor:
         return self.vision.projected(features, tiling)[None]
 
-    def embed_coordinates(self, bins: Tensor) -> Tensor:
-        return self.region.embed_coordinates(bins.long())
+    def embed_value(self, kind: str, numbers: Tensor) -> Tensor:
+        return self.region.embedded(kind, numbers.long())
 
-    def embed_sizes(self, bins: Tensor) -> Tensor:
-        return self.region.embed_sizes(bins.long())
-
-    def coordinate_bins(self, hidden: Tensor) -> Tensor:
-        return self.region.coordinate_logits(hidden).argmax(-1)
-
-    def size_bins(self, hidden: Tensor) -> Tensor:
-        return self.region.size_logits(hidden).argmax(-1)
+    def made_value(self, kind: str, hidden: Tensor) -> Tensor:
+        return self.region.logits(kind, hidden).argmax(-1)

@@ -18,6 +18,7 @@ from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder
 from petiole.gpu_worker.models.moondream.encoder import Mlp, VisionEncoder
 from petiole.gpu_worker.models.moondream.processor import MoondreamProcessor
 from petiole.gpu_worker.models.moondream.region import Region, coordinate_table, size_table
+from petiole.gpu_worker.models.moondream.values import value_kinds
 from petiole.gpu_worker.models.parts.attention import AttentionWeights
 from petiole.gpu_worker.models.parts.feed_forward import FeedForwardWeights
 from petiole.gpu_worker.models.parts.layer import LayerWeights
@@ -25,7 +26,6 @@ from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.models.weights.reading import TensorSource, read_tensor
 from petiole.gpu_worker.request.images import ImageLimits
-from petiole.gpu_worker.request.values import ValueTokens
 
 
 def read_moondream(source: TensorSource, model: Model, options: LoadOptions) -> Decoder:
@@ -43,7 +43,7 @@ def read_moondream(source: TensorSource, model: Model, options: LoadOptions) -> 
             text,
             vision=reader.vision(),
             region=reader.region(),
-            value_tokens=ValueTokens(tokens.coordinate, tokens.size, coordinate_table(bins), size_table(bins)),
+            value_tokens=value_kinds(tokens.coordinate, tokens.size, coordinate_table(bins), size_table(bins)),
             images=ImageLimits(
                 max_images=1,
                 max_positions=geometry.grid**2,

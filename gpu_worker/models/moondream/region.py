@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.models.moondream.encoder import Mlp
+from petiole.gpu_worker.models.moondream.values import SIZE
 from petiole.gpu_worker.models.weights.linear import Linear
 
 
@@ -36,21 +37,16 @@ class Region:
     coordinates: Tensor
     sizes: Tensor
 
-    def embed_coordinates(self, bins: Tensor) -> Tensor:
-        """int [n] -> [n, hidden]"""
-        return self.coordinate_encoder(_fourier(self.coordinates[bins][:, None], self.coordinate_features))
+    def embedded(self, kind: str, bins: Tensor) -> Tensor:
+        """int [n, 1], coordinates, or [n, 2], widths and heights -> [n, hidden]."""
+        if kind == SIZE:
+            return self.size_encoder(_fourier(self.sizes[bins], self.size_features))
+        return self.coordinate_encoder(_fourier(self.coordinates[bins], self.coordinate_features))
 
-    def embed_sizes(self, bins: Tensor) -> Tensor:
-        """int [n, 2] -> [n, hidden]"""
-        return self.size_encoder(_fourier(self.sizes[bins], self.size_features))
-
-    def coordinate_logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states before the final norm: [n, hidden] -> [n, bins]."""
-        return self.coordinate_decoder(hidden)
-
-    def size_logits(self, hidden: Tensor) -> Tensor:
-        """[n, hidden] -> [n, 2, bins]: widths and heights."""
-        return self.size_decoder(hidden).view(len(hidden), 2, -1)
+    def logits(self, kind: str, hidden: Tensor) -> Tensor:
+        """Hidden states before the final norm: [n, hidden] -> [n, numbers of the kind, bins]."""
+        made = self.size_decoder(hidden) if kind == SIZE else self.coordinate_decoder(hidden)
+        return made.view(len(hidden), 2 if kind == SIZE else 1, -1)
 
 
 def _fourier(values: Tensor, features: Tensor) -> Tensor:

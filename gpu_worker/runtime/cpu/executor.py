@@ -15,18 +15,19 @@ from petiole.gpu_worker.models.decoder import Decoder, Forward, ImageDecoder
 from petiole.gpu_worker.models.fast_paths import with_known_crops
 from petiole.gpu_worker.models.parts.layered import LayeredVision
 from petiole.gpu_worker.request.images import PreparedImage
-from petiole.gpu_worker.request.values import N_BINS, NO_BIN
+from petiole.gpu_worker.request.values import NO_NUMBER
 from petiole.gpu_worker.runtime.cpu.attention import PagedAttention
 from petiole.gpu_worker.runtime.cpu.native.draw import draw
 from petiole.gpu_worker.runtime.cpu.native.encoder import native_encoder
 from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
-from petiole.gpu_worker.runtime.interface import Progress, nothing
+from petiole.gpu_worker.runtime.interface import VALUES, Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from petiole.gpu_worker.runtime.step import sampling
 from petiole.gpu_worker.runtime.step.deltas import GroupedDeltas
 from petiole.gpu_worker.runtime.step.inputs import ImageInputs, StepInputs, StepStates
+from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import Choice
-from petiole.gpu_worker.runtime.step.values import ValuedDecoder, decode_found, embed_found
+from petiole.gpu_worker.runtime.step.values import ValuedDecoder, embed_found, made_found
 
 
 def choose(logits: Tensor, choice: Choice | None) -> Tensor:
@@ -43,12 +44,11 @@ class CpuExecutor:
         decoder: Decoder,
         cache: KVCache,
         bank: AdapterBank | None,
-        pending: Tensor,
-        pending_bins: Tensor,
+        pending: PendingInputs,
         progress: Progress = nothing,
     ) -> None:
         self._decoder, self._cache, self._bank, self._progress = decoder, cache, bank, progress
-        self._pending, self._pending_bins = pending.numpy(), pending_bins.numpy()
+        self._pending = pending
         self._text_only = decoder.value_tokens is None and decoder.images is None
         self._native = native_decoder(decoder, cache, bank, progress)
         self._seeing: LayeredVision | None = with_known_crops(decoder)
@@ -57,7 +57,7 @@ class CpuExecutor:
     def forward(self, slot_id: int, inputs: StepInputs, images: ImageInputs = ()) -> StepStates:
         self._cache.update(inputs.pages)
         at = inputs.pending_inputs
-        inputs.token_ids[at] = self._pending[inputs.rows[at]]
+        inputs.token_ids[at] = self._pending.token_ids.numpy()[inputs.rows[at]]
         token_ids, outputs = torch.from_numpy(inputs.token_ids), torch.from_numpy(inputs.output_inputs)
         rows, positions = torch.from_numpy(inputs.rows), torch.from_numpy(inputs.positions)
         adapters = None
@@ -72,7 +72,7 @@ class CpuExecutor:
                 return StepStates(lambda: logits)
             hidden = self._embed(inputs, token_ids, images).float()
             logits = self._native.forward(*step, hidden=hidden, rotary=rotary, limits=limits)
-            return StepStates(lambda: logits, self._bins(hidden[: len(outputs)].to(self._decoder.dtype)))
+            return StepStates(lambda: logits, self._sides(hidden[: len(outputs)].to(self._decoder.dtype)))
         attention = PagedAttention(
             cache=self._cache,
             plan=self._decoder.plan.mixers,
@@ -86,12 +86,12 @@ class CpuExecutor:
         deltas = None if self._bank is None or adapters is None else GroupedDeltas(self._bank, adapters)
         forward = Forward(positions if rotary is None else rotary, attention, deltas, token_ids)
         hidden = self._decoder.forward(self._embed(inputs, token_ids, images), forward)[outputs]
-        return StepStates(lambda: self._decoder.head_output(hidden).float(), self._bins(hidden))
+        return StepStates(lambda: self._decoder.head_output(hidden).float(), self._sides(hidden))
 
-    def _bins(self, hidden: Tensor) -> Callable[[Tensor], Tensor] | None:
+    def _sides(self, hidden: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
         if self._decoder.value_tokens is None:
-            return None
-        return partial(decode_found, cast(ValuedDecoder, self._decoder), hidden)
+            return {}
+        return {VALUES: partial(made_found, cast(ValuedDecoder, self._decoder), hidden)}
 
     def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
         crops = [(torch.from_numpy(image.pixels), image.tiling) for image in images]
@@ -102,7 +102,7 @@ class CpuExecutor:
 
     def _embed(self, inputs: StepInputs, token_ids: Tensor, images: ImageInputs) -> Tensor:
         """[T, hidden] in the model's type."""
-        may_have_values = inputs.bins is not None or len(inputs.pending_inputs) > 0
+        may_have_values = inputs.values is not None or len(inputs.pending_inputs) > 0
         if self._decoder.value_tokens is not None and may_have_values:
             embedded = self._embed_values(inputs, token_ids)
         else:
@@ -112,8 +112,8 @@ class CpuExecutor:
         return embedded
 
     def _embed_values(self, inputs: StepInputs, token_ids: Tensor) -> Tensor:
-        bins, at = inputs.bins, inputs.pending_inputs
-        if bins is None:
-            bins = np.full((len(token_ids), N_BINS), NO_BIN, np.int32)
-        bins[at] = self._pending_bins[inputs.rows[at]]
-        return embed_found(cast(ValuedDecoder, self._decoder), token_ids, torch.from_numpy(bins))
+        lines, at, pending = inputs.values, inputs.pending_inputs, self._pending.values.numpy()
+        if lines is None:
+            lines = np.full((len(token_ids), pending.shape[1]), NO_NUMBER, np.int32)
+        lines[at] = pending[inputs.rows[at]]
+        return embed_found(cast(ValuedDecoder, self._decoder), token_ids, torch.from_numpy(lines))

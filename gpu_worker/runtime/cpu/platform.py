@@ -61,8 +61,7 @@ class CpuPlatform:
         stepping: Progress,
         building: Progress,
     ) -> CpuExecutor:
-        states = memory.states
-        return CpuExecutor(decoder, memory.cache, memory.bank, states.pending, states.pending_bins, stepping)
+        return CpuExecutor(decoder, memory.cache, memory.bank, memory.states.pending, stepping)
 
     def release_memory(self) -> None:
         """Nothing is held."""

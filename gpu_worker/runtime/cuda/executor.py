@@ -30,7 +30,7 @@ from petiole.gpu_worker.models.fast_paths import (
 from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear
 from petiole.gpu_worker.request.images import PreparedImage
-from petiole.gpu_worker.request.values import NO_BIN
+from petiole.gpu_worker.request.values import NO_NUMBER
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     HEAD_SIZES,
     PLAN_BYTES,
@@ -55,6 +55,7 @@ from petiole.gpu_worker.runtime.memory.kv import KVCache
 from petiole.gpu_worker.runtime.memory.room import state_bytes
 from petiole.gpu_worker.runtime.step.deltas import GroupedDeltas
 from petiole.gpu_worker.runtime.step.inputs import ImageInputs, StepInputs, StepStates, lay_out
+from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import Choice, likeliest
 from petiole.gpu_worker.runtime.step.segments import Run, Segmented, segmented
 from petiole.gpu_worker.runtime.step.values import ValuedDecoder, embed_all
@@ -170,12 +171,12 @@ def choose(logits: Tensor, choice: Choice | None) -> Tensor:
 
 
 def accept(
-    token_ids: Tensor, bins: Tensor | None, drafts: Tensor, n_rows: int, pending: Tensor, pending_bins: Tensor
+    token_ids: Tensor, values: Tensor | None, drafts: Tensor, n_rows: int, pending: PendingInputs
 ) -> tuple[Tensor, Tensor]:
     """`verify.accept` in one launch."""
     from petiole.gpu_worker.runtime.cuda.fused.accept import accept as accept_in_one_launch
 
-    return accept_in_one_launch(token_ids, bins, drafts, n_rows, pending, pending_bins)
+    return accept_in_one_launch(token_ids, values, drafts, n_rows, pending)
 
 
 class CudaExecutor:
@@ -186,8 +187,7 @@ class CudaExecutor:
         decoder: Decoder,
         cache: KVCache,
         bank: AdapterBank | None,
-        pending: Tensor,
-        pending_bins: Tensor,
+        pending: PendingInputs,
         config: EngineConfig,
         device: Device,
         stream: DeviceStream,
@@ -203,7 +203,7 @@ class CudaExecutor:
             )
             config, capture = replace(config, cuda_graphs="off"), eager
         self._decoder, self._cache, self._bank = decoder, cache, bank
-        self._pending, self._pending_bins = pending, pending_bins
+        self._pending = pending
         self._geometry = Geometry(decoder.plan, cache, decoder.dtype)
         shapes = captured_shapes(config, cache.table.shape[1] * cache.page_size)
         workspace = new_workspace(cache.device)
@@ -222,7 +222,7 @@ class CudaExecutor:
         stream.synchronize()
 
     def _new_slot(self, shapes: dict[str, list[Shape]], workspace: Tensor, device: Device) -> _Slot:
-        model = (self._decoder, self._geometry, self._pending, self._pending_bins, self._bank)
+        model = (self._decoder, self._geometry, self._pending, self._bank)
         buffers = new_step_buffers([*chain(*shapes.values())], self._decoder, self._geometry, device)
         graphs = {layout: Graphs(*model, workspace, buffers, some) for layout, some in shapes.items()}
         images, bidirectional = self._decoder.images, None
@@ -258,8 +258,8 @@ class CudaExecutor:
             keys, half = self._up(np.zeros((1, 2), np.int32)), self._up(np.full(1, 0.5, np.float32))
             for found in dict.fromkeys((logits, logits.float())):  # for example unchanged, and after penalties
                 token_ids = choose(found, Choice(half, keys, self._up(one.astype(np.int64)), half, half))
-            bins = None if self._decoder.value_tokens is None else self._pending_bins[:1]
-            accept(token_ids, bins, self._up(np.array([0, 1, 0, -1])), 1, self._pending, self._pending_bins)
+            values = None if self._decoder.value_tokens is None else self._pending.values[:1]
+            accept(token_ids, values, self._up(np.array([0, 1, 0, -1])), 1, self._pending)
 
     def _append(self, slot: _Slot, step: Segmented) -> StepStates:
         inputs = step.inputs
@@ -270,7 +270,7 @@ class CudaExecutor:
             deltas = GroupedDeltas(self._bank, step.adapters)
         rotary = positions if inputs.rotary is None else self._up(inputs.rotary.astype(np.int32))
         given = self._up(inputs.token_ids)
-        token_ids = torch.where(given < 0, self._pending[rows], given)
+        token_ids = torch.where(given < 0, self._pending.token_ids[rows], given)
         embedded = self._embed(inputs, rows, token_ids, given < 0)
         for begin, features in step.images:
             embedded[begin : begin + features.shape[1]] = features[0]
@@ -280,12 +280,12 @@ class CudaExecutor:
 
     def _embed(self, inputs: StepInputs, rows: Tensor, token_ids: Tensor, pending: Tensor) -> Tensor:
         """pending: bool [T], which tokens come from their rows' pending buffers."""
-        if self._decoder.value_tokens is None or (inputs.bins is None and not len(inputs.pending_inputs)):
+        if self._decoder.value_tokens is None or (inputs.values is None and not len(inputs.pending_inputs)):
             return self._decoder.embed(token_ids)
-        bins = self._pending_bins[rows]
-        known = torch.full_like(bins, NO_BIN) if inputs.bins is None else self._up(inputs.bins)
-        bins = torch.where(pending[:, None], bins, known)
-        return embed_all(cast(ValuedDecoder, self._decoder), token_ids, bins)
+        lines = self._pending.values[rows]
+        known = torch.full_like(lines, NO_NUMBER) if inputs.values is None else self._up(inputs.values)
+        lines = torch.where(pending[:, None], lines, known)
+        return embed_all(cast(ValuedDecoder, self._decoder), token_ids, lines)
 
     def _attention(self, slot: _Slot, step: Segmented, rows: Tensor, positions: Tensor) -> FlashInferAttention:
         from petiole.gpu_worker.runtime.cuda.fused.layers import token_slots

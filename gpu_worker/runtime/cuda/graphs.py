@@ -8,7 +8,7 @@ positions lie in page 0.
 
 In a decode or verify step every row has as many positions as a row with all its drafts. Rows with fewer drafts are
 padded in front. The padding writes to page 0 and attends to the cached positions of its row; its logits are not
-used. The results are logits (and bins, for models that decode values).
+used. The results are logits (and numbers, for models with values).
 
     inputs    .  p  x  y     .  .  .  p     p  x  y  z          p: pending   x, y, z: drafts   .: padding
     outputs      1  2  3              7     8  9  10 11         the inputs whose logits are sampled, put together
@@ -45,7 +45,7 @@ from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder, Forward
 from petiole.gpu_worker.models.fast_paths import Parts, supports
 from petiole.gpu_worker.models.weights.linear import DenseLinear
-from petiole.gpu_worker.request.values import N_BINS, NO_BIN
+from petiole.gpu_worker.request.values import NO_NUMBER
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     AppendWrappers,
     DecodeWrappers,
@@ -59,9 +59,10 @@ from petiole.gpu_worker.runtime.cuda.deltas import CapturedDeltas
 from petiole.gpu_worker.runtime.cuda.known import FUSED
 from petiole.gpu_worker.runtime.cuda.shapes import Shape
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
-from petiole.gpu_worker.runtime.interface import NO_UPDATES, Int32Array
+from petiole.gpu_worker.runtime.interface import NO_UPDATES, VALUES, Int32Array
 from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
-from petiole.gpu_worker.runtime.step.values import ValuedDecoder, bins_of, decode_all, embed_all
+from petiole.gpu_worker.runtime.step.pending import PendingInputs
+from petiole.gpu_worker.runtime.step.values import ValuedDecoder, embed_all, made_of_all
 
 logger = logging.getLogger(__name__)
 
@@ -81,15 +82,15 @@ _FIELDS = 13
 class StepBuffers:
     """A slot's inputs, int32 [fields, positions], pinned and on the device; its page list, int32; and its results.
 
-    logits and bins are the results of decodes and verifications. logits: [positions, vocab]. bins: int32
-    [positions, 1 + N_BINS], for either kind of value (see `step.values`); empty if the model decodes no values.
+    logits and values are the results of decodes and verifications. logits: [positions, vocab]. values: int32
+    [positions, width], the lines beside the tokens (see `step.values`); empty for a model without values.
     hidden: [positions, hidden], the results of all other steps."""
 
     host: Tensor
     device: Tensor
     indices: Tensor
     logits: Tensor
-    bins: Tensor
+    values: Tensor
     hidden: Tensor
 
     def field(self, field: int, n: int) -> Tensor:
@@ -102,7 +103,7 @@ Layers = Callable[[Tensor, Forward], Tensor]
 
 def new_step_buffers(shapes: Sequence[Shape], decoder: Decoder, geometry: Geometry, host: Device) -> StepBuffers:
     """Buffers for steps of all these shapes."""
-    plan, device = decoder.plan, geometry.device
+    plan, device, kinds = decoder.plan, geometry.device, decoder.value_tokens
     rows, positions = max(shape.rows for shape in shapes), max(shape.positions for shape in shapes)
     with_logits = max(shape.positions for shape in shapes if shape.queries)
     with_hidden = max((shape.positions for shape in shapes if not shape.queries), default=0)
@@ -113,9 +114,7 @@ def new_step_buffers(shapes: Sequence[Shape], decoder: Decoder, geometry: Geomet
         device=torch.zeros(fields, dtype=torch.int32, device=device),
         indices=torch.zeros(n_indices, dtype=torch.int32, device=device),
         logits=torch.zeros((with_logits, plan.vocab_size), dtype=decoder.dtype, device=device),
-        bins=torch.zeros(
-            (0 if decoder.value_tokens is None else with_logits, 1 + N_BINS), dtype=torch.int32, device=device
-        ),
+        values=torch.zeros((with_logits, 0 if kinds is None else kinds.width), dtype=torch.int32, device=device),
         hidden=torch.zeros((with_hidden, plan.hidden_size), dtype=decoder.dtype, device=device),
     )
 
@@ -128,8 +127,7 @@ class Graphs:
         self,
         decoder: Decoder,
         geometry: Geometry,
-        pending: Tensor,
-        pending_bins: Tensor,
+        pending: PendingInputs,
         bank: AdapterBank | None,
         workspace: Tensor,
         buffers: StepBuffers,
@@ -137,7 +135,7 @@ class Graphs:
     ) -> None:
         """shapes: of one layout, the smallest first."""
         self._decoder, self._geometry, self._bank = decoder, geometry, bank
-        self._pending, self._pending_bins = pending, pending_bins
+        self._pending = pending
         self._buffers, self._shapes = buffers, shapes
         self._wrappers = {shape: new_wrappers(geometry, shape, workspace, buffers.indices) for shape in shapes}
         self._replays: dict[tuple[Shape, bool], Callable[[], object]] = {}
@@ -226,24 +224,24 @@ class Graphs:
             self._buffers.hidden[:n].copy_(hidden)
             return
         if self._decoder.value_tokens is not None:
-            self._buffers.bins[:n].copy_(decode_all(cast(ValuedDecoder, self._decoder), hidden))
+            self._buffers.values[:n].copy_(made_of_all(cast(ValuedDecoder, self._decoder), hidden))
         self._buffers.logits[:n].copy_(self._decoder.head_output(hidden))
 
     def _token_ids(self, n: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Which tokens come from their rows' pending buffers, and all tokens."""
         tokens = self._buffers.field(_TOKENS, n).long()
-        return tokens < 0, torch.where(tokens < 0, self._pending[rows], tokens)
+        return tokens < 0, torch.where(tokens < 0, self._pending.token_ids[rows], tokens)
 
     def _embed(self, rows: Tensor, token_ids: Tensor, pending: Tensor) -> Tensor:
         if self._decoder.value_tokens is None:
             return self._decoder.embed(token_ids)
-        bins = torch.where(pending[:, None], self._pending_bins[rows], NO_BIN)
-        return embed_all(cast(ValuedDecoder, self._decoder), token_ids, bins)
+        lines = torch.where(pending[:, None], self._pending.values[rows], NO_NUMBER)
+        return embed_all(cast(ValuedDecoder, self._decoder), token_ids, lines)
 
     def shape_for(self, inputs: StepInputs) -> Shape | None:
         """The smallest captured step that this one can be padded to, or None."""
         several_axes = inputs.rotary is not None and inputs.rotary.ndim > 1
-        if inputs.bins is not None or inputs.limits is not None or several_axes:
+        if inputs.values is not None or inputs.limits is not None or several_axes:
             return None
         rows, positions = len(inputs.batch_rows), len(inputs.positions)
         shape = next((s for s in self._shapes if s.rows >= rows and s.positions >= positions), None)
@@ -260,11 +258,11 @@ class Graphs:
         """Stage, plan and replay one step whose `shape_for` this is. Called in stream order."""
         self._prepare(shape, inputs)
         self._replays[shape, self._adapted(inputs)]()
-        n, buffers, tokens = len(inputs.output_inputs), self._buffers, self._decoder.value_tokens
+        n, buffers = len(inputs.output_inputs), self._buffers
         if not shape.queries:
             return states_of(self._decoder, buffers.hidden[:n])
-        bins = None if tokens is None else partial(bins_of, buffers.bins[:n], tokens=tokens)
-        return StepStates(lambda: buffers.logits[:n], bins)
+        logits, values = buffers.logits[:n], buffers.values[:n]
+        return StepStates(lambda: logits, {} if self._decoder.value_tokens is None else {VALUES: lambda _: values})
 
     def _prepare(self, shape: Shape, inputs: StepInputs | None) -> None:
         """Fill the slot's buffers with a step padded to this shape, or with padding alone, and plan the attention
@@ -338,13 +336,12 @@ def step_lengths(shape: Shape, inputs: StepInputs | None) -> tuple[Int32Array, I
 
 def states_of(decoder: Decoder, outputs: Tensor) -> StepStates:
     """The results of a step with these hidden states: [O, hidden]."""
-    valued, tokens = cast(ValuedDecoder, decoder), decoder.value_tokens
 
-    def bins(token_ids: Tensor) -> Tensor:
-        assert tokens is not None
-        return bins_of(decode_all(valued, outputs), token_ids, tokens)
+    def values(_: Tensor) -> Tensor:
+        return made_of_all(cast(ValuedDecoder, decoder), outputs)
 
-    return StepStates(lambda: decoder.head_output(outputs), None if tokens is None else bins)
+    sides = {} if decoder.value_tokens is None else {VALUES: values}
+    return StepStates(lambda: decoder.head_output(outputs), sides)
 
 
 def fused_layers(decoder: Decoder, n: int) -> Layers | None:

@@ -86,14 +86,13 @@ class CudaPlatform:
             building()
             return capture(work, kept=kept)
 
-        states = memory.states
+        pending = memory.states.pending
         with torch.inference_mode(), kernels_at_hand():
             return CudaExecutor(
                 decoder,
                 memory.cache,
                 memory.bank,
-                states.pending,
-                states.pending_bins,
+                pending,
                 config,
                 self.device,
                 stream,

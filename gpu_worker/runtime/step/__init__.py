@@ -4,10 +4,11 @@ inputs    the arrays of a step, laid out on the host
 segments  the inputs of a step, grouped by the keys that they see
 rows      sampling state of each row: parameters on the host, sent with each step; penalty counts, bias and next
           inputs on the device
+pending   the next inputs of rows, which only the device knows
 outputs   from logits to token ids and the host's outputs
 sampling  the arithmetic of sampling, as pure functions
 verify    which drafts are accepted
-values    from bins to inputs, and from hidden states to bins
+values    from numbers to inputs, and from hidden states to numbers
 noise     noise of a seed and a position
 deltas    adds adapters, in plain torch
 """

@@ -11,8 +11,8 @@ last     [O]  0          4             5  6  7       inputs whose logits are sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
@@ -37,10 +37,10 @@ class StepInputs:
 
     rows, positions: [T]. token_ids: [T]; PENDING if a token comes from its row's pending buffer. pending_inputs:
     the indices of the inputs that are PENDING. output_inputs: [O], the indices of the inputs whose logits are
-    sampled. known_pending_rows, known_pending, pending_bins: [B'], next inputs to write to the pending buffers of
-    these rows. batch_rows, starts, lengths: [B], and pages, bins: as in `StepBatch`. adapters: [B], the adapter
-    slot of each sequence. limits: [T], for each input the end of the positions that it sees; None: all up to
-    itself. rotary: [T] or [axes, T]; None: the same as positions."""
+    sampled. known_pending_rows, known_pending, known_values: [B'], next inputs to write to the pending buffers of
+    these rows. batch_rows, starts, lengths: [B], and pages: as in `StepBatch`. values: [T], the side input VALUES.
+    adapters: [B], the adapter slot of each sequence. limits: [T], for each input the end of the positions that it
+    sees; None: all up to itself. rotary: [T] or [axes, T]; None: the same as positions."""
 
     kind: StepKind
     rows: Int64Array
@@ -55,8 +55,8 @@ class StepInputs:
     lengths: Int32Array
     adapters: Int32Array
     pages: PageUpdates
-    bins: Int32Array | None = None
-    pending_bins: Int32Array | None = None
+    values: Int32Array | None = None
+    known_values: Int32Array | None = None
     limits: Int64Array | None = None
     rotary: Int64Array | None = None
 
@@ -69,15 +69,16 @@ class StepInputs:
 class StepStates:
     """The results of a forward, valid until the slot's next forward.
 
-    logits: returns [O, vocab], in float32 or the model's type. bins: sampled tokens, int [O] -> their bins, int32
-    [O, N_BINS]; None for a model without values. Both must be called in stream order."""
+    logits: returns [O, vocab], in float32 or the model's type. sides: makes the side outputs, by name: sampled
+    tokens, int [O] -> an array [O, ...]. All must be called in stream order."""
 
     logits: Callable[[], Tensor]
-    bins: Callable[[Tensor], Tensor] | None = None
+    sides: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
 
 
 def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:
-    """The inputs of a batch. `token_ids` and `bins` are copies: the CPU executor writes pending ones into them."""
+    """The inputs of a batch. `token_ids` and `values` are copies: the CPU executor writes pending ones into
+    them."""
     if batch.kind == "decode":
         return _lay_out_decode(batch, adapters)
     starts, lengths, outputs = batch.starts, batch.lengths, batch.outputs
@@ -103,8 +104,8 @@ def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:
         lengths=lengths,
         adapters=adapters,
         pages=batch.pages,
-        bins=values.copy() if (values := batch.side_inputs.get(VALUES)) is not None else None,
-        pending_bins=next_values[known] if (next_values := batch.pending_sides.get(VALUES)) is not None else None,
+        values=values.copy() if (values := batch.side_inputs.get(VALUES)) is not None else None,
+        known_values=next_values[known] if (next_values := batch.pending_sides.get(VALUES)) is not None else None,
         limits=None if batch.regions is None else _limits(batch, positions, first),
         rotary=None if batch.rotary is None else batch.rotary.astype(np.int64),
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 from petiole.cache import ragged_arange
 from petiole.gpu_worker.runtime.interface import VALUES, StepBatch, TokenMask
 from petiole.gpu_worker.runtime.step.inputs import StepStates
-from petiole.gpu_worker.runtime.step.rows import OutputPlan, RowStates, Upload, Uses, sampled_with, write_rows
+from petiole.gpu_worker.runtime.step.rows import OutputPlan, RowStates, Upload, Uses, sampled_with
 from petiole.gpu_worker.runtime.step.sampling import (
     Choose,
     apply_bits,
@@ -42,21 +42,19 @@ class OutputSampler:
         host knows it otherwise.
         """
         given = sampled_with(plan, self._upload)
-        rows, pending, pending_bins = given.rows, self._states.pending, self._states.pending_bins
+        rows, pending = given.rows, self._states.pending
         logits = self._adjust(states.logits(), rows, plan, mask)
         token_ids = self._choose(logits, given.choice)
-        bins = None if states.bins is None else states.bins(token_ids)
+        sides = {name: make(token_ids) for name, make in states.sides.items()}
+        values = sides.get(VALUES)
         accepted = None
         if given.drafts is None:
             outputs = {"token_ids": token_ids.int()}
-            write_rows(pending, rows, token_ids)
-            if bins is not None:
-                write_rows(pending_bins, rows, bins)
+            pending.write(rows, token_ids, values)
         else:
-            shown, accepted = self._accept(token_ids, bins, given.drafts, batch.size, pending, pending_bins)
+            shown, accepted = self._accept(token_ids, values, given.drafts, batch.size, pending)
             outputs = {"token_ids": shown, "accepted": accepted}
-        if bins is not None:
-            outputs[VALUES] = bins
+        outputs |= sides
         k = plan.top_logprobs
         if k is not None:
             chosen, ids, top = logprobs(logits.float(), token_ids, k)

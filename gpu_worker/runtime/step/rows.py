@@ -21,6 +21,7 @@ from petiole.gpu_worker.runtime.device.interface import upload
 from petiole.gpu_worker.runtime.interface import Int32Array, RowBinding, StepBatch, TokenMask
 from petiole.gpu_worker.runtime.step.inputs import StepInputs
 from petiole.gpu_worker.runtime.step.noise import noise_keys
+from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import NEG_INF, Choice, Penalties
 from petiole.gpu_worker.runtime.step.verify import draft_pairs, drafts_of
 
@@ -95,11 +96,10 @@ class OutputPlan:
 class RowStates:
     """The state of all rows. Host methods run on the engine thread, device methods in stream order.
 
-    Next inputs: pending: int64 [rows], token ids; pending_bins: int32 [rows, N_BINS], the bins decoded with
-    them; empty for a model without value tokens.
+    values_width: numbers of a line, 0 for a model without values.
     """
 
-    def __init__(self, n_rows: int, vocab_size: int, device: torch.device, n_bins: int = 0) -> None:
+    def __init__(self, n_rows: int, vocab_size: int, device: torch.device, values_width: int = 0) -> None:
         self._n_rows, self._vocab_size, self._device = n_rows, vocab_size, device
         self._parameters = np.zeros(n_rows, dtype=_PARAMETERS)
         self._uses = np.zeros(n_rows, dtype=np.int64)  # more room than the flags will ever need
@@ -109,8 +109,10 @@ class RowStates:
         self._seen: Tensor | None = None
         self._counts: Tensor | None = None
         self._bias: Tensor | None = None
-        self.pending = torch.zeros(n_rows, dtype=torch.int64, device=device)
-        self.pending_bins = torch.zeros((n_rows, n_bins), dtype=torch.int32, device=device)
+        self.pending = PendingInputs(
+            torch.zeros(n_rows, dtype=torch.int64, device=device),
+            torch.zeros((n_rows, values_width), dtype=torch.int32, device=device),
+        )
 
     # -- host
 
@@ -220,14 +222,6 @@ class RowStates:
             dense[token] += value
         dense[np.asarray(sampling.banned_token_ids, dtype=np.int64)] = NEG_INF
         self._bias[row] = upload(dense, self._device)
-
-
-def write_rows(target: Tensor, rows: Tensor, values: Tensor) -> None:
-    """target[rows] = values. On a CPU, numpy is about ten times as fast as torch for the few rows of a step."""
-    if target.device.type == "cpu":
-        target.numpy()[rows.numpy()] = values.numpy()
-    else:
-        target[rows] = values
 
 
 def uses_of(s: SamplingParams) -> int:

@@ -61,7 +61,7 @@ def segmented(inputs: StepInputs, images: ImageInputs) -> Segmented:
         token_ids=inputs.token_ids[order],
         pending_inputs=place[inputs.pending_inputs],
         output_inputs=place[inputs.output_inputs],
-        bins=None if inputs.bins is None else inputs.bins[order],
+        values=None if inputs.values is None else inputs.values[order],
         limits=inputs.limits[order],
         rotary=None if inputs.rotary is None else inputs.rotary[..., order],
     )

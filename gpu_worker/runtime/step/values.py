@@ -1,77 +1,72 @@
-"""Values beside tokens: bins as inputs, and bins of sampled tokens.
+"""Values beside tokens: lines of numbers as inputs, and lines that are made with sampled tokens.
 
-Only the device knows which tokens of a step are coordinates and sizes. On a CPU the code looks at the tokens, and
-computes only their values (`embed_found`, `decode_found`). On CUDA the host may not look: coordinates and sizes
-are computed for every position, and each position takes its own (`embed_all`, `decode_all`, `bins_of`). So bins
-can be decoded before a token is sampled, in the graph of the forward.
+Only the device knows which tokens of a step carry a value. On a CPU the code looks at the tokens, and computes
+only their values (`embed_found`, `made_found`). On CUDA the host may not look: the values of every kind are
+computed for every position, and each position takes its own (`embed_all`, `made_of_all`). So lines can be made
+before a token is sampled, in the graph of the forward.
 
-Bins are int32 [n, N_BINS]. Bins that a token does not use are 0 when decoded, and arbitrary as inputs.
+A line is int32 [width], with columns for every kind (`ValueKinds`). Numbers of other kinds than the token's are
+arbitrary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from petiole.gpu_worker.models.decoder import ValueDecoder
-from petiole.gpu_worker.request.values import N_BINS, NO_BIN, ValueTokens
+from petiole.gpu_worker.request.values import NO_NUMBER, ValueKind, ValueKinds
 
 
 class ValuedDecoder(ValueDecoder, Protocol):
     """The part of a decoder that is used here."""
 
     @property
-    def value_tokens(self) -> ValueTokens: ...
+    def value_tokens(self) -> ValueKinds: ...
 
     def embed(self, token_ids: Tensor) -> Tensor: ...
 
 
-def embed_found(decoder: ValuedDecoder, token_ids: Tensor, bins: Tensor) -> Tensor:
-    """int64 [T], bins [T] -> [T, hidden]. A value token with NO_BIN is text."""
+def embed_found(decoder: ValuedDecoder, token_ids: Tensor, lines: Tensor) -> Tensor:
+    """int64 [T], lines [T] -> [T, hidden]. A token of a kind without its numbers is text."""
     embedded = decoder.embed(token_ids)
-    coordinates, sizes = (at.nonzero()[:, 0] for at in _valued(decoder.value_tokens, token_ids, bins))
-    if len(coordinates):
-        embedded[coordinates] = decoder.embed_coordinates(bins[coordinates, 0])
-    if len(sizes):
-        embedded[sizes] = decoder.embed_sizes(bins[sizes])
+    for kind, columns, carry in _carriers(decoder.value_tokens, token_ids, lines):
+        rows = carry.nonzero()[:, 0]
+        if len(rows):
+            embedded[rows] = decoder.embed_value(kind.name, lines[rows, columns])
     return embedded
 
 
-def embed_all(decoder: ValuedDecoder, token_ids: Tensor, bins: Tensor) -> Tensor:
+def embed_all(decoder: ValuedDecoder, token_ids: Tensor, lines: Tensor) -> Tensor:
     """`embed_found`, without looking at the data."""
-    coordinates, sizes = _valued(decoder.value_tokens, token_ids, bins)
-    known = bins.clamp(min=0)
-    embedded = torch.where(sizes[:, None], decoder.embed_sizes(known), decoder.embed(token_ids))
-    return torch.where(coordinates[:, None], decoder.embed_coordinates(known[:, 0]), embedded)
+    embedded, known = decoder.embed(token_ids), lines.clamp(min=0)
+    for kind, columns, carry in _carriers(decoder.value_tokens, token_ids, lines):
+        embedded = torch.where(carry[:, None], decoder.embed_value(kind.name, known[:, columns]), embedded)
+    return embedded
 
 
-def _valued(tokens: ValueTokens, token_ids: Tensor, bins: Tensor) -> tuple[Tensor, Tensor]:
-    """Two bool [T]: which tokens are coordinates with bins, and which are sizes with bins."""
-    known = bins[:, 0] != NO_BIN
-    return (token_ids == tokens.coordinate_id) & known, (token_ids == tokens.size_id) & known
+def _carriers(kinds: ValueKinds, token_ids: Tensor, lines: Tensor) -> Iterator[tuple[ValueKind, slice, Tensor]]:
+    """Each kind, its columns and bool [T]: which tokens carry numbers of this kind."""
+    for kind in kinds.kinds:
+        columns = kinds.columns(kind)
+        yield kind, columns, (token_ids == kind.token_id) & (lines[:, columns.start] != NO_NUMBER)
 
 
-def decode_found(decoder: ValuedDecoder, hidden: Tensor, token_ids: Tensor) -> Tensor:
-    """Hidden states whose logits gave `token_ids`: [O, hidden], int [O] -> bins [O]."""
-    bins, tokens = torch.zeros((len(hidden), N_BINS), dtype=torch.int32), decoder.value_tokens
-    coordinates, sizes = ((token_ids == one).nonzero()[:, 0] for one in (tokens.coordinate_id, tokens.size_id))
-    if len(coordinates):
-        bins[coordinates, 0] = decoder.coordinate_bins(hidden[coordinates]).int()
-    if len(sizes):
-        bins[sizes] = decoder.size_bins(hidden[sizes]).int()
-    return bins
+def made_found(decoder: ValuedDecoder, hidden: Tensor, token_ids: Tensor) -> Tensor:
+    """Hidden states whose logits gave `token_ids`: [O, hidden], int [O] -> lines [O]."""
+    kinds = decoder.value_tokens
+    lines = torch.zeros((len(hidden), kinds.width), dtype=torch.int32)
+    for kind in kinds.kinds:
+        rows = (token_ids == kind.token_id).nonzero()[:, 0]
+        if len(rows):
+            lines[rows, kinds.columns(kind)] = decoder.made_value(kind.name, hidden[rows]).int()
+    return lines
 
 
-def decode_all(decoder: ValueDecoder, hidden: Tensor) -> Tensor:
-    """[O, hidden] -> int32 [O, 1 + N_BINS]: the bin if a coordinate is sampled, and the bins if a size is
-    sampled."""
-    return torch.cat([decoder.coordinate_bins(hidden)[:, None], decoder.size_bins(hidden)], dim=1).int()
-
-
-def bins_of(decoded: Tensor, token_ids: Tensor, tokens: ValueTokens) -> Tensor:
-    """The bins of the sampled tokens, from the result of `decode_all`: [O]."""
-    coordinates, sizes = (token_ids == tokens.coordinate_id)[:, None], (token_ids == tokens.size_id)[:, None]
-    both = torch.where(sizes, decoded[:, 1:], 0)
-    return torch.cat([torch.where(coordinates, decoded[:, :1], both[:, :1]), both[:, 1:]], dim=1)
+def made_of_all(decoder: ValuedDecoder, hidden: Tensor) -> Tensor:
+    """`made_found`, whatever is sampled: [O, hidden] -> lines [O]."""
+    kinds = decoder.value_tokens.kinds
+    return torch.cat([decoder.made_value(kind.name, hidden) for kind in kinds], dim=1).int()

@@ -18,6 +18,7 @@ from torch import Tensor
 from petiole.cache import ragged_arange
 from petiole.gpu_worker.runtime.interface import StepBatch
 from petiole.gpu_worker.runtime.step.inputs import Int64Array, StepInputs
+from petiole.gpu_worker.runtime.step.pending import PendingInputs
 
 
 def drafts_of(batch: StepBatch, inputs: StepInputs) -> Int64Array:
@@ -41,18 +42,17 @@ def draft_pairs(batch: StepBatch, inputs: StepInputs, wanted: npt.NDArray[np.boo
     return np.stack([outputs, inputs.token_ids[drafts]], axis=1)
 
 
-Accept = Callable[[Tensor, Tensor | None, Tensor, int, Tensor, Tensor], tuple[Tensor, Tensor]]
+Accept = Callable[[Tensor, Tensor | None, Tensor, int, PendingInputs], tuple[Tensor, Tensor]]
 """`accept`, implemented for a device."""
 
 
 def accept(
-    token_ids: Tensor, bins: Tensor | None, drafts: Tensor, n_rows: int, pending: Tensor, pending_bins: Tensor
+    token_ids: Tensor, values: Tensor | None, drafts: Tensor, n_rows: int, pending: PendingInputs
 ) -> tuple[Tensor, Tensor]:
     """The sampled tokens, int32 [O], and how many of them are accepted of each row, int32 [B]. A row's last
     accepted token becomes its next input.
 
-    token_ids: int64 [O]. bins: int32 [O, N_BINS], or None. drafts: see `drafts_of`; n_rows: B. pending,
-    pending_bins: see `RowStates`."""
+    token_ids: int64 [O]. values: int32 [O, width], or None. drafts: see `drafts_of`; n_rows: B."""
     tokens, groups, following = token_ids.numpy(), drafts[: 3 * n_rows], drafts[3 * n_rows :]
     first, counts, rows = groups.view(3, n_rows).numpy()
     refused = np.flatnonzero(tokens != following.numpy())
@@ -60,7 +60,7 @@ def accept(
     last = refused[np.searchsorted(refused, first[sampled])]
     accepted = np.zeros(n_rows, np.int32)
     accepted[sampled] = last - first[sampled] + 1
-    pending.numpy()[rows[sampled]] = tokens[last]
-    if bins is not None:
-        pending_bins.numpy()[rows[sampled]] = bins.numpy()[last]
+    pending.token_ids.numpy()[rows[sampled]] = tokens[last]
+    if values is not None:
+        pending.values.numpy()[rows[sampled]] = values.numpy()[last]
     return token_ids.int(), torch.from_numpy(accepted)

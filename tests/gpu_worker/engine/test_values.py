@@ -1,4 +1,4 @@
-"""Coordinates and sizes: their bins are staged per slot, written to the pending inputs, copied to the host with
+"""Values: their numbers are staged per slot, written to the pending inputs, copied to the host with
 the ids and embedded by the next forward without the host. They identify the tokens in the prefix cache, in deltas
 and in resumed requests. On the real runtime, with a decoder whose values matter,
 as the CPU computes it and as CUDA does, there with a stand-in for FlashInfer."""
@@ -9,18 +9,37 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from bench.driver import Driver
 from petiole.cache import CoordToken
 from petiole.gpu_worker import Engine, InvalidRequest, Request
 from petiole.gpu_worker.constraints import PositionalConstraint, SkillConstraint
 from petiole.gpu_worker.request.values import Numbers
+from petiole.gpu_worker.runtime import building
+from petiole.gpu_worker.runtime.interface import VALUES as VALUES_BESIDE
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
+from petiole.gpu_worker.runtime.step.inputs import StepStates
+from petiole.gpu_worker.runtime.step.pending import PendingInputs
+from petiole.gpu_worker.runtime.step.values import made_found
 from tests.support import fake_flashinfer
-from tests.support.toy_decoder import VALUES, VOCAB, continuation, value_runtime
+from tests.support.toy_decoder import (
+    COORDINATE_ID,
+    COORDINATES,
+    SIZE_ID,
+    SIZES,
+    VALUES,
+    VOCAB,
+    WIDTH,
+    ToyDecoder,
+    continuation,
+    value_runtime,
+)
 from tests.support.toy_engine import Watch, request, toy_engine
 
 OpenEngine = Callable[..., Engine]
@@ -80,7 +99,7 @@ EXPECTED = [oracle(prompt) for prompt in PROMPTS]
 
 @pytest.mark.parametrize("pipeline", ["on", "off"])
 @pytest.mark.parametrize(("cache", "page_size"), [("radix", 1), ("block", 16), ("off", 4)])
-def test_bins_are_those_of_a_model_without_an_engine(
+def test_values_are_those_of_a_model_without_an_engine(
     value_engine: OpenEngine, pipeline: str, cache: str, page_size: int
 ) -> None:
     machine = {"pipeline": pipeline, "prefix_cache": cache, "page_size": page_size, "speculative_tokens": 3}
@@ -90,21 +109,51 @@ def test_bins_are_those_of_a_model_without_an_engine(
 
 
 @pytest.mark.parametrize("pipeline", ["on", "off"])
-def test_a_preempted_sequence_gets_its_bins_back_as_inputs(value_engine: OpenEngine, pipeline: str) -> None:
+def test_a_preempted_sequence_gets_its_values_back_as_inputs(value_engine: OpenEngine, pipeline: str) -> None:
     with value_engine(pipeline=pipeline, num_pages=50, chunk_size=3) as engine:
         assert answers(engine) == EXPECTED
         assert engine.stats()["preemptions"]
 
 
-def test_bins_that_are_not_fed_back_change_what_follows(value_engine: OpenEngine) -> None:
+def test_values_that_are_not_fed_back_change_what_follows(value_engine: OpenEngine) -> None:
     with value_engine() as engine:
         runtime = engine.runtime
         assert isinstance(runtime, ModelRuntime)
-        runtime._states.pending_bins = runtime._states.pending_bins.clone()  # broken: nobody reads these
+        pending = runtime._states.pending
+        unread = pending.values.clone()  # broken: nobody reads these
+        runtime._states.pending = PendingInputs(pending.token_ids, unread)
         assert answers(engine) != EXPECTED
 
 
-def test_a_model_of_text_stages_no_bins() -> None:
+def test_another_side_output_needs_its_sizes_and_an_executor_that_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hidden state leaves each step beside the values that were made from it."""
+    sizes = building.side_outputs
+    with_hidden = {"hidden": building.SideOutput(WIDTH, torch.float32)}
+    monkeypatch.setattr(building, "side_outputs", lambda decoder: sizes(decoder) | with_hidden)
+    runtime = value_runtime(tmp_path, monkeypatch, max_num_seqs=4)
+    executor: Any = runtime._executor
+    forward = executor.forward
+
+    def forward_with_hidden(*given: Any) -> StepStates:
+        states = forward(*given)
+        hidden = states.sides[VALUES_BESIDE].args[-1]
+        return replace(states, sides={**states.sides, "hidden": lambda token_ids: hidden})
+
+    executor.forward = forward_with_hidden
+    driver = Driver(runtime)
+    sequences = [driver.sequence(prompt) for prompt in PROMPTS[:3]]
+    outputs = [driver.prefill(sequences)]
+    outputs += [driver.decode(sequences) for _ in range(3)]
+    for output in outputs:
+        token_ids, hidden = (torch.from_numpy(a) for a in (output.token_ids, output.side_outputs["hidden"]))
+        made = made_found(ToyDecoder(runtime._decoder.plan), hidden, token_ids)
+        assert (made.numpy() == output.side_outputs[VALUES_BESIDE]).all()
+    runtime.close()
+
+
+def test_a_model_of_text_stages_no_values() -> None:
     with toy_engine() as engine:
         deltas: list[Any] = []
         engine.submit(request(), on_delta=lambda _, delta: deltas.append(delta)).result(timeout=30)
@@ -151,7 +200,7 @@ def test_values_follow_from_the_bins(value_engine: OpenEngine) -> None:
     watch = Watch()
     with value_engine() as engine:
         engine.submit(request(PROMPTS[0], TOKENS, ignore_eos=True), on_delta=watch.on_delta).result(timeout=30)
-    tables = {VALUES.coordinate_id: (VALUES.coordinates, 1), VALUES.size_id: (VALUES.sizes, 2)}
+    tables = {COORDINATE_ID: (COORDINATES, 1), SIZE_ID: (SIZES, 2)}
     for delta in watch.deltas:
         for token, bins, values in zip(delta.token_ids, delta.bins or (), delta.values or (), strict=True):
             table, n = tables.get(token, ((), 0))
@@ -160,7 +209,7 @@ def test_values_follow_from_the_bins(value_engine: OpenEngine) -> None:
 
 
 @pytest.mark.parametrize("pipeline", ["on", "off"])
-def test_a_resumed_request_continues_bin_for_bin(value_engine: OpenEngine, pipeline: str) -> None:
+def test_a_resumed_request_continues_number_for_number(value_engine: OpenEngine, pipeline: str) -> None:
     """The second attempt embeds what the first one decoded, wherever that one stopped."""
     tokens, bins = EXPECTED[0]
     with value_engine(pipeline=pipeline, prefix_cache="off", num_pages=200) as engine:
@@ -206,7 +255,7 @@ def test_points_of_a_prompt_are_embedded_as_if_they_had_been_generated(value_eng
         ({"prompt": [1, CoordToken(0.5, 2000)]}, "prompt[1]"),
     ],
 )
-def test_bins_that_do_not_fit_are_refused_by_field(value_engine: OpenEngine, bad: Any, field: str) -> None:
+def test_numbers_that_do_not_fit_are_refused_by_field(value_engine: OpenEngine, bad: Any, field: str) -> None:
     with value_engine() as engine, pytest.raises(InvalidRequest) as caught:
         engine.submit(request(**bad)).result(timeout=30)
     assert caught.value.field == field
@@ -226,7 +275,7 @@ class Boxes:
     def allowed_at(self, index: int) -> list[int]:
         if index == 3 * self.most:
             return [EOS]
-        return ([VALUES.coordinate_id, EOS], [VALUES.coordinate_id], [VALUES.size_id])[index % 3]
+        return ([COORDINATE_ID, EOS], [COORDINATE_ID], [SIZE_ID])[index % 3]
 
     def consume_step(self, token_id: int, values: Any = ()) -> None:
         self.steps += ((token_id, tuple(values)),)

@@ -26,7 +26,7 @@ from petiole.gpu_worker.models.loading import LoadOptions, load_model
 from petiole.gpu_worker.models.moondream.config import parse_moondream_config
 from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder
 from petiole.gpu_worker.request.images import ImagePlace, PreparedImage
-from petiole.gpu_worker.runtime.interface import StepBatch
+from petiole.gpu_worker.runtime.interface import VALUES, StepBatch
 from petiole.gpu_worker.runtime.platform import Executor
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 from petiole.gpu_worker.runtime.step.inputs import StepStates
@@ -59,8 +59,9 @@ class Listening:
 
     def forward(self, *args: Any) -> StepStates:
         states = self.executor.forward(*args)
-        assert isinstance(states.bins, partial), "what decodes bins from the hidden states"
-        if len(hidden := states.bins.args[-1]):
+        make = states.sides[VALUES]
+        assert isinstance(make, partial), "what makes numbers from the hidden states"
+        if len(hidden := make.args[-1]):
             self.heard.append((hidden[-1].clone(), states.logits()[-1].clone()))
         return states
 

@@ -23,6 +23,7 @@ from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models import fast_paths
 from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder
 from petiole.gpu_worker.models.moondream.encoder import VisionEncoder
+from petiole.gpu_worker.models.moondream.values import value_kinds
 from petiole.gpu_worker.models.parts.attention import AttentionWeights
 from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.parts.layer import LayerWeights
@@ -31,7 +32,6 @@ from petiole.gpu_worker.models.parts.rotary import rotary_table
 from petiole.gpu_worker.models.plan import Growth, ModelPlan, Norm, Rotary, SideInput
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear
 from petiole.gpu_worker.request.images import ImageLimits
-from petiole.gpu_worker.request.values import ValueTokens
 from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.encoder import native_encoder
@@ -45,6 +45,7 @@ from petiole.gpu_worker.runtime.interface import NO_UPDATES, PENDING, StepBatch
 from petiole.gpu_worker.runtime.memory.kv import KVCache, new_kv_cache
 from petiole.gpu_worker.runtime.platform import Executor
 from petiole.gpu_worker.runtime.step.inputs import lay_out
+from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from tests.gpu_worker.runtime.cpu.test_native_encoder import random_encoder
 from tests.gpu_worker.runtime.cpu.test_native_parallel import VOCAB as MOONDREAM_VOCAB
 from tests.gpu_worker.runtime.cpu.test_native_parallel import random_decoder as random_moondream
@@ -107,12 +108,12 @@ def logits_of(executor: Executor, *, axes: bool = False) -> Tensor:
     return torch.cat(found)
 
 
-def pending() -> tuple[Tensor, Tensor]:
-    return torch.zeros(3, dtype=torch.int64), torch.zeros(3, 2, dtype=torch.int32)
+def pending() -> PendingInputs:
+    return PendingInputs(torch.zeros(3, dtype=torch.int64), torch.zeros(3, 2, dtype=torch.int32))
 
 
 def on_cpu(decoder: Any) -> CpuExecutor:
-    return CpuExecutor(decoder, new_cache(decoder.plan), None, *pending())
+    return CpuExecutor(decoder, new_cache(decoder.plan), None, pending())
 
 
 def by_torch(variant: Variant, monkeypatch: pytest.MonkeyPatch, *, axes: bool = False) -> Tensor:
@@ -158,7 +159,7 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., CudaExecutor]:
         config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=32, chunk_size=16, graph_batch_sizes=(2,))
         device, decoder = CpuDevice(), variant(known_decoder(FlashInferKernels))
         stream = device.new_stream("compute")
-        return CudaExecutor(decoder, new_cache(decoder.plan), None, *pending(), config, device, stream, captures)
+        return CudaExecutor(decoder, new_cache(decoder.plan), None, pending(), config, device, stream, captures)
 
     return get
 
@@ -311,7 +312,7 @@ def test_positions_of_several_axes_never_pass_for_one_axis(on_cuda: Callable[...
     "more",
     [
         {"images": ImageLimits(1, 4, 1, bidirectional=False)},
-        {"value_tokens": ValueTokens(5, 6, (0.0,), (1.0,))},
+        {"value_tokens": value_kinds(5, 6, (0.0,), (1.0,))},
         {"processor": object()},
     ],
     ids=lambda more: next(iter(more)),

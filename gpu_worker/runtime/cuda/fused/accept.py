@@ -9,25 +9,35 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from petiole.gpu_worker.runtime.step.pending import PendingInputs
+
 _WIDTH = 32
 
 
 def accept(
-    token_ids: Tensor, bins: Tensor | None, drafts: Tensor, n_rows: int, pending: Tensor, pending_bins: Tensor
+    token_ids: Tensor, values: Tensor | None, drafts: Tensor, n_rows: int, pending: PendingInputs
 ) -> tuple[Tensor, Tensor]:
     """See `verify.accept`. All tensors are dense."""
     device = token_ids.device
     shown = torch.empty(len(token_ids), dtype=torch.int32, device=device)
     accepted = torch.empty(n_rows, dtype=torch.int32, device=device)
-    sampled_bins, n_bins = (shown, 0) if bins is None else (bins, bins.shape[1])
-    tensors = (token_ids, sampled_bins, drafts, pending, pending_bins, shown, accepted)
-    _accept[(n_rows,)](*tensors, N_BINS=n_bins, WIDTH=_WIDTH, num_warps=1)
+    beside, n_beside = (shown, 0) if values is None else (values, values.shape[1])
+    tensors = (token_ids, beside, drafts, pending.token_ids, pending.values, shown, accepted)
+    _accept[(n_rows,)](*tensors, N_VALUES=n_beside, WIDTH=_WIDTH, num_warps=1)
     return shown, accepted
 
 
 @triton.jit
 def _accept(
-    token_ids, bins, drafts, pending, pending_bins, shown, accepted, N_BINS: tl.constexpr, WIDTH: tl.constexpr
+    token_ids,
+    values,
+    drafts,
+    pending,
+    pending_values,
+    shown,
+    accepted,
+    N_VALUES: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     i, n_rows = tl.program_id(0), tl.num_programs(0)
     first, count = tl.load(drafts + i), tl.load(drafts + n_rows + i)
@@ -43,7 +53,7 @@ def _accept(
     if count > 0:
         row, last = tl.load(drafts + 2 * n_rows + i), first + refused
         tl.store(pending + row, tl.load(token_ids + last))
-        for k in tl.static_range(N_BINS):
-            tl.store(pending_bins + row * N_BINS + k, tl.load(bins + last * N_BINS + k))
+        for k in tl.static_range(N_VALUES):
+            tl.store(pending_values + row * N_VALUES + k, tl.load(values + last * N_VALUES + k))
         refused += 1
     tl.store(accepted + i, refused.to(tl.int32))

@@ -384,12 +384,12 @@ def test_a_row_takes_its_drafts_up_to_and_with_the_first_that_differs(rows_of):
             last[row] = tokens[at + expected[-1] - 1]
         at += n
     states = RowStates(len(counts) + 1, 300, torch.device("cpu"))
-    states.pending.fill_(-1)
+    states.pending.token_ids.fill_(-1)
     step = batch(range(1, len(counts) + 1), [3] * len(counts), outputs=counts.tolist(), token_ids=inputs)
     step = replace(step, kind="mixed", lengths=np.maximum(counts, 1))
     plan = planned(states, step)
     sampled = torch.from_numpy(tokens), None, torch.from_numpy(plan.drafts), step.size
-    shown, accepted = accept(*sampled, states.pending, states.pending_bins)
+    shown, accepted = accept(*sampled, states.pending)
     assert shown.tolist() == tokens.tolist()
     assert accepted.tolist() == expected
-    assert states.pending.tolist() == last.tolist()
+    assert states.pending.token_ids.tolist() == last.tolist()

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from petiole.gpu_worker.runtime.interface import NO_UPDATES, PENDING, StepBatch
+from petiole.gpu_worker.runtime.interface import NO_UPDATES, PENDING, VALUES, StepBatch
 from petiole.gpu_worker.runtime.step.inputs import lay_out
 from petiole.gpu_worker.runtime.step.segments import Run, segmented
 
@@ -67,7 +67,7 @@ def batch_of(parts: list[Chunk]) -> StepBatch:
         pending=np.full(len(parts), PENDING, np.int32),
         bindings=(),
         pages=NO_UPDATES,
-        bins=np.stack([tokens] * 2, axis=1),
+        side_inputs={VALUES: np.stack([tokens] * 2, axis=1)},
         regions=np.array(regions, np.int32) if regions else None,
         rotary=np.stack([tokens] * WIDTH),
     )
@@ -95,7 +95,7 @@ def test_every_query_sees_what_it_would_alone(parts: list[Chunk]) -> None:
         zip(plain.rows.tolist(), plain.positions.tolist(), ends.tolist(), strict=True)
     ), "each once"
     places = [at for at, _ in step.images]
-    for name in ("rows", "positions", "token_ids", "bins"):
+    for name in ("rows", "positions", "token_ids", "values"):
         assert (getattr(inputs, name)[places] == getattr(plain, name)).all(), name
     assert inputs.rotary is not None
     assert plain.rotary is not None
