@@ -76,8 +76,8 @@ class CropDecoder(ImageDecoder, Protocol):
         ...
 
 
-class LinearDeltas(Protocol):
-    """The LoRA deltas of a step, added to the output of a linear layer in place."""
+class AdapterTerms(Protocol):
+    """The LoRA terms of a step, added to the output of a linear layer in place."""
 
     def add(self, layer: int, name: LinearName, x: Tensor, y: Tensor) -> None: ...
 
@@ -89,7 +89,7 @@ class Forward:
 
     positions: Tensor
     attention: StepAttention
-    deltas: LinearDeltas | None = None
+    terms: AdapterTerms | None = None
     token_ids: Tensor | None = None
 
 
@@ -201,8 +201,8 @@ class Decoder:
 
     def _apply(self, i: int, name: LinearName, linear: Linear, x: Tensor, step: Forward) -> Tensor:
         y = linear(x)
-        if step.deltas is not None:
-            step.deltas.add(i, name, x, y)
+        if step.terms is not None:
+            step.terms.add(i, name, x, y)
         return y
 
 

@@ -146,12 +146,12 @@ def accepted() -> None:
     accept.accept(tokens, values[:16], drafts, 4, pending)
 
 
-def deltas() -> None:
+def terms() -> None:
     hidden, outputs, rank = 1024, (2048, 1024, 1024), 16
     x, y = torch.empty((16, hidden), dtype=torch.bfloat16), torch.empty((16, 4096), dtype=torch.bfloat16)
     a = torch.empty((5, 3 * rank, hidden), dtype=torch.bfloat16)
     b = [torch.empty((5, n, rank), dtype=torch.bfloat16) for n in outputs]
-    adapters.add_deltas(x, y, a, b, *(torch.zeros(n, dtype=torch.int32) for n in (16, 5)))
+    adapters.add_terms(x, y, a, b, *(torch.zeros(n, dtype=torch.int32) for n in (16, 5)))
 
 
 def product(hidden: int, inner: int, biased: bool) -> Callable[[], None]:
@@ -193,7 +193,7 @@ VARIANTS: dict[str, Callable[[], Tensor | None]] = {
     "": pages,
     "of 4096": eight_bits,
     "with values": accepted,
-    "of rank 16": deltas,
+    "of rank 16": terms,
     "normed, 1024": product(1024, 3072, False),
     "normed, 4096": product(4096, 12_288, False),
     "normed, with a bias, 1024": product(1024, 3072, True),

@@ -25,7 +25,7 @@ from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.runtime.cuda.fused import choose as fused
 from petiole.gpu_worker.runtime.cuda.fused import products
 from petiole.gpu_worker.runtime.cuda.fused.accept import accept as fused_accept
-from petiole.gpu_worker.runtime.cuda.fused.adapters import add_deltas
+from petiole.gpu_worker.runtime.cuda.fused.adapters import add_terms
 from petiole.gpu_worker.runtime.cuda.fused.layers import gather_pages, rotate_and_store, token_slots, write_pages
 from petiole.gpu_worker.runtime.step.noise import noise_keys
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
@@ -238,9 +238,9 @@ def test_each_row_adds_what_its_own_adapter_gives(width, outputs, most, dtype):
     a = normal(len(ranks), len(outputs) * most, width)
     b = [normal(len(ranks), n, most) for n in outputs]  # beyond a slot's rank too, where it does not count
     expected, ours = y.clone(), y.clone().to(DEVICE)
-    plain.add_deltas(x, expected, a, b, slots, ranks)
+    plain.add_terms(x, expected, a, b, slots, ranks)
     device = [t.to(DEVICE) for t in (x, a, slots, ranks)]
-    add_deltas(device[0], ours, device[1], [m.to(DEVICE) for m in b], *device[2:])
+    add_terms(device[0], ours, device[1], [m.to(DEVICE) for m in b], *device[2:])
     near = 2e-2 if dtype is torch.bfloat16 else 1e-4
     torch.testing.assert_close(ours.cpu(), expected, rtol=near, atol=near)
     assert torch.equal(ours.cpu()[slots == 0], y[slots == 0])
@@ -252,7 +252,7 @@ def test_adapters_of_other_sizes_than_the_layer_are_refused(inputs, outputs):
     a, b = torch.ones(2, 8, 64, device=DEVICE), [torch.ones(2, 64, 4, device=DEVICE)] * 2
     ones = torch.ones(2, dtype=torch.int32, device=DEVICE)
     with pytest.raises(ModelError, match="of the linear layer, got 64 and 128"):
-        add_deltas(x, y, a, b, ones, 4 * ones)
+        add_terms(x, y, a, b, ones, 4 * ones)
     assert not y.any()
 
 

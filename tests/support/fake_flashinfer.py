@@ -131,7 +131,7 @@ def quantize_rows(x):
 # ---------------------------------------------------------------- gpu_worker.runtime.cuda.fused.adapters
 
 
-def add_deltas(x, y, a, b, slots, ranks):
+def add_terms(x, y, a, b, slots, ranks):
     check_int32(slots, ranks)
     assert x.stride(1) == y.stride(1) == 1
     most = a.shape[1] // len(b)
@@ -344,7 +344,7 @@ def fits(decoder):
 def forward(decoder, hidden, step):
     """The layers as products that are added to the residual."""
     assert len(hidden) <= MOST_ROWS
-    assert step.deltas is None
+    assert step.terms is None
     for i, (plan, layer) in enumerate(zip(decoder.plan.layers, decoder.layers, strict=True)):
         mixer, fed = layer.mixer, layer.feed_forward
         x = rmsnorm(hidden, layer.mixer_norm.weight, plan.mixer_norm.eps)
@@ -369,7 +369,7 @@ def install(monkeypatch):
     module("flashinfer.activation", silu_and_mul)
     layers = (rotate_and_store, write_pages, gather_pages, token_slots, quantize_rows)
     module("petiole.gpu_worker.runtime.cuda.fused.layers", *layers)
-    module("petiole.gpu_worker.runtime.cuda.fused.adapters", add_deltas)
+    module("petiole.gpu_worker.runtime.cuda.fused.adapters", add_terms)
     module("petiole.gpu_worker.runtime.cuda.fused.choose", choose)
     module("petiole.gpu_worker.runtime.cuda.fused.accept", accept)
     products = module("petiole.gpu_worker.runtime.cuda.fused.products", fits, forward)

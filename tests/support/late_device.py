@@ -242,7 +242,7 @@ def install(monkeypatch: Any) -> None:
     layers = kernels["petiole.gpu_worker.runtime.cuda.fused.layers"]
     adapters = kernels["petiole.gpu_worker.runtime.cuda.fused.adapters"]
     monkeypatch.setattr(kernels["petiole.gpu_worker.runtime.cuda.fused.products"], "fits", lambda decoder: False)
-    for module, name in ((layers, "gather_pages"), (adapters, "add_deltas")):
+    for module, name in ((layers, "gather_pages"), (adapters, "add_terms")):
         monkeypatch.setattr(module, name, _later(getattr(module, name)))
     monkeypatch.setattr(kernels["petiole.gpu_worker.runtime.cuda.fused.choose"], "choose", _late_choose)
     monkeypatch.setattr(kernels["petiole.gpu_worker.runtime.cuda.fused.accept"], "accept", _late_accept)

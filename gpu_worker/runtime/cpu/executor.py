@@ -23,10 +23,10 @@ from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
 from petiole.gpu_worker.runtime.interface import VALUES, Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from petiole.gpu_worker.runtime.step import sampling
-from petiole.gpu_worker.runtime.step.deltas import GroupedDeltas
 from petiole.gpu_worker.runtime.step.inputs import ImageInputs, StepInputs, StepStates
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import Choice
+from petiole.gpu_worker.runtime.step.terms import GroupedTerms
 from petiole.gpu_worker.runtime.step.values import ValuedDecoder, embed_found, made_found
 
 
@@ -83,8 +83,8 @@ class CpuExecutor:
             limits=limits,
             progress=self._progress,
         )
-        deltas = None if self._bank is None or adapters is None else GroupedDeltas(self._bank, adapters)
-        forward = Forward(positions if rotary is None else rotary, attention, deltas, token_ids)
+        terms = None if self._bank is None or adapters is None else GroupedTerms(self._bank, adapters)
+        forward = Forward(positions if rotary is None else rotary, attention, terms, token_ids)
         hidden = self._decoder.forward(self._embed(inputs, token_ids, images), forward)[outputs]
         return StepStates(lambda: self._decoder.head_output(hidden).float(), self._sides(hidden))
 

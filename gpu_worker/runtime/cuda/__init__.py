@@ -8,6 +8,6 @@ capture     makes a graph of the kernels that a task launches
 attention/  paged attention
 known       the plans that CUDA computes
 encoder     the image encoder as CUDA graphs
-deltas      what adapters add to a captured step
+terms       what adapters add to a captured step
 fused/      Triton kernels that FlashInfer lacks
 """

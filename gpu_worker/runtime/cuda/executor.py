@@ -53,11 +53,11 @@ from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream, st
 from petiole.gpu_worker.runtime.interface import NO_UPDATES, StepBatch, StepKind
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from petiole.gpu_worker.runtime.memory.room import state_bytes
-from petiole.gpu_worker.runtime.step.deltas import GroupedDeltas
 from petiole.gpu_worker.runtime.step.inputs import ImageInputs, StepInputs, StepStates, lay_out
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import Choice, likeliest
 from petiole.gpu_worker.runtime.step.segments import Run, Segmented, segmented
+from petiole.gpu_worker.runtime.step.terms import GroupedTerms
 from petiole.gpu_worker.runtime.step.values import ValuedDecoder, embed_all
 
 logger = logging.getLogger(__name__)
@@ -265,16 +265,16 @@ class CudaExecutor:
         inputs = step.inputs
         rows, positions = self._up(inputs.rows), self._up(inputs.positions.astype(np.int32))
         attention = self._attention(slot, step, rows, positions)
-        deltas = None
+        terms = None
         if self._bank is not None and step.adapters.any():
-            deltas = GroupedDeltas(self._bank, step.adapters)
+            terms = GroupedTerms(self._bank, step.adapters)
         rotary = positions if inputs.rotary is None else self._up(inputs.rotary.astype(np.int32))
         given = self._up(inputs.token_ids)
         token_ids = torch.where(given < 0, self._pending.token_ids[rows], given)
         embedded = self._embed(inputs, rows, token_ids, given < 0)
         for begin, features in step.images:
             embedded[begin : begin + features.shape[1]] = features[0]
-        hidden = self._decoder.forward(embedded, Forward(rotary, attention, deltas, token_ids))
+        hidden = self._decoder.forward(embedded, Forward(rotary, attention, terms, token_ids))
         outputs = hidden[self._up(inputs.output_inputs)]
         return states_of(self._decoder, outputs)
 

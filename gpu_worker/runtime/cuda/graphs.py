@@ -55,9 +55,9 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     host_page_counts,
 )
 from petiole.gpu_worker.runtime.cuda.capture import Capture
-from petiole.gpu_worker.runtime.cuda.deltas import CapturedDeltas
 from petiole.gpu_worker.runtime.cuda.known import FUSED
 from petiole.gpu_worker.runtime.cuda.shapes import Shape
+from petiole.gpu_worker.runtime.cuda.terms import CapturedTerms
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
 from petiole.gpu_worker.runtime.interface import NO_UPDATES, VALUES, Int32Array
 from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
@@ -210,14 +210,14 @@ class Graphs:
         # The last position of a row with padding is not the row's own.
         batch_rows = rows[shape.queries - 1 :: shape.queries] if shape.queries else field(_BATCH_ROWS, shape.rows)
         gather_pages(cache.table, batch_rows, field(_INDPTR, shape.rows + 1), self._buffers.indices)
-        deltas = None
+        terms = None
         if adapted and self._bank is not None:
-            deltas = CapturedDeltas(self._bank, field(_ADAPTERS, n))
+            terms = CapturedTerms(self._bank, field(_ADAPTERS, n))
         slots = token_slots(cache.table, rows, positions, cache.page_size)
         attention = FlashInferAttention(self._geometry, slots, self._wrappers[shape].wrappers)
         pending, token_ids = self._token_ids(n, rows.long())
         embedded = self._embed(rows.long(), token_ids, pending)
-        hidden = layers(embedded, Forward(field(_ROTARY, n), attention, deltas, token_ids))
+        hidden = layers(embedded, Forward(field(_ROTARY, n), attention, terms, token_ids))
         if shape.queries != 1:
             hidden = hidden[field(_OUTPUTS, n)]
         if not shape.queries:

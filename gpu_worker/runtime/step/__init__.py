@@ -10,5 +10,5 @@ sampling  the arithmetic of sampling, as pure functions
 verify    which drafts are accepted
 values    from numbers to inputs, and from hidden states to numbers
 noise     noise of a seed and a position
-deltas    adds adapters, in plain torch
+terms     what adapters add, in plain torch
 """

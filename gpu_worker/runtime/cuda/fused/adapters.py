@@ -22,7 +22,7 @@ _INNER, _INPUTS, _OUTPUTS = 8, 512, 64
 """The size of one program: rows of A, inputs at a time, rows of B."""
 
 
-def add_deltas(x: Tensor, y: Tensor, a: Tensor, b: Sequence[Tensor], slots: Tensor, ranks: Tensor) -> None:
+def add_terms(x: Tensor, y: Tensor, a: Tensor, b: Sequence[Tensor], slots: Tensor, ranks: Tensor) -> None:
     """y[t] += B[slots[t]] A[slots[t]] x[t], part by part; rows whose slot is 0 stay as they are.
 
     x: [T, in], y: [T, out], rows dense; a: [n_slots, parts * rank, in]; b[part]: [n_slots, out of the part, rank];

@@ -11,8 +11,8 @@ from petiole.gpu_worker.models.weights.names import LinearName
 from petiole.gpu_worker.runtime.device.interface import upload
 
 
-class GroupedDeltas:
-    """The deltas of one step, grouped by adapter: one pair of products for all positions with the same adapter."""
+class GroupedTerms:
+    """The terms of one step, grouped by adapter: one pair of products for all positions with the same adapter."""
 
     def __init__(self, bank: AdapterBank, adapter_slots: np.ndarray) -> None:
         self._bank = bank

@@ -8,10 +8,10 @@ from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.weights.names import LinearName
 
 
-class CapturedDeltas:
-    """The deltas of a decode step on CUDA, each position with its own adapter's matrices.
+class CapturedTerms:
+    """The terms of a decode step on CUDA, each position with its own adapter's matrices.
 
-    The host decides nothing, so the deltas can be captured in a graph. adapter_slots: int32 [T].
+    The host decides nothing, so the terms can be captured in a graph. adapter_slots: int32 [T].
     """
 
     def __init__(self, bank: AdapterBank, adapter_slots: Tensor) -> None:
@@ -19,7 +19,7 @@ class CapturedDeltas:
         self._of = adapter_slots
 
     def add(self, layer: int, name: LinearName, x: Tensor, y: Tensor) -> None:
-        from petiole.gpu_worker.runtime.cuda.fused.adapters import add_deltas
+        from petiole.gpu_worker.runtime.cuda.fused.adapters import add_terms
 
         slots = self._bank.slots(layer, name)
-        add_deltas(x, y, slots.a, slots.b, self._of, self._bank.ranks)
+        add_terms(x, y, slots.a, slots.b, self._of, self._bank.ranks)
