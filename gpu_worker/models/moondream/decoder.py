@@ -11,7 +11,7 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.moondream.encoder import VisionEncoder
-from petiole.gpu_worker.models.moondream.region import Region
+from petiole.gpu_worker.models.moondream.region import RegionHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class MoondreamDecoder(Decoder):
     """Implements `ValueDecoder` and `CropDecoder`. Text is computed as in any decoder."""
 
     vision: VisionEncoder
-    region: Region
+    region: RegionHead
 
     @staticmethod
     def around(text: Decoder, **more: Any) -> MoondreamDecoder:

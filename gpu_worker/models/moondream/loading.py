@@ -17,7 +17,7 @@ from petiole.gpu_worker.models.moondream.config import MoondreamConfig, parse_mo
 from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder
 from petiole.gpu_worker.models.moondream.encoder import Mlp, VisionEncoder
 from petiole.gpu_worker.models.moondream.processor import MoondreamProcessor
-from petiole.gpu_worker.models.moondream.region import Region, coordinate_table, size_table
+from petiole.gpu_worker.models.moondream.region import RegionHead, coordinate_table, size_table
 from petiole.gpu_worker.models.moondream.values import value_kinds
 from petiole.gpu_worker.models.parts.attention import AttentionWeights
 from petiole.gpu_worker.models.parts.feed_forward import FeedForwardWeights
@@ -87,11 +87,11 @@ class _Reader:
             ),
         )
 
-    def region(self) -> Region:
+    def region(self) -> RegionHead:
         region, hidden = self.config.region, self.config.text.hidden_size
         tables = (coordinate_table(region.bins), size_table(region.bins))
         coordinates, sizes = (self.options.empty((region.bins,)).copy_(torch.tensor(table)) for table in tables)
-        return Region(
+        return RegionHead(
             coordinate_encoder=self._linear("region.coord_encoder", hidden, region.coordinate_features),
             size_encoder=self._linear("region.size_encoder", hidden, region.size_features),
             coordinate_decoder=self._mlp("region.coord_decoder", hidden, region.inner, region.bins),

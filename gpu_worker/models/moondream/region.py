@@ -25,7 +25,7 @@ def size_table(bins: int) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class RegionHead:
     """coordinate_features: [1, n], size_features: [2, m], frequencies; the tables: [bins] in the model's type."""
 
     coordinate_encoder: Linear
