@@ -50,18 +50,18 @@ def prompt_tokens(
 
 
 def resumed_tokens(
-    token_ids: object, bins: Sequence[Sequence[int] | None], vocab_size: int, values: ValueKinds | None
+    token_ids: object, numbers: Sequence[Sequence[int] | None], vocab_size: int, values: ValueKinds | None
 ) -> InputTokens:
     """The output of earlier attempts, with the numbers that its tokens carry, all of them. Raises
     InvalidRequest."""
     ids = check_token_ids("resume_token_ids", token_ids, vocab_size)
     if values is None:
         return InputTokens(ids)
-    known = list(bins) if bins else [None] * len(ids)
+    known = list(numbers) if numbers else [None] * len(ids)
     require(len(known) == len(ids), "resume_bins", f"must have {len(ids)} entries, one for each token", len(known))
     found = {
-        at: _checked(f"resume_bins[{at}]", kind, numbers or ())
-        for at, (token, numbers) in enumerate(zip(ids, known, strict=True))
+        at: _checked(f"resume_bins[{at}]", kind, of or ())
+        for at, (token, of) in enumerate(zip(ids, known, strict=True))
         if (kind := values.kind(token)) is not None
     }
     return InputTokens(ids, found)

@@ -1,0 +1,57 @@
+"""What CUDA decides before the executor is made, over a device that is only pretended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from petiole.gpu_worker import EngineConfig
+from petiole.gpu_worker.config import BATCHING
+from petiole.gpu_worker.runtime.cpu.platform import CpuPlatform
+from petiole.gpu_worker.runtime.cuda import platform as cuda
+from petiole.gpu_worker.runtime.cuda.executor import working_bytes
+from petiole.gpu_worker.runtime.cuda.platform import CudaPlatform
+from petiole.gpu_worker.runtime.platform import Platform
+
+FREE = 8 * 2**30
+
+
+@pytest.fixture
+def platform(monkeypatch: pytest.MonkeyPatch) -> CudaPlatform:
+    monkeypatch.setattr(cuda, "free_bytes", lambda *_: FREE)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    device: Any = SimpleNamespace(torch_device=torch.device("cuda", 3), kind="cuda", new_stream=lambda name: name)
+    return CudaPlatform(device)
+
+
+def test_its_tensors_are_where_the_device_is(platform: CudaPlatform) -> None:
+    assert platform.place == torch.device("cuda", 3)
+
+
+def test_results_are_copied_by_a_stream_of_their_own(platform: CudaPlatform) -> None:
+    compute: Any = "compute"
+    assert platform.copy_stream(compute) == "copy"
+
+
+def test_pages_get_what_working_memory_leaves(
+    platform: CudaPlatform, checkpoint: Callable[..., Any], open_runtime: Callable[..., Any]
+) -> None:
+    decoder = open_runtime(checkpoint("qwen3")[0])._decoder
+    config = platform.decided(EngineConfig(max_model_len=64), decoder)
+    assert config.batching == BATCHING["cuda"]
+    working = working_bytes(config, decoder.plan, decoder.dtype.itemsize)
+    n_pages = platform.n_pages(config, decoder, torch.float16)
+    page_bytes = 2 * decoder.plan.kv_elements_per_token
+    assert n_pages == (FREE - working) // page_bytes
+
+
+def test_both_platforms_answer_the_same_questions(platform: CudaPlatform) -> None:
+    device: Any = SimpleNamespace(kind="cpu")
+    for one in (platform, CpuPlatform(device)):
+        typed: Platform = one
+        assert "none" in typed.quantizations
+        assert typed.dtypes
