@@ -84,7 +84,7 @@ class EngineConfig:
     revision: str | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    weight_quantization: Literal["none", "int8", "fp8"] = "none"
+    weight_quantization: Literal["none", "int8", "int4", "fp8"] = "none"
     kv_dtype: Literal["auto", "fp8"] = "auto"
     max_model_len: int = 0
     max_num_seqs: int = 0

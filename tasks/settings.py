@@ -83,7 +83,7 @@ class EngineSettings(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="dtype of the weights"
     )
-    weight_quantization: Literal["none", "int8", "fp8"] = Field(
+    weight_quantization: Literal["none", "int8", "int4", "fp8"] = Field(
         default="none", description="quantize weights when loading"
     )
     kv_dtype: Literal["auto", "fp8"] = Field(

@@ -41,7 +41,7 @@ def quantization(config: EngineConfig, platform: Platform) -> Quantization:
     wanted = config.weight_quantization
     if wanted not in platform.quantizations:
         kind = platform.device.kind
-        raise ModelError(f"weight_quantization: {wanted} is not for {kind} (int8: cpu, fp8: cuda)")
+        raise ModelError(f"weight_quantization: {wanted} is not for {kind} (int8, int4: cpu; fp8: cuda)")
     return wanted
 
 

@@ -1,9 +1,10 @@
 """How the weights of linear layers are stored, behind one interface. A new format is a class and a way to read it.
 
-reading   copies tensors from their source onto the device: whole, joined, as stored, or in eight bits
-source    a checkpoint as the source of tensors and of quantised layers
-formats/  readers of quantised checkpoints, one a format
-coded     the one form of quantised weights, and the `Linear` that computes every such form
-linear    `Linear`, and a class for each way to store its weights
-names     where a checkpoint keeps the parts of a plan
+reading     copies tensors from their source onto the device: whole, joined, as stored, or in eight bits
+source      a checkpoint as the source of tensors and of quantised layers
+formats/    readers of quantised checkpoints, one a format
+quantising  plain weights as four-bit codes
+coded       the one form of quantised weights, and the `Linear` that computes every such form
+linear      `Linear`, and a class for each way to store its weights
+names       where a checkpoint keeps the parts of a plan
 """

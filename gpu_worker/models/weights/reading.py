@@ -23,11 +23,12 @@ from petiole.gpu_worker.models.weights.linear import (
     quantize_fp8,
     quantize_int8,
 )
+from petiole.gpu_worker.models.weights.quantising import int4_form, quantise_int4
 from petiole.gpu_worker.models.weights.source import QuantisedLayer, alike
 
 _HEAD_ROWS = 8192  # of a head in 8 bits, as many at a time are floats
 
-Quantization = Literal["none", "int8", "fp8"]
+Quantization = Literal["none", "int8", "int4", "fp8"]
 
 
 class TensorSource(Protocol):
@@ -101,6 +102,8 @@ def read_linear(
     stored = [source.quantised(name, size, inputs) for name, size in zip(names, sizes, strict=True)]
     if any(stored):
         return _as_stored(source, names, stored, sizes, inputs, to, joint)
+    if to.quantization == "int4":
+        return _in_four_bits(source, names, sizes, inputs, to, joint)
     if to.quantization != "none":
         return _quantized(source, names, sizes, inputs, to, joint)
     return DenseLinear(_joined(source, [n + ".weight" for n in names], sizes, (inputs,), to), joint)
@@ -170,6 +173,24 @@ def _coded(layers: Sequence[QuantisedLayer], to: Destination) -> Coded:
         for layer, part in zip(layers, whole.split(sizes), strict=True):
             to.advance(layer.read(part))
     return whole
+
+
+def _in_four_bits(
+    source: TensorSource,
+    names: Sequence[str],
+    sizes: Sequence[int],
+    inputs: int,
+    to: Destination,
+    bias: Tensor | None,
+) -> Linear:
+    """Part by part, as in `_quantized`."""
+    whole = int4_form(sum(sizes), inputs).empty(to.empty)
+    for name, size, part in zip(names, sizes, whole.split(sizes), strict=True):
+        full = torch.empty((size, inputs), dtype=torch.float32, device=to.device)
+        to.advance(source.copy(name + ".weight", full))
+        if to.device.type != "meta":
+            quantise_int4(full, part)
+    return CodedLinear(whole, bias)
 
 
 def _quantized(

@@ -26,7 +26,7 @@ class CpuPlatform:
         self.kernels = TorchKernels()
         self.choose, self.accept = choose, accept
         self.dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-        self.quantizations: tuple[Quantization, ...] = ("none", "int8")
+        self.quantizations: tuple[Quantization, ...] = ("none", "int8", "int4")
         self.pinned = False
 
     def require(self, model: ModelPlan) -> None:

@@ -1,0 +1,97 @@
+"""Plain weights in four bits: never worse than a fixed level, and exact for weights that lie on a grid."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bench.driver import Driver
+from petiole.gpu_worker.models.weights.coded import CodedLinear
+from petiole.gpu_worker.models.weights.linear import DenseLinear
+from petiole.gpu_worker.models.weights.quantising import int4_form, quantise_int4
+from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
+
+
+def requantised(weight: Tensor) -> Tensor:
+    coded = int4_form(*weight.shape).empty(lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype))
+    quantise_int4(weight.float(), coded)
+    return coded.values()
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 10**6), largest=st.integers(1, 8), power=st.integers(-10, 0))
+def test_weights_of_a_grid_are_found_again(seed: int, largest: int, power: int) -> None:
+    """The scales are float16, as in GGUF's Q4_0; the peak of a group is at any level; the weights are bfloat16."""
+    generator = torch.Generator().manual_seed(seed)
+    levels = torch.randint(-largest, min(largest, 7) + 1, (6, 5, 32), generator=generator)
+    scales = (torch.rand(6, 5, 1, generator=generator) + 0.5) * 2.0**power
+    scales = scales.half().float() * torch.where(torch.rand(6, 5, 1, generator=generator) < 0.5, -1.0, 1.0)
+    stored = (levels * scales).flatten(1).bfloat16()
+    assert torch.equal(requantised(stored).bfloat16(), stored)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), inputs=st.integers(1, 100), spread=st.sampled_from([1e-6, 0.02, 1.0, 1e4]))
+def test_any_weights_are_as_near_as_at_the_fixed_level(seed: int, inputs: int, spread: float) -> None:
+    weight = torch.randn(7, inputs, generator=torch.Generator().manual_seed(seed)) * spread
+    padded = torch.nn.functional.pad(weight, (0, -inputs % 32)).unflatten(1, (-1, 32))
+    step = padded.gather(-1, padded.abs().argmax(-1, keepdim=True)) / -8
+    fixed = ((padded / step).round().clamp(-8, 7) * step).nan_to_num().flatten(1)[:, :inputs]
+    error, limit = ((found - weight).square().sum() for found in (requantised(weight), fixed))
+    assert error <= limit * 1.001 + 1e-6 * weight.square().sum()
+
+
+def test_zeros_stay_zeros() -> None:
+    weight = torch.zeros(4, 64)
+    weight[1, 3], weight[2, 40] = 0.37, -1e-15
+    found = requantised(weight)
+    assert torch.equal(found == 0, weight == 0)
+    torch.testing.assert_close(found, weight, rtol=1e-3, atol=0)
+
+
+def test_a_model_in_four_bits_computes_with_the_weights_that_the_codes_stand_for(
+    open_runtime: Any, checkpoint: Callable[[str], tuple[Path, Any]]
+) -> None:
+    folder, plain = checkpoint("qwen3")
+    model = copy.deepcopy(plain)
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            module.weight = torch.nn.Parameter(requantised(module.weight.data))
+    runtime = open_runtime(folder, weight_quantization="int4")
+    layer = runtime._decoder.layers[0]
+    assert type(layer.mixer.qkv) is type(layer.feed_forward.down) is CodedLinear
+    assert type(runtime._decoder.head) is DenseLinear
+    driver = Driver(runtime)
+    sequence = driver.sequence(tokens(40), ALL)
+    driver.prefill([sequence], [33])
+    found = table(driver.prefill([sequence]))
+    assert relative_error(found, reference(model, tokens(40))[-1:]) < 1e-4
+    assert relative_error(found, reference(plain, tokens(40))[-1:]) > 1e-3
+
+
+def test_a_reload_quantises_the_new_weights_in_place(
+    open_runtime: Any, checkpoint: Callable[[str], tuple[Path, Any]]
+) -> None:
+    folder, _ = checkpoint("qwen3")
+    runtime = open_runtime(folder, weight_quantization="int4")
+    before = runtime._decoder.layers[0].mixer.qkv.weight
+    held = before.codes.clone()
+    before.codes.zero_()
+    runtime.prepare_reload(str(folder))()
+    after = runtime._decoder.layers[0].mixer.qkv.weight
+    assert after.codes.data_ptr() == before.codes.data_ptr()
+    assert torch.equal(after.codes, held)
+
+
+@pytest.mark.parametrize("value", ["int3", "gptq"])
+def test_unknown_quantisations_are_refused(open_runtime: Any, checkpoint: Any, value: str) -> None:
+    with pytest.raises(Exception, match="weight_quantization"):
+        open_runtime(checkpoint("qwen3")[0], weight_quantization=value)
