@@ -396,6 +396,11 @@ class Engine:
         """The text of tokens. Runs on the calling thread. Raises InvalidRequest."""
         return self._intake.preparer.text_of(token_ids, skip_special_tokens=skip_special_tokens)
 
+    def text_lengths(self, request: Request, token_ids: Sequence[int]) -> list[int]:
+        """For each of these tokens, of an output of this request: how many characters the text up to it has. Runs
+        on the calling thread. Raises InvalidRequest."""
+        return self._intake.preparer.text_lengths(request, token_ids)
+
     def facts(self) -> dict[str, Any]:
         """What the model is and takes, as far as its checkpoint says so."""
         limits, text = self.limits, None if self.tokenizer is None else self.tokenizer.facts

@@ -3,6 +3,7 @@
 Preparation compiles constraints; the scheduler asks for their masks. `protocols` has their interface.
 
     compile  turns a request's constraint into the initial state of its sequence
+    calls    calls of tools, thoughts and answers as one grammar
     grammar  a compiled grammar and its states, by llguidance
     schema/  JSON schemas as grammars
     skills   a skill as a constraint

@@ -12,6 +12,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
+from petiole.gpu_worker.constraints import calls
 from petiole.gpu_worker.constraints.grammar import KEPT_GRAMMARS, GrammarState, vocabulary_of
 from petiole.gpu_worker.constraints.schema import grammar_of
 from petiole.gpu_worker.constraints.schema.patterns import check_repeats
@@ -44,18 +45,26 @@ def compile_constraint(constraint: Constraint, tokenizer: Tokenizer) -> GrammarS
 
     Slow for a new tokenizer or constraint: call it on a preparation thread."""
     kind, field = constraint.kind, f"constraint.{constraint.kind}"
-    if kind not in _SOURCES:
-        raise InvalidRequest("constraint.kind", "must be json_schema, regex, choice or grammar", kind)
+    if kind not in _SOURCES and kind != "calls":
+        raise InvalidRequest("constraint.kind", "must be json_schema, regex, choice, grammar or calls", kind)
     text = json.dumps(plain_data(field, constraint.value))
     if len(text) > MAX_BYTES:
         raise InvalidRequest(field, f"must be at most {MAX_BYTES} characters as JSON", f"{len(text)} characters")
-    return vocabulary_of(tokenizer).grammar(_source(kind, text), field, constraint.value).start()
+    vocabulary = vocabulary_of(tokenizer)
+    source = _source(kind, text) if kind in _SOURCES else _calls(text, vocabulary.special)
+    return vocabulary.grammar(source, field, constraint.value).start()
 
 
 @lru_cache(maxsize=KEPT_GRAMMARS)
 def _source(kind: ConstraintKind, text: str) -> str:
     """The grammar of a constraint's value, given as JSON text."""
     return _SOURCES[kind](f"constraint.{kind}", json.loads(text))
+
+
+@lru_cache(maxsize=KEPT_GRAMMARS)
+def _calls(text: str, special: frozenset[tuple[str, int]]) -> str:
+    """The grammar of calls. `special`: as in `Vocabulary`."""
+    return calls.source_of(json.loads(text), dict(special), _SOURCES)
 
 
 def warm_up(tokenizer: Tokenizer) -> None:

@@ -30,7 +30,10 @@ KEPT_GRAMMARS = 64
 
 
 class Vocabulary:
-    """A tokenizer in llguidance's format, and its compiled grammars. Thread-safe; created once per tokenizer."""
+    """A tokenizer in llguidance's format, and its compiled grammars. Thread-safe; created once per tokenizer.
+
+    `special`: the added tokens, with their ids, that the library takes for special: no text in a grammar stands
+    for them. They are more than those that the tokenizer calls special."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.size = tokenizer.vocab_size
@@ -42,6 +45,10 @@ class Vocabulary:
             self.tokenizer = LLTokenizer(tokenizer.backend.to_str(), eos_token=self.eos)
         except Exception as error:  # the library raises nothing narrower
             raise InvalidRequest("constraint", f"not possible with this model's tokenizer: {error}", "") from error
+        added = tokenizer.backend.get_added_tokens_decoder()
+        self.special = frozenset(
+            (token.content, v) for v, token in added.items() if self.tokenizer.is_special_token(v)
+        )
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
         self._lock = threading.Lock()
 

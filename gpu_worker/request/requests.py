@@ -57,13 +57,14 @@ class SamplingParams:
     include_stop: bool = False
 
 
-ConstraintKind = Literal["json_schema", "regex", "choice", "grammar"]
+ConstraintKind = Literal["json_schema", "regex", "choice", "grammar", "calls"]
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
     """A format the output must match. `value` is a JSON schema (mapping), a regular expression, a list of
-    strings, or a grammar in Lark syntax, according to `kind`."""
+    strings, or a grammar in Lark syntax, according to `kind`. For "calls", it is what
+    `gpu_worker.constraints.calls` describes."""
 
     kind: ConstraintKind
     value: Any
@@ -78,6 +79,7 @@ class Request:
 
     `images`: JPEG, PNG or WebP files, or crops. A file is not decoded if the cache has the image.
     `tools`, `chat_template_kwargs`: tools and variables for the chat template.
+    `shown_tokens`: texts of special tokens that stay in the output's text, whatever `skip_special_tokens` says.
     `continue_final_message`: the output continues the final message, which must be the assistant's.
     `priority`: smaller runs first.
     `deadline_s`: seconds after admission at which the request ends with its partial output and finish reason
@@ -97,6 +99,7 @@ class Request:
     tools: Sequence[Mapping[str, Any]] | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     continue_final_message: bool = False
+    shown_tokens: Sequence[str] = ()
     sampling: SamplingParams = SamplingParams()
     constraint: Constraint | ConstraintState | None = None
     adapter: str | None = None

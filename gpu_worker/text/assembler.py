@@ -6,7 +6,7 @@ request replays the tokens that have been delivered already and continues from t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from petiole.gpu_worker.text.stops import StopMatcher, automaton_of
@@ -27,7 +27,8 @@ class TextAssembler:
     continues.
 
     With `include_stop`, the text ends with the stop string; otherwise it ends before the stop string. The text of
-    the first `min_tokens` tokens completes no stop string, but may begin one.
+    the first `min_tokens` tokens completes no stop string, but may begin one. `shown`: special tokens that yield
+    text even if the others do not.
     """
 
     __slots__ = ("_detokenizer", "_matcher", "_min_tokens", "_n_tokens")
@@ -40,9 +41,12 @@ class TextAssembler:
         include_stop: bool = False,
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
+        shown: Collection[str] = (),
         before: Sequence[int] = (),
     ) -> None:
-        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens, before=before)
+        self._detokenizer = tokenizer.detokenizer(
+            skip_special_tokens=skip_special_tokens, shown=shown, before=before
+        )
         self._matcher = StopMatcher(automaton_of(tuple(stop)), include_stop=include_stop) if stop else None
         self._min_tokens = min_tokens
         self._n_tokens = 0  # counted only if there are stop strings

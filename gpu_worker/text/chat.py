@@ -98,6 +98,11 @@ class ChatTemplate:
         """Whether the checkpoint has a template at all."""
         return bool(self._sources)
 
+    @property
+    def source(self) -> str:
+        """The sources of all templates."""
+        return "\n".join(self._sources.values())
+
     def shows_tools(self) -> bool:
         """Whether a template writes the names of tools into a prompt."""
         chat = [{"role": "user", "content": "a"}]

@@ -2,8 +2,8 @@
 
 The text so far equals the decoded output, except for the bytes of an incomplete character. These are held back
 until the character is complete, or until `flush` (or a byte that cannot continue it) turns them into U+FFFD.
-The constructor is told whether special tokens yield text, and which tokens stand `before` the output, if any: some
-decoders drop a space at the beginning of a text, but not behind other text.
+The constructor is told which special tokens yield no text, and which tokens stand `before` the output, if any:
+some decoders drop a space at the beginning of a text, but not behind other text.
 
 There is one difference from decoding all tokens at once. For a run of byte-fallback tokens that is not valid
 UTF-8, the library replaces every byte of the run, also those of valid characters. Here valid characters stay,
@@ -12,7 +12,7 @@ because they have been delivered already, and only invalid bytes are replaced.""
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 import tokenizers
@@ -81,19 +81,18 @@ class LibraryDetokenizer:
     """For any other decoder: the library's own stream decoder. It has no end, so `flush` decodes the whole output
     once. It stops where earlier text would change; all text after that point waits for `flush`."""
 
-    __slots__ = ("_backend", "_ids", "_seen", "_skip_special_tokens", "_stream")
+    __slots__ = ("_backend", "_hidden", "_ids", "_seen", "_stream")
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, *, skip_special_tokens: bool, before: Sequence[int] = ()
+        self, backend: tokenizers.Tokenizer, *, hidden: Collection[int] = (), before: Sequence[int] = ()
     ) -> None:
-        self._backend = backend
-        self._skip_special_tokens = skip_special_tokens
-        self._ids = list(before)
-        self._stream: DecodeStream | None = DecodeStream(ids=list(before), skip_special_tokens=skip_special_tokens)
+        self._backend, self._hidden = backend, hidden
+        self._ids = [v for v in before if v not in hidden]
+        self._stream: DecodeStream | None = DecodeStream(ids=list(self._ids), skip_special_tokens=False)
         self._seen = len(self._whole())
 
     def push(self, token_ids: Iterable[int]) -> str:
-        text = "".join([self._step(v) for v in token_ids])
+        text = "".join([self._step(v) for v in token_ids if v not in self._hidden])
         self._seen += len(text)
         return text
 
@@ -111,5 +110,5 @@ class LibraryDetokenizer:
         return self._whole()[self._seen :]
 
     def _whole(self) -> str:
-        text: str = self._backend.decode(self._ids, skip_special_tokens=self._skip_special_tokens)
+        text: str = self._backend.decode(self._ids, skip_special_tokens=False)
         return text

@@ -75,7 +75,9 @@ class Tokenizer:
         self.control = ControlTokens(backend, texts)
         self._described = dict(described or {})
         self._pieces = self._token_pieces()
-        self._pieces_without_special = self._pieces and self._pieces.without(self.special_token_ids)
+        self._tables: dict[frozenset[int], TokenPieces] = {}  # by hidden tokens; of which a model has a few sets
+        if self._pieces is not None and self.special_token_ids:
+            self._tables[self.special_token_ids] = self._pieces.without(self.special_token_ids)
 
     def encode(
         self, text: str, *, field: str = "prompt", add_special_tokens: bool = True, max_tokens: int | None = None
@@ -108,12 +110,34 @@ class Tokenizer:
         pieces = self._pieces.pieces
         return pieces[token_id] if token_id < len(pieces) else b""  # a model may have more tokens
 
-    def detokenizer(self, *, skip_special_tokens: bool = True, before: Sequence[int] = ()) -> Detokenizer:
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, shown: Collection[str] = (), before: Sequence[int] = ()
+    ) -> Detokenizer:
         """A new incremental decoder; see `TextAssembler`."""
-        table = self._pieces_without_special if skip_special_tokens else self._pieces
-        if table is None:
-            return LibraryDetokenizer(self.backend, skip_special_tokens=skip_special_tokens, before=before)
+        hidden = self._hidden(frozenset(shown)) if skip_special_tokens else frozenset()
+        if self._pieces is None:
+            return LibraryDetokenizer(self.backend, hidden=hidden, before=before)
+        table = self._pieces
+        if hidden:
+            table = self._tables.get(hidden) or self._tables.setdefault(hidden, table.without(hidden))
         return PieceDetokenizer(table, before=before)
+
+    def text_lengths(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, shown: Collection[str] = ()
+    ) -> list[int]:
+        """For each token: how many characters an output has that ends with it."""
+        detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens, shown=shown)
+        length, lengths = 0, []
+        for token in token_ids:
+            length += len(detokenizer.push((token,)))
+            lengths.append(length)
+        return lengths
+
+    def _hidden(self, shown: frozenset[str]) -> frozenset[int]:
+        """The special tokens that yield no text."""
+        if not shown:
+            return self.special_token_ids
+        return self.special_token_ids - {self.backend.token_to_id(text) for text in shown}
 
     def apply_chat_template(
         self,
@@ -155,6 +179,7 @@ class Tokenizer:
             "tools": template.shows_tools(),
             "reasoning": template.knows_reasoning(),
             "special_tokens": special,
+            "chat_template": template.source,
             **self._described,
         }
 

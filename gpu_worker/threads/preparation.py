@@ -100,7 +100,7 @@ class Preparer:
         )
         check_min_tokens(request.sampling, rules.end_ids, self.limits.vocab_size)
         self._check_fits(len(prompt), rules)
-        constraint, tokenizer = self._constraint(request, resumed), self._text_tokenizer(request)
+        constraint, tokenizer = self._constraint(request, prompt, resumed), self._text_tokenizer(request)
         tokenizer = tokenizer if subject.has_text else None
         output.open(
             tokenizer, [token for token in prompt if token != IMAGE], rules, self._reading(subject, resumed)
@@ -137,6 +137,13 @@ class Preparer:
             raise no_tokenizer("token_ids")
         ids = check_token_ids("token_ids", token_ids, self.limits.vocab_size)
         return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def text_lengths(self, request: Request, token_ids: Sequence[int]) -> list[int]:
+        """See `Engine.text_lengths`."""
+        if self.tokenizer is None:
+            raise no_tokenizer("token_ids")
+        skips = request.sampling.skip_special_tokens
+        return self.tokenizer.text_lengths(token_ids, skip_special_tokens=skips, shown=request.shown_tokens)
 
     # ------------------------------------------------------------ parts
 
@@ -196,19 +203,41 @@ class Preparer:
         what = f"{needed} pages for {n_prompt} prompt tokens and {rules.max_output_tokens} output tokens"
         require(needed <= pages, "max_tokens", limit, what)
 
-    def _constraint(self, request: Request, resumed: InputTokens) -> ConstraintState | None:
+    def _constraint(
+        self, request: Request, prompt: Sequence[int], resumed: InputTokens
+    ) -> ConstraintState | None:
         if request.constraint is None:
             return None
         if isinstance(request.constraint, Constraint):
             compiler = self.compile_constraint
             require(compiler is not None, "constraint", "needs a tokenizer", request.constraint.kind)
-            state = cast(ConstraintCompiler, compiler)(request.constraint)
+            state = cast(ConstraintCompiler, compiler)(self._after(prompt, request.constraint))
         else:  # a state made by the caller, such as a skill's
             state = request.constraint
         for position, token in enumerate(resumed.ids):
             if not state.finished and not self._consume(state, token, resumed.numbers.get(position, ())):
                 raise InvalidRequest(f"resume_token_ids[{position}]", "must match the constraint", token)
         return state
+
+    def _after(self, prompt: Sequence[int], constraint: Constraint) -> Constraint:
+        """A constraint with calls says whether the prompt has begun a thought, or ended it."""
+        if constraint.kind != "calls" or not isinstance(constraint.value, Mapping):
+            return constraint
+        thought = constraint.value.get("thought")
+        end = self._end_of(prompt).rstrip()
+        thinks = "free"
+        if thought and end.endswith(thought["open"].rstrip()):
+            thinks = "open"
+        elif thought and end.endswith(thought["close"].rstrip()):
+            thinks = "closed"
+        if thinks != "open" and not constraint.value.get("calls"):
+            thinks = "closed"  # an answer alone has a thought before it only if the prompt has begun one
+        return replace(constraint, value={**constraint.value, "thinks": thinks})
+
+    def _end_of(self, prompt: Sequence[int]) -> str:
+        """The text of the last tokens of a prompt."""
+        end = [token for token in prompt[-PROMPT_END:] if token != IMAGE]
+        return "" if self.tokenizer is None else self.tokenizer.decode(end, skip_special_tokens=False)
 
     def _consume(self, state: ConstraintState, token: int, numbers: Numbers) -> bool:
         if not isinstance(state, SkillConstraint):

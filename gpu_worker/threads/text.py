@@ -87,6 +87,7 @@ class RequestOutput:
                 include_stop=sampling.include_stop,
                 min_tokens=sampling.min_tokens,
                 skip_special_tokens=sampling.skip_special_tokens,
+                shown=request.shown_tokens,
                 before=() if answers else prompt,
             )
             self.spell = tokenizer.token_bytes if sampling.logprob_texts else None

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from petiole.gpu_worker.config import Batching, EngineConfig
 from petiole.gpu_worker.errors import EngineError, HandedBack, InvalidRequest, ModelError
@@ -145,6 +146,9 @@ class FakeEngine:
 
     def text_of(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return "".join(map(word, token_ids))
+
+    def text_lengths(self, request: Request, token_ids: Sequence[int]) -> list[int]:
+        return [*accumulate(len(word(token)) for token in token_ids)]
 
     def facts(self) -> dict[str, object]:
         return {"max_model_len": self.limits.max_model_len, "vocab_size": self.limits.vocab_size, "chat": True}

@@ -46,7 +46,9 @@ class ToyTokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return "".join(LETTERS[token] for token in token_ids)
 
-    def detokenizer(self, *, skip_special_tokens: bool = True, before: Sequence[int] = ()) -> ToyDetokenizer:
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, shown: Sequence[str] = (), before: Sequence[int] = ()
+    ) -> ToyDetokenizer:
         return ToyDetokenizer()
 
 

@@ -1,0 +1,161 @@
+"""Calls of tools as a grammar: what a family writes around a call, the schema of each tool, and what may be said
+instead, composed to one grammar.
+
+    [thought] calls                       where a call must come
+    [thought] (text [calls] | answer)     where one may come
+
+Whoever asks says how calls are written, as data. A mark may be a special token or plain text. Text is read up to
+the next mark, so a mark that is plain text cannot be said without what belongs behind it. Where the prompt has
+begun the thought, it must end before anything else comes.
+
+    {"thought": {"open", "close", "after"} or null, "thinks": "open", "closed" or "free",
+     "first", "between", "last", "trigger": texts around calls; the first thing that a call writes,
+     "calls": [{"name", "strict", "begin", "end", and "schema" or
+                "arguments": [{"begin", "end", "needed", and "schema", "choice" or "text"}]}],
+     "least", "most": how many calls,
+     "answer": {"kind", "value"} or null, "answer_begin": what must, or may, be said instead}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.request import ConstraintKind
+
+Sources = Mapping[ConstraintKind, Callable[[str, Any], str]]
+"""By the kind of another constraint: what makes its grammar, in Lark's notation or as the library's JSON."""
+
+_ANYTHING = "/(.|\\n)*/"
+_SPACES = "/[ \\t\\r\\n]{1,4}/"
+
+
+def source_of(asked: Mapping[str, Any], special: Mapping[str, int], sources: Sources) -> str:
+    """The grammar as JSON. `special`: the ids of special tokens, by their texts. Raises InvalidRequest."""
+    return _Composer(special, sources).source(asked)
+
+
+class _Composer:
+    def __init__(self, special: Mapping[str, int], sources: Sources) -> None:
+        self._special, self._sources = special, sources
+        longest = sorted(special, key=len, reverse=True)
+        self._marks = re.compile("|".join(map(re.escape, longest)) or "(?!)")
+        self._lines: list[str] = []
+        self._inner: list[dict[str, Any]] = []
+
+    def source(self, asked: Mapping[str, Any]) -> str:
+        thought, body = self._thought(asked), self._body(asked)
+        lines = [f"start: {thought} body".replace("  ", " "), f"body: {body}", *self._lines]
+        return json.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, *self._inner]})
+
+    # ------------------------------------------------------------ parts
+
+    def _thought(self, asked: Mapping[str, Any]) -> str:
+        thought, thinks = asked.get("thought"), asked.get("thinks", "free")
+        if thought is None or thinks == "closed":
+            return ""
+        rest = f"{self._up_to(thought['close'])} {self._literal(thought.get('after', ''))}".strip()
+        rest += f" ({self._terminal(_SPACES)})?"
+        return rest if thinks == "open" else f"({self._literal(thought['open'])} {rest})?"
+
+    def _body(self, asked: Mapping[str, Any]) -> str:
+        answer = self._answer(asked)
+        if not asked.get("calls"):
+            return answer
+        trigger, first = asked["trigger"], asked.get("first", "")
+        calls = [self._call(call) for call in asked["calls"]]
+        heads = [begin for begin, _ in calls]
+        one = self._rule(" | ".join(f"{self._literal(begin)} {rest}" for begin, rest in calls))
+        most = asked.get("most")
+        count = "*" if most is None else f"{{0,{most - 1}}}"
+        more = f"({self._literal(asked.get('between', ''))} {one}){count}" if most != 1 else ""
+        last = self._literal(asked.get("last", ""))
+        if asked["least"]:
+            return f"{self._literal(first)} {one} {more} {last}"
+        if not trigger or not all((first or head).startswith(trigger) for head in heads):
+            limit = "must be required, or name a function: calls have no mark in this model's format"
+            raise InvalidRequest("tool_choice", limit, "auto")
+        behind = [f"{self._literal(begin.removeprefix(trigger))} {rest}" for begin, rest in calls]
+        begun = f"{self._literal(first.removeprefix(trigger))} {one}" if first else self._rule(" | ".join(behind))
+        lead = self._literal(trigger) if asked.get("answer_begin") else self._up_to(trigger)
+        return f"{answer} | {lead} {begun} {more} {last}"
+
+    def _call(self, call: Mapping[str, Any]) -> tuple[str, str]:
+        """What a call begins with, and the rest of it."""
+        end = self._literal(call.get("end", ""))
+        if "arguments" not in call:
+            return call["begin"], f"{self._schema(call, call.get('schema'), 'parameters')} {end}"
+        parts = []
+        for one in call["arguments"]:
+            begin = self._literal(one["begin"])
+            if one.get("text"):
+                value = self._up_to(one["end"])
+            elif "choice" in one:
+                texts = self._rule(" | ".join(self._literal(text) or '""' for text in one["choice"]))
+                value = f"{texts} {self._literal(one['end'])}"
+            else:
+                value = f"{self._schema(call, one['schema'], 'parameters')} {self._literal(one['end'])}"
+            parts.append(f"{begin} {value}" if one.get("needed") else f"({begin} {value})?")
+        return call["begin"], f"{' '.join(parts)} {end}"
+
+    def _schema(self, call: Mapping[str, Any], schema: Any, what: str) -> str:
+        """The arguments. A schema that cannot be compiled is an error only where the tool is strict."""
+        field, given = f"tools.{call['name']}.{what}", {"type": "object"} if schema is None else schema
+        try:
+            return self._nested("json_schema", field, given)
+        except InvalidRequest:
+            if call.get("strict"):
+                raise
+            return self._nested("json_schema", field, {"type": "object"} if "arguments" not in call else {})
+
+    def _answer(self, asked: Mapping[str, Any]) -> str:
+        answer, begin = asked.get("answer"), self._literal(asked.get("answer_begin", ""))
+        if answer is not None:
+            inner = self._nested(answer["kind"], f"constraint.{answer['kind']}", answer["value"])
+            return f"{begin} {inner}"
+        trigger = asked.get("trigger", "")
+        if not asked.get("calls") or not trigger or self._marks.match(trigger):
+            return f"{begin} {self._rule(self._terminal(_ANYTHING))}"
+        inside = re.sub(r"([.^$*+?()\[\]{}|\\/])", r"\\\1", trigger)
+        other = self._terminal(f"{_ANYTHING} & ~/(.|\\n)*{inside}(.|\\n)*/")
+        return f"{begin} {self._rule(other)}"
+
+    # ------------------------------------------------------------ notation
+
+    def _rule(self, alternatives: str) -> str:
+        name = f"r{len(self._lines)}"
+        self._lines.append(f"{name}: {alternatives}")
+        return name
+
+    def _terminal(self, expression: str) -> str:
+        name = f"T{len(self._lines)}"
+        self._lines.append(f"{name}: {expression}")
+        return name
+
+    def _nested(self, kind: ConstraintKind, field: str, value: Any) -> str:
+        source, name = self._sources[kind](field, value), f"g{len(self._inner)}"
+        inner = json.loads(source)["grammars"][0] if source.startswith("{") else {"lark_grammar": source}
+        self._inner.append({**inner, "name": name})
+        return f"@{name}"
+
+    def _literal(self, text: str) -> str:
+        """A text in which special tokens are tokens."""
+        parts, at = [], 0
+        for found in self._marks.finditer(text):
+            parts += [json.dumps(text[at : found.start()])] if found.start() > at else []
+            parts.append(f"<[{self._special[found[0]]}]>")
+            at = found.end()
+        return " ".join([*parts, *([json.dumps(text[at:])] if text[at:] else [])])
+
+    def _up_to(self, mark: str) -> str:
+        """Any text up to a mark, and the mark."""
+        found = self._marks.search(mark)
+        if found is not None and found.start() == 0:
+            return f"{self._rule(self._terminal(_ANYTHING))} {self._literal(mark)}"
+        plain, rest = (mark, "") if found is None else (mark[: found.start()], mark[found.start() :])
+        name = f"r{len(self._lines)}"
+        self._lines.append(f"{name}[suffix={json.dumps(plain)}]: {_ANYTHING}")
+        return f"{name} {self._literal(rest)}".strip()

@@ -1,0 +1,136 @@
+"""Calls as grammars: what a family writes is accepted, and nothing else."""
+
+# ruff: noqa: RUF001 - DeepSeek's marks have letters that look like others
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import tokenizers
+
+from petiole.gpu_worker.constraints import compile_constraint
+from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.request import Constraint
+from petiole.gpu_worker.text import Tokenizer
+from petiole.tasks.templates.formats import FAMILIES
+from petiole.tasks.templates.parser import CallEnded, Parser
+from petiole.tasks.templates.writing import WRITINGS, composed
+from tests.support.tokenizers import byte_level
+from tests.support.written import WRITERS, Said
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"name": "weather", "parameters": CITY, "strict": True},
+    {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
+]
+MARKS = [
+    "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>", "[TOOL_CALLS]", "[ARGS]", "[THINK]",
+    "[/THINK]", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>", "<|tool_call|>", "<|/tool_call|>",
+]  # fmt: skip
+ENFORCED = sorted(name for name, writing in WRITINGS.items() if writing.calls)
+
+
+@pytest.fixture(scope="module", params=["special", "plain"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    """Marks may be tokens that are special, or plain text."""
+    backend = byte_level()
+    backend.add_special_tokens(["<eos>"])
+    if request.param == "special":
+        backend.add_special_tokens([tokenizers.AddedToken(mark, special=True) for mark in MARKS])
+    return Tokenizer(backend, special_tokens={"eos_token": "<eos>"})
+
+
+def accepted(tokenizer: Tokenizer, asked: Any, text: str, thinks: str = "free") -> bool:
+    state = compile_constraint(Constraint("calls", {**asked, "thinks": thinks}), tokenizer)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return all(state.consume(token) for token in ids) and state.consume(min(tokenizer.eos_token_ids))
+
+
+def asked(name: str, least: int = 1, most: int | None = None, answer: Any = None) -> dict[str, Any]:
+    return composed(WRITINGS[name], TOOLS, least=least, most=most, answer=answer)
+
+
+def said(name: str, calls: Sequence[tuple[str, dict[str, Any]]], content: str = "", thought: str = "") -> str:
+    return WRITERS[name](Said(content, thought, calls))
+
+
+ONE: list[tuple[str, dict[str, Any]]] = [("weather", {"city": "</tool_call>é", "days": 3})]
+TWO: list[tuple[str, dict[str, Any]]] = [("weather", {"city": "Rome"}), ("now", {})]
+
+
+@pytest.mark.parametrize("name", ENFORCED)
+def test_what_a_family_writes_is_accepted_and_nothing_else(tokenizer: Tokenizer, name: str) -> None:
+    grammar, single = asked(name), WRITINGS[name].most == 1
+    assert accepted(tokenizer, grammar, said(name, ONE))
+    assert accepted(tokenizer, grammar, said(name, TWO)) is not single
+    assert not accepted(tokenizer, asked(name, most=1), said(name, TWO))
+    for wrong in ([("rain", {})], [("weather", {})], [("weather", {"city": "x", "days": "y"})], []):
+        assert not accepted(tokenizer, grammar, said(name, wrong, "Hello.")), wrong
+
+
+@pytest.mark.parametrize("name", [name for name in ENFORCED if WRITINGS[name].trigger])
+def test_where_a_call_may_come_text_may_come_too_but_no_other_call(tokenizer: Tokenizer, name: str) -> None:
+    grammar = asked(name, least=0)
+    assert accepted(tokenizer, grammar, said(name, [], "Hello < there."))
+    assert accepted(tokenizer, grammar, said(name, ONE))
+    assert not accepted(tokenizer, grammar, said(name, [("rain", {})]))
+    if name != "harmony":
+        assert accepted(tokenizer, grammar, said(name, ONE, "I look."))
+        assert not accepted(tokenizer, grammar, said(name, [("weather", {"town": "x"})], "I look."))
+
+
+@pytest.mark.parametrize("name", [name for name in ENFORCED if WRITINGS[name].thought])
+def test_a_thought_comes_first_where_the_prompt_has_begun_it_or_the_model_may(
+    tokenizer: Tokenizer, name: str
+) -> None:
+    text, thought = said(name, ONE, thought="hm {"), WRITINGS[name].thought
+    assert thought is not None
+    assert accepted(tokenizer, asked(name), text)
+    assert accepted(tokenizer, asked(name), text.removeprefix(thought.open), "open")
+    assert not accepted(tokenizer, asked(name), said(name, ONE), "open")
+    assert not accepted(tokenizer, asked(name), text, "closed")
+
+
+def test_a_schema_follows_the_thought(tokenizer: Tokenizer) -> None:
+    grammar = composed(WRITINGS["hermes"], (), least=0, most=None, answer=("json_schema", CITY))
+    assert accepted(tokenizer, grammar, 'so {\n</think>\n\n{"city": "Rome"}', "open")
+    assert not accepted(tokenizer, grammar, "so</think>\n\nRome", "open")
+    assert accepted(tokenizer, grammar, '{"city": "Rome"}', "closed")
+    assert not accepted(tokenizer, grammar, "Rome", "closed")
+    either = asked("hermes", least=0, answer=("choice", ["yes", "no"]))
+    assert [accepted(tokenizer, either, text) for text in ("yes", "maybe", said("hermes", TWO))] == [
+        True,
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("name", ENFORCED)
+def test_what_is_enforced_is_read(name: str) -> None:
+    """The parser finds complete calls in what the grammar allows: here in what it was tested with."""
+    for calls in (ONE, TWO):
+        parser = Parser(FAMILIES[name].template, tools={"weather": {"city": "string"}, "now": {}})
+        ended = [
+            event for event in [*parser.push(said(name, calls)), *parser.finish()] if isinstance(event, CallEnded)
+        ]
+        assert [one.complete for one in ended] == [True] * len(calls)
+
+
+def test_a_schema_that_cannot_be_compiled_is_refused_where_the_tool_is_strict(tokenizer: Tokenizer) -> None:
+    for strict in (True, False):
+        tool = {"name": "f", "parameters": {"type": 7}, "strict": strict}
+        grammar = composed(WRITINGS["hermes"], [tool], least=1, most=1, answer=None)
+        text = said("hermes", [("f", {"a": 1})])
+        if strict:
+            with pytest.raises(InvalidRequest, match=r"tools\.f\.parameters"):
+                accepted(tokenizer, grammar, text)
+        else:
+            assert accepted(tokenizer, grammar, text)
