@@ -201,6 +201,7 @@ class {name}Task(GenerationTask):
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
             prepared: bool = False,
+            parsed: bool = False,
             **options: Unpack[types.{name}Call],
         ) -> readers.Stream: ...
         def astream(
@@ -209,6 +210,7 @@ class {name}Task(GenerationTask):
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
             prepared: bool = False,
+            parsed: bool = False,
             **options: Unpack[types.{name}Call],
         ) -> AsyncGenerator[StreamDelta, None]: ...
 '''

@@ -79,8 +79,9 @@ class Prepared:
     """A request that is validated, tokenized and counted, and not admitted yet.
 
     `prompt_end`: the last tokens of the prompt as text, as the template has rendered them. `tool_types`: by tool,
-    the types of its parameters. `reasoning`: the short ones of the variables that the template was given, such as
-    `enable_thinking`."""
+    the types of its parameters, such as "integer|null". `format`: how the output is divided into reasoning,
+    content and calls: a name in `tasks.templates.formats`, or a template. `reasoning`: the short ones of the
+    variables that the template was given, such as `enable_thinking`."""
 
     model: str
     fingerprint: str
@@ -88,3 +89,4 @@ class Prepared:
     prompt_end: str
     tool_types: dict[str, dict[str, str]] | None = None
     reasoning: dict[str, Any] | None = None
+    format: str | dict[str, Any] | None = None

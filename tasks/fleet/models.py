@@ -93,7 +93,8 @@ class ModelFacts(BaseModel):
     """How its output is divided into reasoning, content and tool calls: `response_template` in
     tokenizer_config.json."""
     tool_format: str | None = None
-    """The name of the format of its tool calls: `tool_parser_type` in tokenizer_config.json."""
+    """The name of the format of its reasoning and tool calls: `tool_parser_type` in tokenizer_config.json, or the
+    one that its chat template shows. See docs/tools.md."""
     special_tokens: dict[str, str] = {}
     """The texts of its special tokens, by id."""
     worker: str = ""

@@ -16,6 +16,7 @@ results         deltas and results as pydantic models
 counting        request and result of `count`
 skills          requests to a vision model: query, caption, point, detect
 kinds           by a task's name, the schema of its request
+choices         which tools a conversation may call: `tool_choice`
 images          an image in a request: base64, a data URL or a handle
 types           the same as TypedDicts, for type checkers and editors: written by `python -m docs.render`
 celery_options  the options of Celery that `delay` takes, such as `priority`

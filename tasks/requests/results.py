@@ -7,7 +7,7 @@ writes `GenerationDict` and the tables of docs/streams.md and docs/requests.md f
     in a delta of the log   `Piece`; in the last delta also `EndOfOutput` and `error`
     in the task's state     `prepared`, in a delta that is not in the log; `End`
     in the result backend   `GenerationResult`: the log and the end together
-    in none of them         `Shown`: what readers make of the text"""
+    in no delta of the log  `Shown`: what is made of the text, by the worker for the end and by readers"""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ class EndOfOutput(Received):
 
 
 class ToolCall(Received):
-    """A call of a tool, or the next part of its arguments, which are JSON as text."""
+    """A call of a tool, or the next part of its arguments, which are JSON as text. The first part of a call has
+    the id and the name."""
 
     index: int
     id: str | None = None
@@ -80,10 +81,12 @@ class ToolCall(Received):
 
 
 class Shown(Received):
-    """What a reader makes of the text. The log has none of it, so an old stream is read as a new one."""
+    """What is made of the text, which the log has as the model wrote it. See docs/tools.md."""
 
+    content: str | None = None
+    """The text without reasoning and calls of tools, where it has any."""
     tool_calls: list[ToolCall] | None = None
-    """The calls of tools in the text, where a reader was asked to find them."""
+    """The calls of tools in the text. The arguments are JSON as text, and may be cut off where the output was."""
 
 
 class ShownPiece(Shown):
@@ -155,7 +158,7 @@ class Reasoning(Received):
     grounding: list[Grounding]
 
 
-class Answer(EndOfOutput):
+class Answer(Shown, EndOfOutput):
     """All of a result but the tokens and their text, which are in the log."""
 
     attempt: int | None = None
@@ -163,7 +166,7 @@ class Answer(EndOfOutput):
     answer: str | None = None
     """The answer of `query`."""
     reasoning: Reasoning | None = None
-    """The model's reasoning before the answer of `query`, if `reasoning` was given."""
+    """The model's reasoning: before the answer of `query`, if `reasoning` was given, and in conversations."""
     caption: str | None = None
     """The caption of `caption`."""
     points: list[Point] | None = None
@@ -194,7 +197,7 @@ class Output(Received):
     """If `logprobs` was given: those of each token, as in the deltas."""
 
 
-class GenerationResult(Shown, Answer, Output):
+class GenerationResult(Answer, Output):
     """A task's result. `AsyncResult.get()` returns it as a dictionary:
     `GenerationResult.model_validate(result.get())`.
 

@@ -27,7 +27,7 @@ from pydantic_core import ErrorDetails
 
 from petiole import limits
 from petiole.tasks.errors import InvalidRequest, shorten
-from petiole.tasks.requests import images
+from petiole.tasks.requests import choices, images
 from petiole.tasks.requests.hints import instead_of
 
 MAX_PROMPT_CHARACTERS = 4_000_000
@@ -59,6 +59,9 @@ def _tokens_or_rest(value: object) -> int | Literal["rest"]:
 
 
 MaxTokens = Annotated[int | Literal["rest"], PlainValidator(_tokens_or_rest)]
+ToolChoice = Annotated[
+    Literal["auto", "none", "required"] | dict[str, Any], PlainValidator(choices.checked_choice)
+]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_PROMPT_TOKENS)]
 LogitBias = Annotated[
@@ -276,6 +279,9 @@ class GenerateRequest(Options):
         return list(prompt)
 
 
+_NOT_FOR_THE_ENGINE = ("tool_choice", "parallel_tool_calls", "reasoning_effort")
+
+
 class ChatRequest(Options):
     """A conversation to answer."""
 
@@ -285,6 +291,14 @@ class ChatRequest(Options):
     image part. See docs/vision.md#in-a-conversation."""
     tools: list[dict[str, Any]] | None = Field(default=None, min_length=1, max_length=1024)
     """JSON objects for the chat template. See docs/requests.md#conversations-and-tools."""
+    tool_choice: ToolChoice = "auto"
+    """`auto`: the model may call tools; `none`: it sees no tools; `required`: it calls one or more; or the tool
+    that it must call, or the tools that it may call, in the forms of OpenAI's API. See docs/tools.md."""
+    parallel_tool_calls: bool = True
+    """`False`: at most one call, where calls are enforced."""
+    reasoning_effort: str | None = Field(default=None, min_length=1, max_length=32)
+    """How long the model thinks, in the words of its chat template, such as `low`; `none`: it does not think. The
+    template gets it as `reasoning_effort`, and as `enable_thinking` and `thinking`."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables for the chat template, such as Qwen3's `enable_thinking`."""
     continue_final_message: bool = False
@@ -333,8 +347,26 @@ class ChatRequest(Options):
             raise InvalidRequest("continue_final_message", "needs a final message of the assistant", role)
         return self
 
+    @model_validator(mode="after")
+    def _tools_to_choose_from(self) -> Self:
+        choices.check_names(self.tool_choice, self.tools)
+        return self
+
+    @property
+    def calling(self) -> choices.Choice:
+        """What the model may call."""
+        return choices.choice_of(self.tool_choice, self.tools or (), self.parallel_tool_calls)
+
     def subject(self) -> dict[str, Any]:
-        return super().subject() | {"messages": [images.without_images(message) for message in self.messages]}
+        given = {name: value for name, value in super().subject().items() if name not in _NOT_FOR_THE_ENGINE}
+        shown = {"messages": [images.without_images(message) for message in self.messages]}
+        if self.tool_choice == "none":
+            given["tools"] = None
+        if self.reasoning_effort is not None:
+            thinks = self.reasoning_effort != "none"
+            variables = {"reasoning_effort": self.reasoning_effort, "enable_thinking": thinks, "thinking": thinks}
+            given["chat_template_kwargs"] = variables | self.chat_template_kwargs
+        return given | shown
 
     def images(self) -> list[str]:
         return [str(image) for message in self.messages for _, image in images.parts_of(message)]

@@ -151,6 +151,15 @@ class _ChatOptions(Options, total=False):
 
     tools: list[dict[str, Any]] | None
     """JSON objects for the chat template. See docs/requests.md#conversations-and-tools."""
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any]
+    """`auto`: the model may call tools; `none`: it sees no tools; `required`: it calls one or more; or the tool
+    that it must call, or the tools that it may call, in the forms of OpenAI's API. See docs/tools.md. Default:
+    'auto'."""
+    parallel_tool_calls: bool
+    """`False`: at most one call, where calls are enforced. Default: True."""
+    reasoning_effort: str | None
+    """How long the model thinks, in the words of its chat template, such as `low`; `none`: it does not think. The
+    template gets it as `reasoning_effort`, and as `enable_thinking` and `thinking`."""
     chat_template_kwargs: dict[str, Any]
     """Variables for the chat template, such as Qwen3's `enable_thinking`."""
     continue_final_message: bool
@@ -328,6 +337,16 @@ class TimingDict(TypedDict):
     total_ms: float
 
 
+class ToolCallDict(TypedDict):
+    """A call of a tool, or the next part of its arguments, which are JSON as text. The first part of a call has
+    the id and the name."""
+
+    index: int
+    id: NotRequired[str]
+    name: NotRequired[str]
+    arguments: str
+
+
 class GroundingDict(TypedDict):
     """The part of a reasoning's text, from `start_idx` to before `end_idx`, that is about `points`, pairs of x and
     y."""
@@ -360,15 +379,6 @@ class BoxDict(TypedDict):
     y_max: float
 
 
-class ToolCallDict(TypedDict):
-    """A call of a tool, or the next part of its arguments, which are JSON as text."""
-
-    index: int
-    id: NotRequired[str]
-    name: NotRequired[str]
-    arguments: str
-
-
 class GenerationDict(TypedDict):
     """What a task returns."""
 
@@ -393,12 +403,16 @@ class GenerationDict(TypedDict):
     `total_ms`. `prefill_ms` is a duration."""
     model: str
     """The name in the worker's `PETIOLE_MODEL`."""
+    content: NotRequired[str]
+    """The text without reasoning and calls of tools, where it has any."""
+    tool_calls: NotRequired[list[ToolCallDict]]
+    """The calls of tools in the text. The arguments are JSON as text, and may be cut off where the output was."""
     attempt: int
     """1, or more after a worker was lost or handed the task on."""
     answer: NotRequired[str]
     """The answer of `query`."""
     reasoning: NotRequired[ReasoningDict]
-    """The model's reasoning before the answer of `query`, if `reasoning` was given."""
+    """The model's reasoning: before the answer of `query`, if `reasoning` was given, and in conversations."""
     caption: NotRequired[str]
     """The caption of `caption`."""
     points: NotRequired[list[PointDict]]
@@ -407,5 +421,3 @@ class GenerationDict(TypedDict):
     """The boxes of `detect`: `[{"x_min": 0.1, "y_min": 0.2, "x_max": 0.5, "y_max": 0.9}, ...]`."""
     vectors: NotRequired[list[list[float]]]
     """The vectors of a model that makes vectors of texts: one for each text."""
-    tool_calls: NotRequired[list[ToolCallDict]]
-    """The calls of tools in the text, where a reader was asked to find them."""

@@ -4,6 +4,7 @@ parts.
 definitions          `stream`, `end` and their forms for asyncio: cheap to import
 ends                 how a task has ended, from its state
 readers              the protocol over redis-py, blocking and with asyncio; the result objects of tasks
+showing              deltas with reasoning, content and calls of tools
 following            the protocol itself, without input or output: subscribe, read the log, follow, read again
 assembly             log and channel merged: every token once, in order
 subscriptions        pub/sub connections that are reused

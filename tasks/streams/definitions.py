@@ -26,6 +26,7 @@ def stream(
     heartbeat_s: float | None = None,
     prepared: bool = False,
     start: int = 0,
+    parsed: bool = False,
 ) -> readers.Stream:
     """Iterate over all deltas of `task`, an `AsyncResult` or a task's id, however late the reading begins.
 
@@ -37,12 +38,20 @@ def stream(
     known of the request before it is admitted.
     `start`: begin with this token, such as the `end` of the last delta that another reader got. What is before it
     is not read. If the token is in the middle of a delta of the log, the text is that of the whole delta.
+    `parsed`: each delta has, beside its text, the `content`, `reasoning` and `tool_calls` that the text becomes.
+    A call's arguments come in parts, as they are generated. See docs/tools.md.
 
     Raises the task's own exception after the last delta of a failed task, `StreamExpired` if the log expires
     before it is read, and `StreamError` if Redis stays away for a minute.
     """
     return readers.Stream(
-        task, timeout_s, cancel_on_disconnect, heartbeat_s=heartbeat_s, prepared=prepared, start=start
+        task,
+        timeout_s,
+        cancel_on_disconnect,
+        heartbeat_s=heartbeat_s,
+        prepared=prepared,
+        start=start,
+        parsed=parsed,
     )
 
 
@@ -54,10 +63,17 @@ async def astream(
     heartbeat_s: float | None = None,
     prepared: bool = False,
     start: int = 0,
+    parsed: bool = False,
 ) -> AsyncGenerator[StreamDelta, None]:
     """`stream` for asyncio."""
     reader = readers.AsyncStream(
-        task, timeout_s, cancel_on_disconnect, heartbeat_s=heartbeat_s, prepared=prepared, start=start
+        task,
+        timeout_s,
+        cancel_on_disconnect,
+        heartbeat_s=heartbeat_s,
+        prepared=prepared,
+        start=start,
+        parsed=parsed,
     )
     async with contextlib.aclosing(reader) as deltas:
         async for delta in deltas:

@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from petiole.tasks import errors
 from petiole.tasks.errors import StreamError, StreamExpired, StreamTimeout
 from petiole.tasks.record.codec import without
-from petiole.tasks.requests.results import GenerationResult, StreamDelta
+from petiole.tasks.requests.results import GenerationResult, ShownPiece, StreamDelta
 from petiole.tasks.streams.assembly import StreamAssembler
 
 SILENCE_S = 1.0  # time without a delta before the log is read: pub/sub may lose messages
@@ -256,9 +256,14 @@ class Following:
                 whole = GenerationResult.model_validate(result)
             except ValidationError:
                 raise StreamExpired(f"task {self.task_id}: it has ended, and its log is gone") from None
-            same = StreamDelta.model_fields.keys() & GenerationResult.model_fields.keys() - {"reasoning"}
+            shown = ShownPiece.model_fields.keys()
+            same = StreamDelta.model_fields.keys() & GenerationResult.model_fields.keys() - shown
             if self.start and self.assembler.next < len(whole.token_ids):
                 raise StreamExpired(f"task {self.task_id}: its log is gone before token {self.assembler.next}")
             everything = last.model_copy(update={"index": 0, **{name: getattr(whole, name) for name in same}})
+            if not self.assembler.next:
+                thought = None if whole.reasoning is None else whole.reasoning.text
+                parts = {"content": whole.content, "tool_calls": whole.tool_calls, "reasoning": thought}
+                everything = everything.model_copy(update=parts)
             known_text = len(whole.text) if self.start else self.assembler.text_length
             yield without(everything, self.assembler.next, known_text)

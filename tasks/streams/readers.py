@@ -32,6 +32,7 @@ from petiole.tasks.servers.answers import DamagedKey
 from petiole.tasks.streams import subscriptions
 from petiole.tasks.streams.async_subscriptions import Subscription
 from petiole.tasks.streams.following import Following, Lost, Step, read
+from petiole.tasks.streams.showing import Showing
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -118,6 +119,7 @@ class _Reader:
         prepared: bool = False,
         start: int = 0,
         unread_s: float | None = None,
+        parsed: bool = False,
     ) -> None:
         """`unread_s`, with `cancel_on_disconnect`: a reader that stops cancels nothing. The task is cancelled when
         it has had no reader for this long, so that a client can come back, to another process perhaps."""
@@ -130,10 +132,14 @@ class _Reader:
         self._interest_renewed_at = 0.0
         self._complete = self._closed = False
         self._process = os.getpid()
+        if parsed and start:
+            raise ValueError(f"start: must be 0 with parsed, got {start!r}")
+        self._showing = Showing(self.task_id) if parsed else None
+        self._prepared = prepared
         self._steps = (
             Following(self.task_id, timeout_s, start=start).end_as(task.state, task.result)
             if isinstance(task, EagerResult)
-            else read(self.task_id, timeout_s, heartbeat_s, prepared=prepared, start=start)
+            else read(self.task_id, timeout_s, heartbeat_s, prepared=prepared or parsed, start=start)
         )
         self._watch = Watch([getattr(task, "submitted_to", None)], timeout_s)
         self._step: Step | None = next(self._steps)
@@ -148,12 +154,15 @@ class _Reader:
         """Send the last operation's result and return the next step. Raises StopIteration at the end."""
         return self._steps.throw(answer) if isinstance(answer, Lost) else self._steps.send(answer)
 
-    def _hand_out(self, delta: StreamDelta) -> StreamDelta:
+    def _hand_out(self, delta: StreamDelta) -> StreamDelta | None:
+        """The delta for the reader; None if the reader has not asked for it."""
         self._step = None
         self._complete = delta.finish_reason is not None
         if not delta.is_heartbeat:
             self._watch.heard()
-        return delta
+        if self._showing is not None:
+            delta = self._showing.show(delta)
+        return delta if delta.prepared is None or self._prepared else None
 
     def _damaged(self) -> StreamError:
         return StreamError(f"task {self.task_id}: its stream in Redis is damaged: {self._keys.log} must be a list")
@@ -215,14 +224,17 @@ class Stream(_Reader, Iterator[StreamDelta]):
     def __next__(self) -> StreamDelta:
         if self._closed:
             raise StopIteration
+        delta: StreamDelta | None = None
         try:
-            step = self._steps.send(None) if self._step is None else self._step
-            while not isinstance(step, StreamDelta):
-                step = self._advance(self._perform(step))
+            while delta is None:
+                step = self._steps.send(None) if self._step is None else self._step
+                while not isinstance(step, StreamDelta):
+                    step = self._advance(self._perform(step))
+                delta = self._hand_out(step)
         except BaseException:  # including StopIteration
             self.close()
             raise
-        return self._hand_out(step)
+        return delta
 
     def _perform(self, step: Step) -> Any:
         name, *arguments = step
@@ -320,17 +332,20 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
     async def __anext__(self) -> StreamDelta:
         if self._closed:
             raise StopAsyncIteration
+        delta: StreamDelta | None = None
         try:
-            step = self._steps.send(None) if self._step is None else self._step
-            while not isinstance(step, StreamDelta):
-                step = self._advance(await self._perform(step))
+            while delta is None:
+                step = self._steps.send(None) if self._step is None else self._step
+                while not isinstance(step, StreamDelta):
+                    step = self._advance(await self._perform(step))
+                delta = self._hand_out(step)
         except StopIteration:
             await self.aclose()
             raise StopAsyncIteration from None
         except BaseException:
             await self.aclose()
             raise
-        return self._hand_out(step)
+        return delta
 
     async def _perform(self, step: Step) -> Any:
         name, *arguments = step

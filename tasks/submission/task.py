@@ -182,17 +182,18 @@ class GenerationTask(SubmittedTask):
         timeout_s: float | None = None,
         heartbeat_s: float | None = None,
         prepared: bool = False,
+        parsed: bool = False,
         **options: Any,
     ) -> readers.Stream:
         """Submit the task, as `delay` does, and iterate over its deltas.
 
         Invalid options raise `InvalidRequest` at once. `timeout_s` limits the wait for each delta. After
-        `heartbeat_s` seconds without a delta there is an empty one, whose `is_heartbeat` is true. `prepared`:
-        as of `petiole.stream`.
+        `heartbeat_s` seconds without a delta there is an empty one, whose `is_heartbeat` is true. `prepared`,
+        `parsed`: as of `petiole.stream`.
         """
         cancel = bool(options.get("cancel_on_disconnect"))
         result = self.delay(**options)
-        reader = readers.Stream(result, timeout_s, cancel, self.app, heartbeat_s, prepared=prepared)
+        reader = readers.Stream(result, timeout_s, cancel, self.app, heartbeat_s, prepared=prepared, parsed=parsed)
         reader.open()  # subscribe while the engine works
         return reader
 
@@ -203,12 +204,15 @@ class GenerationTask(SubmittedTask):
         timeout_s: float | None = None,
         heartbeat_s: float | None = None,
         prepared: bool = False,
+        parsed: bool = False,
         **options: Any,
     ) -> AsyncGenerator[StreamDelta, None]:
         """`stream` for asyncio."""
         cancel = bool(options.get("cancel_on_disconnect"))
         result = await self.adelay(**options)
-        deltas = readers.AsyncStream(result, timeout_s, cancel, self.app, heartbeat_s, prepared=prepared)
+        deltas = readers.AsyncStream(
+            result, timeout_s, cancel, self.app, heartbeat_s, prepared=prepared, parsed=parsed
+        )
         async with contextlib.aclosing(deltas):
             async for delta in deltas:
                 yield delta

@@ -42,6 +42,7 @@ class GenerateTask(GenerationTask):
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
             prepared: bool = False,
+            parsed: bool = False,
             **options: Unpack[types.GenerateCall],
         ) -> readers.Stream: ...
         def astream(
@@ -50,6 +51,7 @@ class GenerateTask(GenerationTask):
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
             prepared: bool = False,
+            parsed: bool = False,
             **options: Unpack[types.GenerateCall],
         ) -> AsyncGenerator[StreamDelta, None]: ...
 
@@ -76,6 +78,7 @@ class ChatTask(GenerationTask):
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
             prepared: bool = False,
+            parsed: bool = False,
             **options: Unpack[types.ChatCall],
         ) -> readers.Stream: ...
         def astream(
@@ -84,6 +87,7 @@ class ChatTask(GenerationTask):
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
             prepared: bool = False,
+            parsed: bool = False,
             **options: Unpack[types.ChatCall],
         ) -> AsyncGenerator[StreamDelta, None]: ...
 
@@ -110,6 +114,7 @@ class QueryTask(GenerationTask):
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
             prepared: bool = False,
+            parsed: bool = False,
             **options: Unpack[types.QueryCall],
         ) -> readers.Stream: ...
         def astream(
@@ -118,6 +123,7 @@ class QueryTask(GenerationTask):
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
             prepared: bool = False,
+            parsed: bool = False,
             **options: Unpack[types.QueryCall],
         ) -> AsyncGenerator[StreamDelta, None]: ...
 
@@ -144,6 +150,7 @@ class CaptionTask(GenerationTask):
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
             prepared: bool = False,
+            parsed: bool = False,
             **options: Unpack[types.CaptionCall],
         ) -> readers.Stream: ...
         def astream(
@@ -152,6 +159,7 @@ class CaptionTask(GenerationTask):
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
             prepared: bool = False,
+            parsed: bool = False,
             **options: Unpack[types.CaptionCall],
         ) -> AsyncGenerator[StreamDelta, None]: ...
 
@@ -178,6 +186,7 @@ class PointTask(GenerationTask):
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
             prepared: bool = False,
+            parsed: bool = False,
             **options: Unpack[types.PointCall],
         ) -> readers.Stream: ...
         def astream(
@@ -186,6 +195,7 @@ class PointTask(GenerationTask):
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
             prepared: bool = False,
+            parsed: bool = False,
             **options: Unpack[types.PointCall],
         ) -> AsyncGenerator[StreamDelta, None]: ...
 
@@ -212,6 +222,7 @@ class DetectTask(GenerationTask):
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
             prepared: bool = False,
+            parsed: bool = False,
             **options: Unpack[types.DetectCall],
         ) -> readers.Stream: ...
         def astream(
@@ -220,5 +231,6 @@ class DetectTask(GenerationTask):
             timeout_s: float | None = None,
             heartbeat_s: float | None = None,
             prepared: bool = False,
+            parsed: bool = False,
             **options: Unpack[types.DetectCall],
         ) -> AsyncGenerator[StreamDelta, None]: ...

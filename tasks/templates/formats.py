@@ -8,7 +8,8 @@ the name for a checkpoint that brings none."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +29,37 @@ class Format:
     given: Mapping[str, Any]
     needs_tool: bool = False
 
+    def shown(self, special: Iterable[str]) -> list[str]:
+        """The special tokens that its marks consist of."""
+        fields = self.given["fields"]
+        marks = _flat([field for name, field in fields.items() if name != "content"])
+        special = sorted(special)
+        if not any(token in marks for token in special):
+            return []
+        every = _flat(list(fields.values()))
+        return [token for token in special if token in every]
+
     @property
     def template(self) -> Template:
         return compiled(self.given, needs_tool=self.needs_tool)
+
+    @property
+    def announced(self) -> str | Mapping[str, Any]:
+        """As tasks announce it: by its name, so that old streams are read as a later version reads them."""
+        return self.name if FAMILIES.get(self.name) == self else self.given
+
+
+def _flat(fields: Sequence[Mapping[str, Any]]) -> str:
+    """All texts of these fields. In patterns, a mark may be escaped."""
+    found, waiting = list[str](), list[Any](fields)
+    for part in waiting:
+        if isinstance(part, Mapping):
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+        elif isinstance(part, str):
+            found.append(re.sub(r"\\([^A-Za-z0-9])", r"\1", part))
+    return "\n".join(found)
 
 
 def _template(anchor: str | list[str], **fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,6 +82,22 @@ def _qwen_xml() -> dict[str, Any]:
             "transform": _CALLED,
         },
         content={"close_pattern": r"<\|im_end\|>|<\|endoftext\|>"},
+    )
+
+
+def _deepseek() -> dict[str, Any]:
+    return _template(
+        "<｜Assistant｜>",
+        reasoning_content=_THOUGHT,
+        tool_calls={
+            "open_pattern": r"<｜tool▁call▁begin｜>\s*(?:function<｜tool▁sep｜>)?(?P<name>[^\s<{]+)"
+            r"\s*(?:<｜tool▁sep｜>|```json)",
+            "close_pattern": r"(?:```\s*)?<｜tool▁call▁end｜>",
+            "repeats": True,
+            "content": "json",
+            "transform": _CALLED,
+        },
+        content={"close": ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜end▁of▁sentence｜>"]},
     )
 
 
@@ -165,23 +210,8 @@ FAMILIES: dict[str, Format] = {
                 content={"close": ["<turn|>", "<|tool_response>", "<eos>"]},
             ),
         ),
-        # DeepSeek V3, R1 and V3.1
-        Format(
-            "deepseek",
-            _template(
-                "<｜Assistant｜>",
-                reasoning_content=_THOUGHT,
-                tool_calls={
-                    "open_pattern": r"<｜tool▁call▁begin｜>\s*(?:function<｜tool▁sep｜>)?(?P<name>[^\s<{]+)"
-                    r"\s*(?:<｜tool▁sep｜>|```json)",
-                    "close_pattern": r"(?:```\s*)?<｜tool▁call▁end｜>",
-                    "repeats": True,
-                    "content": "json",
-                    "transform": _CALLED,
-                },
-                content={"close": ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜end▁of▁sentence｜>"]},
-            ),
-        ),
+        # DeepSeek V3, R1 and V3.1, which write calls differently, and are read alike
+        *(Format(name, _deepseek()) for name in ("deepseek", "deepseek-3.1")),
         # GLM-4 of 2024 and 2025: a name and a line of JSON
         Format(
             "glm4",
@@ -236,6 +266,15 @@ FAMILIES: dict[str, Format] = {
                     },
                 },
                 content={"close": ["<|end|>", "<|endoftext|>"]},
+            ),
+        ),
+        # Any other family that thinks, and calls no tools
+        Format(
+            "think",
+            _template(
+                [_CHATML, "<|start_header_id|>assistant<|end_header_id|>", "[/INST]", "<|assistant|>"],
+                reasoning_content=_THOUGHT,
+                content={"close": ["<|im_end|>", "<|endoftext|>"]},
             ),
         ),
         # gpt-oss

@@ -60,7 +60,8 @@ Event = Content | Reasoning | CallBegun | CallArguments | CallEnded
 
 
 class Parser:
-    """Of one output. `tools`: by tool, the types of its parameters; None: calls are not read."""
+    """Of one output. `tools`: by tool, the types of its parameters; None: calls are not read. `spans`: where
+    reasoning is in the text, with its marks; complete once the parser is finished."""
 
     def __init__(self, template: Template, *, prompt_end: str = "", tools: Tools | None = None) -> None:
         self._template = template
@@ -74,11 +75,16 @@ class Parser:
         self._fresh = False  # nothing but spaces since a mark
         self._told: set[Kind] = set()
         self._events: list[Event] = []
+        self._read_before = 0  # characters before `_rest`
+        self._thought_from = 0
+        self.spans: list[tuple[int, int]] = []
         self._calls = 0
         self._calling = self._begun = False
         if prompt_end:
             self._run(template.behind_anchor(prompt_end), final=False)
             self._rest = ""
+            self._read_before = self._thought_from = 0
+            self.spans.clear()
             self._spaces.clear()
             self._told.clear()
             self._events.clear()
@@ -102,6 +108,8 @@ class Parser:
             self.end(False)
         if not self._fresh:
             self._tell("".join(self._spaces))
+        if self.is_reasoning:
+            self.spans.append((self._thought_from, self._read_before))
         return self._taken()
 
     def _taken(self) -> list[Event]:
@@ -122,6 +130,7 @@ class Parser:
             if not again:
                 break
         self._rest = text[at:]
+        self._read_before += at
 
     def _in_text(self, text: str, at: int, final: bool) -> tuple[int, bool]:
         field = self._field
@@ -140,7 +149,11 @@ class Parser:
         opened = self._watch.fields[found.number] if field is None else None
         if opened is None or opened.kind != "calls":
             self._leave_spaces()
+            if self.is_reasoning:
+                self.spans.append((self._thought_from, self._read_before + found.end))
             self._enter(opened)
+            if self.is_reasoning:
+                self._thought_from = self._read_before + found.start
             self._settle()
             return found.end, True
         assert opened.reader is not None

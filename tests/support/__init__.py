@@ -57,6 +57,7 @@ Models and devices:
     moondream        a narrow Moondream 2
     other_decoders   decoders that differ from the known one in one thing each
     tokenizers       small tokenizers of each kind
+    tooled           petiole-tiny with a chat template for tools and reasoning
     written          how each family writes a message with reasoning and calls of tools
     pictures         pictures of shapes, as files
     plans            plans of small models, and weights to draw for them

@@ -126,6 +126,10 @@ def deepseek_31(said: Said) -> str:
     return _thought(said) + said.content + (f"<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>" if calls else "")
 
 
+def _thought_alone(said: Said) -> str:
+    return _thought(said) + said.content
+
+
 def glm4(said: Said) -> str:
     return _lines(said, [f"{name}\n{_json(given)}" for name, given in said.calls])
 
@@ -156,9 +160,12 @@ WRITERS = {
     "gemma3": gemma3,
     "gemma4": gemma4,
     "deepseek": deepseek,
+    "deepseek-3.1": deepseek_31,
+    "think": _thought_alone,
     "glm4": glm4,
     "phi4": phi4,
     "harmony": harmony,
 }
 """By the name of a format."""
 WITHOUT_REASONING = {"llama", "mistral", "gemma3"}
+WITHOUT_CALLS = {"think"}

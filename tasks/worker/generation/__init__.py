@@ -8,6 +8,7 @@ attempts   decides what a delivery does, from the state that earlier deliveries 
 limits     the time limits of a generation
 images     the bytes of the images of tasks
 requests   turns a task's request into the engine's; an option for the engine is passed on here
+presentation  what readers need to divide the text, and its parts in the result; calls that are enforced
 engines    creates the engine that the settings name
 counting   answers a count beside the engine
 counters   the threads that take counts from their own queues

@@ -12,11 +12,11 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 from petiole.gpu_worker.errors import EngineError, HandedBack
 from petiole.gpu_worker.handle import Handle
-from petiole.gpu_worker.request import Delta, Request
+from petiole.gpu_worker.request import Delta, Request, Result
 from petiole.gpu_worker.threads.pool import ThreadPool
 from petiole.outputs import Prepared
 from petiole.tasks.errors import GenerationFailed
@@ -37,7 +37,7 @@ from petiole.tasks.worker.generation.effects import Do, Effect, Effects
 from petiole.tasks.worker.generation.engines import EngineLike
 from petiole.tasks.worker.generation.job import Job, State
 from petiole.tasks.worker.generation.limits import TimeLimits
-from petiole.tasks.worker.generation.requests import described
+from petiole.tasks.worker.generation.presentation import Presentation, Presentations
 from petiole.tasks.worker.output.outcomes import Ending, Outcome, failed, succeeded
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
 from petiole.tasks.worker.reports.facts import Adapters
@@ -46,7 +46,7 @@ from petiole.tasks.worker.reports.tally import Tally
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Services:
     """The services that the jobs of a worker share.
 
@@ -65,6 +65,10 @@ class Services:
     jobs: dict[str, JobDriver] = field(default_factory=dict)
     adapters: Adapters = field(default_factory=Adapters)
 
+    @cached_property
+    def presentations(self) -> Presentations:
+        return Presentations(self.engine)
+
 
 class JobDriver:
     """The driver of one job. Celery keeps it as the handle to terminate the task. Any thread may read `job`.
@@ -81,6 +85,8 @@ class JobDriver:
         self.outbox: Outbox | None = None
         self.handle: Handle | None = None
         self.completion: Completion | None = None
+        self.presentation = Presentation()
+        self._prompt_end = ""
 
     @property
     def task_id(self) -> str:
@@ -269,7 +275,8 @@ class JobDriver:
     # ------------------------------------------------------------ engine's preparation and text threads
 
     def _on_prepared(self, handle: Handle, prepared: Prepared) -> None:
-        self._open_outbox.prepare(described(prepared, handle.request))
+        self._prompt_end = prepared.prompt_end
+        self._open_outbox.prepare(self.presentation.described(prepared, handle.request))
 
     def _on_admitted(self, handle: Handle) -> None:
         self._open_outbox.admit(handle.adapter_key or "")
@@ -284,15 +291,20 @@ class JobDriver:
         self._guarded(lambda: self.post(self._end_of(handle)))
 
     def _end_of(self, handle: Handle) -> Callable[[], Effects]:
-        assert self.begun is not None
         error, healthy = handle.error, self.services.engine.healthy
         if isinstance(error, HandedBack) or (isinstance(error, EngineError) and not healthy):
             return self.job.handed_back if healthy else self.job.engine_lost
+        limit_bytes = self.services.result_max_bytes()
         if error is not None:
-            outcome = failed(error)
-        else:
-            outcome = succeeded(handle.result(), self.begun.attempt, self.begun.written)
-        return partial(self.job.generated, outcome, self.services.result_max_bytes())
+            return partial(self.job.generated, failed(error), limit_bytes)
+        return lambda: self.job.generated(self._succeeded(handle.request, handle.result()), limit_bytes)
+
+    def _succeeded(self, request: Request, result: Result) -> Outcome:
+        """On the thread of events, because dividing a long text would delay the other streams."""
+        assert self.begun is not None
+        lengths = partial(self.services.engine.text_lengths, request, result.token_ids)
+        parts = self.presentation.parts(self.task_id, request, result, self._prompt_end, lengths)
+        return succeeded(result, self.begun.attempt, self.begun.written, parts)
 
     # ------------------------------------------------------------ publisher
 

@@ -214,9 +214,11 @@ class Intake:
         """The engine's request, or the task's failure if its options are invalid."""
         written = begun.written
         try:
+            job.presentation = self._services.presentations.now()
             return engine_request(
                 job.task_id,
                 request,
+                presentation=job.presentation,
                 images=images_of(request, images),
                 priority=self._priority(job),
                 deadline_s=None if limits.earliest is None else limits.earliest.after_s,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+from functools import partial
 from typing import Any
 
 from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
@@ -18,6 +19,7 @@ from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.worker.generation.engines import EngineLike, make_engine
 from petiole.tasks.worker.generation.images import images_of, stored
+from petiole.tasks.worker.generation.presentation import Presentation
 from petiole.tasks.worker.generation.requests import engine_request
 from petiole.tasks.worker.output.outcomes import public, succeeded
 
@@ -28,12 +30,21 @@ _engines: list[EngineLike] = []
 def run(task_request: Common, task_id: str) -> dict[str, Any]:
     """Generate in this process. Raises the exception that the task would fail with."""
     images = images_of(task_request, _stored(task_request))
-    request = engine_request(task_id, task_request, images=images, deadline_s=task_request.deadline_s)
+    serving = engine()
+    presentation = Presentation.of(serving.facts())
+    request = engine_request(
+        task_id, task_request, presentation=presentation, images=images, deadline_s=task_request.deadline_s
+    )
+    prompt_end: list[str] = []
     try:
-        result = engine().submit(request).result()
+        result = serving.submit(
+            request, on_prepared=lambda _, prepared: prompt_end.append(prepared.prompt_end)
+        ).result()
     except Exception as error:
         raise public(error) from None
-    value = succeeded(result, 1, Written()).result
+    lengths = partial(serving.text_lengths, request, result.token_ids)
+    parts = presentation.parts(task_id, request, result, "".join(prompt_end), lengths)
+    value = succeeded(result, 1, Written(), parts).result
     assert value is not None
     return value
 

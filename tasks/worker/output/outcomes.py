@@ -63,9 +63,10 @@ class Outcome:
         return codec.end_of(self.result)
 
 
-def succeeded(result: Result, attempt: int, before: Written) -> Outcome:
-    """The outcome of the engine's result. `before`, from earlier attempts, supplies their log probabilities."""
-    known: dict[str, Any] = {"attempt": attempt, "answer": None, **(result.answer or {})}
+def succeeded(result: Result, attempt: int, before: Written, parts: Mapping[str, Any] | None = None) -> Outcome:
+    """The outcome of the engine's result. `before`, from earlier attempts, supplies their log probabilities.
+    `parts`: what the worker has found in the text."""
+    known: dict[str, Any] = {"attempt": attempt, "answer": None, **(result.answer or {}), **(parts or {})}
     if result.logprobs is not None:
         known["logprobs"] = [*before.entries("logprobs"), *result.logprobs][-len(result.token_ids) :]
     return Outcome(codec.result(result, **known), None, result.finish_reason.value, result.stop_reason)

@@ -9,6 +9,7 @@ from typing import Any
 
 from petiole.tasks.fleet.models import ModelFacts
 from petiole.tasks.settings import Settings
+from petiole.tasks.templates import detection
 
 MOST_ADAPTERS = 32
 """How many of the adapters that requests have named are shown."""
@@ -61,9 +62,11 @@ def facts_of(
     them by a header."""
     tenants = {f"{settings.queue}.{tenant}" for tenant in settings.weights}
     whole = model if reloaded else settings.model
+    format = detection.of_checkpoint(engine)
     return ModelFacts.model_validate(
         {
-            **engine,
+            **{name: value for name, value in engine.items() if name != "chat_template"},
+            "tool_format": engine.get("tool_format") or (format.name if format else None) or None,
             "fingerprint": fingerprint,
             "model": whole,
             "names": names_of(settings, model, reloaded=reloaded),

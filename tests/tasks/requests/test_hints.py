@@ -32,7 +32,6 @@ def refused(task: Any, *given: Any, **options: Any) -> str:
         ("max_new_tokens", 5, "use max_tokens"),
         ("include_stop_str_in_output", True, "use include_stop"),
         ("response_format", {"type": "json_object"}, "use json_schema, which takes a schema or a pydantic class"),
-        ("tool_choice", "auto", "use json_schema or regex"),
         ("model", "gpt-4o", "it belongs to the submission: an argument of delay, stream or apply_async"),
         ("n", 3, "submit a group, each with a seed of its own"),
         ("stream", True, "every task has a stream: generate.stream(...), or stream(result)"),

@@ -25,7 +25,7 @@ from petiole.tasks.templates.parser import (
     joined,
 )
 from petiole.tasks.templates.template import Template
-from tests.support.written import WITHOUT_REASONING, WRITERS, Said, deepseek_31, hermes, qwen_xml
+from tests.support.written import WITHOUT_CALLS, WITHOUT_REASONING, WRITERS, Said, deepseek_31, hermes, qwen_xml
 
 TOOLS = {
     "get_weather": {"city": "string", "days": "integer", "exact": "boolean", "near": "object"},
@@ -127,8 +127,10 @@ CUTS = st.lists(st.integers(0, 400), max_size=12)
 @given(message=MESSAGES, cuts=CUTS)
 @settings(max_examples=60, deadline=None)
 def test_what_is_read_is_what_was_written_however_it_was_split(name: str, message: Said, cuts: list[int]) -> None:
-    if name in WITHOUT_REASONING:
-        message = Said(message.content, "", message.calls)
+    reasoning, calls = message.reasoning, message.calls
+    message = Said(
+        message.content, "" if name in WITHOUT_REASONING else reasoning, [] if name in WITHOUT_CALLS else calls
+    )
     text = WRITERS[name](message)
     template = FAMILIES[name].template
     events = read(template, split(text, cuts))

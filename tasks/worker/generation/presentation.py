@@ -1,0 +1,173 @@
+"""What the worker makes of a conversation's text: it says how readers divide the text, and divides it once itself,
+for the result.
+
+A conversation is divided if its model has a format, and if it has tools or the format has reasoning. The marks of
+the format that are special tokens stay in the text then."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from petiole.gpu_worker.request import Request, Result
+from petiole.outputs import Prepared
+from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.requests.results import Reasoning, ToolCall
+from petiole.tasks.requests.schemas import ChatRequest, Common
+from petiole.tasks.templates import detection, message
+from petiole.tasks.templates.formats import Format
+from petiole.tasks.templates.message import Message
+from petiole.tasks.templates.writing import WRITINGS, Writing, composed
+from petiole.tasks.worker.generation.engines import EngineLike
+
+SHORT = 64
+"""Characters of a variable of the chat template that readers may need to know."""
+
+
+@dataclass(frozen=True)
+class Presentation:
+    """Of one model. `shown`: the special tokens that its marks consist of. `family`: the format in which calls are
+    enforced."""
+
+    format: Format | None = None
+    family: Format | None = None
+    shown: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Presentation:
+        """`facts`: `Engine.facts()`."""
+        if facts.get("images"):
+            return cls()
+        format = detection.of_checkpoint(facts)
+        shown = format.shown(facts.get("special_tokens", {}).values()) if format else ()
+        return cls(format, detection.of_family(facts), shown)
+
+    def divides(self, request: Request) -> Format | None:
+        """The format in which the output of this request is divided."""
+        format = self.format
+        if format is None or request.messages is None:
+            return None
+        calls, reasons = bool(request.tools) and format.template.has_calls, format.template.has_reasoning
+        return format if calls or reasons else None
+
+    def with_marks(self, request: Request) -> Request:
+        """The request of which readers can divide the output."""
+        if not self.shown or self.divides(request) is None:
+            return request
+        return replace(request, shown_tokens=tuple(self.shown))
+
+    def constraint(self, asked: Common) -> tuple[str, Any] | None:
+        """The constraint on the output: the request's own, the calls that it enforces, and, where the family
+        thinks, the thought before both. Raises InvalidRequest."""
+        own = asked.constraint()
+        if not isinstance(asked, ChatRequest):
+            return own
+        calling, writing = asked.calling, WRITINGS.get(self.family.name if self.family else "", Writing())
+        if calling.enforced:
+            if not writing.calls:
+                known = ", ".join(sorted(name for name, one in WRITINGS.items() if one.calls))
+                raise InvalidRequest(
+                    "tool_choice", f"must be auto or none: calls are enforced in the formats {known}", "another"
+                )
+            return "calls", composed(writing, calling.tools, least=calling.least, most=calling.most, answer=own)
+        if own is None or writing.thought is None:
+            return own
+        return "calls", composed(writing, (), least=0, most=None, answer=own)
+
+    def described(self, prepared: Prepared, request: Request) -> Prepared:
+        """`prepared` with what the request says about its output: its tools, its format, and how the template was
+        to reason."""
+        short = {
+            name: value
+            for name, value in request.chat_template_kwargs.items()
+            if isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= SHORT)
+        }
+        format = self.divides(request)
+        announced = None if format is None else format.announced
+        return replace(
+            prepared,
+            tool_types=types_of(request.tools or ()) or None,
+            reasoning=short or None,
+            format=announced if announced is None or isinstance(announced, str) else dict(announced),
+        )
+
+    def parts(
+        self, task_id: str, request: Request, result: Result, prompt_end: str, lengths: Callable[[], Sequence[int]]
+    ) -> dict[str, Any]:
+        """The fields of the result that follow from its text. `lengths`: for each token, how many characters the
+        text up to it has."""
+        format = self.divides(request)
+        if format is None:
+            return {}
+        tools = types_of(request.tools) if request.tools else None
+        read = message.read(format, result.text, prompt_end=prompt_end, tools=tools)
+        found: dict[str, Any] = {}
+        if read.content != result.text:
+            found["content"] = read.content
+        if read.calls:
+            found["tool_calls"] = calls_of(task_id, read)
+        if read.spans:
+            found["reasoning"] = Reasoning(text=read.reasoning, grounding=[])
+            found["usage"] = replace(result.usage, reasoning_tokens=_within(read.spans, lengths()))
+        return found
+
+
+class Presentations:
+    """The presentation of the model that an engine serves at the moment. Thread-safe."""
+
+    def __init__(self, engine: EngineLike) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._made: tuple[str, Presentation] | None = None
+
+    def now(self) -> Presentation:
+        fingerprint = self._engine.limits.fingerprint
+        with self._lock:
+            if self._made is None or self._made[0] != fingerprint:
+                self._made = fingerprint, Presentation.of(self._engine.facts())
+            return self._made[1]
+
+
+def calls_of(task_id: str, read: Message) -> list[ToolCall]:
+    return [
+        ToolCall(index=index, id=message.call_id(task_id, index), name=call.name, arguments=call.arguments)
+        for index, call in enumerate(read.calls)
+    ]
+
+
+def _within(spans: Sequence[tuple[int, int]], lengths: Sequence[int]) -> int:
+    """How many tokens have text in these spans, or none between two tokens that do."""
+    found = 0
+    for begin, end in spans:
+        first, last = bisect_right(lengths, begin), min(bisect_left(lengths, end), len(lengths) - 1)
+        found += last + 1 - first if end > begin else 0
+    return found
+
+
+def types_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """By tool: the JSON types of each parameter, such as "integer|null"."""
+    found: dict[str, dict[str, str]] = {}
+    for tool in tools:
+        match tool.get("function", tool):
+            case {"name": str(name), "parameters": {"properties": dict(properties)}}:
+                types = {parameter: "|".join(_types(schema)) for parameter, schema in properties.items()}
+                found[name] = {parameter: kinds for parameter, kinds in types.items() if kinds}
+            case {"name": str(name)}:
+                found[name] = {}
+    return found
+
+
+def _types(schema: object) -> list[str]:
+    """The types that a schema names, itself or in alternatives."""
+    if not isinstance(schema, dict):
+        return []
+    given = schema.get("type")
+    types = [given] if isinstance(given, str) else [one for one in given or () if isinstance(one, str)]
+    for name in ("anyOf", "oneOf"):
+        alternatives = schema.get(name)
+        for one in alternatives if isinstance(alternatives, list) else ():
+            types += [kind for kind in _types(one) if kind not in types]
+    return types
