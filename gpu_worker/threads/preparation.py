@@ -203,9 +203,7 @@ class Preparer:
         what = f"{needed} pages for {n_prompt} prompt tokens and {rules.max_output_tokens} output tokens"
         require(needed <= pages, "max_tokens", limit, what)
 
-    def _constraint(
-        self, request: Request, prompt: Sequence[int], resumed: InputTokens
-    ) -> ConstraintState | None:
+    def _constraint(self, request: Request, prompt: Sequence[int], resumed: InputTokens) -> ConstraintState | None:
         if request.constraint is None:
             return None
         if isinstance(request.constraint, Constraint):

@@ -75,9 +75,9 @@ class ToolCall(Received):
     the id and the name."""
 
     index: int
+    arguments: str
     id: str | None = None
     name: str | None = None
-    arguments: str = ""
 
 
 class Shown(Received):

@@ -342,9 +342,9 @@ class ToolCallDict(TypedDict):
     the id and the name."""
 
     index: int
+    arguments: str
     id: NotRequired[str]
     name: NotRequired[str]
-    arguments: str
 
 
 class GroundingDict(TypedDict):

@@ -40,8 +40,9 @@ class Showing:
                 case Reasoning(text):
                     reasoning += text
                 case CallBegun(call, name):
-                    calls.append(ToolCall(index=call, id=message.call_id(self._task_id, call), name=name))
+                    own_id = message.call_id(self._task_id, call)
+                    calls.append(ToolCall(index=call, arguments="", id=own_id, name=name))
                 case CallArguments(call, text):
-                    last = calls.pop() if calls and calls[-1].index == call else ToolCall(index=call)
+                    last = calls.pop() if calls and calls[-1].index == call else ToolCall(index=call, arguments="")
                     calls.append(last.model_copy(update={"arguments": last.arguments + text}))
         return {"content": content or None, "reasoning": reasoning or None, "tool_calls": calls or None}
