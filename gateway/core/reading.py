@@ -1,48 +1,91 @@
 """One task's deltas as parts. The same deltas, split in any other way, give the same parts, split in another way.
 
-Today all text is content. Where a template divides text into reasoning, content and calls, `_divide` is the place
-to do it: it is fed all text in order, and the end once. What the worker has announced (`prepared`), such as the
-prompt's end, comes before the first text, in a delta of its own."""
+Where the record asks for parts, text is divided into reasoning, content and calls, as the worker has announced it:
+what announces a task comes before the first text, in a delta of its own. Otherwise all text is content. Where text
+is divided, the tokens' log-probabilities come with the end, because marks have tokens and no place."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from petiole.gateway.core.parts import Closed, Ended, Opened, Part, Text
+from petiole.gateway.core.parts import Closed, Ended, Kind, Opened, Part, Text
 from petiole.gateway.core.places import Places
+from petiole.gateway.core.record import Record
+from petiole.outputs import Prepared
 from petiole.tasks.requests.results import StreamDelta
+from petiole.tasks.templates import detection, message
+from petiole.tasks.templates.parser import CallArguments, CallBegun, CallEnded, Content, Event, Parser
 
 
 class Reading:
-    """The state of one output's reader."""
+    """The state of one output's reader. `task_id`: the task whose text is divided; None: no text is."""
 
-    def __init__(self) -> None:
+    def __init__(self, task_id: str | None = None) -> None:
+        self._task_id = task_id
+        self._parser: Parser | None = None
         self._places = Places()
-        self._opened = self._closed = 0
+        self._opened: Kind | None = None
+        self._any = False
+
+    @classmethod
+    def of(cls, record: Record, choice: int) -> Reading:
+        return cls(record.tasks[choice] if record.asked.get("parts") else None)
 
     def read(self, delta: StreamDelta) -> list[Part]:
         """The parts that this delta makes, opens or closes. A delta without text may make none."""
+        if delta.prepared is not None and self._task_id is not None:
+            self._parser = _parser(delta.prepared)
         if delta.logprobs is not None:
             self._places.add(delta.logprobs)
-        parts = self._divide(delta.text) if delta.text else []
+        parts: list[Part] = []
+        if self._parser is not None:
+            events = self._parser.push(delta.text)
+            if delta.finish_reason is not None:
+                events += self._parser.finish()
+            for event in events:
+                parts += self._part(event)
+        elif delta.text:
+            parts += [*self._open(Opened("content")), Text(delta.text, self._places.emit(delta.text))]
         if delta.finish_reason is not None:
             parts += self._end(delta)
         return parts
 
-    def _divide(self, text: str) -> list[Part]:
-        part = Text(text, self._places.emit(text))
-        return [part] if self._opened > self._closed else [self._open(), part]
+    def _part(self, event: Event) -> Iterator[Part]:
+        match event:
+            case CallBegun(call, name):
+                yield from self._open(Opened("call", name, message.call_id(self._task_id or "", call)), anew=True)
+            case CallEnded():
+                yield from self._close()
+            case CallArguments(_, text):
+                yield Text(text)
+            case _:
+                yield from self._open(Opened("content" if isinstance(event, Content) else "reasoning"))
+                yield Text(event.text)
 
-    def _open(self) -> Opened:
-        self._opened += 1
-        return Opened("content")
+    def _open(self, part: Opened, anew: bool = False) -> Iterator[Part]:
+        if self._opened == part.kind and not anew:
+            return
+        yield from self._close()
+        self._opened, self._any = part.kind, True
+        yield part
+
+    def _close(self) -> Iterator[Part]:
+        if self._opened is not None:
+            self._opened = None
+            yield Closed()
 
     def _end(self, delta: StreamDelta) -> Iterator[Part]:
         assert delta.finish_reason is not None
         if delta.error is None:
-            if not self._opened:
-                yield self._open()  # an empty output is an empty content
-            if self._opened > self._closed:
-                self._closed += 1
-                yield Closed()
+            if not self._any:
+                yield from self._open(Opened("content"))  # an empty output is an empty content
+            yield from self._close()
         yield Ended(delta.finish_reason, delta.stop_reason, delta.usage, delta.error, self._places.rest())
+
+
+def _parser(prepared: Prepared) -> Parser | None:
+    """How the text is divided. None: a format that this version does not know, or none."""
+    format = detection.named(prepared.format)
+    if format is None:
+        return None
+    return Parser(format.template, prompt_end=prepared.prompt_end, tools=prepared.tool_types or None)

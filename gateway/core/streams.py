@@ -54,7 +54,7 @@ class Stream:
         choices = range(len(record.tasks))
         self._view = view
         self._numbers = [Numbers(after[choice] if after else -1) for choice in choices]
-        self._readings = [Reading() for _ in choices]
+        self._readings = [Reading.of(record, choice) for choice in choices]
         self._running = set(choices)
 
     @property

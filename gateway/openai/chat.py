@@ -16,7 +16,6 @@ from petiole.tasks.errors import InvalidRequest, shorten
 from petiole.tasks.fleet.models import Found
 
 KIND = "chat.completion"
-_CHOICES_OF_TOOLS = ("none", "auto")
 
 
 class ChatCompletion(Sampling):
@@ -34,7 +33,7 @@ class ChatCompletion(Sampling):
         "mm_processor_kwargs": "is not served",
     }
     IGNORED: ClassVar = Sampling.IGNORED | {
-        "prediction", "verbosity", "parallel_tool_calls", "reasoning_effort", "include_reasoning",
+        "prediction", "verbosity", "include_reasoning",
     }  # fmt: skip
 
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=10_000)
@@ -44,6 +43,8 @@ class ChatCompletion(Sampling):
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
     modalities: list[str] = Field(default_factory=lambda: ["text"])
 
     documents: list[dict[str, Any]] | None = None
@@ -59,8 +60,6 @@ class ChatCompletion(Sampling):
             raise InvalidRequest("top_logprobs", "needs logprobs", "no logprobs")
         if not self.add_generation_prompt and not self.continue_final_message:
             raise InvalidRequest("add_generation_prompt", "must be true unless a message is continued", False)
-        if self.tool_choice is not None and self.tool_choice not in _CHOICES_OF_TOOLS:
-            raise InvalidRequest("tool_choice", "must be none or auto", shorten(self.tool_choice))
         return self
 
     def plan(self, name: str, now: int, found: Found, stays: bool, images: Images = NONE) -> Plan:
@@ -78,6 +77,14 @@ class ChatCompletion(Sampling):
             options["chat_template_kwargs"] = variables
         if self.tools and self.tool_choice != "none":
             options["tools"] = self.tools
+            if self.tool_choice not in (None, "auto"):
+                options["tool_choice"] = self.tool_choice
+            if self.parallel_tool_calls is False:
+                options["parallel_tool_calls"] = False
+        elif self.tool_choice not in (None, "none", "auto"):
+            raise InvalidRequest("tool_choice", "needs tools", shorten(self.tool_choice))
+        if self.reasoning_effort is not None:
+            options["reasoning_effort"] = self.reasoning_effort
         if self.continue_final_message:
             options["continue_final_message"] = True
         record = Record(
@@ -106,5 +113,6 @@ class ChatCompletion(Sampling):
             "token_ids": self.return_token_ids,
             "metadata": self.metadata,
             "store": self.store,
+            "parts": True,
         }
         return given(known)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from petiole.gateway.core.events import Event
-from petiole.gateway.core.parts import Ended, Part, Text, Whole
+from petiole.gateway.core.parts import Ended, Kind, Opened, Part, Piece, Text, Whole
 from petiole.gateway.core.record import Record
 from petiole.gateway.openai import logprobs
 from petiole.gateway.openai.answers import encode, error_body, failed, finish_reason, stop_reason, usage
@@ -16,17 +16,22 @@ from petiole.outputs import TokenLogprobs, Usage
 class ChatView:
     """Events of a chat completion:
 
-    role     the first chunk of a choice
-    text     a piece of the content
-    end      the chunk with the finish reason, and the tokens that have no text
-    error    in place of an end
-    usage    the last chunk, if it was asked for
+    role       the first chunk of a choice
+    text       a piece of the content
+    reasoning  a piece of the reasoning
+    call       a call of a tool begins
+    arguments  a piece of its arguments
+    end        the chunk with the finish reason, and the tokens that have no text
+    error      in place of an end
+    usage      the last chunk, if it was asked for
     """
 
     def __init__(self, record: Record) -> None:
         self._asked = record.asked
         self._usage: list[Usage | None] = [None] * len(record.tasks)
         self._failed = False
+        self._open: list[Kind] = ["content"] * len(record.tasks)
+        self._calls = [0] * len(record.tasks)
         head = {
             "id": record.id,
             "object": "chat.completion.chunk",
@@ -42,14 +47,26 @@ class ChatView:
 
     def events(self, choice: int, part: Part) -> Iterable[Event]:
         if isinstance(part, Text):
-            return [Event("text", None, part.text, part.tokens)]
+            match self._open[choice]:
+                case "content":
+                    return [Event("text", None, part.text, part.tokens)]
+                case "reasoning":
+                    return [Event("reasoning", None, part.text)]
+                case "call":
+                    return [Event("arguments", self._calls[choice] - 1, part.text)]
+        if isinstance(part, Opened):
+            self._open[choice] = part.kind
+            if part.kind != "call":
+                return []
+            self._calls[choice] += 1
+            return [Event("call", _call(part, "", self._calls[choice] - 1))]
         if not isinstance(part, Ended):
             return []
         self._usage[choice] = part.usage
         if (failure := failed(part)) is not None:
             self._failed = True
             return [Event("error", failure)]
-        return [Event("end", part)]
+        return [Event("end", (part, self._calls[choice] > 0))]
 
     def finish(self) -> Iterable[Event]:
         return [Event("usage")] if self._asked.get("usage") and not self._failed else []
@@ -66,14 +83,21 @@ class ChatView:
             case "text":
                 tokens = [placed.token for placed in event.tokens]
                 return self._chunk(choice, {"content": event.text}, tokens)
+            case "reasoning":
+                return self._chunk(choice, {"reasoning": event.text, "reasoning_content": event.text})
+            case "call":
+                return self._chunk(choice, {"tool_calls": [event.fields]})
+            case "arguments":
+                piece = {"index": event.fields, "function": {"arguments": event.text}}
+                return self._chunk(choice, {"tool_calls": [piece]})
             case "role":
                 first = self._chunk(choice, {"role": "assistant", "content": ""})
                 if choice or "prompt_ids" not in self._asked:
                     return first
                 return first[:-1] + b',"prompt_token_ids":' + encode(self._asked["prompt_ids"]) + b"}"
             case "end":
-                ended: Ended = event.fields
-                return self._chunk(choice, {}, ended.tokens, ended)
+                ended, called = event.fields
+                return self._chunk(choice, {}, ended.tokens, ended, called)
             case "usage":
                 return self._head + b'],"usage":' + encode(usage(self._usage)) + b"}"
             case _:
@@ -85,9 +109,10 @@ class ChatView:
         delta: dict[str, Any],
         tokens: Sequence[TokenLogprobs] = (),
         ended: Ended | None = None,
+        called: bool = False,
     ) -> bytes:
         shown: dict[str, Any] = {"index": choice, "delta": delta, **_tokens(self._asked, tokens)}
-        shown["finish_reason"] = None if ended is None else finish_reason(ended)
+        shown["finish_reason"] = None if ended is None else _finish_reason(ended, called)
         if ended is not None:
             shown["stop_reason"] = stop_reason(ended)
         return self._head + encode(shown) + self._tail
@@ -104,9 +129,9 @@ def whole(record: Record, outputs: Sequence[Whole]) -> dict[str, Any]:
         choices.append(
             {
                 "index": index,
-                "message": {"role": "assistant", "content": output.text(), "refusal": None},
+                "message": _message(output),
                 **_tokens(record.asked, output.tokens),
-                "finish_reason": finish_reason(ended),
+                "finish_reason": _finish_reason(ended, any(piece.kind == "call" for piece in output.pieces)),
                 "stop_reason": stop_reason(ended),
             }
         )
@@ -121,6 +146,27 @@ def whole(record: Record, outputs: Sequence[Whole]) -> dict[str, Any]:
     }
     also = {"metadata": "metadata", "prompt_ids": "prompt_token_ids"}
     return answer | {shown: record.asked[name] for name, shown in also.items() if name in record.asked}
+
+
+def _finish_reason(ended: Ended, called: bool) -> str:
+    """`tool_calls`: the model waits for the answers to its calls."""
+    reason = finish_reason(ended)
+    return "tool_calls" if called and reason == "stop" else reason
+
+
+def _call(part: Opened | Piece, arguments: str, index: int | None = None) -> dict[str, Any]:
+    call = {"id": part.call_id, "type": "function", "function": {"name": part.name, "arguments": arguments}}
+    return call if index is None else {"index": index, **call}
+
+
+def _message(output: Whole) -> dict[str, Any]:
+    """Reasoning has two names, because clients read one or the other."""
+    calls = [_call(piece, piece.text) for piece in output.pieces if piece.kind == "call"]
+    content, reasoning = output.text(), output.text("reasoning")
+    said: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
+    if reasoning:
+        said |= {"reasoning": reasoning, "reasoning_content": reasoning}
+    return said | ({"tool_calls": calls} if calls else {})
 
 
 def _tokens(asked: dict[str, Any], tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:

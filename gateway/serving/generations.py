@@ -145,7 +145,7 @@ class Generation:
     async def whole(self, failed: bool = False) -> list[Whole]:
         """All outputs, when all have ended. `failed`: also of tasks that have failed; otherwise `Failure` is
         raised for one."""
-        readings = [(Reading(), Whole()) for _ in self.record.tasks]
+        readings = [(Reading.of(self.record, choice), Whole()) for choice in range(len(self.record.tasks))]
         async for choice, delta in self.deltas():
             if delta is None:
                 continue
