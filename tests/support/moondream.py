@@ -58,6 +58,25 @@ def write_model(folder: Path, config: dict[str, Any] = NARROW, prefix: str = "mo
     return folder
 
 
+def write_adapter_of_moondream(folder: Path, merged: Path, rank: int = 4) -> None:
+    """An adapter on all products of the decoder of text, under the names of the checkpoint; and a model with its
+    weights merged in."""
+    drawn, generator = weights(), torch.Generator().manual_seed(5)
+    tensors = {}
+    for name in [name for name in drawn if name.startswith("text.blocks.") and drawn[name].ndim == 2]:
+        outputs, inputs = drawn[name].shape
+        a, b = (0.3 * torch.randn(shape, generator=generator) for shape in ((rank, inputs), (outputs, rank)))
+        at = "base_model.model.model." + name.removesuffix(".weight")
+        tensors |= {f"{at}.lora_A.weight": a, f"{at}.lora_B.weight": b}
+        drawn[name] = drawn[name] + 2 * b @ a
+    for path in (folder, merged):
+        path.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"r": rank, "lora_alpha": 2 * rank}))
+    write_model(merged)
+    save_file({"model." + name: tensor for name, tensor in drawn.items()}, merged / "model.safetensors")
+
+
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:
     pixels = np.random.RandomState(seed).randint(0, 256, (9, 13, 3)).astype(np.uint8)
     return Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)

@@ -9,7 +9,6 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -24,7 +23,7 @@ from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
 from petiole.gpu_worker.runtime.memory.kv import new_kv_cache
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
 from tests.support.families import FAMILIES, write_adapter
-from tests.support.moondream import PROMPT, weights, write_model
+from tests.support.moondream import PROMPT, write_adapter_of_moondream, write_model
 from tests.support.plans import each_feed_forward, each_mixer
 
 KINDS = {
@@ -160,27 +159,8 @@ def test_every_family_takes_adapters_on_attention_and_mlp(family, checkpoint, op
     assert relative_error(expected[0], expected[1]) > 1e-2
 
 
-def write_moondreams_adapter(folder, merged, rank=4):
-    """An adapter on all products of the decoder of text, under the names of the checkpoint; and a model with its
-    weights merged in."""
-    drawn, generator = weights(), torch.Generator().manual_seed(5)
-    tensors = {}
-    for name in [name for name in drawn if name.startswith("text.blocks.") and drawn[name].ndim == 2]:
-        outputs, inputs = drawn[name].shape
-        a, b = (0.3 * torch.randn(shape, generator=generator) for shape in ((rank, inputs), (outputs, rank)))
-        at = "base_model.model.model." + name.removesuffix(".weight")
-        tensors |= {f"{at}.lora_A.weight": a, f"{at}.lora_B.weight": b}
-        drawn[name] = drawn[name] + 2 * b @ a
-    for path in (folder, merged):
-        path.mkdir()
-    save_file(tensors, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(json.dumps({"r": rank, "lora_alpha": 2 * rank}))
-    write_model(merged)
-    save_file({"model." + name: tensor for name, tensor in drawn.items()}, merged / "model.safetensors")
-
-
 def test_moondream_takes_adapters_on_its_fused_products(tmp_path, open_runtime):
-    write_moondreams_adapter(tmp_path / "adapter", tmp_path / "merged")
+    write_adapter_of_moondream(tmp_path / "adapter", tmp_path / "merged")
     plain = write_model(tmp_path)
     prompt, found = [0, *PROMPT, 9, 8, 7], {}
     for name, model, slot in (("adapted", plain, 1), ("plain", plain, 0), ("merged", tmp_path / "merged", 0)):

@@ -30,7 +30,17 @@ from petiole.gpu_worker.runtime.interface import VALUES, StepBatch
 from petiole.gpu_worker.runtime.platform import Executor
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 from petiole.gpu_worker.runtime.step.inputs import StepStates
-from tests.support.moondream import KINDS, NARROW, PROMPT, Forced, exact_crops, prepared, weights, write_model
+from tests.support.moondream import (
+    KINDS,
+    NARROW,
+    PROMPT,
+    Forced,
+    exact_crops,
+    prepared,
+    weights,
+    write_adapter_of_moondream,
+    write_model,
+)
 
 RECORD = Path(__file__).with_name("recorded_moondream.json")
 
@@ -161,6 +171,20 @@ def test_an_answer_resumes_bin_for_bin(folder: Path, cpu_path: str) -> None:
             result = engine.submit(again, on_delta=lambda _, d, rest=rest: rest.extend(d.bins or ())).result(60)
             assert result.token_ids == whole.token_ids
             assert rest == bins[n:]
+
+
+def test_values_under_an_adapter_are_those_of_merged_weights(tmp_path: Path, cpu_path: str) -> None:
+    adapter, merged = tmp_path / "adapter", tmp_path / "merged"
+    write_adapter_of_moondream(adapter, merged)
+    image, found = prepared(exact_crops(), (1, 2)), []
+    for folder, name in ((write_model(tmp_path), str(adapter)), (merged, None), (tmp_path, None)):
+        with open_engine(folder, lora_slots=1, lora_max_rank=4) as engine:
+            bins: list[tuple[int, ...]] = []
+            more: dict[str, Any] = {"adapter": name}
+            handle = engine.submit(asked(image, **more), on_delta=lambda _, d, to=bins: to.extend(d.bins or ()))
+            handle.result(timeout=300)
+            found.append(bins)
+    assert found[0] == found[1] != found[2]
 
 
 def test_a_release_is_recognised_by_its_family_alone() -> None:

@@ -1,0 +1,64 @@
+"""Random workloads of an engine over a model of each kind of attention: shared prefixes, few pages, preemption,
+drafts, cancels and adapters. Every request that ends by itself has the tokens of transformers, and the books are
+checked after every step. `engine/test_stress.py` has the workloads that no model takes part in."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from petiole.gpu_worker import Engine, Request, SamplingParams
+from tests.gpu_worker.models.test_generation import oracle
+from tests.support.families import write_adapter
+
+KINDS = {
+    "mistral": "a window in all layers",
+    "gemma3": "two rotations, windows in some layers",
+    "gemma4-side": "keys of earlier layers, heads of two sizes, side inputs",
+    "gemma4-values-from-keys": "values from keys, heads of keys by layer",
+    "olmo3": "norms of all heads together",
+    "phi4-mini": "a part of a head rotated",
+    "smollm3": "layers without rotation",
+    "ministral3": "queries that grow",
+}
+PRODUCTS = r".*\.(self_attn|mlp)\.(q|k|v|o|qkv|gate|up|gate_up|down)_proj"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("family", KINDS)
+def test_a_random_workload_has_the_tokens_of_transformers(
+    family: str, seed: int, checkpoint: Callable[..., Any], open_runtime: Callable[..., Any], tmp_path: Any
+) -> None:
+    draw = random.Random(f"{family} {seed}")
+    folder, base = checkpoint(family)
+    adapted = write_adapter(base, tmp_path, r=2, lora_alpha=4, target_modules=PRODUCTS)
+    settings: dict[str, Any] = {
+        "num_pages": draw.choice([70, 100, 160]),
+        "max_num_seqs": draw.choice([2, 4]),
+        "chunk_size": draw.choice([5, 16]),
+        "max_num_batched_tokens": 32,
+        "prefill_policy": draw.choice(["drain", "pipelined", "mixed"]),
+        "speculative_tokens": draw.choice([0, 3]),
+    }
+    runtime = open_runtime(folder, lora_slots=1, lora_max_rank=2, debug=True, **settings)
+    stems = [[draw.randrange(3, 320) for _ in range(n)] for n in (3, 20)]
+    asked = []
+    for _ in range(10):
+        prompt = [*draw.choice(stems), *(draw.randrange(3, 320) for _ in range(draw.randrange(1, 12)))]
+        asked.append((prompt, draw.randrange(1, 20), draw.random() < 0.3, draw.random() < 0.2))
+    with Engine(runtime.config, runtime=runtime) as engine:
+        handles = []
+        for prompt, n, with_adapter, cancelled in asked:
+            sampling = SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True)
+            adapter = str(tmp_path) if with_adapter else None
+            handles.append(engine.submit(Request(prompt=prompt, sampling=sampling, adapter=adapter)))
+            if cancelled:
+                handles[-1].cancel()
+        for (prompt, n, with_adapter, cancelled), handle in zip(asked, handles, strict=True):
+            found = list(handle.result(timeout=300).token_ids)
+            wanted = oracle(adapted if with_adapter else base, prompt, n)
+            assert found == wanted[: len(found)], settings
+            assert cancelled or len(found) == n
