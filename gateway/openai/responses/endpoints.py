@@ -44,15 +44,22 @@ async def create(request: Request) -> Response:
     return EventStream(streamed(generation))
 
 
-def streamed(generation: Generation, after: Sequence[int] = ()) -> AsyncGenerator[bytes, None]:
-    stream = Stream(ResponsesView(generation.record), generation.record, after)
-    return events(generation, stream, lambda failure: error_event(failure, stream.cursor), DONE)
+async def streamed(generation: Generation, after: Sequence[int] = ()) -> AsyncGenerator[bytes, None]:
+    record, view = generation.record, ResponsesView(generation.record)
+    stream = Stream(view, record, after)
+    written = events(generation, stream, lambda failure: error_event(failure, stream.cursor), DONE)
+    async with contextlib.aclosing(written) as parts:
+        async for part in parts:
+            yield part
+    if view.whole.ended is not None:
+        with contextlib.suppress(Failure):
+            await turns.ended(record, view.whole)
 
 
 async def whole(generation: Generation) -> Response:
     async with contextlib.aclosing(generation):
         [output] = await generation.whole()
-    return json_answer(resource.finished(generation.record, output))
+    return json_answer(await turns.ended(generation.record, output))
 
 
 async def get(request: Request) -> Response:

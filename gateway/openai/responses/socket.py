@@ -105,7 +105,10 @@ class Connection:
         ended = view.whole.ended
         if ended is None or ended.error is not None:
             return False
-        if not asked.store:
+        if asked.store:
+            with contextlib.suppress(Failure):
+                await turns.ended(generation.record, view.whole)
+        else:
             said = resource.output(generation.record, view.whole.pieces, resource.status_of(ended))
             self._last = Remembered(generation.record.id, [*past.items, *own, *said])
         return True

@@ -1,7 +1,7 @@
 """Turns and conversations in Redis, as any gateway reads them.
 
     NAME:input     what a turn was told, and how long it is kept
-    NAME:output    the response when it has ended. It follows from the record and the log, so whoever needs it
+    NAME:output    the response when it has ended. It follows from the record and the log, so whoever reads it
                    first writes it, and it may be needed longer than a log is kept
     CONV:turns     a conversation's list: names of turns, and `-ITEM` for an item that was deleted
 
@@ -45,9 +45,9 @@ async def response(name: str) -> Record:
 
 async def known(record: Record) -> dict[str, Any]:
     """The response as it is now. Raises `Failure` if it has expired."""
-    [ended] = await kept.get(f"{record.id}:output")
-    if ended is not None:
-        return dict(ended)
+    [answer] = await kept.get(f"{record.id}:output")
+    if answer is not None:
+        return dict(answer)
     glimpse = await generations.glimpse(record)
     if glimpse is not None and glimpse.whole.ended is None:
         waiting: resource.Status = "cancelled" if glimpse.flagged else "queued"  # flagged: no worker will begin
@@ -62,9 +62,15 @@ async def known(record: Record) -> dict[str, Any]:
         generation = generations.again(record)
         async with contextlib.aclosing(generation):
             [whole] = await generation.whole(failed=True)
-    ended = resource.finished(record, whole)
-    await kept.put(f"{record.id}:output", ended, keep_s(record))
-    return ended
+    return await ended(record, whole)
+
+
+async def ended(record: Record, whole: Whole) -> dict[str, Any]:
+    """The response, which has ended. If it is stored, its output no longer needs its log. Raises `Failure`."""
+    answer = resource.finished(record, whole)
+    if record.asked.get("store", True):
+        await kept.put(f"{record.id}:output", answer, keep_s(record))
+    return answer
 
 
 def keep_s(record: Record) -> int:

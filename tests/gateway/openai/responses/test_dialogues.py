@@ -8,8 +8,12 @@ from typing import Any
 
 import openai
 import pytest
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
 from websockets.sync.client import ClientConnection, connect
 
+from petiole.gateway.application import make
+from petiole.gateway.openai.responses import socket as socket_room
 from tests.support.gateway import Gateway
 
 ASKED: dict[str, Any] = {"model": "petiole-tiny", "temperature": 0, "max_output_tokens": 12}
@@ -233,6 +237,14 @@ def test_frames_that_are_no_requests(
     assert refused["error"]["param"] == param
     assert code is None or refused["error"]["code"] == code
     assert ask(socket, input="x")[-1]["type"] != "error"
+
+
+def test_a_connection_lives_for_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket_room, "LIVES_S", 0.0)
+    with TestClient(make()).websocket_connect("/v1/responses") as connection:
+        assert connection.receive_json()["error"]["code"] == "websocket_connection_limit_reached"
+        with pytest.raises(WebSocketDisconnect):
+            connection.receive_json()
 
 
 def test_a_client_that_leaves_ends_nothing_but_its_reading(gateway: Gateway, client: openai.OpenAI) -> None:

@@ -182,20 +182,30 @@ def test_a_response_is_kept_as_long_as_it_asks_for(client: openai.OpenAI, site: 
     assert all(3000 < site.redis.ttl(name) <= 4000 for name in names)
 
 
-def test_text_outlives_its_log_once_it_was_read(client: openai.OpenAI, site: Site) -> None:
-    made = client.responses.create(**ASKED)
-    known = client.responses.retrieve(made.id)
-    for name in site.redis.scan_iter(f"*{made.id}*"):
-        if not name.startswith(gateway_key("").encode()):
-            site.redis.delete(name)
-    assert client.responses.retrieve(made.id) == known
-
-
-def test_text_is_read_from_the_result_when_its_log_has_expired(client: openai.OpenAI, site: Site) -> None:
-    made = client.responses.create(**ASKED)
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_that_was_read_outlives_its_log_and_its_result(
+    client: openai.OpenAI, site: Site, stream: bool
+) -> None:
+    if stream:
+        *_, last = client.responses.create(**ASKED, stream=True)
+        assert last.type == "response.completed"
+        made = last.response
+        eventually(lambda: site.redis.exists(gateway_key(f"{made.id}:output")), "it is kept")
+    else:
+        made = client.responses.create(**ASKED)
     eventually(lambda: site.redis.exists(f"celery-task-meta-{made.id}"), "the result is stored")
+    site.redis.delete(f"celery-task-meta-{made.id}", *site.redis.scan_iter(f"petiole:{{{made.id}}}:*"))
+    assert client.responses.retrieve(made.id) == made
+
+
+def test_what_nobody_has_read_is_in_the_result_when_its_log_has_expired(client: openai.OpenAI, site: Site) -> None:
+    made = client.responses.create(**ASKED, background=True)
+    eventually(lambda: site.redis.exists(f"celery-task-meta-{made.id}"), "the result is stored")
+    eventually(lambda: site.held() == 0, "the worker has written all of it")
+    site.redis.delete(gateway_key(f"{made.id}:output"))  # it may have ended before it was answered
     site.redis.delete(*site.redis.scan_iter(f"petiole:{{{made.id}}}:*"))
-    assert client.responses.retrieve(made.id).output == made.output
+    assert not site.state(made.id)
+    assert client.responses.retrieve(made.id).output_text == "1, 2, 3, 4, 5"
 
 
 @pytest.mark.parametrize(

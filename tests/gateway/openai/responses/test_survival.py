@@ -35,7 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def start(site: Site, folder: Path) -> Gateway:
-    brief = {"PETIOLE_GATEWAY_UNREAD_S": 2, "PETIOLE_GATEWAY_WAIT_FOR_WORKER_S": 1}
+    brief = {"PETIOLE_GATEWAY_UNREAD_S": 3, "PETIOLE_GATEWAY_WAIT_FOR_WORKER_S": 1}
     return Gateway(folder, PETIOLE_BROKER_URL=site.url, PETIOLE_GATEWAY_PREPARED_S="0.1", **brief)
 
 
