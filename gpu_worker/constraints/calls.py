@@ -43,6 +43,7 @@ class _Composer:
         self._special, self._sources = special, sources
         longest = sorted(special, key=len, reverse=True)
         self._marks = re.compile("|".join(map(re.escape, longest)) or "(?!)")
+        self._names: dict[str, str] = {}  # of rules, terminals and inner grammars, by what they are
         self._lines: list[str] = []
         self._inner: list[dict[str, Any]] = []
 
@@ -125,21 +126,27 @@ class _Composer:
 
     # ------------------------------------------------------------ notation
 
-    def _rule(self, alternatives: str) -> str:
-        name = f"r{len(self._lines)}"
-        self._lines.append(f"{name}: {alternatives}")
-        return name
+    def _rule(self, alternatives: str, attributes: str = "") -> str:
+        return self._line("r", attributes, alternatives)
 
     def _terminal(self, expression: str) -> str:
-        name = f"T{len(self._lines)}"
-        self._lines.append(f"{name}: {expression}")
-        return name
+        return self._line("T", "", expression)
+
+    def _line(self, letter: str, attributes: str, text: str) -> str:
+        key = f"{letter}{attributes}: {text}"
+        if key not in self._names:
+            self._names[key] = f"{letter}{len(self._lines)}"
+            self._lines.append(f"{self._names[key]}{attributes}: {text}")
+        return self._names[key]
 
     def _nested(self, kind: ConstraintKind, field: str, value: Any) -> str:
-        source, name = self._sources[kind](field, value), f"g{len(self._inner)}"
-        inner = json.loads(source)["grammars"][0] if source.startswith("{") else {"lark_grammar": source}
-        self._inner.append({**inner, "name": name})
-        return f"@{name}"
+        key = f"{kind} {json.dumps(value)}"
+        if key not in self._names:
+            source, name = self._sources[kind](field, value), f"g{len(self._inner)}"
+            inner = json.loads(source)["grammars"][0] if source.startswith("{") else {"lark_grammar": source}
+            self._inner.append({**inner, "name": name})
+            self._names[key] = f"@{name}"
+        return self._names[key]
 
     def _literal(self, text: str) -> str:
         """A text in which special tokens are tokens."""
@@ -156,6 +163,4 @@ class _Composer:
         if found is not None and found.start() == 0:
             return f"{self._rule(self._terminal(_ANYTHING))} {self._literal(mark)}"
         plain, rest = (mark, "") if found is None else (mark[: found.start()], mark[found.start() :])
-        name = f"r{len(self._lines)}"
-        self._lines.append(f"{name}[suffix={json.dumps(plain)}]: {_ANYTHING}")
-        return f"{name} {self._literal(rest)}".strip()
+        return f"{self._rule(_ANYTHING, f'[suffix={json.dumps(plain)}]')} {self._literal(rest)}".strip()
