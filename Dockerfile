@@ -1,5 +1,6 @@
 # syntax=docker/dockerfile:1
-# Two images from one file: --target gpu (CUDA) and --target cpu. Both hold a checkout, installed where it lies:
+# Three images from one file: --target gpu (CUDA) and --target cpu for workers, and --target gateway, which has neither
+# torch nor the engine. Each holds a checkout, installed where it lies:
 # `tasks` and `petiole.tasks` are the same modules there. images/ has what they install, with hashes.
 
 # `make pin` adds the digests that these tags have.
@@ -53,6 +54,26 @@ USER 10001
 # Made here so that a volume mounted on it belongs to the worker's user.
 RUN mkdir -p /home/petiole/.cache/huggingface
 CMD ["celery", "-A", "tasks", "worker", "--loglevel", "INFO"]
+
+# --- gateway --------------------------------------------------------------------------------------
+FROM ${PYTHON_IMAGE} AS gateway
+ENV PIP_NO_CACHE_DIR=1 PYTHONUNBUFFERED=1 PATH=/srv/venv/bin:$PATH
+RUN useradd --create-home --uid 10001 petiole && python3 -m venv /srv/venv
+WORKDIR /srv/petiole
+COPY images images
+RUN pip install --require-hashes -r images/gateway.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY gateway gateway
+COPY tasks tasks
+COPY petiole petiole
+RUN python3 -m venv /srv/build \
+    && /srv/build/bin/pip install --require-hashes -r images/build.txt \
+    && /srv/build/bin/python -c "import hatchling.build; hatchling.build.build_editable('/srv/build')" \
+    && pip install --no-deps /srv/build/*.whl \
+    && rm -r /srv/build \
+    && python -m compileall -q gateway tasks petiole
+USER 10001
+CMD ["petiole", "serve"]
 
 # --- gpu ------------------------------------------------------------------------------------------
 # This image keeps its compilers: FlashInfer compiles kernels that its wheel does not bring (nvcc), and Triton compiles

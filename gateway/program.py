@@ -23,9 +23,9 @@ async def served(scope: Scope, receive: Receive, send: Send) -> None:
         await app(scope, receive, send)
 
 
-def run(host: str | None, port: int | None) -> int:
-    """Serve until a signal ends the process. What is None comes from the settings. Raises OSError if the address
-    cannot be had."""
+def run(host: str | None, port: int | None, greeting: str = "") -> int:
+    """Serve until a signal ends the process. What is None comes from the settings. `greeting`: printed when it
+    serves, with its `{url}`. Raises OSError if the address cannot be had."""
     known = settings()
     host = known.gateway_host if host is None else host
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -41,7 +41,8 @@ def run(host: str | None, port: int | None) -> int:
         timeout_graceful_shutdown=max(1, round(known.gateway_drain_s)),
     )
     shown = f"[{host}]" if ":" in host else host
-    print(f"serving http://{shown}:{listening.getsockname()[1]}/v1", flush=True)
+    url = f"http://{shown}:{listening.getsockname()[1]}/v1"
+    print(f"serving {url}{greeting.format(url=url)}", flush=True)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises the signal again when it has ended
     uvicorn.Server(config).run(sockets=[listening])

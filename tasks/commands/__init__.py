@@ -8,6 +8,7 @@ steering      `petiole pause`, `resume`, `reload` and `drain`
 conversation  `petiole chat`: a conversation in the terminal
 demo          `petiole demo`: an embedded Redis, a worker and eight streams
 terminal      tables, live views and errors, with or without rich
+gateway       `petiole serve`; `petiole demo --http`: the gateway in front of a worker of its own
 vision_demo   `petiole demo --vision`: questions about a picture, and the picture with the answers drawn in
 testing       an embedded Redis and a worker, for an application's own tests
 """

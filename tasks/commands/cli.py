@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 
 import redis
@@ -28,7 +27,6 @@ from petiole.tasks.streams.definitions import stream
 from petiole.tasks.urls import redacted
 
 METRICS_PORT = 9464
-GATEWAY = "petiole.gateway.program"  # a string, because the gateway stands above `tasks`
 MOST_PORT = 65_535
 UNKNOWN_AFTER_S = 2.0
 
@@ -73,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("--markdown", action="store_true", help="the defaults, as the table in docs/settings.md")
     demo = command("demo", run_demo, "eight prompts at once through an embedded Redis and a real worker")
     demo.add_argument("--plain", action="store_true", help="plain text, as when not on a terminal")
+    demo.add_argument("--http", action="store_true", help="a worker behind a gateway, for curl, until stopped")
     demo.add_argument(
         "--vision", action="store_true", help="draw a picture, ask about it, and draw the answers into it"
     )
@@ -211,6 +210,10 @@ def cancel_tasks(options: argparse.Namespace) -> int:
 
 
 def run_demo(options: argparse.Namespace) -> int:
+    if options.http:
+        from petiole.tasks.commands import gateway
+
+        return gateway.show()
     if options.vision:
         from petiole.tasks.commands import vision_demo
 
@@ -238,13 +241,9 @@ def run_metrics(options: argparse.Namespace) -> int:
 
 
 def run_gateway(options: argparse.Namespace) -> int:
-    try:
-        gateway = import_module(GATEWAY)
-    except ImportError as error:
-        print(f"petiole: a gateway needs 'petiole[gateway]': {error}", file=sys.stderr)
-        return 1
-    code: int = gateway.run(options.host, options.port)
-    return code
+    from petiole.tasks.commands import gateway
+
+    return gateway.serve(options.host, options.port)
 
 
 def run_trace(options: argparse.Namespace) -> int:

@@ -133,7 +133,7 @@ def test_an_image_installs_what_is_declared_with_hashes(image: str, extra: tuple
         torch = re.match(r"torch==([\d.]+)", (ROOT / "images" / "torch.txt").read_text())
         assert torch
         versions["torch"] = [torch[1]]
-    for requirement in declared("worker", "cli", "metrics", *extra):
+    for requirement in declared("worker", "cli", "metrics", "gateway", *extra):
         found = versions[canonicalize_name(requirement.name)]
         assert all(requirement.specifier.contains(version) for version in found), requirement
 
@@ -141,6 +141,22 @@ def test_an_image_installs_what_is_declared_with_hashes(image: str, extra: tuple
 def test_both_images_install_the_same_versions() -> None:
     cpu, gpu = locked("cpu"), locked("gpu")
     assert {name: gpu[name] for name in cpu} == cpu
+
+
+def test_the_gateways_image_has_the_workers_versions_and_no_torch() -> None:
+    gateway, gpu = locked("gateway"), locked("gpu")
+    assert {name: gpu[name] for name in gateway} == gateway
+    assert not {"torch", "numpy", "tokenizers"} & gateway.keys()
+    for requirement in declared("gateway", "cli"):
+        assert all(requirement.specifier.contains(one) for one in gateway[canonicalize_name(requirement.name)])
+
+
+def test_the_gateway_is_reached_from_this_machine_alone() -> None:
+    """It asks nobody for a key."""
+    gateway = compose()["services"]["gateway"]
+    assert "profiles" not in gateway
+    assert gateway["build"]["target"] == "gateway"
+    assert [port.partition(":")[0] for port in gateway["ports"]] == ["127.0.0.1"]
 
 
 def test_the_build_backend_has_hashes() -> None:

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -227,6 +229,35 @@ def test_the_demo_gets_every_answer_right_and_leaves_nothing(runtime_folder: str
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "8 of 8 right" in ran.stdout
     eventually(lambda: not os.listdir(runtime_folder), "the embedded Redis has ended")
+
+
+def test_the_demo_over_http_answers_until_it_is_stopped(runtime_folder: str) -> None:
+    demo = subprocess.Popen(
+        [sys.executable, "-u", "-m", "petiole.tasks.commands.cli", "demo", "--http"],
+        cwd=REPOSITORY,
+        env={**os.environ, "XDG_RUNTIME_DIR": runtime_folder, "PETIOLE_GATEWAY_PORT": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert demo.stdout is not None
+    url = next(line.split()[1] for line in demo.stdout if line.startswith("serving "))
+    asked = {"model": "petiole-tiny", "prompt": "Count from 1 to 5.", "temperature": 0}
+    body = json.dumps(asked).encode()
+
+    def answer() -> str:
+        request = urllib.request.Request(f"{url}/completions", body, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=60) as found:
+                return str(json.load(found)["choices"][0]["text"])
+        except urllib.error.HTTPError:  # the worker has not said what it serves
+            return ""
+
+    assert "1, 2, 3, 4, 5" in eventually(answer, "an answer")
+    demo.send_signal(signal.SIGINT)
+    said, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 0, said
+    eventually(lambda: not _workers_of(demo.pid), "the worker has ended")
 
 
 def test_the_demo_of_vision_saves_its_picture(runtime_folder: str, tmp_path: Path) -> None:
