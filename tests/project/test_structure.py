@@ -167,6 +167,14 @@ def test_a_folder_has_as_many_rooms_as_one_takes_in(folder: str) -> None:
     assert len(rooms(folder)) <= (MOST_ON_A_FLOOR if folder.count(".") == 1 else MOST_ROOMS)
 
 
+def test_one_familys_values_are_known_to_its_folder_and_to_the_cache_that_names_them() -> None:
+    """The engine knows kinds of values (`gpu_worker.request.values`), whatever they stand for."""
+    words = re.compile(r"coordinate|CoordToken|SizeToken", re.IGNORECASE)
+    known = {name for name, path in MODULES.items() if words.search(path.read_text())}
+    own = {name for name in known if name.startswith("petiole.gpu_worker.models.moondream")}
+    assert known - own == {"petiole.cache", "petiole.cache.tokens", "petiole.gpu_worker.models"}
+
+
 def test_the_tests_mirror_the_folders() -> None:
     folders = {name.removeprefix("petiole.").replace(".", "/") for name in FOLDERS}
     mirrored = [path for floor in FLOORS for path in (ROOT / "tests" / floor).rglob("*") if path.is_dir()]
