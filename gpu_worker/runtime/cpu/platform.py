@@ -12,9 +12,13 @@ from petiole.gpu_worker.models.weights.reading import Quantization
 from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor, choose
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
 from petiole.gpu_worker.runtime.interface import Progress
-from petiole.gpu_worker.runtime.memory.kv import decide_n_pages, free_bytes
+from petiole.gpu_worker.runtime.memory.container import host_memory_left
+from petiole.gpu_worker.runtime.memory.room import page_bytes, require_pages, require_room
 from petiole.gpu_worker.runtime.platform import StepMemory, largest_region
 from petiole.gpu_worker.runtime.step.verify import accept
+
+_KV_BYTES = 2**30
+_LENGTH_EACH = 2048
 
 
 class CpuPlatform:
@@ -39,17 +43,14 @@ class CpuPlatform:
         return compute  # a copy within memory needs no thread of its own
 
     def room(self, config: EngineConfig) -> int:
-        return free_bytes(self.place, config.gpu_memory_utilization) // 2
+        return host_memory_left() // 2
 
     def n_pages(self, config: EngineConfig, decoder: Decoder, kv_dtype: torch.dtype) -> int:
-        return decide_n_pages(
-            config,
-            decoder.plan,
-            max_model_len=config.max_model_len,
-            bytes_per_element=kv_dtype.itemsize,
-            free_bytes=free_bytes(self.place, config.gpu_memory_utilization),
-            on_cuda=False,
-        )
+        each, free = page_bytes(config, decoder.plan, kv_dtype.itemsize), host_memory_left()
+        if config.num_pages:
+            require_room("num_pages", config.num_pages, each, free)
+            return config.num_pages
+        return require_pages(config, default_pages(config, each, free), each, free)
 
     def new_executor(
         self,
@@ -65,3 +66,12 @@ class CpuPlatform:
 
     def release_memory(self) -> None:
         """Nothing is held."""
+
+
+def default_pages(config: EngineConfig, each_bytes: int, free_bytes: int) -> int:
+    """2,048 tokens for every row, within 1 GiB or a quarter of the free memory, whichever is less; but at least
+    one sequence of full length if that fits into half of the free memory."""
+    size, longest = config.page_size, config.max_model_len
+    wanted = config.max_num_seqs * -(-min(longest, _LENGTH_EACH) // size) + 1
+    budget = min(_KV_BYTES, free_bytes // 4) // each_bytes
+    return max(min(wanted, budget), min(-(-longest // size) + 1, free_bytes // 2 // each_bytes))

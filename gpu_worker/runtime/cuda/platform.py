@@ -25,7 +25,7 @@ from petiole.gpu_worker.runtime.cuda.executor import (
 from petiole.gpu_worker.runtime.device.cuda import CudaDevice, CudaStream
 from petiole.gpu_worker.runtime.device.interface import DeviceStream
 from petiole.gpu_worker.runtime.interface import Progress
-from petiole.gpu_worker.runtime.memory.kv import decide_n_pages, free_bytes
+from petiole.gpu_worker.runtime.memory.room import page_bytes, require_pages
 from petiole.gpu_worker.runtime.platform import StepMemory, encode_bytes, largest_region
 
 
@@ -47,7 +47,7 @@ class CudaPlatform:
     def decided(self, config: EngineConfig, decoder: Decoder) -> EngineConfig:
         """The numbers are small enough that the working memory takes only a part of the free memory."""
         self.release_memory()
-        free = free_bytes(self.place, config.gpu_memory_utilization)
+        free = self.room(config)
         itemsize, encode, region = decoder.dtype.itemsize, encode_bytes(decoder), largest_region(decoder)
         return batching_that_fits(config, BATCHING["cuda"], decoder.plan, itemsize, free, encode, region)
 
@@ -55,19 +55,16 @@ class CudaPlatform:
         return self.device.new_stream("copy")
 
     def room(self, config: EngineConfig) -> int:
-        return free_bytes(self.place, config.gpu_memory_utilization)
+        free, total = torch.cuda.mem_get_info(self.place)
+        return int(free - total * (1 - config.gpu_memory_utilization))
 
     def n_pages(self, config: EngineConfig, decoder: Decoder, kv_dtype: torch.dtype) -> int:
+        """All that is left of the memory fraction beside weights and working memory. Pages that running sequences
+        do not need hold cached prefixes."""
         self.release_memory()  # temporary tensors of the weight conversion
         working = working_bytes(config, decoder.plan, decoder.dtype.itemsize, encode_bytes(decoder))
-        return decide_n_pages(
-            config,
-            decoder.plan,
-            max_model_len=config.max_model_len,
-            bytes_per_element=kv_dtype.itemsize,
-            free_bytes=free_bytes(self.place, config.gpu_memory_utilization) - working,
-            on_cuda=True,
-        )
+        each, free = page_bytes(config, decoder.plan, kv_dtype.itemsize), self.room(config) - working
+        return config.num_pages or require_pages(config, free // each, each, free)
 
     def new_executor(
         self,

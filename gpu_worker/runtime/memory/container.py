@@ -59,3 +59,15 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return ""
+
+
+def host_memory_left() -> int:
+    """Bytes of the machine's memory that this process may still take."""
+    limit = memory_left()
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            line = next(line for line in lines if line.startswith("MemAvailable"))
+        available = int(line.split()[1]) * 1024
+    except (OSError, StopIteration):
+        available = 4 * 2**30
+    return available if limit is None else min(available, limit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from petiole.gpu_worker.config import EngineConfig
-from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.errors import InvalidRequest, ModelError
 from petiole.gpu_worker.models.adapters.lora import AdaptedModel
 from petiole.gpu_worker.models.plan import ModelPlan
 
@@ -24,6 +24,23 @@ def require_room(field: str, value: int, each_bytes: int, free_bytes: int) -> No
     most = max(1, free_bytes // each_bytes)
     if value > most:
         raise InvalidRequest(field, f"must be at most {most} in {free_bytes} bytes ({each_bytes} each)", value)
+
+
+def page_bytes(engine: EngineConfig, model: ModelPlan, bytes_per_element: int) -> int:
+    """Bytes of a page of the KV pool."""
+    return model.kv_elements_per_token * engine.page_size * bytes_per_element
+
+
+def require_pages(engine: EngineConfig, n_pages: int, each_bytes: int, free_bytes: int) -> int:
+    """The number of pages, if a sequence can run with them. Page 0 is reserved. Raises ModelError."""
+    if n_pages < 2:
+        raise ModelError(
+            f"no memory for the KV cache: a page takes {each_bytes} bytes, and {max(free_bytes, 0)} are left "
+            f"beside the weights, max_num_seqs {engine.max_num_seqs}, max_num_batched_tokens "
+            f"{engine.max_num_batched_tokens} and lora_slots {engine.lora_slots}: lower these, or raise "
+            f"gpu_memory_utilization ({engine.gpu_memory_utilization:g})"
+        )
+    return n_pages
 
 
 def row_bytes(engine: EngineConfig, model: ModelPlan, max_model_len: int) -> int:

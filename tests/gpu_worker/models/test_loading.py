@@ -549,7 +549,7 @@ print(peak() - before)
 
 
 def test_what_the_memory_cannot_hold_is_refused_in_a_line(monkeypatch):
-    monkeypatch.setattr("petiole.gpu_worker.runtime.cpu.platform.free_bytes", lambda *_: 10**18)
+    monkeypatch.setattr("petiole.gpu_worker.runtime.cpu.platform.host_memory_left", lambda: 10**18)
     with pytest.raises(ModelError, match=r"^it does not fit into memory: .*can't allocate memory.* \d{12,} bytes"):
         Engine(EngineConfig(device="cpu", num_pages=2**31 - 1))
 

@@ -12,7 +12,6 @@ import torch
 from petiole.gpu_worker import EngineConfig
 from petiole.gpu_worker.config import BATCHING
 from petiole.gpu_worker.runtime.cpu.platform import CpuPlatform
-from petiole.gpu_worker.runtime.cuda import platform as cuda
 from petiole.gpu_worker.runtime.cuda.executor import working_bytes
 from petiole.gpu_worker.runtime.cuda.platform import CudaPlatform
 from petiole.gpu_worker.runtime.platform import Platform
@@ -22,7 +21,7 @@ FREE = 8 * 2**30
 
 @pytest.fixture
 def platform(monkeypatch: pytest.MonkeyPatch) -> CudaPlatform:
-    monkeypatch.setattr(cuda, "free_bytes", lambda *_: FREE)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (FREE, FREE))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     device: Any = SimpleNamespace(torch_device=torch.device("cuda", 3), kind="cuda", new_stream=lambda name: name)
     return CudaPlatform(device)
@@ -41,7 +40,7 @@ def test_pages_get_what_working_memory_leaves(
     platform: CudaPlatform, checkpoint: Callable[..., Any], open_runtime: Callable[..., Any]
 ) -> None:
     decoder = open_runtime(checkpoint("qwen3")[0])._decoder
-    config = platform.decided(EngineConfig(max_model_len=64), decoder)
+    config = platform.decided(EngineConfig(max_model_len=64, gpu_memory_utilization=1.0), decoder)
     assert config.batching == BATCHING["cuda"]
     working = working_bytes(config, decoder.plan, decoder.dtype.itemsize)
     n_pages = platform.n_pages(config, decoder, torch.float16)
