@@ -129,12 +129,12 @@ class _Walk:
         hidden = plan.hidden_size
         embedding = self._tensor(names.embedding, plan.vocab_size, hidden)
         layers = tuple(self._layer(i, layer) for i, layer in enumerate(plan.layers))
-        head = None if plan.tied_head else names.head_in(self.source)
+        head = names.head_in(self.source)
         return Decoder(
             plan=plan,
             embedding=embedding,
             layers=layers,
-            head=read_head(self.source, head, embedding, self.options, bias=plan.head_bias),
+            head=read_head(self.source, head, embedding, self.options, tied=plan.tied_head, bias=plan.head_bias),
             norm=self._norm(plan.norm, names.norm, hidden),
             tables=self._tables(),
             kernels=self.options.kernels,

@@ -98,5 +98,6 @@ class ModelReader:
 
 def _joined(digest: str, plan: ModelPlan) -> str:
     """The fingerprint of weights whose rotations were settled for the served length: keys and values of two such
-    models differ."""
-    return hashlib.sha256(f"{digest} {plan.rotaries}".encode()).hexdigest()[: len(digest)]
+    models differ. What is hashed is written down by name, so that a new field of a plan changes no fingerprint."""
+    chosen = [(rotary.theta, rotary.short_factors) for rotary in plan.rotaries]
+    return hashlib.sha256(f"{digest} {chosen}".encode()).hexdigest()[: len(digest)]

@@ -172,6 +172,7 @@ PLANS: dict[str, Variant] = {
         "scaled logits": lambda plan: replace(plan, logits_factor=0.5),
         "capped logits": lambda plan: replace(plan, logits_softcap=3.0),
         "a bias of the head": lambda plan: replace(plan, head_bias=True),
+        "a tied head with a bias": lambda plan: replace(plan, tied_head=True, head_bias=True),
         "no last norm": lambda plan: replace(plan, norm=None),
         "side inputs": lambda plan: replace(
             plan, side=SideInput(16, plan.vocab_size, Norm(), Norm(), embedding_factor=4.0, factor=0.7)

@@ -99,8 +99,9 @@ class StoredLinear:
 
     @staticmethod
     def of(names: Sequence[str], parts: tuple[int, ...], inputs: int) -> StoredLinear:
-        """Names without a part, such as those of values that are keys, are not stored."""
+        """names: of one layer that has all parts, or of queries, keys and values, or of gate and up. A plan
+        without values of its own, or keys, takes the first of them; one without a gate the last of two."""
         if len(names) == 1:
             return StoredLinear(tuple(names), (sum(parts),), parts, inputs)
-        stored = tuple(names[len(names) - len(parts) :] if len(names) == 2 else names[: len(parts)])
-        return StoredLinear(stored, parts, parts, inputs)
+        without_gate = len(names) == 2 and len(parts) == 1
+        return StoredLinear(tuple(names[-1:] if without_gate else names[: len(parts)]), parts, parts, inputs)

@@ -109,13 +109,15 @@ def read_linear(
     return DenseLinear(_joined(source, [n + ".weight" for n in names], sizes, (inputs,), to), joint)
 
 
-def read_head(source: TensorSource, name: str | None, embedding: Tensor, to: Destination, *, bias: bool) -> Linear:
-    """name: of the stored head; None: it is the embedding. In 8-bit integers where the layers are: a token reads
-    all of the head, but one row of the embedding."""
+def read_head(
+    source: TensorSource, name: str, embedding: Tensor, to: Destination, *, tied: bool, bias: bool
+) -> Linear:
+    """name: of the stored head. tied: its weight is the embedding. In 8-bit integers where the layers are: a token
+    reads all of the head, but one row of the embedding."""
     weight, int8 = embedding, to.quantization == "int8"
-    if name is not None and source.quantised(name, *embedding.shape) is not None:
+    if not tied and source.quantised(name, *embedding.shape) is not None:
         return read_linear(source, (name,), embedding.shape[:1], embedding.shape[1], to, bias=bias)
-    if name is not None:
+    if not tied:
         weight = torch.empty_like(embedding) if int8 else to.empty(embedding.shape)
         to.advance(source.copy(name + ".weight", weight))
     added = read_tensor(source, f"{name}.bias", embedding.shape[:1], to) if bias else None
