@@ -124,11 +124,16 @@ class Decoder:
     def device(self) -> torch.device:
         return self.embedding.device
 
+    @property
+    def embedding_factor(self) -> float:
+        """Of the embeddings, rounded to the type of the weights."""
+        factor = self.plan.embedding_factor
+        return factor if factor == 1.0 else rounded(factor, self.dtype)
+
     def embed(self, token_ids: Tensor) -> Tensor:
         """int64 [T] -> [T, hidden]."""
         embedded = F.embedding(token_ids, self.embedding)
-        factor = self.plan.embedding_factor
-        return embedded if factor == 1.0 else embedded * rounded(factor, self.dtype)
+        return embedded if self.embedding_factor == 1.0 else embedded * self.embedding_factor
 
     def forward(self, hidden: Tensor, step: Forward) -> Tensor:
         """[T, hidden] -> [T, hidden], without the final norm; `hidden` is overwritten."""

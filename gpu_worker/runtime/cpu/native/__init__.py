@@ -5,7 +5,8 @@ build        compiles the C files, once on each machine or when an image is made
 levels       the processors for which an image brings them compiled
 forward      a decoder over a KV pool
 encoder      the encoder of crops, computed by the same code
-stack        a model's layers, and their memory of keys and values, as `layers/` sees them
+stack        a plan's layers over a memory of keys and values, as `layers/` computes them
+supported    the plans that the C code computes
 draw         the Gumbel maximum of sampling
 layers/      a step from inputs to logits: one call
 attention/   attention over the paged KV cache

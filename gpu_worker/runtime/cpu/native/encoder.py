@@ -15,16 +15,8 @@ from torch import Tensor
 from petiole.gpu_worker.models.fast_paths import supports_encoder
 from petiole.gpu_worker.models.parts.layered import LayeredEncoder
 from petiole.gpu_worker.runtime.cpu.native.products.choice import Products, choose_products
-from petiole.gpu_worker.runtime.cpu.native.products.weights import KINDS
-from petiole.gpu_worker.runtime.cpu.native.stack import (
-    PARTS,
-    VALUES,
-    CacheStruct,
-    Shape,
-    Stack,
-    library_for,
-    unlike,
-)
+from petiole.gpu_worker.runtime.cpu.native.stack import Memory, Stack, library_for
+from petiole.gpu_worker.runtime.cpu.native.supported import PARTS, VALUES, unknown_layers
 from petiole.gpu_worker.runtime.interface import Progress, nothing
 
 log = logging.getLogger(__name__)
@@ -42,35 +34,19 @@ class NativeEncoder:
         self, library: ctypes.CDLL, encoder: LayeredEncoder, products: Products, progress: Progress = nothing
     ) -> None:
         self._encoder, self._progress, dtype = encoder, progress, encoder.dtype
-        n, (first, *_) = encoder.n_positions, encoder.plan
-        mixer, width = first.mixer, encoder.hidden_size
-        assert first.mixer_norm is not None
+        n, mixer = encoder.n_positions, encoder.plan[0].mixer
         self._n_crops = max(1, _ROWS // n)
         self._inputs = at = torch.arange(self._n_crops * n)
         self._positions, self._rows, self._limits = at % n, at // n, torch.full_like(at, n)
-        self._table = torch.arange(self._n_crops, dtype=torch.int32)
-        self._keys, self._values = (
-            torch.zeros(len(at) * mixer.kv_size + _BEHIND, dtype=dtype) for _ in ("keys", "values")
-        )
+        table = torch.arange(self._n_crops, dtype=torch.int32)[:, None]
+        keys, values = (torch.zeros(len(at) * mixer.kv_size + _BEHIND, dtype=dtype) for _ in ("keys", "values"))
+        n_layers = len(encoder.plan)
         self._stack = Stack(
             library,
             products,
-            encoder.plan,
-            encoder.layers,
-            Shape(width, first.feed_forward.inner, (mixer.q_size, mixer.kv_size), first.mixer_norm.eps),
-            CacheStruct(
-                heads=mixer.heads,
-                kv_heads=mixer.kv_heads,
-                head_dim=mixer.head_dim,
-                kv_kind=KINDS[dtype],
-                page_size=n,
-                scale=mixer.scale,
-                keys=self._keys.data_ptr(),
-                values=self._values.data_ptr(),
-                n_slots=0,
-                columns=1,
-                table=self._table.data_ptr(),
-            ),
+            list(zip(encoder.plan, encoder.layers, strict=True)),
+            Memory([keys] * n_layers, [values] * n_layers, table, page_size=n),
+            encoder.hidden_size,
             progress=progress,
         )
 
@@ -95,13 +71,12 @@ def native_encoder(encoder: LayeredEncoder, progress: Progress = nothing) -> Nat
     every few crops, and every second of those that take longer.
 
     The layers' weights are rearranged in place, so only the fast path can use them afterwards."""
-    unknown = supports_encoder(encoder, VALUES, PARTS).reason or unlike(encoder.plan)
-    if unknown is not None:
-        log.warning("torch encodes images on this CPU, which is slower: compiled code does not know %s", unknown)
+    reason = supports_encoder(encoder, VALUES, PARTS).reason
+    reason = reason or unknown_layers(encoder.plan, encoder.hidden_size, lanes=8)
+    if reason is not None:
+        log.warning("torch encodes images on this CPU, which is slower: compiled code does not know %s", reason)
         return None
-    first = encoder.plan[0]
-    sizes = encoder.hidden_size, first.feed_forward.inner, first.mixer.head_dim
-    library = library_for(*sizes, encoder.dtype, lanes=8)
+    library = library_for(encoder.dtype)
     if library is None:
         return None
     products = choose_products(library, encoder.layers, None, encoder.dtype, in_part=True)

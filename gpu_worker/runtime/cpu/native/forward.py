@@ -14,27 +14,15 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder
-from petiole.gpu_worker.models.fast_paths import supports
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.runtime.cpu.native.products.adapters import NativeAdapters
 from petiole.gpu_worker.runtime.cpu.native.products.choice import choose_products
-from petiole.gpu_worker.runtime.cpu.native.products.weights import KINDS
-from petiole.gpu_worker.runtime.cpu.native.stack import (
-    PARTS,
-    VALUES,
-    CacheStruct,
-    Shape,
-    Stack,
-    at_least,
-    library_for,
-    unlike,
-)
+from petiole.gpu_worker.runtime.cpu.native.stack import Ends, Memory, Sides, Stack, at_least, library_for
+from petiole.gpu_worker.runtime.cpu.native.supported import unknown
 from petiole.gpu_worker.runtime.interface import Int32Array, Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 
 log = logging.getLogger(__name__)
-
-_LANES = 16
 
 
 class NativeDecoder:
@@ -51,39 +39,29 @@ class NativeDecoder:
         self._decoder, self._cache = decoder, cache
         self._adapters = NativeAdapters(library, bank) if bank is not None else None
         head, plan = decoder.head, decoder.plan
-        first = plan.layers[0]
-        mixer = first.mixer
-        assert first.mixer_norm is not None
         self._tied = isinstance(head, DenseLinear) and head.weight.is_set_to(decoder.embedding)
+        self._bidirectional = any(mixer.mask == "bidirectional" for mixer in plan.mixers)
         self._products = choose_products(library, decoder.layers, decoder.head, decoder.dtype)
+        sides = plan.side, decoder.side
         self._stack = Stack(
             library,
             self._products,
-            plan.layers,
-            decoder.layers,
-            Shape(
-                plan.hidden_size,
-                first.feed_forward.inner,
-                (mixer.q_size, mixer.kv_size),
-                first.mixer_norm.eps,
-                NativeAdapters.reduced_width(bank) if bank is not None else 0,
+            list(zip(plan.layers, decoder.layers, strict=True)),
+            Memory(cache.keys, cache.values, cache.table, cache.page_size),
+            plan.hidden_size,
+            tables=decoder.tables,
+            ends=Ends(
+                decoder.embedding_factor,
+                plan.embedding_norm,
+                decoder.embedding_norm,
+                plan.norm,
+                decoder.norm,
+                head,
+                plan.logits_factor,
+                plan.logits_softcap,
             ),
-            CacheStruct(
-                heads=mixer.heads,
-                kv_heads=mixer.kv_heads,
-                head_dim=mixer.head_dim,
-                kv_kind=KINDS[cache.dtype],
-                page_size=cache.page_size,
-                scale=mixer.scale,
-                keys=cache.keys[0].data_ptr(),
-                values=cache.values[0].data_ptr(),
-                n_slots=cache.n_slots,
-                columns=cache.table.shape[1],
-                table=cache.table.data_ptr(),
-            ),
-            norm=decoder.norm,
-            head=head,
-            rotary=_whole_table(decoder),
+            sides=None if sides[0] is None or sides[1] is None else Sides(sides[0], sides[1]),
+            reduced=NativeAdapters.reduced_width(bank) if bank is not None else 0,
             progress=progress,
         )
         self._logits: dict[int, Tensor] = {}
@@ -114,12 +92,14 @@ class NativeDecoder:
         None: all up to its own."""
         if rotary is not None and rotary.ndim != 1:
             raise ValueError(f"rotary positions: must be of one axis, got {list(rotary.shape)}")
-        model = self._stack.model
-        by_ids = self._tied and hidden is None
+        model, decoder = self._stack.model, self._decoder
+        by_ids, side = self._tied and hidden is None, None
         if hidden is None:
-            hidden = (
-                torch.empty(len(token_ids), model.hidden) if by_ids else self._decoder.embed(token_ids).float()
-            )
+            hidden = torch.empty(len(token_ids), model.hidden) if by_ids else decoder.embed(token_ids).float()
+        if decoder.side is not None:
+            side = torch.nn.functional.embedding(token_ids, decoder.side.table).float()
+        if self._bidirectional:
+            limits = _ends_of_rows(positions, rows)
         shape = len(outputs), model.head.n
         self._logits[slot_id] = memory = at_least(self._logits.get(slot_id), shape[0] * shape[1])
         adapters = None
@@ -133,10 +113,21 @@ class NativeDecoder:
             token_ids=token_ids if by_ids else None,
             rotary=rotary,
             limits=limits,
+            extra=self._extra(positions if rotary is None else rotary),
+            side=side,
             logits=memory,
             adapters=adapters,
         )
         return memory[: shape[0] * shape[1]].view(shape)
+
+    def _extra(self, positions: Tensor) -> Tensor | None:
+        """float32 [T, hidden]: what is added to the embeddings at these positions."""
+        decoder = self._decoder
+        extra = None if decoder.positions is None else decoder.positions[positions].float()
+        if decoder.token_types is not None:
+            first = decoder.token_types[0].float()
+            extra = first.repeat(len(positions), 1) if extra is None else extra + first
+        return extra
 
 
 def native_decoder(
@@ -148,61 +139,18 @@ def native_decoder(
 
     The weights of the layers and of the head are rearranged in place: afterwards only the fast path can use them.
     """
-    unknown = supports(decoder, VALUES, PARTS).reason or _unlike(decoder, bank)
-    if unknown is not None:
-        log.warning("torch alone computes on this CPU, which is slower: compiled code does not know %s", unknown)
+    reason = unknown(decoder)
+    if reason is not None:
+        log.warning("torch alone computes on this CPU, which is slower: compiled code does not know %s", reason)
         return None
     assert isinstance(decoder, Decoder)
-    first = decoder.plan.layers[0]
-    sizes = decoder.plan.hidden_size, first.feed_forward.inner, first.mixer.head_dim
-    library = library_for(*sizes, decoder.dtype, _LANES)
-    if library is None:
-        return None
-    return NativeDecoder(library, _unpartial(decoder), cache, bank, progress)
+    library = library_for(decoder.dtype)
+    return None if library is None else NativeDecoder(library, decoder, cache, bank, progress)
 
 
-def _unlike(decoder: object, bank: AdapterBank | None) -> str | None:
-    assert isinstance(decoder, Decoder)
-    plan = decoder.plan
-    found = unlike(plan.layers, plan.norm)
-    rotary = plan.layers[0].mixer.rotary if found is None else None
-    if found is None and rotary is None:
-        return "layers without rotation"
-    mixer = plan.layers[0].mixer
-    if rotary is not None and rotary.dims != mixer.head_dim and (bank is not None or mixer.q_norm is not None):
-        return "adapters or norms of heads where a part of a head is rotated"
-    if plan.norm is None or plan.layers[0].mixer.mask == "bidirectional":
-        return "an encoder of text"
-    return found
-
-
-def _unpartial(decoder: Decoder) -> Decoder:
-    """A decoder for code that rotates whole heads, by the table of `_whole_table`. Where a part of a head is
-    rotated, rows of queries and keys change their places: the halves of that part then lie in the halves of the
-    head."""
-    mixer = decoder.plan.layers[0].mixer
-    assert mixer.rotary is not None
-    if mixer.rotary.dims == mixer.head_dim:
-        return decoder
-    half, rest = mixer.rotary.dims // 2, (mixer.head_dim - mixer.rotary.dims) // 2
-    rotated = mixer.q_size + mixer.kv_size
-    for layer in decoder.layers:
-        linear = layer.mixer.qkv
-        assert isinstance(linear, DenseLinear)
-        for tensor in (linear.weight, linear.bias):
-            if tensor is not None:
-                heads = tensor[:rotated].view(-1, mixer.head_dim, *tensor.shape[1:])
-                low, high, left, right = torch.split(heads, [half, half, rest, rest], dim=1)
-                tensor[:rotated] = torch.cat([low, left, high, right], dim=1).flatten(0, 1)
-    return decoder
-
-
-def _whole_table(decoder: Decoder) -> Tensor:
-    mixer, table = decoder.plan.layers[0].mixer, decoder.tables[0]
-    assert table is not None
-    cos, sin = table.chunk(2, dim=-1)
-    rest = mixer.head_dim // 2 - cos.shape[1]
-    if not rest:
-        return table
-    ones, zeros = torch.ones(len(table), rest), torch.zeros(len(table), rest)
-    return torch.cat([cos, ones, sin, zeros], dim=-1)
+def _ends_of_rows(positions: Tensor, rows: Tensor) -> Tensor:
+    """int64 [T]: for each input the end of the positions that its row has in this step."""
+    last = torch.ones(len(rows), dtype=torch.bool)
+    last[:-1] = rows[1:] != rows[:-1]
+    ends = positions[last] + 1
+    return ends[torch.cumsum(last, 0) - last.long()]

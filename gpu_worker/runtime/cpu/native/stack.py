@@ -1,15 +1,12 @@
-"""`Stack`: the layers of a model over a memory of keys and values, as `layers/` sees them.
-
-The structures mirror those in the C files, field by field.
-"""
+"""`Stack`: a plan's layers over a memory of keys and values, as `layers/` computes them."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
 from collections.abc import Sequence
-from ctypes import c_float, c_int32, c_int64, c_void_p
-from dataclasses import dataclass, replace
+from ctypes import c_int64, c_void_p
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,257 +15,143 @@ from torch import Tensor
 
 from petiole.gpu_worker.config import switch
 from petiole.gpu_worker.errors import ModelError
-from petiole.gpu_worker.models.fast_paths import ANY, TABLE, Parts, Values
 from petiole.gpu_worker.models.host_memory import new_tensor
-from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
-from petiole.gpu_worker.models.plan import Attention, FeedForward, Layer, ModelPlan, Norm, Rotary
-from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear, Linear
+from petiole.gpu_worker.models.parts.side import SideTables
+from petiole.gpu_worker.models.plan import Growth, Layer, Norm, SideInput
+from petiole.gpu_worker.models.weights.linear import Linear
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
-from petiole.gpu_worker.runtime.cpu.native.products.choice import Products
-from petiole.gpu_worker.runtime.cpu.native.products.weights import EMPTY, LinearStruct, Weights
+from petiole.gpu_worker.runtime.cpu.native.layers.model import (
+    ACTIVATIONS,
+    MAPS,
+    MASKS,
+    NORMS,
+    HeadsStruct,
+    LayerStruct,
+    ModelStruct,
+    NormStruct,
+    StepStruct,
+)
+from petiole.gpu_worker.runtime.cpu.native.products.choice import Kind, Products
+from petiole.gpu_worker.runtime.cpu.native.products.weights import EMPTY, KINDS, LinearStruct, Weights
 from petiole.gpu_worker.runtime.interface import Progress, nothing
 
 log = logging.getLogger(__name__)
 
 
-class NormStruct(ctypes.Structure):
-    _fields_ = [("weight", c_void_p), ("bias", c_void_p)]
+@dataclass(frozen=True)
+class Memory:
+    """keys, values: of each layer, [slots, kv_heads, head_dim]; table: int32 [rows, columns]."""
 
-
-class _Layer(ctypes.Structure):
-    _fields_ = [
-        ("input_norm", NormStruct),
-        ("post_norm", NormStruct),
-        ("q_norm", c_void_p),
-        ("k_norm", c_void_p),
-        ("qkv", LinearStruct),
-        ("out", LinearStruct),
-        ("gate_up", LinearStruct),
-        ("down", LinearStruct),
-        ("window", c_int64),
-    ]
-
-
-class CacheStruct(ctypes.Structure):
-    _fields_ = [
-        ("heads", c_int32),
-        ("kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("kv_kind", c_int32),
-        ("page_size", c_int32),
-        ("scale", c_float),
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("n_slots", c_int64),
-        ("columns", c_int64),
-        ("table", c_void_p),
-    ]
-
-
-class _Model(ctypes.Structure):
-    _fields_ = [
-        ("n_layers", c_int32),
-        ("hidden", c_int32),
-        ("inner", c_int32),
-        ("eps", c_float),
-        ("rotary", c_void_p),
-        ("norm", NormStruct),
-        ("layers", c_void_p),
-        ("head", LinearStruct),
-        ("cache", CacheStruct),
-        ("library", c_void_p),
-    ]
-
-
-class _Step(ctypes.Structure):
-    _fields_ = [
-        ("t", c_int64),
-        ("from", c_int64),
-        ("token_ids", c_void_p),
-        ("positions", c_void_p),
-        ("rotary", c_void_p),
-        ("limits", c_void_p),
-        ("rows", c_void_p),
-        ("hidden", c_void_p),
-        ("normed", c_void_p),
-        ("qkv", c_void_p),
-        ("mixed", c_void_p),
-        ("gates", c_void_p),
-        ("acted", c_void_p),
-        ("adapters", c_void_p),
-        ("reduced", c_void_p),
-        ("reduced_stride", c_int64),
-        ("halves", c_void_p),
-        ("o", c_int64),
-        ("outputs", c_void_p),
-        ("logits", c_void_p),
-        ("n_threads", c_int32),
-        ("scratch", c_void_p),
-        ("scratch_stride", c_int64),
-        ("progress", ctypes.CFUNCTYPE(None)),
-    ]
-
-
-_MAX_HEAD = 256
-
-PARTS: Parts = frozenset({TorchKernels, DenseLinear, Int8Linear})
-"""The parts that the C code computes. See `models.fast_paths`."""
-
-VALUES: Values = {
-    ModelPlan: {
-        "architecture": ANY,
-        "vocab_size": ANY,
-        "hidden_size": ANY,
-        "norm": {Norm},
-        "max_position": ANY,
-        "tied_head": ANY,
-        "head_bias": ANY,
-        "embedding_factor": {1.0},
-        "embedding_norm": {None},
-        "learned_positions": {0},
-        "token_types": {0},
-        "logits_factor": {1.0},
-        "logits_softcap": {0.0},
-        "side": {None},
-        "dtype": ANY,
-        "eos_token_ids": ANY,
-    },
-    Layer: {
-        "mixer": {Attention},
-        "feed_forward": {FeedForward},
-        "mixer_norm": {Norm},
-        "mixer_out_norm": {None},
-        "feed_forward_norm": {None, Norm},
-        "feed_forward_out_norm": {None},
-        "parallel": {True, False},
-        "post_norm": {False},
-        "residual": {1.0},
-        "scalar": {False},
-    },
-    Attention: {
-        "heads": ANY,
-        "kv_heads": ANY,
-        "head_dim": ANY,
-        "scale": ANY,
-        "rotary": {None, Rotary},
-        "window": ANY,
-        "mask": {"causal", "prefix", "bidirectional"},
-        "q_norm": {None, Norm},
-        "k_norm": {None, Norm},
-        "v_norm": {None},
-        "norm_whole": {False},
-        "qkv_bias": ANY,
-        "out_bias": ANY,
-        "softcap": {0.0},
-        "sinks": {False},
-        "output_gate": {False},
-        "keys_of": {None},
-        "values_are_keys": {False},
-        "query_growth": {None},
-    },
-    Rotary: TABLE,
-    FeedForward: {
-        "inner": ANY,
-        "activation": {"silu", "gelu_tanh"},
-        "gated": {True, False},
-        "bias": ANY,
-        "clamp": {0.0},
-    },
-    Norm: {"kind": {"rms", "layer"}, "eps": ANY, "weight": {True}, "bias": ANY, "offset": {0.0}},
-}
-"""The plans that the C code computes, layer by layer. `unlike` has what it needs of layers together."""
-
-
-def unlike(layers: Sequence[Layer], norm: Norm | None = None) -> str | None:
-    """What the C code does not compute of these layers together: their sizes must be the same, and so must their
-    norms. norm: behind the last layer."""
-    if not layers:
-        return "a model without layers"
-    first = layers[0]
-    for layer in layers:
-        mixer, fed = layer.mixer, layer.feed_forward
-        if replace(layer, mixer=replace(mixer, window=0)) != replace(first, mixer=replace(first.mixer, window=0)):
-            return "layers of different sizes or kinds"
-        if fed.gated != (fed.activation == "silu"):
-            return f"a {fed.activation} {'with' if fed.gated else 'without'} a gate"
-        if (layer.feed_forward_norm is None) != layer.parallel:
-            return "a layer with another number of norms"
-        if layer.parallel and fed.gated:
-            return "attention beside a gated feed-forward"
-        norms = [one for one in (layer.mixer_norm, layer.feed_forward_norm, norm) if one is not None]
-        if any(one != norms[0] or one.bias != (one.kind == "layer") for one in norms):
-            return "norms of different kinds"
-        of_heads = mixer.q_norm, mixer.k_norm
-        if (of_heads != (None, None) and of_heads != (norms[0], norms[0])) or (mixer.q_norm and norms[0].bias):
-            return "norms of heads of another kind"
-    return None
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    table: Tensor
+    page_size: int
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Numbers of floats. hidden: of a position; inner: of an MLP; attention: of all queries, and of all keys;
-    reduced: of A x, if there are adapters."""
+class Ends:
+    """What turns token ids into the first layer's inputs, and hidden states into logits. embedding_factor: of the
+    embeddings of token ids; factor, softcap: of logits."""
 
-    hidden: int
-    inner: int
-    attention: tuple[int, int]
-    eps: float
-    reduced: int = 0
+    embedding_factor: float
+    embedding_norm: Norm | None
+    embedding_norm_weights: NormWeights | None
+    norm: Norm | None
+    norm_weights: NormWeights | None
+    head: Linear
+    factor: float
+    softcap: float
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Side inputs of all layers."""
+
+    plan: SideInput
+    tables: SideTables
 
 
 class Stack:
-    """The layers of a model. It takes over their weights, and rearranges them in place. norm, head: they turn
-    hidden states into logits; None: there are no logits. rotary: see `rotary_table`; None: queries and keys are
-    not rotated. progress: called every second of a step that takes longer."""
+    """The layers of a model. It takes over their weights, and rearranges them in place. hidden: the width of the
+    model. tables: the rotary table of each layer, None for one that rotates nothing. ends: None: there are no
+    logits. reduced: the most outputs of an A of an adapter. progress: called every second of a step that takes
+    longer."""
 
     def __init__(
         self,
         library: ctypes.CDLL,
         products: Products,
-        plan: Sequence[Layer],
-        layers: Sequence[LayerWeights],
-        shape: Shape,
-        cache: CacheStruct,
+        layers: Sequence[tuple[Layer, LayerWeights]],
+        memory: Memory,
+        hidden: int,
         *,
-        norm: NormWeights | None = None,
-        head: Linear | None = None,
-        rotary: Tensor | None = None,
+        tables: Sequence[Tensor | None] = (),
+        ends: Ends | None = None,
+        sides: Sides | None = None,
+        reduced: int = 0,
         progress: Progress = nothing,
     ) -> None:
-        self._library, self._products = library, products
+        self._library, self._products, self._reduced = library, products, reduced
         self._progress = ctypes.CFUNCTYPE(None)(progress)
         library.petiole_scratch.restype = c_int64
         self._weights = Weights(library, products.library)
-        self._layers = (_Layer * len(layers))(
-            *(self._layer(layer, of.mixer.window) for layer, of in zip(layers, plan, strict=True))
+        self._tables: dict[object, int | None] = {}
+        self._kept = memory
+        plans = [plan for plan, _ in layers]
+        shapes = list(dict.fromkeys(_shape(plan) for plan in plans))
+        self._layers = (LayerStruct * len(layers))(
+            *(
+                self._layer(plan, weights, shapes.index(_shape(plan)), sides, table)
+                for (plan, weights), table in zip(layers, tables or [None] * len(layers), strict=True)
+            )
         )
-        self.model = _Model(
+        for i, layer in enumerate(self._layers):
+            layer.heads = self._heads(layer.heads, memory, i)
+        self._shapes = (c_void_p * len(shapes))(
+            *(
+                ctypes.addressof(self._layers) + i * ctypes.sizeof(LayerStruct) + LayerStruct.heads.offset
+                for i in (next(i for i, plan in enumerate(plans) if _shape(plan) == shape) for shape in shapes)
+            )
+        )
+        width = 0 if sides is None else sides.plan.width
+        most = {
+            "qkv": max(layer.qkv.n for layer in self._layers),
+            "mixed": max(plan.mixer.q_size for plan in plans),
+            "gates": max(width, *(layer.gate_up.n for layer in self._layers)),
+            "acted": max(width, *(plan.feed_forward.inner for plan in plans)),
+        }
+        self.model = ModelStruct(
             n_layers=len(layers),
-            hidden=shape.hidden,
-            inner=shape.inner,
-            eps=shape.eps,
-            rotary=self._weights.floats(rotary),
-            norm=self._norm(norm),
+            hidden=hidden,
+            n_shapes=len(shapes),
+            last_kept=max(i for i, plan in enumerate(plans) if plan.mixer.keys_of is None),
             layers=ctypes.addressof(self._layers),
-            head=EMPTY if head is None else self._weights.linear(head, products.library_from("head")),
-            cache=cache,
+            shapes=ctypes.addressof(self._shapes),
+            terms=max(hidden, most["mixed"], most["acted"]),
+            head=EMPTY,
+            side_projection=EMPTY,
+            embedding_factor=1.0,
+            logits_factor=1.0,
             library=None if products.library is None else products.library.address,
+            **most,
         )
-        queries, keys = shape.attention
-        self._reduced = shape.reduced
+        if ends is not None:
+            self._add_ends(ends)
+        if sides is not None:
+            self._add_sides(sides)
+        sides_of_all = self.model.side_projection.n
         self._widths = {  # floats for each position
-            "normed": shape.hidden,
-            "qkv": queries + 2 * keys,
-            "mixed": queries,
-            "gates": self._layers[0].gate_up.n,
-            "acted": shape.inner,
-            "reduced": shape.reduced,
-            "halves": 0 if products.library is None else max(shape.inner, queries, shape.hidden),
+            "normed": hidden,
+            **most,
+            "added": hidden,
+            "projected": sides_of_all,
+            "reduced": reduced,
+            "halves": 0 if products.library is None else self.model.terms,
         }
         self._most = 0
-        self._step = _Step()
+        self._step = StepStruct()
         self._memory: tuple[Tensor, Tensor] | None = None
 
     def run(
@@ -281,16 +164,19 @@ class Stack:
         token_ids: Tensor | None = None,
         rotary: Tensor | None = None,
         limits: Tensor | None = None,
+        extra: Tensor | None = None,
+        side: Tensor | None = None,
         logits: Tensor | None = None,
         adapters: npt.NDArray[np.int64] | None = None,
     ) -> None:
         """Compute all layers.
 
-        hidden: float32 [T, hidden], the layers' inputs. outputs: int64 [O], strictly ascending: the inputs whose
-        results are wanted; what the layers make of them overwrites the first O rows of `hidden`, and their logits
-        are written to `logits`, [O, vocab]. token_ids: int64 [T]; if given, the inputs are the embeddings of these
-        tokens, whose table is the head. positions, rows, rotary, limits: int64 [T]. adapters: [T], see
-        `NativeAdapters`."""
+        hidden: float32 [T, hidden], the inputs. outputs: int64 [O], strictly ascending: the inputs whose results
+        are wanted; what the layers make of them overwrites the first O rows of `hidden`, and their logits are
+        written to `logits`, [O, vocab]. token_ids: int64 [T]; if given, the inputs are the embeddings of these
+        tokens, whose table is the head, times the embedding factor. extra: float32 [T, hidden], which is added to
+        the inputs. positions, rows, rotary, limits: int64 [T]. side: float32 [T, layers * width], the rows of the
+        table of side inputs; overwritten. adapters: [T], see `NativeAdapters`."""
         t, n_threads = len(hidden), torch.get_num_threads()
         if t > self._most or n_threads != self._step.n_threads:
             self._take_memory(max(t, self._most), n_threads)
@@ -301,6 +187,8 @@ class Stack:
         step.rotary = (positions if rotary is None else rotary).data_ptr()
         step.limits = _address(limits)
         step.rows = rows.data_ptr()
+        step.extra = _address(extra)
+        step.side = _address(side)
         step.hidden = hidden.data_ptr()
         step.adapters = None if adapters is None else adapters.ctypes.data
         step.o = len(outputs)
@@ -316,7 +204,13 @@ class Stack:
     def _take_memory(self, t: int, n_threads: int) -> None:
         """Memory for steps of up to `t` positions. Later steps use it again."""
         self._memory = None
-        step = _Step(t=t, n_threads=n_threads, reduced_stride=self._reduced, progress=self._progress)
+        step = StepStruct(
+            t=t,
+            n_threads=n_threads,
+            reduced_stride=self._reduced,
+            side_stride=self.model.side_projection.n,
+            progress=self._progress,
+        )
         activations = new_tensor((t * sum(self._widths.values()),), torch.float32, torch.device("cpu"))
         at = activations.data_ptr()
         for name, width in self._widths.items():
@@ -327,34 +221,125 @@ class Stack:
         step.scratch = scratch.data_ptr()
         self._most, self._step, self._memory = t, step, (activations, scratch)
 
-    def _layer(self, layer: LayerWeights, window: int) -> _Layer:
-        mixer, fed = layer.mixer, layer.feed_forward
-        return _Layer(
-            input_norm=self._norm(layer.mixer_norm),
-            post_norm=self._norm(layer.feed_forward_norm),
-            q_norm=self._norm(mixer.q_norm).weight,
-            k_norm=self._norm(mixer.k_norm).weight,
-            qkv=self._weights.linear(mixer.qkv, self._products.library_from("qkv")),
-            out=self._weights.linear(mixer.out, self._products.library_from("out")),
-            gate_up=self._weights.linear(fed.gate_up, self._products.library_from("gate_up")),
-            down=self._weights.linear(fed.down, self._products.library_from("down")),
-            window=window,
+    # -- structures
+
+    def _layer(
+        self, plan: Layer, weights: LayerWeights, shape: int, sides: Sides | None, table: Tensor | None
+    ) -> LayerStruct:
+        mixer, fed, own = plan.mixer, plan.feed_forward, weights.mixer
+        gate_up = self._linear("gate_up", weights.feed_forward.gate_up)
+        gate_up.activation = ACTIVATIONS[fed.activation]
+        layer = LayerStruct(
+            mixer_norm=self._norm(plan.mixer_norm, weights.mixer_norm),
+            mixer_out_norm=self._norm(plan.mixer_out_norm, weights.mixer_out_norm),
+            feed_forward_norm=self._norm(plan.feed_forward_norm, weights.feed_forward_norm),
+            feed_forward_out_norm=self._norm(plan.feed_forward_out_norm, weights.feed_forward_out_norm),
+            **dict.fromkeys(MAPS, EMPTY)
+            | {
+                "qkv": self._linear("qkv", own.qkv),
+                "out": self._linear("out", own.out),
+                "gate_up": gate_up,
+                "down": self._linear("down", weights.feed_forward.down),
+            },
+            q_norm=self._norm(mixer.q_norm, own.q_norm),
+            k_norm=self._norm(mixer.k_norm, own.k_norm),
+            v_norm=self._norm(mixer.v_norm, own.v_norm),
+            heads=HeadsStruct(
+                heads=mixer.heads,
+                kv_heads=mixer.kv_heads,
+                head_dim=mixer.head_dim,
+                mask=MASKS[mixer.mask],
+                window=mixer.window,
+                scale=mixer.scale,
+                cap=mixer.softcap,
+                sinks=self._weights.floats(own.sinks),
+            ),
+            rotary=self._table(table),
+            rotary_dims=0 if table is None else table.shape[1],
+            growth=self._growth(mixer.query_growth),
+            shape=shape,
+            borrowed=mixer.keys_of is not None,
+            values_are_keys=mixer.values_are_keys,
+            output_gate=mixer.output_gate,
+            norm_whole=mixer.norm_whole,
+            inner=fed.inner,
+            activation=ACTIVATIONS[fed.activation],
+            gated=fed.gated,
+            clamp=fed.clamp,
+            parallel=plan.parallel,
+            post_norm=plan.post_norm,
+            residual=plan.residual,
+            scalar=1.0 if weights.scalar is None else float(weights.scalar),
         )
+        if sides is not None and weights.side is not None:
+            layer.side = sides.plan.width
+            layer.side_activation = ACTIVATIONS[sides.plan.activation]
+            layer.side_gate = self._weights.linear(weights.side.gate)
+            layer.side_out = self._weights.linear(weights.side.out)
+            layer.side_norm = self._norm(sides.plan.layer_norm, weights.side.norm)
+        return layer
 
-    def _norm(self, norm: NormWeights | None) -> NormStruct:
-        norm = norm or NormWeights()
-        return NormStruct(self._weights.floats(norm.weight), self._weights.floats(norm.bias))
+    def _heads(self, heads: HeadsStruct, memory: Memory, i: int) -> HeadsStruct:
+        heads.kv_kind = KINDS[memory.keys[i].dtype]
+        heads.page_size = memory.page_size
+        heads.keys, heads.values = memory.keys[i].data_ptr(), memory.values[i].data_ptr()
+        heads.columns, heads.table = memory.table.shape[1], memory.table.data_ptr()
+        return heads
+
+    def _add_ends(self, ends: Ends) -> None:
+        model = self.model
+        model.embedding_norm = self._norm(ends.embedding_norm, ends.embedding_norm_weights)
+        model.norm = self._norm(ends.norm, ends.norm_weights)
+        model.head = self._linear("head", ends.head)
+        model.embedding_factor, model.logits_factor = ends.embedding_factor, ends.factor
+        model.logits_cap = ends.softcap
+
+    def _add_sides(self, sides: Sides) -> None:
+        model, plan = self.model, sides.plan
+        model.side_projection = self._weights.linear(sides.tables.projection)
+        model.side_norm = self._norm(plan.norm, sides.tables.norm)
+        model.side_width = plan.width
+        model.side_embedding_factor = plan.embedding_factor
+        model.side_projection_factor, model.side_factor = plan.projection_factor, plan.factor
+
+    def _linear(self, name: Kind, linear: Linear) -> LinearStruct:
+        return self._weights.linear(linear, self._products.library_from(name))
+
+    def _norm(self, norm: Norm | None, weights: NormWeights | None) -> NormStruct:
+        if norm is None or weights is None:
+            return NormStruct()
+        floats = self._weights.floats
+        return NormStruct(NORMS[norm.kind], norm.eps, floats(weights.weight), floats(weights.bias))
+
+    def _table(self, table: Tensor | None) -> int | None:
+        """Layers share tables."""
+        if id(table) not in self._tables:
+            self._tables[id(table)] = self._weights.floats(table)
+        return self._tables[id(table)]
+
+    def _growth(self, growth: Growth | None) -> int | None:
+        """The factors of queries at all positions."""
+        if growth is None:
+            return None
+        if growth not in self._tables:
+            at = torch.arange(self._kept.table.shape[1] * self._kept.page_size, dtype=torch.float32)
+            factors = 1 + growth.beta * torch.log1p(torch.floor(at / growth.length))
+            self._tables[growth] = self._weights.floats(factors)
+        return self._tables[growth]
 
 
-def library_for(hidden: int, inner: int, head_dim: int, dtype: torch.dtype, lanes: int) -> ctypes.CDLL | None:
-    """The compiled code for layers of these sizes and this type. None if it has none for them, if nothing can be
-    compiled, or if PETIOLE_NATIVE is off. lanes: heads must be a multiple of them."""
+def _shape(plan: Layer) -> tuple[int, int, int]:
+    mixer = plan.mixer
+    return mixer.heads, mixer.kv_heads, mixer.head_dim
+
+
+def library_for(dtype: torch.dtype) -> ctypes.CDLL | None:
+    """The compiled code for layers of this type. None if it has none, if nothing can be compiled, or if
+    PETIOLE_NATIVE is off."""
     if switch("native") == "off":
         why = "as PETIOLE_NATIVE says"
     elif dtype not in (torch.float32, torch.bfloat16):
         why = f"because the kernels are not made for {str(dtype).removeprefix('torch.')}"
-    elif hidden % 2 or inner % 2 or head_dim % lanes or head_dim > _MAX_HEAD:
-        why = f"because the kernels are not made for layers of {hidden}, {inner} and heads of {head_dim}"
     else:
         return load_library()
     log.info("torch alone computes on this CPU, %s", why)

@@ -52,19 +52,49 @@ INLINE vf sigmoid(vf x) {
 #endif
 }
 
-/* y [n] = silu(gates) * ups */
-INLINE void silu_mul(const float *gates, const float *ups, float *y, int n) {
-  int full = n / LANES * LANES;
-  for (int c = 0; c < full; c += LANES) store(y + c, load(gates + c) * sigmoid(load(gates + c)) * load(ups + c));
-  for (int c = full; c < n; c++) y[c] = gates[c] * sigmoid(splat(gates[c]))[0] * ups[c];
-}
+INLINE vf hyperbolic_tangent(vf x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
 
 /* x (1 + tanh(s)) / 2 with s = sqrt(2 / pi) (x + 0.044715 x^3), which is x / (1 + e^-2s) */
-INLINE vf gelu1(vf x) { return x * sigmoid(x * (x * x * 0.0713548163f + 1.5957691216f)); }
+INLINE vf gelu_of_tanh(vf x) { return x * sigmoid(x * (x * x * 0.0713548163f + 1.5957691216f)); }
 
-/* y [n] = gelu(x) */
-INLINE void gelu(const float *x, float *y, int n) {
-  int full = n / LANES * LANES;
-  for (int c = 0; c < full; c += LANES) store(y + c, gelu1(load(x + c)));
-  for (int c = full; c < n; c++) y[c] = gelu1(splat(x[c]))[0];
+/* x (1 + erf(z)) / 2 with z = x / sqrt(2). The complement of erf(|z|) is e^-zz t p(t) with t = 1 / (1 + |z| / 2). The
+ * polynomial is that with the least relative error, 4e-8. */
+INLINE vf gelu_of_erf(vf x) {
+  const vf z = pick(x < 0, -x, x) * 0.7071067812f, t = 1.0f / (1.0f + 0.5f * z);
+  vf p = splat(-0.05906894566f);
+  p = p * t + 0.2845748923f;
+  p = p * t - 0.487199752f;
+  p = p * t + 0.2780669949f;
+  p = p * t - 0.02662555551f;
+  p = p * t + 0.2026868248f;
+  p = p * t + 0.2431037731f;
+  p = p * t + 0.2823753072f;
+  p = p * t + 0.2820864179f;
+  const vf beyond = 0.5f * t * p * vexp2(z * z * -LOG2_E);
+  return x * pick(x < 0, beyond, 1.0f - beyond);
+}
+
+enum { SILU = 0, GELU = 1, GELU_TANH = 2 };
+
+INLINE vf act(int activation, vf x) {
+  if (activation == SILU) return x * sigmoid(x);
+  return activation == GELU ? gelu_of_erf(x) : gelu_of_tanh(x);
+}
+
+INLINE void act_all(int activation, const float *x, const float *ups, float *y, int n) {
+  const int full = n / LANES * LANES;
+  for (int c = 0; c < full; c += LANES) {
+    const vf acted = act(activation, load(x + c));
+    store(y + c, ups ? acted * load(ups + c) : acted);
+  }
+  for (int c = full; c < n; c++) y[c] = ups ? act(activation, splat(x[c]))[0] * ups[c] : act(activation, splat(x[c]))[0];
+}
+
+/* y [n] = the activation of x, times ups where they are not null */
+INLINE void activate(int activation, const float *x, const float *ups, float *y, int n) {
+  switch (activation) { /* constants, so that each case is a loop of its own */
+    case SILU: act_all(SILU, x, ups, y, n); break;
+    case GELU: act_all(GELU, x, ups, y, n); break;
+    default: act_all(GELU_TANH, x, ups, y, n);
+  }
 }

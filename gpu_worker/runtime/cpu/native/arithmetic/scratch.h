@@ -3,6 +3,7 @@
 #include "vectors.h"
 
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }
 INLINE int64_t parts(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
 /* Memory that the caller holds, taken piece by piece. Without any, `used` tells how much there must be. */

@@ -23,12 +23,18 @@
 #include "softmax.h"
 
 /* Where the first block begins that the unit's queries see. */
-INLINE int64_t first_base(const Unit *u, int64_t window) {
-  return window && u->span->first >= window ? (u->span->first - window + 1) / KEYS * KEYS : 0;
+INLINE int64_t first_base(const Heads *c, const Unit *u) {
+  return c->window && u->span->first >= c->window ? (u->span->first - c->window + 1) / KEYS * KEYS : 0;
 }
 
-INLINE void find_block_of(const Cache *c, const Unit *u, int64_t base, Block *b) {
-  find_block(c, u->span->row, base, (int)smaller(KEYS, u->span->end - base), b);
+/* The end of the positions that they see. */
+INLINE int64_t end_of(const Heads *c, const Unit *u) {
+  const int64_t reached = u->span->first + u->span->n - 1 + c->window;
+  return c->window && c->mask == BIDIRECTIONAL ? smaller(u->span->end, reached) : u->span->end;
+}
+
+INLINE void find_block_of(const Heads *c, const Unit *u, int64_t base, Block *b) {
+  find_block(c, u->span->row, base, (int)smaller(KEYS, end_of(c, u) - base), b);
 }
 
 /* The desk from a row on. */
@@ -47,7 +53,7 @@ INLINE Desk desk_from(const Desk *d, int half, int row, int padded) {
 
 /* Many rows meet a block, TOGETHER at a time. keys, values: of the pool's first position, at the unit's head. ahead: the
  * next block's keys and values, which are asked for, some lines before each product */
-INLINE void meet_many(int kind, int stored, const Cache *c, const char *keys, const char *values, const Block *b, int m,
+INLINE void meet_many(int kind, int stored, const Heads *c, const char *keys, const char *values, const Block *b, int m,
                       int64_t base, Ahead ahead[2], Desk *d) {
   const int half = HALF_INPUTS(kind), width = c->head_dim, padded = (int)parts(width, PANEL) * PANEL;
   const int64_t lines = 2 * lines_of(ahead) / (parts(m, TOGETHER) * (KEYS / PANEL + padded / PANEL)) + 1;
@@ -64,9 +70,13 @@ INLINE void meet_many(int kind, int stored, const Cache *c, const char *keys, co
     Desk own = desk_from(d, half, first, padded);
     for (int j = 0; j < seen; j += PANEL) {
       ask_for_lines(ahead + (ahead->at == ahead->end), lines);
-      multiply(half, rows, width, own.queries, (char *)d->keys + j * padded * (half ? 2 : 4), own.scores + j, KC, 0);
+      for (int k = 0; k < width; k += KC) {
+        const char *queries = (char *)own.queries + k / KC * d->slice * (half ? 2 : 4);
+        const char *panel = (char *)d->keys + ((int64_t)j * padded + k * PANEL) * (half ? 2 : 4);
+        multiply(half, rows, (int)smaller(KC, width - k), queries, panel, own.scores + j, KC, k > 0);
+      }
     }
-    weigh(half, half, base, rows, seen, padded, &own);
+    weigh(half, half, c->cap * LOG2_E, base, rows, seen, padded, &own);
     for (int k = 0; k < padded; k += PANEL) {
       ask_for_lines(ahead + (ahead->at == ahead->end), lines);
       multiply(half, rows, seen, own.weights, (char *)d->values + k * KEYS * (half ? 2 : 4), own.sums + k, padded, 1);
@@ -74,41 +84,67 @@ INLINE void meet_many(int kind, int stored, const Cache *c, const char *keys, co
   }
 }
 
+/* The place of dimension k of query r, in numbers. */
+INLINE int64_t query_at(const Desk *d, int64_t r, int k) { return k / KC * d->slice + r * KC + k % KC; }
+
+/* Rows of a desk: row r is query r % m at head r / m of a unit. */
+INLINE void lay_queries(int rounded, int half, const Heads *c, const Unit *u, const Queries *queries, int m, Desk *d) {
+  const Span *s = u->span;
+  const int width = c->head_dim, group = c->heads / c->kv_heads;
+  const int padded = (int)parts(width, PANEL) * PANEL, full = width / LANES * LANES;
+  const float by = c->scale * LOG2_E; /* weights are powers of 2 */
+  for (int r = 0; r < u->n_heads * m; r++) {
+    const float *in = queries->at + r % m / group * queries->stride + (r / m * group + r % group) * queries->head;
+    for (int k0 = 0; k0 < padded; k0 += KC) {
+      float *scaled = half ? d->scores : (float *)d->queries + query_at(d, r, k0);
+      const int end = (int)smaller(KC, padded - k0), whole = (int)smaller(KC, full - k0);
+      for (int k = 0; k < whole; k += LANES) store(scaled + k, load(in + k0 + k) * by);
+      for (int k = whole; k < end; k++) scaled[k] = k0 + k < width ? in[k0 + k] * by : 0;
+      if (half) narrow(scaled, end, (uint16_t *)d->queries + query_at(d, r, k0));
+      else if (rounded) for (int k = 0; k < end; k += LANES) store(scaled + k, to_halves(load(scaled + k)));
+    }
+    d->most[r] = c->sinks ? c->sinks[(u->head + r / m) * group + r % group] * LOG2_E : NOTHING;
+    d->total[r] = c->sinks ? 1 : 0;
+    const int64_t at = s->first + r % m / group;
+    d->first[r] = c->window && at >= c->window ? at - c->window + 1 : 0;
+    d->last[r] = s->limits && c->mask != CAUSAL ? s->limits[r % m / group] - 1 : at;
+    if (c->window && c->mask == BIDIRECTIONAL) d->last[r] = smaller(d->last[r], at + c->window - 1);
+  }
+}
+
+/* Panels that are wider than a head end in numbers, those of another layer perhaps. */
+INLINE void pad_panels(const Heads *c, Desk *d) {
+  const int64_t width = parts(c->head_dim, PANEL) * PANEL;
+  if (d->padded_from == c->head_dim) return;
+  d->padded_from = c->head_dim;
+  if (width == c->head_dim) return;
+  memset(d->values, 0, sizeof(float) * (size_t)(KEYS * width));
+  memset(d->keys, 0, sizeof(float) * (size_t)(KEYS * width));
+}
+
 /* kind: of the products; stored: of the cache */
-INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int64_t window, const Unit *u,
-                        const Unit *next, const float *queries, int64_t q_stride, Activations out, Desk *d) {
+INLINE void attend_kind(int kind, int stored, const Heads *c, const Unit *u, const Unit *next, const Queries *queries,
+                        Activations out, Desk *d) {
   const Span *s = u->span;
   const int width = c->head_dim, group = c->heads / c->kv_heads, m = (int)s->n * group, all = u->n_heads * m;
   const int few = is_few(c, m), rounded = HALF_INPUTS(kind), half = few ? HALF_INPUTS(IN_PLACE(kind)) : rounded;
-  const int padded = (int)parts(width, PANEL) * PANEL, full = width / LANES * LANES;
-  const float by = c->scale * LOG2_E; /* weights are powers of 2 */
-  for (int r = 0; r < all; r++) { /* row r: head r / m, query r % m */
-    const float *in = queries + r % m / group * q_stride + (r / m * group + r % group) * width;
-    float *scaled = half ? d->scores : (float *)d->queries + r * KC;
-    for (int k = 0; k < full; k += LANES) store(scaled + k, load(in + k) * by);
-    for (int k = full; k < padded; k++) scaled[k] = k < width ? in[k] * by : 0;
-    if (half) narrow(scaled, padded, (uint16_t *)d->queries + r * KC);
-    else if (rounded) for (int k = 0; k < width; k += LANES) store(scaled + k, to_halves(load(scaled + k)));
-    d->most[r] = NOTHING;
-    d->total[r] = 0;
-    const int64_t at = s->first + r % m / group;
-    d->first[r] = window && at >= window ? at - window + 1 : 0;
-    d->last[r] = s->limits ? s->limits[r % m / group] - 1 : at;
-  }
+  const int padded = (int)parts(width, PANEL) * PANEL;
+  lay_queries(rounded, half, c, u, queries, m, d);
+  pad_panels(c, d);
   memset(d->sums, 0, sizeof(float) * (size_t)(all * padded));
   const int vectors = width % (4 * LANES) ? 1 : 4, step = kind == F32 ? LANES : 2 * LANES;
   const int64_t head = width * size_of(kind), size = size_of(stored);
-  const char *keys = c->keys + bytes_to(c, layer, u->head), *values = c->values + bytes_to(c, layer, u->head);
-  const int64_t end = s->end;
+  const char *keys = c->keys + bytes_to(c, u->head), *values = c->values + bytes_to(c, u->head);
+  const int64_t end = end_of(c, u);
   Block block, ahead;
-  find_block_of(c, u, first_base(u, window), &block);
-  for (int64_t base = first_base(u, window); base < end; base += KEYS, block = ahead) {
+  find_block_of(c, u, first_base(c, u), &block);
+  for (int64_t base = first_base(c, u); base < end; base += KEYS, block = ahead) {
     const int more = base + KEYS < end, shown = (int)parts(block.n, LANES) * LANES;
     const Unit *then = more ? u : next;
-    find_block_of(c, then, more ? base + KEYS : first_base(next, window), &ahead);
+    find_block_of(c, then, more ? base + KEYS : first_base(c, next), &ahead);
     if (!few) {
-      Ahead to[] = {ahead_of(c, layer, c->keys, then, &ahead, 0, KEYS),
-                    ahead_of(c, layer, c->values, then, &ahead, 0, KEYS)};
+      Ahead to[] = {ahead_of(c, c->keys, then, &ahead, 0, KEYS),
+                    ahead_of(c, c->values, then, &ahead, 0, KEYS)};
       meet_many(kind, stored, c, keys, values, &block, m, base, to, d);
       continue;
     }
@@ -120,15 +156,15 @@ INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int
                                         : (Next){values, block.at, VALUES_AT_ONCE, size};
       for (int h = 0; h < u->n_heads; h++)
         for (int k = 0; k < width; k += step)
-          score_some(kind, rows.pool + h * head, rows.at, k, m, own[h].queries, own[h].scores + j, &to,
+          score_some(kind, rows.pool + h * head, rows.at, k, m, own[h].queries, query_at(d, 0, k), own[h].scores + j, &to,
                      h * width + k);
     }
-    for (int h = 0; h < u->n_heads; h++) weigh(rounded, half, base, m, block.n, padded, own + h);
+    for (int h = 0; h < u->n_heads; h++) weigh(rounded, half, c->cap * LOG2_E, base, m, block.n, padded, own + h);
     for (int j = 0; j < shown; j += VALUES_AT_ONCE) {
       const int n = (int)smaller(VALUES_AT_ONCE, block.n - j);
       const Rows rows = rows_of(stored, c, values, block.at + j, n, u->n_heads, d);
       const Next to = j + VALUES_AT_ONCE < shown ? (Next){values, block.at + j + n, VALUES_AT_ONCE, size}
-                                                 : (Next){c->keys + bytes_to(c, layer, then->head), ahead.at, LANES, size};
+                                                 : (Next){c->keys + bytes_to(c, then->head), ahead.at, LANES, size};
       for (int h = 0; h < u->n_heads; h++)
         for (int i = 0; i < m; i += 2)
           for (int k = 0; k < width; k += vectors * LANES) {
@@ -142,39 +178,46 @@ INLINE void attend_kind(int kind, int stored, const Cache *c, int64_t layer, int
   }
   for (int r = 0; r < all; r++) {
     const int64_t t = s->t + r % m / group, at = ((u->head + r / m) * group + r % group) * width, n = c->heads * width;
+    const float *gates = queries->at + r % m / group * queries->stride + (r / m * group + r % group) * queries->head + width;
     const float share = 1.0f / d->total[r];
     float *sums = d->sums + r * padded;
     for (int k = 0; k < padded; k += LANES) store(sums + k, load(sums + k) * share);
+    for (int k = 0; queries->gated && k < width; k += LANES) store(sums + k, load(sums + k) * sigmoid(load(gates + k)));
     if (!out.packed) memcpy((float *)out.at + t * n + at, sums, sizeof(float) * (size_t)width);
     else for (int k = 0; k < width; k += LANES) narrow(sums + k, LANES, packed_at(out.at, n, t, at + k));
   }
 }
 
-void attend(const Cache *c, int64_t layer, int64_t window, const Unit *u, const Unit *next, const float *queries,
-            int64_t q_stride, Activations out, Desk *d) {
+void attend(const Heads *c, const Unit *u, const Unit *next, Queries queries, Activations out, Desk *d) {
   switch (c->kv_kind) { /* constants, so that each case is a function of its own */
-    case F32: attend_kind(F32, F32, c, layer, window, u, next, queries, q_stride, out, d); break;
-    case BF16: attend_kind(BF16, BF16, c, layer, window, u, next, queries, q_stride, out, d); break;
-    default: attend_kind(BF16, E4M3, c, layer, window, u, next, queries, q_stride, out, d);
+    case F32: attend_kind(F32, F32, c, u, next, &queries, out, d); break;
+    case BF16: attend_kind(BF16, BF16, c, u, next, &queries, out, d); break;
+    default: attend_kind(BF16, E4M3, c, u, next, &queries, out, d);
   }
 }
 
 /* ---------------------------------------------------------------- memory */
 
-Desk new_desk(const Cache *c, int64_t length, Scratch *s) {
-  const int64_t m = length * (c->heads / c->kv_heads), few = smaller(m, FEW) * c->kv_heads, all = m > few ? m : few;
-  const int64_t width = parts(c->head_dim, PANEL) * PANEL, n_rows = parts(all, 2 * SIDE) * 2 * SIDE;
-  Desk d = {.queries = take_floats(s, n_rows * KC), .scores = take_floats(s, n_rows * KC),
+Desk new_desk(const Heads *const *shapes, int64_t n, int64_t t, Scratch *s) {
+  int64_t m = 0, all = 0, width = 0, widened = 0;
+  int rounded = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const Heads *c = shapes[i];
+    const int64_t rows = smaller(t, span_length(c)) * (c->heads / c->kv_heads), few = smaller(rows, FEW) * c->kv_heads;
+    m = larger_of(m, rows);
+    all = larger_of(all, larger_of(rows, few));
+    width = larger_of(width, parts(c->head_dim, PANEL) * PANEL);
+    if (c->kv_kind == E4M3) widened = larger_of(widened, (int64_t)VALUES_AT_ONCE * c->kv_heads * c->head_dim * 2);
+    rounded |= c->kv_kind != F32 && HALF_INPUTS(BF16);
+  }
+  const int64_t n_rows = parts(all, 2 * SIDE) * 2 * SIDE, slice = n_rows * KC;
+  Desk d = {.queries = take_floats(s, parts(width, KC) * slice), .scores = take_floats(s, slice),
             .sums = take_floats(s, n_rows * width),
             .keys = take_floats(s, KEYS * width), .values = take_floats(s, KEYS * width),
             .most = take_floats(s, all + LANES), .now = take_floats(s, m + LANES), .by = take_floats(s, m + LANES),
             .total = take_floats(s, all + LANES), .first = take(s, all * (int64_t)sizeof(int64_t)),
-            .last = take(s, all * (int64_t)sizeof(int64_t))};
-  d.weights = c->kv_kind != F32 && HALF_INPUTS(BF16) ? take_floats(s, n_rows * KC / 2) : d.scores;
-  if (c->kv_kind == E4M3) d.widened = take(s, (int64_t)VALUES_AT_ONCE * c->kv_heads * c->head_dim * 2);
-  if (d.values && width > c->head_dim) {
-    memset(d.values, 0, sizeof(float) * (size_t)(KEYS * width));
-    memset(d.keys, 0, sizeof(float) * (size_t)(KEYS * width));
-  }
+            .last = take(s, all * (int64_t)sizeof(int64_t)), .slice = slice};
+  d.weights = rounded ? take_floats(s, slice / 2) : d.scores;
+  if (widened) d.widened = take(s, widened);
   return d;
 }

@@ -3,9 +3,16 @@
 #include "desk.h"
 #include "spans.h"
 
-Desk new_desk(const Cache *c, int64_t length, Scratch *s);
+/* A desk for the layers of several shapes and steps of `t` positions. */
+Desk new_desk(const Heads *const *shapes, int64_t n, int64_t t, Scratch *s);
 
-/* queries: of the span's first position, at the first group's first head; `q_stride`: from one position to the next. out
- * [t, heads * head_dim]. `next`: what this thread computes next, as far as one knows: its keys and values are asked for. */
-void attend(const Cache *c, int64_t layer, int64_t window, const Unit *u, const Unit *next, const float *queries,
-            int64_t q_stride, Activations out, Desk *d);
+/* Of each position: its heads' queries `head` apart, and behind each one its gate, where these are gated. */
+typedef struct {
+  const float *at;
+  int64_t stride, head;
+  int gated;
+} Queries;
+
+/* queries: of the span's first position, at the unit's first head. out [t, heads * head_dim], times the sigmoid of the
+ * gates. `next`: what this thread computes next, as far as one knows: its keys and values are asked for. */
+void attend(const Heads *c, const Unit *u, const Unit *next, Queries queries, Activations out, Desk *d);

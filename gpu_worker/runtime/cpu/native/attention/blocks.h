@@ -95,7 +95,7 @@ typedef struct {
 } Block;
 
 /* Positions [base, base + n) of a row. */
-INLINE void find_block(const Cache *c, int64_t row, int64_t base, int n, Block *b) {
+INLINE void find_block(const Heads *c, int64_t row, int64_t base, int n, Block *b) {
   const int64_t token = (int64_t)c->kv_heads * c->head_dim * size_of(c->kv_kind), page = c->page_size * token;
   const int32_t *pages = c->table + row * c->columns + base / c->page_size;
   int64_t within = base % c->page_size;
@@ -111,13 +111,11 @@ INLINE void find_block(const Cache *c, int64_t row, int64_t base, int n, Block *
 }
 
 /* From a pool's beginning to the first position, at one key head. */
-INLINE int64_t bytes_to(const Cache *c, int64_t layer, int head) {
-  return (layer * c->n_slots * c->kv_heads + head) * c->head_dim * size_of(c->kv_kind);
-}
+INLINE int64_t bytes_to(const Heads *c, int head) { return (int64_t)head * c->head_dim * size_of(c->kv_kind); }
 
-INLINE Ahead ahead_of(const Cache *c, int64_t layer, const char *pool, const Unit *u, const Block *b, int from, int n) {
+INLINE Ahead ahead_of(const Heads *c, const char *pool, const Unit *u, const Block *b, int from, int n) {
   const int end = (int)smaller(from + n, b->n);
-  return (Ahead){pool + bytes_to(c, layer, u->head), b->at + from, b->at + end,
+  return (Ahead){pool + bytes_to(c, u->head), b->at + from, b->at + end,
                  (int64_t)u->n_heads * c->head_dim * size_of(c->kv_kind), 0};
 }
 
@@ -128,7 +126,7 @@ typedef struct {
 } Rows;
 
 /* pool: of the first of `n_heads` heads */
-INLINE Rows rows_of(int stored, const Cache *c, const char *pool, const int64_t *at, int count, int n_heads,
+INLINE Rows rows_of(int stored, const Heads *c, const char *pool, const int64_t *at, int count, int n_heads,
                     const Desk *d) {
   const int64_t n = (int64_t)n_heads * c->head_dim;
   Rows rows = {stored == E4M3 ? (const char *)d->widened : pool, {0}};
@@ -140,7 +138,7 @@ INLINE Rows rows_of(int stored, const Cache *c, const char *pool, const int64_t 
 }
 
 /* The block's keys as `multiply` takes them. */
-INLINE void turn_all_keys(int kind, int stored, const Cache *c, const char *keys, const Block *b, Desk *d) {
+INLINE void turn_all_keys(int kind, int stored, const Heads *c, const char *keys, const Block *b, Desk *d) {
   const int half = HALF_INPUTS(kind), width = c->head_dim, padded = (int)parts(width, PANEL) * PANEL;
   for (int j = 0; j < b->n; j += LANES) {
     const Rows rows = rows_of(stored, c, keys, b->at + j, LANES, 1, d);
@@ -156,7 +154,7 @@ INLINE char *place_of_values(int half, int j, const Desk *d) {
 }
 
 /* The block's values as `multiply` takes them. */
-INLINE void lay_all_values(int kind, int stored, const Cache *c, const char *values, const Block *b, Desk *d) {
+INLINE void lay_all_values(int kind, int stored, const Heads *c, const char *values, const Block *b, Desk *d) {
   const int half = HALF_INPUTS(kind), width = c->head_dim;
   for (int j0 = 0; j0 < b->n; j0 += LANES) {
     const Rows rows = rows_of(stored, c, values, b->at + j0, LANES, 1, d);
@@ -166,7 +164,7 @@ INLINE void lay_all_values(int kind, int stored, const Cache *c, const char *val
     }
   }
 #ifdef TILES
-  static const char zeros[2 * KC];
+  static const char zeros[2 * MOST_WIDTH];
   for (int j = (int)parts(b->n, 2) * 2; half && j % DEPTH; j += 2) /* what has no weight must be a number */
     lay_values(kind, zeros, NULL, (int)parts(width, PANEL) * PANEL, place_of_values(half, j, d));
 #endif

@@ -1,7 +1,7 @@
 /* A thread's memory for attention, and how much it meets at a time. */
 #pragma once
 #include "../products/tiles.h"
-#include "cache.h"
+#include "heads.h"
 
 #define KEYS 128 /* at most KC */
 #define FEW 8 /* so many queries meet the keys where those lie; for more, keys are laid out once */
@@ -33,7 +33,7 @@
  * those of all key heads of a unit, in whole tiles. With HALF_INPUTS beside a cache in bfloat16, what is multiplied lies
  * there in bfloat16, keys and values in pairs; with TILES these pairs lie in tiles, and a few queries lie as floats. */
 typedef struct {
-  void *queries; /* [all][KC] */
+  void *queries; /* [ceil(width / KC)][all][KC] */
   float *scores; /* [all][KC] */
   void *weights; /* [all][KC]: the scores themselves, or rounded */
   float *sums;   /* [all][width] */
@@ -43,4 +43,6 @@ typedef struct {
   float *most, *total; /* [all]: highest score so far, sum of weights */
   int64_t *first, *last; /* [all]: the positions that each sees */
   float *now, *by;     /* [m]: highest score with this block, 2^(most - now) */
+  int64_t slice;       /* from KC dimensions of all queries to the next ones */
+  int padded_from;     /* the width of a head from which on keys and values have numbers in whole panels, or 0 */
 } Desk;

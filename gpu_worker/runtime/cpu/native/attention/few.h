@@ -14,8 +14,9 @@ INLINE vf add_key(int kind, vf sums, vu keys, const void *queries, int64_t at, i
 #endif
 }
 
-/* scores [m][KC] of 16 keys (+)= the products over the dimensions from k on, a vector's worth. c: number k of the heads */
-INLINE void score_some(int kind, const char *keys, const int64_t at[LANES], int k, int m, const void *queries,
+/* scores [m][KC] of 16 keys (+)= the products over the dimensions from k on, a vector's worth. q: where the first query has
+ * those; c: number k of the heads */
+INLINE void score_some(int kind, const char *keys, const int64_t at[LANES], int k, int m, const void *queries, int64_t q,
                        float *scores, const Next *next, int64_t c) {
   vu rows[LANES];
 #pragma GCC unroll 16
@@ -34,9 +35,9 @@ INLINE void score_some(int kind, const char *keys, const int64_t at[LANES], int 
       const vf first = (vf)(rows[j] << 16), second = (vf)(rows[j] & 0xFFFF0000u);
 #pragma GCC unroll 2
       for (int r = 0; r < 2; r++) {
-        const float *q = (const float *)queries + at_query[r] * KC + k + 2 * j;
-        even[r] += first * splat(q[0]);
-        odd[r] += second * splat(q[1]);
+        const float *in = (const float *)queries + at_query[r] * KC + q + 2 * j;
+        even[r] += first * splat(in[0]);
+        odd[r] += second * splat(in[1]);
       }
     }
     vf before[2];
@@ -48,7 +49,7 @@ INLINE void score_some(int kind, const char *keys, const int64_t at[LANES], int 
   for (int i = 0; i < m; i++) {
     vf sums = k ? load(scores + i * KC) : (vf){0};
 #pragma GCC unroll 16
-    for (int j = 0; j < LANES; j++) sums = add_key(kind, sums, rows[j], queries, i * KC + k, j);
+    for (int j = 0; j < LANES; j++) sums = add_key(kind, sums, rows[j], queries, i * KC + q, j);
     store(scores + i * KC, sums);
   }
 }

@@ -28,12 +28,14 @@ INLINE vf to_halves(vf x) {
 }
 
 /* scores [m][KC] of n positions from `base` on -> unnormalised weights: floats, which are rounded to bfloat16 where
- * `rounded`, and lie in it where `half`. Zeros fill up VALUES_AT_ONCE. Rescales what was summed up before. */
-INLINE void weigh(int rounded, int half, int64_t base, int m, int n, int width, Desk *d) {
+ * `rounded`, and lie in it where `half`. cap: of scores, or 0. Zeros fill up VALUES_AT_ONCE. Rescales what was summed up before. */
+INLINE void weigh(int rounded, int half, float cap, int64_t base, int m, int n, int width, Desk *d) {
   const int padded = (int)parts(n, VALUES_AT_ONCE) * VALUES_AT_ONCE;
   for (int i = 0; i < m; i++) { /* row by row in short loops: the processor overlaps the rows */
     float *row = d->scores + i * KC;
     const int shown = (int)parts(end_seen(d, i, base, n), LANES) * LANES;
+    if (cap != 0)
+      for (int j = 0; j < shown; j += LANES) store(row + j, cap * hyperbolic_tangent(load(row + j) / cap));
     if (d->first[i] > base || d->last[i] < base + shown - 1) hide(row, shown, base, d->first[i], d->last[i]);
     vf highest = splat(d->most[i]);
     for (int j = 0; j < shown; j += LANES) highest = larger(load(row + j), highest);

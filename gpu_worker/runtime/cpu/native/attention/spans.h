@@ -15,12 +15,12 @@ typedef struct {
   int head, n_heads;
 } Unit;
 
-int64_t span_length(const Cache *c);
-int64_t find_spans(const Cache *c, int64_t n_inputs, const int64_t *inputs, const int64_t *rows,
+int64_t span_length(const Heads *c);
+int64_t find_spans(const Heads *c, int64_t n_inputs, const int64_t *inputs, int alone, const int64_t *rows,
                    const int64_t *positions, const int64_t *limits, Span *spans);
-int64_t find_units(const Cache *c, const Span *spans, int64_t n, int n_threads, Unit *units);
+int64_t find_units(const Heads *c, const Span *spans, int64_t n, int n_threads, Unit *units);
 
 /* Whether so many queries read keys and values in place. */
-INLINE int is_few(const Cache *c, int64_t m) {
+INLINE int is_few(const Heads *c, int64_t m) {
   return m <= FEW && c->head_dim % (c->kv_kind == F32 ? LANES : 2 * LANES) == 0;
 }

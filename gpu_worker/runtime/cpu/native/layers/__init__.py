@@ -1,8 +1,8 @@
-"""The layers of a model: a step from inputs to logits, in one call. C alone. Called by `stack`.
+"""The layers of a model: a step from inputs to logits, in one call. Called by `stack`.
 
 forward  the order of all parts; what lies between two maps
 shares   a step's sequences among the threads, where the caches hold the weights
 plans    what is computed of a step, in what order, in which memory
 rows     norms, rotation and storage of one position
-model    a model and a step, as `stack` lays them out
+model    a model and a step: structures of C, and the same in Python
 """

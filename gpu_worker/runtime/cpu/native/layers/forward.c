@@ -29,53 +29,25 @@
 #define REPORT_S 1.0
 #endif
 
-static void rotate_and_keep(const Model *m, const Layer *l, int64_t i, const Step *s) {
-  const Cache *cache = &m->cache;
-  const int d = cache->head_dim, wide = (cache->heads + 2 * cache->kv_heads) * d;
-  const int64_t token = (int64_t)cache->kv_heads * d;
-#pragma omp for schedule(static)
-  for (int64_t t = 0; t < s->t; t++) {
-    float *q = s->qkv + t * wide, *k = q + cache->heads * d, *v = k + token;
-    const int64_t at = (i * cache->n_slots + slot_of(cache, s->rows[t], s->positions[t])) * token;
-    for (int h = 0; h < cache->heads + cache->kv_heads; h++) {
-      const float *weight = h < cache->heads ? l->q_norm : l->k_norm;
-      if (weight) rms_norm(q + h * d, weight, q + h * d, d, m->eps);
-      if (m->rotary) rotate(q + h * d, m->rotary + s->rotary[t] * d, d);
-    }
-    keep(cache->kv_kind, cache->keys, at, k, (int)token);
-    keep(cache->kv_kind, cache->values, at, v, (int)token);
-  }
-}
-
-static void attention(const Model *m, int64_t layer, const Plan *p, Desk *d) {
+static void attention(const Layer *l, const Plan *p, Desk *d) {
   const Step *s = &p->step;
-  const Cache *cache = &m->cache;
-  const int64_t window = m->layers[layer].window, q = (int64_t)cache->heads * cache->head_dim;
-  const int64_t wide = q + 2 * (int64_t)cache->kv_heads * cache->head_dim;
-  const int64_t group = q / cache->kv_heads;
+  const Heads *c = &l->heads;
+  const Cut *cut = p->cuts + l->shape;
+  const int64_t group = c->heads / c->kv_heads, stride = l->maps[QKV].n, head = c->head_dim * (l->output_gate ? 2 : 1);
 #pragma omp for schedule(dynamic, 1)
-  for (int64_t i = p->n_units - 1; i >= 0; i--) { /* from the end: the longest first */
-    const Unit *u = p->units + i, *next = i < omp_get_num_threads() ? u : u - omp_get_num_threads();
-    attend(cache, layer, window, u, next, s->qkv + u->span->t * wide + u->head * group, wide,
-           (Activations){s->mixed, p->packed}, d);
-  }
-}
-
-/* row: a thread's own scratch */
-static void norms(const Model *m, const Plan *p, const Norm *norm, float *row) {
-  const Step *s = &p->step;
-#pragma omp for schedule(static)
-  for (int64_t t = 0; t < s->t; t++) {
-    normalise(s->hidden + t * m->hidden, norm, p->packed ? row : s->normed + t * m->hidden, m->hidden, m->eps);
-    if (p->packed) pack_row(row, m->hidden, t, s->normed);
+  for (int64_t i = cut->n_units - 1; i >= 0; i--) { /* from the end: the longest first */
+    const Unit *u = cut->units + i, *next = i < omp_get_num_threads() ? u : u - omp_get_num_threads();
+    const Queries queries = {s->qkv + u->span->t * stride + u->head * group * head, stride, head, l->output_gate};
+    attend(c, u, next, queries, (Activations){s->mixed, p->packed}, d);
   }
 }
 
 /* What the adapters add to a map. */
 static void deltas(const Map *map, int64_t at, const Plan *p, Bench *b) {
   const Step *s = &p->step;
-  if (p->n_runs)
-    add_deltas(p->runs, p->n_runs, at, map->x.at, map->l->k, map->y.at, map->l->n, s->reduced, s->reduced_stride, b);
+  const int64_t delta = at / MAPS * ADAPTED + at % MAPS;
+  if (p->n_runs && at % MAPS < ADAPTED)
+    add_deltas(p->runs, p->n_runs, delta, map->x.at, map->l->k, map->y.at, map->l->n, s->reduced, s->reduced_stride, b);
 }
 
 /* x [all positions, width] -> those of a plan */
@@ -88,36 +60,167 @@ static void pick_rows(const Plan *p, Activations x, int64_t width) {
   }
 }
 
-/* What comes before a map: its inputs. */
+/* What a map gave is added to a position's hidden state. */
+static void add(const Norm *norm, float factor, float *given, float *hidden, int n) {
+  normalise(given, norm, given, n);
+  for (int c = 0; c < n; c++) hidden[c] += factor * given[c];
+}
+
+static void add_mixer(const Model *m, const Layer *l, const Step *s, int64_t t) {
+  float *hidden = s->hidden + t * m->hidden;
+  if (!mixer_is_added(l)) add(&l->mixer_out_norm, l->residual, s->added + t * m->hidden, hidden, m->hidden);
+  if (l->post_norm) normalise(hidden, &l->mixer_norm, hidden, m->hidden);
+}
+
+static void add_feed_forward(const Model *m, const Layer *l, const Step *s, int64_t t) {
+  float *hidden = s->hidden + t * m->hidden;
+  if (!feed_forward_is_added(l))
+    add(&l->feed_forward_out_norm, l->residual, s->added + t * m->hidden, hidden, m->hidden);
+  if (l->post_norm) normalise(hidden, &l->feed_forward_norm, hidden, m->hidden);
+}
+
+/* The end of a layer, up to its scalar. */
+static void end_layer(const Model *m, const Layer *l, const Step *s, int64_t t) {
+  float *hidden = s->hidden + t * m->hidden;
+  if (l->side) add(&l->side_norm, 1, s->added + t * m->hidden, hidden, m->hidden);
+  else add_feed_forward(m, l, s, t);
+  for (int c = 0; l->scalar != 1 && c < m->hidden; c++) hidden[c] *= l->scalar;
+}
+
+static const Norm none = {NO_NORM, 0, NULL, NULL};
+
+/* The inputs of the map behind a norm. row: a thread's own scratch */
+static void set_normed(const Model *m, const Plan *p, const Norm *norm, int64_t t, float *row) {
+  const Step *s = &p->step;
+  normalise(s->hidden + t * m->hidden, norm, p->packed ? row : s->normed + t * m->hidden, m->hidden);
+  if (p->packed) pack_row(row, m->hidden, t, s->normed);
+}
+
+/* Those of DOWN. */
+static void set_acted(const Layer *l, const Plan *p, int64_t t, float *row) {
+  const Step *s = &p->step;
+  const int n = l->inner;
+  float *gates = s->gates + t * l->maps[GATE_UP].n, *ups = l->gated ? gates + n : NULL;
+  float *to = p->packed ? row : s->acted + t * n;
+  for (int c = 0; l->clamp != 0 && c < n; c++) {
+    float *up = ups ? ups + c : gates + c;
+    if (ups && gates[c] > l->clamp) gates[c] = l->clamp;
+    *up = *up > l->clamp ? l->clamp : *up < -l->clamp ? -l->clamp : *up;
+  }
+  activate(l->activation, gates, ups, to, n);
+  if (p->packed) pack_row(row, n, t, s->acted);
+}
+
+/* Those of SIDE_OUT, of layer i. */
+static void set_side(const Layer *l, const Plan *p, int64_t i, int64_t t, float *row) {
+  const Step *s = &p->step;
+  const float *side = s->side + p->inputs[t] * s->side_stride + i * l->side;
+  activate(l->side_activation, s->gates + t * l->side, side, p->packed ? row : s->acted + t * l->side, l->side);
+  if (p->packed) pack_row(row, l->side, t, s->acted);
+}
+
+/* From embeddings to the first layer's inputs. */
+static void finish_inputs(const Model *m, const Step *s) {
+  if (!s->extra && m->embedding_norm.kind == NO_NORM) return;
+#pragma omp for schedule(static)
+  for (int64_t t = 0; t < s->t; t++) {
+    float *hidden = s->hidden + t * m->hidden;
+    for (int c = 0; s->extra && c < m->hidden; c++) hidden[c] += s->extra[t * m->hidden + c];
+    normalise(hidden, &m->embedding_norm, hidden, m->hidden);
+  }
+}
+
+/* The side inputs of all layers, from the first one's inputs. */
+static void project_sides(const Model *m, const Step *s, Bench *b) {
+  if (!m->side_projection.n) return;
+  linear(&m->side_projection, s->t, (Activations){s->hidden, 0}, (Activations){s->projected, 0}, SET, b);
+  const int width = m->side_width;
+#pragma omp for schedule(static)
+  for (int64_t at = 0; at < s->t * s->side_stride; at += width) {
+    float *side = s->side + at, *projected = s->projected + at;
+    for (int c = 0; c < width; c++) projected[c] *= m->side_projection_factor;
+    normalise(projected, &m->side_norm, projected, width);
+    for (int c = 0; c < width; c++) side[c] = m->side_factor * (m->side_embedding_factor * side[c] + projected[c]);
+  }
+}
+
+/* What comes before OUT: attention. */
+static void mix(const Model *m, const Plans *plans, const Layer *l, const Plan *p, Room *own) {
+  const Plan *all = plan_at(m, plans, (l - m->layers) * MAPS + QKV);
+#pragma omp for schedule(static)
+  for (int64_t t = 0; t < all->step.t; t++) finish_heads(l, &all->step, t, all->inputs[t], own->bench.inputs);
+  attention(l, p, &own->desk);
+  if (p->step.t == all->step.t) return;
+#pragma omp single
+  {
+    pick_rows(p, (Activations){p->step.hidden, 0}, m->hidden);
+    pick_rows(p, (Activations){p->step.normed, p->packed}, m->hidden);
+    pick_rows(p, (Activations){p->step.mixed, p->packed}, (int64_t)l->heads.heads * l->heads.head_dim);
+  }
+}
+
+/* What comes before a map: its inputs, and before them what the map before it gave. */
 static void prepare(const Model *m, const Plans *plans, int64_t at, Room *own) {
   float *row = own->bench.inputs;
   const int64_t i = at / MAPS;
   const Layer *l = m->layers + i;
   const Plan *p = plan_at(m, plans, at);
   const Step *s = &p->step;
-  if (i == m->n_layers) norms(m, p, &m->norm, row);
-  else if (at % MAPS == QKV) norms(m, p, &l->input_norm, row);
-  else if (at % MAPS == GATE_UP) {
-    if (l->post_norm.weight) norms(m, p, &l->post_norm, row);
-  } else if (at % MAPS == OUT) {
-    rotate_and_keep(m, l, i, &plans->all.step);
-    attention(m, i, p, &own->desk);
-    if (s->t == plans->all.step.t) return;
-#pragma omp single
-    {
-      pick_rows(p, (Activations){s->hidden, 0}, m->hidden);
-      pick_rows(p, (Activations){s->normed, p->packed}, m->hidden);
-      pick_rows(p, (Activations){s->mixed, p->packed}, (int64_t)m->cache.heads * m->cache.head_dim);
-    }
-  } else if (!is_gated(m, l, s)) {
-    const int64_t gates = l->gate_up.n, gated = gates > m->inner;
+  const Norm *norm = i == m->n_layers ? &m->norm : at % MAPS == QKV ? &l->mixer_norm : &l->feed_forward_norm;
+  const int own_norm = i < m->n_layers && l->feed_forward_norm.kind != NO_NORM;
+  if (i < m->n_layers && l->post_norm) norm = &none;
+  switch (at % MAPS) {
+    case QKV:
 #pragma omp for schedule(static)
-    for (int64_t t = 0; t < s->t; t++) {
-      const float *in = s->gates + t * gates;
-      float *to = p->packed ? row : s->acted + t * m->inner;
-      if (gated) silu_mul(in, in + m->inner, to, m->inner);
-      else gelu(in, to, m->inner);
-      if (p->packed) pack_row(row, m->inner, t, s->acted);
+      for (int64_t t = 0; t < s->t; t++) {
+        if (i > 0) end_layer(m, l - 1, s, t);
+        if (i < m->n_layers || s->logits) set_normed(m, p, norm, t, row);
+      }
+      return;
+    case OUT: mix(m, plans, l, p, own); return;
+    case GATE_UP:
+      if (l->parallel && !own_norm && mixer_is_added(l)) return;
+#pragma omp for schedule(static)
+      for (int64_t t = 0; t < s->t; t++) {
+        if (!l->parallel || !own_norm) add_mixer(m, l, s, t);
+        if (!l->parallel || own_norm) set_normed(m, p, norm, t, row);
+      }
+      return;
+    case DOWN:
+      if (is_gated(l, s) && !(l->parallel && own_norm)) return;
+#pragma omp for schedule(static)
+      for (int64_t t = 0; t < s->t; t++) {
+        if (!is_gated(l, s)) set_acted(l, p, t, row);
+        if (l->parallel && own_norm) add_mixer(m, l, s, t);
+      }
+      return;
+    case SIDE_GATE:
+#pragma omp for schedule(static)
+      for (int64_t t = 0; t < s->t; t++) {
+        add_feed_forward(m, l, s, t);
+        set_normed(m, p, &none, t, row);
+      }
+      return;
+    default:
+#pragma omp for schedule(static)
+      for (int64_t t = 0; t < s->t; t++) set_side(l, p, i, t, row);
+  }
+}
+
+/* What becomes of logits. */
+static void finish_logits(const Model *m, const Step *s) {
+  if (m->logits_factor == 1 && m->logits_cap == 0) return;
+#pragma omp for schedule(static)
+  for (int64_t i = 0; i < s->t; i++) {
+    float *logits = s->logits + i * m->head.n;
+    for (int64_t c = 0; c < m->head.n; c++) logits[c] *= m->logits_factor;
+    const float cap = m->logits_cap;
+    for (int64_t c = 0; cap != 0 && c < m->head.n; c += LANES) {
+      const size_t n = (size_t)smaller(LANES, m->head.n - c) * sizeof(float);
+      vf some = {0};
+      memcpy(&some, logits + c, n);
+      some = cap * hyperbolic_tangent(some / cap);
+      memcpy(logits + c, &some, n);
     }
   }
 }
@@ -138,7 +241,7 @@ enum { NOTHING_YET = 0, PREPARED = 1, MULTIPLIED = 2 };
 static int compute(const Model *m, const Step *s, int n_threads, const Library *library) {
   const Room first = new_room(m, s, &(Scratch){s->scratch, 0});
   const Plans plans = new_plans(m, s, n_threads, first.lists);
-  const int64_t head = (int64_t)m->n_layers * MAPS, n_maps = head + (s->logits != NULL);
+  const int64_t head = (int64_t)m->n_layers * MAPS, n_maps = head + 1;
   int stage = NOTHING_YET, failures = 0; /* of the map `from` */
   double reported = omp_get_wtime();
   for (int64_t from = 0, end; from < n_maps; from = end) {
@@ -151,15 +254,21 @@ static int compute(const Model *m, const Step *s, int n_threads, const Library *
       const uint32_t before = begin_tiles();
       Room own = new_room(m, s, &(Scratch){s->scratch + omp_get_thread_num() * s->scratch_stride, 0});
       own.bench.packed = first.bench.packed;
-      if (!from && !stage && s->token_ids) embed(&m->head, s->t, s->token_ids, s->hidden);
+      if (!from && !stage && s->token_ids) embed(&m->head, s->t, s->token_ids, m->embedding_factor, s->hidden);
+      if (!from && !stage) {
+        finish_inputs(m, s);
+        project_sides(m, s, &own.bench);
+      }
       for (int64_t at = from; at < smaller(end + 1, n_maps); at++) {
         const Plan *plan = plan_at(m, &plans, at);
         const Map map = map_at(m, plan, at);
         const int reached = at == from ? stage : NOTHING_YET;
+        if (at < head && !map.l->n) continue;
         if (reached < PREPARED) prepare(m, &plans, at, &own);
-        if (at == end) break;
+        if (at == end || (at == head && !s->logits)) break;
         if (reached < MULTIPLIED) linear(map.l, map.rows, map.x, map.y, map.how, &own.bench);
         if (at < head) deltas(&map, at, plan, &own.bench);
+        else finish_logits(m, &plan->step);
         if (omp_get_thread_num() == 0) report(s, &reported);
       }
       end_tiles(before);
@@ -180,9 +289,8 @@ static int adapters_fit(const Model *m, const Step *s) {
     const Delta *deltas = s->adapters[t];
     if (!deltas || deltas == last) continue;
     for (int64_t i = 0; i < m->n_layers; i++) {
-      const Linear *of[MAPS] = {&m->layers[i].qkv, &m->layers[i].out, &m->layers[i].gate_up, &m->layers[i].down};
-      for (int64_t at = 0; at < MAPS; at++)
-        if (!delta_fits(deltas + i * MAPS + at, of[at], s->reduced_stride)) return 0;
+      for (int64_t at = 0; at < ADAPTED; at++)
+        if (!delta_fits(deltas + i * ADAPTED + at, m->layers[i].maps + at, s->reduced_stride)) return 0;
     }
     last = deltas;
   }

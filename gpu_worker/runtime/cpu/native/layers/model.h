@@ -1,30 +1,72 @@
 /* A model and a step, as the caller lays them out. */
 #pragma once
-#include "../attention/cache.h"
+#include "../attention/heads.h"
 #include "../products/adapters.h"
 #include "../products/library.h"
 
-/* With a bias a LayerNorm, else an RMSNorm. */
+enum { NO_NORM = 0, RMS = 1, LAYER_NORM = 2 };
+
+/* Of a vector: divided by its root mean square, or less its mean and divided by its deviation. Then times `weight` and plus
+ * `bias`, where these are not null. */
 typedef struct {
+  int32_t kind;
+  float eps;
   const float *weight, *bias;
 } Norm;
 
-/* Without a post_norm, attention and MLP stand side by side: both begin from the input norm. */
+/* The maps of a layer, in their order. LoRA adapters have deltas for the first ADAPTED. */
+enum { QKV = 0, OUT = 1, GATE_UP = 2, DOWN = 3, ADAPTED = 4, SIDE_GATE = 4, SIDE_OUT = 5, MAPS = 6 };
+
+/* What a layer makes of the hidden state h:
+ *
+ *     x = mixer_norm(h);         h += residual * mixer_out_norm(mixer(x))
+ *     x = feed_forward_norm(h);  h += residual * feed_forward_out_norm(feed_forward(x))
+ *     h += side_norm(side_out(act(side_gate(h)) * side input))
+ *     h *= scalar
+ *
+ * parallel: the feed-forward reads h as it was before the mixer, or without a norm of its own the x of the mixer.
+ * post_norm: h = mixer_norm(h + mixer(h)), and so on. */
 typedef struct {
-  Norm input_norm, post_norm;
-  const float *q_norm, *k_norm;
-  Linear qkv, out, gate_up, down; /* gate_up: of `inner` outputs it has no gate, and its activation is a GELU */
-  int64_t window;
+  Norm mixer_norm, mixer_out_norm, feed_forward_norm, feed_forward_out_norm;
+  Linear maps[MAPS]; /* of no outputs: there is none */
+  Norm q_norm, k_norm, v_norm;
+  Norm side_norm;
+  Heads heads;
+  const float *rotary; /* [positions, rotary_dims]: cos | sin, of the first elements of a head; or null */
+  const float *growth; /* [positions] factors of queries, or null */
+  int32_t rotary_dims;
+  int32_t shape;           /* layers whose heads have the same sizes share one: see Model */
+  int32_t borrowed;        /* whether the keys and values are another layer's: this one has none */
+  int32_t values_are_keys; /* values are keys before their norm and rotation */
+  int32_t output_gate;     /* behind each head of queries lies its gate */
+  int32_t norm_whole;      /* the norms of queries and of keys stand over all heads at once */
+  int32_t inner, activation, gated;
+  int32_t side, side_activation; /* numbers of the side input, or 0 */
+  int32_t parallel, post_norm;
+  float clamp; /* gates are at most this, and ups between minus and plus this; 0: none */
+  float residual, scalar;
 } Layer;
 
+/* Floats for each position of a step. */
 typedef struct {
-  int32_t n_layers, hidden, inner;
-  float eps;
-  const float *rotary; /* [positions, head_dim]: cos | sin; or null */
+  int64_t qkv, mixed, gates, acted, terms; /* the most of any layer; terms: of a sum */
+} Widths;
+
+typedef struct {
+  int32_t n_layers, hidden, n_shapes, last_kept; /* last_kept: the last layer that stores keys and values */
+  const Layer *layers;
+  const Heads *const *shapes; /* [n_shapes] heads of each shape */
+  Widths widths;
+  Norm embedding_norm; /* of the first layer's inputs */
   Norm norm;
-  Layer *layers;
-  Linear head;
-  Cache cache;
+  Linear head; /* of no outputs: there is none */
+  /* side input = side_factor (side_embedding_factor row of a table + side_norm(side_projection_factor side_projection(h))),
+   * with the norm over each layer's part; without outputs of the projection there is none */
+  Linear side_projection;
+  Norm side_norm;
+  int32_t side_width;
+  float side_embedding_factor, side_projection_factor, side_factor;
+  float embedding_factor, logits_factor, logits_cap; /* logits l become cap tanh(l / cap); 0: none */
   const Library *library; /* or null */
 } Model;
 
@@ -35,13 +77,18 @@ typedef struct {
   const int64_t *rotary;    /* [t] the positions by which queries and keys are rotated */
   const int64_t *limits;    /* [t] the end of the positions that each sees, or null: all up to itself */
   const int64_t *rows;      /* [t] page-table rows */
+  const float *extra;       /* [t, hidden], which is added to the embeddings, or null */
+  float *side;              /* [t, layers, side_width]: rows of the table, which become side inputs; or null */
+  float *projected;         /* [t, layers, side_width] */
+  int64_t side_stride;      /* from one position to the next */
   float *hidden;            /* [t, hidden]; in the end [o, hidden], the outputs' alone, before the last norm */
   float *normed;            /* [t, hidden], and like `mixed` and `acted` maybe packed */
-  float *qkv;               /* [t, q + 2 kv] */
+  float *qkv;               /* [t, queries, keys and values] */
   float *mixed;             /* [t, q] */
-  float *gates;             /* [t, outputs of gate_up]; unused where gate_up is gated */
+  float *gates;             /* [t, outputs of gate_up]; unused where these are GATED */
   float *acted;             /* [t, inner] */
-  const Delta *const *adapters; /* [t] deltas, [layers][MAPS], or null; null where the step has none */
+  float *added;             /* [t, hidden]: what a map gives, where it is not added to `hidden` as it is */
+  const Delta *const *adapters; /* [t] deltas, [layers][ADAPTED], or null; null where the step has none */
   float *reduced;           /* [t, most outputs of an A], where there are adapters */
   int64_t reduced_stride;
   uint16_t *halves;         /* [t, most terms of a sum], for the library */
@@ -53,6 +100,3 @@ typedef struct {
   int64_t scratch_stride;
   void (*progress)(void);   /* called every REPORT_S seconds of a step, between two maps; or null */
 } Step;
-
-/* The order of an adapter's deltas in a layer. */
-enum { QKV = 0, OUT = 1, GATE_UP = 2, DOWN = 3, MAPS = 4 };

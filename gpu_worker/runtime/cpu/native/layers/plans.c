@@ -7,36 +7,34 @@ Map map_at(const Model *m, const Plan *p, int64_t at) {
   const Step *s = &p->step;
   const Activations normed = {s->normed, p->packed}, mixed = {s->mixed, p->packed}, acted = {s->acted, p->packed};
   const Activations qkv = {s->qkv, 0}, hidden = {s->hidden, 0}, gates = {s->gates, 0}, logits = {s->logits, 0};
+  const Activations added = {s->added, 0};
   if (at == (int64_t)m->n_layers * MAPS) return (Map){&m->head, s->t, normed, logits, SET};
-  const Layer *l = m->layers + at / MAPS;
+  const Layer *layer = m->layers + at / MAPS;
+  const Linear *l = layer->maps + at % MAPS;
   switch (at % MAPS) {
-    case QKV: return (Map){&l->qkv, s->t, normed, qkv, SET};
-    case OUT: return (Map){&l->out, s->t, mixed, hidden, ADD};
-    case GATE_UP:
-      if (is_gated(m, l, s)) return (Map){&l->gate_up, s->t, normed, acted, GATED};
-      return (Map){&l->gate_up, s->t, normed, gates, SET};
-    default: return (Map){&l->down, s->t, acted, hidden, ADD};
+    case QKV: return (Map){l, s->t, normed, qkv, SET};
+    case OUT: return mixer_is_added(layer) ? (Map){l, s->t, mixed, hidden, ADD} : (Map){l, s->t, mixed, added, SET};
+    case GATE_UP: return is_gated(layer, s) ? (Map){l, s->t, normed, acted, GATED} : (Map){l, s->t, normed, gates, SET};
+    case DOWN:
+      return feed_forward_is_added(layer) ? (Map){l, s->t, acted, hidden, ADD} : (Map){l, s->t, acted, added, SET};
+    case SIDE_GATE: return (Map){l, s->t, normed, gates, SET};
+    default: return (Map){l, s->t, acted, added, SET};
   }
-}
-
-/* The most terms of a sum, those of an adapter's B among them. */
-static int64_t widest(const Model *m, const Step *s) {
-  const int64_t of[] = {m->hidden, m->inner, (int64_t)m->cache.heads * m->cache.head_dim, s->reduced_stride};
-  int64_t k = 0;
-  for (int i = 0; i < 4; i++) k = of[i] > k ? of[i] : k;
-  return k;
 }
 
 Room new_room(const Model *m, const Step *s, Scratch *scratch) {
   Room r;
-  for (int i = 0; i < 2; i++) {
+  int64_t heads = 0;
+  for (int64_t i = 0; i < m->n_shapes; i++) heads += m->shapes[i]->kv_heads;
+  for (int i = 0; i < PLANS; i++) {
     r.lists[i].inputs = take(scratch, s->t * (int64_t)sizeof(int64_t));
-    r.lists[i].spans = take(scratch, s->t * (int64_t)sizeof(Span));
-    r.lists[i].units = take(scratch, s->t * m->cache.kv_heads * (int64_t)sizeof(Unit));
+    r.lists[i].cuts = take(scratch, m->n_shapes * (int64_t)sizeof(Cut));
+    r.lists[i].spans = take(scratch, m->n_shapes * s->t * (int64_t)sizeof(Span));
+    r.lists[i].units = take(scratch, heads * s->t * (int64_t)sizeof(Unit));
     r.lists[i].runs = take(scratch, s->t * (int64_t)sizeof(Run));
   }
-  r.bench = new_bench(s->t, widest(m, s), scratch);
-  r.desk = new_desk(&m->cache, smaller(s->t, span_length(&m->cache)), scratch);
+  r.bench = new_bench(s->t, larger_of(m->widths.terms, s->reduced_stride), scratch);
+  r.desk = new_desk(m->shapes, m->n_shapes, s->t, scratch);
   return r;
 }
 
@@ -51,12 +49,12 @@ int64_t petiole_scratch(const Model *m, const Step *s) {
  * SIDE rows. */
 static int can_pack(const Model *m, const Step *s) {
 #ifdef TILES
-  if (s->t < SIDE || s->adapters || m->library || m->hidden % DEPTH || m->inner % DEPTH || m->cache.head_dim % DEPTH)
-    return 0;
+  if (s->t < SIDE || s->adapters || m->library || m->hidden % DEPTH) return 0;
   for (int64_t i = 0; i < m->n_layers; i++) {
     const Layer *l = m->layers + i;
-    if (!HALF_INPUTS(l->qkv.kind) || !HALF_INPUTS(l->out.kind)) return 0;
-    if (!HALF_INPUTS(l->gate_up.kind) || !HALF_INPUTS(l->down.kind)) return 0;
+    if (l->inner % DEPTH || l->heads.head_dim % DEPTH || l->side % DEPTH) return 0;
+    for (int64_t map = 0; map < MAPS; map++)
+      if (l->maps[map].n && !HALF_INPUTS(l->maps[map].kind)) return 0;
   }
   return !s->logits || HALF_INPUTS(m->head.kind);
 #else
@@ -64,23 +62,32 @@ static int can_pack(const Model *m, const Step *s) {
 #endif
 }
 
-/* A plan of the first `n` inputs of a list. */
-static Plan new_plan(const Model *m, const Step *s, int64_t n, int n_threads, const Lists *l) {
-  Plan p = {.step = *s, .inputs = l->inputs, .units = l->units, .runs = l->runs, .packed = can_pack(m, s)};
+/* A plan of the first `n` inputs of a list. alone: whether only theirs lie in the step's memory. */
+static Plan new_plan(const Model *m, const Step *s, int64_t n, int alone, int n_threads, const Lists *l) {
+  Plan p = {.step = *s, .inputs = l->inputs, .cuts = l->cuts, .runs = l->runs, .packed = can_pack(m, s)};
+  Unit *units = l->units;
   p.step.t = n;
-  const int64_t n_spans = find_spans(&m->cache, n, l->inputs, s->rows, s->positions, s->limits, l->spans);
-  p.n_units = find_units(&m->cache, l->spans, n_spans, n_threads, l->units);
+  for (int64_t i = 0; i < m->n_shapes; i++) {
+    const Heads *c = m->shapes[i];
+    Span *spans = l->spans + i * s->t;
+    const int64_t n_spans = find_spans(c, n, l->inputs, alone, s->rows, s->positions, s->limits, spans);
+    l->cuts[i] = (Cut){units, find_units(c, spans, n_spans, n_threads, units)};
+    units += s->t * c->kv_heads;
+  }
   p.n_runs = s->adapters ? find_runs(n, l->inputs, s->adapters, l->runs) : 0;
   return p;
 }
 
-Plans new_plans(const Model *m, const Step *s, int n_threads, const Lists lists[2]) {
+Plans new_plans(const Model *m, const Step *s, int n_threads, const Lists lists[PLANS]) {
   for (int64_t i = 0; i < s->t; i++) lists[0].inputs[i] = i;
-  for (int64_t i = 0; i < s->o; i++) lists[1].inputs[i] = s->outputs[i] - s->from;
-  const Plan all = new_plan(m, s, s->t, n_threads, lists);
-  return (Plans){all, s->o == s->t ? all : new_plan(m, s, s->o, n_threads, lists + 1)};
+  for (int64_t i = 0; i < s->o; i++) lists[1].inputs[i] = lists[2].inputs[i] = s->outputs[i] - s->from;
+  const Plan all = new_plan(m, s, s->t, 0, n_threads, lists);
+  if (s->o == s->t) return (Plans){all, all, all};
+  const Plan last = new_plan(m, s, s->o, 0, n_threads, lists + 1);
+  return (Plans){all, last, m->last_kept + 1 < m->n_layers ? new_plan(m, s, s->o, 1, n_threads, lists + 2) : last};
 }
 
 const Plan *plan_at(const Model *m, const Plans *plans, int64_t at) {
-  return at <= (m->n_layers - 1) * (int64_t)MAPS + QKV ? &plans->all : &plans->last;
+  const int64_t kept = m->last_kept * (int64_t)MAPS + QKV;
+  return at <= kept ? &plans->all : at < kept + MAPS ? &plans->last : &plans->behind;
 }

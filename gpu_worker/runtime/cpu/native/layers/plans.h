@@ -4,23 +4,29 @@
 #include "../products/linear.h"
 #include "model.h"
 
+/* Positions as attention computes them in layers of one shape. */
+typedef struct {
+  const Unit *units;
+  int64_t n_units;
+} Cut;
+
 /* What is computed of a step: all positions, or its outputs. */
 typedef struct {
   Step step; /* `t` and `o`: so many positions */
-  const int64_t *inputs; /* [t] those, ascending */
-  const Unit *units;
-  int64_t n_units;
+  const int64_t *inputs; /* [t] the step's that these are, ascending */
+  const Cut *cuts; /* [shapes] */
   const Run *runs;
   int64_t n_runs;
   int packed; /* whether normed, mixed and acted are packed in bfloat16 */
 } Plan;
 
-/* Up to the keys and values of the last layer all positions are computed, behind those the outputs. */
+/* Up to the last keys and values that are stored all positions are computed. Behind those the outputs are: attention in the
+ * `last` layer that stores some takes their queries from among all, and in layers `behind` it from queries of theirs alone. */
 typedef struct {
-  Plan all, last;
+  Plan all, last, behind;
 } Plans;
 
-/* A step's linear maps, in their order: MAPS for each layer, then the head. */
+/* A step's linear maps, in their order: MAPS for each layer, then the head. Some have no outputs. */
 typedef struct {
   const Linear *l;
   int64_t rows;
@@ -28,28 +34,41 @@ typedef struct {
   How how;
 } Map;
 
+#define PLANS 3
+
 /* Scratch that all threads read. */
 typedef struct {
   int64_t *inputs;
-  Span *spans;
-  Unit *units;
+  Cut *cuts;   /* [shapes] */
+  Span *spans; /* [shapes][t] */
+  Unit *units; /* [shapes][t, key heads] */
   Run *runs;
 } Lists;
 
 /* A thread's scratch. The lists are those of the first thread. */
 typedef struct {
-  Lists lists[2];
+  Lists lists[PLANS];
   Bench bench;
   Desk desk;
 } Room;
 
 Room new_room(const Model *m, const Step *s, Scratch *scratch);
-Plans new_plans(const Model *m, const Step *s, int n_threads, const Lists lists[2]);
+Plans new_plans(const Model *m, const Step *s, int n_threads, const Lists lists[PLANS]);
 const Plan *plan_at(const Model *m, const Plans *plans, int64_t at);
 Map map_at(const Model *m, const Plan *p, int64_t at);
 
 /* Whether the map of gates and ups multiplies them, too. An adapter changes them before. */
-INLINE int is_gated(const Model *m, const Layer *l, const Step *s) {
-  return l->gate_up.n > m->inner && m->inner % PANEL == 0 && !l->gate_up.library && !s->adapters;
+INLINE int is_gated(const Layer *l, const Step *s) {
+  return l->gated && l->clamp == 0 && l->inner % PANEL == 0 && !l->maps[GATE_UP].library && !s->adapters;
 }
 
+/* Whether what OUT gives is added to the hidden state as it is. */
+INLINE int mixer_is_added(const Layer *l) {
+  const int apart = l->parallel && l->feed_forward_norm.kind != NO_NORM;
+  return l->mixer_out_norm.kind == NO_NORM && l->residual == 1 && !apart;
+}
+
+/* Whether what DOWN gives is added to it as it is. */
+INLINE int feed_forward_is_added(const Layer *l) {
+  return l->feed_forward_out_norm.kind == NO_NORM && l->residual == 1;
+}

@@ -8,8 +8,6 @@
 
 /* Positions [from, to), for thread i. */
 static Step part_of(const Model *m, const Step *s, int64_t from, int64_t to, int i) {
-  const int64_t q = (int64_t)m->cache.heads * m->cache.head_dim;
-  const int64_t wide = q + 2 * (int64_t)m->cache.kv_heads * m->cache.head_dim;
   int64_t first = 0, end;
   while (first < s->o && s->outputs[first] < from) first++;
   for (end = first; end < s->o && s->outputs[end] < to;) end++;
@@ -20,12 +18,17 @@ static Step part_of(const Model *m, const Step *s, int64_t from, int64_t to, int
                 .rotary = s->rotary + from,
                 .limits = s->limits ? s->limits + from : NULL,
                 .rows = s->rows + from,
+                .extra = s->extra ? s->extra + from * m->hidden : NULL,
+                .side = s->side ? s->side + from * s->side_stride : NULL,
+                .projected = s->projected ? s->projected + from * s->side_stride : NULL,
+                .side_stride = s->side_stride,
                 .hidden = s->hidden + from * m->hidden,
                 .normed = s->normed + from * m->hidden,
-                .qkv = s->qkv + from * wide,
-                .mixed = s->mixed + from * q,
-                .gates = s->gates + from * m->layers->gate_up.n,
-                .acted = s->acted + from * m->inner,
+                .qkv = s->qkv + from * m->widths.qkv,
+                .mixed = s->mixed + from * m->widths.mixed,
+                .gates = s->gates + from * m->widths.gates,
+                .acted = s->acted + from * m->widths.acted,
+                .added = s->added + from * m->hidden,
                 .adapters = s->adapters ? s->adapters + from : NULL,
                 .reduced = s->reduced + from * s->reduced_stride,
                 .reduced_stride = s->reduced_stride,
@@ -37,27 +40,34 @@ static Step part_of(const Model *m, const Step *s, int64_t from, int64_t to, int
                 .progress = s->progress};
 }
 
-static int64_t terms(const Linear *l) { return (int64_t)l->n * l->k; }
+/* What a model computes for each position, in multiply-adds, and reads for each position before it. */
+typedef struct {
+  int64_t terms, read;
+} Cost;
 
-static int64_t terms_of_layer(const Layer *l) {
-  return terms(&l->qkv) + terms(&l->out) + terms(&l->gate_up) + terms(&l->down);
+static Cost cost_of(const Model *m) {
+  Cost c = {0, 0};
+  for (int64_t i = 0; i < m->n_layers; i++) {
+    const Layer *l = m->layers + i;
+    for (int64_t map = 0; map < MAPS; map++) c.terms += (int64_t)l->maps[map].n * l->maps[map].k;
+    c.read += 2 * (int64_t)l->heads.kv_heads * l->heads.head_dim;
+  }
+  return c;
 }
 
-/* What a position costs in a layer, in multiply-adds. */
-static int64_t cost(const Model *m, int64_t position) {
-  return terms_of_layer(m->layers) + READ_COST * 2 * (position + 1) * m->cache.kv_heads * m->cache.head_dim;
-}
+static int64_t cost(const Cost *c, int64_t position) { return c->terms + READ_COST * (position + 1) * c->read; }
 
 int share(const Model *m, const Step *s, Step *shares) {
-  const int64_t weights = (m->n_layers * terms_of_layer(m->layers) + terms(&m->head)) * size_of(m->head.kind);
+  const Cost each = cost_of(m);
+  const int64_t weights = (each.terms + (int64_t)m->head.n * m->head.k) * size_of(m->head.kind);
   const int n = s->n_threads;
   int64_t total = 0, done = 0, from = 0, before = 0;
   int made = 0;
   if (n == 1 || s->t < n * LEAST || weights > CACHED) return 0;
-  for (int64_t t = 0; t < s->t; t++) total += cost(m, s->positions[t]);
+  for (int64_t t = 0; t < s->t; t++) total += cost(&each, s->positions[t]);
   for (int64_t t = 0; t < s->t; t++) {
     const int last = t + 1 == s->t;
-    done += cost(m, s->positions[t]);
+    done += cost(&each, s->positions[t]);
     if (!last && (done < total / n * (made + 1) || s->rows[t] == s->rows[t + 1])) continue;
     if (made == n || t + 1 - from < LEAST || (done - before) * n > total + total / UNEQUAL) return 0;
     shares[made] = part_of(m, s, from, t + 1, made);

@@ -76,6 +76,11 @@ class _Map:
         n, k = self.examples[0].weight.shape  # type: ignore[attr-defined]
         return n, k
 
+    @property
+    def alike(self) -> bool:
+        """Whether all matrices have one shape."""
+        return len({one.weight.shape for one in self.examples}) == 1  # type: ignore[attr-defined]
+
 
 def choose_products(
     native: ctypes.CDLL,
@@ -101,6 +106,8 @@ def choose_products(
     maps = _maps(layers, head)
     if dtype != torch.bfloat16 or not all(_is_dense(m) for m in maps.values()):
         return own("because torch's library would be used only for weights in bfloat16")
+    if not all(m.alike for m in maps.values()):
+        return own("because the layers have different sizes")
     library = open_library()
     if library is None:
         return own("because torch's library has no products of packed weights")

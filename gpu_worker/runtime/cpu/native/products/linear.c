@@ -31,13 +31,13 @@ static void finish(const Linear *l, int64_t p, int m, const float *sums, int64_t
   }
 }
 
-/* y [m, PANEL] = silu(gates) * ups, whose sums [m][PAIR] are those of panels p and q. */
+/* y [m, PANEL] = activation(gates) * ups, whose sums [m][PAIR] are those of panels p and q. */
 static void finish_gated(const Linear *l, int64_t p, int64_t q, int m, float *sums, float *y, int64_t ldy) {
   if (l->bias || l->scale) {
     finish(l, p, m, sums, PAIR, sums, PAIR, 0);
     finish(l, q, m, sums + PANEL, PAIR, sums + PANEL, PAIR, 0);
   }
-  for (int j = 0; j < m; j++) silu_mul(sums + j * PAIR, sums + j * PAIR + PANEL, y + j * ldy, PANEL);
+  for (int j = 0; j < m; j++) activate(l->activation, sums + j * PAIR, sums + j * PAIR + PANEL, y + j * ldy, PANEL);
 }
 
 #ifdef TILES
@@ -52,7 +52,7 @@ typedef struct {
   float *sums; /* [rows][PANEL], twice where GATED */
 } MapUnit;
 
-/* y [n, PANEL] = silu(gates) * ups, for rows from `at` on. */
+/* y [n, PANEL] = activation(gates) * ups, for rows from `at` on. */
 static void finish_gates(const MapUnit *u, int64_t at, int64_t n) {
   float *gates = u->sums + at * PANEL, *ups = gates + ROWS * PANEL;
   const int64_t ldy = u->l->n / 2;
@@ -62,7 +62,7 @@ static void finish_gates(const MapUnit *u, int64_t at, int64_t n) {
   }
   for (int64_t j = 0; j < n; j++) {
     float *to = u->y.packed ? gates + j * PANEL : (float *)u->y.at + (u->first + at + j) * ldy + u->p * PANEL;
-    silu_mul(gates + j * PANEL, ups + j * PANEL, to, PANEL);
+    activate(u->l->activation, gates + j * PANEL, ups + j * PANEL, to, PANEL);
     if (u->y.packed) narrow(to, PANEL, packed_at(u->y.at, ldy, u->first + at + j, u->p * PANEL));
   }
 }

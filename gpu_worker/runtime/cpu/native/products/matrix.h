@@ -24,6 +24,7 @@ typedef struct {
   void *library;        /* the same weights as a library has them, or null; see library.h */
   int64_t library_from; /* so many rows or more are the library's */
   int64_t stride;       /* from one block to the next, in bytes */
+  int32_t activation;   /* of gates, where GATED: see functions.h */
 } Linear;
 
 /* A thread's own memory for products of at most `rows` inputs of at most `k` terms. */
@@ -57,6 +58,6 @@ typedef struct {
   int packed;
 } Activations;
 
-/* What becomes of y. GATED: y [m, n / 2] = silu(gates) * ups, where x Wt + b is gates | ups, and n / 2 is a multiple of
+/* What becomes of y. GATED: y [m, n / 2] = activation(gates) * ups, where x Wt + b is gates | ups, and n / 2 is a multiple of
  * PANEL. */
 typedef enum { SET, ADD, GATED } How;

@@ -196,12 +196,12 @@ static float weight_of(const Linear *l, const char *rows, int64_t c, int64_t n) 
   return weight;
 }
 
-void embed(const Linear *l, int64_t t, const int64_t *ids, float *out) {
+void embed(const Linear *l, int64_t t, const int64_t *ids, float factor, float *out) {
   const int64_t row = row_of(l->kind, l->block), n_rows = l->k / AT_ONCE(l->kind);
 #pragma omp for schedule(static)
   for (int64_t i = 0; i < t; i++) {
     const char *rows = block_of(l, ids[i]) + before_rows(l), *first = weights_to(l, ids[i]);
-    const float scale = l->kind == TWELVE ? l->scale[ids[i]] : 1;
+    const float scale = (l->kind == TWELVE ? l->scale[ids[i]] : 1) * factor; /* twelve bits: a power of two */
     for (int64_t at = 0; at < n_rows; at++) __builtin_prefetch(first + at * row);
     for (int64_t c = 0; c < l->k; c++) out[i * l->k + c] = weight_of(l, rows, c, ids[i] % l->block) * scale;
   }

@@ -107,5 +107,5 @@ INLINE void pairs_of(int kind, const char *w, vu pairs[2]) {
 }
 #endif
 
-/* Rows of a packed embedding: out [t, k]. Called by every thread of a region. */
-void embed(const Linear *l, int64_t t, const int64_t *ids, float *out);
+/* Rows of a packed embedding, times `factor`: out [t, k]. Called by every thread of a region. */
+void embed(const Linear *l, int64_t t, const int64_t *ids, float factor, float *out);

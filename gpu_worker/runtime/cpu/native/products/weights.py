@@ -32,6 +32,7 @@ class LinearStruct(ctypes.Structure):
         ("library", c_void_p),
         ("library_from", c_int64),
         ("stride", c_int64),
+        ("activation", c_int32),
     ]
 
 

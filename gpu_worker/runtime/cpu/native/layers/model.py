@@ -1,0 +1,130 @@
+"""A model and a step as the C files lay them out: model.h and heads.h, field by field."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int32, c_int64, c_void_p
+
+from petiole.gpu_worker.runtime.cpu.native.products.weights import LinearStruct
+
+NORMS = {"rms": 1, "layer": 2}
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+MASKS = {"causal": 0, "prefix": 1, "bidirectional": 2}
+
+
+class NormStruct(ctypes.Structure):
+    _fields_ = [("kind", c_int32), ("eps", c_float), ("weight", c_void_p), ("bias", c_void_p)]
+
+
+class HeadsStruct(ctypes.Structure):
+    _fields_ = [
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("kv_kind", c_int32),
+        ("page_size", c_int32),
+        ("mask", c_int32),
+        ("window", c_int64),
+        ("scale", c_float),
+        ("cap", c_float),
+        ("sinks", c_void_p),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("columns", c_int64),
+        ("table", c_void_p),
+    ]
+
+
+MAPS = ("qkv", "out", "gate_up", "down", "side_gate", "side_out")
+
+
+class LayerStruct(ctypes.Structure):
+    _fields_ = [
+        ("mixer_norm", NormStruct),
+        ("mixer_out_norm", NormStruct),
+        ("feed_forward_norm", NormStruct),
+        ("feed_forward_out_norm", NormStruct),
+        *((name, LinearStruct) for name in MAPS),
+        ("q_norm", NormStruct),
+        ("k_norm", NormStruct),
+        ("v_norm", NormStruct),
+        ("side_norm", NormStruct),
+        ("heads", HeadsStruct),
+        ("rotary", c_void_p),
+        ("growth", c_void_p),
+        ("rotary_dims", c_int32),
+        ("shape", c_int32),
+        ("borrowed", c_int32),
+        ("values_are_keys", c_int32),
+        ("output_gate", c_int32),
+        ("norm_whole", c_int32),
+        ("inner", c_int32),
+        ("activation", c_int32),
+        ("gated", c_int32),
+        ("side", c_int32),
+        ("side_activation", c_int32),
+        ("parallel", c_int32),
+        ("post_norm", c_int32),
+        ("clamp", c_float),
+        ("residual", c_float),
+        ("scalar", c_float),
+    ]
+
+
+class ModelStruct(ctypes.Structure):
+    _fields_ = [
+        ("n_layers", c_int32),
+        ("hidden", c_int32),
+        ("n_shapes", c_int32),
+        ("last_kept", c_int32),
+        ("layers", c_void_p),
+        ("shapes", c_void_p),
+        *((name, c_int64) for name in ("qkv", "mixed", "gates", "acted", "terms")),
+        ("embedding_norm", NormStruct),
+        ("norm", NormStruct),
+        ("head", LinearStruct),
+        ("side_projection", LinearStruct),
+        ("side_norm", NormStruct),
+        ("side_width", c_int32),
+        ("side_embedding_factor", c_float),
+        ("side_projection_factor", c_float),
+        ("side_factor", c_float),
+        ("embedding_factor", c_float),
+        ("logits_factor", c_float),
+        ("logits_cap", c_float),
+        ("library", c_void_p),
+    ]
+
+
+class StepStruct(ctypes.Structure):
+    _fields_ = [
+        ("t", c_int64),
+        ("from", c_int64),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("rotary", c_void_p),
+        ("limits", c_void_p),
+        ("rows", c_void_p),
+        ("extra", c_void_p),
+        ("side", c_void_p),
+        ("projected", c_void_p),
+        ("side_stride", c_int64),
+        ("hidden", c_void_p),
+        ("normed", c_void_p),
+        ("qkv", c_void_p),
+        ("mixed", c_void_p),
+        ("gates", c_void_p),
+        ("acted", c_void_p),
+        ("added", c_void_p),
+        ("adapters", c_void_p),
+        ("reduced", c_void_p),
+        ("reduced_stride", c_int64),
+        ("halves", c_void_p),
+        ("o", c_int64),
+        ("outputs", c_void_p),
+        ("logits", c_void_p),
+        ("n_threads", c_int32),
+        ("scratch", c_void_p),
+        ("scratch_stride", c_int64),
+        ("progress", ctypes.CFUNCTYPE(None)),
+    ]
