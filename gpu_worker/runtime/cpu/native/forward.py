@@ -145,7 +145,10 @@ def native_decoder(
         return None
     assert isinstance(decoder, Decoder)
     library = library_for(decoder.dtype)
-    return None if library is None else NativeDecoder(library, decoder, cache, bank, progress)
+    if library is None:
+        return None
+    log.info("compiled code computes all %d layers on this CPU", decoder.plan.n_layers)
+    return NativeDecoder(library, decoder, cache, bank, progress)
 
 
 def _ends_of_rows(positions: Tensor, rows: Tensor) -> Tensor:

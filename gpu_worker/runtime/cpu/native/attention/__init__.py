@@ -6,5 +6,5 @@ blocks   a block of the cache, and its keys and values laid out for many queries
 softmax  from scores to weights
 spans    how a step is cut: spans of positions, units of heads
 desk     a thread's memory, and how much is met at a time
-cache    where keys and values lie
+heads    the attention of one layer: its heads, and where its keys and values lie
 """

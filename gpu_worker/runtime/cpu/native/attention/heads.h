@@ -4,8 +4,8 @@
 
 #define MOST_WIDTH 512 /* of a head */
 
-/* Which positions a query sees: those up to its own; those up to its limit, where the step has limits; those up to its limit,
- * and the window reaches as far to later ones. */
+/* Which positions a query sees: up to its own; up to its limit, where the step has limits; up to its limit, and the window
+ * reaches as far to later ones. */
 enum { CAUSAL = 0, PREFIX = 1, BIDIRECTIONAL = 2 };
 
 typedef struct {

@@ -28,7 +28,8 @@ INLINE vf to_halves(vf x) {
 }
 
 /* scores [m][KC] of n positions from `base` on -> unnormalised weights: floats, which are rounded to bfloat16 where
- * `rounded`, and lie in it where `half`. cap: of scores, or 0. Zeros fill up VALUES_AT_ONCE. Rescales what was summed up before. */
+ * `rounded`, and lie in it where `half`. cap: of scores, or 0. Zeros fill up VALUES_AT_ONCE. Rescales what was summed up
+ * before. */
 INLINE void weigh(int rounded, int half, float cap, int64_t base, int m, int n, int width, Desk *d) {
   const int padded = (int)parts(n, VALUES_AT_ONCE) * VALUES_AT_ONCE;
   for (int i = 0; i < m; i++) { /* row by row in short loops: the processor overlaps the rows */

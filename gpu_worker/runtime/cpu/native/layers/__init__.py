@@ -1,6 +1,7 @@
 """The layers of a model: a step from inputs to logits, in one call. Called by `stack`.
 
-forward  the order of all parts; what lies between two maps
+forward  the order of all parts
+between  what lies between two maps
 shares   a step's sequences among the threads, where the caches hold the weights
 plans    what is computed of a step, in what order, in which memory
 rows     norms, rotation and storage of one position

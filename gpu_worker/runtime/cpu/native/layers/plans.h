@@ -20,8 +20,8 @@ typedef struct {
   int packed; /* whether normed, mixed and acted are packed in bfloat16 */
 } Plan;
 
-/* Up to the last keys and values that are stored all positions are computed. Behind those the outputs are: attention in the
- * `last` layer that stores some takes their queries from among all, and in layers `behind` it from queries of theirs alone. */
+/* Up to the last keys and values that are stored all positions are computed, behind those the outputs alone. In the `last`
+ * layer that stores some their queries lie among those of all, in layers `behind` it by themselves. */
 typedef struct {
   Plan all, last, behind;
 } Plans;

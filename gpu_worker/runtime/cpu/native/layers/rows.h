@@ -77,8 +77,8 @@ INLINE void keep(int kind, const char *pool, int64_t at, const float *x, int n) 
   else narrow(x, n, (uint16_t *)pool + at);
 }
 
-/* The queries, keys and values in row r, of position t of a step, get their norms and rotation, and keys and values are stored. row:
- * room for values */
+/* The queries, keys and values in row r, those of position t of a step, get their norms and rotation. Keys and values are
+ * stored. row: room for values */
 INLINE void finish_heads(const Layer *l, const Step *s, int64_t r, int64_t t, float *row) {
   const Heads *c = &l->heads;
   const int d = c->head_dim, apart = l->output_gate ? 2 * d : d, token = c->kv_heads * d;

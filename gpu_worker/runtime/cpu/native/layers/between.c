@@ -1,0 +1,203 @@
+/* What lies between two maps: attention, and what is computed position by position.
+ *
+ * What a map gives is added to the hidden state as it is, or waits in `added`, until the next map's inputs are prepared. So
+ * norms, additions and activations of a position take one pass.
+ */
+#include "between.h"
+
+#include "../arithmetic/functions.h"
+#include "../products/tiles.h"
+#include "rows.h"
+
+#include <omp.h>
+
+static void attention(const Layer *l, const Plan *p, Desk *d) {
+  const Step *s = &p->step;
+  const Heads *c = &l->heads;
+  const Cut *cut = p->cuts + l->shape;
+  const int64_t group = c->heads / c->kv_heads, stride = l->maps[QKV].n, head = c->head_dim * (l->output_gate ? 2 : 1);
+#pragma omp for schedule(dynamic, 1)
+  for (int64_t i = cut->n_units - 1; i >= 0; i--) { /* from the end: the longest first */
+    const Unit *u = cut->units + i, *next = i < omp_get_num_threads() ? u : u - omp_get_num_threads();
+    const Queries queries = {s->qkv + u->span->t * stride + u->head * group * head, stride, head, l->output_gate};
+    attend(c, u, next, queries, (Activations){s->mixed, p->packed}, d);
+  }
+}
+
+/* x [all positions, width] -> those of a plan */
+static void pick_rows(const Plan *p, Activations x, int64_t width) {
+  for (int64_t i = 0; i < p->step.t; i++) {
+    float *rows = x.at;
+    if (!x.packed) memmove(rows + i * width, rows + p->inputs[i] * width, sizeof(float) * (size_t)width);
+    for (int64_t c = 0; x.packed && c < width; c += DEPTH)
+      memmove(packed_at(x.at, width, i, c), packed_at(x.at, width, p->inputs[i], c), sizeof(uint16_t) * DEPTH);
+  }
+}
+
+/* What a map gave is added to a position's hidden state. */
+static void add(const Norm *norm, float factor, float *given, float *hidden, int n) {
+  normalise(given, norm, given, n);
+  for (int c = 0; c < n; c++) hidden[c] += factor * given[c];
+}
+
+static void add_mixer(const Model *m, const Layer *l, const Step *s, int64_t t) {
+  float *hidden = s->hidden + t * m->hidden;
+  if (!mixer_is_added(l)) add(&l->mixer_out_norm, l->residual, s->added + t * m->hidden, hidden, m->hidden);
+  if (l->post_norm) normalise(hidden, &l->mixer_norm, hidden, m->hidden);
+}
+
+static void add_feed_forward(const Model *m, const Layer *l, const Step *s, int64_t t) {
+  float *hidden = s->hidden + t * m->hidden;
+  if (!feed_forward_is_added(l))
+    add(&l->feed_forward_out_norm, l->residual, s->added + t * m->hidden, hidden, m->hidden);
+  if (l->post_norm) normalise(hidden, &l->feed_forward_norm, hidden, m->hidden);
+}
+
+/* The end of a layer, up to its scalar. */
+static void end_layer(const Model *m, const Layer *l, const Step *s, int64_t t) {
+  float *hidden = s->hidden + t * m->hidden;
+  if (l->side) add(&l->side_norm, 1, s->added + t * m->hidden, hidden, m->hidden);
+  else add_feed_forward(m, l, s, t);
+  for (int c = 0; l->scalar != 1 && c < m->hidden; c++) hidden[c] *= l->scalar;
+}
+
+static const Norm none = {NO_NORM, 0, NULL, NULL};
+
+/* The inputs of the map behind a norm. row: a thread's own scratch */
+static void set_normed(const Model *m, const Plan *p, const Norm *norm, int64_t t, float *row) {
+  const Step *s = &p->step;
+  normalise(s->hidden + t * m->hidden, norm, p->packed ? row : s->normed + t * m->hidden, m->hidden);
+  if (p->packed) pack_row(row, m->hidden, t, s->normed);
+}
+
+/* Those of DOWN. */
+static void set_acted(const Layer *l, const Plan *p, int64_t t, float *row) {
+  const Step *s = &p->step;
+  const int n = l->inner;
+  float *gates = s->gates + t * l->maps[GATE_UP].n, *ups = l->gated ? gates + n : NULL;
+  float *to = p->packed ? row : s->acted + t * n;
+  for (int c = 0; l->clamp != 0 && c < n; c++) {
+    float *up = ups ? ups + c : gates + c;
+    if (ups && gates[c] > l->clamp) gates[c] = l->clamp;
+    *up = *up > l->clamp ? l->clamp : *up < -l->clamp ? -l->clamp : *up;
+  }
+  activate(l->activation, gates, ups, to, n);
+  if (p->packed) pack_row(row, n, t, s->acted);
+}
+
+/* Those of SIDE_OUT, of layer i. */
+static void set_side(const Layer *l, const Plan *p, int64_t i, int64_t t, float *row) {
+  const Step *s = &p->step;
+  const float *side = s->side + p->inputs[t] * s->side_stride + i * l->side;
+  activate(l->side_activation, s->gates + t * l->side, side, p->packed ? row : s->acted + t * l->side, l->side);
+  if (p->packed) pack_row(row, l->side, t, s->acted);
+}
+
+/* From embeddings to the first layer's inputs. */
+static void finish_embeddings(const Model *m, const Step *s) {
+  if (!s->extra && m->embedding_norm.kind == NO_NORM) return;
+#pragma omp for schedule(static)
+  for (int64_t t = 0; t < s->t; t++) {
+    float *hidden = s->hidden + t * m->hidden;
+    for (int c = 0; s->extra && c < m->hidden; c++) hidden[c] += s->extra[t * m->hidden + c];
+    normalise(hidden, &m->embedding_norm, hidden, m->hidden);
+  }
+}
+
+/* The side inputs of all layers, from the first one's inputs. */
+static void project_sides(const Model *m, const Step *s, Bench *b) {
+  if (!m->side_projection.n) return;
+  linear(&m->side_projection, s->t, (Activations){s->hidden, 0}, (Activations){s->projected, 0}, SET, b);
+  const int width = m->side_width;
+#pragma omp for schedule(static)
+  for (int64_t at = 0; at < s->t * s->side_stride; at += width) {
+    float *side = s->side + at, *projected = s->projected + at;
+    for (int c = 0; c < width; c++) projected[c] *= m->side_projection_factor;
+    normalise(projected, &m->side_norm, projected, width);
+    for (int c = 0; c < width; c++) side[c] = m->side_factor * (m->side_embedding_factor * side[c] + projected[c]);
+  }
+}
+
+void finish_inputs(const Model *m, const Step *s, Bench *b) {
+  finish_embeddings(m, s);
+  project_sides(m, s, b);
+}
+
+/* What comes before OUT: attention. */
+static void mix(const Model *m, const Plans *plans, const Layer *l, const Plan *p, Room *own) {
+  const Plan *all = plan_at(m, plans, (l - m->layers) * MAPS + QKV);
+#pragma omp for schedule(static)
+  for (int64_t t = 0; t < all->step.t; t++) finish_heads(l, &all->step, t, all->inputs[t], own->bench.inputs);
+  attention(l, p, &own->desk);
+  if (p->step.t == all->step.t) return;
+#pragma omp single
+  {
+    pick_rows(p, (Activations){p->step.hidden, 0}, m->hidden);
+    pick_rows(p, (Activations){p->step.normed, p->packed}, m->hidden);
+    pick_rows(p, (Activations){p->step.mixed, p->packed}, (int64_t)l->heads.heads * l->heads.head_dim);
+  }
+}
+
+void prepare(const Model *m, const Plans *plans, int64_t at, Room *own) {
+  float *row = own->bench.inputs;
+  const int64_t i = at / MAPS;
+  const Layer *l = m->layers + i;
+  const Plan *p = plan_at(m, plans, at);
+  const Step *s = &p->step;
+  const Norm *norm = i == m->n_layers ? &m->norm : at % MAPS == QKV ? &l->mixer_norm : &l->feed_forward_norm;
+  const int own_norm = i < m->n_layers && l->feed_forward_norm.kind != NO_NORM;
+  if (i < m->n_layers && l->post_norm) norm = &none;
+  switch (at % MAPS) {
+    case QKV:
+#pragma omp for schedule(static)
+      for (int64_t t = 0; t < s->t; t++) {
+        if (i > 0) end_layer(m, l - 1, s, t);
+        if (i < m->n_layers || s->logits) set_normed(m, p, norm, t, row);
+      }
+      return;
+    case OUT: mix(m, plans, l, p, own); return;
+    case GATE_UP:
+      if (l->parallel && !own_norm && mixer_is_added(l)) return;
+#pragma omp for schedule(static)
+      for (int64_t t = 0; t < s->t; t++) {
+        if (!l->parallel || !own_norm) add_mixer(m, l, s, t);
+        if (!l->parallel || own_norm) set_normed(m, p, norm, t, row);
+      }
+      return;
+    case DOWN:
+      if (is_gated(l, s) && !(l->parallel && own_norm)) return;
+#pragma omp for schedule(static)
+      for (int64_t t = 0; t < s->t; t++) {
+        if (!is_gated(l, s)) set_acted(l, p, t, row);
+        if (l->parallel && own_norm) add_mixer(m, l, s, t);
+      }
+      return;
+    case SIDE_GATE:
+#pragma omp for schedule(static)
+      for (int64_t t = 0; t < s->t; t++) {
+        add_feed_forward(m, l, s, t);
+        set_normed(m, p, &none, t, row);
+      }
+      return;
+    default:
+#pragma omp for schedule(static)
+      for (int64_t t = 0; t < s->t; t++) set_side(l, p, i, t, row);
+  }
+}
+
+void finish_logits(const Model *m, const Step *s) {
+  if (m->logits_factor == 1 && m->logits_cap == 0) return;
+#pragma omp for schedule(static)
+  for (int64_t i = 0; i < s->t; i++) {
+    float *logits = s->logits + i * m->head.n;
+    for (int64_t c = 0; c < m->head.n; c++) logits[c] *= m->logits_factor;
+    const float cap = m->logits_cap;
+    for (int64_t c = 0; cap != 0 && c < m->head.n; c += LANES) {
+      const size_t n = (size_t)smaller(LANES, m->head.n - c) * sizeof(float);
+      vf some = {0};
+      memcpy(&some, logits + c, n);
+      some = cap * hyperbolic_tangent(some / cap);
+      memcpy(logits + c, &some, n);
+    }
+  }
+}
