@@ -31,6 +31,7 @@ from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.forward import NativeDecoder, native_decoder
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from tests.gpu_worker.runtime.cpu.test_native_attention import CPU, MAX_LENGTH, scattered_cache, step
+from tests.support.families import FAMILIES
 from tests.support.plans import Drawn
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="no C compiler")
@@ -281,3 +282,12 @@ def test_what_it_does_not_compute_is_refused_by_name(what: str, caplog: pytest.L
     cache = scattered_cache(plan, 1, 1, torch.float32)
     assert native_decoder(decoder_of(plan, torch.float32), cache) is None
     assert [record.getMessage().partition("does not know ")[2] for record in caplog.records] == [what]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_family_runs_compiled(
+    family: str, checkpoint: Any, open_runtime: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tests/gpu_worker/models/test_logits.py` compares with transformers."""
+    monkeypatch.setenv("PETIOLE_NATIVE", "on")
+    assert open_runtime(checkpoint(family)[0])._executor._native is not None
