@@ -1,0 +1,83 @@
+"""Gemma 4 without experts, the text part: Gemma 3 with plain norms, and a norm of values. Full layers have wide
+heads, and in some models values from keys; the last layers may read the keys of earlier ones; the small models
+have per-layer inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.checkpoint.configuration import MAX_VOCAB, JsonObject
+from petiole.gpu_worker.models.families import reading
+from petiole.gpu_worker.models.families.family import Family
+from petiole.gpu_worker.models.families.gemma3 import NAMES, inner_of, kinds_of, plan_of, rotary_of
+from petiole.gpu_worker.models.plan import Attention, ModelPlan, Norm, SideInput
+
+
+def gemma4(outer: JsonObject) -> ModelPlan:
+    raw = reading.text_part(outer)
+    if raw.get("enable_moe_block"):
+        raise ModelError("config.json: enable_moe_block must be false: experts are not computed")
+    norm = Norm(eps=reading.number(raw, "rms_norm_eps", 1e-6))
+    kinds, shared = kinds_of(raw), int(raw.get("num_kv_shared_layers") or 0)
+    n, from_keys = len(kinds), bool(raw.get("attention_k_eq_v", False))
+    window = reading.whole(raw, "sliding_window", 2**31 - 1, 512)
+    mixers = []
+    for i, kind in enumerate(kinds):
+        full = kind == reading.FULL
+        n_heads, n_kv_heads, width = _heads4(raw, i, full)
+        others = [k for k in range(n - shared) if kinds[k] == kind] if i >= n - shared else []
+        if i >= n - shared and not others:
+            raise ModelError(f"config.json: num_kv_shared_layers leaves no {kind} for layer {i}, got {shared}")
+        mixers.append(
+            Attention(
+                n_heads,
+                n_kv_heads,
+                width,
+                scale=1.0,
+                rotary=rotary_of(raw, width, kind),
+                window=0 if full else window,
+                q_norm=norm,
+                k_norm=norm,
+                v_norm=replace(norm, weight=False),
+                keys_of=others[-1] if others else None,
+                values_are_keys=from_keys and full,
+            )
+        )
+    wide = 2 if raw.get("use_double_wide_mlp") else 1
+    inners = tuple(inner_of(raw) * (wide if mixer.keys_of is not None else 1) for mixer in mixers)
+    return plan_of(raw, norm, tuple(mixers), inners, scalar=True, side=_side(raw, norm))
+
+
+def _heads4(raw: JsonObject, i: int, full: bool) -> tuple[int, int, int]:
+    """The heads of queries and of keys of a layer, and their width."""
+    n_heads, n_kv_heads = reading.heads(raw)
+    width = reading.head_dim(raw, default=256)
+    given = raw.get("per_layer_config")
+    if isinstance(given, Mapping):
+        own = {int(layer): values for layer, values in given.items()}.get(i, {})
+        return n_heads, int(own.get("num_key_value_heads", n_kv_heads)), int(own.get("head_dim", width))
+    if not full:
+        return n_heads, n_kv_heads, width
+    more = raw.get("num_global_key_value_heads") if raw.get("attention_k_eq_v") else None
+    return n_heads, int(more or n_kv_heads), int(raw.get("global_head_dim") or 512)
+
+
+def _side(raw: JsonObject, norm: Norm) -> SideInput | None:
+    width = int(raw.get("hidden_size_per_layer_input", 256) or 0)
+    if not width:
+        return None
+    return SideInput(
+        width=width,
+        vocab_size=reading.whole(raw, "vocab_size_per_layer_input", MAX_VOCAB, 262_144),
+        norm=norm,
+        layer_norm=norm,
+        activation=reading.activation(raw, ("gelu_tanh", "gelu", "silu"), key="hidden_activation"),
+        embedding_factor=width**0.5,
+        projection_factor=reading.whole(raw, "hidden_size", reading.MAX_WIDTH) ** -0.5,
+        factor=2**-0.5,
+    )
+
+
+FAMILIES = (Family(("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"), gemma4, NAMES),)
