@@ -119,8 +119,8 @@ def test_ctrl_c_cancels_an_answer_that_the_terminal_does_not_take(site: Site, tm
 
 
 CANCELLED_BEFORE = """
-from petiole.tasks.commands.conversation import Answer
-answer = Answer([{"role": "user", "content": "hello"}], {"max_tokens": 4000})
+from petiole.tasks.commands.conversation import LiveAnswer
+answer = LiveAnswer([{"role": "user", "content": "hello"}], {"max_tokens": 4000})
 answer.cancel()
 for _ in answer.read():
     pass

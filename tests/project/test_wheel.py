@@ -110,7 +110,7 @@ except NoWorker:
 else:
     raise AssertionError("it was submitted")
 for name, hint in {"response_format": "json_schema", "max_completion_tokens": "max_tokens", "n": "a group",
-                   "stream": "generate.stream(...)", "tool_choice": "json_schema",
+                   "stream": "generate.stream(...)", "tool_choice": "one of chat",
                    "temprature": "temperature"}.items():
     try:
         generate.delay(prompt="x", **{name: 1})
