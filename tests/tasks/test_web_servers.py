@@ -93,7 +93,7 @@ serve(range(1))
 before = left()
 for n in range(10):
     serve([n])
-grown = [now - then for now, then in zip(left(), before)]
+grown = [max(0, now - then) for now, then in zip(left(), before)]
 serve(range(20))
 print(json.dumps([len(answers), left()[0], grown]))
 """
