@@ -301,7 +301,7 @@ def test_threads_walk_the_same_grammar_at_the_same_time() -> None:
         ("choice", "ab", "constraint.choice: must be a list of one or more strings, got ab"),
         ("choice", ["a", 1], r"constraint.choice\[1\]: must be a string, got int"),
         ("choice", ["a" * MAX_BYTES], f"constraint.choice: must be at most {MAX_BYTES} characters as JSON"),
-        ("xml", "a", "constraint.kind: must be json_schema, regex, choice or grammar, got xml"),
+        ("xml", "a", "constraint.kind: must be json_schema, regex, choice, grammar or calls, got xml"),
     ],
 )
 def test_a_bad_constraint_is_refused_by_field(kind: Any, value: Any, expected: str) -> None:
