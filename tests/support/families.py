@@ -103,12 +103,17 @@ def build_model(name: str, **changes: Any) -> Any:
     torch.manual_seed(sum(name.encode()))
     config = getattr(transformers, _CONFIGURATIONS.get(kind, f"{kind}Config"))(**SHAPE | extra | changes)
     config._attn_implementation = "eager"
-    return drawn(getattr(transformers, f"{kind}ForCausalLM")(config), name)
+    return redrawn(getattr(transformers, f"{kind}ForCausalLM")(config))
 
 
 def drawn(model: Any, name: str) -> Any:
     """The model with random weights, drawn for this name."""
     torch.manual_seed(sum(name.encode()))
+    return redrawn(model)
+
+
+def redrawn(model: Any) -> Any:
+    """The model with the next random weights."""
     model.eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
