@@ -85,7 +85,8 @@ def _of_json(value: Any) -> Iterator[str]:
                     one = json.loads(base64.b64decode(one))
                 yield from (f".{name}{path}" for path in _of_json(one))
         case list():
-            yield from (f"[]{path}" for one in value for path in _of_json(one))
+            # Time decides which tokens share a delta, and so which of its lists have places for nothing.
+            yield from (f"[]{path}" for one in value if one is not None for path in _of_json(one))
             yield " list"
         case None:
             yield ""
