@@ -28,11 +28,11 @@
 #endif
 
 /* What the adapters add to a map. */
-static void deltas(const Map *map, int64_t at, const Plan *p, Bench *b) {
+static void adapt(const Map *map, int64_t at, const Plan *p, Bench *b) {
   const Step *s = &p->step;
-  const int64_t delta = at / MAPS * ADAPTED + at % MAPS;
+  const int64_t own = at / MAPS * ADAPTED + at % MAPS;
   if (p->n_runs && at % MAPS < ADAPTED)
-    add_deltas(p->runs, p->n_runs, delta, map->x.at, map->l->k, map->y.at, map->l->n, s->reduced, s->reduced_stride, b);
+    add_low_rank(p->runs, p->n_runs, own, map->x.at, map->l->k, map->y.at, map->l->n, s->reduced, s->reduced_stride, b);
 }
 
 /* Says that a long step makes progress. */
@@ -74,7 +74,7 @@ static int compute(const Model *m, const Step *s, int n_threads, const Library *
         if (reached < PREPARED) prepare(m, &plans, at, &own);
         if (at == end || (at == head && !s->logits)) break;
         if (reached < MULTIPLIED) linear(map.l, map.rows, map.x, map.y, map.how, &own.bench);
-        if (at < head) deltas(&map, at, plan, &own.bench);
+        if (at < head) adapt(&map, at, plan, &own.bench);
         else finish_logits(m, &plan->step);
         if (omp_get_thread_num() == 0) report(s, &reported);
       }
@@ -91,15 +91,15 @@ static int compute(const Model *m, const Step *s, int n_threads, const Library *
 
 /* Whether all adapters of a step have the sizes of the model's maps. Others would write beyond a row's outputs. */
 static int adapters_fit(const Model *m, const Step *s) {
-  const Delta *last = NULL;
+  const LowRank *last = NULL;
   for (int64_t t = 0; s->adapters && t < s->t; t++) {
-    const Delta *deltas = s->adapters[t];
-    if (!deltas || deltas == last) continue;
+    const LowRank *maps = s->adapters[t];
+    if (!maps || maps == last) continue;
     for (int64_t i = 0; i < m->n_layers; i++) {
       for (int64_t at = 0; at < ADAPTED; at++)
-        if (!delta_fits(deltas + i * ADAPTED + at, m->layers[i].maps + at, s->reduced_stride)) return 0;
+        if (!low_rank_fits(maps + i * ADAPTED + at, m->layers[i].maps + at, s->reduced_stride)) return 0;
     }
-    last = deltas;
+    last = maps;
   }
   return 1;
 }

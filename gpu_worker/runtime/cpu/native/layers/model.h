@@ -14,7 +14,7 @@ typedef struct {
   const float *weight, *bias;
 } Norm;
 
-/* The maps of a layer, in their order. LoRA adapters have deltas for the first ADAPTED. */
+/* The maps of a layer, in their order. LoRA adapters change the first ADAPTED. */
 enum { QKV = 0, OUT = 1, GATE_UP = 2, DOWN = 3, ADAPTED = 4, SIDE_GATE = 4, SIDE_OUT = 5, MAPS = 6 };
 
 /* What a layer makes of the hidden state h:
@@ -88,7 +88,7 @@ typedef struct {
   float *gates;             /* [t, outputs of gate_up]; unused where these are GATED */
   float *acted;             /* [t, inner] */
   float *added;             /* [t, hidden]: what a map gives, where it is not added to `hidden` as it is */
-  const Delta *const *adapters; /* [t] deltas, [layers][ADAPTED], or null; null where the step has none */
+  const LowRank *const *adapters; /* [t] low-rank maps, [layers][ADAPTED], or null; null where the step has none */
   float *reduced;           /* [t, most outputs of an A], where there are adapters */
   int64_t reduced_stride;
   uint16_t *halves;         /* [t, most terms of a sum], for the library */

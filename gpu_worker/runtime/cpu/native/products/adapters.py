@@ -20,7 +20,7 @@ MAPS = LINEARS
 MOST_PARTS = 3
 
 
-class _Delta(ctypes.Structure):
+class _LowRank(ctypes.Structure):
     _fields_ = [("a", LinearStruct), ("b", LinearStruct * MOST_PARTS), ("parts", c_int64)]
 
 
@@ -29,7 +29,7 @@ class NativeAdapters:
 
     def __init__(self, library: ctypes.CDLL, bank: AdapterBank) -> None:
         self._library, self._bank = library, bank
-        self._packed: dict[int, tuple[int, Weights, ctypes.Array[_Delta]]] = {}
+        self._packed: dict[int, tuple[int, Weights, ctypes.Array[_LowRank]]] = {}
         self._addresses = np.zeros(bank.n_slots + 1, dtype=np.int64)
 
     @staticmethod
@@ -38,7 +38,7 @@ class NativeAdapters:
         return MOST_PARTS * (bank.max_rank + bank.max_rank % 2)
 
     def addresses(self, slots: Int32Array) -> npt.NDArray[np.int64]:
-        """int64 [T]: where each position's deltas lie, 0 for slot 0."""
+        """int64 [T]: where each position's low-rank maps lie, 0 for slot 0."""
         for slot in np.unique(slots).tolist():
             if slot and (slot not in self._packed or self._packed[slot][0] != self._bank.version(slot)):
                 self._pack(slot)
@@ -47,17 +47,17 @@ class NativeAdapters:
     def _pack(self, slot: int) -> None:
         weights = Weights(self._library)
         n_layers = self._bank.n_layers
-        deltas = (_Delta * (n_layers * len(MAPS)))()
+        maps = (_LowRank * (n_layers * len(MAPS)))()
         for layer in range(n_layers):
             for i, name in enumerate(MAPS):
                 a, b = self._bank.matrices(layer, name, slot)
                 odd = a[0].shape[0] % 2
-                deltas[layer * len(MAPS) + i] = _Delta(
+                maps[layer * len(MAPS) + i] = _LowRank(
                     weights.linear(DenseLinear(torch.cat([F.pad(part, (0, 0, 0, odd)) for part in a]))),
                     (LinearStruct * MOST_PARTS)(
                         *(weights.linear(DenseLinear(F.pad(part, (0, odd)).clone())) for part in b)
                     ),
                     len(b),
                 )
-        self._packed[slot] = (self._bank.version(slot), weights, deltas)
-        self._addresses[slot] = ctypes.addressof(deltas)
+        self._packed[slot] = (self._bank.version(slot), weights, maps)
+        self._addresses[slot] = ctypes.addressof(maps)
