@@ -20,8 +20,8 @@ from petiole.gpu_worker.models.parts.feed_forward import activated
 from petiole.gpu_worker.models.parts.kernels import Kernels
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights, normed
+from petiole.gpu_worker.models.parts.per_layer import PerLayerTables, per_layer_inputs, per_layer_output
 from petiole.gpu_worker.models.parts.residual import Residual
-from petiole.gpu_worker.models.parts.side import SideTables, side_inputs, side_output
 from petiole.gpu_worker.models.plan import ModelPlan, Norm
 from petiole.gpu_worker.models.weights.linear import Linear
 from petiole.gpu_worker.models.weights.names import LinearName
@@ -85,7 +85,7 @@ class AdapterTerms(Protocol):
 @dataclass(frozen=True, slots=True)
 class Forward:
     """The arguments of a forward besides its hidden states. positions: rotary positions, int64 [T], or [axes, T]
-    in a step with images that have several axes. token_ids: int64 [T], for a plan with side inputs."""
+    in a step with images that have several axes. token_ids: int64 [T], for a plan with per-layer inputs."""
 
     positions: Tensor
     attention: StepAttention
@@ -111,7 +111,7 @@ class Decoder:
     embedding_norm: NormWeights | None = None
     positions: Tensor | None = None
     token_types: Tensor | None = None
-    side: SideTables | None = None
+    per_layer: PerLayerTables | None = None
     value_tokens: ValueKinds | None = None
     images: ImageLimits | None = None
     processor: Processor | None = None
@@ -139,10 +139,10 @@ class Decoder:
         """[T, hidden] -> [T, hidden], without the final norm; `hidden` is overwritten."""
         plan, kernels = self.plan, self.kernels
         hidden = self._first_inputs(hidden, step)
-        sides = None
-        if plan.side is not None and self.side is not None:
-            assert step.token_ids is not None, "the caller passes the tokens of a plan with side inputs"
-            sides = side_inputs(plan.side, self.side, hidden, step.token_ids, kernels)
+        inputs = None
+        if plan.per_layer is not None and self.per_layer is not None:
+            assert step.token_ids is not None, "the caller passes the tokens of a plan with per-layer inputs"
+            inputs = per_layer_inputs(plan.per_layer, self.per_layer, hidden, step.token_ids, kernels)
         stream = Residual(hidden, kernels)
         for i, (layer, weights) in enumerate(zip(plan.layers, self.layers, strict=True)):
             x = stream.value if layer.post_norm else stream.normed(layer.mixer_norm, weights.mixer_norm)
@@ -161,8 +161,9 @@ class Decoder:
             )
             if layer.post_norm:
                 stream.norm(layer.feed_forward_norm, weights.feed_forward_norm)
-            if sides is not None and plan.side is not None and weights.side is not None:
-                stream.add(side_output(plan.side, weights.side, stream.value, sides[:, i], kernels))
+            if inputs is not None and plan.per_layer is not None and weights.per_layer is not None:
+                given = inputs[:, i]
+                stream.add(per_layer_output(plan.per_layer, weights.per_layer, stream.value, given, kernels))
             if weights.scalar is not None:
                 stream.scale(weights.scalar)
         return stream.value

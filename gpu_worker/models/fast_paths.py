@@ -25,7 +25,7 @@ from petiole.gpu_worker.models.parts.attention import AttentionWeights
 from petiole.gpu_worker.models.parts.feed_forward import FeedForwardWeights
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
-from petiole.gpu_worker.models.parts.side import SideTables, SideWeights
+from petiole.gpu_worker.models.parts.per_layer import PerLayerTables, PerLayerWeights
 from petiole.gpu_worker.models.plan import Layer, Norm
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear, Int8Linear
 from petiole.gpu_worker.models.weights.names import LINEARS, LLAMA
@@ -120,21 +120,21 @@ _DECODERS = (Decoder, MoondreamDecoder)
 
 _FIELDS: dict[type, str] = {
     Decoder: (
-        "plan embedding layers norm head tables kernels embedding_norm positions token_types side "
+        "plan embedding layers norm head tables kernels embedding_norm positions token_types per_layer "
         "value_tokens images processor"
     ),
     MoondreamDecoder: (
-        "plan embedding layers norm head tables kernels embedding_norm positions token_types side "
+        "plan embedding layers norm head tables kernels embedding_norm positions token_types per_layer "
         "value_tokens images processor vision region"
     ),
     LayerWeights: (
-        "mixer feed_forward mixer_norm mixer_out_norm feed_forward_norm feed_forward_out_norm scalar side"
+        "mixer feed_forward mixer_norm mixer_out_norm feed_forward_norm feed_forward_out_norm scalar per_layer"
     ),
     AttentionWeights: "qkv out q_norm k_norm v_norm sinks",
     FeedForwardWeights: "gate_up down",
     NormWeights: "weight bias",
-    SideWeights: "gate out norm",
-    SideTables: "table projection norm",
+    PerLayerWeights: "gate out norm",
+    PerLayerTables: "table projection norm",
     DenseLinear: "weight bias",
     Int8Linear: "weight scale bias",
     Fp8Linear: "weight scale quantize_rows bias",

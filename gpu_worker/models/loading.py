@@ -22,8 +22,8 @@ from petiole.gpu_worker.models.parts.feed_forward import FeedForwardWeights
 from petiole.gpu_worker.models.parts.kernels import Kernels, TorchKernels
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
+from petiole.gpu_worker.models.parts.per_layer import PerLayerTables, PerLayerWeights
 from petiole.gpu_worker.models.parts.rotary import rotary_table
-from petiole.gpu_worker.models.parts.side import SideTables, SideWeights
 from petiole.gpu_worker.models.plan import Layer, ModelPlan, Norm, Rotary
 from petiole.gpu_worker.models.weights.formats.declared import declared_by
 from petiole.gpu_worker.models.weights.linear import Linear
@@ -141,22 +141,22 @@ class _Walk:
             embedding_norm=self._norm(plan.embedding_norm, names.embedding_norm, hidden),
             positions=self._rows(names.learned_positions, plan.learned_positions),
             token_types=self._rows(names.token_types, plan.token_types),
-            side=self._side(),
+            per_layer=self._per_layer(),
         )
 
     def _rows(self, name: str, n: int) -> Tensor | None:
         return self._tensor(name, n, self.plan.hidden_size) if n else None
 
-    def _side(self) -> SideTables | None:
+    def _per_layer(self) -> PerLayerTables | None:
         plan, names = self.plan, self.names
-        if (side := plan.side) is None:
+        if (per_layer := plan.per_layer) is None:
             return None
-        width = plan.n_layers * side.width
-        norm = self._norm(side.norm, names.side_norm, side.width)
+        width = plan.n_layers * per_layer.width
+        norm = self._norm(per_layer.norm, names.per_layer_norm, per_layer.width)
         assert norm is not None
-        return SideTables(
-            table=self._tensor(names.side_table, side.vocab_size, width),
-            projection=self._linear((names.side_projection,), (width,), plan.hidden_size),
+        return PerLayerTables(
+            table=self._tensor(names.per_layer_table, per_layer.vocab_size, width),
+            projection=self._linear((names.per_layer_projection,), (width,), plan.hidden_size),
             norm=norm,
         )
 
@@ -200,18 +200,18 @@ class _Walk:
             ),
             feed_forward_out_norm=norm(layer.feed_forward_out_norm, names.feed_forward_out_norm),
             scalar=self._tensor(at + names.scalar, 1) if layer.scalar else None,
-            side=self._layer_side(at),
+            per_layer=self._per_layer_of(at),
         )
 
-    def _layer_side(self, at: str) -> SideWeights | None:
+    def _per_layer_of(self, at: str) -> PerLayerWeights | None:
         names, hidden = self.names, self.plan.hidden_size
-        if (side := self.plan.side) is None:
+        if (per_layer := self.plan.per_layer) is None:
             return None
-        norm = self._norm(side.layer_norm, at + names.layer_side_norm, hidden)
+        norm = self._norm(per_layer.layer_norm, at + names.per_layer_out_norm, hidden)
         assert norm is not None
-        return SideWeights(
-            gate=self._linear((at + names.layer_side_gate,), (side.width,), hidden),
-            out=self._linear((at + names.layer_side_out,), (hidden,), side.width),
+        return PerLayerWeights(
+            gate=self._linear((at + names.per_layer_gate,), (per_layer.width,), hidden),
+            out=self._linear((at + names.per_layer_out,), (hidden,), per_layer.width),
             norm=norm,
         )
 

@@ -7,7 +7,8 @@ path is asked which layers of a plan it computes (`fast_paths`), and refuses the
                      x = feed_forward_norm(h);  h += residual * feed_forward_out_norm(feed_forward(x))
     parallel         both read mixer_norm(h); without `feed_forward_norm` they share it, else each has its own
     post_norm        h = mixer_norm(h + attention(h));  h = feed_forward_norm(h + feed_forward(h))
-    side, scalar     then h += side_norm(side_out(act(side_gate(h)) * side input));  h *= scalar
+    per_layer        then h += layer_norm(out(act(gate(h)) * per-layer input)): see `PerLayerInput`
+    scalar           then h *= scalar
 
 Numbers that follow from others are properties. All plans are values: equal plans compute the same.
 """
@@ -193,12 +194,12 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class SideInput:
+class PerLayerInput:
     """A second embedding, of which every layer has a slice of `width`, added at the layer's end (Gemma 4's
     per-layer input):
 
-        side = factor * (embedding_factor * table[token] + norm(projection_factor * projection(h0)))
-        h += layer_norm(out(act(gate(h)) * side[layer]))
+        input = factor * (embedding_factor * table[token] + norm(projection_factor * projection(h0)))
+        h += layer_norm(out(act(gate(h)) * input[layer]))
 
     h0: the inputs of the first layer."""
 
@@ -232,7 +233,7 @@ class ModelPlan:
     token_types: int = 0
     logits_factor: float = 1.0
     logits_softcap: float = 0.0
-    side: SideInput | None = None
+    per_layer: PerLayerInput | None = None
     dtype: str = ""
     eos_token_ids: tuple[int, ...] = ()
 

@@ -73,7 +73,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma4",
         _GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
     ),
-    "gemma4-side": (
+    "gemma4-per-layer": (
         "Gemma4",
         _GEMMA4 | {"num_kv_shared_layers": 3, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8},
     ),

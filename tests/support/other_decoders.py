@@ -21,7 +21,7 @@ from petiole.gpu_worker.models.loading import LoadOptions, Model, read_decoder
 from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
-from petiole.gpu_worker.models.plan import Growth, ModelPlan, Norm, Rotary, SideInput
+from petiole.gpu_worker.models.plan import Growth, ModelPlan, Norm, PerLayerInput, Rotary
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear, Linear, quantize_int8
 from petiole.gpu_worker.models.weights.names import LINEARS, LLAMA, LinearName
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
@@ -174,8 +174,8 @@ PLANS: dict[str, Variant] = {
         "a bias of the head": lambda plan: replace(plan, head_bias=True),
         "a tied head with a bias": lambda plan: replace(plan, tied_head=True, head_bias=True),
         "no last norm": lambda plan: replace(plan, norm=None),
-        "side inputs": lambda plan: replace(
-            plan, side=SideInput(16, plan.vocab_size, Norm(), Norm(), embedding_factor=4.0, factor=0.7)
+        "per-layer inputs": lambda plan: replace(
+            plan, per_layer=PerLayerInput(16, plan.vocab_size, Norm(), Norm(), embedding_factor=4.0, factor=0.7)
         ),
     }.items()
 }

@@ -10,7 +10,7 @@ from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
 from petiole.gpu_worker.models.families import reading
 from petiole.gpu_worker.models.families.family import Family
-from petiole.gpu_worker.models.plan import Attention, FeedForward, Layer, ModelPlan, Norm, Rotary, SideInput
+from petiole.gpu_worker.models.plan import Attention, FeedForward, Layer, ModelPlan, Norm, PerLayerInput, Rotary
 
 NAMES = replace(
     reading.WRAPPED,
@@ -55,7 +55,7 @@ def plan_of(
     inners: tuple[int, ...],
     *,
     scalar: bool = False,
-    side: SideInput | None = None,
+    per_layer: PerLayerInput | None = None,
 ) -> ModelPlan:
     act = reading.activation(raw, ("gelu_tanh", "gelu", "silu"), key="hidden_activation")
     layers = tuple(
@@ -68,7 +68,7 @@ def plan_of(
         norm=norm,
         embedding_factor=reading.whole(raw, "hidden_size", reading.MAX_WIDTH) ** 0.5,
         logits_softcap=reading.number(raw, "final_logit_softcapping", 0.0),
-        side=side,
+        per_layer=per_layer,
     )
 
 

@@ -12,7 +12,7 @@ from petiole.gpu_worker.models.checkpoint.configuration import MAX_VOCAB, JsonOb
 from petiole.gpu_worker.models.families import reading
 from petiole.gpu_worker.models.families.family import Family
 from petiole.gpu_worker.models.families.gemma3 import NAMES, inner_of, kinds_of, plan_of, rotary_of
-from petiole.gpu_worker.models.plan import Attention, ModelPlan, Norm, SideInput
+from petiole.gpu_worker.models.plan import Attention, ModelPlan, Norm, PerLayerInput
 
 
 def gemma4(outer: JsonObject) -> ModelPlan:
@@ -47,7 +47,7 @@ def gemma4(outer: JsonObject) -> ModelPlan:
         )
     wide = 2 if raw.get("use_double_wide_mlp") else 1
     inners = tuple(inner_of(raw) * (wide if mixer.keys_of is not None else 1) for mixer in mixers)
-    return plan_of(raw, norm, tuple(mixers), inners, scalar=True, side=_side(raw, norm))
+    return plan_of(raw, norm, tuple(mixers), inners, scalar=True, per_layer=_per_layer(raw, norm))
 
 
 def _heads4(raw: JsonObject, i: int, full: bool) -> tuple[int, int, int]:
@@ -64,11 +64,11 @@ def _heads4(raw: JsonObject, i: int, full: bool) -> tuple[int, int, int]:
     return n_heads, int(more or n_kv_heads), int(raw.get("global_head_dim") or 512)
 
 
-def _side(raw: JsonObject, norm: Norm) -> SideInput | None:
+def _per_layer(raw: JsonObject, norm: Norm) -> PerLayerInput | None:
     width = int(raw.get("hidden_size_per_layer_input", 256) or 0)
     if not width:
         return None
-    return SideInput(
+    return PerLayerInput(
         width=width,
         vocab_size=reading.whole(raw, "vocab_size_per_layer_input", MAX_VOCAB, 262_144),
         norm=norm,

@@ -4,7 +4,7 @@ together.
 layered       encoders, as code that computes their layers itself sees them
 layer         a layer's weights
 attention     queries, keys and values, and what stands between them and the attention of a step
-side          the per-layer inputs of Gemma 4
+per_layer     the per-layer inputs of Gemma 4
 feed_forward  gates and activations. A new activation goes here
 residual      the stream that layers add to
 norms         norms of all kinds

@@ -9,7 +9,7 @@ from torch import Tensor
 from petiole.gpu_worker.models.parts.attention import AttentionWeights
 from petiole.gpu_worker.models.parts.feed_forward import FeedForwardWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
-from petiole.gpu_worker.models.parts.side import SideWeights
+from petiole.gpu_worker.models.parts.per_layer import PerLayerWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,4 +23,4 @@ class LayerWeights:
     feed_forward_norm: NormWeights | None = None
     feed_forward_out_norm: NormWeights | None = None
     scalar: Tensor | None = None
-    side: SideWeights | None = None
+    per_layer: PerLayerWeights | None = None

@@ -39,9 +39,9 @@ class Names:
     learned_positions: str = "embed_positions.weight"
     token_types: str = "token_type_embeddings.weight"
     norm: str = "norm"
-    side_table: str = "embed_tokens_per_layer.weight"
-    side_projection: str = "per_layer_model_projection"
-    side_norm: str = "per_layer_projection_norm"
+    per_layer_table: str = "embed_tokens_per_layer.weight"
+    per_layer_projection: str = "per_layer_model_projection"
+    per_layer_norm: str = "per_layer_projection_norm"
     layer: str = "layers.{}."
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     out: tuple[str, ...] = ("self_attn.o_proj",)
@@ -56,9 +56,9 @@ class Names:
     feed_forward_norm: str = "post_attention_layernorm"
     feed_forward_out_norm: str = "post_feedforward_layernorm"
     scalar: str = "layer_scalar"
-    layer_side_gate: str = "per_layer_input_gate"
-    layer_side_out: str = "per_layer_projection"
-    layer_side_norm: str = "post_per_layer_input_norm"
+    per_layer_gate: str = "per_layer_input_gate"
+    per_layer_out: str = "per_layer_projection"
+    per_layer_out_norm: str = "post_per_layer_input_norm"
 
     def prefix_in(self, tensors: Tensors) -> str:
         """The prefix of this checkpoint."""

@@ -101,8 +101,8 @@ def working_bytes(engine: EngineConfig, model: ModelPlan, itemsize: int, encode_
         3 * model.hidden_size + 2 * (layer.mixer.q_size + 2 * layer.mixer.kv_size) + 3 * layer.feed_forward.inner
         for layer in model.layers
     )
-    if model.side is not None:
-        widest += 4 * model.n_layers * model.side.width
+    if model.per_layer is not None:
+        widest += 4 * model.n_layers * model.per_layer.width
     with_logits = max(shape.rows for shape in shapes["decode"]) * (1 + engine.speculative_tokens)
     logits = 4 * model.vocab_size * (6 * outputs + 2 * with_logits)
     n_captured, n_kinds = sum(map(len, shapes.values())), len({Kind.of(mixer) for mixer in model.mixers})

@@ -11,8 +11,8 @@ from petiole.gpu_worker.models.plan import (
     Layer,
     ModelPlan,
     Norm,
+    PerLayerInput,
     Rotary,
-    SideInput,
 )
 
 _ATTENTION: Values = {
@@ -61,7 +61,7 @@ CAPTURED: Values = {
         "token_types": ANY,
         "logits_factor": ANY,
         "logits_softcap": ANY,
-        "side": {None, SideInput},
+        "per_layer": {None, PerLayerInput},
         "dtype": ANY,
         "eos_token_ids": ANY,
     },
@@ -84,7 +84,7 @@ CAPTURED: Values = {
         "bias": ANY,
         "clamp": ANY,
     },
-    SideInput: dict.fromkeys(
+    PerLayerInput: dict.fromkeys(
         ("width", "vocab_size", "activation", "embedding_factor", "projection_factor", "factor"), ANY
     )
     | {"norm": {Norm}, "layer_norm": {Norm}},
@@ -105,7 +105,7 @@ FUSED: Values = {
         "embedding_norm": {None},
         "learned_positions": {0},
         "token_types": {0},
-        "side": {None},
+        "per_layer": {None},
     },
     Layer: {
         **CAPTURED[Layer],

@@ -17,7 +17,7 @@ from tests.support.families import write_adapter
 KINDS = {
     "mistral": "a window in all layers",
     "gemma3": "two rotations, windows in some layers",
-    "gemma4-side": "keys of earlier layers, heads of two sizes, side inputs",
+    "gemma4-per-layer": "keys of earlier layers, heads of two sizes, per-layer inputs",
     "gemma4-values-from-keys": "values from keys, heads of keys by layer",
     "olmo3": "norms of all heads together",
     "phi4-mini": "a part of a head rotated",

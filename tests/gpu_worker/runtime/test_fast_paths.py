@@ -29,7 +29,7 @@ from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.rotary import rotary_table
-from petiole.gpu_worker.models.plan import Growth, ModelPlan, Rotary, SideInput
+from petiole.gpu_worker.models.plan import Growth, ModelPlan, PerLayerInput, Rotary
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear
 from petiole.gpu_worker.request.images import ImageLimits
 from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor
@@ -275,14 +275,14 @@ def test_a_new_field_is_refused_by_name_until_it_is_listed(kind: type, monkeypat
     decoders = [known_decoder(), moondream, FUSED_ONLY["weights in int8"](known_decoder())]
     said = [fast_paths.supports(decoder, VALUES, PARTS).reason for decoder in decoders]
     said.append(fast_paths.supports_encoder(encoder, VALUES, PARTS).reason)
-    if kind.__name__ not in ("Fp8Linear", "SideWeights", "SideTables"):
+    if kind.__name__ not in ("Fp8Linear", "PerLayerWeights", "PerLayerTables"):
         assert any(f"{last} of the class {kind.__name__}" in (one or "") for one in said)
 
 
 @pytest.mark.parametrize("values", [VALUES, known.CAPTURED, known.FUSED], ids=["compiled", "captured", "fused"])
 def test_each_field_of_a_plan_is_refused_until_it_is_listed(values: fast_paths.Values) -> None:
-    side, growth = "side inputs", "queries that grow"
-    decoders = {SideInput: PLANS[side](known_decoder()), Growth: PLANS[growth](known_decoder())}
+    per_layer, growth = "per-layer inputs", "queries that grow"
+    decoders = {PerLayerInput: PLANS[per_layer](known_decoder()), Growth: PLANS[growth](known_decoder())}
     for kind, listed in values.items():
         decoder = decoders.get(kind, known_decoder())
         if fast_paths.supports(decoder, values, PARTS).reason is not None:

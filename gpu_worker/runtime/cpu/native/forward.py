@@ -17,7 +17,7 @@ from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.runtime.cpu.native.products.adapters import NativeAdapters
 from petiole.gpu_worker.runtime.cpu.native.products.choice import choose_products
-from petiole.gpu_worker.runtime.cpu.native.stack import Ends, Memory, Sides, Stack, at_least, library_for
+from petiole.gpu_worker.runtime.cpu.native.stack import Ends, Memory, PerLayer, Stack, at_least, library_for
 from petiole.gpu_worker.runtime.cpu.native.supported import unknown
 from petiole.gpu_worker.runtime.interface import Int32Array, Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
@@ -42,7 +42,9 @@ class NativeDecoder:
         self._tied = isinstance(head, DenseLinear) and head.weight.is_set_to(decoder.embedding)
         self._bidirectional = any(mixer.mask == "bidirectional" for mixer in plan.mixers)
         self._products = choose_products(library, decoder.layers, decoder.head, decoder.dtype)
-        sides = plan.side, decoder.side
+        per_layer = None
+        if plan.per_layer is not None and decoder.per_layer is not None:
+            per_layer = PerLayer(plan.per_layer, decoder.per_layer)
         self._stack = Stack(
             library,
             self._products,
@@ -60,7 +62,7 @@ class NativeDecoder:
                 plan.logits_factor,
                 plan.logits_softcap,
             ),
-            sides=None if sides[0] is None or sides[1] is None else Sides(sides[0], sides[1]),
+            per_layer=per_layer,
             reduced=NativeAdapters.reduced_width(bank) if bank is not None else 0,
             progress=progress,
         )
@@ -93,11 +95,11 @@ class NativeDecoder:
         if rotary is not None and rotary.ndim != 1:
             raise ValueError(f"rotary positions: must be of one axis, got {list(rotary.shape)}")
         model, decoder = self._stack.model, self._decoder
-        by_ids, side = self._tied and hidden is None, None
+        by_ids, per_layer = self._tied and hidden is None, None
         if hidden is None:
             hidden = torch.empty(len(token_ids), model.hidden) if by_ids else decoder.embed(token_ids).float()
-        if decoder.side is not None:
-            side = torch.nn.functional.embedding(token_ids, decoder.side.table).float()
+        if decoder.per_layer is not None:
+            per_layer = torch.nn.functional.embedding(token_ids, decoder.per_layer.table).float()
         if self._bidirectional:
             limits = _ends_of_rows(positions, rows)
         shape = len(outputs), model.head.n
@@ -114,7 +116,7 @@ class NativeDecoder:
             rotary=rotary,
             limits=limits,
             extra=self._extra(positions if rotary is None else rotary),
-            side=side,
+            per_layer=per_layer,
             logits=memory,
             adapters=adapters,
         )

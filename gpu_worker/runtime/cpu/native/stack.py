@@ -18,8 +18,8 @@ from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.host_memory import new_tensor
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
-from petiole.gpu_worker.models.parts.side import SideTables
-from petiole.gpu_worker.models.plan import Growth, Layer, Norm, SideInput
+from petiole.gpu_worker.models.parts.per_layer import PerLayerTables
+from petiole.gpu_worker.models.plan import Growth, Layer, Norm, PerLayerInput
 from petiole.gpu_worker.models.weights.linear import Linear
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.layers.model import (
@@ -66,11 +66,11 @@ class Ends:
 
 
 @dataclass(frozen=True)
-class Sides:
-    """Side inputs of all layers."""
+class PerLayer:
+    """The per-layer inputs of all layers."""
 
-    plan: SideInput
-    tables: SideTables
+    plan: PerLayerInput
+    tables: PerLayerTables
 
 
 class Stack:
@@ -89,7 +89,7 @@ class Stack:
         *,
         tables: Sequence[Tensor | None] = (),
         ends: Ends | None = None,
-        sides: Sides | None = None,
+        per_layer: PerLayer | None = None,
         reduced: int = 0,
         progress: Progress = nothing,
     ) -> None:
@@ -103,7 +103,7 @@ class Stack:
         shapes = list(dict.fromkeys(_shape(plan) for plan in plans))
         self._layers = (LayerStruct * len(layers))(
             *(
-                self._layer(plan, weights, shapes.index(_shape(plan)), sides, table)
+                self._layer(plan, weights, shapes.index(_shape(plan)), per_layer, table)
                 for (plan, weights), table in zip(layers, tables or [None] * len(layers), strict=True)
             )
         )
@@ -115,7 +115,7 @@ class Stack:
                 for i in (next(i for i, plan in enumerate(plans) if _shape(plan) == shape) for shape in shapes)
             )
         )
-        width = 0 if sides is None else sides.plan.width
+        width = 0 if per_layer is None else per_layer.plan.width
         most = {
             "qkv": max(layer.qkv.n for layer in self._layers),
             "mixed": max(plan.mixer.q_size for plan in plans),
@@ -131,7 +131,7 @@ class Stack:
             shapes=ctypes.addressof(self._shapes),
             terms=max(hidden, most["mixed"], most["acted"]),
             head=EMPTY,
-            side_projection=EMPTY,
+            per_layer_projection=EMPTY,
             embedding_factor=1.0,
             logits_factor=1.0,
             library=None if products.library is None else products.library.address,
@@ -139,14 +139,13 @@ class Stack:
         )
         if ends is not None:
             self._add_ends(ends)
-        if sides is not None:
-            self._add_sides(sides)
-        sides_of_all = self.model.side_projection.n
+        if per_layer is not None:
+            self._add_per_layer(per_layer)
         self._widths = {  # floats for each position
             "normed": hidden,
             **most,
             "added": hidden,
-            "projected": sides_of_all,
+            "projected": self.model.per_layer_projection.n,
             "reduced": reduced,
             "halves": 0 if products.library is None else self.model.terms,
         }
@@ -165,7 +164,7 @@ class Stack:
         rotary: Tensor | None = None,
         limits: Tensor | None = None,
         extra: Tensor | None = None,
-        side: Tensor | None = None,
+        per_layer: Tensor | None = None,
         logits: Tensor | None = None,
         adapters: npt.NDArray[np.int64] | None = None,
     ) -> None:
@@ -175,8 +174,8 @@ class Stack:
         are wanted; what the layers make of them overwrites the first O rows of `hidden`, and their logits are
         written to `logits`, [O, vocab]. token_ids: int64 [T]; if given, the inputs are the embeddings of these
         tokens, whose table is the head, times the embedding factor. extra: float32 [T, hidden], which is added to
-        the inputs. positions, rows, rotary, limits: int64 [T]. side: float32 [T, layers * width], the rows of the
-        table of side inputs; overwritten. adapters: [T], see `NativeAdapters`."""
+        the inputs. positions, rows, rotary, limits: int64 [T]. per_layer: float32 [T, layers * width], the rows of
+        the table of per-layer inputs; overwritten. adapters: [T], see `NativeAdapters`."""
         t, n_threads = len(hidden), torch.get_num_threads()
         if t > self._most or n_threads != self._step.n_threads:
             self._take_memory(max(t, self._most), n_threads)
@@ -188,7 +187,7 @@ class Stack:
         step.limits = _address(limits)
         step.rows = rows.data_ptr()
         step.extra = _address(extra)
-        step.side = _address(side)
+        step.per_layer = _address(per_layer)
         step.hidden = hidden.data_ptr()
         step.adapters = None if adapters is None else adapters.ctypes.data
         step.o = len(outputs)
@@ -208,7 +207,7 @@ class Stack:
             t=t,
             n_threads=n_threads,
             reduced_stride=self._reduced,
-            side_stride=self.model.side_projection.n,
+            per_layer_stride=self.model.per_layer_projection.n,
             progress=self._progress,
         )
         activations = new_tensor((t * sum(self._widths.values()),), torch.float32, torch.device("cpu"))
@@ -224,7 +223,7 @@ class Stack:
     # -- structures
 
     def _layer(
-        self, plan: Layer, weights: LayerWeights, shape: int, sides: Sides | None, table: Tensor | None
+        self, plan: Layer, weights: LayerWeights, shape: int, per_layer: PerLayer | None, table: Tensor | None
     ) -> LayerStruct:
         mixer, fed, own = plan.mixer, plan.feed_forward, weights.mixer
         gate_up = self._linear("gate_up", weights.feed_forward.gate_up)
@@ -271,12 +270,12 @@ class Stack:
             residual=plan.residual,
             scalar=1.0 if weights.scalar is None else float(weights.scalar),
         )
-        if sides is not None and weights.side is not None:
-            layer.side = sides.plan.width
-            layer.side_activation = ACTIVATIONS[sides.plan.activation]
-            layer.side_gate = self._weights.linear(weights.side.gate)
-            layer.side_out = self._weights.linear(weights.side.out)
-            layer.side_norm = self._norm(sides.plan.layer_norm, weights.side.norm)
+        if per_layer is not None and weights.per_layer is not None:
+            layer.per_layer = per_layer.plan.width
+            layer.per_layer_activation = ACTIVATIONS[per_layer.plan.activation]
+            layer.per_layer_gate = self._weights.linear(weights.per_layer.gate)
+            layer.per_layer_out = self._weights.linear(weights.per_layer.out)
+            layer.per_layer_norm = self._norm(per_layer.plan.layer_norm, weights.per_layer.norm)
         return layer
 
     def _heads(self, heads: HeadsStruct, memory: Memory, i: int) -> HeadsStruct:
@@ -294,13 +293,13 @@ class Stack:
         model.embedding_factor, model.logits_factor = ends.embedding_factor, ends.factor
         model.logits_cap = ends.softcap
 
-    def _add_sides(self, sides: Sides) -> None:
-        model, plan = self.model, sides.plan
-        model.side_projection = self._weights.linear(sides.tables.projection)
-        model.side_norm = self._norm(plan.norm, sides.tables.norm)
-        model.side_width = plan.width
-        model.side_embedding_factor = plan.embedding_factor
-        model.side_projection_factor, model.side_factor = plan.projection_factor, plan.factor
+    def _add_per_layer(self, per_layer: PerLayer) -> None:
+        model, plan = self.model, per_layer.plan
+        model.per_layer_projection = self._weights.linear(per_layer.tables.projection)
+        model.per_layer_norm = self._norm(plan.norm, per_layer.tables.norm)
+        model.per_layer_width = plan.width
+        model.per_layer_embedding_factor = plan.embedding_factor
+        model.per_layer_projection_factor, model.per_layer_factor = plan.projection_factor, plan.factor
 
     def _linear(self, name: Kind, linear: Linear) -> LinearStruct:
         return self._weights.linear(linear, self._products.library_from(name))

@@ -14,8 +14,8 @@ from petiole.gpu_worker.models.plan import (
     Layer,
     ModelPlan,
     Norm,
+    PerLayerInput,
     Rotary,
-    SideInput,
 )
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear
 
@@ -38,7 +38,7 @@ VALUES: Values = {
         "token_types": ANY,
         "logits_factor": ANY,
         "logits_softcap": ANY,
-        "side": {None, SideInput},
+        "per_layer": {None, PerLayerInput},
         "dtype": ANY,
         "eos_token_ids": ANY,
     },
@@ -84,7 +84,7 @@ VALUES: Values = {
         "bias": _BOTH,
         "clamp": ANY,
     },
-    SideInput: {
+    PerLayerInput: {
         "width": ANY,
         "vocab_size": ANY,
         "norm": {Norm},
@@ -111,8 +111,8 @@ def unknown(decoder: object) -> str | None:
     takes_more = decoder.images is not None or decoder.value_tokens is not None
     if plan.tied_head and takes_more:  # the head's weights are rearranged, and inputs would be embedded by torch
         return "a tied head beside other inputs than tokens"
-    if plan.side is not None and plan.side.width % 2:
-        return f"side inputs of {plan.side.width} numbers"
+    if plan.per_layer is not None and plan.per_layer.width % 2:
+        return f"per-layer inputs of {plan.per_layer.width} numbers"
     return unknown_layers(plan.layers, plan.hidden_size, lanes=16)
 
 

@@ -22,8 +22,8 @@ from petiole.gpu_worker.models.plan import (
     Layer,
     ModelPlan,
     Norm,
+    PerLayerInput,
     Rotary,
-    SideInput,
 )
 from petiole.gpu_worker.models.weights.names import LLAMA
 from petiole.gpu_worker.runtime.cpu.attention import PagedAttention
@@ -117,8 +117,8 @@ def plans(draw: Any, masks: Sequence[str] = ("causal", "prefix", "bidirectional"
     layers: list[Layer] = []
     for _ in range(draw(st.integers(1, 4))):
         layers.append(draw(layers_of(layers, mask)))
-    side = st.builds(
-        SideInput, st.sampled_from([2, 34]), st.just(VOCAB), NORMS, NORMS, ACTIVATIONS, st.just(2.0),
+    per_layer = st.builds(
+        PerLayerInput, st.sampled_from([2, 34]), st.just(VOCAB), NORMS, NORMS, ACTIVATIONS, st.just(2.0),
         st.just(0.7), st.just(0.5),
     )  # fmt: skip
     return ModelPlan(
@@ -136,7 +136,7 @@ def plans(draw: Any, masks: Sequence[str] = ("causal", "prefix", "bidirectional"
         token_types=draw(st.sampled_from([0, 2])),
         logits_factor=draw(st.sampled_from([1.0, 0.4])),
         logits_softcap=draw(st.sampled_from([0.0, 2.0])),
-        side=draw(st.none() | side),
+        per_layer=draw(st.none() | per_layer),
     )
 
 

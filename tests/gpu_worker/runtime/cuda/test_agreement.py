@@ -12,7 +12,6 @@ from tests.gpu_worker.models.test_logits import reference, tokens
 from tests.support.agreement import agree, same_but_for_near_ties
 from tests.support.families import FAMILIES, build_model
 
-
 NO_HEAD_SIZE_OF_ITS_OWN = {"phi4-mini"}
 """transformers checks this model's rotary factors against hidden size / heads alone."""
 

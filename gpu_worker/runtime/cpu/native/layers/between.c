@@ -56,7 +56,7 @@ static void add_feed_forward(const Model *m, const Layer *l, const Step *s, int6
 /* The end of a layer, up to its scalar. */
 static void end_layer(const Model *m, const Layer *l, const Step *s, int64_t t) {
   float *hidden = s->hidden + t * m->hidden;
-  if (l->side) add(&l->side_norm, 1, s->added + t * m->hidden, hidden, m->hidden);
+  if (l->per_layer) add(&l->per_layer_norm, 1, s->added + t * m->hidden, hidden, m->hidden);
   else add_feed_forward(m, l, s, t);
   for (int c = 0; l->scalar != 1 && c < m->hidden; c++) hidden[c] *= l->scalar;
 }
@@ -85,12 +85,13 @@ static void set_acted(const Layer *l, const Plan *p, int64_t t, float *row) {
   if (p->packed) pack_row(row, n, t, s->acted);
 }
 
-/* Those of SIDE_OUT, of layer i. */
-static void set_side(const Layer *l, const Plan *p, int64_t i, int64_t t, float *row) {
+/* Those of PER_LAYER_OUT, of layer i. */
+static void set_per_layer(const Layer *l, const Plan *p, int64_t i, int64_t t, float *row) {
   const Step *s = &p->step;
-  const float *side = s->side + p->inputs[t] * s->side_stride + i * l->side;
-  activate(l->side_activation, s->gates + t * l->side, side, p->packed ? row : s->acted + t * l->side, l->side);
-  if (p->packed) pack_row(row, l->side, t, s->acted);
+  const int n = l->per_layer;
+  const float *given = s->per_layer + p->inputs[t] * s->per_layer_stride + i * n;
+  activate(l->per_layer_activation, s->gates + t * n, given, p->packed ? row : s->acted + t * n, n);
+  if (p->packed) pack_row(row, n, t, s->acted);
 }
 
 /* From embeddings to the first layer's inputs. */
@@ -104,23 +105,24 @@ static void finish_embeddings(const Model *m, const Step *s) {
   }
 }
 
-/* The side inputs of all layers, from the first one's inputs. */
-static void project_sides(const Model *m, const Step *s, Bench *b) {
-  if (!m->side_projection.n) return;
-  linear(&m->side_projection, s->t, (Activations){s->hidden, 0}, (Activations){s->projected, 0}, SET, b);
-  const int width = m->side_width;
+/* The per-layer inputs of all layers, from the first one's inputs. */
+static void project_per_layer(const Model *m, const Step *s, Bench *b) {
+  if (!m->per_layer_projection.n) return;
+  linear(&m->per_layer_projection, s->t, (Activations){s->hidden, 0}, (Activations){s->projected, 0}, SET, b);
+  const int width = m->per_layer_width;
 #pragma omp for schedule(static)
-  for (int64_t at = 0; at < s->t * s->side_stride; at += width) {
-    float *side = s->side + at, *projected = s->projected + at;
-    for (int c = 0; c < width; c++) projected[c] *= m->side_projection_factor;
-    normalise(projected, &m->side_norm, projected, width);
-    for (int c = 0; c < width; c++) side[c] = m->side_factor * (m->side_embedding_factor * side[c] + projected[c]);
+  for (int64_t at = 0; at < s->t * s->per_layer_stride; at += width) {
+    float *given = s->per_layer + at, *projected = s->projected + at;
+    for (int c = 0; c < width; c++) projected[c] *= m->per_layer_projection_factor;
+    normalise(projected, &m->per_layer_norm, projected, width);
+    for (int c = 0; c < width; c++)
+      given[c] = m->per_layer_factor * (m->per_layer_embedding_factor * given[c] + projected[c]);
   }
 }
 
 void finish_inputs(const Model *m, const Step *s, Bench *b) {
   finish_embeddings(m, s);
-  project_sides(m, s, b);
+  project_per_layer(m, s, b);
 }
 
 /* What comes before OUT: attention. */
@@ -172,7 +174,7 @@ void prepare(const Model *m, const Plans *plans, int64_t at, Room *own) {
         if (l->parallel && own_norm) add_mixer(m, l, s, t);
       }
       return;
-    case SIDE_GATE:
+    case PER_LAYER_GATE:
 #pragma omp for schedule(static)
       for (int64_t t = 0; t < s->t; t++) {
         add_feed_forward(m, l, s, t);
@@ -181,7 +183,7 @@ void prepare(const Model *m, const Plans *plans, int64_t at, Room *own) {
       return;
     default:
 #pragma omp for schedule(static)
-      for (int64_t t = 0; t < s->t; t++) set_side(l, p, i, t, row);
+      for (int64_t t = 0; t < s->t; t++) set_per_layer(l, p, i, t, row);
   }
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 #include "plans.h"
 
-/* From embeddings to the first layer's inputs, and the side inputs of all layers. */
+/* From embeddings to the first layer's inputs, and the per-layer inputs of all layers. */
 void finish_inputs(const Model *m, const Step *s, Bench *b);
 
 /* What comes before a map: its inputs, and before them what the map before it gave. */

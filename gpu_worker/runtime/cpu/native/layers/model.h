@@ -15,13 +15,13 @@ typedef struct {
 } Norm;
 
 /* The maps of a layer, in their order. LoRA adapters change the first ADAPTED. */
-enum { QKV = 0, OUT = 1, GATE_UP = 2, DOWN = 3, ADAPTED = 4, SIDE_GATE = 4, SIDE_OUT = 5, MAPS = 6 };
+enum { QKV = 0, OUT = 1, GATE_UP = 2, DOWN = 3, ADAPTED = 4, PER_LAYER_GATE = 4, PER_LAYER_OUT = 5, MAPS = 6 };
 
 /* What a layer makes of the hidden state h:
  *
  *     x = mixer_norm(h);         h += residual * mixer_out_norm(mixer(x))
  *     x = feed_forward_norm(h);  h += residual * feed_forward_out_norm(feed_forward(x))
- *     h += side_norm(side_out(act(side_gate(h)) * side input))
+ *     h += per_layer_norm(per_layer_out(act(per_layer_gate(h)) * per-layer input))
  *     h *= scalar
  *
  * parallel: the feed-forward reads h as it was before the mixer, or without a norm of its own the x of the mixer.
@@ -30,7 +30,7 @@ typedef struct {
   Norm mixer_norm, mixer_out_norm, feed_forward_norm, feed_forward_out_norm;
   Linear maps[MAPS]; /* of no outputs: there is none */
   Norm q_norm, k_norm, v_norm;
-  Norm side_norm;
+  Norm per_layer_norm;
   Heads heads;
   const float *rotary; /* [positions, rotary_dims]: cos | sin, of the first elements of a head; or null */
   const float *growth; /* [positions] factors of queries, or null */
@@ -41,7 +41,7 @@ typedef struct {
   int32_t output_gate;     /* behind each head of queries lies its gate */
   int32_t norm_whole;      /* the norms of queries and of keys stand over all heads at once */
   int32_t inner, activation, gated;
-  int32_t side, side_activation; /* numbers of the side input, or 0 */
+  int32_t per_layer, per_layer_activation; /* numbers of the per-layer input, or 0 */
   int32_t parallel, post_norm;
   float clamp; /* gates are at most this, and ups between minus and plus this; 0: none */
   float residual, scalar;
@@ -60,12 +60,13 @@ typedef struct {
   Norm embedding_norm; /* of the first layer's inputs */
   Norm norm;
   Linear head; /* of no outputs: there is none */
-  /* side input = side_factor (side_embedding_factor row of a table + side_norm(side_projection_factor side_projection(h))),
+  /* per-layer input = per_layer_factor (per_layer_embedding_factor row of a table
+   *                                     + per_layer_norm(per_layer_projection_factor per_layer_projection(h))),
    * with the norm over each layer's part; without outputs of the projection there is none */
-  Linear side_projection;
-  Norm side_norm;
-  int32_t side_width;
-  float side_embedding_factor, side_projection_factor, side_factor;
+  Linear per_layer_projection;
+  Norm per_layer_norm;
+  int32_t per_layer_width;
+  float per_layer_embedding_factor, per_layer_projection_factor, per_layer_factor;
   float embedding_factor, logits_factor, logits_cap; /* logits l become cap tanh(l / cap); 0: none */
   const Library *library; /* or null */
 } Model;
@@ -78,9 +79,9 @@ typedef struct {
   const int64_t *limits;    /* [t] the end of the positions that each sees, or null: all up to itself */
   const int64_t *rows;      /* [t] page-table rows */
   const float *extra;       /* [t, hidden], which is added to the embeddings, or null */
-  float *side;              /* [t, layers, side_width]: rows of the table, which become side inputs; or null */
-  float *projected;         /* [t, layers, side_width] */
-  int64_t side_stride;      /* from one position to the next */
+  float *per_layer;         /* [t, layers, per_layer_width]: rows of the table, which become per-layer inputs; or null */
+  float *projected;         /* [t, layers, per_layer_width] */
+  int64_t per_layer_stride; /* from one position to the next */
   float *hidden;            /* [t, hidden]; in the end [o, hidden], the outputs' alone, before the last norm */
   float *normed;            /* [t, hidden], and like `mixed` and `acted` maybe packed */
   float *qkv;               /* [t, queries, keys and values] */

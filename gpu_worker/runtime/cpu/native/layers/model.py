@@ -35,7 +35,7 @@ class HeadsStruct(ctypes.Structure):
     ]
 
 
-MAPS = ("qkv", "out", "gate_up", "down", "side_gate", "side_out")
+MAPS = ("qkv", "out", "gate_up", "down", "per_layer_gate", "per_layer_out")
 
 
 class LayerStruct(ctypes.Structure):
@@ -48,7 +48,7 @@ class LayerStruct(ctypes.Structure):
         ("q_norm", NormStruct),
         ("k_norm", NormStruct),
         ("v_norm", NormStruct),
-        ("side_norm", NormStruct),
+        ("per_layer_norm", NormStruct),
         ("heads", HeadsStruct),
         ("rotary", c_void_p),
         ("growth", c_void_p),
@@ -61,8 +61,8 @@ class LayerStruct(ctypes.Structure):
         ("inner", c_int32),
         ("activation", c_int32),
         ("gated", c_int32),
-        ("side", c_int32),
-        ("side_activation", c_int32),
+        ("per_layer", c_int32),
+        ("per_layer_activation", c_int32),
         ("parallel", c_int32),
         ("post_norm", c_int32),
         ("clamp", c_float),
@@ -83,12 +83,12 @@ class ModelStruct(ctypes.Structure):
         ("embedding_norm", NormStruct),
         ("norm", NormStruct),
         ("head", LinearStruct),
-        ("side_projection", LinearStruct),
-        ("side_norm", NormStruct),
-        ("side_width", c_int32),
-        ("side_embedding_factor", c_float),
-        ("side_projection_factor", c_float),
-        ("side_factor", c_float),
+        ("per_layer_projection", LinearStruct),
+        ("per_layer_norm", NormStruct),
+        ("per_layer_width", c_int32),
+        ("per_layer_embedding_factor", c_float),
+        ("per_layer_projection_factor", c_float),
+        ("per_layer_factor", c_float),
         ("embedding_factor", c_float),
         ("logits_factor", c_float),
         ("logits_cap", c_float),
@@ -106,9 +106,9 @@ class StepStruct(ctypes.Structure):
         ("limits", c_void_p),
         ("rows", c_void_p),
         ("extra", c_void_p),
-        ("side", c_void_p),
+        ("per_layer", c_void_p),
         ("projected", c_void_p),
-        ("side_stride", c_int64),
+        ("per_layer_stride", c_int64),
         ("hidden", c_void_p),
         ("normed", c_void_p),
         ("qkv", c_void_p),

@@ -1,4 +1,4 @@
-"""Per-layer inputs: a second embedding, of which every layer adds a slice at its end (`plan.SideInput`)."""
+"""Per-layer inputs: a second embedding, of which every layer adds a slice at its end (`plan.PerLayerInput`)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 from petiole.gpu_worker.models.parts.feed_forward import ACTIVATIONS
 from petiole.gpu_worker.models.parts.kernels import Kernels
 from petiole.gpu_worker.models.parts.norms import NormWeights, normed
-from petiole.gpu_worker.models.plan import SideInput
+from petiole.gpu_worker.models.plan import PerLayerInput
 from petiole.gpu_worker.models.weights.linear import Linear
 
 
 @dataclass(frozen=True, slots=True)
-class SideWeights:
+class PerLayerWeights:
     """Of one layer. gate: hidden -> width; out: width -> hidden."""
 
     gate: Linear
@@ -24,7 +24,7 @@ class SideWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class SideTables:
+class PerLayerTables:
     """Of all layers. table: [vocab_size, layers * width]; projection: hidden -> layers * width."""
 
     table: Tensor
@@ -32,8 +32,8 @@ class SideTables:
     norm: NormWeights
 
 
-def side_inputs(
-    plan: SideInput, tables: SideTables, hidden: Tensor, token_ids: Tensor, kernels: Kernels
+def per_layer_inputs(
+    plan: PerLayerInput, tables: PerLayerTables, hidden: Tensor, token_ids: Tensor, kernels: Kernels
 ) -> Tensor:
     """The first layer's inputs [T, hidden], and the tokens [T] -> [T, layers, width]."""
     shape = (len(hidden), -1, plan.width)
@@ -43,7 +43,9 @@ def side_inputs(
     return (embedded + projected) * plan.factor
 
 
-def side_output(plan: SideInput, weights: SideWeights, hidden: Tensor, side: Tensor, kernels: Kernels) -> Tensor:
+def per_layer_output(
+    plan: PerLayerInput, weights: PerLayerWeights, hidden: Tensor, given: Tensor, kernels: Kernels
+) -> Tensor:
     """What a layer adds: its output [T, hidden] so far, and its slice [T, width] -> [T, hidden]."""
-    gated = ACTIVATIONS[plan.activation](weights.gate(hidden)) * side
+    gated = ACTIVATIONS[plan.activation](weights.gate(hidden)) * given
     return normed(plan.layer_norm, weights.norm, weights.out(gated), kernels)
