@@ -2,7 +2,7 @@
 
 Each workload is a module of this package with a `main(argv)`; run alone it is `python -m bench.NAME`. With
 `--json FOLDER` each writes `FOLDER/NAME.json`, from which `python -m bench.render` rebuilds the tables of
-`docs/performance.md`.
+`bench/results/README.md`.
 """
 
 from __future__ import annotations

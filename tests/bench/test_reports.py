@@ -84,7 +84,7 @@ def test_the_tiny_shape_is_that_of_the_model_that_ships() -> None:
         assert shipped[field] == value, field
 
 
-# ---------------------------------------------------------------- the page
+# ---------------------------------------------------------------- record and page
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_the_page_gives_each_target_its_verdict_and_a_gap_its_cause(recorded: Pa
         '[engine]\nabout = "Directly."\n[[engine.gap]]\nmatch = "^pre"\ncause = "Nobody shares decode steps."\n'
     )
     (recorded / "notes.toml").write_text(notes)
-    page = render.page(recorded)
+    page = render.record(recorded)
     assert "### Targets: 1 of 2 met" in page
     assert "**missed** Nobody shares decode steps." in page
     assert "Directly." in page
@@ -110,12 +110,12 @@ def test_the_page_gives_each_target_its_verdict_and_a_gap_its_cause(recorded: Pa
 
 def test_processors_stand_side_by_side(recorded: Path) -> None:
     (recorded / "notes.toml").write_text("")
-    assert "side by side" not in render.page(recorded)
+    assert "side by side" not in render.record(recorded)
     for device, rate in (("cpu", 20.0), ("cpu-xeon", 30.0)):
         batching = Report("A whole load")
         batching.add("8 at once", rate, "tokens/s", peer=10.0)
         batching.finish(str(recorded / device / "batching.json"))
-    page = render.page(recorded)
+    page = render.record(recorded)
     assert "| batching: 8 at once | 20 tokens/s (2) | 30 tokens/s (3) |" in page
     assert page.index("## On the CPU\n") < page.index("## On the CPU: xeon\n")
 
@@ -129,21 +129,21 @@ def test_a_target_that_nothing_measured_is_listed_with_its_reason(recorded: Path
     wanted = '[[engine.wanted]]\nmatch = "{}"\nwhat = "idle"\ntarget = "≤ 3 %"\ndevice = "{}"\nreason = "no GPU"\n'
     row = "| engine | idle |   |   | ≤ 3 % | no GPU |"
     (recorded / "notes.toml").write_text(wanted.format("idle", "cpu"))
-    assert row in render.page(recorded)
+    assert row in render.record(recorded)
     (recorded / "notes.toml").write_text(wanted.format("idle", "cuda"))
-    assert row in render.page(recorded).partition("## On a GPU")[2]
+    assert row in render.record(recorded).partition("## On a GPU")[2]
     (recorded / "notes.toml").write_text(wanted.format("pipelined", "cpu"))
-    assert row not in render.page(recorded)
+    assert row not in render.record(recorded)
 
 
 def test_what_one_processor_has_measured_no_other_one_has_to(recorded: Path) -> None:
     wanted = '[[recovery.wanted]]\nmatch = "SIGKILL"\nwhat = "a death"\ntarget = "≤ 2 s"\n'
     (recorded / "notes.toml").write_text(wanted)
-    assert "| recovery | a death |" in render.page(recorded)
+    assert "| recovery | a death |" in render.record(recorded)
     recovery = Report("A worker dies")
     recovery.add("SIGKILL", 1.3, "s", target=2.0, better="lower")
     recovery.finish(str(recorded / "cpu-z80" / "recovery.json"))
-    page = render.page(recorded)
+    page = render.record(recorded)
     assert "| recovery | a death |" not in page
     assert "| recovery | SIGKILL | 1.3 s |" in page.partition("## On the CPU: z80")[2]
     assert "side by side" not in page
@@ -153,7 +153,7 @@ def test_a_peer_that_was_not_there_is_named_with_its_reason(recorded: Path) -> N
     report = Report("Peers", absent={"continuous batching": "not available on CPU"})
     report.finish(str(recorded / "cpu" / "models.json"))
     (recorded / "notes.toml").write_text("")
-    assert "continuous batching: not available on CPU" in render.page(recorded)
+    assert "continuous batching: not available on CPU" in render.record(recorded)
 
 
 def test_a_record_of_another_machine_says_so(recorded: Path) -> None:
@@ -162,14 +162,26 @@ def test_a_record_of_another_machine_says_so(recorded: Path) -> None:
         run["machine"] = {"cpu": "Z80", "cores": 1, "memory_gib": 0.1}
         (recorded / "cpu" / f"{name}.json").write_text(json.dumps(run))
     (recorded / "notes.toml").write_text("")
-    page = render.page(recorded)
+    page = render.record(recorded)
     assert "Z80, 1 cores, 0.1 GiB; python" in page
     assert page.count("Recorded elsewhere: ") == 1
     assert "| engine (another machine) | prefixes |" in page
 
 
-def test_the_committed_page_is_what_the_committed_results_make() -> None:
-    assert render.PAGE.read_text() == render.page()
+def test_what_is_committed_follows_from_the_committed_results() -> None:
+    assert render.RECORD.read_text() == render.record()
+    text = render.PAGE.read_text()
+    assert render.page(text) == text
+
+
+def test_a_headline_has_a_row_for_each_processor_that_measured_it(recorded: Path) -> None:
+    headline = (
+        '[[headline]]\nworkload = "engine"\nmatch = "^pre"\nwhat = "Shared prefixes"\nbeside = "none shared"\n'
+    )
+    (recorded / "notes.toml").write_text(headline)
+    assert "| Shared prefixes | 3 requests/s | none shared | 3 |" in render.headlines(recorded)
+    assert "1 of 2 targets met" in render.verdicts(recorded)
+    assert "- On a GPU: nothing measured." in render.verdicts(recorded)
 
 
 def test_every_missed_target_has_its_cause() -> None:

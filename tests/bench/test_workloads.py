@@ -1,4 +1,4 @@
-"""Every workload runs at its smallest size, and writes what docs/performance.md is made of."""
+"""Every workload runs at its smallest size, and writes what the record is made of."""
 
 from __future__ import annotations
 
