@@ -44,6 +44,8 @@ class Reading:
                 events += self._parser.finish()
             for event in events:
                 parts += self._part(event)
+        elif self._task_id is not None and delta.content is not None:
+            parts += self._divided(delta)
         elif delta.text:
             parts += [*self._open(Opened("content")), Text(delta.text, self._places.emit(delta.text))]
         if delta.finish_reason is not None:
@@ -61,6 +63,17 @@ class Reading:
             case _:
                 yield from self._open(Opened("content" if isinstance(event, Content) else "reasoning"))
                 yield Text(event.text)
+
+    def _divided(self, delta: StreamDelta) -> Iterator[Part]:
+        """A whole output that the worker has divided: its log is gone, and its result is left."""
+        texts: tuple[tuple[Kind, str | None], ...] = (("reasoning", delta.reasoning), ("content", delta.content))
+        for kind, text in texts:
+            if text:
+                yield from self._open(Opened(kind))
+                yield Text(text)
+        for call in delta.tool_calls or ():
+            yield from self._open(Opened("call", call.name or "", call.id or ""), anew=True)
+            yield from [Text(call.arguments)] if call.arguments else []
 
     def _open(self, part: Opened, anew: bool = False) -> Iterator[Part]:
         if self._opened == part.kind and not anew:

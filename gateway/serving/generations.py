@@ -235,12 +235,13 @@ async def glimpse(record: Record) -> Glimpse | None:
     log, state = await patiently(looked_up)
     if not log and (not state or b"done" in state):
         return None
-    reading, whole = Reading(), Whole()
+    reading, whole = Reading.of(record, 0), Whole()
     try:
+        announced = [StreamDelta.model_validate_json(raw) for raw in filter(None, [state.get(b"prepared")])]
         deltas = [StreamDelta.model_validate_json(raw) for raw in log]
     except ValidationError:
         raise failure_of(errors.StreamError(f"task {task_id}: a delta of its log cannot be read")) from None
-    for delta in StreamAssembler().logged(deltas) or ():
+    for delta in (*announced, *(StreamAssembler().logged(deltas) or ())):
         for part in reading.read(delta):
             whole.add(part)
     return Glimpse(whole, bool(log) or bool(state.keys() & {b"attempt", b"running"}), b"cancel" in state)

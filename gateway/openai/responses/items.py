@@ -3,8 +3,8 @@
 `kept` makes items of what a client has written, whole and with ids: they are stored and listed so. `messages`
 makes a task's messages of them. Text that came in parts is joined, because many chat templates take text alone.
 
-Calls of tools and their outputs go to the template as it knows them. Reasoning is kept and listed, but not shown
-to the model."""
+Calls of tools and their outputs go to the template as it knows them. So does reasoning: it belongs to what the
+model said next. Most templates leave out that of earlier turns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from petiole.gateway.openai import conversation
 from petiole.gateway.openai.conversation import Images
-from petiole.gateway.openai.responses import compaction
+from petiole.gateway.openai.responses import compaction, tools
 from petiole.tasks.errors import InvalidRequest, shorten
 
 Item = dict[str, Any]
@@ -83,6 +83,8 @@ def _item(field: str, given: object, fetched: Images) -> Item:
             return item | ({"phase": given["phase"]} if isinstance(given.get("phase"), str) else {})
         case "function_call":
             texts = {name: _text(field, given, name) for name in ("call_id", "name", "arguments")}
+            if given.get("namespace") is not None:
+                texts["namespace"] = _text(field, given, "namespace")
             return {**item, "status": "completed", **texts}
         case "function_call_output":
             output = given.get("output")
@@ -151,9 +153,16 @@ def messages(instructions: str | None, before: Sequence[Item], own: Sequence[Ite
     if instructions:
         found.append({"role": "system", "content": instructions})
     calls: set[str] = set()
+    thoughts: list[str] = []
     for place, item in enumerate((*before, *own), -len(before)):
         match item["type"]:
+            case "reasoning":
+                thoughts += _thought(item)
+            case "message" if item["role"] == "assistant":
+                found.append({"role": "assistant", "content": _shown(item["content"]), **_thinking(thoughts)})
+                thoughts = []
             case "message":
+                thoughts = []
                 role = "system" if item["role"] == "developer" else item["role"]
                 content = _shown(item["content"])
                 if role == "system" and _is_told(found) and isinstance(content, str):
@@ -162,10 +171,12 @@ def messages(instructions: str | None, before: Sequence[Item], own: Sequence[Ite
                     found.append({"role": role, "content": content})
             case "function_call":
                 calls.add(item["call_id"])
-                function = {"name": item["name"], "arguments": item["arguments"]}
+                name = tools.Name(item.get("namespace"), item["name"]).joined
+                function = {"name": name, "arguments": item["arguments"]}
                 call = {"id": item["call_id"], "type": "function", "function": function}
-                if not found or found[-1]["role"] != "assistant":
-                    found.append({"role": "assistant", "content": ""})
+                if not found or found[-1]["role"] != "assistant" or thoughts:
+                    found.append({"role": "assistant", "content": "", **_thinking(thoughts)})
+                    thoughts = []
                 found[-1] = {**found[-1], "tool_calls": [*found[-1].get("tool_calls", ()), call]}
             case "function_call_output":
                 if item["call_id"] not in calls:
@@ -178,6 +189,17 @@ def messages(instructions: str | None, before: Sequence[Item], own: Sequence[Ite
     if not found:
         raise InvalidRequest("input", "must have a message", "none")
     return found
+
+
+def _thought(item: Item) -> list[str]:
+    """The texts of an item of reasoning; none if it has only what this model cannot read."""
+    parts = item.get("content")
+    texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    return [text for text in texts if isinstance(text, str) and text]
+
+
+def _thinking(thoughts: Sequence[str]) -> dict[str, str]:
+    return {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
 
 
 def _is_told(found: Sequence[dict[str, Any]]) -> bool:

@@ -12,7 +12,7 @@ from petiole.gateway.core.plan import Call, Plan
 from petiole.gateway.core.record import Record
 from petiole.gateway.openai import formats, sampling
 from petiole.gateway.openai.conversation import NONE, Images
-from petiole.gateway.openai.responses import items
+from petiole.gateway.openai.responses import items, tools
 from petiole.gateway.openai.responses.items import Item
 from petiole.gateway.openai.sampling import MOST_LOGPROBS, Asked, Sampling
 from petiole.tasks.errors import InvalidRequest, shorten
@@ -27,6 +27,7 @@ NAMES = {
     "max_tokens": "max_output_tokens",
     "logprobs": "top_logprobs",
     "json_schema": "text.format.schema",
+    "reasoning_effort": "reasoning.effort",
 }
 """By an option of the task: the client's field."""
 
@@ -83,13 +84,19 @@ class Told(Asked):
         return self
 
     @model_validator(mode="after")
-    def _tools_are_served(self) -> Any:
-        """Tools of other types are skipped: a client offers what it has, and the model uses none of them."""
-        for place, tool in enumerate(self.tools):
-            if tool.get("type") == "function" and self.tool_choice != "none":
-                limit = "is not served: give no functions, or tool_choice none"
-                raise InvalidRequest(f"tools[{place}]", limit, shorten(tool.get("name")))
+    def _tools_are_sensible(self) -> Any:
+        self.calling()
         return self
+
+    def calling(self) -> dict[str, Any]:
+        """The options of a task that are about tools. Raises `InvalidRequest`."""
+        functions = tools.functions(self.tools)
+        if self.tool_choice == "none" or not functions:
+            if self.tool_choice not in (None, "auto", "none"):
+                raise InvalidRequest("tool_choice", "needs tools that are functions", shorten(self.tool_choice))
+            return {}
+        choice = tools.choice(self.tool_choice)
+        return {"tools": functions} | ({} if choice in (None, "auto") else {"tool_choice": choice})
 
     def own(self, fetched: Images = NONE) -> list[Item]:
         """Raises `InvalidRequest`."""
@@ -125,6 +132,9 @@ class CreateResponse(Sampling, Told):
 
     @model_validator(mode="after")
     def _sensible(self) -> Any:
+        effort = (self.reasoning or {}).get("effort")
+        if effort is not None and not isinstance(effort, str):
+            raise InvalidRequest("reasoning.effort", "must be text", shorten(effort))
         if self.background and not self.store:
             raise InvalidRequest("background", "needs store", "store false")
         if self.expires_after is not None:
@@ -156,6 +166,11 @@ class CreateResponse(Sampling, Told):
         options["max_tokens"] = "rest" if self.max_output_tokens is None else self.max_output_tokens
         if self.chat_template_kwargs:
             options["chat_template_kwargs"] = self.chat_template_kwargs
+        options |= self.calling()
+        if "tools" in options and not self.parallel_tool_calls:
+            options["parallel_tool_calls"] = False
+        if (effort := (self.reasoning or {}).get("effort")) is not None:
+            options["reasoning_effort"] = effort
         record = Record(
             id=name,
             kind=KIND,
@@ -179,6 +194,8 @@ class CreateResponse(Sampling, Told):
             "store": None if self.store else False,
             "parallel_tool_calls": None if self.parallel_tool_calls else False,
             "text": self.text or None,
+            "tools": tools.shown(self.tools),
+            "parts": True,
             "logprobs": likeliest,
             "before": list(before.turns),
             "conversation": before.conversation,
@@ -190,8 +207,8 @@ class CreateResponse(Sampling, Told):
 
 _SHOWN = (
     "frequency_penalty", "instructions", "max_output_tokens", "max_tool_calls", "metadata",
-    "presence_penalty", "previous_response_id", "prompt_cache_key", "reasoning", "temperature", "top_logprobs",
-    "top_p",
+    "presence_penalty", "previous_response_id", "prompt_cache_key", "reasoning", "temperature", "tool_choice",
+    "top_logprobs", "top_p",
 )  # fmt: skip
 """What a response says of its request under the same name."""
 
@@ -209,6 +226,8 @@ class CountInput(Told):
     def options(self, before: Before, own: Sequence[Item]) -> Mapping[str, Any]:
         """The options of the count. Raises `InvalidRequest`."""
         told = {"messages": items.messages(self.instructions, before.items, own)}
+        if functions := self.calling().get("tools"):
+            told["tools"] = functions
         return told | ({"chat_template_kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {})
 
 

@@ -6,14 +6,18 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from petiole.gateway.core.failures import Failure, failure_of
-from petiole.gateway.core.parts import Ended, Piece, Whole
+from petiole.gateway.core.parts import Ended, Kind, Piece, Whole
 from petiole.gateway.core.record import Record
 from petiole.gateway.openai import logprobs
 from petiole.gateway.openai.answers import usage
+from petiole.gateway.openai.responses import tools
 from petiole.gateway.openai.responses.items import Item, output_id
 from petiole.gateway.openai.responses.request import NAMES
 from petiole.outputs import TokenLogprobs, Usage
 from petiole.tasks import errors
+
+ITEMS: dict[Kind, str] = {"content": "message", "reasoning": "reasoning", "call": "function_call"}
+"""By what an output is made of: the type of an item."""
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 RUNNING = ("queued", "in_progress")
@@ -31,14 +35,14 @@ _DEFAULTS: dict[str, Any] = {
     "prompt_cache_key": None,
     "store": True,
     "temperature": 1.0,
+    "tool_choice": "auto",
+    "tools": [],
     "top_logprobs": 0,
     "top_p": 1.0,
 }
 _FIXED: dict[str, Any] = {
     "safety_identifier": None,
     "service_tier": "default",
-    "tool_choice": "auto",
-    "tools": [],
     "truncation": "disabled",
     "user": None,
 }
@@ -120,16 +124,21 @@ def output(record: Record, pieces: Sequence[Piece], ended_as: Status | None) -> 
 
 
 def item(record: Record, index: int, piece: Piece, status: str) -> Item:
-    return {
-        "id": output_id(record.id, "message", index),
-        "type": "message",
-        "status": status,
-        "role": "assistant",
-        "content": [part(record, piece)],
-    }
+    kind = ITEMS[piece.kind]
+    known = {"id": output_id(record.id, kind, index), "type": kind, "status": status}
+    match piece.kind:
+        case "content":
+            return {**known, "role": "assistant", "content": [part(record, piece)]}
+        case "reasoning":
+            return {**known, "summary": [], "content": [part(record, piece)]}
+        case "call":
+            name = tools.names(record.asked.get("tools", ())).get(piece.name, tools.Name(None, piece.name))
+            return {**known, "call_id": piece.call_id, **name.said, "arguments": piece.text}
 
 
 def part(record: Record, piece: Piece) -> dict[str, Any]:
+    if piece.kind == "reasoning":
+        return {"type": "reasoning_text", "text": piece.text}
     tokens = shown(record, (placed.token for placed in piece.tokens))
     return {"type": "output_text", "text": piece.text, "annotations": [], "logprobs": tokens}
 

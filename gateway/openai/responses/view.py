@@ -2,8 +2,11 @@
 
     response.created, and response.queued of a background response, response.in_progress
         response.output_item.added, response.content_part.added
-            response.output_text.delta ...
+            response.output_text.delta ...                 of reasoning: response.reasoning_text
         response.output_text.done, response.content_part.done, response.output_item.done
+        response.output_item.added                         a call of a tool
+            response.function_call_arguments.delta ...
+        response.function_call_arguments.done, response.output_item.done
     response.completed, response.incomplete or response.failed
 
 Whether an item is complete is known when the next one begins, or from the end. So what closes an item waits for
@@ -16,13 +19,18 @@ from typing import Any
 
 from petiole.gateway.core.events import Event
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.core.parts import Closed, Ended, Opened, Part, Text, Whole
+from petiole.gateway.core.parts import Closed, Ended, Kind, Opened, Part, Text, Whole
 from petiole.gateway.core.record import Record
 from petiole.gateway.openai.answers import encode, error_body
 from petiole.gateway.openai.responses import resource
 from petiole.gateway.openai.responses.items import Item, output_id
 from petiole.gateway.openai.responses.resource import Status
 
+_TEXTS: dict[Kind, str] = {
+    "content": "response.output_text",
+    "reasoning": "response.reasoning_text",
+    "call": "response.function_call_arguments",
+}
 DELTA = "response.output_text.delta"
 _LAST = {"completed": "response.completed", "failed": "response.failed"}
 
@@ -44,7 +52,7 @@ class ResponsesView:
     def events(self, choice: int, part: Part) -> Iterable[Event]:
         if isinstance(part, Text):
             self.whole.add(part)
-            return [Event(DELTA, None, part.text, part.tokens)]
+            return [Event(f"{_TEXTS[self._kind]}.delta", None, part.text, part.tokens)]
         found = [] if self._begun else self._begin()
         match part:
             case Closed():
@@ -67,8 +75,10 @@ class ResponsesView:
         return event.name
 
     def encode(self, choice: int, number: int, event: Event) -> bytes:
-        if event.name != DELTA:
+        if event.text is None:
             return encode({"type": event.name, "sequence_number": number, **event.fields})
+        if event.name != DELTA:
+            return b'%b%b,"sequence_number":%d}' % (self._head, encode(event.text), number)
         tokens = b"[]"
         if not self._plain:
             tokens = encode(resource.shown(self._record, (token for _, token in event.tokens)))
@@ -84,11 +94,13 @@ class ResponsesView:
         return Event(name, {"response": resource.resource(self._record, status, self.whole)})
 
     def _open(self) -> list[Event]:
-        place = self._place()
-        self._head = encode({"type": DELTA, **place})[:-1] + b',"delta":'
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        place, item = self._place(), self._item("in_progress")
+        self._head = encode({"type": f"{_TEXTS[self._kind]}.delta", **place})[:-1] + b',"delta":'
+        if self._kind == "call":
+            return [Event("response.output_item.added", self._placed(item))]
+        [part] = item["content"]
         return [
-            Event("response.output_item.added", self._placed({**self._item("in_progress"), "content": []})),
+            Event("response.output_item.added", self._placed({**item, "content": []})),
             Event("response.content_part.added", {**place, "part": part}),
         ]
 
@@ -97,14 +109,18 @@ class ResponsesView:
         if not self._closing:
             return []
         self._closing = False
-        place, item = self._place(), self._item(status)
+        place, item, done = self._place(), self._item(status), f"{_TEXTS[self._kind]}.done"
+        end = Event("response.output_item.done", self._placed(item))
+        if self._kind == "call":
+            said = {"name": item["name"], "arguments": item["arguments"]}
+            return [Event(done, {**place, **said}), end]
         [part] = item["content"]
-        done = {**place, "text": part["text"], "logprobs": part["logprobs"]}
-        return [
-            Event("response.output_text.done", done),
-            Event("response.content_part.done", {**place, "part": part}),
-            Event("response.output_item.done", self._placed(item)),
-        ]
+        told = {name: part[name] for name in ("text", "logprobs") if name in part}
+        return [Event(done, {**place, **told}), Event("response.content_part.done", {**place, "part": part}), end]
+
+    @property
+    def _kind(self) -> Kind:
+        return self.whole.pieces[-1].kind
 
     @property
     def _index(self) -> int:
@@ -117,8 +133,9 @@ class ResponsesView:
         return {"output_index": self._index, "item": item}
 
     def _place(self) -> dict[str, Any]:
-        item_id = output_id(self._record.id, "message", self._index)
-        return {"item_id": item_id, "output_index": self._index, "content_index": 0}
+        item_id = output_id(self._record.id, resource.ITEMS[self._kind], self._index)
+        place = {"item_id": item_id, "output_index": self._index}
+        return place if self._kind == "call" else {**place, "content_index": 0}
 
 
 def error_event(failure: Failure, number: str) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.openai.responses import compaction, items
+from petiole.gateway.openai.responses import compaction, items, tools
 from petiole.gateway.openai.responses.listing import listed
 from petiole.gateway.openai.responses.request import Before, CreateResponse, Times
 from petiole.gateway.serving.bodies import as_request
@@ -69,6 +69,28 @@ def test_messages_are_what_a_chat_would_be_asked() -> None:
         {"role": "tool", "tool_call_id": "2", "content": "d"},
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": IMAGE}}]},
     ]
+
+
+def test_reasoning_belongs_to_what_the_model_said_next_and_a_call_to_its_namespace() -> None:
+    def thought(text: str) -> dict[str, Any]:
+        return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+    call = {"type": "function_call", "call_id": "1", "name": "f", "namespace": "n", "arguments": "{}"}
+    given = [
+        thought("a"),
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+        thought("d"),
+        thought("e"),
+        call,
+        {"type": "function_call_output", "call_id": "1", "output": "f"},
+        thought("lost"),
+        {"role": "user", "content": "g"},
+        {"role": "assistant", "content": "h"},
+    ]
+    said = messages(given)
+    assert [one.get("reasoning_content") for one in said] == ["a", None, "d\ne", None, None, None]
+    assert said[2]["tool_calls"][0]["function"]["name"] == "n__f"
 
 
 def test_a_call_may_stand_in_an_earlier_turn() -> None:
@@ -143,6 +165,16 @@ def test_pages_put_together_are_the_list() -> None:
             listed(all_of_it, wrong)
 
 
+F = {"type": "function", "name": "f"}
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+CALLED: list[Any] = [
+    {"type": "web_search"},
+    {"type": "function", "name": "f", "description": "It is f.", "parameters": SCHEMA, "strict": True},
+    {"type": "namespace", "name": "mcp__map", "description": "Maps.", "tools": [
+        {"type": "function", "name": "f", "description": "Another f."}, {"type": "custom", "name": "g"}]},
+]  # fmt: skip
+
+
 def plan(**given: Any) -> Any:
     asked = as_request({"model": "m", "input": "x", **given}, CreateResponse)
     found = Found("q", None)
@@ -171,7 +203,6 @@ def test_a_request_becomes_a_task() -> None:
     assert given.names["json_schema"] == "text.format.schema"
     assert plan().calls[0].options["max_tokens"] == "rest"
     assert plan(text={"format": {"type": "text"}}).calls[0].options.keys() == {"messages", "max_tokens"}
-    assert plan(tools=[{"type": "web_search"}, {"type": "function", "name": "f"}], tool_choice="none").calls
 
 
 @pytest.mark.parametrize(
@@ -181,7 +212,15 @@ def test_a_request_becomes_a_task() -> None:
         ({"previous_response_id": "resp_1", "conversation": "conv_1"}, "conversation"),
         ({"conversation": {}}, "conversation"),
         ({"conversation": 7}, "conversation"),
-        ({"tools": [{"type": "web_search"}, {"type": "function", "name": "f"}]}, "tools[1]"),
+        ({"tools": [{"type": "web_search"}, {"type": "function"}]}, "tools[1].name"),
+        ({"tools": [{"type": "namespace", "tools": [F]}]}, "tools[0].name"),
+        ({"tools": [F, F]}, "tools[1].name"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        (
+            {"tools": CALLED, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
+            "tool_choice.tools",
+        ),
+        ({"reasoning": {"effort": 3}}, "reasoning.effort"),
         ({"n": 2}, "n"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"expires_after": {"anchor": "created_at", "seconds": 5}}, "expires_after.seconds"),
@@ -195,6 +234,42 @@ def test_what_is_not_served_is_refused_by_name(given: dict[str, Any], param: str
     with pytest.raises(Failure) as refused:
         plan(**given)
     assert (refused.value.status, refused.value.param) == (400, param)
+
+
+def test_functions_go_to_the_task_with_their_namespaces_and_other_tools_are_skipped() -> None:
+    made = plan(tools=CALLED, tool_choice="auto", parallel_tool_calls=False, reasoning={"effort": "low"})
+    [call] = made.calls
+    assert {name: value for name, value in call.options.items() if name not in ("messages", "max_tokens")} == {
+        "tools": [
+            {
+                "type": "function",
+                "function": {"name": "f", "description": "It is f.", "parameters": SCHEMA, "strict": True},
+            },
+            {"type": "function", "function": {"name": "mcp__map__f", "description": "Maps.\nAnother f."}},
+        ],
+        "parallel_tool_calls": False,
+        "reasoning_effort": "low",
+    }  # fmt: skip
+    assert made.names["reasoning_effort"] == "reasoning.effort"
+    assert tools.names(CALLED) == {"f": (None, "f"), "mcp__map__f": ("mcp__map", "f")}
+    assert "tools" not in plan(tools=CALLED, tool_choice="none").calls[0].options
+    assert "tools" not in plan(tools=CALLED[:1]).calls[0].options
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("required", "required"),
+        (F, F),
+        ({**F, "namespace": "mcp__map"}, {"type": "function", "name": "mcp__map__f"}),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "mcp"}, F]},
+            {"type": "allowed_tools", "mode": "required", "tools": [F]},
+        ),
+    ],
+)  # fmt: skip
+def test_a_choice_names_functions_as_the_task_knows_them(given: Any, taken: Any) -> None:
+    assert plan(tools=CALLED, tool_choice=given).calls[0].options["tool_choice"] == taken
 
 
 @pytest.mark.parametrize(

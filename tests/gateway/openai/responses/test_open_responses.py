@@ -10,7 +10,7 @@ from tests.support.gateway import Gateway
 from tests.support.site import Site, eventually
 
 LEFT = {"tool-calling"}
-"""What is not served yet: functions."""
+"""What petiole-tiny does not do by itself: call a tool. `test_calls` has a model that a constraint makes call."""
 
 PICTURES = ("image-input",)
 """What another model is asked: petiole-tiny sees nothing."""

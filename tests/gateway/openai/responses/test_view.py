@@ -17,7 +17,8 @@ from petiole.gateway.core.record import Record
 from petiole.gateway.core.streams import Frame, Stream
 from petiole.gateway.openai.responses import resource
 from petiole.gateway.openai.responses.view import DELTA, ResponsesView, error_event
-from petiole.tasks.requests.results import StreamDelta
+from petiole.outputs import Prepared
+from petiole.tasks.requests.results import StreamDelta, ToolCall
 from tests.gateway.core.test_streams import CUTS, TEXTS, deltas
 
 NAME = "resp_" + "0" * 32
@@ -67,6 +68,89 @@ def text_of(events: Iterable[dict[str, Any]]) -> str:
 
 REASONS = st.sampled_from(["stop", "length", "cancelled", "deadline", "error"])
 ASKED = st.sampled_from([{}, {"background": True}, {"logprobs": 1}, {"background": True, "logprobs": 0}])
+
+
+CALL = '<tool_call>\n{"name": "mcp__map__find", "arguments": {"city": "Rome é"}}\n</tool_call>'
+SAID = f"<think>\nhm é\n</think>\n\nI look.\n{CALL}\n{CALL}"
+TOOLS = [
+    {"type": "namespace", "name": "mcp__map", "description": "", "tools": [{"type": "function", "name": "find"}]}
+]
+
+
+def divided(cuts: list[int], reason: str = "stop", text: str = SAID) -> list[StreamDelta]:
+    """The log of an output with reasoning, content and calls, and what announces it."""
+    prepared = Prepared(
+        "m", "f", 3, "<|im_start|>assistant\n", {"mcp__map__find": {"city": "string"}}, None, "hermes"
+    )
+    announced = StreamDelta(task_id=NAME, attempt=1, index=-1, token_ids=[], text="", prepared=prepared)
+    return [announced, *log(text, cuts, reason)]
+
+
+def atoms(events: Iterable[dict[str, Any]]) -> list[Any]:
+    """What each number stands for: a character, or an event without text."""
+    found: list[Any] = []
+    for event in events:
+        if event["type"].endswith(".delta"):
+            where = (event["type"], event["item_id"], event["output_index"], event.get("content_index"))
+            found += [(*where, letter) for letter in event["delta"]]
+        else:
+            found.append(event)
+    return found
+
+
+@given(CUTS, CUTS, REASONS)
+def test_calls_and_reasoning_from_each_number_however_the_output_fell_into_deltas(
+    one: list[int], other: list[int], reason: str
+) -> None:
+    of = record(parts=True, tools=TOOLS)
+    whole = atoms(read(frames(of, divided(one, reason))))
+    for after in range(-1, len(whole)):
+        assert atoms(read(frames(of, divided(other, reason), after))) == whole[after + 1 :]
+
+
+@given(CUTS, REASONS, st.integers(0, len(SAID)))
+def test_openais_client_knows_every_event_of_calls_and_reasoning(cuts: list[int], reason: str, end: int) -> None:
+    of = record(parts=True, tools=TOOLS)
+    events = read(frames(of, divided(cuts, reason, SAID[:end])))
+    for event in events:
+        assert EVENTS.validate_python(event).type == event["type"]
+    Response.model_validate(events[-1]["response"])
+
+
+def test_the_order_of_the_events_of_calls_and_reasoning() -> None:
+    events = read(frames(record(parts=True, tools=TOOLS), divided([])))
+
+    def text(name: str) -> list[str]:
+        return [f"response.{name}.delta", f"response.{name}.done"]
+
+    added, done, part = "response.output_item.added", "response.output_item.done", "response.content_part"
+    call = [added, *text("function_call_arguments"), done]
+    assert list(dict.fromkeys(event["type"] for event in events)) == [
+        "response.created", "response.in_progress",
+        added, f"{part}.added", *text("reasoning_text"), f"{part}.done", done,
+        *text("output_text"), *text("function_call_arguments"),
+        "response.completed",
+    ]  # fmt: skip
+    assert [event["type"] for event in events][-9:-1] == [*call, *call]
+    thought, message, first, second = output = events[-1]["response"]["output"]
+    assert thought["content"] == [{"type": "reasoning_text", "text": "hm é"}]
+    assert message["content"][0]["text"] == "I look."
+    assert {name: first[name] for name in ("type", "name", "namespace", "arguments", "status")} == {
+        "type": "function_call", "name": "find", "namespace": "mcp__map", "arguments": '{"city": "Rome é"}',
+        "status": "completed",
+    }  # fmt: skip
+    assert first["call_id"] != second["call_id"]
+    assert [item["id"][:3] for item in output] == ["rs_", "msg", "fc_", "fc_"]
+    assert [event["item"] for event in events if event["type"] == done] == output
+
+
+def test_a_result_whose_log_is_gone_has_the_same_parts() -> None:
+    of = record(parts=True, tools=TOOLS)
+    ended = log("<think>hm", [], "stop")[-1]
+    call = ToolCall(index=0, arguments="{}", id="abcdefghi", name="mcp__map__find")
+    parts = {"content": "I look.", "reasoning": "hm", "tool_calls": [call]}
+    events = read(frames(of, [ended.model_copy(update=parts)]))
+    assert [item["type"] for item in events[-1]["response"]["output"]] == ["reasoning", "message", "function_call"]
 
 
 @given(TEXTS, CUTS, REASONS, ASKED)

@@ -1,0 +1,110 @@
+"""Tools as clients of responses write them, and as a task takes them. Pure.
+
+A tool of type `namespace` has functions under names of its own. The model sees `namespace__name`; the client says
+and gets the two apart. Tools of other types are skipped: a client offers what it has, and the model uses none of
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from petiole.tasks.errors import InvalidRequest, shorten
+
+Tool = Mapping[str, Any]
+
+_DEFAULTS: dict[str, Any] = {"description": None, "parameters": None, "strict": None}
+
+
+class Name(NamedTuple):
+    """What a client calls a function."""
+
+    namespace: str | None
+    name: str
+
+    @property
+    def joined(self) -> str:
+        """What the model calls it."""
+        if not self.namespace:
+            return self.name
+        between = "" if self.namespace.endswith("__") else "__"
+        return f"{self.namespace}{between}{self.name}"
+
+    @property
+    def said(self) -> dict[str, str]:
+        """As the fields of a call."""
+        return {"name": self.name} | ({"namespace": self.namespace} if self.namespace else {})
+
+
+def functions(given: Sequence[Tool]) -> list[dict[str, Any]]:
+    """The tools of a task. Raises `InvalidRequest`."""
+    found: dict[str, dict[str, Any]] = {}
+    for field, name, tool in _functions(given):
+        if name.joined in found:
+            raise InvalidRequest(f"{field}.name", "must be the only function with this name", shorten(name.joined))
+        known = {key: tool[key] for key in _DEFAULTS if tool.get(key) is not None}
+        found[name.joined] = {"type": "function", "function": {"name": name.joined, **known}}
+    return [*found.values()]
+
+
+def names(given: Sequence[Tool]) -> dict[str, Name]:
+    """By the model's name of a function: the client's."""
+    return {name.joined: name for _, name, _ in _functions(given)}
+
+
+def shown(given: Sequence[Tool]) -> list[dict[str, Any]]:
+    """The tools as a response repeats them."""
+    defaults: dict[str, dict[str, Any]] = {"function": _DEFAULTS, "namespace": {"description": ""}}
+    return [{**defaults.get(str(tool.get("type")), {}), **tool} for tool in given]
+
+
+def choice(given: Any) -> Any:
+    """`tool_choice` as a task takes it, which checks it. Raises `InvalidRequest`."""
+    match given:
+        case {"type": "function", "name": str(name)}:
+            return {"type": "function", "name": _joined(given, name)}
+        case {"type": "allowed_tools", "tools": [*allowed]}:
+            kept = [
+                {"type": "function", "name": _joined(tool, tool["name"])}
+                for tool in allowed
+                if isinstance(tool, Mapping)
+                and tool.get("type") == "function"
+                and isinstance(tool.get("name"), str)
+            ]
+            if not kept:
+                raise InvalidRequest("tool_choice.tools", "must have a function", shorten(allowed))
+            return {**given, "tools": kept}
+    return given
+
+
+def _joined(given: Tool, name: str) -> str:
+    namespace = given.get("namespace")
+    return Name(namespace if isinstance(namespace, str) else None, name).joined
+
+
+def _functions(given: Sequence[Tool]) -> Iterator[tuple[str, Name, Tool]]:
+    """Each function: its field, its name, and what the client says of it. Raises `InvalidRequest`."""
+    for place, tool in enumerate(given):
+        field = f"tools[{place}]"
+        match tool:
+            case {"type": "function"}:
+                yield field, Name(None, _name(field, tool)), tool
+            case {"type": "namespace", "tools": [*inner]}:
+                namespace = _name(field, tool)
+                for k, one in enumerate(inner):
+                    if isinstance(one, Mapping) and one.get("type") == "function":
+                        name = Name(namespace, _name(f"{field}.tools[{k}]", one))
+                        yield f"{field}.tools[{k}]", name, _told(tool, one)
+
+
+def _told(namespace: Tool, tool: Tool) -> Tool:
+    """A function of a namespace, with what is said of both."""
+    texts = [one["description"] for one in (namespace, tool) if isinstance(one.get("description"), str)]
+    return {**tool, "description": "\n".join(texts) or None}
+
+
+def _name(field: str, tool: Tool) -> str:
+    name = tool.get("name")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(f"{field}.name", "must be text", shorten(name))
+    return name
