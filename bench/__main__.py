@@ -24,6 +24,7 @@ WORKLOADS: dict[str, str] = {
     "transport": "the Redis transport against kombu's own",
     "celery_noop": "one-token generations against Celery's no-op task",
     "latency": "from delay() until a reader has the first delta",
+    "gateway": "petiole serve in turns with direct reading: first delta, one token, many streams",
     "serving": "the engine through the broker with readers, against the same engine driven directly",
     "pace": "a worker and its readers around a device as fast as a GPU, which only keeps time",
     "reliability": "an engine with log, fencing and leases against the same one without",

@@ -1,0 +1,308 @@
+"""What HTTP adds: `petiole serve`, in turns with direct reading of the same streams.
+
+A gateway runs as `petiole serve` starts it, on the embedded Redis. Its processor time is read from outside.
+
+first delta     a real worker runs the tiny model. One client asks, waits for the first text, and begins again
+                when its answer has ended: through the gateway, and through `generate.astream`
+one token       whole answers of one token; beside the processor time of `delay` itself
+a delta         no worker: a process writes many streams at the pace of one, and clients follow all of them: over
+                HTTP, and as `AsyncStream` in one process
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from bench.report import Report, arguments
+from bench.writer import writing_all
+
+PROMPT = "What is 17 + 25?"
+START_S = 60.0
+ALIVE_S = 60.0
+FIRST_ADDED_MS, ONE_TOKEN_ADDED_MS, DELTA_US = 1.0, 1.0, 60.0
+
+
+@dataclass
+class Served:
+    """A running gateway."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+
+    @property
+    def cpu_s(self) -> float:
+        """Its processor seconds so far: Linux has a clock for each process."""
+        return time.clock_gettime(~self.process.pid << 3 | 2)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        parts = urlsplit(self.url)
+        assert parts.hostname
+        assert parts.port
+        return parts.hostname, parts.port
+
+
+@contextmanager
+def serving() -> Iterator[Served]:
+    from petiole.tasks.commands import demo
+    from petiole.tasks.servers._supervisor import die_with
+
+    command = [sys.executable, "-m", "petiole.tasks.commands.cli", "serve", "--host", "127.0.0.1", "--port", "0"]
+    more = {"PYTHONPATH": demo.python_path(), "PYTHONUNBUFFERED": "1", "PETIOLE_GATEWAY_HEARTBEAT_S": str(ALIVE_S)}
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command, env={**os.environ, **more}, stdout=log, stderr=log, preexec_fn=die_with(os.getpid())
+        )
+        try:
+            yield Served(process, _url(process, log.fileno()))
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _url(process: subprocess.Popen[bytes], log: int) -> str:
+    give_up_at = time.monotonic() + START_S
+    while True:
+        if found := re.search(rb"serving (http://\S+)", written := os.pread(log, 100_000, 0)):
+            return found[1].decode()
+        if process.poll() is not None or time.monotonic() > give_up_at:
+            raise RuntimeError(f"the gateway does not serve:\n{written.decode()}")
+        time.sleep(0.05)
+
+
+# ---------------------------------------------------------------- one client
+
+
+class Client:
+    """One connection of a client that does no more than it must."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._address = address
+
+    async def connect(self) -> None:
+        self._reader, self._writer = await asyncio.open_connection(*self._address, limit=2**20)
+
+    def ask(self, method: str, path: str, body: object = None) -> None:
+        payload = b"" if body is None else json.dumps(body).encode()
+        head = f"{method} {path} HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(payload)}\r\n\r\n"
+        self._writer.write(head.encode() + payload)
+
+    async def events(self, until: bytes = b"[DONE]") -> int:
+        """Read up to the event with these words. Returns how many events came before."""
+        count = 0
+        while until not in (line := await self._reader.readline()):
+            if not line:
+                raise RuntimeError("the gateway has closed the connection")
+            count += line.startswith(b"data: ")
+        return count
+
+    async def answer(self) -> None:
+        """Read an answer that has a length."""
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200") or (length := re.search(rb"content-length: (\d+)", head)) is None:
+            raise RuntimeError(f"the gateway answered: {head[:200]!r}")
+        await self._reader.readexactly(int(length[1]))
+
+    async def finish(self) -> None:
+        """Read the rest of a stream, so that the connection can be used again."""
+        await self._reader.readuntil(b"\r\n0\r\n\r\n")
+
+    async def aclose(self) -> None:
+        self._writer.close()
+        await self._writer.wait_closed()
+
+
+async def one_client(report: Report, gateway: Served, n: int) -> None:
+    from petiole.tasks import generate
+
+    client = Client(gateway.address)
+    await client.connect()
+    asked = {"model": "petiole-tiny", "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
+
+    async def through_gateway() -> float:
+        began = time.perf_counter()
+        client.ask("POST", "/v1/completions", {**asked, "stream": True})
+        await client.events(b'"text":"')
+        first = time.perf_counter() - began
+        await client.events()
+        await client.finish()
+        return first * 1e3
+
+    async def direct() -> float:
+        began, first = time.perf_counter(), 0.0
+        async for _ in generate.astream(prompt=PROMPT, max_tokens=4, temperature=0, timeout_s=60):
+            first = first or time.perf_counter() - began
+        return first * 1e3
+
+    through: list[float] = []
+    directly: list[float] = []
+    for _ in range(n + 10):
+        through.append(await through_gateway())
+        directly.append(await direct())
+    added = median(report, "first delta through the gateway", "ms", through[10:])
+    added -= median(report, "first delta of generate.astream", "ms", directly[10:])
+    report.add("  added to it", added, "ms", target=FIRST_ADDED_MS, better="lower")
+
+    async def whole() -> float:
+        began = gateway.cpu_s
+        client.ask("POST", "/v1/completions", {**asked, "max_tokens": 1})
+        await client.answer()
+        return (gateway.cpu_s - began) * 1e3
+
+    async def submitted() -> float:
+        began = time.process_time()
+        result = await generate.adelay(prompt=PROMPT, max_tokens=1, temperature=0)
+        taken = (time.process_time() - began) * 1e3
+        await result.aget(timeout=60)
+        return taken
+
+    whole_ms, delay_ms = list[float](), list[float]()
+    for _ in range(n + 10):
+        whole_ms.append(await whole())
+        delay_ms.append(await submitted())
+    beside = median(report, "one token: processor time of the gateway", "ms", whole_ms[10:])
+    beside -= median(report, "one token: processor time of delay()", "ms", delay_ms[10:])
+    report.add("  beside it", beside, "ms", target=ONE_TOKEN_ADDED_MS, better="lower")
+    await client.aclose()
+
+
+# ---------------------------------------------------------------- many streams
+
+
+@dataclass(frozen=True)
+class Streams:
+    """`n` streams at a time, each of `deltas` deltas, `per_s` of them in a second."""
+
+    n: int
+    per_s: float
+    deltas: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.n} streams of {self.per_s:g} deltas a second"
+
+
+def record(streams: Streams, name: str) -> list[str]:
+    """The gateway's record of each, as a request writes it. Returns their ids."""
+    from petiole.gateway.core.record import Record, dump
+    from petiole.tasks.keys import gateway_key
+    from petiole.tasks.servers import connections
+
+    ids = [f"{name}-{one}" for one in range(streams.n)]
+    with connections.streams().pipeline(transaction=False) as pipe:
+        for one in ids:
+            asked = Record(id=one, kind="chat.completion", created=0, model="bench", tasks=[one])
+            pipe.set(gateway_key(one), dump(asked), ex=600)
+        pipe.execute()
+    return ids
+
+
+def begin(writer: subprocess.Popen[bytes]) -> None:
+    assert writer.stdin is not None
+    writer.stdin.close()
+
+
+async def over_http(gateway: Served, streams: Streams, name: str) -> tuple[float, float]:
+    """Processor seconds of the gateway, and seconds in all."""
+    writer = writing_all(name, streams.n, streams.deltas, streams.per_s)
+    clients = [(Client(gateway.address), one) for one in record(streams, name)]
+    for client, one in clients:
+        await client.connect()
+        client.ask("GET", f"/v1/chat/completions/{one}?stream=true")
+        await client.events(b'"role"')
+    began, cpu = time.perf_counter(), gateway.cpu_s
+    begin(writer)
+    counts = await asyncio.gather(*(client.events() for client, _ in clients))
+    taken = gateway.cpu_s - cpu, time.perf_counter() - began
+    await asyncio.to_thread(writer.wait)
+    if wrong := [count for count in counts if count < 2]:
+        raise RuntimeError(f"{len(wrong)} streams came with {wrong[0]} events")
+    await asyncio.gather(*(client.aclose() for client, _ in clients))
+    return taken
+
+
+async def directly(streams: Streams, name: str) -> tuple[float, float]:
+    """The same of a process that reads the streams itself."""
+    from petiole.tasks.streams.readers import AsyncStream
+
+    writer = writing_all(name, streams.n, streams.deltas, streams.per_s)
+    readers = [AsyncStream(f"{name}-{one}") for one in range(streams.n)]
+    for reader in readers:
+        await reader.open()
+
+    async def read(reader: AsyncStream) -> None:
+        async for _ in reader:
+            pass
+
+    began, cpu = time.perf_counter(), time.process_time()
+    begin(writer)
+    await asyncio.gather(*map(read, readers))
+    taken = time.process_time() - cpu, time.perf_counter() - began
+    await asyncio.to_thread(writer.wait)
+    return taken
+
+
+def many(report: Report, gateway: Served, streams: Streams, rounds: int, target: float | None) -> None:
+    """In turns over HTTP and directly."""
+    ours, peers = list[float](), list[float]()
+    cores = list[float]()
+    for number in range(rounds):
+        cpu, seconds = asyncio.run(over_http(gateway, streams, f"bench-{streams.n}-{number}"))
+        ours.append(cpu / (streams.n * streams.deltas) * 1e6)
+        cores.append(cpu / seconds)
+        cpu, _ = asyncio.run(directly(streams, f"bench-direct-{streams.n}-{number}"))
+        peers.append(cpu / (streams.n * streams.deltas) * 1e6)
+    median(report, f"{streams.name}: processor time of the gateway for a delta", "us", ours, target=target)
+    median(report, "  of a process that reads them itself", "us", peers)
+    median(report, "  gateway: processor time", "cores", cores, target=1)
+
+
+def median(report: Report, name: str, unit: str, samples: Sequence[float], **more: Any) -> float:
+    """Add the samples' median, which is returned. Less is better."""
+    middle = statistics.median(samples)
+    report.add(name, middle, unit, samples=samples, better="lower", **more)
+    return middle
+
+
+QUICK = [(Streams(4, 20, 10), DELTA_US)]
+FULL = [(Streams(64, 20, 200), DELTA_US), (Streams(1000, 10, 100), None)]
+
+
+def measure(report: Report, gateway: Served, sizes: Sequence[tuple[Streams, float | None]], rounds: int) -> None:
+    for streams, target in sizes:
+        many(report, gateway, streams, rounds, target)
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = arguments(__doc__).parse_args(argv)
+    from petiole.tasks.commands import demo
+    from petiole.tasks.servers import embedded
+    from petiole.tasks.settings import settings
+
+    os.environ.update(demo.environment())
+    embedded.socket_path()
+    settings.cache_clear()
+    report = Report("HTTP: petiole serve in turns with direct reading (embedded Redis)")
+    with serving() as gateway:
+        measure(report, gateway, QUICK if options.quick else FULL, 1 if options.quick else 3)
+        with demo.worker():
+            asyncio.run(one_client(report, gateway, 5 if options.quick else 200))
+    report.finish(options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
