@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -33,8 +34,11 @@ from petiole.tasks.servers import connections
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.settings import settings
 from petiole.tasks.streams.assembly import StreamAssembler
-from petiole.tasks.streams.readers import AsyncStream
+from petiole.tasks.streams.handing import HandingStream
 from petiole.tasks.submission import definitions
+
+MOST_WAITING = 1024
+"""Deltas that wait for a slow client. Behind them the log is read again when they are gone."""
 
 TASKS: Mapping[str, Any] = {"chat": definitions.chat, "generate": definitions.generate}
 
@@ -48,85 +52,108 @@ class Generation:
         self._began_at = time.monotonic()
         self._heard = False
         silence_s = max(1.0, min(known.gateway_heartbeat_s, known.gateway_wait_for_worker_s))
+        self._arrived: list[tuple[int, StreamDelta]] = []
+        self._held: list[tuple[int, StreamDelta]] = []
+        self._waiting: asyncio.Future[None] | None = None
+        self._fault: BaseException | None = None
         self._readers = [
-            AsyncStream(
+            HandingStream(
                 task_id,
-                None,
-                record.readers,
+                partial(self._take, choice),
+                cancel_on_disconnect=record.readers,
                 heartbeat_s=silence_s,
                 prepared=True,
                 unread_s=known.gateway_unread_s,
             )
-            for task_id in record.tasks
+            for choice, task_id in enumerate(record.tasks)
         ]
-        self._next: dict[asyncio.Task[StreamDelta], int] = {}
-        self._held: list[tuple[int, StreamDelta]] = []
+        self._reading: list[asyncio.Task[None]] = []
+        self._running = len(record.tasks)
 
     def open(self) -> None:
         """Subscribe, so that nothing is missed. Reading begins at the log's beginning in any case."""
-        for choice, reader in enumerate(self._readers):
-            self._next[asyncio.ensure_future(anext(reader))] = choice
+        for reader in self._readers:
+            task = asyncio.ensure_future(reader.run())
+            task.add_done_callback(self._read)
+            self._reading.append(task)
+
+    def _take(self, choice: int, delta: StreamDelta) -> None:
+        self._arrived.append((choice, delta))
+        self._heard = self._heard or not delta.is_heartbeat
+        if len(self._arrived) >= MOST_WAITING:
+            for reader in self._readers:
+                reader.hold()
+        self._wake()
+
+    def _read(self, reading: asyncio.Task[None]) -> None:
+        """A reader has ended: behind the last delta, or by what prevents the reading."""
+        self._running -= 1
+        if not reading.cancelled():
+            self._fault = self._fault or reading.exception()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def _arrivals(self, wait_s: float | None = None) -> list[tuple[int, StreamDelta]]:
+        """What has come, once anything has; nothing at the end, or when the time is over. Raises `Failure`."""
+        if not self._arrived and self._running and self._fault is None:
+            loop = asyncio.get_running_loop()
+            self._waiting = loop.create_future()
+            timer = None if wait_s is None else loop.call_later(wait_s, self._wake)
+            try:
+                await self._waiting
+            finally:
+                self._waiting = None
+                if timer is not None:
+                    timer.cancel()
+        if not self._arrived and self._fault is not None:
+            raise failure_of(self._fault) from self._fault
+        arrived, self._arrived = self._arrived, []
+        for reader in self._readers:
+            reader.resume()
+        return arrived
 
     async def accepted(self, wait_s: float) -> None:
         """Wait until a worker has prepared every task, or for `wait_s`. Raises `Failure` if one is refused."""
         give_up_at = time.monotonic() + wait_s
         silent = set(range(len(self._readers)))
-        while silent and (left_s := give_up_at - time.monotonic()) > 0 and self._next:
-            for choice, delta in await self._arrived(left_s):
+        while silent and (left_s := give_up_at - time.monotonic()) > 0:
+            for choice, delta in await self._arrivals(left_s):
                 if delta.is_heartbeat:
                     await self._check_worker()
                     continue
-                self._heard = True
                 silent.discard(choice)
                 if delta.error is not None:
                     raise self.failure(delta.error)
                 self._held.append((choice, delta))
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, StreamDelta | None], None]:
-        """The deltas of all tasks, each with the number of its task. None: nothing has come for a while. Raises
-        `Failure` if they cannot be read; a failed task has a delta that says so."""
-        for held in self._held:
-            yield held
-        self._held = []
-        if len(self._readers) == 1 and self._next:  # without a task for each delta
-            [(first, _)], self._next = self._next.items(), {}
-            try:
-                delta, reader = await first, self._readers[0]
-                while True:
-                    if delta.is_heartbeat:
-                        await self._check_worker()
-                        yield 0, None
-                    else:
-                        self._heard = True
-                        yield 0, delta
-                    if delta.finish_reason is not None:
-                        return
-                    delta = await anext(reader)
-            except (StopAsyncIteration, errors.StreamError) as error:
-                raise failure_of(error) from error
-        while self._next:
-            for choice, delta in await self._arrived(None):
+    async def batches(self) -> AsyncGenerator[list[tuple[int, StreamDelta | None]], None]:
+        """The deltas of all tasks, each with the number of its task: all that have come meanwhile together. None:
+        nothing has come for a while. Raises `Failure` if they cannot be read; a failed task has a delta that says
+        so."""
+        arrived, self._held = self._held, []
+        ended = 0
+        while True:
+            batch: list[tuple[int, StreamDelta | None]] = []
+            for choice, delta in arrived:
                 if delta.is_heartbeat:
                     await self._check_worker()
-                    yield choice, None
-                else:
-                    self._heard = True
-                    yield choice, delta
+                batch.append((choice, None if delta.is_heartbeat else delta))
+                ended += delta.finish_reason is not None
+            if batch:
+                yield batch
+            if ended == len(self._readers):
+                return
+            arrived = await self._arrivals()
 
-    async def _arrived(self, wait_s: float | None) -> list[tuple[int, StreamDelta]]:
-        """The next deltas, at most one of each task."""
-        done, _ = await asyncio.wait(self._next, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-        found = sorted((self._next.pop(task), task) for task in done)
-        deltas = []
-        for choice, task in found:
-            try:
-                delta = task.result()
-            except (StopAsyncIteration, errors.StreamError) as error:
-                raise failure_of(error) from error
-            deltas.append((choice, delta))
-            if delta.finish_reason is None:
-                self._next[asyncio.ensure_future(anext(self._readers[choice]))] = choice
-        return deltas
+    async def deltas(self) -> AsyncGenerator[tuple[int, StreamDelta | None], None]:
+        """`batches`, one by one."""
+        async with contextlib.aclosing(self.batches()) as batches:
+            async for batch in batches:
+                for one in batch:
+                    yield one
 
     async def _check_worker(self) -> None:
         """Raises `Failure` if nobody will ever begin."""
@@ -170,12 +197,9 @@ class Generation:
 
     async def aclose(self) -> None:
         """Read no further."""
-        for task in self._next:
+        for task in self._reading:
             task.cancel()
-        for task in self._next:
-            with contextlib.suppress(BaseException):
-                await task
-        self._next = {}
+        await asyncio.gather(*self._reading, return_exceptions=True)
         for reader in self._readers:
             await reader.aclose()
 

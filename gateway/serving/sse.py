@@ -63,15 +63,16 @@ async def events(
 ) -> AsyncGenerator[bytes, None]:
     """A generation's events as they go over the wire, and comments where nothing happens. What goes wrong once the
     stream has begun is an event that the interface writes (`failed`). It has no number: it is not in the log."""
-    async with contextlib.aclosing(generation), contextlib.aclosing(generation.deltas()) as deltas:
+    async with contextlib.aclosing(generation), contextlib.aclosing(generation.batches()) as batches:
         try:
             if begun := written(stream.begin()):
                 yield begun
-            async for choice, delta in deltas:
-                if delta is None:
-                    yield ALIVE
-                elif out := written(stream.read(choice, delta)):
-                    yield out
+            async for batch in batches:
+                out = bytearray()
+                for choice, delta in batch:
+                    out += ALIVE if delta is None else written(stream.read(choice, delta))
+                if out:
+                    yield bytes(out)
         except Failure as failure:
             yield failed(failure)
         yield end

@@ -3,6 +3,7 @@ parts.
 
 definitions          `stream`, `end` and their forms for asyncio: cheap to import
 ends                 how a task has ended, from its state
+handing              a reader that hands deltas on where they arrive, for whoever follows many streams
 readers              the protocol over redis-py, blocking and with asyncio; the result objects of tasks
 showing              deltas with reasoning, content and calls of tools
 following            the protocol itself, without input or output: subscribe, read the log, follow, read again

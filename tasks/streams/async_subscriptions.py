@@ -5,9 +5,10 @@ would wake the event loop once for each subscriber, and a web app with many stre
 connections.
 
 One asyncio task reads the connection while there are subscribers. Redis replies in order, so a reply
-belongs to the oldest command without one. The queue of a subscriber is bounded: a slow one loses its oldest
-messages, detects the gap and reads the log. When the connection is lost, all its subscribers are woken, and each
-subscribes again.
+belongs to the oldest command without one. A subscriber takes messages from a queue (`get`), or is called with each
+of them (`listen`), which wakes no asyncio task. The queue is bounded: a slow subscriber loses its oldest messages,
+detects the gap and reads the log. When the connection is lost, all its subscribers are woken, and each subscribes
+again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import redis
@@ -34,7 +36,9 @@ class Subscription:
         self._channel = channel
         self._shared: _SharedConnection | None = None
         self._messages: deque[bytes] = deque(maxlen=MAX_BEHIND)
-        self._changed = asyncio.Event()
+        self._waiting: asyncio.Future[None] | None = None
+        self._hear: Callable[[bytes], float] | None = None
+        self._until = 0.0
 
     async def open(self) -> None:
         """Subscribe. Raises one of `connections.LOST`, or the error that Redis replied."""
@@ -45,15 +49,43 @@ class Subscription:
         """The next delta; None if none arrives within `timeout_s`. Raises redis.ConnectionError."""
         assert self._shared is not None
         if not self._messages and self._shared.lost is None:
-            self._changed.clear()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._changed.wait()
-            except TimeoutError:
-                return None
-        if not self._messages:
+            await self._change(timeout_s)
+        if self._messages:
+            return self._messages.popleft()
+        if self._shared.lost is not None:
             raise self._shared.error()
-        return self._messages.popleft()
+        return None
+
+    async def listen(self, timeout_s: float, hear: Callable[[bytes], float]) -> bool:
+        """Call `hear` with each delta when it arrives. `hear` raises nothing, and returns for how long to wait for
+        the next one; 0: no longer. Returns False if the time is over. Raises redis.ConnectionError."""
+        assert self._shared is not None
+        while self._messages:
+            if not (timeout_s := hear(self._messages.popleft())):
+                return True
+        loop = asyncio.get_running_loop()
+        self._hear, self._until = hear, loop.time() + timeout_s
+        try:
+            while self._shared.lost is None:
+                await self._change(self._until - loop.time())
+                if self._hear is None:
+                    return True
+                if self._until <= loop.time():
+                    return False
+        finally:
+            self._hear = None
+        raise self._shared.error()
+
+    async def _change(self, timeout_s: float) -> None:
+        """Wait until `wake`, or for this long."""
+        loop = asyncio.get_running_loop()
+        self._waiting = loop.create_future()
+        timer = loop.call_later(timeout_s, self.wake)
+        try:
+            await self._waiting
+        finally:
+            timer.cancel()
+            self._waiting = None
 
     async def hears(self) -> bool:
         """Whether messages published before this call have arrived and are still queued."""
@@ -72,11 +104,18 @@ class Subscription:
         await self._shared.lose("a published message was missed")
 
     def deliver(self, delta: bytes) -> None:
-        self._messages.append(delta)
-        self._changed.set()
+        if self._hear is None:
+            self._messages.append(delta)
+            self.wake()
+        elif timeout_s := self._hear(delta):
+            self._until = asyncio.get_running_loop().time() + timeout_s
+        else:
+            self._hear = None
+            self.wake()
 
     def wake(self) -> None:
-        self._changed.set()
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
 
 class _SharedConnection:

@@ -184,14 +184,13 @@ class _Reader:
     def _interest(self) -> list[Command]:
         if not self._interest_is_due():
             return []
+        self._interest_renewed_at = time.monotonic()
         return [("SET", self._keys.interest, 1, "EX", self._interest_ttl_s)]
 
     def _interest_is_due(self) -> bool:
-        since = time.monotonic() - self._interest_renewed_at
-        if not self._cancel_on_disconnect or since < self._interest_ttl_s / 3:
+        if not self._cancel_on_disconnect:
             return False
-        self._interest_renewed_at = time.monotonic()
-        return True
+        return time.monotonic() - self._interest_renewed_at >= self._interest_ttl_s / 3
 
     def _outcome_now(self) -> tuple[str | None, Any]:
         if isinstance(self.app.backend, DisabledBackend):

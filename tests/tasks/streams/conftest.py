@@ -12,12 +12,14 @@ import pytest
 import redis
 from celery import Celery
 
+from petiole.tasks import errors
 from petiole.tasks.app.application import make_app
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.servers import embedded
 from petiole.tasks.settings import settings
 from petiole.tasks.streams import following, readers
+from petiole.tasks.streams.handing import HandingStream
 from tests.support.site import RedisServer
 
 
@@ -105,9 +107,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 Read = Callable[..., list[StreamDelta]]
 
 
-@pytest.fixture(params=["stream", "astream"])
+@pytest.fixture(params=["stream", "astream", "handing"])
 def read(request: pytest.FixtureRequest, app: Celery) -> Read:
-    """Read a whole stream in either way. `during` is called when the reader has subscribed, and `between` after
+    """Read a whole stream in each way. `during` is called when the reader has subscribed, and `between` after
     each delta."""
 
     def in_sync(
@@ -139,9 +141,31 @@ def read(request: pytest.FixtureRequest, app: Celery) -> Read:
             between()
         return deltas
 
+    async def handed(
+        task_id: str,
+        during: Callable[[], None] = lambda: None,
+        between: Callable[[], None] = lambda: None,
+        **options: Any,
+    ) -> list[StreamDelta]:
+        deltas: list[StreamDelta] = []
+
+        def take(delta: StreamDelta) -> None:
+            deltas.append(delta)
+            between()
+
+        reader = HandingStream(task_id, take, app=app, **options)
+        await reader.open()
+        during()
+        await reader.run()
+        if (error := deltas[-1].error) is not None:  # other readers raise it
+            outcome = app.AsyncResult(task_id).result
+            raise outcome if isinstance(outcome, Exception) else errors.rebuild(error)
+        return deltas
+
     if request.param == "stream":
         return in_sync
-    return lambda *arguments, **options: asyncio.run(in_asyncio(*arguments, **options))
+    in_a_loop = in_asyncio if request.param == "astream" else handed
+    return lambda *arguments, **options: asyncio.run(in_a_loop(*arguments, **options))
 
 
 def token_ids(deltas: list[StreamDelta]) -> list[int]:
