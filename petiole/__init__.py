@@ -25,6 +25,7 @@ from petiole import _lazy
 
 if TYPE_CHECKING:
     from petiole.tasks import (
+        SSE_HEADERS,
         AsyncGeneration,
         ChatCall,
         ChatOptions,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         UnknownTask,
         acancel,
         aend,
+        asse,
         astream,
         cancel,
         caption,
@@ -59,12 +61,14 @@ if TYPE_CHECKING:
         point,
         put_image,
         query,
+        sse,
         stream,
     )
     from petiole.tasks import celery_app as app
     from petiole.tasks.commands import testing
 
 __all__ = [
+    "SSE_HEADERS",
     "AsyncGeneration",
     "ChatCall",
     "ChatOptions",
@@ -88,6 +92,7 @@ __all__ = [
     "acancel",
     "aend",
     "app",
+    "asse",
     "astream",
     "cancel",
     "caption",
@@ -100,6 +105,7 @@ __all__ = [
     "point",
     "put_image",
     "query",
+    "sse",
     "stream",
     "testing",
 ]

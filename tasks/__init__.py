@@ -50,12 +50,13 @@ if TYPE_CHECKING:
     from petiole.tasks.requests.results import End, GenerationResult, StreamDelta
     from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest
     from petiole.tasks.requests.types import ChatCall, ChatOptions, GenerateCall, GenerateOptions, GenerationDict
-    from petiole.tasks.streams.definitions import aend, astream, end, stream
+    from petiole.tasks.streams.definitions import SSE_HEADERS, aend, asse, astream, end, sse, stream
     from petiole.tasks.streams.readers import AsyncGeneration
     from petiole.tasks.submission.definitions import caption, chat, count, detect, generate, point, query
     from petiole.tasks.submission.images import put_image
 
 __all__ = [
+    "SSE_HEADERS",
     "AsyncGeneration",
     "ChatCall",
     "ChatOptions",
@@ -78,6 +79,7 @@ __all__ = [
     "UnknownTask",
     "acancel",
     "aend",
+    "asse",
     "astream",
     "cancel",
     "caption",
@@ -90,6 +92,7 @@ __all__ = [
     "point",
     "put_image",
     "query",
+    "sse",
     "stream",
 ]
 
@@ -122,6 +125,9 @@ _HOMES = {
     "astream": "petiole.tasks.streams.definitions:astream",
     "end": "petiole.tasks.streams.definitions:end",
     "stream": "petiole.tasks.streams.definitions:stream",
+    "sse": "petiole.tasks.streams.definitions:sse",
+    "asse": "petiole.tasks.streams.definitions:asse",
+    "SSE_HEADERS": "petiole.tasks.streams.definitions:SSE_HEADERS",
     **{
         task: f"petiole.tasks.submission.definitions:{task}"
         for task in ("caption", "chat", "count", "detect", "generate", "point", "query")

@@ -1,7 +1,8 @@
 """Reading the stream of a task. Applications call `definitions`; tasks make `readers`; the other modules are their
 parts.
 
-definitions          `stream`, `end` and their forms for asyncio: cheap to import
+definitions          `stream`, `sse`, `end` and their forms for asyncio: cheap to import
+events               a stream as server-sent events
 ends                 how a task has ended, from its state
 handing              a reader that hands deltas on where they arrive, for whoever follows many streams
 readers              the protocol over redis-py, blocking and with asyncio; the result objects of tasks

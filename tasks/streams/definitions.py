@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from petiole import _lazy
@@ -12,10 +13,16 @@ if TYPE_CHECKING:
     from celery.result import AsyncResult
 
     from petiole.tasks.requests.results import End, StreamDelta
-    from petiole.tasks.streams import ends, readers
+    from petiole.tasks.streams import ends, events, readers
 else:
     ends = _lazy.module("petiole.tasks.streams.ends")
+    events = _lazy.module("petiole.tasks.streams.events")
     readers = _lazy.module("petiole.tasks.streams.readers")
+
+SSE_HEADERS: Mapping[str, str] = MappingProxyType(
+    {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+)
+"""The headers of a response with server-sent events: no cache and no proxy may hold them back."""
 
 
 def stream(
@@ -92,3 +99,53 @@ def end(task: AsyncResult | str) -> End | None:
 async def aend(task: AsyncResult | str) -> End | None:
     """`end` for asyncio."""
     return await ends.aend(task)
+
+
+def sse(
+    task: AsyncResult | str,
+    last_event_id: str | None = None,
+    *,
+    timeout_s: float | None = None,
+    cancel_on_disconnect: bool = False,
+    heartbeat_s: float | None = 15,
+    parsed: bool = False,
+) -> Iterator[bytes]:
+    """The stream of `task` as server-sent events, for a response with `SSE_HEADERS`.
+
+    `last_event_id`: the request's header `Last-Event-ID`. The events go on after it, each delta once.
+    An event's data is the delta as JSON, without fields that are null. The last events are `failed`, if the task
+    has failed, and `end`. `heartbeat_s`: after this many seconds without a delta comes a comment. The other
+    options are those of `stream`.
+
+    Raises, before the first event: `UnknownTask` if `task` is an id and Redis has nothing of it (submit with
+    `registered=True`, so that a queued task is known), and `InvalidRequest` if `last_event_id` is no id of an
+    event.
+    """
+    return events.sse(
+        task,
+        last_event_id,
+        timeout_s=timeout_s,
+        cancel_on_disconnect=cancel_on_disconnect,
+        heartbeat_s=heartbeat_s,
+        parsed=parsed,
+    )
+
+
+async def asse(
+    task: AsyncResult | str,
+    last_event_id: str | None = None,
+    *,
+    timeout_s: float | None = None,
+    cancel_on_disconnect: bool = False,
+    heartbeat_s: float | None = 15,
+    parsed: bool = False,
+) -> AsyncIterator[bytes]:
+    """`sse` for asyncio: `StreamingResponse(await asse(task_id, last_event_id), headers=SSE_HEADERS)`."""
+    return await events.asse(
+        task,
+        last_event_id,
+        timeout_s=timeout_s,
+        cancel_on_disconnect=cancel_on_disconnect,
+        heartbeat_s=heartbeat_s,
+        parsed=parsed,
+    )
