@@ -1,4 +1,5 @@
-"""Every setting of Petiole, read from `PETIOLE_*` environment variables; `petiole settings` lists them.
+"""Every setting of Petiole, read from `PETIOLE_*` environment variables, and below them from a Django project's
+settings; `petiole settings` lists them.
 
 `EngineSettings` are the engine's (`gpu_worker.config.EngineConfig` has the same names and validates them fully),
 `GatewaySettings` those of `petiole serve`; the others are for Celery and Redis. `settings()` reads the environment
@@ -305,11 +306,28 @@ class Settings(EngineSettings, GatewaySettings, BaseSettings):
 def settings() -> Settings:
     """The settings of this process, read once; `settings.cache_clear()` makes the next call read them again."""
     try:
-        return Settings(**_from_files())
+        return Settings(**_from_django() | _from_files())
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         limit = re.sub("^(Input|String) should", "must", first["msg"].removeprefix("Value error, "))
         raise invalid(str(first["loc"][0]), limit, first["input"]) from None
+
+
+def _of_django() -> dict[str, Any]:
+    """What a Django project's settings have under `PETIOLE_*`. Empty unless this process has loaded Django."""
+    conf = sys.modules.get("django.conf")
+    if conf is None or not (conf.settings.configured or os.environ.get("DJANGO_SETTINGS_MODULE")):
+        return {}
+    return {name: getattr(conf.settings, name) for name in dir(conf.settings) if name.startswith(PREFIX)}
+
+
+def _from_django() -> dict[str, Any]:
+    """The values of the settings that the environment does not name."""
+    theirs = {
+        name: value for name, value in _of_django().items() if not {name, f"{name}_FILE"} & os.environ.keys()
+    }
+    names = {PREFIX + name.upper(): name for name in Settings.model_fields}
+    return {names[name]: value for name, value in theirs.items() if name in names}
 
 
 def _from_files() -> dict[str, Any]:
@@ -336,10 +354,11 @@ def invalid(setting: str, limit: str, value: object) -> InvalidSettings:
 
 
 def misspelt() -> list[str]:
-    """A warning for each environment variable that begins with `PETIOLE_` and is not a setting."""
+    """A warning for each variable of the environment, or of Django's settings, that begins with `PETIOLE_` and is
+    not a setting."""
     known = [name.upper() for name in (*Settings.model_fields, *(f"{name}_file" for name in IN_FILES))]
     lines = []
-    for variable in sorted(os.environ.keys() - _NOT_SETTINGS):
+    for variable in sorted((os.environ.keys() | _of_django().keys()) - _NOT_SETTINGS):
         name = variable.removeprefix(PREFIX)
         if name != variable and name not in known:
             nearest = difflib.get_close_matches(name, known, 1)

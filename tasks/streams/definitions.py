@@ -114,8 +114,9 @@ def sse(
 
     `last_event_id`: the request's header `Last-Event-ID`. The events go on after it, each delta once.
     An event's data is the delta as JSON, without fields that are null. The last events are `failed`, if the task
-    has failed, and `end`. `heartbeat_s`: after this many seconds without a delta comes a comment. The other
-    options are those of `stream`.
+    has failed, and `end`. `heartbeat_s`: after this many seconds without a delta comes a comment.
+    `cancel_on_disconnect`: cancel the task when no client has read it for 15 s, so that a client that comes back
+    finds it. The task must have been submitted with the same option. The other options are those of `stream`.
 
     Raises, before the first event: `UnknownTask` if `task` is an id and Redis has nothing of it (submit with
     `registered=True`, so that a queued task is known), and `InvalidRequest` if `last_event_id` is no id of an

@@ -1,6 +1,6 @@
 """A task's stream as server-sent events: what the view of a web app sends, in any framework.
 
-    id: 12                                     the tokens sent so far
+    id: 12                                     the tokens sent so far; "12.end" in the last delta
     data: {"index": 11, "text": " leaf", ...}  a delta, as JSON
 
     event: failed                              the task's own exception; nothing follows
@@ -29,6 +29,8 @@ from petiole.tasks.streams.readers import AsyncStream, Stream
 
 ALIVE = b": alive\n\n"
 END = b"event: end\ndata: {}\n\n"
+LAST = ".end"
+UNREAD_S = 15
 LARGEST = 2**53
 """What a browser's script can count to."""
 
@@ -38,16 +40,17 @@ class Events:
 
     def __init__(self, last_event_id: str | None, *, parsed: bool) -> None:
         """Raises InvalidRequest if the id is none that `of` writes."""
-        self._after = position(last_event_id)
+        self._after, self._has_all = position(last_event_id)
         self.start = 0 if parsed else self._after
 
     def of(self, delta: StreamDelta) -> bytes:
         if delta.is_heartbeat:
             return ALIVE
-        if delta.end <= self._after and delta.finish_reason is None:
+        last = delta.finish_reason is not None
+        if self._has_all if last else delta.end <= self._after:
             return b""  # the client has it: parsed deltas follow from the text before them, so all are read
         data = delta.model_dump_json(exclude_none=True, exclude={"task_id"})
-        return f"id: {delta.end}\ndata: {data}\n\n".encode()
+        return f"id: {delta.end}{LAST * last}\ndata: {data}\n\n".encode()
 
     def failed(self, error: Exception) -> bytes:
         """The last event. Empty if only the reader has failed: the client asks again."""
@@ -57,20 +60,21 @@ class Events:
         return f"event: failed\ndata: {data}\n\n".encode() + END
 
 
-def position(last_event_id: str | None) -> int:
-    """The number of tokens that the client has."""
+def position(last_event_id: str | None) -> tuple[int, bool]:
+    """The number of tokens that the client has, and whether it has the last delta."""
     if not last_event_id:
-        return 0
-    if not (last_event_id.isascii() and last_event_id.isdigit() and int(last_event_id[:20]) <= LARGEST):
+        return 0, False
+    tokens = last_event_id.removesuffix(LAST)
+    if not (tokens.isascii() and tokens.isdigit() and int(tokens[:20]) <= LARGEST):
         raise InvalidRequest("Last-Event-ID", "must be the id of an event of this stream", last_event_id)
-    return int(last_event_id)
+    return int(tokens), tokens != last_event_id
 
 
 def sse(task: AsyncResult | str, last_event_id: str | None, *, parsed: bool, **options: Any) -> Iterator[bytes]:
     events = Events(last_event_id, parsed=parsed)
     if isinstance(task, str):
         ends.end(task)
-    return _written(events, Stream(task, start=events.start, parsed=parsed, **options))
+    return _written(events, Stream(task, start=events.start, parsed=parsed, unread_s=UNREAD_S, **options))
 
 
 def _written(events: Events, reader: Stream) -> Iterator[bytes]:
@@ -91,7 +95,7 @@ async def asse(
     events = Events(last_event_id, parsed=parsed)
     if isinstance(task, str):
         await ends.aend(task)
-    return _awritten(events, AsyncStream(task, start=events.start, parsed=parsed, **options))
+    return _awritten(events, AsyncStream(task, start=events.start, parsed=parsed, unread_s=UNREAD_S, **options))
 
 
 async def _awritten(events: Events, reader: AsyncStream) -> AsyncIterator[bytes]:

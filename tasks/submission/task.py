@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Never
 
 from celery import Task
@@ -158,6 +159,31 @@ class GenerationTask(SubmittedTask):
             if not isinstance(runs_here, GenerationTask):
                 markers.look(self.app, router.queue)
         return submitted
+
+    def delay_on_commit(self, /, *given: object, **options: Any) -> AsyncGeneration:
+        """`delay` as soon as Django's transaction is committed; at once, if there is none. The result's id is
+        known before. After a rollback nothing was submitted.
+
+        Raises `InvalidRequest` at once. What `delay` raises after the commit, Django's `on_commit` raises there.
+        """
+        from django.db import transaction  # the application's
+
+        request, submission = apart(options)
+        task_id = submission.setdefault("task_id", uuid())
+        check_submission(submission, self.app.conf.accept_content)
+        request = in_json(request)
+        parse(self.name, given, request)
+        transaction.on_commit(partial(self.apply_async, given, request, **submission))
+        result: AsyncGeneration = self.AsyncResult(task_id)
+        return result
+
+    async def adelay_on_commit(self, /, *given: object, **options: Any) -> AsyncGeneration:
+        """`delay_on_commit` for asyncio, on the thread that has Django's connections to its databases."""
+        from asgiref.sync import sync_to_async  # Django's
+
+        on_commit = sync_to_async(self.delay_on_commit, thread_sensitive=True)
+        result: AsyncGeneration = await on_commit(*given, **options)
+        return result
 
     def _many(self, *_: object, **__: object) -> Never:
         """Raises `InvalidRequest`: Celery's `map`, `starmap` and `chunks` call bodies within one other task."""
