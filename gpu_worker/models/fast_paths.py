@@ -27,6 +27,7 @@ from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.per_layer import PerLayerTables, PerLayerWeights
 from petiole.gpu_worker.models.plan import Layer, Norm
+from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear, Form
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear, Int8Linear
 from petiole.gpu_worker.models.weights.names import LINEARS, LLAMA
 
@@ -138,6 +139,9 @@ _FIELDS: dict[type, str] = {
     DenseLinear: "weight bias",
     Int8Linear: "weight scale bias",
     Fp8Linear: "weight scale quantize_rows bias",
+    CodedLinear: "weight bias",
+    Coded: "form codes scales zeros multiplier",
+    Form: "outputs inputs group table codes scales zeros multiplier",
     VisionConfig: "dim heads layers ff projection geometry",
     CropGeometry: "patch grid margin max_crops",
     VisionEncoder: "config patches positions layers norm projection",
@@ -232,12 +236,30 @@ def _check_encoder(encoder: VisionEncoder) -> None:
 
 def _linear(what: str, linear: object, outputs: int, inputs: int, parts: Parts) -> None:
     _one_of(linear, parts)
-    assert isinstance(linear, DenseLinear | Int8Linear | Fp8Linear)
-    _sized(what, linear.weight, outputs, inputs)
+    assert isinstance(linear, DenseLinear | Int8Linear | Fp8Linear | CodedLinear)
+    if isinstance(linear, CodedLinear):
+        _coded(what, linear.weight, outputs, inputs)
+    else:
+        _sized(what, linear.weight, outputs, inputs)
     if linear.bias is not None:
         _sized(f"bias of {what}", linear.bias, outputs)
-    if not isinstance(linear, DenseLinear):
+    if isinstance(linear, Int8Linear | Fp8Linear):
         _require(linear.scale.numel() == outputs, f"scale of {what} of size {list(linear.scale.shape)}")
+
+
+def _coded(what: str, weight: object, outputs: int, inputs: int) -> None:
+    _exactly(weight, Coded)
+    assert isinstance(weight, Coded)
+    form = weight.form
+    _exactly(form, Form)
+    found = [form.outputs, form.inputs]
+    _require(found == [outputs, inputs], f"{what} of size {found}, where {[outputs, inputs]} are known")
+    _sized(f"codes of {what}", weight.codes, outputs, form.code_bytes)
+    _sized(f"scales of {what}", weight.scales, outputs, form.groups)
+    if form.zeros is not None:
+        _sized(f"zeros of {what}", weight.zeros, outputs, form.groups)
+    if form.multiplier:
+        _sized(f"multipliers of {what}", weight.multiplier, outputs)
 
 
 def _norm(what: str, weights: object, plan: Norm | None, width: int) -> None:

@@ -63,6 +63,14 @@ class Form:
     def bits(self) -> int:
         return 4 if self.table else 8
 
+    def __str__(self) -> str:
+        codes = f"codes of {self.bits} bits"
+        return (
+            f"{codes} in groups of {self.group}"
+            if self.group < self.inputs
+            else f"{codes} with a scale for each output"
+        )
+
     def of(self, outputs: int) -> Form:
         """The same form, for another number of outputs."""
         return replace(self, outputs=outputs)

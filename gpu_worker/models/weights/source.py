@@ -68,7 +68,7 @@ class CheckpointWeights:
         if self._found:
             counts = Counter(found.name for found in self._found.values())
             formats = ", ".join(f"{n} in {name}" for name, n in sorted(counts.items()))
-            logger.info("quantised layers: %s; torch computes them in float32, which is slow", formats)
+            logger.info("quantised layers: %s", formats)
 
 
 def alike(layers: Sequence[QuantisedLayer]) -> bool:

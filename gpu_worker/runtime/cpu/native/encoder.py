@@ -16,7 +16,7 @@ from petiole.gpu_worker.models.fast_paths import supports_encoder
 from petiole.gpu_worker.models.parts.layered import LayeredEncoder
 from petiole.gpu_worker.runtime.cpu.native.products.choice import Products, choose_products
 from petiole.gpu_worker.runtime.cpu.native.stack import Memory, Stack, library_for
-from petiole.gpu_worker.runtime.cpu.native.supported import PARTS, VALUES, unknown_layers
+from petiole.gpu_worker.runtime.cpu.native.supported import PARTS, VALUES, unknown_codes, unknown_layers
 from petiole.gpu_worker.runtime.interface import Progress, nothing
 
 log = logging.getLogger(__name__)
@@ -72,6 +72,7 @@ def native_encoder(encoder: LayeredEncoder, progress: Progress = nothing) -> Nat
 
     The layers' weights are rearranged in place, so only the fast path can use them afterwards."""
     reason = supports_encoder(encoder, VALUES, PARTS).reason
+    reason = reason or unknown_codes(encoder.layers)
     reason = reason or unknown_layers(encoder.plan, encoder.hidden_size, lanes=8)
     if reason is not None:
         log.warning("torch encodes images on this CPU, which is slower: compiled code does not know %s", reason)

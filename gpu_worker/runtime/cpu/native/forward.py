@@ -16,7 +16,7 @@ from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.runtime.cpu.native.products.adapters import NativeAdapters
-from petiole.gpu_worker.runtime.cpu.native.products.choice import choose_products
+from petiole.gpu_worker.runtime.cpu.native.products.choice import choose_products, described
 from petiole.gpu_worker.runtime.cpu.native.stack import Ends, Memory, PerLayer, Stack, at_least, library_for
 from petiole.gpu_worker.runtime.cpu.native.supported import unknown
 from petiole.gpu_worker.runtime.interface import Int32Array, Progress, nothing
@@ -149,7 +149,14 @@ def native_decoder(
     library = library_for(decoder.dtype)
     if library is None:
         return None
-    log.info("compiled code computes all %d layers on this CPU", decoder.plan.n_layers)
+    library.petiole_instructions.restype = ctypes.c_char_p
+    log.info(
+        "compiled code computes all %d layers on this CPU: %s, %d threads, linear maps of %s",
+        decoder.plan.n_layers,
+        library.petiole_instructions().decode(),
+        torch.get_num_threads(),
+        ", ".join(described(decoder.layers, decoder.head)),
+    )
     return NativeDecoder(library, decoder, cache, bank, progress)
 
 

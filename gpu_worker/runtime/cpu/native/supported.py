@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.fast_paths import ANY, TABLE, Parts, Values, supports
 from petiole.gpu_worker.models.parts.kernels import TorchKernels
+from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.plan import (
     Attention,
     FeedForward,
@@ -17,9 +18,11 @@ from petiole.gpu_worker.models.plan import (
     PerLayerInput,
     Rotary,
 )
-from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear
+from petiole.gpu_worker.models.weights.coded import CodedLinear
+from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear, Linear
+from petiole.gpu_worker.runtime.cpu.native.products.weights import unknown_form
 
-PARTS: Parts = frozenset({TorchKernels, DenseLinear, Int8Linear})
+PARTS: Parts = frozenset({TorchKernels, DenseLinear, Int8Linear, CodedLinear})
 
 _BOTH = {True, False}
 _ACTIVATIONS = {"silu", "gelu", "gelu_tanh"}
@@ -113,7 +116,18 @@ def unknown(decoder: object) -> str | None:
         return "a tied head beside other inputs than tokens"
     if plan.per_layer is not None and plan.per_layer.width % 2:
         return f"per-layer inputs of {plan.per_layer.width} numbers"
-    return unknown_layers(plan.layers, plan.hidden_size, lanes=16)
+    return unknown_codes(decoder.layers, decoder.head) or unknown_layers(plan.layers, plan.hidden_size, lanes=16)
+
+
+def unknown_codes(layers: Sequence[LayerWeights], head: Linear | None = None) -> str | None:
+    """What the C code does not multiply of quantised weights."""
+    for i, weights in enumerate(layers):
+        mixer, fed = weights.mixer, weights.feed_forward
+        for linear in (mixer.qkv, mixer.out, fed.gate_up, fed.down):
+            if isinstance(linear, CodedLinear) and (found := unknown_form(linear.weight.form)) is not None:
+                return f"{found} (layer {i})"
+    found = unknown_form(head.weight.form) if isinstance(head, CodedLinear) else None
+    return None if found is None else f"{found} (head)"
 
 
 def unknown_layers(layers: Sequence[Layer], hidden: int, lanes: int) -> str | None:

@@ -13,6 +13,8 @@ from bench.checkpoints import checkpoint as bench_checkpoint
 from bench.driver import Driver
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
+from tests.gpu_worker.models.weights.test_quantised_models import quantise  # noqa: F401 - a fixture
+from tests.support.quantised import FORMATS
 
 ALL = SamplingParams(temperature=0.0, logprobs=320)
 SHAPE = Shape("qwen3", "float32", 320, 64, 96, 3, 4, 2, 32)
@@ -53,6 +55,8 @@ def trace(driver, sequences, chunk=0, steps=5):
         {"dtype": "bfloat16"},
         {"weight_quantization": "int8"},
         {"dtype": "bfloat16", "weight_quantization": "int8"},
+        {"weight_quantization": "int4"},
+        {"dtype": "bfloat16", "weight_quantization": "int4"},
         {"kv_dtype": "fp8"},
         {"dtype": "bfloat16", "kv_dtype": "fp8"},
     ],
@@ -65,7 +69,7 @@ def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch(family, settings, ch
     assert together == alone
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_a_sequence_gets_the_same_bits_in_a_wide_model(quantization, cpu_path, open_runtime):
     """Sums of more terms than are added up in one go, and not a multiple of them."""
     with bench_checkpoint(Shape("wide", "bfloat16", 320, 288, 608, 2, 8, 2, 32)) as folder:
@@ -74,6 +78,29 @@ def test_a_sequence_gets_the_same_bits_in_a_wide_model(quantization, cpu_path, o
         for chunk in (0, 70):
             assert [trace(driver, [driver.sequence(p, ALL)], chunk)[0] for p in prompts()] == alone
         assert trace(driver, [driver.sequence(p, ALL) for p in prompts()]) == alone
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_sequence_gets_the_same_bits_in_every_format(
+    name,
+    cpu_path,
+    quantise,  # noqa: F811
+    open_runtime,
+    caplog,
+):
+    """Alone, in a batch, in chunks, and when it goes on from its own tokens as a prompt."""
+    found = quantise("llama2", lambda _: name, FORMATS[name][1])
+    with caplog.at_level("INFO", "petiole"):
+        driver = Driver(open_runtime(found.folder))
+    assert "compiled code computes all" in caplog.text
+    alone = [trace(driver, [driver.sequence(p, ALL)])[0] for p in prompts()]
+    assert trace(driver, [driver.sequence(p, ALL) for p in prompts()]) == alone
+    assert [trace(driver, [driver.sequence(p, ALL)], 5)[0] for p in prompts()] == alone
+    sequence = driver.sequence(prompts()[5], ALL)
+    driver.prefill([sequence])
+    driver.decode([sequence])
+    resumed = driver.sequence(sequence.prompt + sequence.output, ALL)
+    assert trace(driver, [resumed], steps=3)[0] == alone[5][2:]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

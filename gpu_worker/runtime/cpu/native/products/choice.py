@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from ctypes import c_int32, c_int64, c_void_p
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ import torch
 
 from petiole.gpu_worker.config import switch
 from petiole.gpu_worker.models.parts.layer import LayerWeights
-from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
+from petiole.gpu_worker.models.weights.coded import CodedLinear
+from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear, Linear
 from petiole.gpu_worker.models.weights.names import LinearName
 from petiole.gpu_worker.runtime.cpu.native.products.library import BLOCKS, NEVER, Library, open_library
 from petiole.gpu_worker.runtime.cpu.native.products.weights import Weights
@@ -104,6 +106,8 @@ def choose_products(
     if forced == "own":
         return own("as PETIOLE_PRODUCTS says")
     maps = _maps(layers, head)
+    if any(isinstance(one, CodedLinear) for m in maps.values() for one in m.examples):
+        return own("because torch's library does not multiply codes")
     if dtype != torch.bfloat16 or not all(_is_dense(m) for m in maps.values()):
         return own("because torch's library would be used only for weights in bfloat16")
     if not all(m.alike for m in maps.values()):
@@ -175,6 +179,17 @@ def describe(times: Times, thresholds: Mapping[str, int], unit: str = "") -> str
         f"up to {gain(times, thresholds):.2f} times quicker than own kernels alone; "
         "bits depend on the batch (not with PETIOLE_EXACT=on)"
     )
+
+
+def described(layers: Sequence[LayerWeights], head: Linear | None) -> list[str]:
+    """How the weights of linear maps are kept, and how many bytes of each kind there are."""
+    n_bytes: Counter[str] = Counter()
+    for linear in (one for m in _maps(layers, head).values() for one in m.examples):
+        if isinstance(linear, CodedLinear):
+            n_bytes[str(linear.weight.form)] += linear.weight.n_bytes
+        elif isinstance(linear, DenseLinear | Int8Linear):
+            n_bytes[str(linear.weight.dtype).removeprefix("torch.")] += linear.weight.nbytes
+    return [f"{kind} ({total / 1e6:.0f} MB)" for kind, total in n_bytes.most_common()]
 
 
 # -- measuring

@@ -248,6 +248,21 @@ int32_t petiole_tiles(void) {
 #endif
 }
 
+/* The instructions that products are made with, for the log. */
+const char *petiole_instructions(void) {
+#if defined(TILES)
+  return "AMX";
+#elif defined(DOT)
+  return "AVX-512 with bfloat16";
+#elif defined(__AVX512F__)
+  return "AVX-512";
+#elif defined(__AVX2__)
+  return "AVX2";
+#else
+  return "vectors of the compiler";
+#endif
+}
+
 /* ---------------------------------------------------------------- memory */
 
 Bench new_bench(int64_t rows, int64_t k, Scratch *s) {

@@ -12,18 +12,20 @@
 #define ROWS 192
 #endif
 
-/* Only with DOT: INT8_HALF, with inputs in bfloat16; TWELVE, bfloat16 in 12 bits. E4M3: of keys and values. */
-enum { F32 = 0, BF16 = 1, INT8 = 2, INT8_HALF = 3, E4M3 = 4, TWELVE = 5 };
+/* Only with DOT: INT8_HALF, with inputs in bfloat16; TWELVE, bfloat16 in 12 bits. Only with groups: FOUR, codes of four bits.
+ * E4M3: with groups, or of keys and values. */
+enum { F32 = 0, BF16 = 1, INT8 = 2, INT8_HALF = 3, E4M3 = 4, TWELVE = 5, FOUR = 7 };
 
 typedef struct {
   const char *weight; /* whole blocks: [n / block][k][block]; see pack.h */
   const char *tail;   /* the block of the last n % block outputs, padded, or null */
-  const float *scale; /* [n], for both kinds of INT8, and for TWELVE */
+  const float *scale; /* [n], for both kinds of INT8, for TWELVE, and maybe beside groups */
   const float *bias;  /* [n] or null */
   int32_t n, k, kind, block; /* k is even for BF16 and INT8_HALF; block is a multiple of PANEL */
   void *library;        /* the same weights as a library has them, or null; see library.h */
   int64_t library_from; /* so many rows or more are the library's */
   int64_t stride;       /* from one block to the next, in bytes */
+  const struct Groups *groups; /* of inputs that share a scale, see groups.h; or null */
   int32_t activation;   /* of gates, where GATED: see functions.h */
 } Linear;
 

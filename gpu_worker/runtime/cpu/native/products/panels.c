@@ -9,6 +9,7 @@
  */
 #include "panels.h"
 
+#include "groups.h"
 #include "pack.h"
 #include "tiles.h"
 
@@ -205,6 +206,10 @@ void product(const Linear *l, int64_t p, int m, const char *x, float *sums, int6
   const char *w = weights_to(l, p * PANEL);
   const int64_t ldw = row_of(l->kind, l->block);
   b->widened = NULL;
+  if (l->groups) {
+    product_of_groups(l, p, m, (const float *)x, sums, lds, b);
+    return;
+  }
   for (int64_t from = 0; from < l->k; from += KC, x += m * KC * input_size(l->kind), w += KC / AT_ONCE(l->kind) * ldw) {
     const int kc = (int)smaller(KC, l->k - from);
     if (l->kind == F32 || HALF_INPUTS(l->kind) || m <= 2 * MB) {

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_int32, c_int64, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_uint8, c_void_p
 
 import torch
 from torch import Tensor
 
 from petiole.gpu_worker.models.host_memory import new_tensor
+from petiole.gpu_worker.models.weights.coded import CodedLinear, Form
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear, Linear
 from petiole.gpu_worker.runtime.cpu.native.products.library import NEVER, Library
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 4}
-_BF16, _INT8_HALF, _TWELVE = 1, 3, 5
+_BF16, _INT8_HALF, _TWELVE, _FOUR = 1, 3, 5, 7
+_NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 6}
+_VALUES = 16
+_EIGHT = 8  # inputs whose four-bit codes lie together
 _PANEL = 32
 _LINE = 64
 _LARGE = 1 << 20  # weights that are worth keeping in 12 bits: smaller matrices stay in the caches
@@ -32,8 +36,44 @@ class LinearStruct(ctypes.Structure):
         ("library", c_void_p),
         ("library_from", c_int64),
         ("stride", c_int64),
+        ("groups", c_void_p),
         ("activation", c_int32),
     ]
+
+
+class GroupsStruct(ctypes.Structure):
+    _fields_ = [
+        ("scales", c_void_p),
+        ("zeros", c_void_p),
+        ("tail_scales", c_void_p),
+        ("tail_zeros", c_void_p),
+        ("size", c_int64),
+        ("scale_kind", c_int32),
+        ("zero_kind", c_int32),
+        ("values", c_float * _VALUES),
+        ("halves", c_uint8 * _VALUES * 2),
+    ]
+
+
+def unknown_form(form: Form) -> str | None:
+    """What the C code does not multiply of codes of a form; None: it multiplies them."""
+    if form.inputs % _EIGHT:
+        return f"codes of {form.inputs} inputs"
+    if form.group < form.inputs and form.group % 16:
+        return f"groups of {form.group} inputs"
+    if form.table:
+        halves = torch.tensor(form.table).bfloat16().tolist()
+        return None if len(form.table) == _VALUES and halves == list(form.table) else "a table of such values"
+    return None if form.codes in (torch.int8, torch.float8_e4m3fn) else f"codes in {form.codes}"
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    """Scales or zeros in a type that the C code reads, which holds each of them exactly."""
+    if tensor.dtype in _NUMBERS:
+        return tensor
+    if tensor.dtype == torch.float8_e8m0fnu:
+        return tensor.float().bfloat16()
+    return tensor.half()
 
 
 EMPTY = LinearStruct(block=_PANEL)
@@ -77,6 +117,8 @@ class Weights:
     def linear(self, linear: Linear, library_from: int = NEVER) -> LinearStruct:
         """Rearranges the weights. Nobody else can use them afterwards, except the other library, which multiplies
         `library_from` rows or more."""
+        if isinstance(linear, CodedLinear):
+            return self._coded(linear)
         assert isinstance(linear, (DenseLinear, Int8Linear))
         weight, (n, k) = linear.weight, linear.weight.shape
         assert weight.is_contiguous()
@@ -107,6 +149,46 @@ class Weights:
         if shared and other is not None:
             packed.library = other.weights(weight.data_ptr(), n, k, self)
         return packed
+
+    def _coded(self, linear: CodedLinear) -> LinearStruct:
+        """In place, as the others: no number is held twice, and none as a float."""
+        form, weight = linear.weight.form, linear.weight
+        n, k, rest = form.outputs, form.inputs, form.outputs % _PANEL > 0
+        scales, zeros = _numbers(weight.scales), None if weight.zeros is None else _numbers(weight.zeros)
+        groups = GroupsStruct(
+            scales=self.pointer(scales),
+            zeros=None if zeros is None else self.pointer(zeros),
+            tail_scales=self._panel(form.groups, scales.dtype) if rest else None,
+            tail_zeros=self._panel(form.groups, zeros.dtype) if rest and zeros is not None else None,
+            size=form.group,
+            scale_kind=_NUMBERS[scales.dtype],
+            zero_kind=_NUMBERS[torch.float32 if zeros is None else zeros.dtype],
+            values=(c_float * _VALUES)(*form.table),
+        )
+        self._kept.append(groups)
+        packed = LinearStruct(
+            weight=self.pointer(weight.codes),
+            tail=self._panel(form.code_bytes, torch.uint8) if rest else None,
+            scale=self.floats(weight.multiplier),
+            bias=self.floats(linear.bias),
+            n=n,
+            k=k,
+            kind=_FOUR if form.table else KINDS[form.codes],
+            block=_PANEL,
+            library_from=NEVER,
+            groups=ctypes.addressof(groups),
+        )
+        n_threads = torch.get_num_threads()
+        self.library.petiole_pack_groups_copies.restype = c_int64
+        each = self.library.petiole_pack_groups_copies(ctypes.byref(packed))
+        copies = torch.empty(n_threads * each, dtype=torch.uint8)
+        self.library.petiole_pack_groups(
+            ctypes.byref(packed), ctypes.byref(groups), c_void_p(copies.data_ptr()), c_int32(n_threads)
+        )
+        return packed
+
+    def _panel(self, rows: int, dtype: torch.dtype) -> int:
+        return self.pointer(torch.empty((rows, _PANEL), dtype=dtype))
 
     def _kind(self, linear: DenseLinear | Int8Linear) -> int:
         """The kind of the weights. In a bfloat16 model with int8 weights, inputs are bfloat16 if the processor

@@ -1,0 +1,304 @@
+/* Sums of a panel whose weights have scales by group (groups.h). */
+#include "groups.h"
+
+#include "pack.h"
+#include "panels.h"
+
+#include <omp.h>
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
+#define PARTS (PANEL / WIDTH)
+#define RUN 32 /* the longest */
+
+/* Beside so many rows at most, codes become floats in registers; beside more, in memory that stays in the first cache. */
+#ifdef __AVX512F__
+#define DIRECT 4
+#else
+#define DIRECT 2
+#endif
+
+typedef float vp __attribute__((vector_size(4 * WIDTH), aligned(4)));
+typedef int32_t vpi __attribute__((vector_size(4 * WIDTH), aligned(4)));
+typedef uint32_t vpu __attribute__((vector_size(4 * WIDTH), aligned(4)));
+typedef uint16_t vph __attribute__((vector_size(2 * WIDTH), aligned(2)));
+typedef int8_t vpb __attribute__((vector_size(WIDTH), aligned(1)));
+
+INLINE vp at(const float *p) { return *(const vp *)p; }
+INLINE vp spread(float x) { return x - (vp){0}; }
+
+/* ---------------------------------------------------------------- values */
+
+/* The codes of EIGHT inputs to WIDTH outputs. */
+typedef struct {
+  const char *bytes;
+#if WIDTH == 8
+  vpu pairs[EIGHT / 2]; /* values in bfloat16: of an even input, and in the upper half of the next one */
+#else
+  vpu lanes;
+#endif
+} Chunk;
+
+/* From the codes of EIGHT inputs to those of the next. */
+INLINE int64_t step_of(int kind) { return kind == FOUR ? ROW4 : EIGHT * PANEL; }
+
+/* row: of a panel's codes; part: which outputs of it */
+INLINE Chunk open_chunk(int kind, const Groups *g, const char *row, int part) {
+  Chunk c = {.bytes = row + part * WIDTH};
+  if (kind != FOUR) return c;
+  const char *codes = row + part * WIDTH * EIGHT / 2;
+#if WIDTH == 8
+  const __m256i low = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)g->halves[0]));
+  const __m256i high = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)g->halves[1]));
+  const __m256i mask = _mm256_set1_epi8(15), both = _mm256_loadu_si256((const __m256i *)codes);
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; half++) {
+    const __m256i index = _mm256_and_si256(half ? _mm256_srli_epi16(both, 4) : both, mask);
+    const __m256i first = _mm256_shuffle_epi8(low, index), second = _mm256_shuffle_epi8(high, index);
+    c.pairs[2 * half] = (vpu)_mm256_unpacklo_epi8(first, second);
+    c.pairs[2 * half + 1] = (vpu)_mm256_unpackhi_epi8(first, second);
+  }
+#else
+  (void)g;
+  c.lanes = *(const vpu *)codes;
+#endif
+  return c;
+}
+
+/* The values of input i. */
+INLINE vp value_at(int kind, const Groups *g, const Chunk *c, int i) {
+  if (kind == FOUR) {
+#if WIDTH == 8
+    (void)g;
+    return (vp)(i % 2 ? c->pairs[i / 2] & 0xFFFF0000u : c->pairs[i / 2] << 16);
+#elif defined(__AVX512F__)
+    return (vp)_mm512_permutexvar_ps((__m512i)(c->lanes >> 4 * i), _mm512_loadu_ps(g->values)); /* reads four bits */
+#else
+    const vpu codes = c->lanes >> 4 * i & 15;
+    vp found = {0};
+    for (int lane = 0; lane < WIDTH; lane++) found[lane] = g->values[codes[lane]];
+    return found;
+#endif
+  }
+  const vpb codes = *(const vpb *)(c->bytes + i * PANEL);
+  const vpi wide = __builtin_convertvector(codes, vpi);
+  if (kind == INT8) return __builtin_convertvector(wide, vp);
+  const vpi size = wide & 0x7F, small = size < 8; /* e4m3: see e4m3.h. There is no code that is not a number */
+  const vpi large = (size << 20) + (120 << 23);
+  const vpi found = (small & (vpi)(__builtin_convertvector(size, vp) * 0x1p-9f)) | (~small & large);
+  return (vp)(found | (wide & (vpi)((vpu){0} + 0x80000000u)));
+}
+
+/* WIDTH scales or zeros, from number `i` of them on. */
+INLINE vp numbers_at(int kind, const char *from, int64_t i) {
+  if (kind == F32) return at((const float *)from + i);
+  const uint16_t *halves = (const uint16_t *)from + i;
+#if defined(__AVX512F__)
+  if (kind == HALF) return (vp)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)halves));
+#elif WIDTH == 8 && defined(__F16C__)
+  if (kind == HALF) return (vp)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)halves));
+#endif
+  const vpu wide = __builtin_convertvector(*(const vph *)halves, vpu);
+  if (kind == BF16) return (vp)(wide << 16);
+  const vp size = (vp)((wide & 0x7FFF) << 13) * 0x1p112f; /* finite */
+  return (vp)((vpu)size | (wide & 0x8000) << 16);
+}
+
+/* ---------------------------------------------------------------- runs */
+
+/* Scales and zeros of a run's group, and the sums of its inputs for each row, or null where there are no zeros. */
+typedef struct {
+  vp scales[PARTS], zeros[PARTS];
+  const float *inputs;
+} Scaling;
+
+/* c [mb, PANEL] += the sums of a run, scaled. */
+INLINE void add_run(int mb, vp sums[MB][PARTS], const Scaling *s, float *c, int64_t ldc) {
+#pragma GCC unroll 16
+  for (int j = 0; j < mb; j++)
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS; part++) {
+      vp total = sums[j][part];
+      if (s->inputs) total -= s->zeros[part] * spread(s->inputs[j]);
+      *(vp *)(c + j * ldc + part * WIDTH) += total * s->scales[part];
+    }
+}
+
+/* Codes become floats in registers. n: a multiple of EIGHT */
+INLINE void run_of_codes(int kind, int mb, int n, const Groups *g, const float *x, const char *w, const Scaling *s,
+                         float *c, int64_t ldc) {
+  vp sums[MB][PARTS] = {0};
+  for (int i = 0; i < n; i += EIGHT, w += step_of(kind)) {
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS; part++) {
+      const Chunk chunk = open_chunk(kind, g, w, part);
+#pragma GCC unroll 8
+      for (int k = 0; k < EIGHT; k++) {
+        const vp value = value_at(kind, g, &chunk, k);
+#pragma GCC unroll 16
+        for (int j = 0; j < mb; j++) sums[j][part] += value * spread(x[j * KC + i + k]);
+      }
+    }
+  }
+  add_run(mb, sums, s, c, ldc);
+}
+
+/* They have become floats, [n][PANEL]. */
+INLINE void run_of_floats(int mb, int n, const float *x, const float *w, const Scaling *s, float *c, int64_t ldc) {
+  vp sums[MB][PARTS] = {0};
+  for (int i = 0; i < n; i++, w += PANEL)
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS; part++) {
+      const vp value = at(w + part * WIDTH);
+#pragma GCC unroll 16
+      for (int j = 0; j < mb; j++) sums[j][part] += value * spread(x[j * KC + i]);
+    }
+  add_run(mb, sums, s, c, ldc);
+}
+
+/* constants, so that each case is unrolled */
+INLINE void some_of_codes(int kind, int mb, int n, const Groups *g, const float *x, const char *w, const Scaling *s,
+                          float *c, int64_t ldc) {
+#define CASE(mb) case mb: run_of_codes(kind, mb, n, g, x, w, s, c, ldc); break;
+  switch (mb) {
+    CASE(1) CASE(2)
+#if DIRECT == 4
+    CASE(3) CASE(4)
+#endif
+  }
+#undef CASE
+}
+
+static void some_of_floats(int mb, int n, const float *x, const float *w, const Scaling *s, float *c, int64_t ldc) {
+#define CASE(mb) case mb: run_of_floats(mb, n, x, w, s, c, ldc); break;
+  switch (mb) {
+    CASE(1) CASE(2) CASE(3)
+#if MB == 12
+    CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#endif
+  }
+#undef CASE
+}
+
+/* The codes of a run -> [n][PANEL] floats */
+INLINE void widen_run(int kind, int n, const Groups *g, const char *w, float *out) {
+  for (int i = 0; i < n; i += EIGHT, w += step_of(kind))
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS; part++) {
+      const Chunk chunk = open_chunk(kind, g, w, part);
+#pragma GCC unroll 8
+      for (int k = 0; k < EIGHT; k++) *(vp *)(out + (i + k) * PANEL + part * WIDTH) = value_at(kind, g, &chunk, k);
+    }
+}
+
+/* x [EIGHTs] -> their sum */
+INLINE float sum_of(const float *x, int n) {
+  float lanes[EIGHT] = {0};
+  for (int i = 0; i < n; i += EIGHT)
+    for (int k = 0; k < EIGHT; k++) lanes[k] += x[i + k];
+  return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+}
+
+/* ---------------------------------------------------------------- panels */
+
+INLINE void panel_of_kind(int kind, const Linear *l, int64_t p, int m, const float *x, float *sums, int64_t lds, Bench *b) {
+  const Groups *g = l->groups;
+  const int64_t n_groups = parts(l->k, g->size), run = run_of(g), whole = p < l->n / PANEL;
+  const char *w = weights_to(l, p * PANEL);
+  const char *scales = whole ? g->scales + p * n_groups * PANEL * size_of_number(g->scale_kind) : g->tail_scales;
+  const char *zeros = !g->zeros ? NULL : whole ? g->zeros + p * n_groups * PANEL * size_of_number(g->zero_kind) : g->tail_zeros;
+  const int n_tiles = (int)parts(m, m > DIRECT ? MB : DIRECT);
+  float inputs[ROWS];
+  for (int j = 0; j < m; j++) memset(sums + j * lds, 0, sizeof(float) * PANEL);
+  for (int64_t from = 0; from < l->k; from += run, w += run / EIGHT * step_of(kind)) {
+    const int n = (int)smaller(run, l->k - from);
+    const float *in = x + from / KC * m * KC + from % KC;
+    Scaling s = {.inputs = zeros ? inputs : NULL};
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS; part++) {
+      s.scales[part] = numbers_at(g->scale_kind, scales, from / g->size * PANEL + part * WIDTH);
+      if (zeros) s.zeros[part] = numbers_at(g->zero_kind, zeros, from / g->size * PANEL + part * WIDTH);
+    }
+    for (int j = 0; zeros && j < m; j++) inputs[j] = sum_of(in + j * KC, n);
+    if (m > DIRECT) widen_run(kind, n, g, w, b->panel);
+    for (int left = n_tiles, first = 0; left; left--) {
+      const int mb = (m - first) / left;
+      if (m > DIRECT) some_of_floats(mb, n, in + first * KC, b->panel, &s, sums + first * lds, lds);
+      else some_of_codes(kind, mb, n, g, in + first * KC, w, &s, sums + first * lds, lds);
+      first += mb;
+      if (zeros) s.inputs += mb;
+    }
+  }
+}
+
+void product_of_groups(const Linear *l, int64_t p, int m, const float *x, float *sums, int64_t lds, Bench *b) {
+  /* constants, so that each case is a loop of its own */
+  if (l->kind == FOUR) panel_of_kind(FOUR, l, p, m, x, sums, lds, b);
+  else if (l->kind == INT8) panel_of_kind(INT8, l, p, m, x, sums, lds, b);
+  else panel_of_kind(E4M3, l, p, m, x, sums, lds, b);
+}
+
+/* ---------------------------------------------------------------- packing */
+
+/* rows [n <= PANEL][k] -> a panel. Outputs behind the last have codes of zero bits. */
+static void pack_codes(int kind, const uint8_t *rows, int n, int64_t k, uint8_t *out) {
+  const int64_t row = kind == FOUR ? k / 2 : k;
+  memset(out, 0, (size_t)(PANEL * row));
+  if (kind != FOUR) {
+    for (int64_t from = 0; from < k; from += 64) /* a line of each row at a time */
+      for (int i = 0; i < n; i++)
+        for (int64_t c = from; c < smaller(k, from + 64); c++) out[c * PANEL + i] = rows[i * row + c];
+    return;
+  }
+  for (int i = 0; i < n; i++)
+    for (int64_t c = 0; c < k / EIGHT; c++) {
+      const uint8_t *codes = rows + i * row + c * EIGHT / 2;
+      uint8_t *chunk = out + c * ROW4 + i / WIDTH * WIDTH * EIGHT / 2;
+#pragma GCC unroll 8
+      for (int input = 0; input < EIGHT; input++) {
+        const int64_t nibble = nibble_at(i % WIDTH, input);
+        chunk[nibble / 2] |= (uint8_t)((codes[input / 2] >> input % 2 * 4 & 15) << nibble % 2 * 4);
+      }
+    }
+}
+
+/* rows [n <= PANEL][groups] -> [groups][PANEL], padded with zeros. size: of a number */
+static void pack_numbers(const char *rows, int n, int64_t groups, int64_t size, char *out) {
+  memset(out, 0, (size_t)(groups * PANEL * size));
+  for (int i = 0; i < n; i++)
+    for (int64_t c = 0; c < groups; c++)
+      memcpy(out + (c * PANEL + i) * size, rows + (i * groups + c) * size, (size_t)size);
+}
+
+/* The bytes that each thread of `petiole_pack_groups` copies at a time, at most. */
+int64_t petiole_pack_groups_copies(const Linear *l) {
+  const Groups *g = l->groups;
+  return PANEL * larger_of(l->kind == FOUR ? l->k / 2 : l->k, parts(l->k, g->size) * (int64_t)sizeof(float));
+}
+
+/* Rearranges codes [n, k], scales and zeros [n, groups] in place, a panel at a time. The last rows go to the tails. */
+void petiole_pack_groups(Linear *l, Groups *g, char *copies, int32_t n_threads) {
+  const int64_t n_groups = parts(l->k, g->size), whole = l->n / PANEL, last = l->n % PANEL;
+  const int64_t each = petiole_pack_groups_copies(l), s = size_of_number(g->scale_kind), z = size_of_number(g->zero_kind);
+  const int64_t of_scales = n_groups * PANEL * s, of_zeros = n_groups * PANEL * z;
+  l->stride = PANEL * (l->kind == FOUR ? l->k / 2 : l->k);
+  for (int i = 0; i < 16; i++) {
+    const uint16_t half = to_bf16(g->values[i]);
+    g->halves[0][i] = (uint8_t)half;
+    g->halves[1][i] = (uint8_t)(half >> 8);
+  }
+#pragma omp parallel for schedule(static) num_threads(n_threads)
+  for (int64_t p = 0; p < whole + (last > 0); p++) {
+    const int full = p < whole, n = full ? PANEL : (int)last;
+    char *copy = copies + omp_get_thread_num() * each, *codes = (char *)l->weight + p * l->stride;
+    char *scales = (char *)g->scales + p * of_scales, *zeros = (char *)g->zeros + p * of_zeros;
+    memcpy(copy, codes, (size_t)(l->stride / PANEL * n));
+    pack_codes(l->kind, (const uint8_t *)copy, n, l->k, (uint8_t *)(full ? codes : l->tail));
+    memcpy(copy, scales, (size_t)(of_scales / PANEL * n));
+    pack_numbers(copy, n, n_groups, s, full ? scales : (char *)g->tail_scales);
+    if (!g->zeros) continue;
+    memcpy(copy, zeros, (size_t)(of_zeros / PANEL * n));
+    pack_numbers(copy, n, n_groups, z, full ? zeros : (char *)g->tail_zeros);
+  }
+}

@@ -1,0 +1,54 @@
+/* Weights whose inputs form groups, each with a scale for an output and maybe a zero:
+ *
+ *     weight = (value of the code - zero) * scale of the group * scale of the output
+ *
+ * A code has four bits (FOUR) and stands for one of 16 values, or it is a byte (INT8, E4M3) and its own value.
+ *
+ * Values are exact in float32. A sum runs over a run of 32 inputs (16 where groups are that short) from zero in the order
+ * of the inputs; zero times the sum of these inputs is taken away; the rest times the scale is added to the sum of the runs
+ * before. Every number of rows makes these sums, so a row gets the same bits beside any others.
+ *
+ * Panels of bytes lie as pack.h says. Those of four bits hold, for 8 inputs after the next 8, chunks of WIDTH outputs:
+ *
+ *     k = 0 .. 7:   outputs 0 .. WIDTH - 1   outputs WIDTH .. 2 WIDTH - 1   ...       4 WIDTH bytes each
+ *
+ * Within a chunk they lie as `nibble_at` says, so that few instructions make vectors of floats of them. Scales and zeros
+ * of a panel are rows of 32, [groups][PANEL], apart from the codes. */
+#pragma once
+#include "matrix.h"
+
+#define HALF 6 /* numbers in float16; F32 and BF16 are the other kinds of scales and zeros */
+#define EIGHT 8 /* inputs whose four-bit codes lie in one chunk */
+
+typedef struct Groups {
+  const char *scales, *zeros;           /* of whole panels; zeros may be null */
+  const char *tail_scales, *tail_zeros; /* of the panel that is not full, or null */
+  int64_t size;                         /* inputs of a group */
+  int32_t scale_kind, zero_kind;
+  float values[16];      /* of four-bit codes */
+  uint8_t halves[2][16]; /* the bytes of these in bfloat16, the lower ones first */
+} Groups;
+
+INLINE int64_t size_of_number(int kind) { return kind == F32 ? 4 : 2; }
+
+/* Inputs that are summed up before they are scaled. */
+INLINE int64_t run_of(const Groups *g) { return g->size % 32 && g->size % 32 == 16 ? 16 : 32; }
+
+/* Bytes of the four-bit codes of EIGHT inputs to a panel. */
+#define ROW4 (EIGHT * PANEL / 2)
+
+/* Outputs of a chunk. With AVX2 alone, a vector has 8 floats. */
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define WIDTH 8
+/* The place of the code of output o and input k among a chunk's nibbles, two a byte, the lower first. A look-up gives the
+ * bytes of bfloat16: those of an even input and of the next one meet in a float's lane. */
+INLINE int64_t nibble_at(int64_t o, int64_t k) {
+  return (o / 4 * 16 + k % 4 / 2 * 8 + o % 4 * 2 + k % 2) * 2 + k / 4;
+}
+#else
+#define WIDTH 16
+INLINE int64_t nibble_at(int64_t o, int64_t k) { return o * EIGHT + k; } /* an output's codes are a lane */
+#endif
+
+/* sums [m][lds] = x W of a panel; x: [ceil(k / KC)][m][KC] */
+void product_of_groups(const Linear *l, int64_t p, int m, const float *x, float *sums, int64_t lds, Bench *b);
