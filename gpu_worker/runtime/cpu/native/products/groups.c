@@ -2,7 +2,6 @@
 #include "groups.h"
 
 #include "pack.h"
-#include "panels.h"
 
 #include <omp.h>
 #ifdef __AVX2__

@@ -5,6 +5,12 @@
 #define PANEL 32 /* outputs side by side: two vectors */
 #define PAIR (2 * PANEL)
 #define KC 256   /* terms of a sum that are added up in registers in one go; the row length of packed inputs */
+/* Input rows whose sums the registers hold. */
+#ifdef __AVX512F__
+#define MB 12
+#else
+#define MB 3
+#endif
 /* Input rows that stay in the second-level cache while the weights pass by. */
 #ifdef TILES
 #define ROWS 256

@@ -2,13 +2,6 @@
 #pragma once
 #include "matrix.h"
 
-/* Input rows whose sums the registers hold. */
-#ifdef __AVX512F__
-#define MB 12
-#else
-#define MB 3
-#endif
-
 /* Weights come from far away: while a tile is computed, it asks for its share of those that are needed next. */
 typedef struct {
   const char *at;
