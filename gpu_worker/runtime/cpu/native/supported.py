@@ -19,7 +19,7 @@ from petiole.gpu_worker.models.plan import (
     Rotary,
 )
 from petiole.gpu_worker.models.weights.coded import CodedLinear
-from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear, Linear
+from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear
 from petiole.gpu_worker.runtime.cpu.native.products.weights import unknown_form
 
 PARTS: Parts = frozenset({TorchKernels, DenseLinear, Int8Linear, CodedLinear})
@@ -116,18 +116,25 @@ def unknown(decoder: object) -> str | None:
         return "a tied head beside other inputs than tokens"
     if plan.per_layer is not None and plan.per_layer.width % 2:
         return f"per-layer inputs of {plan.per_layer.width} numbers"
-    return unknown_codes(decoder.layers, decoder.head) or unknown_layers(plan.layers, plan.hidden_size, lanes=16)
+    projection = None if decoder.per_layer is None else decoder.per_layer.projection
+    found = unknown_codes(decoder.layers, decoder.head, projection)
+    return found or unknown_layers(plan.layers, plan.hidden_size, lanes=16)
 
 
-def unknown_codes(layers: Sequence[LayerWeights], head: Linear | None = None) -> str | None:
-    """What the C code does not multiply of quantised weights."""
+def unknown_codes(layers: Sequence[LayerWeights], *others: object) -> str | None:
+    """What the C code does not multiply of the quantised weights of layers and of other linear maps."""
     for i, weights in enumerate(layers):
-        mixer, fed = weights.mixer, weights.feed_forward
-        for linear in (mixer.qkv, mixer.out, fed.gate_up, fed.down):
-            if isinstance(linear, CodedLinear) and (found := unknown_form(linear.weight.form)) is not None:
-                return f"{found} (layer {i})"
-    found = unknown_form(head.weight.form) if isinstance(head, CodedLinear) else None
-    return None if found is None else f"{found} (head)"
+        mixer, fed, per_layer = weights.mixer, weights.feed_forward, weights.per_layer
+        linears = [mixer.qkv, mixer.out, fed.gate_up, fed.down]
+        linears += [] if per_layer is None else [per_layer.gate, per_layer.out]
+        if (found := _unknown_codes(linears)) is not None:
+            return f"{found} (layer {i})"
+    return _unknown_codes(others)
+
+
+def _unknown_codes(linears: Sequence[object]) -> str | None:
+    coded = (linear.weight.form for linear in linears if isinstance(linear, CodedLinear))
+    return next((found for form in coded if (found := unknown_form(form)) is not None), None)
 
 
 def unknown_layers(layers: Sequence[Layer], hidden: int, lanes: int) -> str | None:
