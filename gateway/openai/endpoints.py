@@ -54,10 +54,13 @@ class Kind:
             await generation.aclose()
 
     async def create(self, request: Request, plan: Plan, stream: bool) -> Response:
-        generation = await unless_gone(request, generations.begin(plan))
+        return await unless_gone(request, self._begun(plan, stream))
+
+    async def _begun(self, plan: Plan, stream: bool) -> Response:
+        generation = await generations.begin(plan)
         if not stream:
-            return await unless_gone(request, self.answer(generation))
-        await unless_gone(request, accepted(generation))
+            return await self.answer(generation)
+        await accepted(generation)
         return EventStream(self.events(generation))
 
     async def get(self, request: Request) -> Response:

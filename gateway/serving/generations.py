@@ -46,7 +46,8 @@ TASKS: Mapping[str, Any] = {"chat": definitions.chat, "generate": definitions.ge
 class Generation:
     """The tasks of a record, read by this process."""
 
-    def __init__(self, record: Record, names: Mapping[str, str] | None = None) -> None:
+    def __init__(self, record: Record, names: Mapping[str, str] | None = None, *, fresh: bool = False) -> None:
+        """`fresh`: the tasks are submitted when this is open."""
         known = settings()
         self.record, self._names = record, names or {}
         self._began_at = time.monotonic()
@@ -64,14 +65,23 @@ class Generation:
                 heartbeat_s=silence_s,
                 prepared=True,
                 unread_s=known.gateway_unread_s,
+                fresh=fresh,
             )
             for choice, task_id in enumerate(record.tasks)
         ]
         self._reading: list[asyncio.Task[None]] = []
         self._running = len(record.tasks)
 
-    def open(self) -> None:
-        """Subscribe, so that nothing is missed. Reading begins at the log's beginning in any case."""
+    async def open(self) -> None:
+        """Subscribe."""
+        await asyncio.gather(*(reader.open() for reader in self._readers))
+
+    def interest(self) -> list[tuple[Any, ...]]:
+        """The commands that say that somebody reads the tasks."""
+        return [command for reader in self._readers for command in reader.interest()]
+
+    def start(self) -> None:
+        """Read from now on."""
         for reader in self._readers:
             task = asyncio.ensure_future(reader.run())
             task.add_done_callback(self._read)
@@ -207,7 +217,20 @@ class Generation:
 async def begin(plan: Plan) -> Generation:
     """Write the record, and then submit the tasks. Raises `Failure`; then nothing of the request is left."""
     record = plan.record
-    await records.put(record, plan.keep_s or settings().gateway_keep_s)
+    generation = Generation(record, plan.names, fresh=True)
+    try:
+        keep_s = plan.keep_s or settings().gateway_keep_s
+        await asyncio.gather(records.put(record, keep_s, generation.interest()), generation.open())
+        generation.start()
+        await _submit(plan)
+    except BaseException:
+        await generation.aclose()
+        raise
+    return generation
+
+
+async def _submit(plan: Plan) -> None:
+    record = plan.record
     where = {"queue": record.queue} if record.queue != settings().queue else {}
     submissions = [
         TASKS[call.task].adelay(**call.options, **plan.submission, **where, task_id=task_id)
@@ -219,9 +242,6 @@ async def begin(plan: Plan) -> Generation:
             await records.forget(record.id)
             await control.acancel(*record.tasks)
         raise failure_of(failed[0], plan.names) from failed[0]
-    generation = Generation(record, plan.names)
-    generation.open()
-    return generation
 
 
 async def cancel(record: Record) -> None:
@@ -231,7 +251,7 @@ async def cancel(record: Record) -> None:
 def again(record: Record) -> Generation:
     """Follow the tasks of a request that was submitted before, by whichever gateway."""
     generation = Generation(record)
-    generation.open()
+    generation.start()
     return generation
 
 

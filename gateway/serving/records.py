@@ -9,11 +9,13 @@ from petiole.gateway.core.record import Record, dump, load
 from petiole.gateway.serving.patience import patiently
 from petiole.tasks.keys import gateway_key
 from petiole.tasks.servers import connections
+from petiole.tasks.servers.connections import Commands
 
 
-async def put(record: Record, keep_s: int) -> None:
-    raw = dump(record)
-    await patiently(lambda: connections.async_streams().set(gateway_key(record.id), raw, ex=keep_s))
+async def put(record: Record, keep_s: int, more: Commands = ()) -> None:
+    """`more`: commands for the same round trip."""
+    commands = [("SET", gateway_key(record.id), dump(record), "EX", keep_s), *more]
+    await patiently(lambda: connections.aperform(commands))
 
 
 async def get(name: str, kind: str) -> Record:

@@ -52,18 +52,22 @@ def read(
     *,
     prepared: bool = False,
     start: int = 0,
+    fresh: bool = False,
 ) -> Reading:
     """The protocol. `timeout_s` limits the wait for each delta; `heartbeat_s` limits the wait for a delta or a
-    heartbeat. `prepared`: also yield the delta that announces the task. `start`: the token to begin with."""
+    heartbeat. `prepared`: also yield the delta that announces the task. `start`: the token to begin with. `fresh`:
+    the task is submitted when the first subscription is made, so nothing can be in its log before."""
     stream = Following(task_id, timeout_s, heartbeat_s, prepared=prepared, start=start)
     lost_since: float | None = None
     while not stream.assembler.finished:
         try:
             yield ("subscribe",)
-            yield from stream.catch_up()
-            lost_since = None
+            if not fresh:
+                yield from stream.catch_up()
+            fresh, lost_since = False, None
             yield from stream.follow()
         except Lost as lost:
+            fresh = False
             now = time.monotonic()
             lost_since = lost_since or now
             stream.check_time(lost.error)

@@ -61,7 +61,7 @@ class HandingStream(AsyncStream):
         self._step = step
 
     async def _receive(self, timeout_s: float) -> Any:
-        if interest := self._interest():
+        if interest := self.interest():
             await connections.aperform(interest)
         assert self._subscription is not None
         if await self._subscription.listen(timeout_s, self._hear):

@@ -120,9 +120,11 @@ class _Reader:
         start: int = 0,
         unread_s: float | None = None,
         parsed: bool = False,
+        fresh: bool = False,
     ) -> None:
         """`unread_s`, with `cancel_on_disconnect`: a reader that stops cancels nothing. The task is cancelled when
-        it has had no reader for this long, so that a client can come back, to another process perhaps."""
+        it has had no reader for this long, so that a client can come back, to another process perhaps. `fresh`:
+        the reader is opened before the task is submitted."""
         self.task_id = task if isinstance(task, str) else str(task.id)
         self.app = app or celery_app
         self._keys = stream_keys(self.task_id)
@@ -139,7 +141,7 @@ class _Reader:
         self._steps = (
             Following(self.task_id, timeout_s, start=start).end_as(task.state, task.result)
             if isinstance(task, EagerResult)
-            else read(self.task_id, timeout_s, heartbeat_s, prepared=prepared or parsed, start=start)
+            else read(self.task_id, timeout_s, heartbeat_s, prepared=prepared or parsed, start=start, fresh=fresh)
         )
         self._watch = Watch([getattr(task, "submitted_to", None)], timeout_s)
         self._step: Step | None = next(self._steps)
@@ -181,7 +183,8 @@ class _Reader:
                 return [*(("LRANGE", log, place, place) for place in places), ("LLEN", log)]
         return None
 
-    def _interest(self) -> list[Command]:
+    def interest(self) -> list[Command]:
+        """The commands that say that the task has a reader, if it is time for them."""
         if not self._interest_is_due():
             return []
         self._interest_renewed_at = time.monotonic()
@@ -240,7 +243,7 @@ class Stream(_Reader, Iterator[StreamDelta]):
         try:
             self._make_own()
             if (commands := self._reading(name, *arguments)) is not None:
-                interest = self._interest()
+                interest = self.interest()
                 return connections.perform(interest + commands)[len(interest) :]
             return getattr(self, f"_{name}")(*arguments)
         except connections.LOST as error:
@@ -272,7 +275,7 @@ class Stream(_Reader, Iterator[StreamDelta]):
         subscriptions.forget()
 
     def _receive(self, timeout_s: float) -> bytes | None:
-        if interest := self._interest():
+        if interest := self.interest():
             connections.perform(interest)
         assert self._pubsub is not None
         message = subscriptions.data(self._pubsub.get_message(timeout=timeout_s))
@@ -350,7 +353,7 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
         name, *arguments = step
         try:
             if (commands := self._reading(name, *arguments)) is not None:
-                interest = self._interest()
+                interest = self.interest()
                 return (await connections.aperform(interest + commands))[len(interest) :]
             return await getattr(self, f"_{name}")(*arguments)
         except connections.LOST as error:
@@ -373,7 +376,7 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
         self._subscription = None
 
     async def _receive(self, timeout_s: float) -> bytes | None:
-        if interest := self._interest():
+        if interest := self.interest():
             await connections.aperform(interest)
         assert self._subscription is not None
         message = await self._subscription.get(timeout_s)
