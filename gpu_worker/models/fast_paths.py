@@ -3,14 +3,19 @@
 Compiled code reads a decoder's weights and never calls the decoder; a captured graph records one call and replays
 it. Such code cannot see that a decoder computes something else. So it lists the values of plans and the classes of
 parts that it computes, and everything that is not listed is refused: a new field of a plan, a value of a field, a
-subclass, another class with the same attributes, other kernels, a tensor of another size. Torch then computes the
-model, by calling it.
+subclass, another class with the same attributes, other kernels, a tensor of another size.
+
+The answer names layers, and the log says once which ones stand in the way. A step is computed by one path all the
+same: if one layer is refused, torch computes all of them, by calling the decoder. Two paths in one step would keep
+the promises of neither. (Compiled code gives a position the same bits in every batch, and keeps its activations in
+float32.) Each change of path would cost a copy of the activations, and would end a region of the threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from itertools import pairwise
 from typing import Final
 
 import torch
@@ -26,7 +31,16 @@ from petiole.gpu_worker.models.parts.feed_forward import FeedForwardWeights
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.per_layer import PerLayerTables, PerLayerWeights
-from petiole.gpu_worker.models.plan import Layer, Norm
+from petiole.gpu_worker.models.plan import (
+    Attention,
+    FeedForward,
+    Growth,
+    Layer,
+    ModelPlan,
+    Norm,
+    PerLayerInput,
+    Rotary,
+)
 from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear, Form
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear, Int8Linear
 from petiole.gpu_worker.models.weights.names import LINEARS, LLAMA
@@ -38,10 +52,57 @@ Values = Mapping[type, Mapping[str, object]]
 """What a path knows of plans: for each class of `plan`, for each of its fields the set of known values, or `ANY`.
 In place of values that are plans themselves their class stands, which is looked up in turn."""
 
+
+def _fields(any_value: str = "", both: str = "", norms: str = "", **listed: object) -> dict[str, object]:
+    """any_value: the names of fields of which every value is known. both: of those that are true or false. norms:
+    of those that are a norm or None."""
+    known: dict[str, object] = dict.fromkeys(any_value.split(), ANY)
+    known |= {name: {True, False} for name in both.split()}
+    return known | {name: {None, Norm} for name in norms.split()} | listed
+
+
 _TABLE = "dims theta kind factor original_max_position low_freq_factor high_freq_factor beta_fast beta_slow"
 _TABLE += " attention_factor mscale mscale_all_dim truncate fraction short_factors long_factors"
-TABLE: Final = dict.fromkeys(_TABLE.split(" "), ANY)
-"""What is known of a `Rotary` where its table is read, which `parts.rotary` computes."""
+_ENDS = "architecture vocab_size hidden_size max_position embedding_factor learned_positions token_types"
+_ENDS += " logits_factor logits_softcap dtype eos_token_ids"
+
+COMMON: Final[Values] = {
+    ModelPlan: _fields(_ENDS, "tied_head head_bias", "norm embedding_norm", per_layer={None, PerLayerInput}),
+    Layer: _fields(
+        "residual",
+        "parallel post_norm scalar",
+        "mixer_norm mixer_out_norm feed_forward_norm feed_forward_out_norm",
+        mixer={Attention},
+        feed_forward={FeedForward},
+    ),
+    Attention: _fields(
+        "heads kv_heads head_dim scale window softcap keys_of",
+        "norm_whole qkv_bias out_bias output_gate values_are_keys",
+        "q_norm k_norm v_norm",
+        rotary={None, Rotary},
+        mask={"causal", "prefix"},
+        sinks={False},
+        query_growth={None, Growth},
+    ),
+    Rotary: _fields(_TABLE),  # all paths read its table, which `parts.rotary` computes
+    Growth: _fields("beta length"),
+    FeedForward: _fields("inner clamp", "gated bias", activation={"silu", "gelu", "gelu_tanh"}),
+    PerLayerInput: _fields(
+        "width vocab_size embedding_factor projection_factor factor",
+        norm={Norm},
+        layer_norm={Norm},
+        activation={"silu", "gelu", "gelu_tanh"},
+    ),
+    Norm: _fields("eps offset", "weight bias", kind={"rms", "layer"}),
+}
+"""What compiled code and captured steps both compute. A field or a value that only one of them computes stands in
+the list of that one, which says how it differs (`changed`)."""
+
+
+def changed(values: Values, changes: Values) -> Values:
+    """With other values for some fields of some classes."""
+    return {**values, **{kind: {**values.get(kind, {}), **some} for kind, some in changes.items()}}
+
 
 Parts = frozenset[type]
 """The kernels and the linear layers in whose place the asking code computes, or which it calls."""
@@ -57,9 +118,23 @@ class Support:
 
     @property
     def reason(self) -> str | None:
-        """Why the model as a whole cannot be computed."""
-        unknown = ((i, reason) for i, reason in enumerate(self.layers) if reason is not None)
-        return self.model or next((f"{reason} (layer {i})" for i, reason in unknown), None)
+        """Why the model as a whole cannot be computed, with the layers that stand in the way."""
+        at: dict[str, list[int]] = {}
+        for i, reason in enumerate(self.layers):
+            if reason is not None:
+                at.setdefault(reason, []).append(i)
+        of_layers = [f"{reason} ({_layers(found, len(self.layers))})" for reason, found in at.items()]
+        return ", ".join([*([self.model] if self.model else []), *of_layers]) or None
+
+
+def _layers(found: Sequence[int], n: int) -> str:
+    """Ascending numbers of layers as ranges: `layers 0-2, 5 of 24`."""
+    if len(found) == n:
+        return f"all {n} layers" if n > 1 else "its layer"
+    starts = [b for a, b in pairwise([-2, *found]) if b != a + 1]
+    ends = [a for a, b in pairwise([*found, n + 1]) if b != a + 1]
+    ranges = (f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+    return f"layer{'s' if len(found) > 1 else ''} {', '.join(ranges)} of {n}"
 
 
 def supports(decoder: object, values: Values, parts: Parts) -> Support:

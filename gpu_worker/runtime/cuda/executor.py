@@ -22,6 +22,7 @@ from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder, Forward, ImageDecoder
 from petiole.gpu_worker.models.fast_paths import (
     Parts,
+    Support,
     supports,
     supports_encoder,
     unknown_value,
@@ -77,14 +78,15 @@ def require_flashinfer(model: ModelPlan) -> None:
     """Raises ModelError if FlashInfer is missing or of another version than needed, or if its kernels would
     silently compute this model wrongly."""
     require_version()
-    for i, mixer in enumerate(model.mixers):
+    for mixer in model.mixers:
         if mixer.head_dim not in HEAD_SIZES:
             known = ", ".join(map(str, HEAD_SIZES))
             raise ModelError(
                 f"head_dim: must be {known} on CUDA, got {mixer.head_dim}; device=cpu serves this model"
             )
-        if (unknown := unknown_value(mixer, ATTENTION)) is not None:
-            raise ModelError(f"layer {i}: CUDA does not compute {unknown} yet; device=cpu serves this model")
+    found = Support(None, tuple(unknown_value(mixer, ATTENTION) for mixer in model.mixers))
+    if found.reason is not None:
+        raise ModelError(f"CUDA does not compute {found.reason} yet; device=cpu serves this model")
 
 
 def working_bytes(engine: EngineConfig, model: ModelPlan, itemsize: int, encode_bytes: int = 0) -> int:

@@ -16,7 +16,7 @@ from petiole.gpu_worker.models.fast_paths import supports_encoder
 from petiole.gpu_worker.models.parts.layered import LayeredEncoder
 from petiole.gpu_worker.runtime.cpu.native.products.choice import Products, choose_products
 from petiole.gpu_worker.runtime.cpu.native.stack import Memory, Stack, library_for
-from petiole.gpu_worker.runtime.cpu.native.supported import PARTS, VALUES, unknown_codes, unknown_layers
+from petiole.gpu_worker.runtime.cpu.native.supported import PARTS, VALUES, with_sizes
 from petiole.gpu_worker.runtime.interface import Progress, nothing
 
 log = logging.getLogger(__name__)
@@ -71,10 +71,10 @@ def native_encoder(encoder: LayeredEncoder, progress: Progress = nothing) -> Nat
     every few crops, and every second of those that take longer.
 
     The layers' weights are rearranged in place, so only the fast path can use them afterwards."""
-    reason = supports_encoder(encoder, VALUES, PARTS).reason
-    reason = reason or unknown_codes(encoder.layers)
-    reason = reason or unknown_layers(encoder.plan, encoder.hidden_size, lanes=8)
-    if reason is not None:
+    known = supports_encoder(encoder, VALUES, PARTS)
+    if known.model is None:
+        known = with_sizes(known, encoder.plan, encoder.layers, encoder.hidden_size, lanes=8)
+    if (reason := known.reason) is not None:
         log.warning("torch encodes images on this CPU, which is slower: compiled code does not know %s", reason)
         return None
     library = library_for(encoder.dtype)

@@ -18,7 +18,7 @@ from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.runtime.cpu.native.products.adapters import NativeAdapters
 from petiole.gpu_worker.runtime.cpu.native.products.choice import choose_products, described
 from petiole.gpu_worker.runtime.cpu.native.stack import Ends, Memory, PerLayer, Stack, at_least, library_for
-from petiole.gpu_worker.runtime.cpu.native.supported import unknown
+from petiole.gpu_worker.runtime.cpu.native.supported import support
 from petiole.gpu_worker.runtime.interface import Int32Array, Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 
@@ -141,8 +141,7 @@ def native_decoder(
 
     The weights of the layers and of the head are rearranged in place: afterwards only the fast path can use them.
     """
-    reason = unknown(decoder)
-    if reason is not None:
+    if (reason := support(decoder).reason) is not None:
         log.warning("torch alone computes on this CPU, which is slower: compiled code does not know %s", reason)
         return None
     assert isinstance(decoder, Decoder)

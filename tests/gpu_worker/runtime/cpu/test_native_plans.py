@@ -29,6 +29,7 @@ from petiole.gpu_worker.models.weights.names import LLAMA
 from petiole.gpu_worker.runtime.cpu.attention import PagedAttention
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.forward import NativeDecoder, native_decoder
+from petiole.gpu_worker.runtime.cpu.native.supported import support
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from tests.gpu_worker.runtime.cpu.test_native_attention import CPU, MAX_LENGTH, scattered_cache, step
 from tests.support.families import FAMILIES
@@ -256,19 +257,19 @@ def changed(plan: ModelPlan, i: int, **changes: Any) -> ModelPlan:
 
 
 REFUSED: dict[str, Callable[[ModelPlan], ModelPlan]] = {
-    "heads of 24 numbers (layer 0)": lambda plan: changed(
+    "heads of 24 numbers (layer 0 of 2)": lambda plan: changed(
         plan, 0, mixer=replace(plan.layers[0].mixer, head_dim=24)
     ),
-    "heads of 528 numbers (layer 0)": lambda plan: changed(
+    "heads of 528 numbers (layer 0 of 2)": lambda plan: changed(
         plan, 0, mixer=replace(plan.layers[0].mixer, head_dim=528)
     ),
-    "the keys of layer 0 (layer 1)": lambda plan: changed(
+    "the keys of layer 0 (layer 1 of 2)": lambda plan: changed(
         plan, 1, mixer=replace(plan.layers[1].mixer, keys_of=0, kv_heads=1)
     ),
-    "a norm over all heads that have gates (layer 0)": lambda plan: changed(
+    "a norm over all heads that have gates (layer 0 of 2)": lambda plan: changed(
         plan, 0, mixer=replace(plan.layers[0].mixer, norm_whole=True, output_gate=True)
     ),
-    "a parallel layer whose norms stand behind the addition (layer 1)": lambda plan: changed(
+    "a parallel layer whose norms stand behind the addition (layer 1 of 2)": lambda plan: changed(
         plan, 1, parallel=True, post_norm=True
     ),
 }
@@ -282,6 +283,20 @@ def test_what_it_does_not_compute_is_refused_by_name(what: str, caplog: pytest.L
     cache = scattered_cache(plan, 1, 1, torch.float32)
     assert native_decoder(decoder_of(plan, torch.float32), cache) is None
     assert [record.getMessage().partition("does not know ")[2] for record in caplog.records] == [what]
+
+
+def test_the_answer_is_by_layer_and_the_log_names_each_reason_once(caplog: pytest.LogCaptureFixture) -> None:
+    norm = Norm()
+    layer = Layer(Attention(4, 2, 64, 0.125), FeedForward(64), norm, feed_forward_norm=norm)
+    narrow = replace(layer, mixer=replace(layer.mixer, head_dim=24))
+    odd = replace(layer, feed_forward=FeedForward(63))
+    plan = ModelPlan("test", VOCAB, 64, (narrow, narrow, layer, narrow, odd, layer), norm, MAX_LENGTH)
+    decoder = decoder_of(plan, torch.float32)
+    heads, inner = "heads of 24 numbers", "a feed-forward of 63 numbers"
+    assert support(decoder).layers == (heads, heads, None, heads, inner, None)
+    assert native_decoder(decoder, scattered_cache(plan, 1, 1, torch.float32)) is None
+    wanted = f"{heads} (layers 0-1, 3 of 6), {inner} (layer 4 of 6)"
+    assert [record.getMessage().partition("does not know ")[2] for record in caplog.records] == [wanted]
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
