@@ -119,6 +119,9 @@ def redrawn(model: Any) -> Any:
         for parameter_name, parameter in model.named_parameters():
             spread = 0.3 if parameter.dim() > 1 else 0.2
             parameter.normal_(1.0 if "norm" in parameter_name else 0.0, spread)
+        for module in model.modules():
+            if hasattr(module, "q_norm") and module.scaling == 1.0:  # the trained norm has the scale of scores
+                module.q_norm.weight.mul_(module.q_norm.weight.numel() ** -0.5)
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("layer_scalar"):
                 buffer.uniform_(0.5, 1.0)
