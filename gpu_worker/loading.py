@@ -18,11 +18,12 @@ from petiole.gpu_worker.request.images import IMAGE, ImageLimits, RequestImage, 
 from petiole.gpu_worker.request.skills import Processor
 from petiole.gpu_worker.runtime.device.opening import open_device
 from petiole.gpu_worker.runtime.interface import (
+    FEATURES,
     NO_UPDATES,
     PENDING,
-    EmbeddingInput,
     EncodeInput,
     Int32Array,
+    KeptInput,
     PageUpdates,
     RowBinding,
     Runtime,
@@ -145,8 +146,8 @@ def _run_image(runtime: Runtime, limits: ImageLimits, processor: Processor) -> N
     runtime.launch_sampling(0, encode, None).wait()
     region, rotary = limits.region(begin, image), rotary_positions(len(prompt), {begin: image})
     regions = np.array([(0, region.begin, region.end)], np.int32) if region.bidirectional else None
-    first = {"embeddings": [EmbeddingInput(0, begin, image.n_positions)], "regions": regions, "rotary": rotary}
-    _run(runtime, prompt, 1, SamplingParams(temperature=1.0), **first)
+    kept = {FEATURES: [KeptInput(0, begin, image.n_positions)]}
+    _run(runtime, prompt, 1, SamplingParams(temperature=1.0), kept=kept, regions=regions, rotary=rotary)
 
 
 def _run(runtime: Runtime, prompt: Int32Array, decodes: int, sampling: SamplingParams, **first: Any) -> None:

@@ -23,7 +23,7 @@ from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream, up
 from petiole.gpu_worker.runtime.device.opening import open_device
 from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
 from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
-from petiole.gpu_worker.runtime.interface import VALUES, ModelLimits
+from petiole.gpu_worker.runtime.interface import FEATURES, VALUES, ModelLimits
 from petiole.gpu_worker.runtime.memory.kv import KVCache, new_kv_cache
 from petiole.gpu_worker.runtime.memory.room import require_rows_and_adapters
 from petiole.gpu_worker.runtime.platform import Platform, StepMemory
@@ -145,6 +145,12 @@ def limits_of(
 def rows_of(config: EngineConfig) -> int:
     """Rows of the page table. Row 0 is reserved."""
     return config.max_num_seqs + 1
+
+
+def side_inputs(decoder: Decoder) -> frozenset[str]:
+    """The names of the side inputs that steps of a decoder may have."""
+    declared = {VALUES: decoder.value_tokens, FEATURES: decoder.images}
+    return frozenset(name for name, kinds in declared.items() if kinds is not None)
 
 
 def side_outputs(decoder: Decoder) -> dict[str, SideOutput]:

@@ -5,7 +5,7 @@ requests, the prefix cache or stop conditions; the scheduler does not know tenso
 same form: *append `lengths[i]` positions to row `rows[i]`, starting at `starts[i]`, and sample `outputs[i]` tokens
 from the last of them*. A decode appends one position whose input is already on the device. A prefill appends a
 chunk of the prompt. A verify appends the pending token and its drafts, and samples all of them. An encode appends
-nothing: it makes the embeddings of images, which later prefills take as inputs.
+nothing: it makes the features of images, which later prefills take as inputs.
 
 `PENDING` stands for an input that only the device knows: it is read from the row's pending buffer, which the
 previous sampling of that row wrote. So there is no host round trip between two steps.
@@ -40,6 +40,9 @@ PENDING = -1
 VALUES = "values"
 """The side input and side output of a model with values: a line of numbers for each token (`request.values`). What
 is made with a sampled token is an input with that token."""
+
+FEATURES = "features"
+"""The side input of a model with images: what an encode has made of them. It stays on the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ NO_UPDATES = PageUpdates(*(np.empty(0, np.int32) for _ in range(3)))
 
 @dataclass(frozen=True, slots=True)
 class EncodeInput:
-    """An image to encode. The runtime keeps its embeddings under `key` until a step has used them, or until
+    """An image to encode. The runtime keeps its features under `key` until a step has used them, or until
     `forget_images`."""
 
     key: int
@@ -84,8 +87,9 @@ class EncodeInput:
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingInput:
-    """The embeddings of a whole image as inputs: `n_positions` of the step's T inputs, from index `at` on."""
+class KeptInput:
+    """A part of a side input that the runtime keeps on the device: it belongs to `n_positions` of the step's T
+    inputs, from index `at` on."""
 
     key: int
     at: int
@@ -109,8 +113,9 @@ class StepBatch:
     side_inputs: what stands beside the tokens, by name: arrays [T, ...]. VALUES: int32 [T, width], NO_NUMBER for a
                 token without numbers; missing if only tokens in pending buffers carry any
     pending_sides: likewise beside the known next inputs in `pending`: arrays [B, ...]
+    kept:       side inputs that an encode has made, by name. FEATURES: of whole images, in place of the embeddings
+                of tokens; their token ids are IMAGE
     images:     the images of an encode
-    embeddings: inputs that are embeddings and not tokens; their token ids are IMAGE
     regions:    int32 [R, 3], sequence index, begin and end of bidirectional regions: all positions of a region see
                 each other. A step computes a region to its end. None if there are none
     rotary:     int32 [axes, T], rotary positions. None if they are the KV indices, plus each row's `rotary_offset`
@@ -128,8 +133,8 @@ class StepBatch:
     pages: PageUpdates
     side_inputs: Mapping[str, Int32Array] = field(default_factory=dict)
     pending_sides: Mapping[str, Int32Array] = field(default_factory=dict)
+    kept: Mapping[str, Sequence[KeptInput]] = field(default_factory=dict)
     images: Sequence[EncodeInput] = ()
-    embeddings: Sequence[EmbeddingInput] = ()
     regions: Int32Array | None = None
     rotary: Int32Array | None = None
 
@@ -239,7 +244,7 @@ class Runtime(Protocol):
     def launch_sampling(self, slot_id: int, batch: StepBatch, mask: TokenMask | None) -> Transfer: ...
 
     def forget_images(self, keys: Sequence[int]) -> None:
-        """Drop the embeddings under these keys, after all steps that have been launched."""
+        """Drop the features under these keys, after all steps that have been launched."""
         ...
 
     def adapter_key(self, adapter: str) -> str:

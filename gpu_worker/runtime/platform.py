@@ -22,7 +22,7 @@ from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
 from petiole.gpu_worker.runtime.interface import Progress
 from petiole.gpu_worker.runtime.memory.kv import KVCache
-from petiole.gpu_worker.runtime.step.inputs import ImageInputs, StepInputs, StepStates
+from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
 from petiole.gpu_worker.runtime.step.rows import RowStates
 from petiole.gpu_worker.runtime.step.sampling import Choose
 from petiole.gpu_worker.runtime.step.verify import Accept
@@ -31,7 +31,7 @@ from petiole.gpu_worker.runtime.step.verify import Accept
 class Executor(Protocol):
     """Runs the model on one kind of device. Called in stream order."""
 
-    def forward(self, slot_id: int, inputs: StepInputs, images: ImageInputs = ()) -> StepStates:
+    def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
         """Compute all positions and write their KV to the pool."""
         ...
 

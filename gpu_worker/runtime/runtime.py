@@ -17,7 +17,7 @@ from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import AdapterError, ModelError
 from petiole.gpu_worker.models.weights.reading import TensorSource
 from petiole.gpu_worker.request.images import PreparedImage
-from petiole.gpu_worker.runtime.building import build, limits_of
+from petiole.gpu_worker.runtime.building import build, limits_of, side_inputs
 from petiole.gpu_worker.runtime.device.interface import Device, upload
 from petiole.gpu_worker.runtime.interface import (
     EncodeInput,
@@ -31,13 +31,13 @@ from petiole.gpu_worker.runtime.interface import (
 )
 from petiole.gpu_worker.runtime.platform import Executor
 from petiole.gpu_worker.runtime.reading import ModelInfo
-from petiole.gpu_worker.runtime.step.inputs import ImageInputs, StepInputs, StepStates, lay_out
+from petiole.gpu_worker.runtime.step.inputs import Parts, StepInputs, StepStates, lay_out
 
 
 class _NoWeights:
     """The executor while weights are being replaced. If that fails, it stays, and every step raises ModelError."""
 
-    def forward(self, slot_id: int, inputs: StepInputs, images: ImageInputs = ()) -> StepStates:
+    def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
         raise self._lost
 
     def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
@@ -61,7 +61,7 @@ class ModelRuntime:
         self._reader, self._info, self._decoder = built.reader, built.info, built.decoder
         self._stream, self._copy_stream, self._slots = built.stream, built.copy_stream, built.slots
         self._memory, self._adapters, self._sampler = built.memory, built.adapters, built.sampler
-        self._states, self._sides = built.memory.states, built.sides
+        self._states, self._sides, self._takes = built.memory.states, built.sides, side_inputs(built.decoder)
         self._features: dict[int, Tensor] = {}  # of encoded images, by key; used in stream order
         with torch.no_grad():
             self._executor: Executor = self._new_executor(nothing)
@@ -84,6 +84,7 @@ class ModelRuntime:
 
     def launch_forward(self, slot_id: int, batch: StepBatch) -> None:
         staging = self._slots[slot_id].staging
+        assert self._takes.issuperset((*batch.side_inputs, *batch.kept)), "side inputs are declared"
         self._states.bind(batch.bindings)
         inputs = lay_out(batch, self._states.adapters(batch.rows))
         staging.plan = self._states.plan_outputs(batch, inputs)
@@ -96,8 +97,8 @@ class ModelRuntime:
 
         def forward() -> None:
             self._states.apply_bindings(batch.bindings)
-            images = [(one.at, self._features.pop(one.key)) for one in batch.embeddings]
-            staging.states = self._executor.forward(slot_id, inputs, images)
+            step = replace(inputs, kept=self._kept(batch)) if batch.kept else inputs
+            staging.states = self._executor.forward(slot_id, step)
             if len(inputs.known_pending):
                 known = None if inputs.known_values is None else self._up(inputs.known_values)
                 rows = self._up(inputs.known_pending_rows)
@@ -129,6 +130,12 @@ class ModelRuntime:
         self._enqueue(sample, "sample")
         ready = None if self._copy_stream is self._stream else self._stream.record()
         return render.start_transfer(ready, sources, lengths, known)
+
+    def _kept(self, batch: StepBatch) -> dict[str, Parts]:
+        """The side inputs that an encode has made, which no other step will use."""
+        return {
+            name: [(one.at, self._features.pop(one.key)) for one in parts] for name, parts in batch.kept.items()
+        }
 
     def _encode(self, slot_id: int, images: Sequence[EncodeInput]) -> None:
         encoded = self._executor.encode(slot_id, [one.image for one in images])

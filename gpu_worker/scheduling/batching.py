@@ -22,12 +22,13 @@ import numpy as np
 from petiole.cache import PageTable, ragged_arange
 from petiole.gpu_worker.request.values import NO_NUMBER
 from petiole.gpu_worker.runtime.interface import (
+    FEATURES,
     NO_UPDATES,
     PENDING,
     VALUES,
-    EmbeddingInput,
     EncodeInput,
     Int32Array,
+    KeptInput,
     PageUpdates,
     RowBinding,
     StepBatch,
@@ -198,22 +199,22 @@ def _known_values(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> di
 
 
 def _images(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> dict[str, Any]:
-    """The embeddings of the images that begin in this step, and its bidirectional regions."""
+    """The features of the images that begin in this step, and its bidirectional regions."""
     if not any(seq.images for seq in plan.sequences):
         return {}
-    embeddings, regions, offset = [], [], 0
+    features, regions, offset = [], [], 0
     for i, seq in enumerate(plan.sequences):
         start, end = int(starts[i]), int(starts[i] + lengths[i])
         for begin, image in seq.images.items():
             if start <= begin < end:
                 at = offset + begin - start
-                embeddings.append(EmbeddingInput(seq.features[begin], at, image.n_positions))
+                features.append(KeptInput(seq.features[begin], at, image.n_positions))
         regions += [
             (i, r.begin, r.end) for r in seq.regions if r.bidirectional and start < r.end and r.begin < end
         ]
         offset += end - start
     return {
-        "embeddings": embeddings,
+        "kept": {FEATURES: features} if features else {},
         "regions": np.array(regions, np.int32) if regions else None,
         "rotary": _rotary(plan, starts, lengths),
     }

@@ -19,7 +19,7 @@ from petiole.gpu_worker import Engine, Request, SamplingParams
 from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 from petiole.gpu_worker.request.images import IMAGE, PreparedImage
 from petiole.gpu_worker.request.skills import SkillCall
-from petiole.gpu_worker.runtime.interface import EmbeddingInput, EncodeInput, StepBatch
+from petiole.gpu_worker.runtime.interface import FEATURES, EncodeInput, KeptInput, StepBatch
 from petiole.gpu_worker.scheduling.batching import encode_batch
 from petiole.gpu_worker.text import load_tokenizer
 from tests.gpu_worker.models.test_logits import relative_error
@@ -70,11 +70,9 @@ class SeeingDriver(Driver):
             return batch
         first = np.cumsum(batch.lengths) - batch.lengths
         sizes = [image.n_positions for image in self.images]
-        embeddings = [
-            EmbeddingInput(key, int(at) + 1, n) for key, at, n in zip(self.keys, first, sizes, strict=True)
-        ]
+        features = [KeptInput(key, int(at) + 1, n) for key, at, n in zip(self.keys, first, sizes, strict=True)]
         regions = np.array([(i, 0, 1 + n) for i, n in enumerate(sizes)], np.int32)
-        return replace(batch, embeddings=embeddings, regions=regions if self.bidirectional else None)
+        return replace(batch, kept={FEATURES: features}, regions=regions if self.bidirectional else None)
 
 
 def prepared(runtime: Any, k: int) -> PreparedImage:

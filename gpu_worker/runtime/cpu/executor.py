@@ -20,10 +20,10 @@ from petiole.gpu_worker.runtime.cpu.attention import PagedAttention
 from petiole.gpu_worker.runtime.cpu.native.draw import draw
 from petiole.gpu_worker.runtime.cpu.native.encoder import native_encoder
 from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
-from petiole.gpu_worker.runtime.interface import VALUES, Progress, nothing
+from petiole.gpu_worker.runtime.interface import FEATURES, VALUES, Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from petiole.gpu_worker.runtime.step import sampling
-from petiole.gpu_worker.runtime.step.inputs import ImageInputs, StepInputs, StepStates
+from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import Choice
 from petiole.gpu_worker.runtime.step.terms import GroupedTerms
@@ -54,7 +54,7 @@ class CpuExecutor:
         self._seeing: LayeredVision | None = with_known_crops(decoder)
         self._encoder = None if self._seeing is None else native_encoder(self._seeing.vision, progress)
 
-    def forward(self, slot_id: int, inputs: StepInputs, images: ImageInputs = ()) -> StepStates:
+    def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
         self._cache.update(inputs.pages)
         at = inputs.pending_inputs
         inputs.token_ids[at] = self._pending.token_ids.numpy()[inputs.rows[at]]
@@ -70,7 +70,7 @@ class CpuExecutor:
             if self._text_only:
                 logits = self._native.forward(*step, rotary=rotary, limits=limits)
                 return StepStates(lambda: logits)
-            hidden = self._embed(inputs, token_ids, images).float()
+            hidden = self._embed(inputs, token_ids).float()
             logits = self._native.forward(*step, hidden=hidden, rotary=rotary, limits=limits)
             return StepStates(lambda: logits, self._sides(hidden[: len(outputs)].to(self._decoder.dtype)))
         attention = PagedAttention(
@@ -85,7 +85,7 @@ class CpuExecutor:
         )
         terms = None if self._bank is None or adapters is None else GroupedTerms(self._bank, adapters)
         forward = Forward(positions if rotary is None else rotary, attention, terms, token_ids)
-        hidden = self._decoder.forward(self._embed(inputs, token_ids, images), forward)[outputs]
+        hidden = self._decoder.forward(self._embed(inputs, token_ids), forward)[outputs]
         return StepStates(lambda: self._decoder.head_output(hidden).float(), self._sides(hidden))
 
     def _sides(self, hidden: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
@@ -100,14 +100,14 @@ class CpuExecutor:
             return cast(ImageDecoder, self._decoder).encode(crops)
         return [seeing.image_features(encoder.features(pixels), at) for pixels, at in crops]
 
-    def _embed(self, inputs: StepInputs, token_ids: Tensor, images: ImageInputs) -> Tensor:
+    def _embed(self, inputs: StepInputs, token_ids: Tensor) -> Tensor:
         """[T, hidden] in the model's type."""
         may_have_values = inputs.values is not None or len(inputs.pending_inputs) > 0
         if self._decoder.value_tokens is not None and may_have_values:
             embedded = self._embed_values(inputs, token_ids)
         else:
             embedded = self._decoder.embed(token_ids)
-        for begin, features in images:
+        for begin, features in inputs.kept.get(FEATURES, ()):
             embedded[begin : begin + features.shape[1]] = features[0]
         return embedded
 

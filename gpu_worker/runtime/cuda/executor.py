@@ -51,10 +51,10 @@ from petiole.gpu_worker.runtime.cuda.graphs import Graphs, new_step_buffers, sta
 from petiole.gpu_worker.runtime.cuda.known import ATTENTION, CAPTURED, ENCODED
 from petiole.gpu_worker.runtime.cuda.shapes import Shape, append_shapes, uniform_shapes
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream, staged, upload
-from petiole.gpu_worker.runtime.interface import NO_UPDATES, StepBatch, StepKind
+from petiole.gpu_worker.runtime.interface import FEATURES, NO_UPDATES, StepBatch, StepKind
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from petiole.gpu_worker.runtime.memory.room import state_bytes
-from petiole.gpu_worker.runtime.step.inputs import ImageInputs, StepInputs, StepStates, lay_out
+from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates, lay_out
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import Choice, likeliest
 from petiole.gpu_worker.runtime.step.segments import Run, Segmented, segmented
@@ -238,14 +238,14 @@ class CudaExecutor:
         crops = [(self._up(image.pixels), image.tiling) for image in images]
         return cast(ImageDecoder, self._decoder).encode(crops)
 
-    def forward(self, slot_id: int, inputs: StepInputs, images: ImageInputs = ()) -> StepStates:
+    def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
         slot = self._slots[slot_id]
         for layout in _LAYOUTS[inputs.kind]:
             graphs = slot.graphs[layout]
-            if not images and (shape := graphs.shape_for(inputs)) is not None:
+            if not inputs.kept and (shape := graphs.shape_for(inputs)) is not None:
                 return graphs.run(shape, inputs)
         self._cache.update(inputs.pages)
-        return self._append(slot, segmented(inputs, images))
+        return self._append(slot, segmented(inputs))
 
     def _warm_up(self) -> None:
         """Compile and load the kernels outside the graphs, on row 0: an eager step, sampling with all filters."""
@@ -256,7 +256,7 @@ class CudaExecutor:
             batch = replace(batch, lengths=3 * one, token_ids=three, regions=region)
         with torch.inference_mode():
             for slot in self._slots:
-                logits = self._append(slot, segmented(lay_out(batch, 0 * one), ())).logits()
+                logits = self._append(slot, segmented(lay_out(batch, 0 * one))).logits()
             keys, half = self._up(np.zeros((1, 2), np.int32)), self._up(np.full(1, 0.5, np.float32))
             for found in dict.fromkeys((logits, logits.float())):  # for example unchanged, and after penalties
                 token_ids = choose(found, Choice(half, keys, self._up(one.astype(np.int64)), half, half))
@@ -274,7 +274,7 @@ class CudaExecutor:
         given = self._up(inputs.token_ids)
         token_ids = torch.where(given < 0, self._pending.token_ids[rows], given)
         embedded = self._embed(inputs, rows, token_ids, given < 0)
-        for begin, features in step.images:
+        for begin, features in inputs.kept.get(FEATURES, ()):
             embedded[begin : begin + features.shape[1]] = features[0]
         hidden = self._decoder.forward(embedded, Forward(rotary, attention, terms, token_ids))
         outputs = hidden[self._up(inputs.output_inputs)]

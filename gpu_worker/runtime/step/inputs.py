@@ -21,12 +21,21 @@ from torch import Tensor
 
 from petiole.cache import ragged_arange
 from petiole.gpu_worker.request.images import IMAGE
-from petiole.gpu_worker.runtime.interface import PENDING, VALUES, Int32Array, PageUpdates, StepBatch, StepKind
+from petiole.gpu_worker.runtime.interface import (
+    FEATURES,
+    PENDING,
+    VALUES,
+    Int32Array,
+    PageUpdates,
+    StepBatch,
+    StepKind,
+)
 
 Int64Array = npt.NDArray[np.int64]
 
-ImageInputs = Sequence[tuple[int, Tensor]]
-"""Images of a step: the index of the first input of each, and its features (see `ImageDecoder`)."""
+Parts = Sequence[tuple[int, Tensor]]
+"""A side input on the device: the index of the first input of each part, and the part. FEATURES: one an image
+(see `ImageDecoder`)."""
 
 _NONE = np.empty(0, np.int64)
 
@@ -39,6 +48,7 @@ class StepInputs:
     the indices of the inputs that are PENDING. output_inputs: [O], the indices of the inputs whose logits are
     sampled. known_pending_rows, known_pending, known_values: [B'], next inputs to write to the pending buffers of
     these rows. batch_rows, starts, lengths: [B], and pages: as in `StepBatch`. values: [T], the side input VALUES.
+    kept: the side inputs that are on the device, by name.
     adapters: [B], the adapter slot of each sequence. limits: [T], for each input the end of the positions that it
     sees; None: all up to itself. rotary: [T] or [axes, T]; None: the same as positions."""
 
@@ -59,6 +69,7 @@ class StepInputs:
     known_values: Int32Array | None = None
     limits: Int64Array | None = None
     rotary: Int64Array | None = None
+    kept: Mapping[str, Parts] = field(default_factory=dict)
 
     def of_outputs(self, array: Int64Array) -> Int64Array:
         """The elements of an array [T] whose logits are sampled: [O]. The array itself, if these are all."""
@@ -88,8 +99,8 @@ def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:
     rows, token_ids = batch.rows.astype(np.int64), batch.token_ids.astype(np.int64)
     every = np.arange(len(token_ids))
     positions = every + (starts - first).repeat(lengths)
-    if batch.embeddings:
-        token_ids[token_ids == IMAGE] = 0  # replaced by embeddings
+    if FEATURES in batch.kept:
+        token_ids[token_ids == IMAGE] = 0  # features stand in the place of their embeddings
     return StepInputs(
         kind=batch.kind,
         rows=rows.repeat(lengths),

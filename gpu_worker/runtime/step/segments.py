@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from petiole.gpu_worker.runtime.interface import Int32Array
-from petiole.gpu_worker.runtime.step.inputs import ImageInputs, Int64Array, StepInputs
+from petiole.gpu_worker.runtime.step.inputs import Int64Array, StepInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +34,19 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Segmented:
-    """A step's inputs and images in the order of its segments. adapters: int32 [T], each input's slot."""
+    """A step's inputs in the order of its segments. adapters: int32 [T], each input's slot."""
 
     inputs: StepInputs
-    images: ImageInputs
     adapters: Int32Array
     bidirectional: Run
     causal: Run
 
 
-def segmented(inputs: StepInputs, images: ImageInputs) -> Segmented:
+def segmented(inputs: StepInputs) -> Segmented:
     adapters = np.repeat(inputs.adapters, inputs.lengths)
     if inputs.limits is None:
         causal = Run(inputs.batch_rows, inputs.starts + inputs.lengths, inputs.lengths)
-        return Segmented(inputs, images, adapters, _select(causal, slice(0)), causal)
+        return Segmented(inputs, adapters, _select(causal, slice(0)), causal)
     rows, ends, lengths, bidirectional = _segments(inputs, inputs.limits)
     every = Run(rows, ends, lengths)
     inside = np.repeat(bidirectional, lengths)
@@ -64,10 +63,10 @@ def segmented(inputs: StepInputs, images: ImageInputs) -> Segmented:
         values=None if inputs.values is None else inputs.values[order],
         limits=inputs.limits[order],
         rotary=None if inputs.rotary is None else inputs.rotary[..., order],
+        kept={name: [(int(place[at]), part) for at, part in parts] for name, parts in inputs.kept.items()},
     )
-    placed = [(int(place[at]), features) for at, features in images]
     runs = _select(every, bidirectional), _select(every, ~bidirectional)
-    return Segmented(ordered, placed, adapters[order], *runs)
+    return Segmented(ordered, adapters[order], *runs)
 
 
 def _segments(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from petiole.gpu_worker.runtime.interface import NO_UPDATES, PENDING, VALUES, StepBatch
-from petiole.gpu_worker.runtime.step.inputs import lay_out
+from petiole.gpu_worker.runtime.interface import FEATURES, NO_UPDATES, PENDING, VALUES, StepBatch
+from petiole.gpu_worker.runtime.step.inputs import StepInputs, lay_out
 from petiole.gpu_worker.runtime.step.segments import Run, segmented
 
 WIDTH = 2
@@ -82,19 +82,23 @@ def seen(run: Run, bidirectional: bool) -> list[tuple[int, int, int]]:
     return found
 
 
+def with_features(plain: StepInputs) -> StepInputs:
+    """One part for each input."""
+    return replace(plain, kept={FEATURES: [(at, torch.zeros(1)) for at in range(len(plain.rows))]})
+
+
 @given(st.lists(chunks(), min_size=1, max_size=4))
 def test_every_query_sees_what_it_would_alone(parts: list[Chunk]) -> None:
     plain = lay_out(batch_of(parts), np.arange(len(parts), dtype=np.int32))
     ends = plain.positions + 1 if plain.limits is None else plain.limits
-    images = [(int(at), torch.zeros(1)) for at in range(len(plain.rows))]
-    step = segmented(plain, images)
+    step = segmented(with_features(plain))
     inputs = step.inputs
     found = seen(step.bidirectional, True) + seen(step.causal, False)
     assert [one[:2] for one in found] == list(zip(inputs.rows.tolist(), inputs.positions.tolist(), strict=True))
     assert sorted(found) == sorted(
         zip(plain.rows.tolist(), plain.positions.tolist(), ends.tolist(), strict=True)
     ), "each once"
-    places = [at for at, _ in step.images]
+    places = [at for at, _ in step.inputs.kept[FEATURES]]
     for name in ("rows", "positions", "token_ids", "values"):
         assert (getattr(inputs, name)[places] == getattr(plain, name)).all(), name
     assert inputs.rotary is not None
@@ -109,8 +113,8 @@ def test_every_query_sees_what_it_would_alone(parts: list[Chunk]) -> None:
 def test_an_image_stays_in_one_piece(parts: list[Chunk]) -> None:
     """Its features are copied to one run of inputs."""
     plain = lay_out(batch_of(parts), np.zeros(len(parts), np.int32))
-    step = segmented(plain, [(at, torch.zeros(1)) for at in range(len(plain.rows))])
-    places = [at for at, _ in step.images]
+    step = segmented(with_features(plain))
+    places = [at for at, _ in step.inputs.kept[FEATURES]]
     first = 0
     for part in parts:
         for begin, end in part.regions:
@@ -121,7 +125,7 @@ def test_an_image_stays_in_one_piece(parts: list[Chunk]) -> None:
 
 def test_a_step_of_text_is_one_causal_run() -> None:
     plain = lay_out(batch_of([Chunk(3, 2, [], True), Chunk(0, 4, [], False)]), np.zeros(2, np.int32))
-    step = segmented(plain, ())
+    step = segmented(plain)
     assert step.inputs is plain
     assert (step.bidirectional.n_queries, step.causal.n_queries) == (0, 6)
     assert step.causal.ends.tolist() == [5, 4]
