@@ -91,6 +91,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1]}),
     "olmo2": ("Olmo2", {}),
     "olmo3": ("Olmo3", {"sliding_window": 7, "layer_types": [_LOCAL, _FULL, _LOCAL], "rope_parameters": _OLMO3}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 7}),
     "ministral3": ("Ministral3", {"head_dim": 32, "rope_parameters": _MINISTRAL3}),
 }
 _CONFIGURATIONS = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}

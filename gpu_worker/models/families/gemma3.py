@@ -45,7 +45,7 @@ def gemma3(outer: JsonObject) -> ModelPlan:
         replace(mixer, rotary=turns[kind], window=window)
         for kind, window in zip(kinds, reading.windows(raw, windowed=True, default=kinds), strict=True)
     ]
-    return plan_of(raw, norm, tuple(mixers), (inner_of(raw),) * len(mixers))
+    return plan_of(raw, norm, tuple(mixers), (reading.inner(raw),) * len(mixers))
 
 
 def plan_of(
@@ -70,10 +70,6 @@ def plan_of(
         logits_softcap=reading.number(raw, "final_logit_softcapping", 0.0),
         per_layer=per_layer,
     )
-
-
-def inner_of(raw: JsonObject) -> int:
-    return reading.whole(raw, "intermediate_size", 2 * reading.MAX_WIDTH)
 
 
 def kinds_of(raw: JsonObject) -> tuple[str, ...]:

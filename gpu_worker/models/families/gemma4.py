@@ -11,7 +11,7 @@ from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import MAX_VOCAB, JsonObject
 from petiole.gpu_worker.models.families import reading
 from petiole.gpu_worker.models.families.family import Family
-from petiole.gpu_worker.models.families.gemma3 import NAMES, inner_of, kinds_of, plan_of, rotary_of
+from petiole.gpu_worker.models.families.gemma3 import NAMES, kinds_of, plan_of, rotary_of
 from petiole.gpu_worker.models.plan import Attention, ModelPlan, Norm, PerLayerInput
 
 
@@ -46,7 +46,7 @@ def gemma4(outer: JsonObject) -> ModelPlan:
             )
         )
     wide = 2 if raw.get("use_double_wide_mlp") else 1
-    inners = tuple(inner_of(raw) * (wide if mixer.keys_of is not None else 1) for mixer in mixers)
+    inners = tuple(reading.inner(raw) * (wide if mixer.keys_of is not None else 1) for mixer in mixers)
     return plan_of(raw, norm, tuple(mixers), inners, scalar=True, per_layer=_per_layer(raw, norm))
 
 

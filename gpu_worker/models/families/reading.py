@@ -172,6 +172,11 @@ def max_position(raw: JsonObject, *rotaries: Rotary) -> int:
     return longest
 
 
+def inner(raw: JsonObject) -> int:
+    """The width inside a feed-forward."""
+    return whole(raw, "intermediate_size", 2 * MAX_WIDTH)
+
+
 def n_layers(raw: JsonObject) -> int:
     return whole(raw, "num_hidden_layers", MAX_LAYERS)
 
@@ -207,11 +212,14 @@ def usual_attention(raw: JsonObject, width: int, **more: Any) -> Attention:
 
 
 def usual_layers(raw: JsonObject, mixer: Attention, sizes: Sequence[int], **more: Any) -> tuple[Layer, ...]:
-    """Pre-norm layers as Llama has them, with a window each. more: fields of the layers that differ."""
+    """Pre-norm layers as Llama has them, with a window each. more: fields of the layers that differ. Keys of what
+    differs are not read."""
     norm = Norm(eps=number(raw, "rms_norm_eps", 1e-6))
-    inner = whole(raw, "intermediate_size", 2 * MAX_WIDTH)
-    fed = FeedForward(inner, activation(raw, ("silu",)), bias=bool(raw.get("mlp_bias", False)))
-    parts: dict[str, Any] = {"mixer_norm": norm, "feed_forward_norm": norm, "feed_forward": fed} | more
+    if "feed_forward" not in more:
+        more["feed_forward"] = FeedForward(
+            inner(raw), activation(raw, ("silu",)), bias=bool(raw.get("mlp_bias", False))
+        )
+    parts: dict[str, Any] = {"mixer_norm": norm, "feed_forward_norm": norm} | more
     return tuple(Layer(mixer=replace(mixer, window=window), **parts) for window in sizes)
 
 
