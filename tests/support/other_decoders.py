@@ -22,8 +22,10 @@ from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.plan import Growth, ModelPlan, Norm, PerLayerInput, Rotary
+from petiole.gpu_worker.models.weights.coded import CodedLinear
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear, Linear, quantize_int8
 from petiole.gpu_worker.models.weights.names import LINEARS, LLAMA, LinearName
+from petiole.gpu_worker.models.weights.quantising import int4_form, quantise_int4
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from tests.support.plans import Drawn, each_feed_forward, each_layer, each_mixer, plan_of
 
@@ -84,6 +86,16 @@ def in_int8(layer: LayerWeights) -> LayerWeights:
         part: Any = layer.mixer if name in ("qkv", "out") else layer.feed_forward
         values, scale = quantize_int8(getattr(part, name).weight)
         layer = in_place_of(layer, name, Int8Linear(values, scale))
+    return layer
+
+
+def in_int4(layer: LayerWeights) -> LayerWeights:
+    for name in LINEARS:
+        part: Any = layer.mixer if name in ("qkv", "out") else layer.feed_forward
+        weight = getattr(part, name).weight
+        coded = int4_form(*weight.shape).empty(lambda shape, dtype: torch.empty(shape, dtype=dtype))
+        quantise_int4(weight, coded)
+        layer = in_place_of(layer, name, CodedLinear(coded))
     return layer
 
 
@@ -327,5 +339,8 @@ UNKNOWN: dict[str, Variant] = {
 UNREAD = ("a subclass that changes nothing", "a layer's subclass alone", "another plan")
 """Torch computes the known decoder: it reads nothing that is new there."""
 
-FUSED_ONLY: dict[str, Variant] = {"weights in int8": lambda decoder: each_weights(decoder, in_int8)}
+FUSED_ONLY: dict[str, Variant] = {
+    "weights in int8": lambda decoder: each_weights(decoder, in_int8),
+    "weights in int4": lambda decoder: each_weights(decoder, in_int4),
+}
 """Known to the compiled code, and not to the fused products."""

@@ -25,18 +25,16 @@ from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder
 from petiole.gpu_worker.models.moondream.encoder import VisionEncoder
 from petiole.gpu_worker.models.moondream.values import value_kinds
 from petiole.gpu_worker.models.parts.attention import AttentionWeights
-from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.rotary import rotary_table
 from petiole.gpu_worker.models.plan import Growth, ModelPlan, PerLayerInput, Rotary
-from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear
 from petiole.gpu_worker.request.images import ImageLimits
 from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.encoder import native_encoder
 from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
-from petiole.gpu_worker.runtime.cpu.native.supported import VALUES
+from petiole.gpu_worker.runtime.cpu.native.supported import PARTS, VALUES
 from petiole.gpu_worker.runtime.cuda import graphs, known
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.executor import CudaExecutor, require_flashinfer
@@ -261,9 +259,6 @@ def test_the_variants_are_other_models(name: str, monkeypatch: pytest.MonkeyPatc
     assert not near(by_torch(UNKNOWN[name], monkeypatch, axes=axes), by_torch(KNOWN["as it is"], monkeypatch))
 
 
-PARTS = frozenset({TorchKernels, DenseLinear, Int8Linear})
-
-
 @pytest.mark.parametrize(
     "kind", sorted(fast_paths._FIELDS, key=lambda one: one.__name__), ids=lambda k: k.__name__
 )
@@ -272,7 +267,7 @@ def test_a_new_field_is_refused_by_name_until_it_is_listed(kind: type, monkeypat
     assert [f.name for f in dataclasses.fields(kind)] == [*others, last]
     monkeypatch.setitem(fast_paths._FIELDS, kind, " ".join(others))
     moondream, encoder = random_moondream(*moondream_plan()), random_encoder(encoder_config(), torch.float32)
-    decoders = [known_decoder(), moondream, FUSED_ONLY["weights in int8"](known_decoder())]
+    decoders = [known_decoder(), moondream, *(variant(known_decoder()) for variant in FUSED_ONLY.values())]
     said = [fast_paths.supports(decoder, VALUES, PARTS).reason for decoder in decoders]
     said.append(fast_paths.supports_encoder(encoder, VALUES, PARTS).reason)
     if kind.__name__ not in ("Fp8Linear", "PerLayerWeights", "PerLayerTables"):
