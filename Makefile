@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo test lint render format bench chaos wheelhouse lock pin clean
+.PHONY: help demo test sdks lint render format bench chaos wheelhouse lock pin clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -27,6 +27,15 @@ demo: $(VENV)/.demo  ## eight prompts at once through an embedded Redis and a re
 
 test: $(VENV)/.dev  ## all tests that this machine can run
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+
+SDKS := $(CURDIR)/.sdks
+
+sdks: $(VENV)/.dev  ## the gateway with SDKs of others as its clients, installed into ./.sdks
+	test -e $(SDKS)/bin/python || $(PYTHON) -m venv $(SDKS)
+	$(SDKS)/bin/pip install --quiet openai langchain-openai llama-index-llms-openai-like litellm instructor \
+		'pydantic-ai-slim[openai]' openai-agents
+	-command -v npm && npm install --silent --prefix $(SDKS) openai ai @ai-sdk/openai @ai-sdk/openai-compatible zod
+	PETIOLE_SDKS=$(SDKS) $(BIN)/python -m pytest tests/gateway/test_sdks.py -rs
 
 lint: $(VENV)/.dev  ## ruff, mypy in strict mode, and who may import whom
 	$(BIN)/ruff check .

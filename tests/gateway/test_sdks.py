@@ -1,0 +1,44 @@
+"""Each SDK's program against a real gateway. `make sdks` installs the SDKs and says where: PETIOLE_SDKS is a
+folder with a virtual environment and with node_modules. Without it only what the tests' own environment has is
+run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.gateway import Gateway
+from tests.support.site import REPOSITORY
+
+HERE = REPOSITORY / "tests" / "support" / "sdks"
+PROGRAMS = sorted(path.name for path in HERE.glob("with_*"))
+SDKS = os.environ.get("PETIOLE_SDKS")
+ABSENT = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'|Cannot find package '([^']+)'")
+_RUN_S = 240
+
+
+def command(program: str, tmp_path: Path) -> list[str]:
+    """How it is run. Node looks for packages beside a program, so that one is copied to where they are."""
+    if program.endswith(".py"):
+        return [str(Path(SDKS) / "bin" / "python") if SDKS else sys.executable, str(HERE / program)]
+    if (node := shutil.which("node")) is None:
+        pytest.skip("needs node")
+    where = Path(SDKS) if SDKS else tmp_path
+    return [node, str(shutil.copy(HERE / program, where / program))]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_an_sdk_gets_what_it_asks_for(gateway: Gateway, program: str, tmp_path: Path) -> None:
+    run = subprocess.run(
+        [*command(program, tmp_path), gateway.url], capture_output=True, text=True, timeout=_RUN_S, cwd=tmp_path
+    )
+    if run.returncode and (absent := ABSENT.search(run.stderr)):
+        pytest.skip(f"needs {absent[1] or absent[2]}")
+    assert run.returncode == 0, run.stderr[-4000:]
+    assert run.stdout.endswith("fine\n")
