@@ -87,6 +87,9 @@ class EngineSettings(BaseModel):
     weight_quantization: Literal["none", "int8", "int4", "fp8"] = Field(
         default="none", description="quantize weights when loading"
     )
+    head_quantization: Literal["auto", "none", "int8", "int4"] = Field(
+        default="auto", description="quantize the output head when loading; auto: in int8 if the weights are, too"
+    )
     kv_dtype: Literal["auto", "fp8"] = Field(
         default="auto", description="dtype of the KV cache; fp8 takes half the memory of 16 bits"
     )

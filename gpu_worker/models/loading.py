@@ -29,6 +29,7 @@ from petiole.gpu_worker.models.weights.formats.declared import declared_by
 from petiole.gpu_worker.models.weights.linear import Linear
 from petiole.gpu_worker.models.weights.names import WEIGHTS, LinearName, Names
 from petiole.gpu_worker.models.weights.reading import (
+    HeadQuantization,
     Quantization,
     Storage,
     TensorSource,
@@ -53,6 +54,7 @@ class LoadOptions:
     dtype: torch.dtype
     max_positions: int
     quantization: Quantization = "none"
+    head_quantization: HeadQuantization = "none"
     kernels: Kernels = field(default_factory=TorchKernels)
     storage: Storage = field(default_factory=Storage)
     on_read: Callable[[int], object] = lambda n_bytes: None

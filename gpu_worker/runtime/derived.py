@@ -7,7 +7,7 @@ import torch
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.plan import ModelPlan
-from petiole.gpu_worker.models.weights.reading import Quantization
+from petiole.gpu_worker.models.weights.reading import HeadQuantization, Quantization
 from petiole.gpu_worker.runtime.memory.container import cpu_quota
 from petiole.gpu_worker.runtime.platform import Platform
 
@@ -42,6 +42,16 @@ def quantization(config: EngineConfig, platform: Platform) -> Quantization:
     if wanted not in platform.quantizations:
         kind = platform.device.kind
         raise ModelError(f"weight_quantization: {wanted} is not for {kind} (int8, int4: cpu; fp8: cuda)")
+    return wanted
+
+
+def head_quantization(config: EngineConfig, platform: Platform) -> HeadQuantization:
+    """The quantization of the output head."""
+    wanted = config.head_quantization
+    if wanted == "auto":
+        return "int8" if config.weight_quantization == "int8" else "none"
+    if wanted != "none" and wanted not in platform.quantizations:
+        raise ModelError(f"head_quantization: {wanted} is not for {platform.device.kind} (int8, int4: cpu)")
     return wanted
 
 

@@ -21,7 +21,13 @@ from petiole.gpu_worker.models.families.registry import find_model
 from petiole.gpu_worker.models.loading import LoadOptions, Model, load_model
 from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.models.weights.reading import Storage, TensorSource
-from petiole.gpu_worker.runtime.derived import max_model_len, quantization, same_shape, weights_dtype
+from petiole.gpu_worker.runtime.derived import (
+    head_quantization,
+    max_model_len,
+    quantization,
+    same_shape,
+    weights_dtype,
+)
 from petiole.gpu_worker.runtime.interface import Progress, nothing
 from petiole.gpu_worker.runtime.platform import Platform
 
@@ -88,6 +94,7 @@ class ModelReader:
             dtype=weights_dtype(self._config, info.plan, self._platform),
             max_positions=info.max_model_len + 1,
             quantization=quantization(self._config, self._platform),
+            head_quantization=head_quantization(self._config, self._platform),
             kernels=self._platform.kernels,
             storage=storage,
         )

@@ -32,6 +32,8 @@ def read_moondream(source: TensorSource, model: Model, options: LoadOptions) -> 
     """A `Reader`: the decoder of text, and what stands beside it."""
     if options.quantization != "none":
         raise ModelError(f"weight_quantization: must be none for Moondream, got {options.quantization}")
+    if options.head_quantization != "none":
+        raise ModelError(f"head_quantization: must be none for Moondream, got {options.head_quantization}")
     prefix = model.names.prefix_in(source)
     if prefix + model.names.embedding not in source and "text_model.lm_head.linear.weight" in source:
         raise ModelError("a Moondream with names of training (text_model.*) is not read")

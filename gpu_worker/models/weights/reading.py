@@ -26,9 +26,10 @@ from petiole.gpu_worker.models.weights.linear import (
 from petiole.gpu_worker.models.weights.quantising import int4_form, quantise_int4
 from petiole.gpu_worker.models.weights.source import QuantisedLayer, alike
 
-_HEAD_ROWS = 8192  # of a head in 8 bits, as many at a time are floats
+_HEAD_ROWS = 8192  # of a head that is quantised, as many at a time are floats
 
 Quantization = Literal["none", "int8", "int4", "fp8"]
+HeadQuantization = Literal["none", "int8", "int4"]
 
 
 class TensorSource(Protocol):
@@ -80,6 +81,8 @@ class Destination(Protocol):
     def dtype(self) -> torch.dtype: ...
     @property
     def quantization(self) -> Quantization: ...
+    @property
+    def head_quantization(self) -> HeadQuantization: ...
     def empty(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor: ...
     def advance(self, n_bytes: int) -> object: ...
     def quantize_rows(self, x: Tensor) -> tuple[Tensor, Tensor]: ...
@@ -112,17 +115,23 @@ def read_linear(
 def read_head(
     source: TensorSource, name: str, embedding: Tensor, to: Destination, *, tied: bool, bias: bool
 ) -> Linear:
-    """name: of the stored head. tied: its weight is the embedding. In 8-bit integers where the layers are: a token
-    reads all of the head, but one row of the embedding."""
-    weight, int8 = embedding, to.quantization == "int8"
+    """name: of the stored head. tied: its weight is the embedding. A token reads all of the head, but one row of
+    the embedding: so the head alone is quantised."""
+    weight, wanted = embedding, to.head_quantization
     if not tied and source.quantised(name, *embedding.shape) is not None:
         return read_linear(source, (name,), embedding.shape[:1], embedding.shape[1], to, bias=bias)
     if not tied:
-        weight = torch.empty_like(embedding) if int8 else to.empty(embedding.shape)
+        weight = to.empty(embedding.shape) if wanted == "none" else torch.empty_like(embedding)
         to.advance(source.copy(name + ".weight", weight))
     added = read_tensor(source, f"{name}.bias", embedding.shape[:1], to) if bias else None
-    if not int8:
+    if wanted == "none":
         return DenseLinear(weight, added)
+    if wanted == "int4":
+        coded = int4_form(*weight.shape).empty(to.empty)
+        for start in range(0, len(weight) if to.device.type != "meta" else 0, _HEAD_ROWS):
+            end = min(start + _HEAD_ROWS, len(weight))
+            quantise_int4(weight[start:end].float(), coded.rows(start, end))
+        return CodedLinear(coded, added)
     values, scale = to.empty(weight.shape, torch.int8), to.empty(weight.shape[:1])
     parts = zip(*(torch.split(tensor, _HEAD_ROWS) for tensor in (weight, values, scale)), strict=True)
     for part, to_values, to_scale in parts:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bench.driver import Driver
 from petiole.gpu_worker.models.weights.coded import CodedLinear
-from petiole.gpu_worker.models.weights.linear import DenseLinear
+from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear, quantize_int8
 from petiole.gpu_worker.models.weights.quantising import int4_form, quantise_int4
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
 
@@ -75,6 +75,36 @@ def test_a_model_in_four_bits_computes_with_the_weights_that_the_codes_stand_for
     found = table(driver.prefill([sequence]))
     assert relative_error(found, reference(model, tokens(40))[-1:]) < 1e-4
     assert relative_error(found, reference(plain, tokens(40))[-1:]) > 1e-3
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama2"])
+@pytest.mark.parametrize(("head", "kind"), [("int4", CodedLinear), ("int8", Int8Linear)])
+def test_a_head_is_quantised_beside_any_layers(
+    open_runtime: Any, checkpoint: Callable[[str], tuple[Path, Any]], family: str, head: str, kind: type
+) -> None:
+    """Tied or not; the embedding stays as it is."""
+    folder, plain = checkpoint(family)
+    model = copy.deepcopy(plain)
+    weight = model.lm_head.weight.data
+    if head == "int4":
+        values = requantised(weight)
+    else:
+        codes, scales = quantize_int8(weight)
+        values = codes.float() * scales[:, None]
+    model.lm_head.weight = torch.nn.Parameter(values)
+    runtime = open_runtime(folder, head_quantization=head)
+    assert type(runtime._decoder.head) is kind
+    driver = Driver(runtime)
+    sequence = driver.sequence(tokens(40), ALL)
+    driver.prefill([sequence], [33])
+    found = table(driver.prefill([sequence]))
+    assert relative_error(found, reference(model, tokens(40))[-1:]) < 1e-4
+    assert relative_error(found, reference(plain, tokens(40))[-1:]) > 1e-4
+
+
+def test_a_head_of_another_device_is_refused(open_runtime: Any, checkpoint: Any) -> None:
+    with pytest.raises(Exception, match="head_quantization"):
+        open_runtime(checkpoint("qwen3")[0], head_quantization="fp8")
 
 
 def test_a_reload_quantises_the_new_weights_in_place(

@@ -56,7 +56,7 @@ def trace(driver, sequences, chunk=0, steps=5):
         {"weight_quantization": "int8"},
         {"dtype": "bfloat16", "weight_quantization": "int8"},
         {"weight_quantization": "int4"},
-        {"dtype": "bfloat16", "weight_quantization": "int4"},
+        {"dtype": "bfloat16", "weight_quantization": "int4", "head_quantization": "int4"},
         {"kv_dtype": "fp8"},
         {"dtype": "bfloat16", "kv_dtype": "fp8"},
     ],
