@@ -3,6 +3,7 @@
 Engines use `KVCacheManager`, by the names of this package; the rooms are its parts. Pure Python and numpy. Each
 line may import what stands below it.
 
+    groups/     layers that see a window: pools of their own beside the page table, and what a match may end at
     allocation  the KV of running sequences: takes and releases locks, rows and pages
     prefix/     the prefix caches: which cached pages a prompt can use again
     pages/      the page pool and the page table: who owns a page, which row maps it
@@ -12,7 +13,7 @@ line may import what stands below it.
 """
 
 from petiole import _alias
-from petiole.cache.allocation import KVAllocation, KVCacheManager, KVUsage, Published
+from petiole.cache.allocation import GroupUsage, KVAllocation, KVCacheManager, KVUsage, Published
 from petiole.cache.errors import (
     CacheError,
     CacheStateError,
@@ -31,7 +32,11 @@ from petiole.cache.errors import (
     TokenError,
     UnlockWithoutLockError,
 )
+from petiole.cache.groups.manager import GroupedManager, build_manager
+from petiole.cache.groups.table import GroupedTable, WindowPages
+from petiole.cache.groups.windows import most_pages
 from petiole.cache.namespace import CacheNamespace
+from petiole.cache.pages.amounts import Amount, PageCounts
 from petiole.cache.pages.page_table import PageTable, ragged_arange
 from petiole.cache.prefix.block_cache import BlockCache, BlockChain
 from petiole.cache.prefix.factory import CacheKind, build_prefix_cache
@@ -57,6 +62,7 @@ from petiole.cache.tokens import (
 )
 
 __all__ = [
+    "Amount",
     "BlockCache",
     "BlockChain",
     "CacheError",
@@ -70,6 +76,9 @@ __all__ = [
     "ConservationError",
     "CoordToken",
     "EvictionError",
+    "GroupUsage",
+    "GroupedManager",
+    "GroupedTable",
     "ImageToken",
     "InsertResult",
     "KVAllocation",
@@ -82,6 +91,7 @@ __all__ = [
     "OutOfPagesError",
     "OutOfRowsError",
     "OwnershipError",
+    "PageCounts",
     "PageSizeError",
     "PageTable",
     "Peek",
@@ -97,8 +107,11 @@ __all__ = [
     "TreeNode",
     "UnlockWithoutLockError",
     "ValueToken",
+    "WindowPages",
     "as_tokens",
+    "build_manager",
     "build_prefix_cache",
+    "most_pages",
     "ragged_arange",
 ]
 

@@ -23,16 +23,34 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from numpy.typing import ArrayLike
+
 from petiole.cache.errors import MisalignedError, ReleasedError
 from petiole.cache.namespace import CacheNamespace
+from petiole.cache.pages.amounts import Amount
 from petiole.cache.pages.page_table import PageTable
 from petiole.cache.prefix.interface import CacheStats, Peek, PrefixCache
 from petiole.cache.tokens import CacheTokens, TokensLike, as_tokens, kept_tokens, page_boundary, reuse_limit
 
 
 @dataclass(frozen=True, slots=True)
+class GroupUsage:
+    """The pool of a group of layers with a window. Pages that are neither free nor held are cached: a new sequence
+    can get them. hit_tokens, missed_tokens: positions that look-ups found this group able to serve, and others."""
+
+    window: int
+    pages_total: int
+    pages_free: int
+    pages_held: int
+    pages_evicted: int
+    hit_tokens: int
+    missed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class KVUsage:
-    """Page and row counts; a new sequence can get `pages_free + pages_reclaimable` pages."""
+    """Page and row counts; a new sequence can get `pages_free + pages_reclaimable` pages. groups: the pools beside
+    the page table's own."""
 
     pages_total: int
     pages_free: int
@@ -43,6 +61,7 @@ class KVUsage:
     rows_held: int
     nodes: int
     cache: CacheStats
+    groups: tuple[GroupUsage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +219,10 @@ class KVAllocation:
 
 
 class KVCacheManager:
-    """The page table and the prefix cache behind one interface for the scheduler."""
+    """The page table and the prefix cache behind one interface for the scheduler. has_groups: whether groups of
+    layers have pools of their own (`groups.manager`), so that an amount of pages is one of each pool."""
+
+    has_groups = False
 
     def __init__(self, table: PageTable, cache: PrefixCache[Any]) -> None:
         self.table = table
@@ -209,20 +231,40 @@ class KVCacheManager:
         table.set_prefix_cache(cache)
 
     @property
-    def pages_available(self) -> int:
+    def pages_available(self) -> Amount:
         """Free pages plus evictable pages. O(1)."""
+        return self._table_pages_available
+
+    @property
+    def _table_pages_available(self) -> int:
         return self.table.pages_available + self.cache.evictable_page_count()
 
     def pages_needed(self, kv_length: int) -> int:
         return self.table.pages_for(kv_length)
 
+    def new_pages(self, row: int, kv_length: int) -> Amount:
+        """The number of available pages that a row takes until its first `kv_length` positions are computed."""
+        return max(0, self.table.pages_for(kv_length) - self.table.page_count(row))
+
+    def pages_held(self, row: int) -> Amount:
+        """The number of pages that a row has, shared ones included."""
+        return self.table.page_count(row)
+
     def match_length(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> int:
         """The number of KV positions that `start` would reuse now. Changes nothing."""
         return self._peek(tokens, namespace).kv_length
 
+    def known_length(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> int:
+        """The number of leading positions that the cache knows, whether `start` could go on there or not. Changes
+        nothing."""
+        return self.match_length(tokens, namespace)
+
+    def keep(self, row: int, ends: ArrayLike) -> None:
+        """Note positions of a running row from which other sequences may go on. Only groups need to know."""
+
     def pages_to_start(
         self, tokens: TokensLike, namespace: CacheNamespace | None = None, kv_length: int | None = None
-    ) -> int:
+    ) -> Amount:
         """The number of available pages that `start` would use up now: new ones, and cached ones that it would
         lock. Changes nothing."""
         tokens = as_tokens(tokens)
@@ -261,7 +303,7 @@ class KVCacheManager:
         worst = self.pages_needed(max(tokens.kv_length, kv_length or 0))
         if worst > self.table.pages_available and not self.can_start(tokens, namespace, kv_length, first_chunk):
             return None
-        reusable = tokens.prefix(self._reuse_limit(tokens))
+        reusable = self._reusable(tokens, namespace)
         match = self.cache.match_prefix(reusable, namespace)
         reused, node = match.matched_kv_length, match.last_node
         with ExitStack() as undo:
@@ -310,8 +352,11 @@ class KVCacheManager:
         return reuse_limit(tokens.codes, self.table.page_size)
 
     def _peek(self, tokens: TokensLike, namespace: CacheNamespace | None) -> Peek:
-        tokens = as_tokens(tokens)
-        return self.cache.peek(tokens.prefix(self._reuse_limit(tokens)), namespace)
+        return self.cache.peek(self._reusable(as_tokens(tokens), namespace), namespace)
+
+    def _reusable(self, tokens: CacheTokens, namespace: CacheNamespace | None) -> CacheTokens:
+        """The part of the tokens that `start` looks up."""
+        return tokens.prefix(self._reuse_limit(tokens))
 
     def _target(self, n: int, reused: int, kv_length: int | None, first_chunk: int | None) -> int:
         target = n if kv_length is None else kv_length
@@ -321,7 +366,7 @@ class KVCacheManager:
         return (
             self.table.rows_available > 0
             and self.pages_needed(target) <= self.table.max_pages_per_row
-            and self._use(cached, target) <= self.pages_available
+            and self._use(cached, target) <= self._table_pages_available
         )
 
     def _use(self, cached: Peek, target: int) -> int:

@@ -167,5 +167,10 @@ class EngineConfig:
         )
 
     @property
+    def longest_step(self) -> int:
+        """The most positions that a step computes of one sequence."""
+        return max(self.chunk_size, 1 + self.speculative_tokens)
+
+    @property
     def batching(self) -> Batching:
         return Batching(self.max_num_seqs, self.max_num_batched_tokens, self.chunk_size)

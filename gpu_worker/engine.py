@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import Any, TypeVar
 
-from petiole.cache import KVCacheManager, PageTable
-from petiole.cache.prefix.factory import build_prefix_cache
+from petiole.cache import GroupUsage, build_manager
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import EngineBusy, EngineClosed, EngineError, HandedBack, ModelError
 from petiole.gpu_worker.handle import Handle
@@ -85,11 +84,17 @@ class Engine:
         self._open: dict[Handle, RequestOutput] = {}
         self._lock = threading.Lock()
         self._closed = True  # not started yet, or shut down
-        table = PageTable(
-            limits.n_pages, limits.page_size, limits.max_batch_size, -(-limits.max_model_len // limits.page_size)
+        manager = build_manager(
+            config.prefix_cache,
+            limits.n_pages,
+            limits.page_size,
+            limits.max_batch_size,
+            -(-limits.max_model_len // limits.page_size),
+            max_cached_pages=config.prefix_cache_max_pages,
+            windows=limits.windows,
+            longest_step=config.longest_step,
         )
-        cache = build_prefix_cache(config.prefix_cache, table, config.prefix_cache_max_pages)
-        self.scheduler = Scheduler(config, self.runtime, KVCacheManager(table, cache), tracer, self._cut)
+        self.scheduler = Scheduler(config, self.runtime, manager, tracer, self._cut)
         preparer = Preparer(
             config,
             limits,
@@ -450,6 +455,7 @@ class Engine:
             "prefix_hit_tokens": usage.cache.hit_tokens,
             "prefix_hit_rate": round(usage.cache.hit_rate, 4),
             "evicted_pages": usage.cache.evicted_pages,
+            **{name: number for group in usage.groups for name, number in _facts_of(group)},
             "steps": counters.steps,
             "prefill_steps": counters.prefill_steps,
             "prompt_tokens": counters.prompt_tokens,
@@ -463,6 +469,12 @@ class Engine:
             "draft_tokens": counters.speculation.drafted,
             "accepted_draft_tokens": counters.speculation.accepted,
         }
+
+
+def _facts_of(group: GroupUsage) -> Iterator[tuple[str, int]]:
+    """The gauges of a group of layers with a window."""
+    for name in ("pages_total", "pages_free", "pages_held", "pages_evicted", "hit_tokens", "missed_tokens"):
+        yield f"window_{group.window}_{name}", getattr(group, name)
 
 
 def _check_regions(config: EngineConfig, limits: ModelLimits) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from threading import Thread
 from typing import Any, NamedTuple
@@ -154,7 +155,9 @@ def _run(runtime: Runtime, prompt: Int32Array, decodes: int, sampling: SamplingP
     """Run a prefill and `decodes` decode steps. `first`: further fields of the prefill."""
     limits, n = runtime.limits, len(prompt)
     pages = np.arange(-(-(n + decodes) // limits.page_size), dtype=np.int32)
-    updates = PageUpdates(np.full_like(pages, 1), pages, pages + 1)
+    windows = [np.minimum(pages + 1, pool.n_pages - 1) for pool in limits.windows]
+    updates = PageUpdates(np.full_like(pages, 1), pages, pages + 1, windows)
+    no_updates = replace(NO_UPDATES, windows=[NO_UPDATES.pages] * len(limits.windows))
     binding = RowBinding(1, sampling, 1, prompt, np.empty(0, np.int32))
     for step in range(1 + decodes):
         start, length = (0, n) if step == 0 else (n + step - 1, 1)
@@ -167,7 +170,7 @@ def _run(runtime: Runtime, prompt: Int32Array, decodes: int, sampling: SamplingP
             outputs=_one(1),
             pending=_one(PENDING),
             bindings=[binding] if step == 0 else [],
-            pages=updates if step == 0 else NO_UPDATES,
+            pages=updates if step == 0 else no_updates,
             **(first if step == 0 else {}),
         )
         runtime.launch_forward(step % 2, batch)

@@ -87,6 +87,9 @@ class BlockCache(CountingCache[int, Pages]):
         pages, _ = self._find(as_tokens(tokens), namespace or DEFAULT_NAMESPACE)
         return Peek(len(pages) * self.block_size, int(np.count_nonzero(self._refs[pages] == 0)))
 
+    def find(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> Pages:
+        return self._find(as_tokens(tokens), namespace or DEFAULT_NAMESPACE)[0]
+
     def match_prefix(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> MatchResult[BlockChain]:
         tokens, namespace = as_tokens(tokens), namespace or DEFAULT_NAMESPACE
         pages, last = self._find(tokens, namespace)

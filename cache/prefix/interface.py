@@ -117,6 +117,9 @@ class PrefixCache(Protocol[Node]):
     def peek(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> Peek:
         """The result that `match_prefix` would have. Changes nothing."""
 
+    def find(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> Pages:
+        """The pages of the longest cached prefix. Changes nothing. Do not modify them."""
+
     def match_prefix(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> MatchResult[Node]:
         """The longest cached prefix. Marks it as most recently used."""
 
@@ -202,6 +205,9 @@ class NoPrefixCache:
 
     def peek(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> Peek:
         return Peek(0, 0)
+
+    def find(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> Pages:
+        return NO_PAGES
 
     def match_prefix(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> MatchResult[None]:
         return MatchResult(NO_PAGES, 0, 0, None)

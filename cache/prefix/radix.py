@@ -79,6 +79,13 @@ class RadixPrefixCache(CountingCache[TreeNode, TreeNode | None]):
             length = len(node.physical_pages)
         return Peek(kv, reclaimable)
 
+    def find(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> Pages:
+        root = self._trees.get(namespace or DEFAULT_NAMESPACE)
+        if root is None:
+            return NO_PAGES
+        node, _, kv, _ = walk(root, as_tokens(tokens).codes, 0)
+        return path_pages(node)[:kv] if kv else NO_PAGES
+
     def match_prefix(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> MatchResult[TreeNode]:
         tokens = as_tokens(tokens)
         root = self._trees.get(namespace or DEFAULT_NAMESPACE)

@@ -256,6 +256,16 @@ class ModelPlan:
         return tuple(mixer.window for mixer in self.mixers)
 
     @property
+    def kept_windows(self) -> tuple[int, ...]:
+        """Of each layer: the window in which any layer sees the keys that this one reads; 0: some see all."""
+        seen = dict[int, list[int]]()
+        for i, mixer in enumerate(self.mixers):
+            window = 0 if mixer.mask == "bidirectional" else mixer.window
+            seen.setdefault(i if mixer.keys_of is None else mixer.keys_of, []).append(window)
+        kept = {i: max(windows) if all(windows) else 0 for i, windows in seen.items()}
+        return tuple(kept[i if mixer.keys_of is None else mixer.keys_of] for i, mixer in enumerate(self.mixers))
+
+    @property
     def most_positions(self) -> int:
         """The largest `max_model_len`. Linear and dynamic scaling stretch the context by their factor. Some
         checkpoints name the context before it, and some the one behind it, so only `max_position` is a safe

@@ -25,7 +25,7 @@ from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_str
 from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
 from petiole.gpu_worker.runtime.interface import FEATURES, VALUES, ModelLimits
 from petiole.gpu_worker.runtime.memory.kv import KVCache, new_kv_cache
-from petiole.gpu_worker.runtime.memory.room import require_rows_and_adapters
+from petiole.gpu_worker.runtime.memory.room import require_rows_and_adapters, window_pools
 from petiole.gpu_worker.runtime.platform import Platform, StepMemory
 from petiole.gpu_worker.runtime.reading import ModelInfo, ModelReader
 from petiole.gpu_worker.runtime.step.inputs import StepStates
@@ -133,6 +133,7 @@ def limits_of(
         n_pages=cache.n_pages,
         page_size=cache.page_size,
         max_batch_size=rows_of(config),
+        windows=cache.windows,
         eos_token_ids=info.eos_token_ids,
         values=decoder.value_tokens,
         images=decoder.images,
@@ -183,9 +184,11 @@ def _new_adapters(
 
 def _new_cache(config: EngineConfig, decoder: Decoder, platform: Platform) -> KVCache:
     dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else decoder.dtype
+    n_pages = platform.n_pages(config, decoder, dtype)
     return new_kv_cache(
         decoder.plan,
-        n_pages=platform.n_pages(config, decoder, dtype),
+        n_pages=n_pages,
+        windows=window_pools(config, decoder.plan, n_pages) if platform.window_pools else (),
         page_size=config.page_size,
         rows=rows_of(config),
         max_model_len=config.max_model_len,

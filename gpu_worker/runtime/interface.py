@@ -23,6 +23,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from petiole.cache import WindowPages
 from petiole.gpu_worker.config import Batching
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.request.images import ImageLimits, PreparedImage
@@ -67,14 +68,17 @@ class RowBinding:
 @dataclass(frozen=True, slots=True)
 class PageUpdates:
     """Updates of distinct entries of the device's page table: `pages[k]` is the new page of entry (`rows[k]`,
-    `columns[k]`)."""
+    `columns[k]`). windows: the same entries' pages in the table of each group of layers with a window
+    (`ModelLimits.windows`); 0 where none of the row's next steps reads."""
 
     rows: Int32Array
     columns: Int32Array
     pages: Int32Array
+    windows: Sequence[Int32Array] = ()
 
 
-NO_UPDATES = PageUpdates(*(np.empty(0, np.int32) for _ in range(3)))
+_NONE = np.empty(0, np.int32)
+NO_UPDATES = PageUpdates(_NONE, _NONE, _NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +193,8 @@ class Transfer(Protocol):
 class ModelLimits:
     """Properties of the model and its memory that the scheduler uses.
 
-    `n_pages` and `max_batch_size` include the reserved page 0 and row 0. `values`: the kinds of values that the
+    `n_pages` and `max_batch_size` include the reserved page 0 and row 0. `windows`: the pools of groups of layers
+    with a window, beside the pages of the others. `values`: the kinds of values that the
     model has, or None. `images`: the images that it takes, or None. `processor`: turns images into crops and skill
     calls into prompts, or None. `batching`: the meaning of settings of
     0, on this device and with this memory."""
@@ -201,6 +206,7 @@ class ModelLimits:
     n_pages: int
     page_size: int
     max_batch_size: int
+    windows: Sequence[WindowPages] = ()
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
     values: ValueKinds | None = None
     images: ImageLimits | None = None

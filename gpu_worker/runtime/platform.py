@@ -53,7 +53,7 @@ class Platform(Protocol):
     """place: where the tensors are. kernels: those of a decoder's layers. choose, accept: see `OutputSampler`.
     dtypes: the types that weights may have, by name; the first stands in for all others. quantizations: the values
     of `weight_quantization` that this platform computes. pinned: whether copies to the device are quicker from
-    pinned memory."""
+    pinned memory. window_pools: whether layers with a window have pools of their own."""
 
     @property
     def device(self) -> Device: ...
@@ -78,6 +78,9 @@ class Platform(Protocol):
 
     @property
     def pinned(self) -> bool: ...
+
+    @property
+    def window_pools(self) -> bool: ...
 
     def require(self, model: ModelPlan) -> None:
         """Raises ModelError if this platform would not compute the model."""

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from petiole.cache import PageTable, ragged_arange
+from petiole.cache import GroupedTable, PageTable, ragged_arange
 from petiole.gpu_worker.request.values import NO_NUMBER
 from petiole.gpu_worker.runtime.interface import (
     FEATURES,
@@ -254,7 +254,7 @@ def page_updates(
     """The page-table entries that this step is the first to use, and those that were remapped."""
     size = table.page_size
     if size == 1 and lengths is _constant(len(rows), 1) and not table.has_remapped:  # decode on pages of one token
-        return PageUpdates(rows, starts, table.matrix[rows, starts])
+        return _updates(table, rows, starts)
     first = -(-starts // size)
     if len(bound_rows):
         first = np.where(np.isin(rows, bound_rows), 0, first)
@@ -263,4 +263,11 @@ def page_updates(
             first[i] = min(first[i], column)
     count = -(-(starts + lengths) // size) - first
     entries, columns = np.repeat(rows, count), ragged_arange(first, count).astype(np.int32)
-    return PageUpdates(entries, columns, table.matrix[entries, columns])
+    return _updates(table, entries, columns)
+
+
+def _updates(table: PageTable, rows: Int32Array, columns: Int32Array) -> PageUpdates:
+    pages = table.matrix[rows, columns]
+    if isinstance(table, GroupedTable):
+        return PageUpdates(rows, columns, pages, table.companions(pages))
+    return PageUpdates(rows, columns, pages)

@@ -24,6 +24,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
+from petiole.cache import Amount
 from petiole.gpu_worker.constraints import ConstraintState
 from petiole.gpu_worker.request.images import whole_regions
 from petiole.gpu_worker.scheduling.admission import can_reuse
@@ -54,7 +55,7 @@ class Planner:
         self.state = state
         self.after_prefill = False
         self.after_long = False
-        self.left_out: dict[ScheduledSequence, int] = {}
+        self.left_out: dict[ScheduledSequence, Amount] = {}
         self._chunk = min(state.config.chunk_size, state.config.max_num_batched_tokens)
         self._broken: dict[ScheduledSequence, Exception] = {}
 
@@ -171,11 +172,8 @@ class Planner:
                 self.left_out[seq] = need
         return [seq for seq in sequences if seq in granted]
 
-    def _new_pages(self, seq: ScheduledSequence, n_positions: int) -> int:
-        manager = self.state.manager
-        return max(
-            0, manager.pages_needed(seq.scheduled_position + n_positions) - manager.table.page_count(seq.row)
-        )
+    def _new_pages(self, seq: ScheduledSequence, n_positions: int) -> Amount:
+        return self.state.manager.new_pages(seq.row, seq.scheduled_position + n_positions)
 
     # ------------------------------------------------------------ prefill
 
@@ -195,7 +193,7 @@ class Planner:
             return None
         return self._images_first(StepPlan(list(chunks), list(chunks.values()), n_chunks=len(chunks)))
 
-    def _new_pages_of(self, plan: StepPlan | None) -> int:
+    def _new_pages_of(self, plan: StepPlan | None) -> Amount:
         state = self.state
         if plan is None or not (state.prefilling or len(state.waiting)):
             return 0
@@ -220,7 +218,7 @@ class Planner:
         return StepPlan([], images=needed) if needed else plan
 
     def _add_chunks(
-        self, chunks: dict[ScheduledSequence, int], streams: bool, now: float, short_only: bool, taken: int
+        self, chunks: dict[ScheduledSequence, int], streams: bool, now: float, short_only: bool, taken: Amount
     ) -> None:
         """Add chunks of the sequences in prefill, then of newly admitted ones, within the token budget. `taken`:
         pages that others take in the same step."""
@@ -326,22 +324,22 @@ class Planner:
         # At least one position is always computed.
         return shared < target and any(can_reuse(seq, other, shared) for other in ahead)
 
-    def _promised(self) -> int:
+    def _promised(self) -> Amount:
         """Pages that the sequences in prefill still need."""
         return sum(self._missing_pages(seq) for seq in self.state.prefilling)
 
-    def _missing_pages(self, seq: ScheduledSequence) -> int:
+    def _missing_pages(self, seq: ScheduledSequence) -> Amount:
         """Pages needed for the rest of the prefill."""
         return self._new_pages(seq, seq.prefill_target - seq.scheduled_position)
 
-    def _admit(self, seq: ScheduledSequence, budget: int, now: float, promised: int) -> bool:
+    def _admit(self, seq: ScheduledSequence, budget: int, now: float, promised: Amount) -> bool:
         """Admit a sequence. Returns False if it and all behind it must wait."""
         state = self.state
         if state.num_allocated >= state.config.max_num_seqs or not self._fits(seq, promised):
             return False
         return state.start(seq, min(state.config.chunk_size, budget), now)
 
-    def _fits(self, seq: ScheduledSequence, promised: int) -> bool:
+    def _fits(self, seq: ScheduledSequence, promised: Amount) -> bool:
         """Whether pages suffice for the whole prefill, the `promised` pages and the headroom of running sequences.
 
         Always true for a sequence that runs alone.
@@ -349,7 +347,7 @@ class Planner:
         reserved = promised + len(self.state.running) * self._headroom
         return self._pages_to_start(seq) + reserved <= self.state.manager.pages_available
 
-    def _pages_to_start(self, seq: ScheduledSequence) -> int:
+    def _pages_to_start(self, seq: ScheduledSequence) -> Amount:
         state = self.state
         target = seq.max_positions if state.config.reserve == "full" else seq.prefill_target
         return state.manager.pages_to_start(seq.cache_tokens, seq.namespace, target)
@@ -419,8 +417,8 @@ class Planner:
     ) -> tuple[list[Holder], Room]:
         """The rows and pages of the holders, and the room that will be free once this plan and the steps in flight
         are completed."""
-        state, table = self.state, self.state.manager.table
-        taken: dict[ScheduledSequence, int] = {}
+        state, manager = self.state, self.state.manager
+        taken: dict[ScheduledSequence, Amount] = {}
         if plan is not None:
             lengths = plan.lengths or [1] * len(plan.sequences)
             taken = {seq: self._new_pages(seq, n) for seq, n in zip(plan.sequences, lengths, strict=True)}
@@ -428,13 +426,13 @@ class Planner:
         for seq in holders:
             more = taken.get(seq, 0)
             reserved = self._missing_pages(seq) - more if seq.is_prefilling else self._headroom
-            held.append(Holder(seq, table.page_count(seq.row) + more, reserved))
+            held.append(Holder(seq, manager.pages_held(seq.row) + more, reserved))
         ended = {seq for step in pipeline.steps() for seq in step.sequences if seq.finalized}
         leaving = [*ended, *(seq for seq in state.active if seq.preempting)]
         room = Room(
             rows=state.config.max_num_seqs - state.num_allocated + len(leaving),
-            pages=state.manager.pages_available
-            + sum(table.page_count(seq.row) for seq in leaving)
+            pages=manager.pages_available
+            + sum(manager.pages_held(seq.row) for seq in leaving)
             - sum(taken.values()),
             reserved=sum(holder.reserved for holder in held),
         )

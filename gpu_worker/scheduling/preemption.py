@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from petiole.cache import Amount
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 
 
@@ -24,7 +25,7 @@ class Need:
     """A sequence that lacks `pages` for its next step, or, if it waits, for its whole prefill."""
 
     seq: ScheduledSequence
-    pages: int
+    pages: Amount
 
     @property
     def waits(self) -> bool:
@@ -40,8 +41,8 @@ class Holder:
     """A sequence with a row. `pages`: how many it holds; `reserved`: how many are kept free for it."""
 
     seq: ScheduledSequence
-    pages: int
-    reserved: int
+    pages: Amount
+    reserved: Amount
 
 
 @dataclass(slots=True)
@@ -50,8 +51,8 @@ class Room:
     pages."""
 
     rows: int
-    pages: int
-    reserved: int
+    pages: Amount
+    reserved: Amount
 
     def fits(self, need: Need) -> bool:
         if need.waits:

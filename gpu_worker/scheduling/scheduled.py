@@ -6,7 +6,7 @@ not used here. Sequences rank by (priority, arrival): smaller ranks run first an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -201,6 +201,12 @@ class ScheduledSequence(SchedulableSequence):
         assert allocation is not None
         allocation.publish(self.cached_as(self.kv_position), self.kv_position)
         allocation.share(self.kv_position)
+
+    def ends(self, eos_ids: Collection[int]) -> npt.NDArray[np.int64]:
+        """The positions behind which other sequences may go on: the ends of the messages that it knows, as far as
+        an end-of-sequence token ends each, and of its prompt."""
+        behind = np.flatnonzero(np.isin(self.tokens(), list(eos_ids))) + 1
+        return np.append(behind, self.num_input_tokens)
 
     def cache_codes(self, n_positions: int) -> npt.NDArray[np.int64]:
         """The cache codes of the first positions. The last of them may lie inside an image."""

@@ -21,13 +21,16 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from petiole.cache import KVCacheManager
+import numpy as np
+
+from petiole.cache import GroupedTable, KVCacheManager
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.request import TokenLogprobs
 from petiole.gpu_worker.request.images import PreparedImage, RequestImage
 from petiole.gpu_worker.runtime.interface import (
     VALUES,
     Runtime,
+    StepBatch,
     StepOutput,
     TokenMask,
 )
@@ -92,6 +95,8 @@ class Scheduler:
         plan = payload.plan
         self.manager.table.on_sent(payload.batch.rows)
         self.runtime.launch_forward(slot_id, payload.batch)
+        if isinstance(self.manager.table, GroupedTable):
+            self._slide(self.manager.table, payload.batch)
         state, counters = self.state, self.state.counters
         counters.steps += 1
         counters.encoded_images += len(plan.images)
@@ -106,6 +111,12 @@ class Scheduler:
                     state.prefilling.remove(seq)
                     state.running.append(seq)
         return LaunchHandle(plan.kind, plan.sequences, payload)
+
+    @staticmethod
+    def _slide(table: GroupedTable, batch: StepBatch) -> None:
+        """Give back what lies behind the windows of the rows' later steps. Of a verification, all positions but
+        the first may be rejected. All others will be committed."""
+        table.slide(batch.rows, batch.starts + np.where(batch.outputs > 1, 1, batch.lengths))
 
     def _prepare(self, plan: StepPlan, slot_id: int) -> StepPayload | None:
         """The host side of a launch. If it fails, each sequence of the plan is tried alone. Those that fail again

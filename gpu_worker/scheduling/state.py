@@ -142,7 +142,7 @@ class SchedulerState:
         positions. If that raises, the sequence is in the queue, and `fail` removes it."""
         self.waiting.push(seq)
         if self.running and self.config.prefix_cache != "off":
-            n_cached = self.manager.match_length(seq.cache_tokens, seq.namespace)
+            n_cached = self.manager.known_length(seq.cache_tokens, seq.namespace)
             for origin in forked(seq, self.running, n_cached):
                 origin.publish_committed()
 
@@ -167,6 +167,8 @@ class SchedulerState:
                 self._admitted(seq, allocation.reused, now)
             else:
                 seq.reacquire(allocation, allocation.reused)
+            if self.manager.has_groups:
+                self.manager.keep(allocation.row, seq.ends(self.limits.eos_token_ids))
             self.waiting.remove(seq)
             undo.pop_all()
         seq.adapter_slot = slot

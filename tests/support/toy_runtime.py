@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from petiole.cache import WindowPages
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.device.cpu import CpuDevice
 from petiole.gpu_worker.runtime.device.interface import DeviceError
@@ -86,6 +87,7 @@ class ToyRuntime:
         jitter: Callable[[], None] | None = None,
         fail_forward_at: int | None = None,
         n_slots: int = 2,
+        windows: Sequence[WindowPages] = (),
     ) -> None:
         self.limits = ModelLimits(
             model="toy",
@@ -95,6 +97,7 @@ class ToyRuntime:
             n_pages=n_pages,
             page_size=page_size,
             max_batch_size=rows + 1,
+            windows=windows,
             eos_token_ids=eos,
         )
         self.weights = 1
@@ -107,6 +110,8 @@ class ToyRuntime:
         width = -(-max_model_len // page_size)
         self.table = np.zeros((rows + 1, width), np.int32)
         self.kv = np.zeros((n_pages, page_size), np.uint64)
+        self.window_tables = [np.zeros_like(self.table) for _ in windows]
+        self.window_kv = [np.zeros((pool.n_pages, page_size), np.uint64) for pool in windows]
         self.powers = np.array([power(p) for p in range(max_model_len)], np.uint64)
         self.rows = [Row() for _ in range(rows + 1)]
         self.slots = tuple(self._new_slot(slot_id, rows) for slot_id in range(n_slots))
@@ -168,7 +173,10 @@ class ToyRuntime:
             raise DeviceError(f"step {self.steps} was told to fail")
         for binding in batch.bindings:
             self._bind(binding)
-        self.table[batch.pages.rows, batch.pages.columns] = batch.pages.pages
+        updates = batch.pages
+        self.table[updates.rows, updates.columns] = updates.pages
+        for table, pages in zip(self.window_tables, updates.windows, strict=True):
+            table[updates.rows, updates.columns] = pages
         staging.states = []
         offset = 0
         for i, row in enumerate(batch.rows.tolist()):
@@ -197,6 +205,7 @@ class ToyRuntime:
         self, batch: StepBatch, row: int, start: int, offset: int, length: int
     ) -> list[tuple[int, int, int, int]]:
         """Write the KV of `length` positions; the hash of the whole history behind each of them."""
+        self._check_windows(row, start)
         state = self._history(row, start)
         states = []
         size = self.limits.page_size
@@ -207,6 +216,9 @@ class ToyRuntime:
             adapter = self.adapters.get(self.rows[row].adapter_slot, "")
             entry = kv_entry(state, token, position, self.weights, adapter)
             self.kv[self.table[row, position // size], position % size] = entry
+            for table, kv in zip(self.window_tables, self.window_kv, strict=True):
+                assert table[row, position // size], f"position {position} of row {row} has no page"
+                kv[table[row, position // size], position % size] = entry
             state = (state + entry * int(self.powers[position])) & _MASK
             states.append((row, position, state, token))
         return states
@@ -215,6 +227,15 @@ class ToyRuntime:
         positions = np.arange(length)
         pages = self.table[row, positions // self.limits.page_size]
         return int((self.kv[pages, positions % self.limits.page_size] * self.powers[:length]).sum(dtype=np.uint64))
+
+    def _check_windows(self, row: int, start: int) -> None:
+        """Whether each group of layers with a window has the KV that position `start` reads."""
+        size = self.limits.page_size
+        for pool, table, kv in zip(self.limits.windows, self.window_tables, self.window_kv, strict=True):
+            positions = np.arange(max(0, start - pool.window + 1), start)
+            columns, offsets = positions // size, positions % size
+            same = kv[table[row, columns], offsets] == self.kv[self.table[row, columns], offsets]
+            assert same.all(), f"row {row} reads wrong KV in the window of {pool.window} before {start}"
 
     def _sample(self, slot_id: int) -> None:
         staging = self.slots[slot_id].staging

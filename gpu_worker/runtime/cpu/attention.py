@@ -21,20 +21,20 @@ from petiole.gpu_worker.runtime.memory.kv import KVCache
 
 @dataclass(slots=True)
 class PagedAttention:
-    """The attention of one step. plan: of each layer. rows: int64 [B]; starts, lengths: host [B]; slots: int64
-    [T], the KV slots of the step's positions. limits: int64 [T], for each query the end of the keys that it sees;
-    None: all up to its own. progress: called in each layer."""
+    """The attention of one step. plan: of each layer. rows: int64 [B]; starts, lengths: host [B]; slots: of each
+    group of layers, int64 [T], the slots of the step's positions. limits: int64 [T], for each query the end of the
+    keys that it sees; None: all up to its own. progress: called in each layer."""
 
     cache: KVCache
     plan: Sequence[Attention]
     rows: Tensor
     starts: Int32Array
     lengths: Int32Array
-    slots: Tensor
+    slots: Sequence[Tensor]
     limits: Tensor | None = None
     progress: Progress = nothing
     _masks: dict[int, Tensor | None] = field(default_factory=dict)
-    _gathered: Tensor | None = None
+    _gathered: dict[int, Tensor] = field(default_factory=dict)
 
     def attend(
         self,
@@ -46,31 +46,33 @@ class PagedAttention:
         sinks: Tensor | None = None,
     ) -> Tensor:
         self.progress()
-        plan = self.plan[layer]
+        plan, group = self.plan[layer], self.cache.groups[layer]
         q, k = rotated(q, k, rotation)
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         if k is not None and v is not None:
-            k, v = (_keep(pool, self.slots, x) for pool, x in ((keys, k), (values, v)))
+            k, v = (_keep(pool, self.slots[group], x) for pool, x in ((keys, k), (values, v)))
         if int(self.lengths.max()) == 1 and self.limits is None:
-            return self._decode(plan, q, keys, values, sinks)
+            return self._decode(plan, group, q, keys, values, sinks)
         outputs, at = [], 0
         for i, length in enumerate(self.lengths.tolist()):
             span = slice(at, at + length)
             own = None if k is None or v is None else (k[span], v[span])
-            outputs.append(self._append(i, plan, q[span], own, keys, values, span, sinks))
+            outputs.append(self._append(i, plan, group, q[span], own, keys, values, span, sinks))
             at += length
         return torch.cat(outputs)
 
-    def _decode(self, plan: Attention, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:
+    def _decode(
+        self, plan: Attention, group: int, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None
+    ) -> Tensor:
         """All rows at once, each with one query. The query heads that share a head of keys stand side by side like
         queries of one sequence, so no key is copied for each of them."""
         size, heads, width = q.shape
         longest = int(self.starts.max()) + 1
-        if self._gathered is None:
+        if group not in self._gathered:
             positions = torch.arange(longest).expand(size, longest).reshape(-1)
             rows = self.rows.repeat_interleave(longest)
-            self._gathered = self.cache.slots(rows, positions)
-        gathered = (_at(pool, self._gathered, q.dtype) for pool in (keys, values))
+            self._gathered[group] = self.cache.slots(rows, positions, group)
+        gathered = (_at(pool, self._gathered[group], q.dtype) for pool in (keys, values))
         k, v = (x.view(size, longest, -1, width).transpose(1, 2) for x in gathered)
         grouped, mask = q.view(size, k.shape[1], -1, width), self._decode_mask(plan.window)
         if plan.softcap or sinks is not None:
@@ -95,6 +97,7 @@ class PagedAttention:
         self,
         i: int,
         plan: Attention,
+        group: int,
         q: Tensor,
         own: tuple[Tensor, Tensor] | None,
         keys: Tensor,
@@ -107,7 +110,7 @@ class PagedAttention:
         start, n = int(self.starts[i]), q.shape[0]
         end = start + n
         if start or own is None:
-            slots = self.cache.slots(self.rows[i].expand(end), torch.arange(end))
+            slots = self.cache.slots(self.rows[i].expand(end), torch.arange(end), group)
             k, v = _at(keys, slots, q.dtype), _at(values, slots, q.dtype)
         else:
             k, v = own

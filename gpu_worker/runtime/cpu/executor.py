@@ -79,7 +79,7 @@ class CpuExecutor:
             rows=torch.from_numpy(inputs.batch_rows),
             starts=inputs.starts,
             lengths=inputs.lengths,
-            slots=self._cache.slots(rows, positions),
+            slots=[self._cache.slots(rows, positions, group) for group in range(len(self._cache.tables))],
             limits=limits,
             progress=self._progress,
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from petiole.gpu_worker.config import BATCHING, EngineConfig
@@ -13,7 +16,7 @@ from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor, choose
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
 from petiole.gpu_worker.runtime.interface import Progress
 from petiole.gpu_worker.runtime.memory.container import host_memory_left
-from petiole.gpu_worker.runtime.memory.room import page_bytes, require_pages, require_room
+from petiole.gpu_worker.runtime.memory.room import page_bytes, pages_in, require_pages, require_room
 from petiole.gpu_worker.runtime.platform import StepMemory, largest_region
 from petiole.gpu_worker.runtime.step.verify import accept
 
@@ -32,6 +35,7 @@ class CpuPlatform:
         self.dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
         self.quantizations: tuple[Quantization, ...] = ("none", "int8", "int4")
         self.pinned = False
+        self.window_pools = True
 
     def require(self, model: ModelPlan) -> None:
         """Torch computes all models."""
@@ -46,11 +50,13 @@ class CpuPlatform:
         return host_memory_left() // 2
 
     def n_pages(self, config: EngineConfig, decoder: Decoder, kv_dtype: torch.dtype) -> int:
-        each, free = page_bytes(config, decoder.plan, kv_dtype.itemsize), host_memory_left()
+        plan, size, free = decoder.plan, kv_dtype.itemsize, host_memory_left()
+        each, fitting = page_bytes(config, plan, size), partial(pages_in, config, plan, size)
         if config.num_pages:
-            require_room("num_pages", config.num_pages, each, free)
+            if config.num_pages > fitting(free):
+                require_room("num_pages", config.num_pages, each, free)
             return config.num_pages
-        return require_pages(config, default_pages(config, each, free), each, free)
+        return require_pages(config, default_pages(config, fitting, free), each, free)
 
     def new_executor(
         self,
@@ -68,10 +74,10 @@ class CpuPlatform:
         """Nothing is held."""
 
 
-def default_pages(config: EngineConfig, each_bytes: int, free_bytes: int) -> int:
+def default_pages(config: EngineConfig, fitting: Callable[[int], int], free_bytes: int) -> int:
     """2,048 tokens for every row, within 1 GiB or a quarter of the free memory, whichever is less; but at least
-    one sequence of full length if that fits into half of the free memory."""
+    one sequence of full length if that fits into half of the free memory. fitting: the pages that fit into bytes."""
     size, longest = config.page_size, config.max_model_len
     wanted = config.max_num_seqs * -(-min(longest, _LENGTH_EACH) // size) + 1
-    budget = min(_KV_BYTES, free_bytes // 4) // each_bytes
-    return max(min(wanted, budget), min(-(-longest // size) + 1, free_bytes // 2 // each_bytes))
+    budget = fitting(min(_KV_BYTES, free_bytes // 4))
+    return max(min(wanted, budget), min(-(-longest // size) + 1, fitting(free_bytes // 2)))

@@ -40,6 +40,7 @@ class CudaPlatform:
         self.dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16}
         self.quantizations: tuple[Quantization, ...] = ("none", "fp8")
         self.pinned = True
+        self.window_pools = False
 
     def require(self, model: ModelPlan) -> None:
         require_flashinfer(model)

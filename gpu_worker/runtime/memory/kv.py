@@ -1,20 +1,24 @@
-"""The paged KV pool and the device's page table.
+"""The paged KV pools and the device's page tables.
 
-    keys[layer], values[layer]:  [n_pages * page_size, kv_heads, head_dim], of the layer's own sizes
-    table[row, column]:          the page that holds positions [column * page_size, (column + 1) * page_size)
+    keys[layer], values[layer]:  [pages of its group * page_size, kv_heads, head_dim], of the layer's own sizes
+    tables[group][row, column]:  the page that holds positions [column * page_size, (column + 1) * page_size)
 
-A *slot* is the index of one position in the pool: page * page_size + offset. Row 0 and page 0 are reserved:
-padding entries of a batch read and write there. A layer that reads another one's keys has the same tensors.
+Group 0 is the layers that keep everything. Each other group is the layers that keep a window; its entries behind
+the window name any page. A *slot* is the index of one position in a pool: page * page_size + offset. Row 0 and page
+0 are reserved: padding entries of a batch read and write there. A layer that reads another one's keys has the same
+tensors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from petiole.cache import WindowPages
 from petiole.gpu_worker.models.host_memory import new_zeros
 from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.runtime.device.interface import upload
@@ -23,21 +27,21 @@ from petiole.gpu_worker.runtime.interface import PageUpdates
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """keys, values: of each layer, views of one allocation in the order of the layers; table: int32 [rows,
-    columns]."""
+    """keys, values: of each layer, views of one allocation in the order of the layers; tables: of each group,
+    int32 [rows, columns]; groups: of each layer. n_pages: of group 0; windows: the pools of the other groups."""
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
-    table: Tensor
+    tables: tuple[Tensor, ...]
+    groups: tuple[int, ...]
     page_size: int
+    n_pages: int
+    windows: tuple[WindowPages, ...] = ()
 
     @property
-    def n_pages(self) -> int:
-        return self.n_slots // self.page_size
-
-    @property
-    def n_slots(self) -> int:
-        return self.keys[0].shape[0]
+    def table(self) -> Tensor:
+        """The table of group 0."""
+        return self.tables[0]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -47,19 +51,21 @@ class KVCache:
     def device(self) -> torch.device:
         return self.table.device
 
-    def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """int64 [T]: the pool slots of the given positions of the given rows."""
-        pages = self.table[rows, positions // self.page_size].long()
+    def slots(self, rows: Tensor, positions: Tensor, group: int = 0) -> Tensor:
+        """int64 [T]: the slots of the given positions of the given rows, in the pool of a group."""
+        pages = self.tables[group][rows, positions // self.page_size].long()
         return pages * self.page_size + positions % self.page_size
 
     def update(self, updates: PageUpdates) -> None:
-        """Write these entries of the table, in stream order."""
-        if self.table.device.type == "cpu":
-            self.table.numpy()[updates.rows, updates.columns] = updates.pages
+        """Write these entries of the tables, in stream order."""
+        of_groups = (updates.pages, *updates.windows)
+        if self.device.type == "cpu":
+            for table, pages in zip(self.tables, of_groups, strict=True):
+                table.numpy()[updates.rows, updates.columns] = pages
         elif len(updates.rows):
-            entries = np.stack([updates.rows, updates.columns, updates.pages])
-            rows, columns, pages = upload(entries, self.table.device)
-            self.table[rows.long(), columns.long()] = pages
+            rows, columns, *entries = upload(np.stack([updates.rows, updates.columns, *of_groups]), self.device)
+            for table, found in zip(self.tables, entries, strict=True):
+                table[rows.long(), columns.long()] = found
 
 
 def new_kv_cache(
@@ -71,23 +77,33 @@ def new_kv_cache(
     max_model_len: int,
     dtype: torch.dtype,
     device: torch.device,
+    windows: Sequence[WindowPages] = (),
 ) -> KVCache:
+    """windows: the pools of groups of layers with these windows (`ModelPlan.kept_windows`). The layers of other
+    windows keep everything."""
     columns = -(-max_model_len // page_size)
+    at = {pool.window: i for i, pool in enumerate(windows, 1)}
+    groups = tuple(at.get(window, 0) for window in plan.kept_windows)
+    slots = [pages * page_size for pages in (n_pages, *(pool.n_pages for pool in windows))]
+    of_layers = [slots[group] for group in groups]
     return KVCache(
-        keys=_pool(plan, n_pages * page_size, dtype, device),
-        values=_pool(plan, n_pages * page_size, dtype, device),
-        table=torch.zeros((rows, columns), dtype=torch.int32, device=device),
+        keys=_pool(plan, of_layers, dtype, device),
+        values=_pool(plan, of_layers, dtype, device),
+        tables=tuple(torch.zeros((rows, columns), dtype=torch.int32, device=device) for _ in slots),
+        groups=groups,
         page_size=page_size,
+        n_pages=n_pages,
+        windows=tuple(windows),
     )
 
 
-def _pool(plan: ModelPlan, n_slots: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    """The keys, or the values, of each layer."""
+def _pool(plan: ModelPlan, slots: Sequence[int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """The keys, or the values, of each layer. slots: of each layer."""
     own = dict(plan.caches)
-    memory = new_zeros((n_slots * sum(mixer.kv_size for mixer in own.values()),), dtype, device)
-    parts = torch.split(memory, [n_slots * mixer.kv_size for mixer in own.values()])
+    sizes = [slots[i] * mixer.kv_size for i, mixer in own.items()]
+    parts = torch.split(new_zeros((sum(sizes),), dtype, device), sizes)
     views = {
-        i: part.view(n_slots, mixer.kv_heads, mixer.head_dim)
+        i: part.view(slots[i], mixer.kv_heads, mixer.head_dim)
         for (i, mixer), part in zip(own.items(), parts, strict=True)
     }
     return tuple(views[i if mixer.keys_of is None else mixer.keys_of] for i, mixer in enumerate(plan.mixers))

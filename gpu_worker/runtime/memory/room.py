@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from functools import partial
+
+from petiole.cache import WindowPages, most_pages
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import InvalidRequest, ModelError
 from petiole.gpu_worker.models.adapters.lora import AdaptedModel
@@ -26,9 +30,39 @@ def require_room(field: str, value: int, each_bytes: int, free_bytes: int) -> No
         raise InvalidRequest(field, f"must be at most {most} in {free_bytes} bytes ({each_bytes} each)", value)
 
 
+WINDOW_PART = 4
+"""A group of layers with a window has a page for this many pages of the others: then sequences of 8 windows, with
+two windows of cached pages each, need all pools alike."""
+
+
 def page_bytes(engine: EngineConfig, model: ModelPlan, bytes_per_element: int) -> int:
-    """Bytes of a page of the KV pool."""
+    """Bytes of a page of the KV pool, in the layers of all groups."""
     return model.kv_elements_per_token * engine.page_size * bytes_per_element
+
+
+def window_pools(engine: EngineConfig, model: ModelPlan, n_pages: int) -> tuple[WindowPages, ...]:
+    """The pools of the groups of layers with a window, beside `n_pages` pages of the others. Each is large enough
+    for a sequence of any length. engine: decided."""
+    windows = sorted({window for window in model.kept_windows if 0 < window < engine.max_model_len})
+    least = [1 + most_pages(window, engine.page_size, engine.longest_step) for window in windows]
+    return tuple(
+        WindowPages(window, min(n_pages, max(pages, -(-n_pages // WINDOW_PART))))
+        for window, pages in zip(windows, least, strict=True)
+    )
+
+
+def pool_bytes(engine: EngineConfig, model: ModelPlan, bytes_per_element: int, n_pages: int) -> int:
+    """Bytes of the KV pools of all groups, with `n_pages` pages of the layers that keep everything."""
+    pages = dict(window_pools(engine, model, n_pages))
+    kept = model.kept_windows
+    elements = sum(2 * mixer.kv_size * pages.get(kept[i], n_pages) for i, mixer in model.caches)
+    return elements * engine.page_size * bytes_per_element
+
+
+def pages_in(engine: EngineConfig, model: ModelPlan, bytes_per_element: int, room: int) -> int:
+    """The most pages of the layers that keep everything, for which `pool_bytes` is at most `room`."""
+    most = (WINDOW_PART + 1) * (max(room, 0) // page_bytes(engine, model, bytes_per_element) + 1)
+    return bisect_right(range(most), room, key=partial(pool_bytes, engine, model, bytes_per_element)) - 1
 
 
 def require_pages(engine: EngineConfig, n_pages: int, each_bytes: int, free_bytes: int) -> int:

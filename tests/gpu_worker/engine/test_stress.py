@@ -29,6 +29,7 @@ import pytest
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[3]))
 
+from petiole.cache import WindowPages, most_pages
 from petiole.gpu_worker import (
     Constraint,
     Engine,
@@ -68,7 +69,7 @@ class Workload:
 
 
 def draw(seed: int) -> Workload:
-    rng = random.Random(seed)
+    rng, windows = random.Random(seed), random.Random(f"windows {seed}")
     cache = rng.choice(["radix", "radix", "block", "off"])
     page_size = {"radix": 1, "block": rng.choice([1, 16]), "off": rng.choice([1, 4, 16])}[cache]
     rows = rng.randint(1, 8)
@@ -93,6 +94,11 @@ def draw(seed: int) -> Workload:
     }
     disturb = {i: rng.choice(["cancel", "handback"]) for i in range(len(requests)) if rng.random() < 0.12}
     machine = {"rows": rows, "n_pages": n_pages, "page_size": page_size, "max_model_len": max_model_len}
+    machine["windows"] = [
+        WindowPages(window, 1 + most_pages(window, page_size, max(config["chunk_size"], 1 + spec)) + spare)
+        for window in windows.choice([[], [], [7], [3, 30]])
+        for spare in [windows.choice([0, 10, n_pages])]
+    ]
     delays = rng.choice([0.0, 0.0002, 0.001])
     control = {i: rng.choice(["pause", "reload"]) for i in range(len(requests)) if rng.random() < 0.06}
     config["stream_interval_ms"] = rng.choice([0.0, 0.0, 2.0, 60_000.0])

@@ -49,7 +49,7 @@ def attend(cache: KVCache, parts: list[tuple[int, int]], regions: list[tuple[int
         rows=torch.from_numpy(inputs.batch_rows),
         starts=starts,
         lengths=lengths,
-        slots=cache.slots(rows, positions),
+        slots=[cache.slots(rows, positions)],
         limits=None if inputs.limits is None else torch.from_numpy(inputs.limits),
     )
     q, k, v = qkv[rows - 1, positions].unbind(1)

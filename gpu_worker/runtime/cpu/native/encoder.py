@@ -45,7 +45,7 @@ class NativeEncoder:
             library,
             products,
             list(zip(encoder.plan, encoder.layers, strict=True)),
-            Memory([keys] * n_layers, [values] * n_layers, table, page_size=n),
+            Memory([keys] * n_layers, [values] * n_layers, [table] * n_layers, page_size=n),
             encoder.hidden_size,
             progress=progress,
         )

@@ -49,7 +49,7 @@ class NativeDecoder:
             library,
             self._products,
             list(zip(plan.layers, decoder.layers, strict=True)),
-            Memory(cache.keys, cache.values, cache.table, cache.page_size),
+            Memory(cache.keys, cache.values, [cache.tables[i] for i in cache.groups], cache.page_size),
             plan.hidden_size,
             tables=decoder.tables,
             ends=Ends(

@@ -42,11 +42,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Memory:
-    """keys, values: of each layer, [slots, kv_heads, head_dim]; table: int32 [rows, columns]."""
+    """keys, values: of each layer, [slots, kv_heads, head_dim]; tables: of each layer, int32 [rows, columns]."""
 
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
-    table: Tensor
+    tables: Sequence[Tensor]
     page_size: int
 
 
@@ -282,7 +282,7 @@ class Stack:
         heads.kv_kind = KINDS[memory.keys[i].dtype]
         heads.page_size = memory.page_size
         heads.keys, heads.values = memory.keys[i].data_ptr(), memory.values[i].data_ptr()
-        heads.columns, heads.table = memory.table.shape[1], memory.table.data_ptr()
+        heads.columns, heads.table = memory.tables[i].shape[1], memory.tables[i].data_ptr()
         return heads
 
     def _add_ends(self, ends: Ends) -> None:
@@ -321,7 +321,7 @@ class Stack:
         if growth is None:
             return None
         if growth not in self._tables:
-            at = torch.arange(self._kept.table.shape[1] * self._kept.page_size, dtype=torch.float32)
+            at = torch.arange(self._kept.tables[0].shape[1] * self._kept.page_size, dtype=torch.float32)
             factors = 1 + growth.beta * torch.log1p(torch.floor(at / growth.length))
             self._tables[growth] = self._weights.floats(factors)
         return self._tables[growth]

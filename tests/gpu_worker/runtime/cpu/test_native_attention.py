@@ -113,7 +113,7 @@ def by_torch(decoder: Decoder, cache: KVCache, lengths: Sequence[int]) -> Tensor
         rows=torch.tensor(rows),
         starts=starts,
         lengths=np.array(lengths, np.int32),
-        slots=cache.slots(at, positions),
+        slots=[cache.slots(at, positions)],
     )
     return decoder.head_output(decoder.forward(decoder.embed(token_ids), Forward(positions, attention)))
 

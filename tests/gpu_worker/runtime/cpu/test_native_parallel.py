@@ -134,7 +134,7 @@ def by_torch(decoder: MoondreamDecoder, cache: KVCache, step: Step) -> tuple[Ten
         rows=torch.tensor(step.rows),
         starts=np.array(step.starts, np.int32),
         lengths=np.array(step.lengths, np.int32),
-        slots=cache.slots(step.at, step.positions),
+        slots=[cache.slots(step.at, step.positions)],
         limits=step.limits,
     )
     hidden = decoder.forward(decoder.embed(step.token_ids), Forward(step.positions, attention))

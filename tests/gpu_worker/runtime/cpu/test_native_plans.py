@@ -176,7 +176,7 @@ def by_torch(decoder: Decoder, cache: KVCache, step: Steps) -> Tensor:
         rows=torch.tensor(step.rows),
         starts=np.array(step.starts, np.int32),
         lengths=np.array(step.lengths, np.int32),
-        slots=cache.slots(step.at, step.positions),
+        slots=[cache.slots(step.at, step.positions)],
         limits=step.limits,
     )
     hidden = decoder.embed(step.token_ids)

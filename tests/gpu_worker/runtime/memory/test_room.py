@@ -32,7 +32,7 @@ def test_what_there_is_no_room_for_is_refused_by_name(
 
 def test_the_pool_of_a_cpu_takes_no_more_than_its_sequences_need() -> None:
     config = EngineConfig(max_num_seqs=4, max_model_len=100)
-    assert platform.default_pages(config, 64, 2**30) == 4 * 100 + 1
+    assert platform.default_pages(config, lambda room: room // 64, 2**30) == 4 * 100 + 1
 
 
 def test_as_many_rows_as_said_fit(monkeypatch: pytest.MonkeyPatch) -> None:
