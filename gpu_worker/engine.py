@@ -473,7 +473,8 @@ class Engine:
 
 def _facts_of(group: GroupUsage) -> Iterator[tuple[str, int]]:
     """The gauges of a group of layers with a window."""
-    for name in ("pages_total", "pages_free", "pages_held", "pages_evicted", "hit_tokens", "missed_tokens"):
+    pages = ("pages_total", "pages_free", "pages_cached", "pages_held", "pages_evicted")
+    for name in (*pages, "hit_tokens", "missed_tokens"):
         yield f"window_{group.window}_{name}", getattr(group, name)
 
 

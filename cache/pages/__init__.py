@@ -2,4 +2,5 @@
 
 page_table  the KV positions of each row
 pool        the owner of each page, and the free ones
+amounts     pages of one pool, or of each of several
 """

@@ -187,6 +187,16 @@ def _figures(workers: list[WorkerReport]) -> Iterator[Metric]:
             left.add_metric(_labels(worker), worker.memory_left_bytes)
     yield left
     pages = GaugeMetricFamily("petiole_kv_cache_pages", "Pages of the KV cache.", labels=(*_LABELS, "state"))
+    windows = GaugeMetricFamily(
+        "petiole_window_kv_cache_pages",
+        "Pages of the KV cache of layers with a window.",
+        labels=(*_LABELS, "window", "state"),
+    )
+    hits = CounterMetricFamily(
+        "petiole_window_lookup_tokens",
+        "Prompt tokens looked up for layers with a window, by whether these could reuse them.",
+        labels=(*_LABELS, "window", "found"),
+    )
     ends = CounterMetricFamily(
         "petiole_requests", "Ends of generations; error: a failed task.", labels=(*_LABELS, "finish_reason")
     )
@@ -196,11 +206,18 @@ def _figures(workers: list[WorkerReport]) -> Iterator[Metric]:
     for worker in workers:
         for state in ("used", "cached", "free"):
             pages.add_metric((*_labels(worker), state), getattr(worker, f"pages_{state}"))
+        for window, figures in worker.windows.items():
+            for state in ("held", "cached", "free"):
+                windows.add_metric((*_labels(worker), window, state), figures.get(f"pages_{state}", 0))
+            for found in ("hit", "missed"):
+                hits.add_metric((*_labels(worker), window, found), figures.get(f"{found}_tokens", 0))
         for reason, count in worker.finished.items():
             ends.add_metric((*_labels(worker), reason), count)
         for fault in ("caller", "server"):
             failures.add_metric((*_labels(worker), fault), worker.failed.get(fault, 0))
     yield pages
+    yield windows
+    yield hits
     yield ends
     yield failures
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,12 +25,18 @@ _SAME = {
     *("pages_total", "pages_free", "pages_cached"),
     *("prompt_tokens", "generated_tokens", "draft_tokens", "accepted_draft_tokens"),
 }
+_OF_WINDOW = re.compile(r"window_(\d+)_(\w+)")
 
 
 def engine_figures(stats: dict[str, Any]) -> dict[str, Any]:
     """The engine's statistics as fields of a `WorkerReport`."""
+    windows: dict[str, dict[str, int]] = {}
+    for name, number in stats.items():
+        if found := _OF_WINDOW.fullmatch(name):
+            windows.setdefault(found[1], {})[found[2]] = number
     hit_rate = float(stats.get("prefix_hit_rate", 0.0))
-    return {"hit_rate": hit_rate, **{field: stats[field] for field in _SAME if field in stats}}
+    same = {field: stats[field] for field in _SAME if field in stats}
+    return {"hit_rate": hit_rate, "windows": windows, **same}
 
 
 class Reporter:
