@@ -35,8 +35,8 @@ from petiole.cache.tokens import CacheTokens, TokensLike, as_tokens, kept_tokens
 
 @dataclass(frozen=True, slots=True)
 class GroupUsage:
-    """The pool of a group of layers with a window. A new sequence can get the free and the cached pages. hit_tokens,
-    missed_tokens: positions that look-ups found this group able to serve, and others."""
+    """The pool of a group of layers with a window. A new sequence can get the free and the cached pages.
+    hit_tokens, missed_tokens: positions that look-ups found this group able to serve, and others."""
 
     window: int
     pages_total: int

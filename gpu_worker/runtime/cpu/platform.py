@@ -76,7 +76,8 @@ class CpuPlatform:
 
 def default_pages(config: EngineConfig, fitting: Callable[[int], int], free_bytes: int) -> int:
     """2,048 tokens for every row, within 1 GiB or a quarter of the free memory, whichever is less; but at least
-    one sequence of full length if that fits into half of the free memory. fitting: the pages that fit into bytes."""
+    one sequence of full length if that fits into half of the free memory. fitting: how many pages fit into
+    bytes."""
     size, longest = config.page_size, config.max_model_len
     wanted = config.max_num_seqs * -(-min(longest, _LENGTH_EACH) // size) + 1
     budget = fitting(min(_KV_BYTES, free_bytes // 4))

@@ -4,9 +4,9 @@
     tables[group][row, column]:  the page that holds positions [column * page_size, (column + 1) * page_size)
 
 Group 0 is the layers that keep everything. Each other group is the layers that keep a window; its entries behind
-the window name any page. A *slot* is the index of one position in a pool: page * page_size + offset. Row 0 and page
-0 are reserved: padding entries of a batch read and write there. A layer that reads another one's keys has the same
-tensors.
+the window name any page. A *slot* is the index of one position in a pool: page * page_size + offset. Row 0 and
+page 0 are reserved: padding entries of a batch read and write there. A layer that reads another one's keys has the
+same tensors.
 """
 
 from __future__ import annotations
