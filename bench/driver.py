@@ -42,6 +42,21 @@ class Stream:
     remapped: bool = False
 
 
+class _WindowPages:
+    """The pages of layers with a window, by the page of the other layers for the same positions. Those that were
+    taken first are given away when pages run out, because they lie behind all windows."""
+
+    def __init__(self, n_pages: int) -> None:
+        self.of: dict[int, int] = {}
+        self._free = deque(range(1, n_pages))
+
+    def take(self, page: int) -> None:
+        own = self.of.pop(page, 0)
+        if not own:
+            own = self._free.popleft() if self._free else self.of.pop(next(iter(self.of)))
+        self.of[page] = own
+
+
 class Driver:
     """Builds StepBatches by hand. Every method that runs a step returns its `StepOutput`."""
 
@@ -52,6 +67,7 @@ class Driver:
         self._page_size = limits.page_size
         self._free = deque(range(1, limits.n_pages))
         self._rows = deque(range(1, limits.max_batch_size))
+        self._windows = [_WindowPages(pool.n_pages) for pool in limits.windows]
 
     def sequence(
         self, prompt: Sequence[int], sampling: SamplingParams | None = None, seed: int = 0, adapter_slot: int = 0
@@ -179,6 +195,9 @@ class Driver:
             sequence.length += len(tokens)
             updates += self._grow(sequence)
         table = np.array(updates, dtype=np.int32).reshape(-1, 3)
+        windows = [
+            np.array([pool.of.get(page, 0) for _, _, page in updates], dtype=np.int32) for pool in self._windows
+        ]
         return StepBatch(
             kind=kind,
             rows=np.array([s.row for s in sequences], dtype=np.int32),
@@ -188,7 +207,7 @@ class Driver:
             outputs=np.array(outputs, dtype=np.int32),
             pending=np.array(pending or [PENDING] * len(sequences), dtype=np.int32),
             bindings=bindings,
-            pages=PageUpdates(table[:, 0], table[:, 1], table[:, 2]),
+            pages=PageUpdates(table[:, 0], table[:, 1], table[:, 2], windows),
         )
 
     def _binding(self, sequence: Stream) -> RowBinding:
@@ -209,4 +228,6 @@ class Driver:
             page = self._free.popleft()
             updates.append((sequence.row, len(sequence.pages), page))
             sequence.pages.append(page)
+            for pool in self._windows:
+                pool.take(page)
         return updates
