@@ -3,7 +3,8 @@
 bench/results/DEVICE/WORKLOAD.json   the file that a workload wrote with --json; DEVICE is cpu, cuda, or
                                      cpu-NAME for another processor
 bench/results/notes.toml             a description of each workload, its pictures, why a target was missed, which
-                                     targets need a machine that has not measured them, and the headlines
+                                     targets need a machine that has not measured them, which records are
+                                     older than what they measure (`older`, by device), and the headlines
 
 bench/results/README.md              written whole: every figure, by processor and workload
 docs/performance.md                  the headlines, between two marks
@@ -192,7 +193,9 @@ def section(name: str, run: Run, notes: Mapping[str, Any], device: str, where: s
     flag = " --device cuda" if device == "cuda" and name == "engine" else ""
     absent = "\n".join(f"{peer}: {why}" for peer, why in run.get("absent", {}).items())
     repeat = f"`python -m bench.{name}{flag}`, at commit {run['commit']}"
-    parts = [f"### {name}: {run['title']}", about, f"Recorded elsewhere: {where}." if where else "", table, absent]
+    older = str(notes.get("older", {}).get(device, ""))
+    where = f"Recorded elsewhere: {where}." if where else ""
+    parts = [f"### {name}: {run['title']}", about, older, where, table, absent]
     return "\n\n".join(filter(None, [*parts, *pictures, f"Repeat: {repeat}{took(run)}."]))
 
 
@@ -250,11 +253,13 @@ def markdown(head: Row, rows: Sequence[Row]) -> str:
 def headlines(results: Path = RESULTS) -> str:
     """What was asked, measured and compared: a row for each processor that has measured it."""
     with (results / "notes.toml").open("rb") as file:
-        wanted = tomllib.load(file).get("headline", ())
+        notes = tomllib.load(file)
+    wanted = notes.get("headline", ())
     measured = {device: load(results / device) for device in devices(results)}
     rows: list[Row] = []
     for headline in wanted:
-        for runs in measured.values():
+        older = notes.get(headline["workload"], {}).get("older", {})
+        for device, runs in measured.items():
             for result in runs.get(headline["workload"], {"results": []})["results"]:
                 if re.search(headline["match"], result["name"]):
                     value = f"{number(result['value'])} {result['unit']}".strip()
@@ -263,7 +268,7 @@ def headlines(results: Path = RESULTS) -> str:
                         value,
                         headline["beside"],
                         ratio(result),
-                        usual_run(runs)["machine"]["cpu"],
+                        usual_run(runs)["machine"]["cpu"] + (" (older)" if device in older else ""),
                     )
                     rows.append(row)
     return markdown(("", "measured", "beside", "ratio", "on"), rows)
