@@ -9,11 +9,11 @@ stands below it.
     moondream/     what Moondream 2 has beside its plan: encoder, coordinates and sizes, skills
     adapters/      small changes to the weights, chosen by each request
     loading        walks a plan and its names, and reads the weights
-    decoder        runs a plan
+    decoder        runs a plan; what a decoder of images or of values has beside it. An encoder implements that
     parts/         what a layer is made of: attention, feed-forward, norms, rotation. A new activation goes here
     weights/       how linear layers are stored, named and read. A new way to store them goes here
     checkpoint/    a checkpoint's files: finding, formats, tensors
-    plan           a model as data
+    plan           a model as data. What no plan can say yet is a new field here
     host_memory    large tensors on the host, in large pages
     petiole_tiny/  the small model that ships
     petiole_tiny_vision/  the small vision model that ships

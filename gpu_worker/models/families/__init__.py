@@ -2,6 +2,6 @@
 A family computes nothing. A new one is a new file here: the registry finds every module that has `FAMILIES`.
 
 registry   the supported architectures
-family     what a family is
+family     what a family is; `read` is for one that is more than a decoder of text
 reading    keys of config.json that families share: sizes, rotations, windows, limits
 """

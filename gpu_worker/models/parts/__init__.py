@@ -7,7 +7,7 @@ attention     queries, keys and values, and what stands between them and the att
 per_layer     the per-layer inputs of Gemma 4
 feed_forward  gates and activations. A new activation goes here
 residual      the stream that layers add to
-norms         norms of all kinds
-rotary        tables of rotations, and rotating
+norms         norms of all kinds. A new kind goes here
+rotary        tables of rotations, and rotating. A new kind goes here; `families/reading` knows its keys
 kernels       what a device computes in one pass
 """

@@ -6,5 +6,5 @@ formats/    readers of quantised checkpoints, one a format
 quantising  plain weights as four-bit codes
 coded       the one form of quantised weights, and the `Linear` that computes every such form
 linear      `Linear`, and a class for each way to store its weights
-names       where a checkpoint keeps the parts of a plan
+names       where a checkpoint keeps the parts of a plan, and which products adapters change
 """
