@@ -29,7 +29,6 @@ class ChatCompletion(Sampling):
         "prompt_logprobs": "is not served for conversations",
         "echo": "is not served for conversations",
         "chat_template": "is not served: the model's own is used",
-        "thinking_token_budget": "is not served",
         "mm_processor_kwargs": "is not served",
     }
     IGNORED: ClassVar = Sampling.IGNORED | {
@@ -45,6 +44,7 @@ class ChatCompletion(Sampling):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    thinking_token_budget: int | None = None
     modalities: list[str] = Field(default_factory=lambda: ["text"])
 
     documents: list[dict[str, Any]] | None = None
@@ -85,6 +85,8 @@ class ChatCompletion(Sampling):
             raise InvalidRequest("tool_choice", "needs tools", shorten(self.tool_choice))
         if self.reasoning_effort is not None:
             options["reasoning_effort"] = self.reasoning_effort
+        if self.thinking_token_budget is not None:
+            options["max_reasoning_tokens"] = self.thinking_token_budget
         if self.continue_final_message:
             options["continue_final_message"] = True
         record = Record(

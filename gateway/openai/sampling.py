@@ -25,6 +25,7 @@ NAMES = {
     "salt": "cache_salt",
     "affinity": "prompt_cache_key",
     "include_stop": "include_stop_str_in_output",
+    "max_reasoning_tokens": "thinking_token_budget",
 }
 """By an option of a task: the client's field, where the two differ."""
 

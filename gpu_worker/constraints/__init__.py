@@ -3,6 +3,7 @@
 Preparation compiles constraints; the scheduler asks for their masks. `protocols` has their interface.
 
     compile  turns a request's constraint into the initial state of its sequence
+    budget   a thought that is closed by force
     calls    calls of tools, thoughts and answers as one grammar
     grammar  a compiled grammar and its states, by llguidance
     schema/  JSON schemas as grammars
@@ -10,12 +11,14 @@ Preparation compiles constraints; the scheduler asks for their masks. `protocols
     masks    the packed masks of a step
 """
 
+from petiole.gpu_worker.constraints.budget import BudgetState
 from petiole.gpu_worker.constraints.compile import compile_constraint, warm_up
 from petiole.gpu_worker.constraints.masks import fill_draft_masks, fill_masks
 from petiole.gpu_worker.constraints.skills import PositionalConstraint, SkillConstraint
 from petiole.gpu_worker.protocols import ConstraintState, PositionalSkill, SkillState
 
 __all__ = [
+    "BudgetState",
     "ConstraintState",
     "PositionalConstraint",
     "PositionalSkill",

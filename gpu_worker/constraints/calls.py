@@ -13,7 +13,10 @@ begun the thought, it must end before anything else comes.
      "calls": [{"name", "strict", "begin", "end", and "schema" or
                 "arguments": [{"begin", "end", "needed", and "schema", "choice" or "text"}]}],
      "least", "most": how many calls,
-     "answer": {"kind", "value"} or null, "answer_begin": what must, or may, be said instead}
+     "answer": {"kind", "value"} or null, "answer_begin": what must, or may, be said instead,
+     "budget": how many tokens the thought may have, "free": whether nothing but the budget counts}
+
+A budget is no part of the grammar: see `budget`.
 """
 
 from __future__ import annotations

@@ -13,10 +13,12 @@ from typing import Any
 from llguidance import LLMatcher
 
 from petiole.gpu_worker.constraints import calls
-from petiole.gpu_worker.constraints.grammar import KEPT_GRAMMARS, GrammarState, vocabulary_of
+from petiole.gpu_worker.constraints.budget import Budget, BudgetState, Place
+from petiole.gpu_worker.constraints.grammar import KEPT_GRAMMARS, vocabulary_of
 from petiole.gpu_worker.constraints.schema import grammar_of
 from petiole.gpu_worker.constraints.schema.patterns import check_repeats
 from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.protocols import ConstraintState
 from petiole.gpu_worker.request import Constraint, ConstraintKind
 from petiole.gpu_worker.text import Tokenizer
 from petiole.gpu_worker.text.checks import check_text, plain_data
@@ -40,7 +42,7 @@ _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([-+.\deE]+)')
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 
 
-def compile_constraint(constraint: Constraint, tokenizer: Tokenizer) -> GrammarState:
+def compile_constraint(constraint: Constraint, tokenizer: Tokenizer) -> ConstraintState:
     """The initial state of a constraint. Raises InvalidRequest with a field that starts with "constraint".
 
     Slow for a new tokenizer or constraint: call it on a preparation thread."""
@@ -50,9 +52,37 @@ def compile_constraint(constraint: Constraint, tokenizer: Tokenizer) -> GrammarS
     text = json.dumps(plain_data(field, constraint.value))
     if len(text) > MAX_BYTES:
         raise InvalidRequest(field, f"must be at most {MAX_BYTES} characters as JSON", f"{len(text)} characters")
+    value = json.loads(text)
+    budget = value.pop("budget", None) if kind == "calls" and isinstance(value, dict) else None
+    if budget is not None and value.get("free"):
+        return _limited(budget, value, None, tokenizer)
     vocabulary = vocabulary_of(tokenizer)
+    text = text if budget is None else json.dumps(value)  # a budget changes no grammar
     source = _source(kind, text) if kind in _SOURCES else _calls(text, vocabulary.special)
-    return vocabulary.grammar(source, field, constraint.value).start()
+    state = vocabulary.grammar(source, field, constraint.value).start()
+    return state if budget is None else _limited(budget, value, state, tokenizer)
+
+
+def _limited(most: int, value: Any, inner: ConstraintState | None, tokenizer: Tokenizer) -> ConstraintState:
+    """A constraint of kind "calls" whose thought has a budget."""
+    thought, thinks = value.get("thought"), value.get("thinks", "free")
+    if thought is None:
+        thought, thinks = {"open": "", "close": ""}, "closed"
+    end = thought["close"] + thought.get("after", "")
+
+    @lru_cache
+    def closing(begun: int) -> tuple[int, ...]:
+        return tuple(tokenizer.encode(end[begun:], add_special_tokens=False))
+
+    limit = Budget(
+        most,
+        thought["open"].strip().encode(),
+        thought["close"],
+        closing,
+        tokenizer.token_bytes,
+        tokenizer.vocab_size,
+    )
+    return BudgetState.begin(limit, inner, _PLACES[thinks])
 
 
 @lru_cache(maxsize=KEPT_GRAMMARS)
@@ -179,6 +209,13 @@ def _digits(number: Any) -> int:
     digits = "".join(filter(str.isdecimal, str(number).lower().partition("e")[0])).strip("0")
     return int(digits[:99] or 1)  # Python refuses to convert thousands
 
+
+_PLACES: Mapping[str, Place] = {
+    "open": "inside",
+    "free": "before",
+    "closed": "behind",
+}
+"""By how the prompt ends: where the output begins."""
 
 _SOURCES: dict[ConstraintKind, Callable[[str, Any], str]] = {
     "json_schema": _json_schema,

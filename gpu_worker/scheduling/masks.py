@@ -3,7 +3,8 @@
 The mask of an output depends on all tokens before it. Therefore a step's forward is launched first, then all
 earlier steps with one of its constrained sequences are committed, and then the mask is computed, while the device
 runs the forward. The mask of a positional skill follows from the number of tokens before the output: nothing is
-committed for it. In a verify step, the mask of a draft position assumes that the drafts before it are accepted.
+committed for it. Nor for a thought that stays within its budget, where any token may come. In a verify step, the
+mask of a draft position assumes that the drafts before it are accepted.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import cast
 import numpy as np
 
 from petiole.gpu_worker.constraints import (
+    BudgetState,
     ConstraintState,
     PositionalConstraint,
     SkillConstraint,
@@ -40,7 +42,16 @@ def constrained(sequences: Iterable[ScheduledSequence]) -> list[ScheduledSequenc
 def awaiting_commit(sequences: Iterable[ScheduledSequence]) -> list[ScheduledSequence]:
     """The constrained sequences whose masks depend on the earlier tokens themselves, not only on how many they
     are."""
-    return [seq for seq in constrained(sequences) if not isinstance(seq.constraint, PositionalConstraint)]
+    return [
+        seq
+        for seq in constrained(sequences)
+        if not isinstance(seq.constraint, PositionalConstraint) and not _is_free(seq)
+    ]
+
+
+def _is_free(seq: ScheduledSequence) -> bool:
+    """Whether any token may come at every place that is in flight. If so, a commit changes nothing about it."""
+    return isinstance(seq.constraint, BudgetState) and seq.constraint.is_free_for(seq.outstanding_yield)
 
 
 def compute_mask(
@@ -59,7 +70,7 @@ def compute_mask(
     masks: list[Int32Array] = []
     ends = payload.batch.starts + payload.batch.lengths
     for i, seq in enumerate(sequences):
-        if seq.constraint is None or seq.finalized or outputs[i] == 0:
+        if seq.constraint is None or seq.finalized or outputs[i] == 0 or _is_free(seq):
             continue
         if outputs[i] == 1 and isinstance(seq.constraint, PositionalConstraint):
             row = np.zeros((1, n_words), np.int32)

@@ -228,7 +228,7 @@ class Preparer:
             thinks = "open"
         elif thought and end.endswith(thought["close"].rstrip()):
             thinks = "closed"
-        if thinks != "open" and not constraint.value.get("calls"):
+        if thinks != "open" and not constraint.value.get("calls") and not constraint.value.get("free"):
             thinks = "closed"  # an answer alone has a thought before it only if the prompt has begun one
         return replace(constraint, value={**constraint.value, "thinks": thinks})
 

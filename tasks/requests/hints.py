@@ -34,7 +34,8 @@ _ELSEWHERE = {
     "user": "salt, to keep prefix caches apart; headers={'tenant': ...} for shares",
 }
 _OTHER_TASK = {
-    **dict.fromkeys(("messages", "tools", "chat_template_kwargs", "tool_choice", "reasoning_effort"), "chat"),
+    **dict.fromkeys(("messages", "tools", "chat_template_kwargs", "tool_choice"), "chat"),
+    **dict.fromkeys(("reasoning_effort", "max_reasoning_tokens"), "chat"),
     "prompt": "generate",
     "question": "query",
     "object": "point and detect",

@@ -279,7 +279,7 @@ class GenerateRequest(Options):
         return list(prompt)
 
 
-_NOT_FOR_THE_ENGINE = ("tool_choice", "parallel_tool_calls", "reasoning_effort")
+_NOT_FOR_THE_ENGINE = ("tool_choice", "parallel_tool_calls", "reasoning_effort", "max_reasoning_tokens")
 
 
 class ChatRequest(Options):
@@ -299,6 +299,9 @@ class ChatRequest(Options):
     reasoning_effort: str | None = Field(default=None, min_length=1, max_length=32)
     """How long the model thinks, in the words of its chat template, such as `low`; `none`: it does not think. The
     template gets it as `reasoning_effort`, and as `enable_thinking` and `thinking`."""
+    max_reasoning_tokens: int | None = Field(default=None, ge=0)
+    """The most tokens of a thought. One that is longer is closed by force, and the answer follows. Models without
+    reasoning ignore it. See docs/tools.md."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables for the chat template, such as Qwen3's `enable_thinking`."""
     continue_final_message: bool = False

@@ -160,6 +160,9 @@ class _ChatOptions(Options, total=False):
     reasoning_effort: str | None
     """How long the model thinks, in the words of its chat template, such as `low`; `none`: it does not think. The
     template gets it as `reasoning_effort`, and as `enable_thinking` and `thinking`."""
+    max_reasoning_tokens: int | None
+    """The most tokens of a thought. One that is longer is closed by force, and the answer follows. Models without
+    reasoning ignore it. See docs/tools.md."""
     chat_template_kwargs: dict[str, Any]
     """Variables for the chat template, such as Qwen3's `enable_thinking`."""
     continue_final_message: bool

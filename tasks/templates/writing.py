@@ -128,9 +128,10 @@ def composed(
     least: int,
     most: int | None,
     answer: tuple[str, Any] | None,
+    budget: int | None = None,
 ) -> dict[str, Any]:
     """The value of a constraint of kind "calls". `tools`: name, parameters and strict of each. No tools: only the
-    thought and the answer."""
+    thought and the answer. `budget`: how many tokens the thought may have."""
     thought = writing.thought
     bounds = [bound for bound in (most, writing.most) if bound is not None]
     return {
@@ -144,6 +145,7 @@ def composed(
         "most": min(bounds, default=None),
         "answer": None if answer is None else {"kind": answer[0], "value": answer[1]},
         "answer_begin": writing.answer_begin,
+        **({} if budget is None else {"budget": budget, "free": not tools and answer is None}),
     }
 
 

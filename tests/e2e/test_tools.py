@@ -144,6 +144,18 @@ def test_a_thought_that_the_prompt_has_ended_or_the_model_may_have(site: Site) -
     assert (read.content, read.reasoning, read.usage.reasoning_tokens) == ("", None, None)
 
 
+def test_a_thought_is_closed_when_its_budget_is_used_up_and_the_answer_follows(site: Site) -> None:
+    thinking = {"reasoning_effort": "low", "max_reasoning_tokens": 6}
+    read = same(site, chat(site, choice=["yes", "no"], **thinking))
+    assert read.content in ("yes", "no")
+    assert read.reasoning is not None
+    closing = len("</think>")  # a token each
+    assert (read.usage.reasoning_tokens or 0) <= 6 + closing
+    free = same(site, chat(site, ignore_eos=True, max_tokens=40, **thinking))
+    assert free.usage.completion_tokens == 40
+    assert 0 < (free.usage.reasoning_tokens or 0) <= 6 + closing
+
+
 def test_what_cannot_be_chosen_is_refused_by_name(site: Site) -> None:
     for options, field in (
         ({"tools": [NOW], "tool_choice": named("rain")}, "tool_choice"),
@@ -157,6 +169,20 @@ def test_what_cannot_be_chosen_is_refused_by_name(site: Site) -> None:
     with pytest.raises(InvalidRequest) as refused:
         site.get(chat(site, tools=[strict], tool_choice="required"))
     assert refused.value.field.startswith("tools.f.parameters")
+
+
+def test_a_worker_dies_in_the_middle_of_a_thought_and_its_budget_goes_on(site: Site) -> None:
+    asked = {"reasoning_effort": "low", "max_reasoning_tokens": 90, "ignore_eos": True, "max_tokens": 160}
+    asked |= {"temperature": 1.0, "seed": 7, "logit_bias": {"27": -100}}  # "<", so that it does not end by itself
+    whole = same(site, chat(site, **asked))
+    assert 90 <= (whole.usage.reasoning_tokens or 0) < 110
+    result = chat(site, **asked)
+    site.streaming(result, at_least=30)
+    site.holder().kill()
+    site.worker()
+    read = same(site, result)
+    assert (read.attempt, site.tokens(result)) == (2, whole.token_ids)
+    assert read.usage.reasoning_tokens == whole.usage.reasoning_tokens
 
 
 def test_a_worker_dies_in_the_middle_of_the_arguments_and_the_call_is_what_it_would_have_been(site: Site) -> None:

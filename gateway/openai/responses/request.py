@@ -125,6 +125,7 @@ class CreateResponse(Sampling, Told):
     include: list[str] = Field(default_factory=list)
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
     reasoning: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
     text: dict[str, Any] = Field(default_factory=dict)
     truncation: Literal["auto", "disabled"] = "disabled"
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -171,6 +172,8 @@ class CreateResponse(Sampling, Told):
             options["parallel_tool_calls"] = False
         if (effort := (self.reasoning or {}).get("effort")) is not None:
             options["reasoning_effort"] = effort
+        if self.thinking_token_budget is not None:
+            options["max_reasoning_tokens"] = self.thinking_token_budget
         record = Record(
             id=name,
             kind=KIND,

@@ -65,6 +65,7 @@ class Presentation:
         own = asked.constraint()
         if not isinstance(asked, ChatRequest):
             return own
+        budget = asked.max_reasoning_tokens
         calling, writing = asked.calling, WRITINGS.get(self.family.name if self.family else "", Writing())
         if calling.enforced:
             if not writing.calls:
@@ -72,10 +73,11 @@ class Presentation:
                 raise InvalidRequest(
                     "tool_choice", f"must be auto or none: calls are enforced in the formats {known}", "another"
                 )
-            return "calls", composed(writing, calling.tools, least=calling.least, most=calling.most, answer=own)
-        if own is None or writing.thought is None:
+            tools, least, most = calling.tools, calling.least, calling.most
+            return "calls", composed(writing, tools, least=least, most=most, answer=own, budget=budget)
+        if writing.thought is None or (own is None and budget is None):
             return own
-        return "calls", composed(writing, (), least=0, most=None, answer=own)
+        return "calls", composed(writing, (), least=0, most=None, answer=own, budget=budget)
 
     def described(self, prepared: Prepared, request: Request) -> Prepared:
         """`prepared` with what the request says about its output: its tools, its format, and how the template was

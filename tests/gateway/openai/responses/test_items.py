@@ -237,7 +237,13 @@ def test_what_is_not_served_is_refused_by_name(given: dict[str, Any], param: str
 
 
 def test_functions_go_to_the_task_with_their_namespaces_and_other_tools_are_skipped() -> None:
-    made = plan(tools=CALLED, tool_choice="auto", parallel_tool_calls=False, reasoning={"effort": "low"})
+    made = plan(
+        tools=CALLED,
+        tool_choice="auto",
+        parallel_tool_calls=False,
+        reasoning={"effort": "low"},
+        thinking_token_budget=9,
+    )
     [call] = made.calls
     assert {name: value for name, value in call.options.items() if name not in ("messages", "max_tokens")} == {
         "tools": [
@@ -249,6 +255,7 @@ def test_functions_go_to_the_task_with_their_namespaces_and_other_tools_are_skip
         ],
         "parallel_tool_calls": False,
         "reasoning_effort": "low",
+        "max_reasoning_tokens": 9,
     }  # fmt: skip
     assert made.names["reasoning_effort"] == "reasoning.effort"
     assert tools.names(CALLED) == {"f": (None, "f"), "mcp__map__f": ("mcp__map", "f")}
