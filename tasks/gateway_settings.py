@@ -3,6 +3,8 @@ the gateway itself, which stands above `tasks`, reads them from there."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, Field
 
 _LONGEST_S = 10**9
@@ -42,6 +44,9 @@ class GatewaySettings(BaseModel):
     )
     gateway_stored_stay: bool = Field(
         default=True, description="whether a generation with store goes on when its client has gone"
+    )
+    gateway_reasoning: Literal["both", "reasoning", "reasoning_content"] = Field(
+        default="both", description="under which names chat/completions shows reasoning"
     )
     gateway_heartbeat_s: float = Field(
         default=10.0, ge=1, le=3600, description="longest silence of a stream: then a comment is sent"

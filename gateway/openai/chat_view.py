@@ -84,7 +84,7 @@ class ChatView:
                 tokens = [placed.token for placed in event.tokens]
                 return self._chunk(choice, {"content": event.text}, tokens)
             case "reasoning":
-                return self._chunk(choice, {"reasoning": event.text, "reasoning_content": event.text})
+                return self._chunk(choice, _reasoning(self._asked, event.text or ""))
             case "call":
                 return self._chunk(choice, {"tool_calls": [event.fields]})
             case "arguments":
@@ -129,7 +129,7 @@ def whole(record: Record, outputs: Sequence[Whole]) -> dict[str, Any]:
         choices.append(
             {
                 "index": index,
-                "message": _message(output),
+                "message": _message(record.asked, output),
                 **_tokens(record.asked, output.tokens),
                 "finish_reason": _finish_reason(ended, any(piece.kind == "call" for piece in output.pieces)),
                 "stop_reason": stop_reason(ended),
@@ -159,13 +159,18 @@ def _call(part: Opened | Piece, arguments: str, index: int | None = None) -> dic
     return call if index is None else {"index": index, **call}
 
 
-def _message(output: Whole) -> dict[str, Any]:
-    """Reasoning has two names, because clients read one or the other."""
+def _reasoning(asked: dict[str, Any], text: str) -> dict[str, str]:
+    """Reasoning has two names, because clients read one or the other, unless a setting chooses one."""
+    name = asked.get("reasoning_as")
+    return {name: text} if name else {"reasoning": text, "reasoning_content": text}
+
+
+def _message(asked: dict[str, Any], output: Whole) -> dict[str, Any]:
     calls = [_call(piece, piece.text) for piece in output.pieces if piece.kind == "call"]
     content, reasoning = output.text(), output.text("reasoning")
     said: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
     if reasoning:
-        said |= {"reasoning": reasoning, "reasoning_content": reasoning}
+        said |= _reasoning(asked, reasoning)
     return said | ({"tool_calls": calls} if calls else {})
 
 

@@ -88,6 +88,8 @@ async def create_chat(request: Request) -> Response:
     found = await catalogue().find(asked.model)
     pictures = await fetched(conversation.to_fetch(asked.messages))
     plan = checked(lambda: asked.plan(new_id(CHAT.prefix), int(time.time()), found, stays(asked), pictures))
+    if settings().gateway_reasoning != "both":
+        plan = plan.noting(reasoning_as=settings().gateway_reasoning)
     if asked.return_token_ids:
         counted = await count(found, plan.names, **tokens.of_a_chat(plan.calls[0].options))
         plan = plan.noting(prompt_ids=counted["token_ids"][0])

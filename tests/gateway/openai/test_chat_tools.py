@@ -11,9 +11,13 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
+from petiole.gateway.core.parts import Whole
+from petiole.gateway.core.reading import Reading
 from petiole.gateway.core.record import Record
 from petiole.gateway.core.streams import Frame, Stream
+from petiole.gateway.openai import chat_view
 from petiole.gateway.openai.chat_view import ChatView
 from petiole.outputs import Prepared, Usage
 from petiole.tasks.fleet import models
@@ -77,6 +81,21 @@ def test_from_each_number_a_client_gets_the_rest_however_the_text_was_split(
     assert whole[-1] == "tool_calls"
     for after in range(-1, len(whole)):
         assert atoms(frames(log(other), [after])) == whole[after + 1 :]
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_a_setting_leaves_one_name_of_reasoning_when_a_request_comes(name: str) -> None:
+    record = structs.replace(RECORD, asked={"parts": True, "reasoning_as": name})
+    stream, whole, reading = Stream(ChatView(record), record), Whole(), Reading.of(record, 0)
+    sent = [frame for delta in log([9]) for frame in stream.read(0, delta)]
+    for delta in log([9]):
+        for part in reading.read(delta):
+            whole.add(part)
+    deltas = [json.loads(frame.data)["choices"][0]["delta"] for frame in sent]
+    [message] = [choice["message"] for choice in chat_view.whole(record, [whole])["choices"]]
+    for shown in ([key for delta in deltas for key in delta], message):
+        assert {"reasoning", "reasoning_content"} & {*shown} == {name}
+    assert message[name] == "hm é"
 
 
 # ---------------------------------------------------------------- with a worker
