@@ -7,13 +7,15 @@ beginning of a mark, or of a longer one, nothing is decided: the text is held. A
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from petiole.tasks.templates.patterns import Node, Program, any_of
 
 LONGEST = 512
 _KEPT_TRANSITIONS = 20_000
+_KEPT_CAPTURES = 128
 
 
 class Mark(NamedTuple):
@@ -49,8 +51,18 @@ class Marks:
         self._start = self._state(start)
         if self._start.mark >= 0:
             raise ValueError("patterns: a mark must have at least one character")
-        sets = [found for at in start if (found := self._program.steps[at].set) is not None]
-        self._first = re.compile(any_of(sets))
+        self._captures = lru_cache(maxsize=_KEPT_CAPTURES)(self._program.captures)  # tools are few, calls are many
+        self._first = re.compile("|".join([self._beginning(at) for at in sorted(start)]))
+
+    def _beginning(self, at: int) -> str:
+        """What a mark begins with, from this instruction on: a character, and what may come behind it."""
+        step = self._program.steps[at]
+        assert step.set is not None
+        after = [self._program.steps[k] for k in self._program.closure([step.to[0]])]
+        sets = [one.set for one in after if one.set is not None]
+        if len(sets) < len(after):  # the mark may end there
+            return any_of([step.set])
+        return rf"(?:{any_of([step.set])})(?:(?={any_of(sets)})|\Z)"
 
     def find(self, text: str, at: int, *, final: bool) -> Mark | int:
         """The first mark from `at` on; or the place up to which there is none, and from which on text is held.
@@ -83,9 +95,9 @@ class Marks:
             at = again + 1
         return size
 
-    def captures(self, text: str, mark: Mark) -> dict[str, str]:
+    def captures(self, text: str, mark: Mark) -> Mapping[str, str]:
         """The named groups of a mark that was found in the text."""
-        return self._program.captures(text[mark.start : mark.end], mark.number)
+        return self._captures(text[mark.start : mark.end], mark.number)
 
     def _next(self, state: _State, letter: str) -> _State | None:
         program = self._program
