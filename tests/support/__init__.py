@@ -59,6 +59,7 @@ Models and devices:
     tokenizers       small tokenizers of each kind
     tooled           petiole-tiny with a chat template for tools and reasoning
     written          how each family writes a message with reasoning and calls of tools
+    chat_templates   a small chat template for each format of calls
     pictures         pictures of shapes, as files
     plans            plans of small models, and weights to draw for them
     dtypes           models in another type
