@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -34,7 +34,8 @@ class Tags:
 class Writing:
     """`begin`, `end`: around the arguments of a call; "{name}" stands for the tool's name. `first`, `between`,
     `last`: around and between calls. `trigger`: what a call begins with, which no other text has. `most`: calls in
-    one turn. `answer_begin`: before text that is no call."""
+    one turn. `answer_begin`: before text that is no call. `efforts`: the template's words for efforts that it does
+    not know."""
 
     begin: str = ""
     end: str = ""
@@ -46,6 +47,7 @@ class Writing:
     tags: Tags | None = None
     most: int | None = None
     answer_begin: str = ""
+    efforts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def calls(self) -> bool:
@@ -115,6 +117,7 @@ WRITINGS: dict[str, Writing] = {
         thought=Thought("<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant"),
         most=1,
         answer_begin="<|channel|>final<|message|>",
+        efforts={"none": "low", "minimal": "low", "xhigh": "high", "max": "high"},
     ),
     "gemma4": Writing(thought=Thought("<|channel>thought\n", "<channel|>")),
     "think": Writing(thought=_THINK),

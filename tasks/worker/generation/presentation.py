@@ -45,6 +45,10 @@ class Presentation:
         shown = format.shown(facts.get("special_tokens", {}).values()) if format else ()
         return cls(format, detection.of_family(facts), shown)
 
+    @property
+    def _writing(self) -> Writing:
+        return WRITINGS.get(self.family.name if self.family else "", Writing())
+
     def divides(self, request: Request) -> Format | None:
         """The format in which the output of this request is divided."""
         format = self.format
@@ -54,7 +58,12 @@ class Presentation:
         return format if calls or reasons else None
 
     def with_marks(self, request: Request) -> Request:
-        """The request of which readers can divide the output."""
+        """The request of which readers can divide the output. Its effort is a word of its template's."""
+        effort = request.chat_template_kwargs.get("reasoning_effort")
+        own = self._writing.efforts.get(effort) if isinstance(effort, str) else None
+        if own is not None:
+            variables = {**request.chat_template_kwargs, "reasoning_effort": own}
+            request = replace(request, chat_template_kwargs=variables)
         if not self.shown or self.divides(request) is None:
             return request
         return replace(request, shown_tokens=tuple(self.shown))
@@ -66,7 +75,7 @@ class Presentation:
         if not isinstance(asked, ChatRequest):
             return own
         budget = asked.max_reasoning_tokens
-        calling, writing = asked.calling, WRITINGS.get(self.family.name if self.family else "", Writing())
+        calling, writing = asked.calling, self._writing
         if calling.enforced:
             if not writing.calls:
                 known = ", ".join(sorted(name for name, one in WRITINGS.items() if one.calls))
