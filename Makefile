@@ -32,9 +32,11 @@ SDKS := $(CURDIR)/.sdks
 
 sdks: $(VENV)/.dev  ## the gateway with SDKs of others as its clients, installed into ./.sdks
 	test -e $(SDKS)/bin/python || $(PYTHON) -m venv $(SDKS)
-	$(SDKS)/bin/pip install --quiet openai langchain-openai llama-index-llms-openai-like litellm instructor \
-		'pydantic-ai-slim[openai]' openai-agents
-	-command -v npm && npm install --silent --prefix $(SDKS) openai ai @ai-sdk/openai @ai-sdk/openai-compatible zod
+	$(SDKS)/bin/pip install --quiet 'uv>=0.8'
+	$(SDKS)/bin/uv pip install --quiet --python $(SDKS)/bin/python openai langchain-openai \
+		llama-index-llms-openai-like litellm instructor 'pydantic-ai-slim[openai]' openai-agents
+	-command -v npm && npm install --silent --prefix $(SDKS) node@22 openai ai @ai-sdk/openai \
+		@ai-sdk/openai-compatible zod
 	PETIOLE_SDKS=$(SDKS) $(BIN)/python -m pytest tests/gateway/test_sdks.py -rs
 
 lint: $(VENV)/.dev  ## ruff, mypy in strict mode, and who may import whom

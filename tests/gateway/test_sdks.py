@@ -20,6 +20,7 @@ HERE = REPOSITORY / "tests" / "support" / "sdks"
 PROGRAMS = sorted(path.name for path in HERE.glob("with_*"))
 SDKS = os.environ.get("PETIOLE_SDKS")
 ABSENT = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'|Cannot find package '([^']+)'")
+LEAST_NODE = 22
 _RUN_S = 240
 
 
@@ -27,9 +28,12 @@ def command(program: str, tmp_path: Path) -> list[str]:
     """How it is run. Node looks for packages beside a program, so that one is copied to where they are."""
     if program.endswith(".py"):
         return [str(Path(SDKS) / "bin" / "python") if SDKS else sys.executable, str(HERE / program)]
-    if (node := shutil.which("node")) is None:
-        pytest.skip("needs node")
     where = Path(SDKS) if SDKS else tmp_path
+    if (node := shutil.which(where / "node_modules" / ".bin" / "node") or shutil.which("node")) is None:
+        pytest.skip("needs node")
+    version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout
+    if int(version.removeprefix("v").partition(".")[0]) < LEAST_NODE:
+        pytest.skip(f"needs node {LEAST_NODE} or later, has {version.strip()}")
     return [node, str(shutil.copy(HERE / program, where / program))]
 
 
