@@ -59,7 +59,7 @@ class Seeing:
         text, hidden = self.config.text, self.config.text.hidden_size
         image = 1 + self.config.vision.geometry.grid**2
         seen = image**2 + n_tokens * (image + n_tokens / 2)
-        layer = 2 * (image + n_tokens) * hidden * (4 * hidden + 2 * text.layers[0].feed_forward.inner)
+        layer = 2 * (image + n_tokens) * hidden * (4 * hidden + 2 * text.layers[0].dense.inner)
         return text.n_layers * (layer + 4 * seen * hidden) + 2 * text.vocab_size * hidden
 
 

@@ -76,6 +76,9 @@ class NullRuntime:
     def forget_images(self, keys: Sequence[int]) -> None:
         pass
 
+    def expert_tokens(self) -> Sequence[Sequence[int]]:
+        return ()
+
     def adapter_key(self, adapter: str) -> str:
         return adapter
 

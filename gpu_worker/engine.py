@@ -434,6 +434,10 @@ class Engine:
             return 0.0
         return time.monotonic() - self._loop.last_round_s
 
+    def expert_tokens(self) -> Sequence[Sequence[int]]:
+        """For each layer with experts, how many positions each of its experts has computed since the start."""
+        return self.runtime.expert_tokens()
+
     def stats(self) -> dict[str, float | int | str]:
         """Counters and gauges. Read without a lock, so the values may come from different instants."""
         state = self.scheduler.state
@@ -468,6 +472,7 @@ class Engine:
             "finished": counters.finished,
             "draft_tokens": counters.speculation.drafted,
             "accepted_draft_tokens": counters.speculation.accepted,
+            "expert_imbalance": round(imbalance(self.expert_tokens()), 4),
         }
 
 
@@ -476,6 +481,13 @@ def _facts_of(group: GroupUsage) -> Iterator[tuple[str, int]]:
     pages = ("pages_total", "pages_free", "pages_cached", "pages_held", "pages_evicted")
     for name in (*pages, "hit_tokens", "missed_tokens"):
         yield f"window_{group.window}_{name}", getattr(group, name)
+
+
+def imbalance(expert_tokens: Sequence[Sequence[int]]) -> float:
+    """How many times as many positions the busiest expert of a layer computes as the mean one, on the average of
+    layers. 1: all compute equally many; 0: no expert has computed any."""
+    busy = [max(layer) * len(layer) / sum(layer) for layer in expert_tokens if sum(layer)]
+    return sum(busy) / len(busy) if busy else 0.0
 
 
 def _check_regions(config: EngineConfig, limits: ModelLimits) -> None:

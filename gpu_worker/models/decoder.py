@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from petiole.gpu_worker.models.parts.attention import StepAttention, attended
+from petiole.gpu_worker.models.parts.experts import mixed_experts, routed
 from petiole.gpu_worker.models.parts.feed_forward import activated
 from petiole.gpu_worker.models.parts.kernels import Kernels
 from petiole.gpu_worker.models.parts.layer import LayerWeights
@@ -155,7 +156,7 @@ class Decoder:
                 y = stream.value
             elif not layer.parallel:
                 y = stream.normed(layer.feed_forward_norm, weights.feed_forward_norm)
-            fed = self._fed_forward(i, y, step)
+            fed = self._fed_forward(i, y, stream.value, step)
             stream.add(
                 self._behind(fed, layer.feed_forward_out_norm, weights.feed_forward_out_norm), layer.residual
             )
@@ -195,12 +196,27 @@ class Decoder:
         x = self.attend(i, self._apply(i, "qkv", weights.qkv, x, step), step)
         return self._apply(i, "out", weights.out, x, step)
 
-    def _fed_forward(self, i: int, x: Tensor, step: Forward) -> Tensor:
-        weights = self.layers[i].feed_forward
+    def _fed_forward(self, i: int, x: Tensor, stream: Tensor, step: Forward) -> Tensor:
+        """x: the inputs of the layer's feed-forward; stream: the residual stream."""
+        layer, weights = self.plan.layers[i], self.layers[i]
+        if layer.experts is None or weights.experts is None:
+            return self._dense(i, x, step)
+        plan, experts = layer.experts, weights.experts
+        inputs = self._behind(stream, plan.norm, experts.norm) if plan.norm is not None else x
+        chosen, shares = routed(plan.router, experts.router, stream if plan.router.of_stream else inputs)
+        mixed = mixed_experts(plan, experts, inputs, chosen, shares, self.kernels)
+        mixed = self._behind(mixed, plan.out_norm, experts.out_norm)
+        if layer.feed_forward is None:
+            return mixed
+        dense = self._behind(self._dense(i, x, step), plan.dense_out_norm, experts.dense_out_norm)
+        if experts.dense_gate is not None:
+            dense = dense * torch.sigmoid(experts.dense_gate(x))
+        return dense + mixed
+
+    def _dense(self, i: int, x: Tensor, step: Forward) -> Tensor:
+        plan, weights = self.plan.layers[i].dense, self.layers[i].dense
         x = self._apply(i, "gate_up", weights.gate_up, x, step)
-        return self._apply(
-            i, "down", weights.down, activated(self.plan.layers[i].feed_forward, x, self.kernels), step
-        )
+        return self._apply(i, "down", weights.down, activated(plan, x, self.kernels), step)
 
     def _behind(self, x: Tensor, norm: Norm | None, weights: NormWeights | None) -> Tensor:
         return x if norm is None or weights is None else normed(norm, weights, x, self.kernels)

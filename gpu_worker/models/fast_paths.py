@@ -27,12 +27,14 @@ from petiole.gpu_worker.models.moondream.crops import CropGeometry
 from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder
 from petiole.gpu_worker.models.moondream.encoder import VisionEncoder
 from petiole.gpu_worker.models.parts.attention import AttentionWeights
+from petiole.gpu_worker.models.parts.experts import ExpertWeights, RouterWeights
 from petiole.gpu_worker.models.parts.feed_forward import FeedForwardWeights
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.per_layer import PerLayerTables, PerLayerWeights
 from petiole.gpu_worker.models.plan import (
     Attention,
+    Experts,
     FeedForward,
     Growth,
     Layer,
@@ -43,7 +45,8 @@ from petiole.gpu_worker.models.plan import (
 )
 from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear, Form
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear, Int8Linear
-from petiole.gpu_worker.models.weights.names import LINEARS, LLAMA
+from petiole.gpu_worker.models.weights.names import LLAMA
+from petiole.gpu_worker.models.weights.stacked import StackedLinear
 
 ANY: Final = object()
 """Every value of a field is known."""
@@ -73,7 +76,8 @@ COMMON: Final[Values] = {
         "parallel post_norm scalar",
         "mixer_norm mixer_out_norm feed_forward_norm feed_forward_out_norm",
         mixer={Attention},
-        feed_forward={FeedForward},
+        feed_forward={None, FeedForward},
+        experts={None},
     ),
     Attention: _fields(
         "heads kv_heads head_dim scale window softcap keys_of",
@@ -86,7 +90,7 @@ COMMON: Final[Values] = {
     ),
     Rotary: _fields(_TABLE),  # all paths read its table, which `parts.rotary` computes
     Growth: _fields("beta length"),
-    FeedForward: _fields("inner clamp", "gated bias", activation={"silu", "gelu", "gelu_tanh"}),
+    FeedForward: _fields("inner clamp slope up_offset", "gated bias", activation={"silu", "gelu", "gelu_tanh"}),
     PerLayerInput: _fields(
         "width vocab_size embedding_factor projection_factor factor",
         norm={Norm},
@@ -204,12 +208,16 @@ _FIELDS: dict[type, str] = {
         "value_tokens images processor vision region"
     ),
     LayerWeights: (
-        "mixer feed_forward mixer_norm mixer_out_norm feed_forward_norm feed_forward_out_norm scalar per_layer"
+        "mixer feed_forward mixer_norm mixer_out_norm feed_forward_norm feed_forward_out_norm scalar per_layer "
+        "experts"
     ),
     AttentionWeights: "qkv out q_norm k_norm v_norm sinks",
     FeedForwardWeights: "gate_up down",
     NormWeights: "weight bias",
     PerLayerWeights: "gate out norm",
+    ExpertWeights: "router gate_up down taken norm out_norm dense_out_norm dense_gate",
+    RouterWeights: "logits correction scale expert_scales",
+    StackedLinear: "whole n outputs",
     PerLayerTables: "table projection norm",
     DenseLinear: "weight bias",
     Int8Linear: "weight scale bias",
@@ -269,17 +277,15 @@ def _unknown_weights(plan: Layer, weights: LayerWeights, hidden: int, parts: Par
         for part, kind in (
             (weights, LayerWeights),
             (weights.mixer, AttentionWeights),
-            (weights.feed_forward, FeedForwardWeights),
         ):
             _exactly(part, kind)
-        linears = {
-            "qkv": weights.mixer.qkv,
-            "out": weights.mixer.out,
-            "gate_up": weights.feed_forward.gate_up,
-            "down": weights.feed_forward.down,
-        }
-        for name in LINEARS:
-            stored = _NAMES.stored(name, plan, hidden)
+        linears = {"qkv": weights.mixer.qkv, "out": weights.mixer.out}
+        fed = weights.feed_forward
+        _require((fed is None) == (plan.feed_forward is None), "a layer without its feed-forward")
+        if fed is not None:
+            _exactly(fed, FeedForwardWeights)
+            linears |= {"gate_up": fed.gate_up, "down": fed.down}
+        for name, stored in _NAMES.linears(plan, hidden):
             _linear(name, linears[name], sum(stored.parts), stored.inputs, parts)
         q_width, k_width = (mixer.q_size, mixer.kv_size) if mixer.norm_whole else (mixer.head_dim,) * 2
         _norm("q_norm", weights.mixer.q_norm, mixer.q_norm, q_width)
@@ -291,9 +297,45 @@ def _unknown_weights(plan: Layer, weights: LayerWeights, hidden: int, parts: Par
         _norm("feed_forward_norm", weights.feed_forward_norm, plan.feed_forward_norm, hidden)
         _norm("feed_forward_out_norm", weights.feed_forward_out_norm, plan.feed_forward_out_norm, hidden)
         _require((weights.scalar is not None) == plan.scalar, "a layer without its scalar")
+        _require((weights.experts is not None) == (plan.experts is not None), "a layer without its experts")
+        if plan.experts is not None and weights.experts is not None:
+            _check_experts(plan.experts, weights.experts, hidden, parts)
         _require((weights.mixer.sinks is not None) == mixer.sinks, "attention without its sinks")
 
     return _first_unknown(check)
+
+
+def _check_experts(plan: Experts, weights: ExpertWeights, hidden: int, parts: Parts) -> None:
+    router, of_router, n = plan.router, weights.router, plan.router.experts
+    for part, kind in ((weights, ExpertWeights), (of_router, RouterWeights), (of_router.logits, DenseLinear)):
+        _exactly(part, kind)
+    for what, stack, outputs, inputs, bias in (
+        ("gate_up of experts", weights.gate_up, sum(plan.each.up_sizes), hidden, plan.each.bias),
+        ("down of experts", weights.down, hidden, plan.each.inner, plan.each.bias),
+        ("router", StackedLinear(of_router.logits, 1, n), n, hidden, router.bias),
+    ):
+        _exactly(stack, StackedLinear)
+        _require(stack.outputs == outputs, f"{what} of {stack.outputs} outputs, where {outputs} are known")
+        _linear(what, stack.whole, stack.n * outputs, inputs, parts | {DenseLinear})
+        assert isinstance(stack.whole, DenseLinear | Int8Linear | Fp8Linear | CodedLinear)
+        _require((stack.whole.bias is not None) == bias, f"a bias of {what}")
+    _require(weights.gate_up.n == weights.down.n == n, f"{weights.gate_up.n} experts, where {n} are known")
+    _sized("counters of experts", weights.taken, n)
+    for what, tensor, there, width in (
+        ("corrections", of_router.correction, router.correction, n),
+        ("scale", of_router.scale, router.of_stream, hidden),
+        ("scales of experts", of_router.expert_scales, router.expert_scales, n),
+    ):
+        _require((tensor is not None) == there, f"a router without its {what}")
+        if tensor is not None:
+            _sized(what, tensor, width)
+    _norm("norm of experts", weights.norm, plan.norm, hidden)
+    _norm("out_norm of experts", weights.out_norm, plan.out_norm, hidden)
+    _norm("dense_out_norm", weights.dense_out_norm, plan.dense_out_norm, hidden)
+    _require((weights.dense_gate is not None) == plan.dense_gate, "a dense feed-forward without its gate")
+    if weights.dense_gate is not None:
+        _exactly(weights.dense_gate, DenseLinear)
+        _sized("gate of a dense feed-forward", weights.dense_gate.weight, 1, hidden)
 
 
 _NAMES = LLAMA

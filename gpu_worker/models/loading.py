@@ -18,15 +18,17 @@ from petiole.gpu_worker.config import switch
 from petiole.gpu_worker.models.checkpoint.safetensors import Checkpoint
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.parts.attention import AttentionWeights
+from petiole.gpu_worker.models.parts.experts import ExpertWeights, RouterWeights
 from petiole.gpu_worker.models.parts.feed_forward import FeedForwardWeights
 from petiole.gpu_worker.models.parts.kernels import Kernels, TorchKernels
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.per_layer import PerLayerTables, PerLayerWeights
 from petiole.gpu_worker.models.parts.rotary import rotary_table
-from petiole.gpu_worker.models.plan import Layer, ModelPlan, Norm, Rotary
+from petiole.gpu_worker.models.plan import Experts, Layer, ModelPlan, Norm, Rotary, Router
 from petiole.gpu_worker.models.weights.formats.declared import declared_by
-from petiole.gpu_worker.models.weights.linear import Linear
+from petiole.gpu_worker.models.weights.fused import ExpertTensors
+from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
 from petiole.gpu_worker.models.weights.names import WEIGHTS, LinearName, Names
 from petiole.gpu_worker.models.weights.reading import (
     HeadQuantization,
@@ -38,6 +40,7 @@ from petiole.gpu_worker.models.weights.reading import (
     read_tensor,
 )
 from petiole.gpu_worker.models.weights.source import CheckpointWeights
+from petiole.gpu_worker.models.weights.stacked import StackedLinear
 
 _PROGRESS_FROM_BYTES = 256 * 2**20
 
@@ -92,7 +95,7 @@ def load_model(folder: Path, model: Model, options: LoadOptions) -> Decoder:
         names = model.names
         if model.plan.tied_head and _has_head(checkpoint, names):
             model = replace(model, plan=replace(model.plan, tied_head=False))
-        source = CheckpointWeights(checkpoint, declared_by(model.raw))
+        source = CheckpointWeights(ExpertTensors(checkpoint, names.fused), declared_by(model.raw))
         only_check = options.device.type == "meta"
         meta = options if only_check else replace(options, device=torch.device("meta"), storage=Storage())
         checked = model.read(source, model, meta)
@@ -182,6 +185,7 @@ class _Walk:
 
         def linear(name: LinearName, bias: bool) -> Linear:
             stored = names.stored(name, layer, hidden)
+            assert stored is not None
             return self._linear([at + one for one in stored.names], stored.sizes, stored.inputs, bias)
 
         q_width, k_width = (mixer.q_size, mixer.kv_size) if mixer.norm_whole else (mixer.head_dim,) * 2
@@ -197,12 +201,47 @@ class _Walk:
             ),
             mixer_out_norm=norm(layer.mixer_out_norm, names.mixer_out_norm),
             feed_forward_norm=norm(layer.feed_forward_norm, names.feed_forward_norm),
-            feed_forward=FeedForwardWeights(
+            feed_forward=None
+            if feed_forward is None
+            else FeedForwardWeights(
                 gate_up=linear("gate_up", feed_forward.bias), down=linear("down", feed_forward.bias)
             ),
             feed_forward_out_norm=norm(layer.feed_forward_out_norm, names.feed_forward_out_norm),
             scalar=self._tensor(at + names.scalar, 1) if layer.scalar else None,
             per_layer=self._per_layer_of(at),
+            experts=None if layer.experts is None else self._experts(at, layer.experts),
+        )
+
+    def _experts(self, at: str, plan: Experts) -> ExpertWeights:
+        names, hidden, each, n = self.names, self.plan.hidden_size, plan.each, plan.router.experts
+        experts = [at + names.expert.format(i) for i in range(n)]
+        gate_up = names.expert_gate_up if each.gated else names.expert_gate_up[-1:]
+        up = [expert + name for expert in experts for name in gate_up]
+        down = [expert + names.expert_down for expert in experts]
+        return ExpertWeights(
+            router=self._router(at, plan.router),
+            gate_up=StackedLinear(self._linear(up, each.up_sizes * n, hidden, each.bias), n, sum(each.up_sizes)),
+            down=StackedLinear(self._linear(down, (hidden,) * n, each.inner, each.bias), n, hidden),
+            taken=self.options.empty((n,), torch.int64).zero_(),
+            norm=self._norm(plan.norm, at + names.experts_norm, hidden),
+            out_norm=self._norm(plan.out_norm, at + names.experts_out_norm, hidden),
+            dense_out_norm=self._norm(plan.dense_out_norm, at + names.dense_out_norm, hidden),
+            dense_gate=DenseLinear(self._tensor(at + names.dense_gate + ".weight", 1, hidden))
+            if plan.dense_gate
+            else None,
+        )
+
+    def _router(self, at: str, plan: Router) -> RouterWeights:
+        """In float32 what is added to scores or multiplied with them."""
+        names, n, hidden, wide = self.names, plan.experts, self.plan.hidden_size, torch.float32
+        return RouterWeights(
+            logits=DenseLinear(
+                self._tensor(at + names.router + ".weight", n, hidden),
+                self._tensor(at + names.router + ".bias", n) if plan.bias else None,
+            ),
+            correction=self._tensor(at + names.router_correction, n, dtype=wide) if plan.correction else None,
+            scale=self._tensor(at + names.router_scale, hidden, dtype=wide) if plan.of_stream else None,
+            expert_scales=self._tensor(at + names.expert_scales, n, dtype=wide) if plan.expert_scales else None,
         )
 
     def _per_layer_of(self, at: str) -> PerLayerWeights | None:

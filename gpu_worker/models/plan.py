@@ -7,6 +7,7 @@ path is asked which layers of a plan it computes (`fast_paths`), and refuses the
                      x = feed_forward_norm(h);  h += residual * feed_forward_out_norm(feed_forward(x))
     parallel         both read mixer_norm(h); without `feed_forward_norm` they share it, else each has its own
     post_norm        h = mixer_norm(h + attention(h));  h = feed_forward_norm(h + feed_forward(h))
+    experts          the feed-forward's output is dense(x) + experts(x); either may be missing
     per_layer        then h += layer_norm(out(act(gate(h)) * per-layer input)): see `PerLayerInput`
     scalar           then h *= scalar
 
@@ -162,14 +163,16 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """gated: down(act(gate) * up); else down(act(up)). clamp: gate is at most this, and up between minus and plus
-    this; 0: none."""
+    """gated: down(act(gate) * (up + up_offset)); else down(act(up)). clamp: gate is at most this, and up between
+    minus and plus this; 0: none. slope: silu(x) is x * sigmoid(slope * x)."""
 
     inner: int
     activation: Activation = "silu"
     gated: bool = True
     bias: bool = False
     clamp: float = 0.0
+    slope: float = 1.0
+    up_offset: float = 0.0
 
     @property
     def up_sizes(self) -> tuple[int, ...]:
@@ -178,11 +181,53 @@ class FeedForward:
 
 
 @dataclass(frozen=True, slots=True)
+class Router:
+    """Chooses `chosen` of `experts` for each position, and how much each counts. What it scores are logits, a
+    product of its inputs.
+
+    score: "softmax": a softmax over all experts; "chosen": over the chosen ones alone; "sigmoid": each by itself.
+    normalised: weights are divided by their sum. factor: of weights. correction: a stored number of each expert
+    is added to its score for the choice alone. groups: experts lie in so many groups, of which the `best_groups`
+    with the largest sum of two scores count. bias: of the logits.
+
+    of_stream: the inputs are the residual stream, divided by its root mean square with `eps`, times a stored
+    vector and hidden^-0.5; else they are those of the experts. expert_scales: a stored factor of each weight."""
+
+    experts: int
+    chosen: int
+    score: Literal["softmax", "chosen", "sigmoid"] = "softmax"
+    normalised: bool = False
+    factor: float = 1.0
+    correction: bool = False
+    groups: int = 1
+    best_groups: int = 1
+    bias: bool = False
+    of_stream: bool = False
+    eps: float = 1e-6
+    expert_scales: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Feed-forwards of one size, of which a router chooses some for each position. norm: of their inputs; None:
+    they read what the dense feed-forward reads. out_norm: of their weighted sum. dense_out_norm: of the output of
+    the dense feed-forward beside them. dense_gate: that output is multiplied by sigmoid of a product."""
+
+    router: Router
+    each: FeedForward
+    norm: Norm | None = None
+    out_norm: Norm | None = None
+    dense_out_norm: Norm | None = None
+    dense_gate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
-    """See the module. residual: a factor of what is added. scalar: a stored factor of the layer's whole output."""
+    """See the module. feed_forward: the dense one, which every position takes; None: there are experts alone.
+    residual: a factor of what is added. scalar: a stored factor of the layer's whole output."""
 
     mixer: Attention
-    feed_forward: FeedForward
+    feed_forward: FeedForward | None
     mixer_norm: Norm | None
     mixer_out_norm: Norm | None = None
     feed_forward_norm: Norm | None = None
@@ -191,6 +236,13 @@ class Layer:
     post_norm: bool = False
     residual: float = 1.0
     scalar: bool = False
+    experts: Experts | None = None
+
+    @property
+    def dense(self) -> FeedForward:
+        """For code that computes no layer without one."""
+        assert self.feed_forward is not None
+        return self.feed_forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +296,11 @@ class ModelPlan:
     @property
     def mixers(self) -> tuple[Attention, ...]:
         return tuple(layer.mixer for layer in self.layers)
+
+    @property
+    def experts(self) -> tuple[Experts | None, ...]:
+        """Of each layer."""
+        return tuple(layer.experts for layer in self.layers)
 
     @property
     def rotaries(self) -> tuple[Rotary, ...]:

@@ -253,6 +253,10 @@ class Runtime(Protocol):
         """Drop the features under these keys, after all steps that have been launched."""
         ...
 
+    def expert_tokens(self) -> Sequence[Sequence[int]]:
+        """For each layer with experts, how many positions each expert has computed. Called on any thread."""
+        ...
+
     def adapter_key(self, adapter: str) -> str:
         """A key for the content of an adapter, for adapter slots, cached KV and `load_adapter`. May read or
         download the adapter. Raises AdapterError. Called on preparation threads."""

@@ -169,6 +169,10 @@ class ModelRuntime:
 
     # -- the rest of the protocol
 
+    def expert_tokens(self) -> Sequence[Sequence[int]]:
+        layers = self._decoder.layers
+        return [layer.experts.taken.tolist() for layer in layers if layer.experts is not None]
+
     def adapter_key(self, adapter: str) -> str:
         """The adapter's content key. Also reads it into memory for `load_adapter`. Raises AdapterError."""
         return self._adapters.key(adapter)

@@ -34,6 +34,10 @@ _GAUGES = {
         "oldest_task_s",
         "Seconds since the worker took its oldest task that is not completed.",
     ),
+    "expert_imbalance": (
+        "expert_imbalance",
+        "Tokens of the busiest expert over those of the mean expert, on the average of layers; 0 without experts.",
+    ),
     "memory_bytes": ("memory_bytes", "Memory of the worker's process."),
     "streams_behind_seconds": ("streams_behind_s", "Seconds for which Redis has not taken the worker's streams."),
 }

@@ -98,6 +98,7 @@ class WorkerReport(BaseModel):
     steps: int = 0
     evicted_pages: int = 0  # of the prefix cache
     zombie_outputs: int = 0  # tokens that were sampled after their sequence had ended
+    expert_imbalance: float = 0.0  # of a mixture of experts: the busiest expert's tokens over the mean expert's
     encoded_images: int = 0
     image_hits: int = 0  # images whose KV was cached: neither decoded nor encoded
     encode_s: float = 0.0  # of all encode steps, from launch to completion

@@ -30,7 +30,8 @@ PAGES = [{"page_size": 1}, {"page_size": 16, "prefix_cache": "off"}]
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=[pytest.mark.slow] * (f in WINDOWED)) for f in sorted(FAMILIES)]
+    "family",
+    [pytest.param(f, marks=[pytest.mark.slow] * (f in WINDOWED)) for f in sorted(FAMILIES.keys() - {"gpt-oss"})],
 )
 @pytest.mark.parametrize("pages", PAGES, ids=["page1", "page16"])
 def test_prefill_chunks_prefix_and_decode_agree_with_transformers(family, pages, checkpoint, open_runtime):

@@ -346,7 +346,7 @@ def forward(decoder, hidden, step):
     assert len(hidden) <= MOST_ROWS
     assert step.terms is None
     for i, (plan, layer) in enumerate(zip(decoder.plan.layers, decoder.layers, strict=True)):
-        mixer, fed = layer.mixer, layer.feed_forward
+        mixer, fed = layer.mixer, layer.dense
         x = rmsnorm(hidden, layer.mixer_norm.weight, plan.mixer_norm.eps)
         hidden += mixer.out(decoder.attend(i, mixer.qkv(x), step))
         x = rmsnorm(hidden, layer.feed_forward_norm.weight, plan.feed_forward_norm.eps)

@@ -52,6 +52,7 @@ _LONGROPE = {
     "short_factor": [1.0 + 0.1 * i for i in range(6)],
     "long_factor": [2.0 + i for i in range(6)],
 }
+_QWEN3_MOE = {"head_dim": 32, "num_experts": 7, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _MINISTRAL3 = _YARN | {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1}
 _OLMO3 = {_LOCAL: {"rope_type": "default", "rope_theta": 10_000.0}, _FULL: _YARN}
 
@@ -93,7 +94,42 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo3": ("Olmo3", {"sliding_window": 7, "layer_types": [_LOCAL, _FULL, _LOCAL], "rope_parameters": _OLMO3}),
     "starcoder2": ("Starcoder2", {"sliding_window": 7}),
     "ministral3": ("Ministral3", {"head_dim": 32, "rope_parameters": _MINISTRAL3}),
+    "qwen3-moe": ("Qwen3Moe", _QWEN3_MOE | {"norm_topk_prob": True, "mlp_only_layers": [1]}),
+    "qwen3-moe-raw": ("Qwen3Moe", _QWEN3_MOE | {"norm_topk_prob": False, "decoder_sparse_step": 2}),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "head_dim": 16,
+            "sliding_window": 7,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "rope_parameters": _YARN | {"truncate": False, "original_max_position_embeddings": 16},
+        },
+    ),
+    "glm4-moe": (
+        "Glm4Moe",
+        {
+            "head_dim": 32,
+            "n_routed_experts": 12,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "n_group": 3,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "n_shared_experts": 2,
+            "use_qk_norm": True,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "gemma4-experts": (
+        "Gemma4",
+        _GEMMA4 | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 32},
+    ),
 }
+MIXTURES = {"qwen3-moe", "qwen3-moe-raw", "mixtral", "gpt-oss", "glm4-moe", "gemma4-experts"}
+"""The families with experts."""
+
 _CONFIGURATIONS = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
 
 
@@ -126,6 +162,9 @@ def redrawn(model: Any) -> Any:
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("layer_scalar"):
                 buffer.uniform_(0.5, 1.0)
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
+                buffer[0] = -10.0  # nobody chooses this expert
     return model
 
 

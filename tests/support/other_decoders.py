@@ -21,7 +21,16 @@ from petiole.gpu_worker.models.loading import LoadOptions, Model, read_decoder
 from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
-from petiole.gpu_worker.models.plan import Growth, ModelPlan, Norm, PerLayerInput, Rotary
+from petiole.gpu_worker.models.plan import (
+    Experts,
+    FeedForward,
+    Growth,
+    ModelPlan,
+    Norm,
+    PerLayerInput,
+    Rotary,
+    Router,
+)
 from petiole.gpu_worker.models.weights.coded import CodedLinear
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear, Linear, quantize_int8
 from petiole.gpu_worker.models.weights.names import LINEARS, LLAMA, LinearName
@@ -131,6 +140,7 @@ KNOWN: dict[str, Variant] = {
 # ------------------------------------------------------------ what other plans say
 
 LAYER_NORM = Norm("layer", bias=True)
+GROUPED = Router(9, 2, "sigmoid", normalised=True, factor=1.5, correction=True, groups=3, best_groups=2)
 PLANS: dict[str, Variant] = {
     name: planned(change)
     for name, change in {
@@ -152,6 +162,33 @@ PLANS: dict[str, Variant] = {
         "no gate": lambda plan: each_feed_forward(plan, gated=False),
         "no gate, gelu_tanh": lambda plan: each_feed_forward(plan, gated=False, activation="gelu_tanh"),
         "clamped": lambda plan: each_feed_forward(plan, clamp=0.5),
+        "a slope of silu": lambda plan: each_feed_forward(plan, slope=1.7),
+        "an offset of ups": lambda plan: each_feed_forward(plan, up_offset=1.0),
+        "experts alone": lambda plan: each_layer(
+            plan, feed_forward=None, experts=Experts(Router(6, 2, normalised=True), FeedForward(48))
+        ),
+        "experts with biases": lambda plan: in_one_layer(
+            plan,
+            feed_forward=None,
+            experts=Experts(
+                Router(5, 3, "chosen", bias=True),
+                FeedForward(48, bias=True, clamp=0.7, slope=1.7, up_offset=1.0),
+            ),
+        ),
+        "experts beside": lambda plan: each_layer(plan, experts=Experts(GROUPED, FeedForward(32))),
+        "experts beside, with a gate": lambda plan: each_layer(
+            plan, experts=Experts(Router(4, 2), FeedForward(32), dense_gate=True), feed_forward_out_norm=Norm()
+        ),
+        "experts of the stream": lambda plan: each_layer(
+            plan,
+            experts=Experts(
+                Router(5, 2, normalised=True, of_stream=True, expert_scales=True),
+                FeedForward(32, "gelu_tanh"),
+                norm=Norm(),
+                out_norm=Norm(),
+                dense_out_norm=Norm(),
+            ),
+        ),
         "a wider MLP in one layer": lambda plan: in_one_layer(
             plan, feed_forward=replace(plan.layers[0].feed_forward, inner=192)
         ),

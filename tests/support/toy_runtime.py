@@ -141,6 +141,9 @@ class ToyRuntime:
     def forget_images(self, keys: Sequence[int]) -> None:
         pass
 
+    def expert_tokens(self) -> Sequence[Sequence[int]]:
+        return ()
+
     def adapter_key(self, adapter: str) -> str:
         return adapter
 

@@ -30,8 +30,6 @@ _WRAPPERS = re.compile(r"^(?:base_model\.model\.)*")
 _UNSUPPORTED = (
     "use_dora",
     "modules_to_save",
-    "rank_pattern",
-    "alpha_pattern",
     "lora_bias",
     "fan_in_fan_out",
     "layer_replication",
@@ -107,9 +105,9 @@ class AdaptedModel:
         return None
 
     def sizes(self, layer: int, linear: LinearName) -> tuple[tuple[int, ...], int]:
-        """The outputs of each part, and the inputs."""
+        """The outputs of each part, and the inputs. A layer without the product has no parts."""
         stored = self._names.stored(linear, self.plan.layers[layer], self.plan.hidden_size)
-        return stored.parts, stored.inputs
+        return ((), 0) if stored is None else (stored.parts, stored.inputs)
 
     def rank_bytes(self, itemsize: int) -> int:
         """Bytes of a slot per rank."""
@@ -128,8 +126,10 @@ def read_adapter(
     """Read a PEFT adapter from its folder, into memory that CUDA copies from if `pinned`. Raises AdapterError."""
     settings, weights = ADAPTER_FILES
     try:
-        rank, scale = _rank_and_scale(name, read_json(folder / settings), max_rank)
+        raw = read_json(folder / settings)
+        rank, scale = _rank_and_scale(name, raw, max_rank)
         file = SafetensorsFile(folder / weights, mapped=False)  # it may be overwritten at any time
+        _check_patterns(name, raw, [match[1] for match in map(_TENSOR.match, file.entries) if match])
         found = _read_weights(name, file, model, rank, scale)
         return Adapter(name, rank, *_packed(found, dtype, pinned))
     except AdapterError:
@@ -163,6 +163,18 @@ def _rank_and_scale(name: str, raw: Mapping[str, Any], max_rank: int) -> tuple[i
     return rank, alpha / (rank**0.5 if raw.get("use_rslora") else rank)
 
 
+def _check_patterns(name: str, raw: Mapping[str, Any], modules: Sequence[str]) -> None:
+    """Ranks and scales of single modules are refused, if they are those of a module that the adapter changes. PEFT
+    writes some for experts into every adapter of a mixture. A pattern is read as the end of a name; one that says
+    more is taken for a match."""
+    for key in ("rank_pattern", "alpha_pattern"):
+        for pattern in raw.get(key) or ():
+            end = str(pattern).removeprefix("^").removeprefix(".*").removeprefix("\\.").removesuffix("$")
+            plain = end.replace("\\.", ".")
+            if not re.fullmatch(r"[\w.]+", plain) or any(one.endswith(plain) for one in modules):
+                raise AdapterError(f"adapter {name}: {key} is not supported")
+
+
 def _read_weights(
     name: str, file: SafetensorsFile, model: AdaptedModel, rank: int, scale: float
 ) -> dict[Place, tuple[Tensor, Tensor]]:
@@ -171,6 +183,10 @@ def _read_weights(
     for key in file.entries:
         match = _TENSOR.match(key)
         place = None if match is None else model.find(match[1])
+        if place is None and ".experts" in key:
+            raise AdapterError(
+                f"adapter {name}: {key} changes experts, which adapters cannot (known: {model.known})"
+            )
         if match is None or place is None:
             raise AdapterError(f"adapter {name}: {key} fits nothing in this model (known: {model.known})")
         expected = (rank, place.inputs) if match[2] == "A" else (sum(place.outputs), rank)

@@ -205,20 +205,9 @@ class Checkpoint:
         """Copy a tensor to `into`, converting its dtype. Returns its number of bytes in the file. On the
         "meta" device it only checks shape and dtype."""
         file, entry = self._owner(name), self.entry(name)
-        if entry.shape != tuple(into.shape):
-            raise ModelError(
-                f"{file.path}: tensor {name} must have shape {list(into.shape)}, got {list(entry.shape)}"
-            )
-        tensor = file.tensor(name)
-        if into.device.type == "meta":
+        if not put(f"{file.path}: tensor {name}", file.tensor(name), into, shape=entry.shape):
             return 0
-        into.copy_(tensor)
         file.release(name)
-        extremes = torch.stack(torch.aminmax(into)).tolist() if into.numel() else []  # reads once, copies nothing
-        if not all(map(math.isfinite, extremes)):
-            raise ModelError(
-                f"{file.path}: tensor {name} must have finite numbers in {into.dtype}, got inf or NaN"
-            )
         return entry.end - entry.start
 
     def stored(self, name: str) -> Tensor:
@@ -244,6 +233,20 @@ class Checkpoint:
             return self._file_of[name]
         except KeyError:
             raise ModelError(f"{self.folder} has no tensor {name}") from None
+
+
+def put(what: str, tensor: Tensor, into: Tensor, shape: tuple[int, ...]) -> bool:
+    """Copy a tensor of finite numbers; False on the "meta" device, where this only checks the shape. what: for
+    messages."""
+    if shape != tuple(into.shape):
+        raise ModelError(f"{what} must have shape {list(into.shape)}, got {list(shape)}")
+    if into.device.type == "meta":
+        return False
+    into.copy_(tensor)
+    extremes = torch.stack(torch.aminmax(into)).tolist() if into.numel() else []  # reads once, copies nothing
+    if not all(map(math.isfinite, extremes)):
+        raise ModelError(f"{what} must have finite numbers in {into.dtype}, got inf or NaN")
+    return True
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -1,6 +1,6 @@
-"""Gemma 4 without experts, the text part: Gemma 3 with plain norms, and a norm of values. Full layers have wide
+"""Gemma 4, the text part: Gemma 3 with plain norms, and a norm of values. Full layers have wide
 heads, and in some models values from keys; the last layers may read the keys of earlier ones; the small models
-have per-layer inputs."""
+have per-layer inputs, and the one with experts has them beside its dense feed-forwards."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from petiole.gpu_worker.models.checkpoint.configuration import MAX_VOCAB, JsonOb
 from petiole.gpu_worker.models.families import reading
 from petiole.gpu_worker.models.families.family import Family
 from petiole.gpu_worker.models.families.gemma3 import NAMES, kinds_of, plan_of, rotary_of
-from petiole.gpu_worker.models.plan import Attention, ModelPlan, Norm, PerLayerInput
+from petiole.gpu_worker.models.plan import Attention, Experts, FeedForward, ModelPlan, Norm, PerLayerInput
 
 
 def gemma4(outer: JsonObject) -> ModelPlan:
     raw = reading.text_part(outer)
-    if raw.get("enable_moe_block"):
-        raise ModelError("config.json: enable_moe_block must be false: experts are not computed")
     norm = Norm(eps=reading.number(raw, "rms_norm_eps", 1e-6))
     kinds, shared = kinds_of(raw), int(raw.get("num_kv_shared_layers") or 0)
     n, from_keys = len(kinds), bool(raw.get("attention_k_eq_v", False))
@@ -47,7 +45,28 @@ def gemma4(outer: JsonObject) -> ModelPlan:
         )
     wide = 2 if raw.get("use_double_wide_mlp") else 1
     inners = tuple(reading.inner(raw) * (wide if mixer.keys_of is not None else 1) for mixer in mixers)
-    return plan_of(raw, norm, tuple(mixers), inners, scalar=True, per_layer=_per_layer(raw, norm))
+    plan = plan_of(raw, norm, tuple(mixers), inners, scalar=True, per_layer=_per_layer(raw, norm))
+    if not raw.get("enable_moe_block"):
+        return plan
+    experts = _experts(raw, norm)
+    return replace(plan, layers=tuple(replace(layer, experts=experts) for layer in plan.layers))
+
+
+def _experts(raw: JsonObject, norm: Norm) -> Experts:
+    """Beside the dense feed-forward of every layer, with norms of their own. The router reads the residual."""
+    router = reading.router(
+        raw,
+        "num_experts",
+        "num_local_experts",
+        chosen="top_k_experts",
+        normalised=True,
+        of_stream=True,
+        eps=norm.eps,
+        expert_scales=True,
+    )
+    inner = reading.whole(raw, "moe_intermediate_size", 2 * reading.MAX_WIDTH)
+    act = reading.activation(raw, ("gelu_tanh", "gelu", "silu"), key="hidden_activation")
+    return Experts(router, FeedForward(inner, act), norm=norm, out_norm=norm, dense_out_norm=norm)
 
 
 def _heads4(raw: JsonObject, i: int, full: bool) -> tuple[int, int, int]:
@@ -80,4 +99,6 @@ def _per_layer(raw: JsonObject, norm: Norm) -> PerLayerInput | None:
     )
 
 
-FAMILIES = (Family(("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"), gemma4, NAMES),)
+NAMES4 = replace(NAMES, router="router.proj", expert="experts.{}.")
+
+FAMILIES = (Family(("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"), gemma4, NAMES4),)

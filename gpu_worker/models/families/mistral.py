@@ -1,4 +1,5 @@
-"""Mistral 7B and its successors: no biases, every layer with a window if there is one. Ministral 3, whose queries
+"""Mistral 7B and its successors: no biases, every layer with a window if there is one. Mixtral, whose
+feed-forwards are experts. Ministral 3, whose queries
 grow with their position; and the text part of Mistral Small 3, which may be either."""
 
 from __future__ import annotations
@@ -9,12 +10,24 @@ from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import JsonObject, shown
 from petiole.gpu_worker.models.families import reading
 from petiole.gpu_worker.models.families.family import Family
-from petiole.gpu_worker.models.plan import Growth, ModelPlan
+from petiole.gpu_worker.models.plan import Experts, Growth, ModelPlan
+from petiole.gpu_worker.models.weights.names import Names
 
 
 def mistral(raw: JsonObject) -> ModelPlan:
     mixer = reading.usual_attention(raw, reading.head_dim(raw))
     return reading.usual_plan(raw, reading.usual_layers(raw, mixer, reading.windows(raw, windowed=True)))
+
+
+def mixtral(raw: JsonObject) -> ModelPlan:
+    of_mistral = mistral({"sliding_window": None, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, **raw})
+    router = reading.router({"num_experts_per_tok": 2, **raw}, "num_local_experts", normalised=True)
+    layers = (
+        replace(layer, feed_forward=None, experts=Experts(router, layer.feed_forward))
+        for layer in of_mistral.layers
+        if layer.feed_forward is not None
+    )
+    return replace(of_mistral, layers=tuple(layers))
 
 
 def ministral3(raw: JsonObject) -> ModelPlan:
@@ -36,8 +49,16 @@ def mistral3(outer: JsonObject) -> ModelPlan:
     return ministral3(raw) if kind == "ministral3" else mistral({"sliding_window": None, **raw})
 
 
+MIXTRAL = Names(
+    router="block_sparse_moe.gate",
+    expert="block_sparse_moe.experts.{}.",
+    expert_gate_up=("w1", "w3"),
+    expert_down="w2",
+)
+
 FAMILIES = (
     Family(("MistralForCausalLM",), mistral),
+    Family(("MixtralForCausalLM",), mixtral, MIXTRAL),
     Family(("Ministral3ForCausalLM",), ministral3),
     Family(("Mistral3ForConditionalGeneration",), mistral3, reading.WRAPPED),
 )

@@ -1,12 +1,14 @@
-"""Qwen2 and 2.5, with biases on queries, keys and values; Qwen3, with norms of queries and keys; and the text part
-of Qwen3-VL, whose rotations by three axes are one for text."""
+"""Qwen2 and 2.5, with biases on queries, keys and values; Qwen3, with norms of queries and keys, dense or with
+experts; and the text part of Qwen3-VL, whose rotations by three axes are one for text."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
 from petiole.gpu_worker.models.families import reading
 from petiole.gpu_worker.models.families.family import Family
-from petiole.gpu_worker.models.plan import Attention, ModelPlan, Norm
+from petiole.gpu_worker.models.plan import Attention, Experts, FeedForward, ModelPlan, Norm
 
 
 def qwen2(raw: JsonObject) -> ModelPlan:
@@ -25,6 +27,23 @@ def _plan(raw: JsonObject, mixer: Attention) -> ModelPlan:
     return reading.usual_plan(raw, reading.usual_layers(raw, mixer, sizes))
 
 
+def qwen3_moe(raw: JsonObject) -> ModelPlan:
+    """Qwen3 whose layers have experts, but for those in `mlp_only_layers` and those between two sparse ones."""
+    dense = qwen3(raw)
+    router = reading.router(
+        raw, "num_experts", "num_local_experts", normalised=bool(raw.get("norm_topk_prob", False))
+    )
+    inner = reading.whole(raw, "moe_intermediate_size", 2 * reading.MAX_WIDTH)
+    experts = Experts(router, FeedForward(inner, reading.activation(raw, ("silu",))))
+    every = reading.whole(raw, "decoder_sparse_step", reading.MAX_LAYERS, 1)
+    alone = raw.get("mlp_only_layers") or ()
+    layers = (
+        layer if i in alone or (i + 1) % every else replace(layer, feed_forward=None, experts=experts)
+        for i, layer in enumerate(dense.layers)
+    )
+    return replace(dense, layers=tuple(layers))
+
+
 def qwen3_vl(outer: JsonObject) -> ModelPlan:
     return qwen3(reading.text_part(outer))
 
@@ -32,5 +51,6 @@ def qwen3_vl(outer: JsonObject) -> ModelPlan:
 FAMILIES = (
     Family(("Qwen2ForCausalLM",), qwen2),
     Family(("Qwen3ForCausalLM",), qwen3),
+    Family(("Qwen3MoeForCausalLM",), qwen3_moe),
     Family(("Qwen3VLForConditionalGeneration",), qwen3_vl, reading.WRAPPED),
 )

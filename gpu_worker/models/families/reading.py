@@ -21,12 +21,14 @@ from petiole.gpu_worker.models.plan import (
     ModelPlan,
     Norm,
     Rotary,
+    Router,
 )
 from petiole.gpu_worker.models.weights.formats.declared import declared_by
 from petiole.gpu_worker.models.weights.names import Names
 
 MAX_LAYERS = 10_000
 MAX_WIDTH = 2**20
+MAX_EXPERTS = 2**16
 """Limits far above every model. A folder that exceeds them is a mistake or an attack, and is refused unread."""
 
 WRAPPED = Names(
@@ -160,6 +162,19 @@ def _factors(given: JsonObject, key: str, n: int) -> tuple[float, ...]:
     if len(found) != n or not all(1e-6 <= one <= 1e6 for one in found):
         raise ModelError(f"config.json: {key} must be {n} numbers from 1e-06 to 1e+06, got {shown(found)}")
     return found
+
+
+def router(raw: JsonObject, *keys: str, chosen: str = "num_experts_per_tok", **more: Any) -> Router:
+    """keys: spellings of the number of experts. more: fields of the router."""
+    key = next((key for key in keys if raw.get(key) is not None), keys[0])
+    n = whole(raw, key, MAX_EXPERTS)
+    k = whole(raw, chosen, MAX_EXPERTS)
+    groups, best = more.get("groups", 1), more.get("best_groups", 1)
+    if n % groups or best > groups:
+        raise ModelError(f"config.json: {groups} groups, of which {best} count, must divide {n} experts")
+    if k > n // groups * best:
+        raise ModelError(f"config.json: {chosen} must be at most {n // groups * best} ({key}), got {k}")
+    return Router(n, k, **more)
 
 
 def max_position(raw: JsonObject, *rotaries: Rotary) -> int:

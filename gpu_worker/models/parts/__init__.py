@@ -5,6 +5,8 @@ layered       encoders, as code that computes their layers itself sees them
 layer         a layer's weights
 attention     queries, keys and values, and what stands between them and the attention of a step
 per_layer     the per-layer inputs of Gemma 4
+experts       mixtures: feed-forwards of which a position takes a few
+routing       which experts a position takes, and how much each counts
 feed_forward  gates and activations. A new activation goes here
 residual      the stream that layers add to
 norms         norms of all kinds. A new kind goes here

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -31,12 +32,16 @@ class FeedForwardWeights:
 def activated(plan: FeedForward, gate_up: Tensor, kernels: Kernels) -> Tensor:
     """[T, gate and up] -> [T, inner]."""
     if not plan.gated:
-        return ACTIVATIONS[plan.activation](_clamped(plan, gate_up))
-    if plan.activation == "silu" and not plan.clamp:
+        return _active(plan, _clamped(plan, gate_up))
+    if plan.activation == "silu" and not plan.clamp and plan.slope == 1.0 and not plan.up_offset:
         return kernels.silu_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     gate = gate.clamp(max=plan.clamp) if plan.clamp else gate
-    return ACTIVATIONS[plan.activation](gate) * _clamped(plan, up)
+    return _active(plan, gate) * (_clamped(plan, up) + plan.up_offset)
+
+
+def _active(plan: FeedForward, x: Tensor) -> Tensor:
+    return ACTIVATIONS[plan.activation](x) if plan.slope == 1.0 else x * torch.sigmoid(plan.slope * x)
 
 
 def _clamped(plan: FeedForward, up: Tensor) -> Tensor:

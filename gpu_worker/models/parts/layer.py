@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from petiole.gpu_worker.models.parts.attention import AttentionWeights
+from petiole.gpu_worker.models.parts.experts import ExpertWeights
 from petiole.gpu_worker.models.parts.feed_forward import FeedForwardWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.per_layer import PerLayerWeights
@@ -17,10 +18,17 @@ class LayerWeights:
     """scalar: [1]."""
 
     mixer: AttentionWeights
-    feed_forward: FeedForwardWeights
+    feed_forward: FeedForwardWeights | None
     mixer_norm: NormWeights | None = None
     mixer_out_norm: NormWeights | None = None
     feed_forward_norm: NormWeights | None = None
     feed_forward_out_norm: NormWeights | None = None
     scalar: Tensor | None = None
     per_layer: PerLayerWeights | None = None
+    experts: ExpertWeights | None = None
+
+    @property
+    def dense(self) -> FeedForwardWeights:
+        """As in the plan."""
+        assert self.feed_forward is not None
+        return self.feed_forward

@@ -28,6 +28,16 @@ class Tensors(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Fused:
+    """How a checkpoint stores the experts of a layer in one tensor, where it does: [experts, outputs, inputs], or
+    input_major: [experts, inputs, outputs]. interleaved: outputs of gate and up take turns; else gate comes
+    first."""
+
+    input_major: bool = False
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Names:
     """prefixes: of all tensors but the head; the first that fits the checkpoint counts. heads: whole names, of
     which the first that exists counts. layer: before the names of layer {}."""
@@ -56,6 +66,20 @@ class Names:
     feed_forward_norm: str = "post_attention_layernorm"
     feed_forward_out_norm: str = "post_feedforward_layernorm"
     scalar: str = "layer_scalar"
+    expert: str = "mlp.experts.{}."
+    expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    expert_down: str = "down_proj"
+    fused: Fused = Fused()
+    router: str = "mlp.gate"
+    router_correction: str = "mlp.gate.e_score_correction_bias"
+    router_scale: str = "router.scale"
+    expert_scales: str = "router.per_expert_scale"
+    experts_norm: str = "pre_feedforward_layernorm_2"
+    experts_out_norm: str = "post_feedforward_layernorm_2"
+    dense_out_norm: str = "post_feedforward_layernorm_1"
+    dense_gate: str = "mlp.shared_expert_gate"
+    beside_gate_up: tuple[str, ...] = ()
+    beside_down: tuple[str, ...] = ()
     per_layer_gate: str = "per_layer_input_gate"
     per_layer_out: str = "per_layer_projection"
     per_layer_out_norm: str = "post_per_layer_input_norm"
@@ -69,19 +93,26 @@ class Names:
         stored = (name for name in self.heads if any(name + weight in tensors for weight in WEIGHTS))
         return next(stored, self.heads[0])
 
-    def stored(self, linear: LinearName, layer: Layer, inputs: int) -> StoredLinear:
-        """How one of a layer's products is stored. inputs: the width of the model."""
+    def stored(self, linear: LinearName, layer: Layer, inputs: int) -> StoredLinear | None:
+        """How one of a layer's products is stored; None: the layer has no such product. inputs: the width of the
+        model."""
         mixer, feed_forward = layer.mixer, layer.feed_forward
         if linear == "qkv":
             return StoredLinear.of(self.qkv, mixer.qkv_sizes, inputs)
         if linear == "out":
             return StoredLinear.of(self.out, (inputs,), mixer.q_size)
+        if feed_forward is None:
+            return None
+        beside = layer.experts is not None
         if linear == "gate_up":
-            return StoredLinear.of(self.gate_up, feed_forward.up_sizes, inputs)
-        return StoredLinear.of(self.down, (inputs,), feed_forward.inner)
+            names = (beside and self.beside_gate_up) or self.gate_up
+            return StoredLinear.of(names, feed_forward.up_sizes, inputs)
+        return StoredLinear.of((beside and self.beside_down) or self.down, (inputs,), feed_forward.inner)
 
     def linears(self, layer: Layer, inputs: int) -> Iterator[tuple[LinearName, StoredLinear]]:
-        return ((name, self.stored(name, layer, inputs)) for name in LINEARS)
+        """The products that a layer has, without those of experts."""
+        found = ((name, self.stored(name, layer, inputs)) for name in LINEARS)
+        return ((name, stored) for name, stored in found if stored is not None)
 
 
 LLAMA = Names()

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from petiole.gpu_worker.errors import ModelError
-from petiole.gpu_worker.models.checkpoint.safetensors import Checkpoint
 from petiole.gpu_worker.models.weights.coded import Coded, Form
 from petiole.gpu_worker.models.weights.formats.beside import Beside
 from petiole.gpu_worker.models.weights.formats.declared import Declared
 from petiole.gpu_worker.models.weights.formats.find import format_of
 from petiole.gpu_worker.models.weights.formats.reader import Format
+from petiole.gpu_worker.models.weights.fused import ExpertTensors
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class QuantisedLayer:
 class CheckpointWeights:
     """The tensors of a checkpoint whose configuration declares these formats."""
 
-    def __init__(self, checkpoint: Checkpoint, declared: Declared) -> None:
+    def __init__(self, checkpoint: ExpertTensors, declared: Declared) -> None:
         self._checkpoint, self._declared = checkpoint, declared
         self._found: dict[str, Format] = {}
 

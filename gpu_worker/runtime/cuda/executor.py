@@ -28,7 +28,7 @@ from petiole.gpu_worker.models.fast_paths import (
     unknown_value,
     with_known_crops,
 )
-from petiole.gpu_worker.models.plan import ModelPlan
+from petiole.gpu_worker.models.plan import Layer, ModelPlan
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import NO_NUMBER
@@ -100,7 +100,7 @@ def working_bytes(engine: EngineConfig, model: ModelPlan, itemsize: int, encode_
         tokens = max(tokens, engine.chunk_size + outputs)
     tokens += max((shape.positions for shape in shapes["append"]), default=0)  # of the graphs' pool
     widest = max(
-        3 * model.hidden_size + 2 * (layer.mixer.q_size + 2 * layer.mixer.kv_size) + 3 * layer.feed_forward.inner
+        3 * model.hidden_size + 2 * (layer.mixer.q_size + 2 * layer.mixer.kv_size) + _fed_width(layer, model)
         for layer in model.layers
     )
     if model.per_layer is not None:
@@ -115,6 +115,15 @@ def working_bytes(engine: EngineConfig, model: ModelPlan, itemsize: int, encode_
     activations = tokens * widest * itemsize + 2 * encode_bytes  # an encode is warmed up outside the graphs' pool
     kept = 2 * n_kinds * plans + page_lists + logits + states
     return WORKSPACE_BYTES + kept + activations + _SLACK_BYTES
+
+
+def _fed_width(layer: Layer, model: ModelPlan) -> int:
+    """Numbers of a position between the products of its feed-forward, and of its experts."""
+    dense = 0 if layer.feed_forward is None else 3 * layer.feed_forward.inner
+    if layer.experts is None:
+        return dense
+    each = 3 * layer.experts.each.inner + 4 * model.hidden_size  # inputs and outputs of a pair, in float32
+    return dense + layer.experts.router.chosen * each + 4 * layer.experts.router.experts
 
 
 def captured_shapes(engine: EngineConfig, longest: int) -> dict[str, list[Shape]]:

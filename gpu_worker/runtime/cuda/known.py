@@ -26,6 +26,7 @@ FUSED = changed(
             "per_layer": {None},
         },
         Layer: {
+            "feed_forward": {FeedForward},
             "mixer_norm": {Norm},
             "mixer_out_norm": {None},
             "feed_forward_norm": {Norm},
@@ -35,7 +36,7 @@ FUSED = changed(
             "residual": {1.0},
             "scalar": {False},
         },
-        FeedForward: {"activation": {"silu"}, "gated": {True}, "clamp": {0.0}},
+        FeedForward: {"activation": {"silu"}, "gated": {True}, "clamp": {0.0}, "slope": {1.0}, "up_offset": {0.0}},
         Norm: {"kind": {"rms"}, "weight": {True}, "bias": {False}},
     },
 )

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 _SAME = {
     *("model", "device", "slots", "running", "waiting", "preemptions"),
-    *("steps", "evicted_pages", "zombie_outputs"),
+    *("steps", "evicted_pages", "zombie_outputs", "expert_imbalance"),
     *("encoded_images", "image_hits", "encode_s"),
     *("pages_total", "pages_free", "pages_cached"),
     *("prompt_tokens", "generated_tokens", "draft_tokens", "accepted_draft_tokens"),

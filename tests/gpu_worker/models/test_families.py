@@ -71,7 +71,18 @@ def test_cross_attention_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("architecture", "changes", "message"),
     [
-        ("Gemma4ForCausalLM", {"enable_moe_block": True}, "enable_moe_block must be false"),
+        ("Gemma4ForCausalLM", {"enable_moe_block": True}, "lacks 'num_experts'"),
+        ("MixtralForCausalLM", {"num_local_experts": 2, "num_experts_per_tok": 3}, "must be at most 2 .*, got 3"),
+        (
+            "MixtralForCausalLM",
+            {"num_local_experts": 0},
+            "num_local_experts must be a whole number from 1 .*, got 0",
+        ),
+        (
+            "Glm4MoeForCausalLM",
+            {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 3},
+            "3 groups, of which 1 count, must divide 8 experts",
+        ),
         ("Gemma4ForCausalLM", {"num_kv_shared_layers": 3}, "num_kv_shared_layers leaves no .* for layer 0, got 3"),
         ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention must be false"),
         ("Gemma3ForCausalLM", {"hidden_activation": "relu"}, "hidden_activation must be gelu_tanh or .*'relu'"),

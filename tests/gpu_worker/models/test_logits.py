@@ -11,7 +11,7 @@ import torch
 from bench.driver import Driver
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.cpu.native import build, stack
-from tests.support.families import FAMILIES
+from tests.support.families import FAMILIES, MIXTURES
 
 VOCAB = 320
 ALL = SamplingParams(temperature=0.0, logprobs=VOCAB)
@@ -40,6 +40,11 @@ def relative_error(got, expected):
     return np.linalg.norm(got - expected) / np.linalg.norm(expected)
 
 
+def error_of_most(got, expected):
+    """The median of the positions' errors: where rounding turns the choice of an expert, the rest is different."""
+    return np.median([relative_error(one, other) for one, other in zip(got, expected, strict=True)])
+
+
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_position_of_a_full_prefill(family, dtype, checkpoint, open_runtime):
@@ -49,8 +54,14 @@ def test_every_position_of_a_full_prefill(family, dtype, checkpoint, open_runtim
     sequence = driver.sequence(ids, ALL)
     step = driver.launch("verify", [sequence], [ids], [len(ids)])
     got = table(driver.finish_step(*step))
-    exact = copy.deepcopy(model).to(getattr(torch, dtype)).float()  # the same weights, computed in float32
-    assert relative_error(got, reference(exact, ids)) < TOLERANCE[dtype]
+    rounded = copy.deepcopy(model).to(getattr(torch, dtype))
+    exact = copy.deepcopy(rounded).float()  # the same weights, computed in float32
+    expected = reference(exact, ids)
+    if dtype == "bfloat16" and family in MIXTURES:
+        theirs = reference(rounded, ids)
+        assert error_of_most(got, expected) < max(TOLERANCE[dtype], 1.2 * error_of_most(theirs, expected))
+    else:
+        assert relative_error(got, expected) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

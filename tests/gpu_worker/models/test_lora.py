@@ -9,6 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -157,6 +158,40 @@ def test_every_family_takes_adapters_on_attention_and_mlp(family, checkpoint, op
         ]
         assert relative_error(got, np.array(expected)) < 1e-4
     assert relative_error(expected[0], expected[1]) > 1e-2
+
+
+def test_an_adapter_that_changes_experts_is_refused_by_name(checkpoint, tmp_path):
+    folder, base = checkpoint("mixtral")
+    write_adapter(base, tmp_path, r=4, target_modules=["q_proj"])
+    weights = tmp_path / "adapter_model.safetensors"
+    renamed = {
+        key.replace("self_attn.q_proj", "block_sparse_moe.experts.1.w1"): tensor
+        for key, tensor in load_file(weights).items()
+    }
+    save_file(renamed, weights)
+    model = find_model(folder)
+    with pytest.raises(AdapterError, match=r"experts\.1\.w1.* changes experts, which adapters cannot \(known: q_"):
+        read_adapter("mine", tmp_path, AdaptedModel(model.plan, model.names), 8)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "refused"),
+    [({r".*\.gate_up_proj": 8}, False), ({"q_proj": 8}, True), ({r".*\.(q|k)_proj": 8}, True), ({}, False)],
+)
+@pytest.mark.parametrize("key", ["rank_pattern", "alpha_pattern"])
+def test_ranks_of_single_modules_are_refused_if_the_adapter_has_such_modules(
+    key, patterns, refused, checkpoint, tmp_path
+):
+    folder, base = checkpoint("qwen3")
+    write_adapter(base, tmp_path, r=4, target_modules=["q_proj"])
+    settings = tmp_path / "adapter_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {key: patterns}))
+    model = AdaptedModel(find_model(folder).plan)
+    if refused:
+        with pytest.raises(AdapterError, match=f"{key} is not supported"):
+            read_adapter("mine", tmp_path, model, 8)
+    else:
+        assert read_adapter("mine", tmp_path, model, 8).rank == 4
 
 
 def test_moondream_takes_adapters_on_its_fused_products(tmp_path, open_runtime):

@@ -28,7 +28,7 @@ from petiole.gpu_worker.models.parts.attention import AttentionWeights
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.rotary import rotary_table
-from petiole.gpu_worker.models.plan import Growth, ModelPlan, PerLayerInput, Rotary
+from petiole.gpu_worker.models.plan import Experts, Growth, ModelPlan, PerLayerInput, Rotary, Router
 from petiole.gpu_worker.request.images import ImageLimits
 from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
@@ -268,6 +268,7 @@ def test_a_new_field_is_refused_by_name_until_it_is_listed(kind: type, monkeypat
     monkeypatch.setitem(fast_paths._FIELDS, kind, " ".join(others))
     moondream, encoder = random_moondream(*moondream_plan()), random_encoder(encoder_config(), torch.float32)
     decoders = [known_decoder(), moondream, *(variant(known_decoder()) for variant in FUSED_ONLY.values())]
+    decoders.append(PLANS["experts alone"](known_decoder()))
     said = [fast_paths.supports(decoder, VALUES, PARTS).reason for decoder in decoders]
     said.append(fast_paths.supports_encoder(encoder, VALUES, PARTS).reason)
     if kind.__name__ not in ("Fp8Linear", "PerLayerWeights", "PerLayerTables"):
@@ -278,6 +279,7 @@ def test_a_new_field_is_refused_by_name_until_it_is_listed(kind: type, monkeypat
 def test_each_field_of_a_plan_is_refused_until_it_is_listed(values: fast_paths.Values) -> None:
     per_layer, growth = "per-layer inputs", "queries that grow"
     decoders = {PerLayerInput: PLANS[per_layer](known_decoder()), Growth: PLANS[growth](known_decoder())}
+    decoders |= dict.fromkeys((Experts, Router), PLANS["experts alone"](known_decoder()))
     for kind, listed in values.items():
         decoder = decoders.get(kind, known_decoder())
         if fast_paths.supports(decoder, values, PARTS).reason is not None:

@@ -88,5 +88,5 @@ def native_encoder(encoder: LayeredEncoder, progress: Progress = nothing) -> Nat
 
 def _shapes(encoder: LayeredEncoder) -> list[tuple[int, int]]:
     """The numbers of outputs and inputs of each map of a layer."""
-    hidden, inner = encoder.hidden_size, encoder.plan[0].feed_forward.inner
+    hidden, inner = encoder.hidden_size, encoder.plan[0].dense.inner
     return [(3 * hidden, hidden), (hidden, hidden), (inner, hidden), (hidden, inner)]

@@ -16,17 +16,22 @@ from torch import Tensor
 from petiole.gpu_worker.config import switch
 from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.host_memory import new_tensor
+from petiole.gpu_worker.models.parts.experts import ExpertWeights
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.per_layer import PerLayerTables
-from petiole.gpu_worker.models.plan import Growth, Layer, Norm, PerLayerInput
-from petiole.gpu_worker.models.weights.linear import Linear
+from petiole.gpu_worker.models.plan import Experts, FeedForward, Growth, Layer, Norm, PerLayerInput
+from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
+from petiole.gpu_worker.models.weights.stacked import StackedLinear
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.layers.model import (
     ACTIVATIONS,
     MAPS,
     MASKS,
     NORMS,
+    SCORES,
+    BendStruct,
+    ExpertsStruct,
     HeadsStruct,
     LayerStruct,
     ModelStruct,
@@ -98,6 +103,7 @@ class Stack:
         library.petiole_scratch.restype = c_int64
         self._weights = Weights(library, products.library)
         self._tables: dict[object, int | None] = {}
+        self._structures: list[object] = []
         self._kept = memory
         plans = [plan for plan, _ in layers]
         shapes = list(dict.fromkeys(_shape(plan) for plan in plans))
@@ -120,8 +126,9 @@ class Stack:
             "qkv": max(layer.qkv.n for layer in self._layers),
             "mixed": max(plan.mixer.q_size for plan in plans),
             "gates": max(width, *(layer.gate_up.n for layer in self._layers)),
-            "acted": max(width, *(plan.feed_forward.inner for plan in plans)),
+            "acted": max(width, *(0 if plan.feed_forward is None else plan.feed_forward.inner for plan in plans)),
         }
+        experts = [plan.experts for plan in plans if plan.experts is not None]
         self.model = ModelStruct(
             n_layers=len(layers),
             hidden=hidden,
@@ -129,7 +136,8 @@ class Stack:
             last_kept=max(i for i, plan in enumerate(plans) if plan.mixer.keys_of is None),
             layers=ctypes.addressof(self._layers),
             shapes=ctypes.addressof(self._shapes),
-            terms=max(hidden, most["mixed"], most["acted"]),
+            terms=max(hidden, most["mixed"], most["acted"], *(one.each.inner for one in experts)),
+            experts=max((one.router.experts for one in experts), default=0),
             head=EMPTY,
             per_layer_projection=EMPTY,
             embedding_factor=1.0,
@@ -145,13 +153,14 @@ class Stack:
             "normed": hidden,
             **most,
             "added": hidden,
+            **pair_widths(experts, hidden),
             "projected": self.model.per_layer_projection.n,
             "reduced": reduced,
             "halves": 0 if products.library is None else self.model.terms,
         }
         self._most = 0
         self._step = StepStruct()
-        self._memory: tuple[Tensor, Tensor] | None = None
+        self._memory: tuple[Tensor, ...] | None = None
 
     def run(
         self,
@@ -218,7 +227,9 @@ class Stack:
         step.scratch_stride = self._library.petiole_scratch(ctypes.byref(self.model), ctypes.byref(step))
         scratch = new_tensor((n_threads * step.scratch_stride // 4,), torch.float32, torch.device("cpu"))
         step.scratch = scratch.data_ptr()
-        self._most, self._step, self._memory = t, step, (activations, scratch)
+        routes = torch.empty(3 * (self.model.experts + 1), dtype=torch.int64)
+        step.routes = routes.data_ptr()
+        self._most, self._step, self._memory = t, step, (activations, scratch, routes)
 
     # -- structures
 
@@ -226,8 +237,6 @@ class Stack:
         self, plan: Layer, weights: LayerWeights, shape: int, per_layer: PerLayer | None, table: Tensor | None
     ) -> LayerStruct:
         mixer, fed, own = plan.mixer, plan.feed_forward, weights.mixer
-        gate_up = self._linear("gate_up", weights.feed_forward.gate_up)
-        gate_up.activation = ACTIVATIONS[fed.activation]
         layer = LayerStruct(
             mixer_norm=self._norm(plan.mixer_norm, weights.mixer_norm),
             mixer_out_norm=self._norm(plan.mixer_out_norm, weights.mixer_out_norm),
@@ -237,8 +246,6 @@ class Stack:
             | {
                 "qkv": self._linear("qkv", own.qkv),
                 "out": self._linear("out", own.out),
-                "gate_up": gate_up,
-                "down": self._linear("down", weights.feed_forward.down),
             },
             q_norm=self._norm(mixer.q_norm, own.q_norm),
             k_norm=self._norm(mixer.k_norm, own.k_norm),
@@ -261,15 +268,21 @@ class Stack:
             values_are_keys=mixer.values_are_keys,
             output_gate=mixer.output_gate,
             norm_whole=mixer.norm_whole,
-            inner=fed.inner,
-            activation=ACTIVATIONS[fed.activation],
-            gated=fed.gated,
-            clamp=fed.clamp,
+            bend=BendStruct(0.0, 1.0, 0.0),
             parallel=plan.parallel,
             post_norm=plan.post_norm,
             residual=plan.residual,
             scalar=1.0 if weights.scalar is None else float(weights.scalar),
         )
+        if fed is not None and weights.feed_forward is not None:
+            layer.gate_up = self._linear("gate_up", weights.feed_forward.gate_up)
+            layer.down = self._linear("down", weights.feed_forward.down)
+            layer.inner, layer.gated = fed.inner, fed.gated
+            layer.activation = layer.gate_up.activation = ACTIVATIONS[fed.activation]
+            layer.bend = bend_of(fed)
+        if plan.experts is not None and weights.experts is not None:
+            experts, router = self._experts(plan.experts, weights.experts)
+            layer.experts, layer.router = ctypes.addressof(experts), router
         if per_layer is not None and weights.per_layer is not None:
             layer.per_layer = per_layer.plan.width
             layer.per_layer_activation = ACTIVATIONS[per_layer.plan.activation]
@@ -277,6 +290,44 @@ class Stack:
             layer.per_layer_out = self._weights.linear(weights.per_layer.out)
             layer.per_layer_norm = self._norm(per_layer.plan.layer_norm, weights.per_layer.norm)
         return layer
+
+    def _experts(self, plan: Experts, weights: ExpertWeights) -> tuple[ExpertsStruct, LinearStruct]:
+        """And the router's map, in float32 whatever the model's type."""
+        router, of_router, own = plan.router, weights.router, self._weights
+        up, down = (self._each(stack) for stack in (weights.gate_up, weights.down))
+        taken = own.pointer(weights.taken)
+        assert taken == weights.taken.data_ptr()
+        experts = ExpertsStruct(
+            n=router.experts,
+            chosen=router.chosen,
+            score=SCORES[router.score],
+            normalised=router.normalised,
+            groups=router.groups,
+            best_groups=router.best_groups,
+            of_stream=router.of_stream,
+            inner=plan.each.inner,
+            activation=ACTIVATIONS[plan.each.activation],
+            gated=plan.each.gated,
+            factor=router.factor,
+            eps=router.eps,
+            bend=bend_of(plan.each),
+            correction=own.floats(of_router.correction),
+            scale=own.floats(of_router.scale),
+            shares=own.floats(of_router.expert_scales),
+            gate_up=ctypes.addressof(up),
+            down=ctypes.addressof(down),
+            dense_gate=None if weights.dense_gate is None else own.floats(weights.dense_gate.weight),
+            taken=taken,
+            norm=self._norm(plan.norm, weights.norm),
+            out_norm=self._norm(plan.out_norm, weights.out_norm),
+            dense_out_norm=self._norm(plan.dense_out_norm, weights.dense_out_norm),
+        )
+        self._structures += [experts, up, down]
+        logits = of_router.logits
+        return experts, own.linear(DenseLinear(logits.weight.float(), logits.bias))
+
+    def _each(self, stack: StackedLinear) -> ctypes.Array[LinearStruct]:
+        return (LinearStruct * stack.n)(*(self._weights.linear(stack[i]) for i in range(stack.n)))
 
     def _heads(self, heads: HeadsStruct, memory: Memory, i: int) -> HeadsStruct:
         heads.kv_kind = KINDS[memory.keys[i].dtype]
@@ -325,6 +376,28 @@ class Stack:
             factors = 1 + growth.beta * torch.log1p(torch.floor(at / growth.length))
             self._tables[growth] = self._weights.floats(factors)
         return self._tables[growth]
+
+
+def bend_of(fed: FeedForward) -> BendStruct:
+    return BendStruct(fed.clamp, fed.slope, fed.up_offset)
+
+
+def pair_widths(experts: Sequence[Experts], hidden: int) -> dict[str, int]:
+    """Numbers of four bytes that mixtures need for each position."""
+    chosen = max((one.router.chosen for one in experts), default=0)
+    streamed = any(one.router.of_stream for one in experts)
+    each = [one.each for one in experts]
+    return {
+        "streamed": hidden if streamed else 0,
+        "scores": max((one.router.experts for one in experts), default=0),
+        "chosen": chosen,
+        "places": chosen,
+        "shares": chosen,
+        "openings": 1 if any(one.dense_gate for one in experts) else 0,
+        "pairs": chosen * hidden,
+        "pair_gates": chosen * max((sum(one.up_sizes) for one in each), default=0),
+        "pair_acted": chosen * max((one.inner for one in each), default=0),
+    }
 
 
 def _shape(plan: Layer) -> tuple[int, int, int]:

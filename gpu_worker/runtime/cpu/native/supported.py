@@ -5,20 +5,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from petiole.gpu_worker.models.decoder import Decoder
-from petiole.gpu_worker.models.fast_paths import COMMON, Parts, Support, changed, supports
+from petiole.gpu_worker.models.fast_paths import ANY, COMMON, Parts, Support, changed, supports
 from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.parts.layer import LayerWeights
-from petiole.gpu_worker.models.plan import Attention, Layer
+from petiole.gpu_worker.models.plan import Attention, Experts, FeedForward, Layer, Norm, Router
 from petiole.gpu_worker.models.weights.coded import CodedLinear
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear
 from petiole.gpu_worker.runtime.cpu.native.products.weights import unknown_form
 
 PARTS: Parts = frozenset({TorchKernels, DenseLinear, Int8Linear, CodedLinear})
 
-VALUES = changed(COMMON, {Attention: {"mask": {"causal", "prefix", "bidirectional"}, "sinks": {True, False}}})
+_BOTH = {True, False}
+_NORM = {None, Norm}
+_ROUTER = "experts chosen factor groups best_groups eps"
+VALUES = changed(
+    COMMON,
+    {
+        Attention: {"mask": {"causal", "prefix", "bidirectional"}, "sinks": _BOTH},
+        Layer: {"experts": {None, Experts}},
+        Experts: {
+            "router": {Router},
+            "each": {FeedForward},
+            "dense_gate": _BOTH,
+            **dict.fromkeys(("norm", "out_norm", "dense_out_norm"), _NORM),
+        },
+        Router: {
+            **dict.fromkeys(_ROUTER.split(), ANY),
+            **dict.fromkeys(("normalised", "correction", "bias", "of_stream", "expert_scales"), _BOTH),
+            "score": {"softmax", "chosen", "sigmoid"},
+        },
+    },
+)
 """By class and field. What is asked of several fields together, and of sizes: `with_sizes`."""
 
 _MOST_HEAD = 512
+_MOST_EXPERTS = 4096
 
 
 def support(decoder: object) -> Support:
@@ -68,7 +89,10 @@ def with_sizes(
 
 def _linears(weights: LayerWeights) -> list[object]:
     mixer, fed, per_layer = weights.mixer, weights.feed_forward, weights.per_layer
-    linears: list[object] = [mixer.qkv, mixer.out, fed.gate_up, fed.down]
+    experts = weights.experts
+    linears: list[object] = [mixer.qkv, mixer.out]
+    linears += [] if fed is None else [fed.gate_up, fed.down]
+    linears += [] if experts is None else [experts.gate_up.whole, experts.down.whole]
     return linears if per_layer is None else [*linears, per_layer.gate, per_layer.out]
 
 
@@ -80,8 +104,8 @@ def _unknown_codes(linears: Sequence[object]) -> str | None:
 
 def _unknown_layer(layers: Sequence[Layer], i: int, lanes: int) -> str | None:
     layer, mixer = layers[i], layers[i].mixer
-    if layer.feed_forward.inner % 2:
-        return f"a feed-forward of {layer.feed_forward.inner} numbers"
+    if (found := _unknown_fed(layer)) is not None:
+        return found
     if mixer.head_dim % lanes or mixer.head_dim > _MOST_HEAD:
         return f"heads of {mixer.head_dim} numbers"
     if mixer.heads % mixer.kv_heads:
@@ -95,6 +119,23 @@ def _unknown_layer(layers: Sequence[Layer], i: int, lanes: int) -> str | None:
     if mixer.keys_of is not None and not _can_read(mixer, layers[:i]):
         return f"the keys of layer {mixer.keys_of}"
     return None
+
+
+def _unknown_fed(layer: Layer) -> str | None:
+    """Of the feed-forward and the experts of a layer."""
+    experts = layer.experts
+    for fed in (layer.feed_forward, None if experts is None else experts.each):
+        if fed is not None and fed.inner % 2:
+            return f"a feed-forward of {fed.inner} numbers"
+        if fed is not None and fed.slope != 1.0 and fed.activation != "silu":
+            return f"a slope of {fed.activation}"
+    if experts is None:
+        return "neither a feed-forward nor experts" if layer.feed_forward is None else None
+    if experts.dense_gate and layer.feed_forward is None:
+        return "a gate of no feed-forward"
+    if layer.parallel or layer.post_norm:
+        return "experts in a layer that is parallel, or whose norms stand behind the addition"
+    return f"{experts.router.experts} experts" if experts.router.experts > _MOST_EXPERTS else None
 
 
 def _can_read(mixer: Attention, earlier: Sequence[Layer]) -> bool:

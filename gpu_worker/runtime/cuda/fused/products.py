@@ -48,7 +48,7 @@ def fits(decoder: Decoder) -> bool:
     linears = [
         linear
         for layer in decoder.layers
-        for linear in (layer.mixer.qkv, layer.mixer.out, layer.feed_forward.gate_up, layer.feed_forward.down)
+        for linear in (layer.mixer.qkv, layer.mixer.out, layer.dense.gate_up, layer.dense.down)
     ]
     return decoder.dtype == torch.bfloat16 and all(
         isinstance(linear, DenseLinear)
@@ -67,8 +67,8 @@ def forward(decoder: Decoder, hidden: Tensor, step: Forward) -> Tensor:
         )
         qkv = product(hidden, layer.mixer.qkv, norm=before)
         product(decoder.attend(i, qkv, step), layer.mixer.out, add_to=hidden)
-        inner = product(hidden, layer.feed_forward.gate_up, norm=behind, gated=True)
-        product(inner, layer.feed_forward.down, add_to=hidden)
+        inner = product(hidden, layer.dense.gate_up, norm=behind, gated=True)
+        product(inner, layer.dense.down, add_to=hidden)
     return hidden
 
 

@@ -90,6 +90,32 @@ INLINE void act_all(int activation, const float *x, const float *ups, float *y, 
   for (int c = full; c < n; c++) y[c] = ups ? act(activation, splat(x[c]))[0] * ups[c] : act(activation, splat(x[c]))[0];
 }
 
+/* What differs from an activation alone. clamp: gates are at most this, and ups between minus and plus this; 0: none.
+ * slope: silu(x) is x sigmoid(slope x). offset: added to ups. */
+typedef struct {
+  float clamp, slope, offset;
+} Bend;
+
+INLINE int is_bent(const Bend *b) { return b->clamp != 0 || b->slope != 1 || b->offset != 0; }
+
+/* x [n] and ups, in place; the activation is left to `activate` where the slope is 1. Returns whether it is done. */
+INLINE int bend(const Bend *b, float *x, float *ups, float *y, int n) {
+  for (int c = 0; b->clamp != 0 && c < n; c++) {
+    float *up = ups ? ups + c : x + c;
+    if (ups && x[c] > b->clamp) x[c] = b->clamp;
+    *up = *up > b->clamp ? b->clamp : *up < -b->clamp ? -b->clamp : *up;
+  }
+  for (int c = 0; ups && b->offset != 0 && c < n; c++) ups[c] += b->offset;
+  if (b->slope == 1) return 0;
+  const int full = n / LANES * LANES;
+  for (int c = 0; c < full; c += LANES) {
+    const vf g = load(x + c), acted = g * sigmoid(b->slope * g);
+    store(y + c, ups ? acted * load(ups + c) : acted);
+  }
+  for (int c = full; c < n; c++) y[c] = x[c] * sigmoid(splat(b->slope * x[c]))[0] * (ups ? ups[c] : 1.0f);
+  return 1;
+}
+
 /* y [n] = the activation of x, times ups where they are not null */
 INLINE void activate(int activation, const float *x, const float *ups, float *y, int n) {
   switch (activation) { /* constants, so that each case is a loop of its own */

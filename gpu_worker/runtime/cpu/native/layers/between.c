@@ -76,13 +76,26 @@ static void set_acted(const Layer *l, const Plan *p, int64_t t, float *row) {
   const int n = l->inner;
   float *gates = s->gates + t * l->maps[GATE_UP].n, *ups = l->gated ? gates + n : NULL;
   float *to = p->packed ? row : s->acted + t * n;
-  for (int c = 0; l->clamp != 0 && c < n; c++) {
-    float *up = ups ? ups + c : gates + c;
-    if (ups && gates[c] > l->clamp) gates[c] = l->clamp;
-    *up = *up > l->clamp ? l->clamp : *up < -l->clamp ? -l->clamp : *up;
-  }
-  activate(l->activation, gates, ups, to, n);
+  if (!bend(&l->bend, gates, ups, to, n)) activate(l->activation, gates, ups, to, n);
   if (p->packed) pack_row(row, n, t, s->acted);
+}
+
+/* Those of ROUTER, and of experts. */
+static void set_routed(const Model *m, const Plan *p, const Layer *l, int64_t t, float *row) {
+  const Experts *e = l->experts;
+  const Step *s = &p->step;
+  const int dense = l->maps[GATE_UP].n > 0;
+  if (!dense) add_mixer(m, l, s, t);
+  if (e->of_stream) {
+    const Norm norm = {RMS, e->eps, e->scale, NULL};
+    float *to = s->streamed + t * m->hidden;
+    const float by = 1.0f / sqrtf((float)m->hidden);
+    normalise(s->hidden + t * m->hidden, &norm, to, m->hidden);
+    for (int c = 0; c < m->hidden; c++) to[c] *= by;
+  }
+  if (e->dense_gate) s->openings[t] = sigmoid(splat(product_of(s->normed + t * m->hidden, e->dense_gate, m->hidden)))[0];
+  if (e->norm.kind != NO_NORM) set_normed(m, p, &e->norm, t, row);
+  else if (!dense) set_normed(m, p, &l->feed_forward_norm, t, row);
 }
 
 /* Those of PER_LAYER_OUT, of layer i. */
@@ -173,6 +186,10 @@ void prepare(const Model *m, const Plans *plans, int64_t at, Room *own) {
         if (!is_gated(l, s)) set_acted(l, p, t, row);
         if (l->parallel && own_norm) add_mixer(m, l, s, t);
       }
+      return;
+    case ROUTER:
+#pragma omp for schedule(static)
+      for (int64_t t = 0; t < s->t; t++) set_routed(m, p, l, t, row);
       return;
     case PER_LAYER_GATE:
 #pragma omp for schedule(static)

@@ -21,6 +21,7 @@
 #include "../products/pack.h"
 #include "../products/tiles.h"
 #include "between.h"
+#include "experts.h"
 #include "shares.h"
 
 #ifndef REPORT_S
@@ -76,6 +77,7 @@ static int compute(const Model *m, const Step *s, int n_threads, const Library *
         if (reached < MULTIPLIED) linear(map.l, map.rows, map.x, map.y, map.how, &own.bench);
         if (at < head) adapt(&map, at, plan, &own.bench);
         else finish_logits(m, &plan->step);
+        if (at < head && at % MAPS == ROUTER) mix_experts(m, plan, m->layers + at / MAPS, &own);
         if (omp_get_thread_num() == 0) report(s, &reported);
       }
       end_tiles(before);

@@ -1,5 +1,6 @@
 /* A model and a step, as the caller lays them out. */
 #pragma once
+#include "../arithmetic/functions.h"
 #include "../attention/heads.h"
 #include "../products/adapters.h"
 #include "../products/library.h"
@@ -15,12 +16,29 @@ typedef struct {
 } Norm;
 
 /* The maps of a layer, in their order. LoRA adapters change the first ADAPTED. */
-enum { QKV = 0, OUT = 1, GATE_UP = 2, DOWN = 3, ADAPTED = 4, PER_LAYER_GATE = 4, PER_LAYER_OUT = 5, MAPS = 6 };
+enum { QKV, OUT, GATE_UP, DOWN, ROUTER, PER_LAYER_GATE, PER_LAYER_OUT, MAPS, ADAPTED = ROUTER };
+
+enum { SOFTMAX = 0, OF_CHOSEN = 1, SIGMOID = 2 };
+
+/* Feed-forwards of which a position takes some. See models/plan.py and experts.c. */
+typedef struct {
+  int32_t n, chosen, score, normalised, groups, best_groups;
+  int32_t of_stream; /* the router reads the hidden state over its root mean square, times `scale`; else what experts read */
+  int32_t inner, activation, gated;
+  float factor, eps;
+  Bend bend;
+  const float *correction, *scale, *shares; /* [n] added to scores for the choice; [hidden]; [n] factors of weights; or null */
+  const Linear *gate_up, *down;             /* [n] */
+  const float *dense_gate;                  /* [hidden]: the dense output is multiplied by sigmoid of a product; or null */
+  int64_t *taken;                           /* [n] how many positions each has computed */
+  Norm norm, out_norm, dense_out_norm;      /* norm: of what experts read; without one they read what GATE_UP does */
+} Experts;
 
 /* What a layer makes of the hidden state h:
  *
  *     x = mixer_norm(h);         h += residual * mixer_out_norm(mixer(x))
  *     x = feed_forward_norm(h);  h += residual * feed_forward_out_norm(feed_forward(x))
+ *                                with experts: feed_forward(x) = dense_out_norm(dense(x)) + out_norm(experts(norm(h)))
  *     h += per_layer_norm(per_layer_out(act(per_layer_gate(h)) * per-layer input))
  *     h *= scalar
  *
@@ -43,13 +61,15 @@ typedef struct {
   int32_t inner, activation, gated;
   int32_t per_layer, per_layer_activation; /* numbers of the per-layer input, or 0 */
   int32_t parallel, post_norm;
-  float clamp; /* gates are at most this, and ups between minus and plus this; 0: none */
+  Bend bend;
   float residual, scalar;
+  const Experts *experts; /* or null */
 } Layer;
 
 /* Floats for each position of a step. */
 typedef struct {
   int64_t qkv, mixed, gates, acted, terms; /* the most of any layer; terms: of a sum */
+  int64_t experts; /* the most of any layer */
 } Widths;
 
 typedef struct {
@@ -89,6 +109,13 @@ typedef struct {
   float *gates;             /* [t, outputs of gate_up]; unused where these are GATED */
   float *acted;             /* [t, inner] */
   float *added;             /* [t, hidden]: what a map gives, where it is not added to `hidden` as it is */
+  float *streamed;          /* [t, hidden]: inputs of routers that read the hidden state */
+  float *scores;            /* [t, experts] */
+  int32_t *chosen, *places; /* [t, chosen] experts, ascending; where among the pairs each lies */
+  float *shares, *openings; /* [t, chosen]; [t] factors of the dense outputs */
+  float *pairs;             /* [t * chosen, hidden]: of a position and an expert, by expert; inputs, then outputs */
+  float *pair_gates, *pair_acted; /* [t * chosen, outputs of gate_up], [t * chosen, inner] */
+  int64_t *routes;          /* [3][experts + 1], see experts.c */
   const LowRank *const *adapters; /* [t] low-rank maps, [layers][ADAPTED], or null; null where the step has none */
   float *reduced;           /* [t, most outputs of an A], where there are adapters */
   int64_t reduced_stride;

@@ -9,6 +9,7 @@ from petiole.gpu_worker.runtime.cpu.native.products.weights import LinearStruct
 
 NORMS = {"rms": 1, "layer": 2}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+SCORES = {"softmax": 0, "chosen": 1, "sigmoid": 2}
 MASKS = {"causal": 0, "prefix": 1, "bidirectional": 2}
 
 
@@ -35,7 +36,39 @@ class HeadsStruct(ctypes.Structure):
     ]
 
 
-MAPS = ("qkv", "out", "gate_up", "down", "per_layer_gate", "per_layer_out")
+MAPS = ("qkv", "out", "gate_up", "down", "router", "per_layer_gate", "per_layer_out")
+
+
+class BendStruct(ctypes.Structure):
+    _fields_ = [("clamp", c_float), ("slope", c_float), ("offset", c_float)]
+
+
+class ExpertsStruct(ctypes.Structure):
+    _fields_ = [
+        ("n", c_int32),
+        ("chosen", c_int32),
+        ("score", c_int32),
+        ("normalised", c_int32),
+        ("groups", c_int32),
+        ("best_groups", c_int32),
+        ("of_stream", c_int32),
+        ("inner", c_int32),
+        ("activation", c_int32),
+        ("gated", c_int32),
+        ("factor", c_float),
+        ("eps", c_float),
+        ("bend", BendStruct),
+        ("correction", c_void_p),
+        ("scale", c_void_p),
+        ("shares", c_void_p),
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+        ("dense_gate", c_void_p),
+        ("taken", c_void_p),
+        ("norm", NormStruct),
+        ("out_norm", NormStruct),
+        ("dense_out_norm", NormStruct),
+    ]
 
 
 class LayerStruct(ctypes.Structure):
@@ -65,9 +98,10 @@ class LayerStruct(ctypes.Structure):
         ("per_layer_activation", c_int32),
         ("parallel", c_int32),
         ("post_norm", c_int32),
-        ("clamp", c_float),
+        ("bend", BendStruct),
         ("residual", c_float),
         ("scalar", c_float),
+        ("experts", c_void_p),
     ]
 
 
@@ -79,7 +113,7 @@ class ModelStruct(ctypes.Structure):
         ("last_kept", c_int32),
         ("layers", c_void_p),
         ("shapes", c_void_p),
-        *((name, c_int64) for name in ("qkv", "mixed", "gates", "acted", "terms")),
+        *((name, c_int64) for name in ("qkv", "mixed", "gates", "acted", "terms", "experts")),
         ("embedding_norm", NormStruct),
         ("norm", NormStruct),
         ("head", LinearStruct),
@@ -116,6 +150,16 @@ class StepStruct(ctypes.Structure):
         ("gates", c_void_p),
         ("acted", c_void_p),
         ("added", c_void_p),
+        ("streamed", c_void_p),
+        ("scores", c_void_p),
+        ("chosen", c_void_p),
+        ("places", c_void_p),
+        ("shares", c_void_p),
+        ("openings", c_void_p),
+        ("pairs", c_void_p),
+        ("pair_gates", c_void_p),
+        ("pair_acted", c_void_p),
+        ("routes", c_void_p),
         ("adapters", c_void_p),
         ("reduced", c_void_p),
         ("reduced_stride", c_int64),

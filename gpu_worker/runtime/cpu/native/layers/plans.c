@@ -7,7 +7,7 @@ Map map_at(const Model *m, const Plan *p, int64_t at) {
   const Step *s = &p->step;
   const Activations normed = {s->normed, p->packed}, mixed = {s->mixed, p->packed}, acted = {s->acted, p->packed};
   const Activations qkv = {s->qkv, 0}, hidden = {s->hidden, 0}, gates = {s->gates, 0}, logits = {s->logits, 0};
-  const Activations added = {s->added, 0};
+  const Activations added = {s->added, 0}, streamed = {s->streamed, 0}, scores = {s->scores, 0};
   if (at == (int64_t)m->n_layers * MAPS) return (Map){&m->head, s->t, normed, logits, SET};
   const Layer *layer = m->layers + at / MAPS;
   const Linear *l = layer->maps + at % MAPS;
@@ -17,6 +17,7 @@ Map map_at(const Model *m, const Plan *p, int64_t at) {
     case GATE_UP: return is_gated(layer, s) ? (Map){l, s->t, normed, acted, GATED} : (Map){l, s->t, normed, gates, SET};
     case DOWN:
       return feed_forward_is_added(layer) ? (Map){l, s->t, acted, hidden, ADD} : (Map){l, s->t, acted, added, SET};
+    case ROUTER: return (Map){l, s->t, layer->experts && layer->experts->of_stream ? streamed : normed, scores, SET};
     case PER_LAYER_GATE: return (Map){l, s->t, normed, gates, SET};
     default: return (Map){l, s->t, acted, added, SET};
   }
@@ -52,7 +53,7 @@ static int can_pack(const Model *m, const Step *s) {
   if (s->t < SIDE || s->adapters || m->library || m->hidden % DEPTH) return 0;
   for (int64_t i = 0; i < m->n_layers; i++) {
     const Layer *l = m->layers + i;
-    if (l->inner % DEPTH || l->heads.head_dim % DEPTH || l->per_layer % DEPTH) return 0;
+    if (l->experts || l->inner % DEPTH || l->heads.head_dim % DEPTH || l->per_layer % DEPTH) return 0;
     for (int64_t map = 0; map < MAPS; map++)
       if (l->maps[map].n && !HALF_INPUTS(l->maps[map].kind)) return 0;
   }

@@ -59,7 +59,7 @@ Map map_at(const Model *m, const Plan *p, int64_t at);
 
 /* Whether the map of gates and ups multiplies them, too. An adapter changes them before. */
 INLINE int is_gated(const Layer *l, const Step *s) {
-  return l->gated && l->clamp == 0 && l->inner % PANEL == 0 && !l->maps[GATE_UP].library && !s->adapters;
+  return l->gated && !is_bent(&l->bend) && l->inner % PANEL == 0 && !l->maps[GATE_UP].library && !s->adapters;
 }
 
 /* Whether what OUT gives is added to the hidden state as it is. */
@@ -70,5 +70,5 @@ INLINE int mixer_is_added(const Layer *l) {
 
 /* Whether what DOWN gives is added to it as it is. */
 INLINE int feed_forward_is_added(const Layer *l) {
-  return l->feed_forward_out_norm.kind == NO_NORM && l->residual == 1;
+  return l->feed_forward_out_norm.kind == NO_NORM && l->residual == 1 && !l->experts;
 }

@@ -25,6 +25,15 @@ INLINE void rms_norm(const float *x, const Norm *norm, float *y, int n) {
   for (int c = full; c < n; c++) y[c] = weight[c] * (x[c] * by);
 }
 
+INLINE float product_of(const float *x, const float *y, int n) {
+  vf products = {0};
+  const int full = n / LANES * LANES;
+  for (int c = 0; c < full; c += LANES) products += load(x + c) * load(y + c);
+  float total = sum(products);
+  for (int c = full; c < n; c++) total += x[c] * y[c];
+  return total;
+}
+
 INLINE void layer_norm(const float *x, const Norm *norm, float *y, int n) {
   vf sums = {0}, squares = {0};
   int full = n / LANES * LANES;

@@ -51,6 +51,8 @@ class NativeAdapters:
         for layer in range(n_layers):
             for i, name in enumerate(MAPS):
                 a, b = self._bank.matrices(layer, name, slot)
+                if not b:  # the layer has no such product
+                    continue
                 odd = a[0].shape[0] % 2
                 maps[layer * len(MAPS) + i] = _LowRank(
                     weights.linear(DenseLinear(torch.cat([F.pad(part, (0, 0, 0, odd)) for part in a]))),

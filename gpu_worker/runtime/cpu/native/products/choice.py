@@ -184,7 +184,10 @@ def describe(times: Times, thresholds: Mapping[str, int], unit: str = "") -> str
 def described(layers: Sequence[LayerWeights], head: Linear | None) -> list[str]:
     """How the weights of linear maps are kept, and how many bytes of each kind there are."""
     n_bytes: Counter[str] = Counter()
-    for linear in (one for m in _maps(layers, head).values() for one in m.examples):
+    linears = [one for m in _maps(layers, head).values() for one in m.examples]
+    for experts in (layer.experts for layer in layers if layer.experts is not None):
+        linears += [experts.gate_up.whole, experts.down.whole]
+    for linear in linears:
         if isinstance(linear, CodedLinear):
             n_bytes[str(linear.weight.form)] += linear.weight.n_bytes
         elif isinstance(linear, DenseLinear | Int8Linear):
@@ -200,9 +203,10 @@ def _maps(layers: Sequence[LayerWeights], head: Linear | None) -> dict[Kind, _Ma
     maps: dict[Kind, _Map] = {
         "qkv": _Map(tuple(layer.mixer.qkv for layer in layers), n),
         "out": _Map(tuple(layer.mixer.out for layer in layers), n),
-        "gate_up": _Map(tuple(layer.feed_forward.gate_up for layer in layers), n),
-        "down": _Map(tuple(layer.feed_forward.down for layer in layers), n),
     }
+    if dense := [layer.feed_forward for layer in layers if layer.feed_forward is not None]:
+        maps["gate_up"] = _Map(tuple(one.gate_up for one in dense), len(dense))
+        maps["down"] = _Map(tuple(one.down for one in dense), len(dense))
     if head is not None:
         maps["head"] = _Map((head,), 1)
     return maps

@@ -218,6 +218,14 @@ INLINE void compute_unit(const Linear *l, int64_t i, int64_t m, const float *x, 
       outputs(l, p, (int)rows, x, l->k, y, l->n, how == ADD, b);
 }
 
+int64_t units_of(const Linear *l, int64_t m) {
+  return parts(m, ROWS) * parts(parts(l->n, PANEL), unit_of(l, m, SET));
+}
+
+void linear_unit(const Linear *l, int64_t unit, int64_t m, const float *x, float *y, Bench *b) {
+  compute_unit(l, unit, m, x, y, SET, b);
+}
+
 void linear(const Linear *l, int64_t m, Activations x, Activations y, How how, Bench *b) {
   const int64_t units = parts(m, ROWS) * parts(parts(l->n, PANEL), unit_of(l, m, how)); /* 0 if a chunk wants no logits */
   b->held = NULL;
