@@ -51,7 +51,8 @@ class NativeAdapters:
         for layer in range(n_layers):
             for i, name in enumerate(MAPS):
                 a, b = self._bank.matrices(layer, name, slot)
-                if not b:  # the layer has no such product
+                if not b:  # the layer has no such product: neither inputs nor outputs
+                    maps[layer * len(MAPS) + i] = _LowRank(parts=1)
                     continue
                 odd = a[0].shape[0] % 2
                 maps[layer * len(MAPS) + i] = _LowRank(
