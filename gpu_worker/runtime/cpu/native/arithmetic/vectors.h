@@ -45,6 +45,22 @@ INLINE uint16_t to_bf16(float x) { /* round to nearest even */
   return (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
+/* What one register holds: of a vector that takes two, compilers keep sums in memory. */
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#include <immintrin.h>
+#define WIDTH 8
+#else
+#define WIDTH LANES
+#endif
+typedef float vp __attribute__((vector_size(4 * WIDTH), aligned(4)));
+typedef int32_t vpi __attribute__((vector_size(4 * WIDTH), aligned(4)));
+typedef uint32_t vpu __attribute__((vector_size(4 * WIDTH), aligned(4)));
+typedef uint16_t vph __attribute__((vector_size(2 * WIDTH), aligned(2)));
+typedef int8_t vpb __attribute__((vector_size(WIDTH), aligned(1)));
+
+INLINE vp part_at(const float *p) { return *(const vp *)p; }
+INLINE vp spread(float x) { return x - (vp){0}; }
+
 INLINE vf load(const float *p) { return *(const vf *)p; }
 INLINE void store(float *p, vf v) { *(vf *)p = v; }
 INLINE vf splat(float x) { return x - (vf){0}; }

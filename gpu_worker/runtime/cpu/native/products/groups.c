@@ -4,11 +4,7 @@
 #include "pack.h"
 
 #include <omp.h>
-#ifdef __AVX2__
-#include <immintrin.h>
-#endif
 
-#define PARTS (PANEL / WIDTH)
 #define RUN 32 /* the longest */
 
 /* Beside so many rows at most, codes become floats in registers; beside more, in memory that stays in the first cache. */
@@ -17,15 +13,6 @@
 #else
 #define DIRECT 2
 #endif
-
-typedef float vp __attribute__((vector_size(4 * WIDTH), aligned(4)));
-typedef int32_t vpi __attribute__((vector_size(4 * WIDTH), aligned(4)));
-typedef uint32_t vpu __attribute__((vector_size(4 * WIDTH), aligned(4)));
-typedef uint16_t vph __attribute__((vector_size(2 * WIDTH), aligned(2)));
-typedef int8_t vpb __attribute__((vector_size(WIDTH), aligned(1)));
-
-INLINE vp at(const float *p) { return *(const vp *)p; }
-INLINE vp spread(float x) { return x - (vp){0}; }
 
 /* ---------------------------------------------------------------- values */
 
@@ -91,7 +78,7 @@ INLINE vp value_at(int kind, const Groups *g, const Chunk *c, int i) {
 
 /* WIDTH scales or zeros, from number `i` of them on. */
 INLINE vp numbers_at(int kind, const char *from, int64_t i) {
-  if (kind == F32) return at((const float *)from + i);
+  if (kind == F32) return part_at((const float *)from + i);
   const uint16_t *halves = (const uint16_t *)from + i;
 #if defined(__AVX512F__)
   if (kind == HALF) return (vp)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)halves));
@@ -149,7 +136,7 @@ INLINE void run_of_floats(int mb, int n, const float *x, const float *w, const S
   for (int i = 0; i < n; i++, w += PANEL)
 #pragma GCC unroll 4
     for (int part = 0; part < PARTS; part++) {
-      const vp value = at(w + part * WIDTH);
+      const vp value = part_at(w + part * WIDTH);
 #pragma GCC unroll 16
       for (int j = 0; j < mb; j++) sums[j][part] += value * spread(x[j * KC + i]);
     }

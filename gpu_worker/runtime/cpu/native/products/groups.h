@@ -38,15 +38,13 @@ INLINE int64_t run_of(const Groups *g) { return g->size % 32 && g->size % 32 == 
 #define ROW4 (EIGHT * PANEL / 2)
 
 /* Outputs of a chunk. With AVX2 alone, a vector has 8 floats. */
-#if defined(__AVX2__) && !defined(__AVX512F__)
-#define WIDTH 8
+#if WIDTH == 8
 /* The place of the code of output o and input k among a chunk's nibbles, two a byte, the lower first. A look-up gives the
  * bytes of bfloat16: those of an even input and of the next one meet in a float's lane. */
 INLINE int64_t nibble_at(int64_t o, int64_t k) {
   return (o / 4 * 16 + k % 4 / 2 * 8 + o % 4 * 2 + k % 2) * 2 + k / 4;
 }
 #else
-#define WIDTH 16
 INLINE int64_t nibble_at(int64_t o, int64_t k) { return o * EIGHT + k; } /* an output's codes are a lane */
 #endif
 

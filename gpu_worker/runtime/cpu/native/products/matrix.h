@@ -3,6 +3,7 @@
 #include "../arithmetic/scratch.h"
 
 #define PANEL 32 /* outputs side by side: two vectors */
+#define PARTS (PANEL / WIDTH) /* registers that hold a number for each of them */
 #define PAIR (2 * PANEL)
 #define KC 256   /* terms of a sum that are added up in registers in one go; the row length of packed inputs */
 /* Input rows whose sums the registers hold. */

@@ -14,16 +14,20 @@
 #include "tiles.h"
 
 /* The weights of AT_ONCE inputs to the outputs of a panel. */
-INLINE void widen(int kind, const char *at, vf rows[2][2]) {
-#pragma GCC unroll 2
-  for (int half = 0; half < 2; half++) {
-    const char *p = at + half * LANES * AT_ONCE(kind) * size_of(kind);
-    if (kind == F32) rows[0][half] = load((const float *)p);
-    else if (kind == INT8) rows[0][half] = __builtin_convertvector(widen_bytes(p), vf);
+INLINE void widen(int kind, const char *at, vp rows[2][PARTS]) {
+#pragma GCC unroll 4
+  for (int part = 0; part < PARTS; part++) {
+    const char *p = at + part * WIDTH * AT_ONCE(kind) * size_of(kind);
+    if (kind == F32) rows[0][part] = part_at((const float *)p);
+#if WIDTH == LANES
+    else if (kind == INT8) rows[0][part] = __builtin_convertvector(widen_bytes(p), vf);
+#else
+    else if (kind == INT8) rows[0][part] = __builtin_convertvector(__builtin_convertvector(*(const vpb *)p, vpi), vp);
+#endif
     else {
-      const vu pairs = *(const vu *)p;
-      rows[0][half] = (vf)(pairs << 16);
-      rows[1][half] = (vf)(pairs & 0xFFFF0000u);
+      const vpu pairs = *(const vpu *)p;
+      rows[0][part] = (vp)(pairs << 16);
+      rows[1][part] = (vp)(pairs & 0xFFFF0000u);
     }
   }
 }
@@ -31,7 +35,7 @@ INLINE void widen(int kind, const char *at, vf rows[2][2]) {
 /* ---------------------------------------------------------------- products */
 
 /* w: the weights of inputs i .. i + AT_ONCE - 1 */
-INLINE void add_products(int kind, int mb, int64_t i, const void *x, const char *w, vf acc[MB][2]) {
+INLINE void add_products(int kind, int mb, int64_t i, const void *x, const char *w, vp acc[MB][PARTS]) {
 #ifdef BY_VECTORS
   if (HALF_INPUTS(kind)) {
     vu pairs[2];
@@ -45,25 +49,25 @@ INLINE void add_products(int kind, int mb, int64_t i, const void *x, const char 
     return;
   }
 #endif
-  vf rows[2][2];
+  vp rows[2][PARTS];
   widen(kind, w, rows);
+#pragma GCC unroll 2
   for (int odd = 0; odd < AT_ONCE(kind); odd++)
 #pragma GCC unroll 16
     for (int j = 0; j < mb; j++) {
-      const vf in = splat(((const float *)x)[j * KC + i + odd]);
-      acc[j][0] += rows[odd][0] * in;
-      acc[j][1] += rows[odd][1] * in;
+      const vp in = spread(((const float *)x)[j * KC + i + odd]);
+#pragma GCC unroll 4
+      for (int part = 0; part < PARTS; part++) acc[j][part] += rows[odd][part] * in;
     }
 }
 
 INLINE void tile(int kind, int mb, int kc, const void *x, const char *w, int64_t ldw, float *c, int64_t ldc, int add,
                  const NextWeights *ahead) {
-  vf acc[MB][2];
+  vp acc[MB][PARTS];
 #pragma GCC unroll 16
-  for (int j = 0; j < mb; j++) {
-    acc[j][0] = add ? load(c + j * ldc) : (vf){0};
-    acc[j][1] = add ? load(c + j * ldc + LANES) : (vf){0};
-  }
+  for (int j = 0; j < mb; j++)
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS; part++) acc[j][part] = add ? part_at(c + j * ldc + part * WIDTH) : (vp){0};
   const char *next = ahead ? ahead->at : NULL;
   const int64_t step = ahead ? ahead->step : 0;
   for (int64_t i = 0; i < kc; i += AT_ONCE(kind), w += ldw) {
@@ -75,10 +79,9 @@ INLINE void tile(int kind, int mb, int kc, const void *x, const char *w, int64_t
     add_products(kind, mb, i, x, w, acc);
   }
 #pragma GCC unroll 16
-  for (int j = 0; j < mb; j++) {
-    store(c + j * ldc, acc[j][0]);
-    store(c + j * ldc + LANES, acc[j][1]);
-  }
+  for (int j = 0; j < mb; j++)
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS; part++) *(vp *)(c + j * ldc + part * WIDTH) = acc[j][part];
 }
 
 #define TILE_CASE(kind, mb) case mb: tile(kind, mb, kc, x, w, ldw, c, ldc, add, AHEAD); break;
@@ -193,12 +196,12 @@ void multiply(int half, int m, int kc, const void *x, const void *w, float *c, i
 /* [kc][PANEL] floats */
 INLINE void widen_panel(int kind, int kc, const char *w, int64_t ldw, float *out) {
   for (int i = 0; i < kc; i += AT_ONCE(kind), w += ldw) {
-    vf rows[2][2];
+    vp rows[2][PARTS];
     widen(kind, w, rows);
-    for (int odd = 0; odd < AT_ONCE(kind); odd++) {
-      store(out + (i + odd) * PANEL, rows[odd][0]);
-      store(out + (i + odd) * PANEL + LANES, rows[odd][1]);
-    }
+#pragma GCC unroll 2
+    for (int odd = 0; odd < AT_ONCE(kind); odd++)
+#pragma GCC unroll 4
+      for (int part = 0; part < PARTS; part++) *(vp *)(out + (i + odd) * PANEL + part * WIDTH) = rows[odd][part];
   }
 }
 
