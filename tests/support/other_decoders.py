@@ -250,8 +250,8 @@ def other_layers(decoder: Decoder) -> Decoder:
 
 
 class Multiplied(Decoder):
-    def _fed_forward(self, i: int, x: Tensor, step: Forward) -> Tensor:
-        return 0.22 * Decoder._fed_forward(self, i, x, step)
+    def _fed_forward(self, i: int, x: Tensor, stream: Tensor, step: Forward) -> Tensor:
+        return 0.22 * Decoder._fed_forward(self, i, x, stream, step)
 
 
 class Scaled(Decoder):
