@@ -56,13 +56,16 @@ def _entry(raw: Any, data: int) -> Entry:
     """The header's entry for a tensor. `data`: the byte from which offsets count. Raises ValueError for an
     impossible entry."""
     shape, offsets = raw["shape"], raw["data_offsets"]
+    named = str(raw["dtype"])
+    if not (0 < len(named) <= 20 and named.isidentifier()):
+        raise ValueError(f"dtype must be the name of a type, got {_shown(raw['dtype'])}")
     if not _are_sizes(shape) or len(shape) > _MAX_DIMENSIONS:
         limit = f"at most {_MAX_DIMENSIONS} whole numbers from 0 to {_MAX_SIZE}"
         raise ValueError(f"shape must be {limit}, got {_shown(shape)}")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         limit = f"two whole numbers from 0 to {_MAX_SIZE} in order"
         raise ValueError(f"data_offsets must be {limit}, got {_shown(offsets)}")
-    entry = Entry(str(raw["dtype"]), tuple(shape), *(data + offset for offset in offsets))
+    entry = Entry(named, tuple(shape), *(data + offset for offset in offsets))
     dtype = STORED_DTYPES.get(entry.dtype)
     n_bytes = entry.end - entry.start
     if dtype is not None and math.prod(entry.shape) * dtype.itemsize != n_bytes:
@@ -77,6 +80,12 @@ def _are_sizes(values: object) -> bool:
 def _shown(value: object) -> str:
     shown = repr(value)
     return shown if len(shown) <= 100 else f"{shown[:100]}…"
+
+
+def _reason(error: Exception) -> str:
+    """In a line that does not repeat the file, as the `repr` of a UnicodeDecodeError would."""
+    said = " ".join(str(error).split())
+    return f"{type(error).__name__}: {said if len(said) <= 400 else said[:400] + '…'}"
 
 
 def _check_disjoint(entries: dict[str, Entry]) -> None:
@@ -123,7 +132,7 @@ class SafetensorsFile:
             at = ""
             _check_disjoint(entries)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-            raise ModelError(f"{self.path} has a damaged header: {at}{error!r}") from None
+            raise ModelError(f"{self.path} has a damaged header: {at}{_reason(error)}") from None
         except RecursionError:
             raise ModelError(f"{self.path} has a damaged header: it is nested too deep") from None
         end = max((entry.end for entry in entries.values()), default=0)
@@ -258,7 +267,7 @@ def _weight_files(folder: Path) -> list[Path]:
             weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
             return [_inside(folder, name) for name in sorted(set(weight_map.values()))]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{index} cannot be read: {error!r}") from None
+            raise ModelError(f"{index} cannot be read: {_reason(error)}") from None
         except RecursionError:
             raise ModelError(f"{index} cannot be read: it is nested too deep") from None
     other = sorted(path.name for path in folder.glob("*.bin"))
