@@ -1,7 +1,8 @@
 """The engine's errors.
 
 `InvalidRequest` is an error of the caller. It names the field, the limit and the value, and is never retried.
-`ModelError` is an error of the operator: the checkpoint cannot be served. `EngineError` is an internal error.
+`ModelError` is an error of the operator: the checkpoint cannot be served, or not on this machine (`MachineError`).
+`EngineError` is an internal error.
 `HandedBack` is not a failure: the request ends here unfinished, so that another worker continues it.
 """
 
@@ -57,6 +58,11 @@ class HandedBack(EngineError):  # noqa: N818
 
 class ModelError(ValueError):
     """A model folder or adapter that cannot be loaded: missing, truncated, or of an unknown kind."""
+
+
+class MachineError(ModelError):
+    """This machine cannot serve the model now: a device, memory, a kernel or the hub is missing. Checkpoint and
+    the settings may be right."""
 
 
 class AdapterError(ModelError):

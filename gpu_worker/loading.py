@@ -13,7 +13,7 @@ import numpy as np
 
 from petiole.gpu_worker import constraints
 from petiole.gpu_worker.config import EngineConfig
-from petiole.gpu_worker.errors import InvalidRequest, ModelError
+from petiole.gpu_worker.errors import InvalidRequest, MachineError, ModelError
 from petiole.gpu_worker.request import Constraint, SamplingParams
 from petiole.gpu_worker.request.images import IMAGE, ImageLimits, RequestImage, rotary_positions
 from petiole.gpu_worker.request.skills import Processor
@@ -74,7 +74,7 @@ def reload_text(
     from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 
     folder = resolve_model(model, config.revision)
-    if not (folder / "tokenizer.json").is_file():
+    if folder.is_dir() and not (folder / "tokenizer.json").is_file():
         return None
     tokenizer = load_tokenizer(folder)
     known, new = (one.backend.get_vocab(with_added_tokens=True) for one in (present, tokenizer))
@@ -103,13 +103,13 @@ def load_parts(
 
 @contextmanager
 def memory_that_suffices() -> Iterator[None]:
-    """A context in which exhausted memory raises ModelError."""
+    """A context in which exhausted memory raises MachineError."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY):
             found, _, _ = str(error).partition(". If reserved but")  # torch's advice does not help here
-            raise ModelError(
+            raise MachineError(
                 f"it does not fit into memory: {found.splitlines()[0] if found else 'out of memory'}; a smaller "
                 f"model, weight_quantization or fewer max_num_seqs and max_num_batched_tokens take less"
             ) from error

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.errors import MachineError
 from petiole.gpu_worker.runtime.device.cuda import CudaStream
 
 
@@ -21,7 +21,7 @@ class Capture(Protocol):
 
 
 def cuda_capture(stream: CudaStream) -> Capture:
-    """A `Capture` on CUDA. It raises ModelError, after which the process must exit: a failed capture leaves
+    """A `Capture` on CUDA. It raises MachineError, after which the process must exit: a failed capture leaves
     torch's allocator and generators in capture mode. Ending a failed capture raises too, which must not hide the
     cause."""
     pool = torch.cuda.graph_pool_handle()
@@ -43,7 +43,7 @@ def cuda_capture(stream: CudaStream) -> Capture:
                     raise
         except Exception as error:
             cause = (causes or [error])[0]
-            raise ModelError(
+            raise MachineError(
                 f"a step could not be captured as a CUDA graph ({type(cause).__name__}: {cause}); "
                 f"PETIOLE_CUDA_GRAPHS=off serves without graphs, more slowly"
             ) from cause

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.errors import MachineError
 from petiole.gpu_worker.runtime.device.cpu import CpuDevice
 from petiole.gpu_worker.runtime.device.interface import Device
 
 
 def open_device(kind: Literal["auto", "cpu", "cuda"]) -> Device:
-    """Open a device. "auto": CUDA if available, else the CPU. Raises ModelError if "cuda" is not available."""
+    """Open a device. "auto": CUDA if available, else the CPU. Raises MachineError if "cuda" is not available."""
     if kind == "cpu":
         return CpuDevice()
     import torch
@@ -21,5 +21,5 @@ def open_device(kind: Literal["auto", "cpu", "cuda"]) -> Device:
         return CudaDevice()
     if kind == "cuda":
         why = "sees no GPU" if torch.version.cuda else "was built without CUDA"
-        raise ModelError(f"the device must be cuda, but torch {torch.__version__} {why}")
+        raise MachineError(f"the device must be cuda, but torch {torch.__version__} {why}")
     return CpuDevice()

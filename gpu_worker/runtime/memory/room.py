@@ -7,7 +7,7 @@ from functools import partial
 
 from petiole.cache import WindowPages, most_pages
 from petiole.gpu_worker.config import EngineConfig
-from petiole.gpu_worker.errors import InvalidRequest, ModelError
+from petiole.gpu_worker.errors import InvalidRequest, MachineError
 from petiole.gpu_worker.models.adapters.lora import AdaptedModel
 from petiole.gpu_worker.models.plan import ModelPlan
 
@@ -66,9 +66,9 @@ def pages_in(engine: EngineConfig, model: ModelPlan, bytes_per_element: int, roo
 
 
 def require_pages(engine: EngineConfig, n_pages: int, each_bytes: int, free_bytes: int) -> int:
-    """The number of pages, if a sequence can run with them. Page 0 is reserved. Raises ModelError."""
+    """The number of pages, if a sequence can run with them. Page 0 is reserved. Raises MachineError."""
     if n_pages < 2:
-        raise ModelError(
+        raise MachineError(
             f"no memory for the KV cache: a page takes {each_bytes} bytes, and {max(free_bytes, 0)} are left "
             f"beside the weights, max_num_seqs {engine.max_num_seqs}, max_num_batched_tokens "
             f"{engine.max_num_batched_tokens} and lora_slots {engine.lora_slots}: lower these, or raise "

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.errors import MachineError
 from petiole.gpu_worker.models.parts.kernels import rms_norm
 from petiole.gpu_worker.models.parts.rotary import Rotation, rotated
 from petiole.gpu_worker.models.plan import Attention, ModelPlan
@@ -169,7 +169,7 @@ class FlashInferAttention:
 
         cache, kind = self.geometry.cache, Kind.of(self.geometry.plan.mixers[layer])
         if sinks is not None:
-            raise ModelError("attention on CUDA: must have no sinks")
+            raise MachineError("attention on CUDA: must have no sinks")
         if q.shape[1:] != (kind.heads, kind.head_dim):
             planned = f"{kind.heads} heads of {kind.head_dim}"
             raise ValueError(f"queries: must be of {planned}, as planned, got {list(q.shape[1:])}")

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a quantised checkpoint: it is read, or one line says what is wrong, before memory is taken.
+"""Whatever is wrong with a quantised checkpoint: it is read, or one line says what is wrong.
 
 Damage is drawn from a seed, which a failure prints: of bytes, of the header, of the configuration."""
 
@@ -49,7 +49,9 @@ def quantised(
                 tensors |= {at + suffix: tensor.contiguous() for suffix, tensor in packed.items()}
             save_file(tensors, str(folder / "model.safetensors"))
             raw = json.loads((folder / "config.json").read_text())
-            (folder / "config.json").write_text(json.dumps(raw | {"num_hidden_layers": 1, "quantization_config": config}))
+            (folder / "config.json").write_text(
+                json.dumps(raw | {"num_hidden_layers": 1, "quantization_config": config})
+            )
             made[kind] = folder
         return made[kind]
 
@@ -121,7 +123,9 @@ def of_header(draw: random.Random, folder: Path) -> str:
         [
             lambda: header.pop(name),
             lambda: header.update({draw.choice(sorted(header)): header.pop(name)}),
-            lambda: header.update({name.rpartition(".")[0] + draw.choice([".qzeros", ".weight"]): header.pop(name)}),
+            lambda: header.update(
+                {name.rpartition(".")[0] + draw.choice([".qzeros", ".weight"]): header.pop(name)}
+            ),
             lambda: entry.update(dtype=draw.choice(DTYPES)),
             lambda: entry.update(shape=shape[::-1]),
             lambda: entry.update(shape=[*shape, 1]),
