@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -445,6 +446,7 @@ class Engine:
         return {
             "model": self.limits.model,
             "device": self.limits.device,
+            **asdict(self.limits.computing),
             "healthy": int(self.healthy),
             "paused": int(self._loop.paused),
             "slots": self.config.max_num_seqs,

@@ -23,7 +23,7 @@ from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream, up
 from petiole.gpu_worker.runtime.device.opening import open_device
 from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
 from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
-from petiole.gpu_worker.runtime.interface import FEATURES, VALUES, ModelLimits
+from petiole.gpu_worker.runtime.interface import FEATURES, VALUES, Computing, ModelLimits
 from petiole.gpu_worker.runtime.memory.kv import KVCache, new_kv_cache
 from petiole.gpu_worker.runtime.memory.room import require_rows_and_adapters, window_pools
 from petiole.gpu_worker.runtime.platform import Platform, StepMemory
@@ -122,7 +122,7 @@ def platform_of(device: Device) -> Platform:
 
 
 def limits_of(
-    info: ModelInfo, decoder: Decoder, cache: KVCache, config: EngineConfig, device: Device
+    info: ModelInfo, decoder: Decoder, cache: KVCache, config: EngineConfig, device: Device, computing: Computing
 ) -> ModelLimits:
     """What the scheduler must know of a model and its memory."""
     return ModelLimits(
@@ -140,6 +140,7 @@ def limits_of(
         processor=decoder.processor,
         device=device.kind,
         batching=config.batching,
+        computing=computing,
     )
 
 

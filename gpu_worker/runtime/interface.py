@@ -190,6 +190,25 @@ class Transfer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Computing:
+    """How a model is stored and computed, for operators. weight_format: in memory, that of the most weights first.
+    kernels: "compiled" or "torch" on the CPU, else "flashinfer". instructions: of the kernels, such as "avx2" or
+    "sm_90"; "" if unknown. threads: of a CPU's step."""
+
+    weight_format: str = ""
+    weight_bytes: int = 0
+    kernels: str = ""
+    instructions: str = ""
+    threads: int = 0
+
+    def __str__(self) -> str:
+        instructions = f" ({self.instructions})" if self.instructions else ""
+        threads = f", {self.threads} threads" if self.threads else ""
+        size = f"{self.weight_bytes / 1e9:.2f} GB"
+        return f"weights {self.weight_format}, {size}; {self.kernels} kernels{instructions}{threads}"
+
+
+@dataclass(frozen=True, slots=True)
 class ModelLimits:
     """Properties of the model and its memory that the scheduler uses.
 
@@ -197,7 +216,7 @@ class ModelLimits:
     with a window, beside the pages of the others. `values`: the kinds of values that the
     model has, or None. `images`: the images that it takes, or None. `processor`: turns images into crops and skill
     calls into prompts, or None. `batching`: the meaning of settings of
-    0, on this device and with this memory."""
+    0, on this device and with this memory. `computing`: for operators alone."""
 
     model: str
     fingerprint: str
@@ -213,6 +232,7 @@ class ModelLimits:
     processor: Processor | None = None
     device: str = ""
     batching: Batching = field(default_factory=Batching)
+    computing: Computing = field(default_factory=Computing)
 
 
 Progress = Callable[[], None]

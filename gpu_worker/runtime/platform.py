@@ -29,7 +29,13 @@ from petiole.gpu_worker.runtime.step.verify import Accept
 
 
 class Executor(Protocol):
-    """Runs the model on one kind of device. Called in stream order."""
+    """Runs the model on one kind of device. Called in stream order. kernels, instructions: see `Computing`."""
+
+    @property
+    def kernels(self) -> str: ...
+
+    @property
+    def instructions(self) -> str: ...
 
     def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
         """Compute all positions and write their KV to the pool."""

@@ -14,8 +14,8 @@ import torch
 
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import ModelError
-from petiole.gpu_worker.models.checkpoint.configuration import end_token_ids
 from petiole.gpu_worker.models.checkpoint.finding import fingerprint, resolve_model, stored_dtype
+from petiole.gpu_worker.models.checkpoint.opening import end_token_ids
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.families.registry import find_model
 from petiole.gpu_worker.models.loading import LoadOptions, Model, load_model
@@ -56,6 +56,11 @@ class ModelReader:
     def __init__(self, config: EngineConfig, source: TensorSource | None, platform: Platform) -> None:
         self._config, self._source, self._platform = config, source, platform
         self._storage = Storage()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the model that is served."""
+        return self._storage.n_bytes
 
     def find(self, model: str) -> ModelInfo:
         """Read the model's configuration, downloading it if needed. Raises ModelError."""

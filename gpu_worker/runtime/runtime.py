@@ -15,11 +15,13 @@ from torch import Tensor
 
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import AdapterError, ModelError
+from petiole.gpu_worker.models.weights.described import formats_of
 from petiole.gpu_worker.models.weights.reading import TensorSource
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.runtime.building import build, limits_of, side_inputs
 from petiole.gpu_worker.runtime.device.interface import Device, upload
 from petiole.gpu_worker.runtime.interface import (
+    Computing,
     EncodeInput,
     Load,
     ModelLimits,
@@ -36,6 +38,8 @@ from petiole.gpu_worker.runtime.step.inputs import Parts, StepInputs, StepStates
 
 class _NoWeights:
     """The executor while weights are being replaced. If that fails, it stays, and every step raises ModelError."""
+
+    kernels = instructions = ""
 
     def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
         raise self._lost
@@ -78,7 +82,14 @@ class ModelRuntime:
         )
 
     def _new_limits(self) -> ModelLimits:
-        return limits_of(self._info, self._decoder, self._memory.cache, self.config, self._device)
+        computing = Computing(
+            weight_format=formats_of(self._decoder),
+            weight_bytes=self._reader.weight_bytes,
+            kernels=self._executor.kernels,
+            instructions=self._executor.instructions,
+            threads=torch.get_num_threads() if self._device.kind == "cpu" else 0,
+        )
+        return limits_of(self._info, self._decoder, self._memory.cache, self.config, self._device, computing)
 
     # -- steps
 

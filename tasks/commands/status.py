@@ -47,6 +47,20 @@ STATUS_COLUMNS = (
 )
 
 
+COMPUTING_COLUMNS = ("worker", "weights", "size", "kernels", "instructions", "threads")
+
+
+def _computing_row(worker: reports.WorkerReport) -> tuple[str, ...] | None:
+    """How a live worker computes its model; None if it does not say so."""
+    if worker.lost or not worker.weight_bytes:
+        return None
+    size = f"{worker.weight_bytes / 1e9:.2f} GB"
+    return (
+        *(worker.worker, worker.weight_format, size, worker.kernels, worker.instructions),
+        str(worker.threads or ""),
+    )
+
+
 def _status_now() -> str:
     """The table, or the error while Redis is unreachable."""
     try:
@@ -60,6 +74,8 @@ def _status(workers: list[reports.WorkerReport]) -> str:
     if workers:
         rows = [_status_row(worker, started.get(worker.worker)) for worker in workers]
         table = table_text(STATUS_COLUMNS, rows)
+        computing = [row for worker in workers if (row := _computing_row(worker)) is not None]
+        table += "\n\n" + table_text(COMPUTING_COLUMNS, computing) if computing else ""
     lines = [table, *_silent(workers, started), *_refused_writes()]
     if elsewhere := _elsewhere(workers):
         lines.append(markers.complaint(celery_app, elsewhere))

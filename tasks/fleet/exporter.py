@@ -38,6 +38,7 @@ _GAUGES = {
         "expert_imbalance",
         "Tokens of the busiest expert over those of the mean expert, on the average of layers; 0 without experts.",
     ),
+    "weight_bytes": ("weight_bytes", "Memory of the model's weights."),
     "memory_bytes": ("memory_bytes", "Memory of the worker's process."),
     "streams_behind_seconds": ("streams_behind_s", "Seconds for which Redis has not taken the worker's streams."),
 }
@@ -190,6 +191,12 @@ def _figures(workers: list[WorkerReport]) -> Iterator[Metric]:
         if worker.memory_left_bytes is not None:
             left.add_metric(_labels(worker), worker.memory_left_bytes)
     yield left
+    how = ("device", "weight_format", "kernels", "instructions", "threads")
+    what = "1; how the worker stores and computes its model."
+    computing = GaugeMetricFamily("petiole_computing", what, labels=(*_LABELS, *how))
+    for worker in workers:
+        computing.add_metric((*_labels(worker), *(str(getattr(worker, name)) for name in how)), 1)
+    yield computing
     pages = GaugeMetricFamily("petiole_kv_cache_pages", "Pages of the KV cache.", labels=(*_LABELS, "state"))
     windows = GaugeMetricFamily(
         "petiole_window_kv_cache_pages",

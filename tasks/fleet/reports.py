@@ -77,6 +77,11 @@ class WorkerReport(BaseModel):
     model: str = ""
     fingerprint: str = ""  # of the model's weights
     device: str = ""
+    weight_format: str = ""  # of the weights in memory, that of the most weights first
+    weight_bytes: int = 0
+    kernels: str = ""  # that compute the model: compiled, torch, flashinfer
+    instructions: str = ""  # of these kernels, such as avx2 or sm_90
+    threads: int = 0  # of a step on a CPU
     queues: list[str] = []  # it takes tasks from, or will after a pause
     result_marker: str = ""  # the id of a result that it has stored (`fleet.markers`); empty: none yet
     slots: int = 0

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.fleet.reports import workers
+from tests.e2e.test_named_faults import status
 from tests.support.site import Site, eventually
 
 ENGINE = {
@@ -168,6 +170,19 @@ def test_all_pages_are_free_or_cached_in_the_end(site: Site) -> None:
         )
 
     eventually(at_rest, "no page is held by a request")
+
+
+def test_an_operator_sees_how_the_model_is_computed(site: Site) -> None:
+    """In the log and in the reports, from which status and metrics are made."""
+    eventually(lambda: len(workers(site.redis)) == 2, "both report")
+    for worker in workers(site.redis):
+        assert worker.weight_format == "float32"
+        assert worker.weight_bytes > 2**20
+        assert worker.kernels in ("compiled", "torch")
+        assert worker.threads > 0
+        assert f"weights float32, {worker.weight_bytes / 1e9:.2f} GB; {worker.kernels} kernels" in status(site)
+    computed = [line for line in site.workers[0].output.splitlines() if "weights float32" in line]
+    assert len(computed) == 1
 
 
 def test_a_model_that_cannot_be_served_ends_the_worker_with_one_line(site: Site) -> None:

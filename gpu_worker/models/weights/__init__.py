@@ -1,6 +1,7 @@
 """How the weights of linear layers are stored, behind one interface. A new format is a class and a way to read it.
 
 reading     copies tensors from their source onto the device: whole, joined, as stored, or in eight bits
+described   formats of the weights in memory, for operators
 source      a checkpoint as the source of tensors and of quantised layers
 fused       experts that a checkpoint stores in one tensor, as a layer each
 stacked     layers of one size, one behind the other

@@ -59,6 +59,10 @@ class Storage:
     def layout(self) -> list[tuple[torch.Size, torch.dtype]]:
         return [(tensor.shape, tensor.dtype) for tensor in self._tensors]
 
+    @property
+    def n_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors)
+
     def rewind(self) -> None:
         self._used = 0
 

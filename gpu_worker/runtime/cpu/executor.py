@@ -17,6 +17,7 @@ from petiole.gpu_worker.models.parts.layered import LayeredVision
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import NO_NUMBER
 from petiole.gpu_worker.runtime.cpu.attention import PagedAttention
+from petiole.gpu_worker.runtime.cpu.native.build import instructions
 from petiole.gpu_worker.runtime.cpu.native.draw import draw
 from petiole.gpu_worker.runtime.cpu.native.encoder import native_encoder
 from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
@@ -53,6 +54,14 @@ class CpuExecutor:
         self._native = native_decoder(decoder, cache, bank, progress)
         self._seeing: LayeredVision | None = with_known_crops(decoder)
         self._encoder = None if self._seeing is None else native_encoder(self._seeing.vision, progress)
+
+    @property
+    def kernels(self) -> str:
+        return "torch" if self._native is None else "compiled"
+
+    @property
+    def instructions(self) -> str:
+        return torch.backends.cpu.get_cpu_capability().lower() if self._native is None else instructions()
 
     def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
         self._cache.update(inputs.pages)

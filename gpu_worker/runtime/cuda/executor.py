@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.config import Batching, EngineConfig
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.errors import MachineError
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder, Forward, ImageDecoder
 from petiole.gpu_worker.models.fast_paths import (
@@ -75,18 +75,18 @@ WORKING_PART = 0.25
 
 
 def require_flashinfer(model: ModelPlan) -> None:
-    """Raises ModelError if FlashInfer is missing or of another version than needed, or if its kernels would
+    """Raises MachineError if FlashInfer is missing or of another version than needed, or if its kernels would
     silently compute this model wrongly."""
     require_version()
     for mixer in model.mixers:
         if mixer.head_dim not in HEAD_SIZES:
             known = ", ".join(map(str, HEAD_SIZES))
-            raise ModelError(
+            raise MachineError(
                 f"head_dim: must be {known} on CUDA, got {mixer.head_dim}; device=cpu serves this model"
             )
     found = Support(None, tuple(unknown_value(mixer, ATTENTION) for mixer in model.mixers))
     if found.reason is not None:
-        raise ModelError(f"CUDA does not compute {found.reason} yet; device=cpu serves this model")
+        raise MachineError(f"CUDA does not compute {found.reason} yet; device=cpu serves this model")
 
 
 def working_bytes(engine: EngineConfig, model: ModelPlan, itemsize: int, encode_bytes: int = 0) -> int:
@@ -231,6 +231,17 @@ class CudaExecutor:
             self._encoder.capture(stream, capture)
         stream.enqueue(self._warm_up)
         stream.synchronize()
+
+    kernels = "flashinfer"
+
+    @property
+    def instructions(self) -> str:
+        """The architecture for which kernels are compiled."""
+        place = self._cache.device
+        if place.type != "cuda":
+            return ""
+        major, minor = torch.cuda.get_device_capability(place)
+        return f"sm_{major}{minor}"
 
     def _new_slot(self, shapes: dict[str, list[Shape]], workspace: Tensor, device: Device) -> _Slot:
         model = (self._decoder, self._geometry, self._pending, self._bank)

@@ -22,7 +22,7 @@ from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.worker import state
 from kombu.asynchronous import get_event_loop
 
-from petiole.gpu_worker.errors import InvalidRequest, ModelError
+from petiole.gpu_worker.errors import InvalidRequest, MachineError, ModelError
 from petiole.tasks import worker_side
 from petiole.tasks.app.application import app as petiole
 from petiole.tasks.requests.messages import is_limit
@@ -106,6 +106,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
         logger.warning("loading %s", self.settings.model)  # WARNING is Celery's default log level
         engine = self._load()
         logger.warning("serving %s after %.1f s", self.settings.model, time.monotonic() - begun)
+        if engine.limits.computing.weight_bytes:
+            logger.warning("%s", engine.limits.computing)
         if isinstance(self.limit, Undecided):
             self.limit = engine.config.max_num_seqs + LOOK_AHEAD
         engine.on_fatal = self.fail
@@ -146,7 +148,8 @@ class EnginePool(BasePool):  # type: ignore[misc]
             raise WorkerShutdown(EX_USAGE) from None
         except (ModelError, ImportError, OSError) as error:
             logger.critical("the model cannot be served: %s", " ".join(str(error).split()))
-            raise WorkerShutdown(EX_SOFTWARE) from None
+            files = isinstance(error, ModelError) and not isinstance(error, MachineError)
+            raise WorkerShutdown(EX_USAGE if files else EX_SOFTWARE) from None
 
     def _ask_servers(self) -> None:
         """Query the servers' limits, on a thread of its own: a server that hangs must not delay a shutdown."""

@@ -19,6 +19,7 @@ from petiole.tasks.worker.reports.marker import Marker
 logger = logging.getLogger(__name__)
 
 _SAME = {
+    *("weight_format", "weight_bytes", "kernels", "instructions", "threads"),
     *("model", "device", "slots", "running", "waiting", "preemptions"),
     *("steps", "evicted_pages", "zombie_outputs", "expert_imbalance"),
     *("encoded_images", "image_hits", "encode_s"),

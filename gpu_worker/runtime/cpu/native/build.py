@@ -76,6 +76,13 @@ def load_library() -> ctypes.CDLL | None:
     return None
 
 
+@cache
+def instructions() -> str:
+    """The best level of instructions that the kernels use on this processor; "" if it has none of the levels."""
+    levels = fitting(platform.machine(), _processor(), tiles=_may_use_tiles())
+    return next((level.name for level in levels), "")
+
+
 def _compiler() -> Sequence[str]:
     return shlex.split(os.environ.get("CC", "")) or [c for c in ("cc", "gcc", "clang") if shutil.which(c)][:1]
 

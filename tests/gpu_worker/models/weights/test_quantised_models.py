@@ -19,6 +19,7 @@ from bench.driver import Driver
 from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.checkpoint.finding import fingerprint
 from petiole.gpu_worker.models.weights.coded import CodedLinear
+from petiole.gpu_worker.models.weights.described import form_name
 from petiole.gpu_worker.models.weights.linear import DenseLinear, JoinedLinear
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
 from tests.support.quantised import FORMATS
@@ -79,12 +80,19 @@ def test_logits_are_those_of_the_dequantised_model(
     open_runtime: Any, quantise: Any, caplog: pytest.LogCaptureFixture, family: str, name: str
 ) -> None:
     with caplog.at_level(logging.INFO, "petiole"):
-        runtime = check(open_runtime, quantise(family, layers_in(name), FORMATS[name][1]))
+        found = quantise(family, layers_in(name), FORMATS[name][1])
+        runtime = check(open_runtime, found)
     assert "quantised layers: 21 in " in caplog.text
     layer = runtime._decoder.layers[0]
     linears = layer.mixer.qkv, layer.mixer.out, layer.feed_forward.gate_up, layer.feed_forward.down
     assert [type(linear) for linear in linears] == [CodedLinear] * 4
     assert type(runtime._decoder.head) is DenseLinear
+    assert runtime.limits.computing.weight_format.split(", ") == [
+        form_name(layer.mixer.qkv.weight.form),
+        "float32",
+    ]
+    weights = sum(file.stat().st_size for file in found.folder.glob("*.safetensors"))
+    assert 0.6 < runtime.limits.computing.weight_bytes / weights < 1.6
 
 
 @pytest.mark.parametrize("name", ["gptq 4 v1", "ct nvfp4", "fp8 blocks"])
