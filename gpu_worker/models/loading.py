@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.config import switch
+from petiole.gpu_worker.models.checkpoint.finding import open_checkpoint
 from petiole.gpu_worker.models.checkpoint.safetensors import Checkpoint
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.parts.attention import AttentionWeights
@@ -91,7 +92,7 @@ def load_model(folder: Path, model: Model, options: LoadOptions) -> Decoder:
 
     As in transformers, a head that differs from the embedding is used even if the configuration ties them.
     """
-    with Checkpoint(folder) as checkpoint, torch.no_grad():
+    with open_checkpoint(folder) as checkpoint, torch.no_grad():
         names = model.names
         if model.plan.tied_head and _has_head(checkpoint, names):
             model = replace(model, plan=replace(model.plan, tied_head=False))

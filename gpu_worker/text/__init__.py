@@ -2,6 +2,7 @@
 
 tokenizer    the tokenizer of a checkpoint
 loading      a tokenizer from a folder
+gguf         the tokenizer of a GGUF file
 chat         chat templates
 forms        which forms of a message a template reads
 control      control tokens that are written out in a message

@@ -1,4 +1,4 @@
-"""A tokenizer from a folder in Hugging Face format.
+"""A tokenizer from a folder in Hugging Face format, or from a GGUF file (`text.gguf`).
 
 tokenizer.json              the tokenizer itself; required
 tokenizer_config.json       special tokens by role, chat template, more added tokens
@@ -16,22 +16,27 @@ from typing import Any
 import tokenizers
 
 from petiole.gpu_worker.errors import ModelError
-from petiole.gpu_worker.models.checkpoint.configuration import end_token_ids, read_json
+from petiole.gpu_worker.models.checkpoint.configuration import read_json
+from petiole.gpu_worker.models.checkpoint.opening import end_token_ids, is_gguf
+from petiole.gpu_worker.text.gguf import tokenizer_of
 from petiole.gpu_worker.text.tokenizer import Tokenizer
 
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """The tokenizer in a folder. Raises ModelError, in one line, for a missing or broken file."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise ModelError(f"{folder}: no such model folder")
-    backend = _backend(folder / "tokenizer.json")
-    config, special_map = (
-        read_json(path) if path.is_file() else {}
-        for path in (folder / "tokenizer_config.json", folder / "special_tokens_map.json")
-    )
+    """The tokenizer in a folder or a GGUF file. Raises ModelError, in one line, for a missing or broken file."""
+    folder, special_map = Path(folder), dict[str, Any]()
+    if is_gguf(folder):
+        backend, config = tokenizer_of(folder)
+    else:
+        if not folder.is_dir():
+            raise ModelError(f"{folder}: no such model folder")
+        backend = _backend(folder / "tokenizer.json")
+        config, special_map = (
+            read_json(path) if path.is_file() else {}
+            for path in (folder / "tokenizer_config.json", folder / "special_tokens_map.json")
+        )
     roles = _special_tokens(config, special_map)
     _add_missing_tokens(backend, config, roles)
     eos = end_token_ids(folder)

@@ -54,6 +54,7 @@ An engine without a real model:
 Models and devices:
 
     families         every family that can be served, small and random
+    gguf             GGUF files, written by loops
     moondream        a narrow Moondream 2
     other_decoders   decoders that differ from the known one in one thing each
     tokenizers       small tokenizers of each kind

@@ -32,16 +32,17 @@ def read_json(path: Path) -> dict[str, Any]:
 def end_token_ids(folder: Path) -> frozenset[int]:
     """The EOS token ids. Merges the ids in both files, because each file may have ids that the other lacks. In
     config.json they may stand in the nested configuration of the text part."""
-    token_ids: set[int] = set()
+    found: set[int] = set()
     for path in (folder / "config.json", folder / "generation_config.json"):
         raw = read_json(path) if path.exists() else {}
         text = raw.get("text_config")
         for ids in (raw.get("eos_token_id"), text.get("eos_token_id") if isinstance(text, dict) else None):
-            token_ids.update(_token_ids(path, ids))
-    return frozenset(token_ids)
+            found.update(token_ids(path, ids))
+    return frozenset(found)
 
 
-def _token_ids(path: Path, ids: object) -> list[int]:
+def token_ids(path: Path, ids: object) -> list[int]:
+    """`eos_token_id` of a file. Raises ModelError for others than ids."""
     found: list[Any] = ids if isinstance(ids, list) else [] if ids is None else [ids]
     for token_id in found:
         known = isinstance(token_id, int) and not isinstance(token_id, bool)

@@ -1,5 +1,5 @@
-"""Finds a checkpoint, and identifies it. A model's name is a folder, a model that ships with the project
-("petiole-tiny", "petiole-tiny-vision") or a Hugging Face hub id.
+"""Finds a checkpoint, opens and identifies it. A model's name is a folder, a GGUF file, a model that ships with
+the project ("petiole-tiny", "petiole-tiny-vision") or a Hugging Face hub id.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.errors import MachineError, ModelError
 from petiole.gpu_worker.models.checkpoint import formats
-from petiole.gpu_worker.models.checkpoint.configuration import read_json
+from petiole.gpu_worker.models.checkpoint.gguf.tensors import GgufTensors
+from petiole.gpu_worker.models.checkpoint.opening import config_of, is_gguf
 from petiole.gpu_worker.models.checkpoint.safetensors import DTYPES, Checkpoint
 
 SHIPPED = ("petiole-tiny", "petiole-tiny-vision")
@@ -23,7 +24,7 @@ _VOLATILE_KEYS = frozenset({"transformers_version", "_name_or_path", "torch_dtyp
 
 
 def resolve_model(model: str, revision: str | None = None) -> Path:
-    """The local folder of a model. Downloads it from the hub if needed.
+    """The local folder of a model, or its GGUF file. Downloads it from the hub if needed.
 
     Respects HF_TOKEN, HF_HOME and HF_HUB_OFFLINE, like huggingface_hub.
     """
@@ -32,10 +33,9 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
     try:
         path = Path(model).expanduser()
         if path.is_dir():
-            formats.refuse(path)
-            return path
+            return formats.readable(path)
         if path.is_file():
-            formats.refuse_file(path)
+            return formats.readable_file(path)
     except (
         OSError,
         RuntimeError,
@@ -55,11 +55,10 @@ def _download(model: str, revision: str | None) -> Path:
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         where = f"{model}@{revision}" if revision else model
-        raise ModelError(
+        raise MachineError(
             f"model {where} is not a local folder, and the hub does not provide it: {reason}"
         ) from error
-    formats.refuse(Path(found))
-    return Path(found)
+    return formats.readable(Path(found))
 
 
 def _remove_unfinished_downloads() -> None:
@@ -75,14 +74,19 @@ def _remove_unfinished_downloads() -> None:
                 file.unlink()
 
 
+def open_checkpoint(model: Path) -> Checkpoint:
+    """The tensors of a folder or of a GGUF file. Raises ModelError."""
+    return Checkpoint(model, [GgufTensors(model)] if is_gguf(model) else ())
+
+
 def fingerprint(folder: Path) -> str:
     """A hash of a model's content: its configuration, and each tensor's name, dtype, shape and first bytes.
 
     A checkpoint has the same hash on any machine and with any sharding. Reads a few hundred bytes per tensor.
     """
-    raw = {k: v for k, v in read_json(folder / "config.json").items() if k not in _VOLATILE_KEYS}
+    raw = {k: v for k, v in config_of(folder).items() if k not in _VOLATILE_KEYS}
     digest = hashlib.sha256(json.dumps(raw, sort_keys=True).encode())
-    with Checkpoint(folder) as checkpoint:
+    with open_checkpoint(folder) as checkpoint:
         for name in checkpoint.names():
             entry = checkpoint.entry(name)
             digest.update(f"{name} {entry.dtype} {entry.shape}".encode())
@@ -93,6 +97,6 @@ def fingerprint(folder: Path) -> str:
 def stored_dtype(folder: Path) -> str:
     """The type of a checkpoint's weights, such as "bfloat16". As in transformers, it is the type of the first
     floating-point tensor; "" if there is none."""
-    with Checkpoint(folder) as checkpoint:
+    with open_checkpoint(folder) as checkpoint:
         stored = (entry.dtype for file in checkpoint.files for entry in file.entries.values())
         return next((str(DTYPES[name]).removeprefix("torch.") for name in stored if name in DTYPES), "")

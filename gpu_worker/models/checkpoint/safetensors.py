@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import mmap
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -96,15 +97,53 @@ def _check_disjoint(entries: dict[str, Entry]) -> None:
             raise ValueError(f"data_offsets of {name} and {other} overlap by {end - start} bytes")
 
 
-class SafetensorsFile:
+class TensorFile(ABC):
+    """A file with tensors, mapped into memory. entries: by name."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.entries: dict[str, Entry] = {}
+        self._map: mmap.mmap | bytearray = bytearray()
+
+    @abstractmethod
+    def tensor(self, name: str) -> Tensor:
+        """Plain weights, perhaps as a view of the mapped file. Do not store it."""
+
+    @abstractmethod
+    def stored(self, name: str) -> Tensor:
+        """A tensor as it is stored, quantised or not. Do not store it."""
+
+    @abstractmethod
+    def copy(self, name: str, into: Tensor) -> None:
+        """Plain weights, in the type of `into`. On the "meta" device only the type is checked."""
+
+    def sample(self, name: str, n_bytes: int = 256) -> bytes:
+        """The first bytes of a tensor, for a fingerprint."""
+        entry = self.entries[name]
+        return bytes(self._map[entry.start : min(entry.end, entry.start + n_bytes)])
+
+    def chunks(self, name: str, n_bytes: int = 2**24) -> Iterator[bytes]:
+        """The bytes of a tensor, in chunks."""
+        entry = self.entries[name]
+        for start in range(entry.start, entry.end, n_bytes):
+            yield bytes(self._map[start : min(start + n_bytes, entry.end)])
+            self.release(name)
+
+    def release(self, name: str) -> None:
+        if isinstance(self._map, mmap.mmap) and hasattr(self._map, "madvise"):
+            entry = self.entries[name]
+            start = entry.start // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, start, entry.end - start)
+
+
+class SafetensorsFile(TensorFile):
     """One file of a checkpoint. Opening it checks that every tensor lies inside the file.
 
     `mapped` False: read it into memory instead. Truncating a mapped file while it is read kills the process.
     """
 
     def __init__(self, path: Path, *, mapped: bool = True) -> None:
-        self.path = path
-        self._map: mmap.mmap | bytearray
+        super().__init__(path)
         try:
             with path.open("rb") as file:
                 self._map = (
@@ -141,11 +180,13 @@ class SafetensorsFile:
         return entries
 
     def tensor(self, name: str) -> Tensor:
-        """A view of the mapped file, of plain weights. Do not store it."""
-        return self.stored(name, DTYPES)
+        return self._view(name, DTYPES)
 
-    def stored(self, name: str, types: Mapping[str, torch.dtype] = STORED_DTYPES) -> Tensor:
-        """A view of the mapped file. Do not store it. types: those that the caller can read."""
+    def stored(self, name: str) -> Tensor:
+        return self._view(name, STORED_DTYPES)
+
+    def _view(self, name: str, types: Mapping[str, torch.dtype]) -> Tensor:
+        """types: those that the caller can read."""
         entry = self.entries[name]
         if entry.dtype not in types:
             known = ", ".join(types)
@@ -159,31 +200,18 @@ class SafetensorsFile:
         flat = torch.frombuffer(self._map, dtype=dtype, count=count, offset=entry.start)
         return flat.view(entry.shape)
 
-    def sample(self, name: str, n_bytes: int = 256) -> bytes:
-        """The first bytes of a tensor, for a fingerprint."""
-        entry = self.entries[name]
-        return bytes(self._map[entry.start : min(entry.end, entry.start + n_bytes)])
-
-    def chunks(self, name: str, n_bytes: int = 2**24) -> Iterator[bytes]:
-        """The bytes of a tensor, in chunks."""
-        entry = self.entries[name]
-        for start in range(entry.start, entry.end, n_bytes):
-            yield bytes(self._map[start : min(start + n_bytes, entry.end)])
-            self.release(name)
-
-    def release(self, name: str) -> None:
-        if isinstance(self._map, mmap.mmap) and hasattr(self._map, "madvise"):
-            entry = self.entries[name]
-            start = entry.start // mmap.PAGESIZE * mmap.PAGESIZE
-            self._map.madvise(mmap.MADV_DONTNEED, start, entry.end - start)
+    def copy(self, name: str, into: Tensor) -> None:
+        tensor = self.tensor(name)
+        if into.device.type != "meta":
+            into.copy_(tensor)
 
 
 class Checkpoint:
-    """All tensors of a model folder, in one file or in the shards of its index."""
+    """All tensors of a model folder, in one file or in the shards of its index. files: in place of these."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, files: Sequence[TensorFile] = ()) -> None:
         self.folder = folder
-        self.files = [SafetensorsFile(path) for path in _weight_files(folder)]
+        self.files = list(files) or [SafetensorsFile(path) for path in _weight_files(folder)]
         self._file_of = {name: file for file in self.files for name in file.entries}
 
     def __enter__(self) -> Checkpoint:
@@ -214,7 +242,7 @@ class Checkpoint:
         """Copy a tensor to `into`, converting its dtype. Returns its number of bytes in the file. On the
         "meta" device it only checks shape and dtype."""
         file, entry = self._owner(name), self.entry(name)
-        if not put(f"{file.path}: tensor {name}", file.tensor(name), into, shape=entry.shape):
+        if not filled(f"{file.path}: tensor {name}", lambda: file.copy(name, into), into, shape=entry.shape):
             return 0
         file.release(name)
         return entry.end - entry.start
@@ -237,7 +265,7 @@ class Checkpoint:
         pieces = zip(self._owner(name).chunks(name), self._owner(other).chunks(other), strict=True)
         return all(left == right for left, right in pieces)
 
-    def _owner(self, name: str) -> SafetensorsFile:
+    def _owner(self, name: str) -> TensorFile:
         try:
             return self._file_of[name]
         except KeyError:
@@ -245,13 +273,18 @@ class Checkpoint:
 
 
 def put(what: str, tensor: Tensor, into: Tensor, shape: tuple[int, ...]) -> bool:
-    """Copy a tensor of finite numbers; False on the "meta" device, where this only checks the shape. what: for
-    messages."""
+    """`filled` with this tensor."""
+    return filled(what, lambda: into.copy_(tensor), into, shape)
+
+
+def filled(what: str, fill: Callable[[], object], into: Tensor, shape: tuple[int, ...]) -> bool:
+    """Fill a tensor with finite numbers; False on the "meta" device, where this only checks the shape, and whatever
+    `fill` checks. what: for messages."""
     if shape != tuple(into.shape):
         raise ModelError(f"{what} must have shape {list(into.shape)}, got {list(shape)}")
+    fill()
     if into.device.type == "meta":
         return False
-    into.copy_(tensor)
     extremes = torch.stack(torch.aminmax(into)).tolist() if into.numel() else []  # reads once, copies nothing
     if not all(map(math.isfinite, extremes)):
         raise ModelError(f"{what} must have finite numbers in {into.dtype}, got inf or NaN")

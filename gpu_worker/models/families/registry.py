@@ -8,7 +8,8 @@ from pathlib import Path
 
 from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models import families
-from petiole.gpu_worker.models.checkpoint.configuration import JsonObject, architecture_of, read_json
+from petiole.gpu_worker.models.checkpoint.configuration import JsonObject, architecture_of
+from petiole.gpu_worker.models.checkpoint.opening import config_of
 from petiole.gpu_worker.models.families.family import Family
 from petiole.gpu_worker.models.loading import Model
 
@@ -22,8 +23,8 @@ ARCHITECTURES: dict[str, Family] = {
 
 
 def find_model(folder: Path) -> Model:
-    """The model of a folder, from its config.json. Raises ModelError if its architecture is unknown."""
-    return model_of(read_json(folder / "config.json"), f"{folder}: ")
+    """The model of a folder or of a GGUF file. Raises ModelError if its architecture is unknown."""
+    return model_of(config_of(folder), f"{folder}: ")
 
 
 def model_of(raw: JsonObject, where: str = "") -> Model:

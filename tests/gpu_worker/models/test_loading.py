@@ -93,7 +93,8 @@ def test_formats_of_weights_that_are_not_read_are_refused_by_name(open_runtime, 
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        ("model-q4.gguf", b"GGUF", "has GGUF weights (model-q4.gguf), llama.cpp's format: PETIOLE_MODEL must be"),
+        ("model-q4.gguf", b"GGUF", "model-q4.gguf is truncated: 4 bytes end within its header"),
+        ("model-q4.gguf", b"GGML", "model-q4.gguf is not a GGUF file"),
         ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid", "is a Git-LFS pointer"),
         ("tokenizer.json", b"version https://git-lfs.github.com/spec/v1\noid", "run `git lfs pull` in"),
     ],
@@ -107,8 +108,8 @@ def test_a_format_that_is_not_read_is_named(open_runtime, tmp_path, file, conten
 
 
 def test_a_file_is_no_folder(open_runtime, tmp_path):
-    (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    assert "m.gguf is a GGUF file, llama.cpp's format" in refused(open_runtime, tmp_path / "m.gguf")
+    (tmp_path / "m.bin").write_bytes(b"GGUF")
+    assert "m.bin is a file: PETIOLE_MODEL must be a folder" in refused(open_runtime, tmp_path / "m.bin")
 
 
 def test_an_unknown_rope_type(open_runtime, folder):

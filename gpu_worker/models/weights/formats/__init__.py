@@ -7,6 +7,7 @@ compressed_tensors  formats of llm-compressor: packed integers, int8, NVFP4, MXF
 fp8       eight-bit floats, of whoever wrote them
 gptq      GPTQ
 awq       AWQ
+gguf      blocks of GGUF files
 modelopt  NVFP4 as ModelOpt writes it
 beside    the tensors beside a name, and checks of them
 reader    what a format is

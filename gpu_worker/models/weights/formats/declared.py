@@ -19,6 +19,7 @@ METHODS: dict[str, frozenset[str]] = {
     "mxfp4": frozenset({"mxfp4"}),
     "gptq": frozenset({"gptq"}),
     "awq": frozenset({"awq"}),
+    "gguf": frozenset({"gguf"}),
     "auto-round": frozenset({"gptq", "awq"}),
 }
 """For each `quant_method` the kinds of formats (`reader.Format`) that its checkpoints may have. "": none named."""

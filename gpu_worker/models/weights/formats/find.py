@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.checkpoint.safetensors import DTYPES
-from petiole.gpu_worker.models.weights.formats import awq, compressed_tensors, fp8, gptq, modelopt
+from petiole.gpu_worker.models.weights.formats import awq, compressed_tensors, fp8, gguf, gptq, modelopt
 from petiole.gpu_worker.models.weights.formats.beside import SUFFIXES, Beside
 from petiole.gpu_worker.models.weights.formats.reader import Format
 
@@ -51,7 +51,7 @@ def _of_weight(beside: Beside, others: list[str]) -> Format | None:
         if others:
             raise beside.wrong(".weight", f"be quantised, to have {beside.at}{others[0]} beside it", dtype)
         return None
-    known = {"F8_E4M3": fp8.FP8, "I8": compressed_tensors.INTEGERS, "U8": modelopt.NVFP4}
+    known = {"F8_E4M3": fp8.FP8, "I8": compressed_tensors.INTEGERS, "U8": modelopt.NVFP4, **gguf.FORMATS}
     if dtype not in known:
         raise beside.wrong(".weight", f"be of type {', '.join([*DTYPES, *known])}", dtype)
     return known[dtype]

@@ -1,0 +1,160 @@
+"""The beginning of a GGUF file: metadata, and a table of its tensors. All numbers are little-endian.
+
+magic, version (uint32), number of tensors, number of entries (uint64)
+entry    key, type (uint32), value; an array is its type, its length and its values
+tensor   name, number of dimensions (uint32), sizes (the innermost first), type (uint32), offset (uint64)
+
+The data follow at a multiple of `general.alignment`."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.checkpoint.configuration import shown
+from petiole.gpu_worker.models.checkpoint.gguf.types import NAMES, TYPES
+
+MAGIC = b"GGUF"
+
+_VERSIONS = (2, 3)
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_MOST_ENTRIES, _MOST_TENSORS, _MOST_VALUES, _MOST_BYTES = 10_000, 100_000, 2**24, 2**24
+_MAX_DIMENSIONS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor of the file. kind: the name of its type. shape: the outermost size first. start, end: its bytes."""
+
+    kind: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, Stored]
+
+
+def read_header(path: Path) -> Header:
+    """Raises ModelError, in one line, for a file that is damaged, or that has tensors of unknown types."""
+    try:
+        found = path.stat()
+        return _read(path, (found.st_ino, found.st_mtime_ns, found.st_size))
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error}") from None
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, content: tuple[int, ...]) -> Header:
+    """content: tells the file from another one of this name."""
+    with path.open("rb") as file:
+        if file.read(4) != MAGIC:
+            raise ModelError(f"{path} is not a GGUF file")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            try:
+                return _Reader(path, data).header()
+            except (ValueError, struct.error, OverflowError) as error:
+                if isinstance(error, ModelError):
+                    raise
+                raise ModelError(f"{path} has a damaged header: {error}") from None
+
+
+class _Reader:
+    """Reads from the front to the back."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self._path, self._data, self._at = path, data, len(MAGIC)
+
+    def header(self) -> Header:
+        version = self._number("I")
+        if version not in _VERSIONS:
+            known = " or ".join(map(str, _VERSIONS))
+            raise ModelError(f"{self._path}: GGUF's version must be {known}, got {version}")
+        n_tensors = self._count("tensors", _MOST_TENSORS)
+        metadata: dict[str, Any] = {}
+        for _ in range(self._count("entries", _MOST_ENTRIES)):
+            key = self._text()
+            if key in metadata:
+                raise ValueError(f"two entries {shown(key)}")
+            metadata[key] = self._value(self._number("I"))
+        raw = [self._tensor() for _ in range(n_tensors)]
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or not 0 < alignment <= 2**20:
+            raise ValueError(f"general.alignment must be from 1 to {2**20}, got {shown(alignment)}")
+        begin = -(-self._at // alignment) * alignment
+        tensors: dict[str, Stored] = {}
+        for name, kind, shape, offset in raw:
+            if name in tensors:
+                raise ValueError(f"two tensors {shown(name)}")
+            tensors[name] = self._stored(name, kind, shape, begin + offset)
+        return Header(self._path, metadata, tensors)
+
+    def _stored(self, name: str, number: int, shape: tuple[int, ...], start: int) -> Stored:
+        kind = NAMES.get(number, str(number))
+        if kind not in TYPES:
+            raise ModelError(
+                f"{self._path}: tensor {shown(name)} must be of type {', '.join(TYPES)}, got {kind};"
+                f" take the file in Q4_0, Q4_K_M, Q6_K or Q8_0, or the checkpoint in safetensors"
+            )
+        block = TYPES[kind]
+        if shape[-1] % block.values:
+            raise ValueError(f"tensor {shown(name)}: {shape[-1]} inputs in blocks of {block.values}")
+        end = start + math.prod(shape) // block.values * block.n_bytes
+        if end > len(self._data):
+            raise ModelError(f"{self._path} is truncated: {len(self._data)} bytes, its header promises {end}")
+        return Stored(kind, shape, start, end)
+
+    def _tensor(self) -> tuple[str, int, tuple[int, ...], int]:
+        name, dimensions = self._text(), self._number("I")
+        if not 1 <= dimensions <= _MAX_DIMENSIONS:
+            raise ValueError(f"tensor {shown(name)}: {dimensions} dimensions")
+        shape = tuple(self._number("Q") for _ in range(dimensions))[::-1]
+        if not all(1 <= size <= 2**40 for size in shape):
+            raise ValueError(f"tensor {shown(name)}: sizes {shown(list(shape))}")
+        return name, self._number("I"), shape, self._number("Q")
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._text()
+        if kind in _SCALARS:
+            return self._number(_SCALARS[kind])
+        if kind != _ARRAY:
+            raise ValueError(f"values of type {kind}")
+        inner, n = self._number("I"), self._count("values", _MOST_VALUES)
+        if inner == _STRING:
+            return [self._text() for _ in range(n)]
+        if inner not in _SCALARS:
+            raise ValueError(f"arrays of type {inner}")
+        code = _SCALARS[inner]
+        return list(struct.unpack(f"<{n}{code}", self._bytes(n * struct.calcsize(code))))
+
+    def _text(self) -> str:
+        return self._bytes(self._count("bytes of text", _MOST_BYTES)).decode()
+
+    def _count(self, what: str, most: int) -> int:
+        n: int = self._number("Q")
+        if n > most:
+            raise ValueError(f"must have at most {most} {what}, got {n}")
+        return n
+
+    def _number(self, code: str) -> Any:
+        (found,) = struct.unpack(f"<{code}", self._bytes(struct.calcsize(code)))
+        return found
+
+    def _bytes(self, n: int) -> bytes:
+        start, self._at = self._at, self._at + n
+        if self._at > len(self._data):
+            raise ModelError(f"{self._path} is truncated: {len(self._data)} bytes end within its header")
+        return self._data[start : self._at]
