@@ -180,9 +180,10 @@ def test_an_operator_sees_how_the_model_is_computed(site: Site) -> None:
         assert worker.weight_bytes > 2**20
         assert worker.kernels in ("compiled", "torch")
         assert worker.threads > 0
-        assert f"weights float32, {worker.weight_bytes / 1e9:.2f} GB; {worker.kernels} kernels" in status(site)
-    computed = [line for line in site.workers[0].output.splitlines() if "weights float32" in line]
-    assert len(computed) == 1
+        size = f"{worker.weight_bytes / 1e9:.2f} GB"
+        row = next(line for line in status(site).splitlines() if "float32" in line and worker.worker in line)
+        assert row.split()[1:5] == ["float32", *size.split(), worker.kernels]
+        assert f"weights float32, {size}; {worker.kernels} kernels" in site.workers[0].output
 
 
 def test_a_model_that_cannot_be_served_ends_the_worker_with_one_line(site: Site) -> None:
