@@ -87,6 +87,29 @@ class Form:
         )
 
 
+def common_form(forms: Sequence[Form]) -> Form | None:
+    """A form that holds weights of all these forms exactly: their own if they are alike, else eight bits for
+    integers. None: there is none. The number of outputs is that of the first."""
+    first = forms[0]
+    if all(form.of(0) == first.of(0) for form in forms):
+        return first
+    group = min(form.group for form in forms)
+    integers = all(form.table in (SIGNED, UNSIGNED) or form.codes == torch.int8 for form in forms)
+    aligned = all(form.group == form.inputs or form.group % group == 0 for form in forms)
+    if not integers or not aligned:
+        return None
+    same = len({form.scales for form in forms}) == 1
+    return Form(
+        outputs=first.outputs,
+        inputs=first.inputs,
+        group=group,
+        codes=torch.int8,
+        scales=first.scales if same else torch.float32,
+        zeros=torch.float32 if any(form.zeros is not None for form in forms) else None,
+        multiplier=any(form.multiplier for form in forms),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Coded:
     """codes: [outputs, code_bytes]; scales, zeros: [outputs, groups]; multiplier: float32 [outputs]."""
@@ -127,14 +150,33 @@ class Coded:
         _put(self.zeros, zeros)
         _put(self.multiplier, multiplier)
 
+    def put_into(self, other: Coded) -> None:
+        """Fill memory of a `common_form` with this weight."""
+        form, groups = self.form, other.form.groups
+
+        def finer(of_groups: Tensor) -> Tensor:
+            return of_groups.float().repeat_interleave(-(-form.group // other.form.group), 1)[:, :groups]
+
+        zeros = torch.zeros_like(self.scales[:1, :1], dtype=torch.float32) if self.zeros is None else self.zeros
+        ones = torch.ones_like(self.scales[:, 0], dtype=torch.float32)
+        other.put(
+            self._numbers().to(torch.int8),
+            finer(self.scales),
+            None if other.zeros is None else finer(zeros.expand(self.scales.shape)),
+            None if other.multiplier is None else ones if self.multiplier is None else self.multiplier,
+        )
+
+    def _numbers(self) -> Tensor:
+        """What the codes stand for, float32 [outputs, inputs]."""
+        form = self.form
+        if not form.table:
+            return self.codes.float()
+        pairs = _pairs(form.table, self.codes.device)
+        return F.embedding(self.codes.int(), pairs).flatten(1)[:, : form.inputs]
+
     def values(self) -> Tensor:
         """The weight in float32 [outputs, inputs], exactly where float32 can hold the products."""
-        form = self.form
-        if form.table:
-            pairs = _pairs(form.table, self.codes.device)
-            value = F.embedding(self.codes.int(), pairs).flatten(1)[:, : form.inputs]
-        else:
-            value = self.codes.float()
+        value = self._numbers()
         if self.zeros is not None:
             value = value - self._spread(self.zeros)
         value = value * self._spread(self.scales)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.host_memory import new_tensor
-from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear
+from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear, Form, common_form
 from petiole.gpu_worker.models.weights.linear import (
     DenseLinear,
     Fp8Linear,
@@ -24,7 +24,7 @@ from petiole.gpu_worker.models.weights.linear import (
     quantize_int8,
 )
 from petiole.gpu_worker.models.weights.quantising import int4_form, quantise_int4
-from petiole.gpu_worker.models.weights.source import QuantisedLayer, alike
+from petiole.gpu_worker.models.weights.source import QuantisedLayer
 
 _HEAD_ROWS = 8192  # of a head that is quantised, as many at a time are floats
 
@@ -163,30 +163,37 @@ def _as_stored(
     to: Destination,
     bias: Tensor | None,
 ) -> Linear:
-    """Layers of which some are quantised: one weight if all have one form, else one linear layer each."""
+    """Layers of which some are quantised: one weight if one form holds all, else one linear layer each."""
     if to.quantization != "none":
         raise ModelError(
             f"weight_quantization: must be none for a checkpoint that is quantised ({names[0]}),"
             f" got {to.quantization}"
         )
     there = [layer for layer in stored if layer is not None]
-    if len(there) == len(names) and alike(there):
-        return CodedLinear(_coded(there, to), bias)
+    form = common_form([layer.form for layer in there])
+    if len(there) == len(names) and form is not None:
+        return CodedLinear(_coded(there, form, to), bias)
     parts = [
         DenseLinear(_joined(source, [name + ".weight"], [size], (inputs,), to))
         if layer is None
-        else CodedLinear(_coded([layer], to))
+        else CodedLinear(_coded([layer], layer.form, to))
         for name, size, layer in zip(names, sizes, stored, strict=True)
     ]
     return JoinedLinear(tuple(parts), bias)
 
 
-def _coded(layers: Sequence[QuantisedLayer], to: Destination) -> Coded:
+def _coded(layers: Sequence[QuantisedLayer], form: Form, to: Destination) -> Coded:
+    """form: one that holds all layers."""
     sizes = [layer.form.outputs for layer in layers]
-    whole = layers[0].form.of(sum(sizes)).empty(to.empty)
+    whole = form.of(sum(sizes)).empty(to.empty)
     if to.device.type != "meta":
         for layer, part in zip(layers, whole.split(sizes), strict=True):
-            to.advance(layer.read(part))
+            if layer.form.of(0) == form.of(0):
+                to.advance(layer.read(part))
+                continue
+            own = layer.form.empty(lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype, device=to.device))
+            to.advance(layer.read(own))
+            own.put_into(part)
     return whole
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -69,8 +68,3 @@ class CheckpointWeights:
             counts = Counter(found.name for found in self._found.values())
             formats = ", ".join(f"{n} in {name}" for name, n in sorted(counts.items()))
             logger.info("quantised layers: %s", formats)
-
-
-def alike(layers: Sequence[QuantisedLayer]) -> bool:
-    """Whether one weight can hold all of them."""
-    return all(layer.form.of(0) == layers[0].form.of(0) for layer in layers)

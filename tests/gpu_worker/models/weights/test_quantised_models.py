@@ -119,6 +119,25 @@ def test_layers_of_several_formats(open_runtime: Any, quantise: Any) -> None:
     assert type(last.mixer.qkv) is DenseLinear
 
 
+def test_integers_of_several_forms_are_one_product(open_runtime: Any, quantise: Any) -> None:
+    """Of four and eight bits, with groups and without, with zeros and without, in eight bits."""
+    formats = {
+        "q_proj": "ct w4 groups",
+        "k_proj": "ct w4 channels, zeros",
+        "v_proj": "ct int8",
+        "up_proj": "ct w8 groups, zeros",
+    }
+
+    def choose(name: str) -> str | None:
+        return None if name.startswith("lm_head") else formats.get(name.rpartition(".")[2], "ct w4 groups, zeros")
+
+    runtime = check(open_runtime, quantise("llama2", choose, {"quant_method": "compressed-tensors"}))
+    first = runtime._decoder.layers[0]
+    for linear in (first.mixer.qkv, first.feed_forward.gate_up):
+        assert type(linear) is CodedLinear
+        assert linear.weight.form.bits == 8
+
+
 def test_products_of_several_layers_keep_the_scale_of_each(open_runtime: Any, quantise: Any) -> None:
     runtime = check(open_runtime, quantise("llama2", layers_in("ct nvfp4"), FORMATS["ct nvfp4"][1]))
     multiplier = runtime._decoder.layers[0].mixer.qkv.weight.multiplier
