@@ -162,7 +162,7 @@ def test_metadata_that_are_not_read_are_refused(
 def test_tensors_that_are_not_read_are_refused(open_runtime: Any, tmp_path: Path) -> None:
     path, metadata, tensors = small(tmp_path)
     for more, why in (
-        ({"blk.0.attn_q.weight": ("Q5_K", (64, 64), b"")}, "must be of type F32, .* got Q5_K; take a file in"),
+        ({"blk.0.attn_q.weight": ("Q5_K", (64, 64), b"")}, "must be of type F32, .* got Q5_K; take the file in"),
         (
             {"blk.0.ssm.weight": ("F32", (1,), bytes(4))},
             "tensor 'blk.0.ssm.weight' is not one of a Qwen2ForCausalLM",
