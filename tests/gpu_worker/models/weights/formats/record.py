@@ -3,9 +3,10 @@ quantization_config in its metadata, and the weight as the library itself dequan
 
     python tests/gpu_worker/models/weights/formats/record.py compressed-tensors awq fp8
     python tests/gpu_worker/models/weights/formats/record.py gptq
+    python tests/gpu_worker/models/weights/formats/record.py gguf
 
 The libraries are none of the project's: this ran with torch 2.13 (CPU), transformers 5.24, compressed-tensors
-0.20, autoawq 0.2.9 and gptqmodel 7.7. The file imports nothing of the project."""
+0.20, autoawq 0.2.9, gptqmodel 7.7 and gguf 0.19. The file imports nothing of the project."""
 
 from __future__ import annotations
 
@@ -202,7 +203,25 @@ def gptq() -> None:
         save(f"gptq-{bits}-{'sym' if symmetric else 'asym'}-v{version}", tensors, config, expected)
 
 
+def gguf() -> None:
+    """Blocks of any bits, with finite scales; and what the library makes of them."""
+    import numpy as np
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+
+    draw, tensors = np.random.default_rng(7), {}
+    for kind, factors in (("Q4_0", [0]), ("Q8_0", [0]), ("Q4_K", [0, 2]), ("Q6_K", [208])):
+        number = GGMLQuantizationType[kind]
+        size = GGML_QUANT_SIZES[number][1]
+        blocks = draw.integers(0, 256, (8, 2, size), dtype=np.uint8)
+        for at in factors:
+            blocks[..., at : at + 2] = draw.normal(0, 0.01, (8, 2, 1)).astype(np.float16).view(np.uint8)
+        rows = blocks.reshape(8, 2 * size)
+        tensors[f"{kind}.blocks"] = torch.from_numpy(rows)
+        tensors[f"{kind}.values"] = torch.from_numpy(quants.dequantize(rows, number))
+    save_file(tensors, str(FOLDER / "gguf.blocks"))
+
+
 if __name__ == "__main__":
-    parts = {"compressed-tensors": all_compressed_tensors, "awq": awq, "fp8": fp8, "gptq": gptq}
+    parts = {"gguf": gguf, "compressed-tensors": all_compressed_tensors, "awq": awq, "fp8": fp8, "gptq": gptq}
     for part in sys.argv[1:]:
         parts[part]()
