@@ -278,7 +278,7 @@ def put(what: str, tensor: Tensor, into: Tensor, shape: tuple[int, ...]) -> bool
 
 
 def filled(what: str, fill: Callable[[], object], into: Tensor, shape: tuple[int, ...]) -> bool:
-    """Fill a tensor with finite numbers; False on the "meta" device, where this only checks the shape, and whatever
+    """Fill a tensor with finite numbers; False on the "meta" device, where this only checks the shape, and what
     `fill` checks. what: for messages."""
     if shape != tuple(into.shape):
         raise ModelError(f"{what} must have shape {list(into.shape)}, got {list(shape)}")
