@@ -181,8 +181,13 @@ class ModelRuntime:
     # -- the rest of the protocol
 
     def expert_tokens(self) -> Sequence[Sequence[int]]:
-        layers = self._decoder.layers
-        return [layer.experts.taken.tolist() for layer in layers if layer.experts is not None]
+        found = []
+        for n, layer in enumerate(self._decoder.plan.layers):
+            if layer.experts is not None:
+                experts = self._decoder.layers[n].experts
+                assert experts is not None
+                found.append(experts.taken.tolist())
+        return found
 
     def adapter_key(self, adapter: str) -> str:
         """The adapter's content key. Also reads it into memory for `load_adapter`. Raises AdapterError."""
