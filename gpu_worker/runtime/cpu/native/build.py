@@ -45,7 +45,7 @@ _AHEAD = _FOLDER / "ahead"
 _THIS_PROCESSOR = "-march=native"
 _FLAGS = ("-O3", _THIS_PROCESSOR, "-fopenmp", "-shared", "-fPIC", "-std=gnu11", "-fno-strict-aliasing")
 _WITHOUT_TILES = "-DNO_TILES"
-_TIMEOUT_S = 120
+_TIMEOUT_S = 300
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
 
 
