@@ -31,8 +31,7 @@ ALIVE = b": alive\n\n"
 END = b"event: end\ndata: {}\n\n"
 LAST = ".end"
 UNREAD_S = 15
-LARGEST = 2**53
-"""What a browser's script can count to."""
+_MOST_DIGITS = 15
 
 
 class Events:
@@ -53,7 +52,7 @@ class Events:
         return f"id: {delta.end}{LAST * last}\ndata: {data}\n\n".encode()
 
     def failed(self, error: Exception) -> bytes:
-        """The last event. Empty if only the reader has failed: the client asks again."""
+        """What ends the events. Nothing, if only the reader has failed: then the client asks again."""
         if isinstance(error, StreamError) and not isinstance(error, StreamExpired):
             return b""
         data = json.dumps({"error": str(error), "type": type(error).__name__})
@@ -65,7 +64,7 @@ def position(last_event_id: str | None) -> tuple[int, bool]:
     if not last_event_id:
         return 0, False
     tokens = last_event_id.removesuffix(LAST)
-    if not (tokens.isascii() and tokens.isdigit() and int(tokens[:20]) <= LARGEST):
+    if not (tokens.isascii() and tokens.isdigit() and len(tokens) <= _MOST_DIGITS):
         raise InvalidRequest("Last-Event-ID", "must be the id of an event of this stream", last_event_id)
     return int(tokens), tokens != last_event_id
 
@@ -84,7 +83,8 @@ def _written(events: Events, reader: Stream) -> Iterator[bytes]:
                 if out := events.of(delta):
                     yield out
         except Exception as error:  # the status is sent
-            yield events.failed(error)
+            if out := events.failed(error):
+                yield out
         else:
             yield END
 
@@ -104,7 +104,8 @@ async def _awritten(events: Events, reader: AsyncStream) -> AsyncIterator[bytes]
             if out := events.of(delta):
                 yield out
     except Exception as error:  # the status is sent
-        yield events.failed(error)
+        if out := events.failed(error):
+            yield out
     else:
         yield END
     finally:
