@@ -11,6 +11,7 @@ import pytest
 from petiole.tasks.fleet import models
 from tests.support.gateway import Gateway
 from tests.support.site import Site, eventually
+from tests.support.tooled import tooled
 
 REAL = {
     "PETIOLE_ENGINE_FACTORY": "petiole.gpu_worker.engine:Engine",
@@ -41,7 +42,27 @@ def client(gateway: Gateway) -> Iterator[openai.OpenAI]:
         yield client
 
 
+@pytest.fixture(scope="session")
+def tooled_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """With a model whose template has tools."""
+    folder = tmp_path_factory.mktemp("tooled")
+    with Site(folder, **{**REAL, "PETIOLE_MODEL": tooled(folder), "PETIOLE_SERVED_NAMES": "tooled"}) as site:
+        site.worker()
+        eventually(lambda: models.models(site.redis), "the worker has said what it serves")
+        yield site
+
+
+@pytest.fixture(scope="session")
+def tooled_client(tooled_site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    with (
+        Gateway(tmp_path_factory.mktemp("serve"), PETIOLE_BROKER_URL=tooled_site.url) as gateway,
+        openai.OpenAI(base_url=gateway.url, api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "gateway" in Path(item.fspath).parts and {"site", "gateway"} & set(getattr(item, "fixturenames", ())):
+        used = {"site", "gateway", "tooled_site"} & set(getattr(item, "fixturenames", ()))
+        if "gateway" in Path(item.fspath).parts and used:
             item.add_marker(pytest.mark.e2e)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -20,12 +20,7 @@ from petiole.gateway.core.streams import Frame, Stream
 from petiole.gateway.openai import chat_view
 from petiole.gateway.openai.chat_view import ChatView
 from petiole.outputs import Prepared, Usage
-from petiole.tasks.fleet import models
 from petiole.tasks.requests.results import StreamDelta
-from tests.gateway.conftest import REAL
-from tests.support.gateway import Gateway
-from tests.support.site import Site, eventually
-from tests.support.tooled import tooled
 
 CITY = {"enum": ["Paris", "Rome"]}
 SCHEMA = {"type": "object", "properties": {"city": CITY}, "required": ["city"], "additionalProperties": False}
@@ -101,22 +96,9 @@ def test_a_setting_leaves_one_name_of_reasoning_when_a_request_comes(name: str) 
 # ---------------------------------------------------------------- with a worker
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("tooled")
-    with Site(folder, **{**REAL, "PETIOLE_MODEL": tooled(folder), "PETIOLE_SERVED_NAMES": "tooled"}) as site:
-        site.worker()
-        eventually(lambda: models.models(site.redis), "the worker has said what it serves")
-        yield site
-
-
-@pytest.fixture(scope="module")
-def client(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    with (
-        Gateway(tmp_path_factory.mktemp("serve"), PETIOLE_BROKER_URL=site.url) as gateway,
-        openai.OpenAI(base_url=gateway.url, api_key="none", max_retries=0) as client,
-    ):
-        yield client
+@pytest.fixture
+def client(tooled_client: openai.OpenAI) -> openai.OpenAI:
+    return tooled_client
 
 
 ASKED: dict[str, Any] = {

@@ -6,18 +6,13 @@ import contextlib
 import io
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
-from petiole.tasks.fleet import models
 from petiole.tasks.keys import gateway_key
-from tests.gateway.conftest import REAL
-from tests.support.gateway import Gateway
 from tests.support.site import REPOSITORY, Site, eventually
-from tests.support.tooled import tooled
 
 CITY = {"enum": ["Paris", "Rome"]}
 SCHEMA = {"type": "object", "properties": {"city": CITY}, "required": ["city"], "additionalProperties": False}
@@ -37,22 +32,14 @@ ASKED: dict[str, Any] = {
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("tooled")
-    with Site(folder, **{**REAL, "PETIOLE_MODEL": tooled(folder), "PETIOLE_SERVED_NAMES": "tooled"}) as site:
-        site.worker()
-        eventually(lambda: models.models(site.redis), "the worker has said what it serves")
-        yield site
+@pytest.fixture
+def site(tooled_site: Site) -> Site:
+    return tooled_site
 
 
-@pytest.fixture(scope="module")
-def client(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    with (
-        Gateway(tmp_path_factory.mktemp("serve"), PETIOLE_BROKER_URL=site.url) as gateway,
-        openai.OpenAI(base_url=gateway.url, api_key="none", max_retries=0) as client,
-    ):
-        yield client
+@pytest.fixture
+def client(tooled_client: openai.OpenAI) -> openai.OpenAI:
+    return tooled_client
 
 
 def same(one: Any, other: Any) -> bool:
