@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -154,7 +155,8 @@ def ask(path: Path, shapes: list[DrawnShape]) -> int:
 
 def is_right(answered: str, true: str) -> bool:
     """Whether the answer has each of the words, or of the shapes, that are true, in any order."""
-    return all(part.removeprefix("a ") in answered.lower() for part in true.split(", "))
+    parts = (re.escape(part.removeprefix("a ")) for part in true.split(", "))
+    return all(re.search(rf"\b{part}\b", answered.lower()) for part in parts)
 
 
 def shown(result: dict[str, Any]) -> str:
