@@ -164,7 +164,8 @@ class GenerationTask(SubmittedTask):
         """`delay` as soon as Django's transaction is committed; at once, if there is none. The result's id is
         known before. After a rollback nothing was submitted.
 
-        Raises `InvalidRequest` at once. What `delay` raises after the commit, Django's `on_commit` raises there.
+        Raises `InvalidRequest` at once. A submission that fails, with `Unavailable` for example, raises its error
+        where the transaction is committed.
         """
         from django.db import transaction  # the application's
 
