@@ -49,10 +49,11 @@ INLINE void add_products(int kind, int mb, int64_t i, const void *x, const char 
     return;
   }
 #endif
+  const int at_once = AT_ONCE(kind);
   vp rows[2][PARTS];
   widen(kind, w, rows);
 #pragma GCC unroll 2
-  for (int odd = 0; odd < AT_ONCE(kind); odd++)
+  for (int odd = 0; odd < at_once; odd++)
 #pragma GCC unroll 16
     for (int j = 0; j < mb; j++) {
       const vp in = spread(((const float *)x)[j * KC + i + odd]);
@@ -195,11 +196,12 @@ void multiply(int half, int m, int kc, const void *x, const void *w, float *c, i
 
 /* [kc][PANEL] floats */
 INLINE void widen_panel(int kind, int kc, const char *w, int64_t ldw, float *out) {
-  for (int i = 0; i < kc; i += AT_ONCE(kind), w += ldw) {
+  const int at_once = AT_ONCE(kind);
+  for (int i = 0; i < kc; i += at_once, w += ldw) {
     vp rows[2][PARTS];
     widen(kind, w, rows);
 #pragma GCC unroll 2
-    for (int odd = 0; odd < AT_ONCE(kind); odd++)
+    for (int odd = 0; odd < at_once; odd++)
 #pragma GCC unroll 4
       for (int part = 0; part < PARTS; part++) *(vp *)(out + (i + odd) * PANEL + part * WIDTH) = rows[odd][part];
   }
