@@ -74,6 +74,7 @@ class ModelReader:
         settled = plan.at_length(longest)
         if settled is not plan:
             digest = _joined(digest, settled)
+        digest = _quantised(digest, self._config, self._platform)
         ends = end_token_ids(folder) or frozenset(plan.eos_token_ids)
         return ModelInfo(model, folder, replace(found, plan=settled), digest, ends, longest)
 
@@ -111,5 +112,15 @@ class ModelReader:
 def _joined(digest: str, plan: ModelPlan) -> str:
     """The fingerprint of weights whose rotations were settled for the served length: keys and values of two such
     models differ. What is hashed is written down by name, so that a new field of a plan changes no fingerprint."""
-    chosen = [(rotary.theta, rotary.short_factors) for rotary in plan.rotaries]
-    return hashlib.sha256(f"{digest} {chosen}".encode()).hexdigest()[: len(digest)]
+    return _with(digest, [(rotary.theta, rotary.short_factors) for rotary in plan.rotaries])
+
+
+def _quantised(digest: str, config: EngineConfig, platform: Platform) -> str:
+    """The fingerprint of weights that are quantised while they are loaded: they are other weights, so a task that
+    began with them does not go on with the plain ones. Weights that are loaded as they are keep theirs."""
+    layers, head = quantization(config, platform), head_quantization(config, platform)
+    return digest if layers == head == "none" else _with(digest, f"layers {layers}, head {head}")
+
+
+def _with(digest: str, more: object) -> str:
+    return hashlib.sha256(f"{digest} {more}".encode()).hexdigest()[: len(digest)]

@@ -59,7 +59,7 @@ class ModelFacts(BaseModel):
     model_config = ConfigDict(defer_build=True, extra="allow", protected_namespaces=())
 
     fingerprint: str
-    """Identifies the contents of the checkpoint."""
+    """Identifies the contents of the checkpoint, and how its weights are quantised while they are loaded."""
     model: str = ""
     """The checkpoint, as the worker's settings name it."""
     names: list[str] = []

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bench.driver import Driver
+from petiole.gpu_worker.models.checkpoint.finding import fingerprint
 from petiole.gpu_worker.models.weights.coded import CodedLinear
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear, quantize_int8
 from petiole.gpu_worker.models.weights.quantising import int4_form, quantise_int4
@@ -100,6 +101,25 @@ def test_a_head_is_quantised_beside_any_layers(
     found = table(driver.prefill([sequence]))
     assert relative_error(found, reference(model, tokens(40))[-1:]) < 1e-4
     assert relative_error(found, reference(plain, tokens(40))[-1:]) > 1e-4
+
+
+def test_weights_that_are_quantised_here_have_fingerprints_of_their_own(
+    open_runtime: Any, checkpoint: Callable[[str], tuple[Path, Any]]
+) -> None:
+    """A task that began with one kind of weights never goes on with another."""
+    folder, _ = checkpoint("qwen3")
+
+    def of(layers: str = "none", head: str = "auto") -> str:
+        runtime = open_runtime(folder, weight_quantization=layers, head_quantization=head)
+        found: str = runtime.limits.fingerprint
+        return found
+
+    kinds = [("none", "auto"), ("none", "int8"), ("none", "int4"), ("int8", "auto"), ("int8", "none")]
+    kinds += [("int4", "auto"), ("int4", "int8"), ("int4", "int4")]
+    prints = [of(*kind) for kind in kinds]
+    assert len(set(prints)) == len(kinds)
+    assert prints[0] == fingerprint(folder), "as before there was a choice"
+    assert of("int8", "int8") == of("int8", "auto"), "what counts is what the head is, not how that was said"
 
 
 def test_a_head_of_another_device_is_refused(open_runtime: Any, checkpoint: Any) -> None:
