@@ -88,26 +88,35 @@ class Form:
 
 
 def common_form(forms: Sequence[Form]) -> Form | None:
-    """A form that holds weights of all these forms exactly: their own if they are alike, else eight bits for
-    integers. None: there is none. The number of outputs is that of the first."""
+    """A form that holds weights of all these forms exactly: their own if they are alike, else eight bits. None:
+    there is none. The number of outputs is that of the first."""
     first = forms[0]
     if all(form.of(0) == first.of(0) for form in forms):
         return first
-    group = min(form.group for form in forms)
-    integers = all(form.table in (SIGNED, UNSIGNED) or form.codes == torch.int8 for form in forms)
+    group, codes = min(form.group for form in forms), _common_codes(forms)
     aligned = all(form.group == form.inputs or form.group % group == 0 for form in forms)
-    if not integers or not aligned:
+    if codes is None or not aligned:
         return None
     same = len({form.scales for form in forms}) == 1
     return Form(
         outputs=first.outputs,
         inputs=first.inputs,
         group=group,
-        codes=torch.int8,
+        codes=codes,
         scales=first.scales if same else torch.float32,
         zeros=torch.float32 if any(form.zeros is not None for form in forms) else None,
         multiplier=any(form.multiplier for form in forms),
     )
+
+
+def _common_codes(forms: Sequence[Form]) -> torch.dtype | None:
+    """The type of eight bits that holds what the codes of all forms stand for: integers, or floats with three bits
+    of mantissa, which hold the numbers of every table here, too."""
+    if all(form.table in (SIGNED, UNSIGNED) or form.codes == torch.int8 for form in forms):
+        return torch.int8
+    known = (SIGNED, UNSIGNED, E2M1)
+    floats = all(form.table in known or form.codes == torch.float8_e4m3fn for form in forms)
+    return torch.float8_e4m3fn if floats else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +169,7 @@ class Coded:
         zeros = torch.zeros_like(self.scales[:1, :1], dtype=torch.float32) if self.zeros is None else self.zeros
         ones = torch.ones_like(self.scales[:, 0], dtype=torch.float32)
         other.put(
-            self._numbers().to(torch.int8),
+            self._numbers().to(other.codes.dtype),
             finer(self.scales),
             None if other.zeros is None else finer(zeros.expand(self.scales.shape)),
             None if other.multiplier is None else ones if self.multiplier is None else self.multiplier,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,6 +23,7 @@ from petiole.gpu_worker.models.weights.coded import CodedLinear
 from petiole.gpu_worker.models.weights.described import form_name
 from petiole.gpu_worker.models.weights.linear import DenseLinear, JoinedLinear
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
+from tests.support.families import write_adapter
 from tests.support.quantised import FORMATS
 
 Choose = Callable[[str], str | None]
@@ -104,8 +106,9 @@ def test_a_quantised_head(open_runtime: Any, quantise: Any, name: str) -> None:
 
 
 def test_layers_of_several_formats(open_runtime: Any, quantise: Any) -> None:
-    """Queries and keys of one product differ, values and a whole layer are plain."""
-    formats = {"q_proj": "ct w4 groups", "k_proj": "ct w4 channels, zeros", "v_proj": None, "up_proj": "ct fp8"}
+    """Queries and keys of one product differ, values and a whole layer are plain, one product has a part of floats
+    beside integers of eight bits."""
+    formats = {"q_proj": "ct w4 groups", "k_proj": "ct w4 channels, zeros", "v_proj": None, "up_proj": "ct int8"}
 
     def choose(name: str) -> str | None:
         head_or_last = name.startswith(("lm_head", "model.layers.2"))
@@ -136,6 +139,31 @@ def test_integers_of_several_forms_are_one_product(open_runtime: Any, quantise: 
     for linear in (first.mixer.qkv, first.feed_forward.gate_up):
         assert type(linear) is CodedLinear
         assert linear.weight.form.bits == 8
+
+
+def test_floats_of_several_forms_are_one_product_that_compiled_code_computes(
+    open_runtime: Any, cpu_path: str, quantise: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of four and eight bits, with a scale for a tensor, by channel and by group, beside integers of four bits."""
+    formats = {
+        "q_proj": "ct nvfp4",
+        "k_proj": "ct fp8",
+        "v_proj": "ct w4 groups, zeros",
+        "gate_proj": "ct fp8 static",
+        "up_proj": "ct mxfp4",
+    }
+
+    def choose(name: str) -> str | None:
+        return None if name.startswith("lm_head") else formats.get(name.rpartition(".")[2], "ct nvfp4")
+
+    found = quantise("llama2", choose, {"quant_method": "compressed-tensors"})
+    with caplog.at_level(logging.INFO, "petiole"):
+        runtime = check(open_runtime, found)
+    assert ("compiled code computes all" in caplog.text) == (cpu_path == "native")
+    first = runtime._decoder.layers[0]
+    for linear in (first.mixer.qkv, first.feed_forward.gate_up):
+        assert type(linear) is CodedLinear
+        assert linear.weight.form.codes == torch.float8_e4m3fn
 
 
 def test_products_of_several_layers_keep_the_scale_of_each(open_runtime: Any, quantise: Any) -> None:
@@ -183,3 +211,90 @@ def test_what_is_wrong_is_said_before_memory_is_taken(
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ModelError, match="is truncated"):
         open_runtime(found.folder)
+
+
+# ------------------------------------------------------------ adapters
+
+
+def both(folder: Path, base: Any, open_runtime: Any, tmp_path: Path, **settings: Any) -> None:
+    """A row with an adapter and one without compute what PEFT computes over `base`, and `base` alone."""
+    adapted = write_adapter(base, tmp_path / "adapter", r=4, lora_alpha=8, target_modules="all-linear")
+    runtime = open_runtime(folder, lora_slots=1, lora_max_rank=4, **settings)
+    runtime.load_adapter(str(tmp_path / "adapter"), 1)
+    driver = Driver(runtime)
+    rows = [driver.sequence(tokens(12), ALL, adapter_slot=slot) for slot in (1, 0)]
+    driver.prefill(rows, [5, 5])
+    for step in (driver.prefill, driver.decode):
+        got = table(step(rows))
+        expected = [
+            reference(model, row.prompt + row.output[: len(row.output) - 1])[-1]
+            for model, row in zip((adapted, base), rows, strict=True)
+        ]
+        assert relative_error(got, np.array(expected)) < 1e-4
+    assert relative_error(expected[0], expected[1]) > 1e-2
+
+
+@pytest.mark.parametrize("name", ["ct w4 groups, zeros", "ct int8", "ct nvfp4", "gptq 4 v1", "awq", "fp8 blocks"])
+def test_adapters_stand_beside_quantised_weights(
+    open_runtime: Any, quantise: Any, tmp_path: Path, name: str
+) -> None:
+    found = quantise("qwen2", layers_in(name), FORMATS[name][1])
+    both(found.folder, found.model, open_runtime, tmp_path)
+
+
+# ------------------------------------------------------------ reloads
+
+
+def first_logits(runtime: Any) -> Any:
+    driver = Driver(runtime)
+    return table(driver.prefill([driver.sequence(tokens(9), ALL)]))
+
+
+def renamed(found: Quantised, to: Path) -> Quantised:
+    return Quantised(found.folder.rename(to), found.model)
+
+
+@pytest.mark.parametrize("new", ["gptq 4 v2, zeros", "awq"])
+def test_a_reload_may_change_the_format_if_it_keeps_the_form(
+    open_runtime: Any, quantise: Any, tmp_path: Path, new: str
+) -> None:
+    """Codes lie in memory alike, whoever packed them in the file."""
+    old = renamed(
+        quantise("llama2", layers_in("gptq 4 v1, zeros"), FORMATS["gptq 4 v1, zeros"][1]), tmp_path / "old"
+    )
+    runtime = open_runtime(old.folder)
+    before = runtime.limits.fingerprint
+    found = quantise("llama2", layers_in(new), FORMATS[new][1])
+    runtime.prepare_reload(str(found.folder))()
+    assert runtime.limits.fingerprint != before
+    assert relative_error(first_logits(runtime), reference(found.model, tokens(9))[-1:]) < 1e-4
+
+
+def test_a_reload_between_plain_and_quantised_weights_is_refused_and_the_old_ones_go_on(
+    open_runtime: Any, quantise: Any, checkpoint: Any, tmp_path: Path
+) -> None:
+    """Their memory differs, and graphs and kernels know its addresses."""
+    plain, _ = checkpoint("llama2")
+    formats = ("awq", "ct nvfp4", "ct int8")
+    quantised = [
+        renamed(quantise("llama2", layers_in(name), FORMATS[name][1]), tmp_path / name.replace(" ", "-")).folder
+        for name in formats
+    ]
+    for served in (plain, quantised[0]):
+        runtime = open_runtime(served)
+        before = first_logits(runtime)
+        for other in {plain, *quantised} - {served}:
+            with pytest.raises(ModelError, match=r"another shape or type than .*; start a new engine for it$"):
+                runtime.prepare_reload(str(other))
+            assert np.array_equal(first_logits(runtime), before)
+
+
+def test_a_reload_of_quantised_weights_where_weights_are_quantised_here_is_refused(
+    open_runtime: Any, quantise: Any, checkpoint: Any
+) -> None:
+    runtime = open_runtime(checkpoint("llama2")[0], weight_quantization="int4")
+    before = first_logits(runtime)
+    found = quantise("llama2", layers_in("ct w4 groups"), FORMATS["ct w4 groups"][1])
+    with pytest.raises(ModelError, match=r"^weight_quantization: must be none .* got int4$"):
+        runtime.prepare_reload(str(found.folder))
+    assert np.array_equal(first_logits(runtime), before)

@@ -131,12 +131,21 @@ def test_a_prompt_gets_the_same_bits_in_chunks(family, dtype, kv_dtype, checkpoi
         assert [trace(driver, [driver.sequence(p, ALL)], chunk)[0] for p in prompts()] == whole
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dtype": "float32"},
+        {"dtype": "bfloat16"},
+        {"dtype": "float32", "weight_quantization": "int4"},
+        {"dtype": "bfloat16", "weight_quantization": "int8"},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("ranks", [(4, 11, 7), (900, 600, 1)], ids=["odd", "above every width"])
 def test_a_sequence_with_an_adapter_gets_the_same_bits_alone_and_in_a_batch(
-    ranks, dtype, checkpoint, tmp_path, open_runtime
+    ranks, settings, checkpoint, tmp_path, open_runtime
 ):
-    runtime = open_runtime(checkpoint("qwen3")[0], lora_slots=3, lora_max_rank=max(ranks), dtype=dtype)
+    runtime = open_runtime(checkpoint("qwen3")[0], lora_slots=3, lora_max_rank=max(ranks), **settings)
     for slot, rank in enumerate(ranks, 1):
         write_adapter(SHAPE, tmp_path / str(slot), rank=rank, seed=slot, spread=0.3)
         runtime.load_adapter(str(tmp_path / str(slot)), slot)
