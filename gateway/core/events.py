@@ -25,7 +25,7 @@ class Event(NamedTuple):
     def without(self, characters: int) -> Event:
         """The rest, after the first of its characters."""
         assert self.text is not None
-        tokens = [Placed(at - characters, token) for at, token in self.tokens if at >= characters]
+        tokens = [Placed(at - characters, token, said) for at, token, said in self.tokens if at >= characters]
         return Event(self.name, self.fields, self.text[characters:], tokens)
 
 

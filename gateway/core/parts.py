@@ -18,10 +18,12 @@ Kind = Literal["content", "reasoning", "call"]
 
 
 class Placed(NamedTuple):
-    """A token and its place: it comes with the character `at` of the text that it is given with, from 0."""
+    """A token and its place: it comes with the character `at` of the text that it is given with, from 0. `said`:
+    whether it is a token of content. Others are tokens of reasoning, calls and marks."""
 
     at: int
     token: TokenLogprobs
+    said: bool = True
 
 
 class Opened(NamedTuple):
@@ -44,13 +46,14 @@ class Closed(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The record of the end. `tokens`: those that no character came for, such as the end token."""
+    """The record of the end. `tokens`: those that no character came for, such as the end token; they have no
+    place."""
 
     finish_reason: FinishReason
     stop_reason: str | int | None = None
     usage: Usage | None = None
     error: dict[str, Any] | None = None
-    tokens: Sequence[TokenLogprobs] = ()
+    tokens: Sequence[Placed] = ()
 
 
 Part = Opened | Text | Closed | Ended
@@ -73,7 +76,7 @@ class Piece:
 
     def add(self, part: Text) -> None:
         self.texts.append(part.text)
-        self.tokens += [Placed(self.length + at, token) for at, token in part.tokens]
+        self.tokens += [Placed(self.length + at, token, said) for at, token, said in part.tokens]
         self.length += len(part.text)
 
 
@@ -97,7 +100,7 @@ class Whole:
         return "".join(piece.text for piece in self.pieces if piece.kind == kind)
 
     @property
-    def tokens(self) -> list[TokenLogprobs]:
+    def tokens(self) -> list[Placed]:
         """In the order in which they were generated."""
         rest = self.ended.tokens if self.ended else ()
-        return [*(placed.token for piece in self.pieces for placed in piece.tokens), *rest]
+        return [*(placed for piece in self.pieces for placed in piece.tokens), *rest]

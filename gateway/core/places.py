@@ -4,13 +4,18 @@ fell into.
 A token's place is its first character. Text may lag behind tokens, because a half character or a possible stop
 string is held back, and one character may take several tokens. So a token waits until the character with its place
 is emitted, and a token for which no character comes waits for the end. The place follows from the bytes of the
-tokens before it, and from nothing else."""
+tokens before it, and from nothing else.
+
+Where the output is divided, some of its characters are emitted and others, such as marks, are not. A token with an
+emitted character comes with the first of these. Others come with the next character that is emitted, so that
+tokens stay in order."""
 
 from __future__ import annotations
 
 import codecs
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from petiole.gateway.core.parts import Placed
 from petiole.outputs import TokenLogprobs
@@ -18,30 +23,44 @@ from petiole.outputs import TokenLogprobs
 _decoder = codecs.getincrementaldecoder("utf-8")
 
 
+class _Waiting(NamedTuple):
+    """A token that has the characters of the output from `begin` to before `end`. One that completes no character
+    has the character that it begins."""
+
+    begin: int
+    end: int
+    token: TokenLogprobs
+
+
 class Places:
     def __init__(self) -> None:
         self._characters = _decoder("replace")
         self._next = 0  # the place of the next token: how many characters the tokens before it have
         self._emitted = 0
-        self._waiting: deque[tuple[int, TokenLogprobs]] = deque()
+        self._waiting: deque[_Waiting] = deque()
 
     def add(self, tokens: Sequence[TokenLogprobs]) -> None:
         for token in tokens:
-            self._waiting.append((self._next, token))
+            begin = self._next
             self._next += len(self._characters.decode(bytes(token.bytes[0]) if token.bytes else b""))
+            self._waiting.append(_Waiting(begin, max(self._next, begin + 1), token))
 
-    def emit(self, text: str) -> Sequence[Placed]:
-        """The tokens that come with this text."""
-        first, self._emitted = self._emitted, self._emitted + len(text)
+    def emit(self, text: str, at: int | None = None, *, said: bool = True) -> Sequence[Placed]:
+        """The tokens that come with this text. `at`: where it is in the output; None: behind what was emitted
+        before. `said`: it is content."""
+        first = self._emitted if at is None else at
+        self._emitted = first + len(text)
         if not self._waiting:
             return ()
         found = []
-        while self._waiting and self._waiting[0][0] < self._emitted:
-            place, token = self._waiting.popleft()
-            found.append(Placed(max(0, place - first), token))
+        while self._waiting and self._waiting[0].begin < self._emitted:
+            begin, end, token = self._waiting.popleft()
+            found.append(Placed(max(0, begin - first), token, said and end > first))
         return found
 
-    def rest(self) -> list[TokenLogprobs]:
-        rest = [token for _, token in self._waiting]
+    def rest(self, length: int, *, said: bool = True) -> list[Placed]:
+        """Those that no character came for. `length`: how many characters the output has. `said`: its last ones
+        are content, and so are the tokens behind them."""
+        rest = [Placed(0, token, said and end > length) for _, end, token in self._waiting]
         self._waiting.clear()
         return rest

@@ -1,8 +1,7 @@
 """One task's deltas as parts. The same deltas, split in any other way, give the same parts, split in another way.
 
 Where the record asks for parts, text is divided into reasoning, content and calls, as the worker has announced it:
-what announces a task comes before the first text, in a delta of its own. Otherwise all text is content. Where text
-is divided, the tokens' log-probabilities come with the end, because marks have tokens and no place."""
+what announces a task comes before the first text, in a delta of its own. Otherwise all text is content."""
 
 from __future__ import annotations
 
@@ -14,7 +13,15 @@ from petiole.gateway.core.record import Record
 from petiole.outputs import Prepared
 from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.templates import detection, message
-from petiole.tasks.templates.parser import CallArguments, CallBegun, CallEnded, Content, Event, Parser
+from petiole.tasks.templates.parser import (
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Content,
+    Event,
+    Parser,
+    Reasoning,
+)
 
 
 class Reading:
@@ -25,7 +32,8 @@ class Reading:
         self._parser: Parser | None = None
         self._places = Places()
         self._opened: Kind | None = None
-        self._any = False
+        self._last: Kind | None = None  # what was opened last
+        self._length = 0  # of the output, in characters
 
     @classmethod
     def of(cls, record: Record, choice: int) -> Reading:
@@ -38,6 +46,7 @@ class Reading:
         if delta.logprobs is not None:
             self._places.add(delta.logprobs)
         parts: list[Part] = []
+        self._length += len(delta.text)
         if self._parser is not None:
             events = self._parser.push(delta.text)
             if delta.finish_reason is not None:
@@ -60,17 +69,21 @@ class Reading:
                 yield from self._close()
             case CallArguments(_, text):
                 yield Text(text)
-            case _:
-                yield from self._open(Opened("content" if isinstance(event, Content) else "reasoning"))
-                yield Text(event.text)
+            case Content(text, at):
+                yield from self._open(Opened("content"))
+                yield Text(text, self._places.emit(text, at))
+            case Reasoning(text, at):
+                yield from self._open(Opened("reasoning"))
+                yield Text(text, self._places.emit(text, at, said=False))
 
     def _divided(self, delta: StreamDelta) -> Iterator[Part]:
         """A whole output that the worker has divided: its log is gone, and its result is left."""
-        texts: tuple[tuple[Kind, str | None], ...] = (("reasoning", delta.reasoning), ("content", delta.content))
-        for kind, text in texts:
-            if text:
-                yield from self._open(Opened(kind))
-                yield Text(text)
+        if delta.reasoning:
+            yield from [*self._open(Opened("reasoning")), Text(delta.reasoning)]
+        if content := delta.content:
+            at = delta.text.rfind(content)  # content around a call is at no one place
+            yield from self._open(Opened("content"))
+            yield Text(content, self._places.emit(content, at) if at >= 0 else ())
         for call in delta.tool_calls or ():
             yield from self._open(Opened("call", call.name or "", call.id or ""), anew=True)
             yield from [Text(call.arguments)] if call.arguments else []
@@ -79,7 +92,7 @@ class Reading:
         if self._opened == part.kind and not anew:
             return
         yield from self._close()
-        self._opened, self._any = part.kind, True
+        self._opened = self._last = part.kind
         yield part
 
     def _close(self) -> Iterator[Part]:
@@ -90,10 +103,11 @@ class Reading:
     def _end(self, delta: StreamDelta) -> Iterator[Part]:
         assert delta.finish_reason is not None
         if delta.error is None:
-            if not self._any:
+            if self._last is None:
                 yield from self._open(Opened("content"))  # an empty output is an empty content
             yield from self._close()
-        yield Ended(delta.finish_reason, delta.stop_reason, delta.usage, delta.error, self._places.rest())
+        rest = self._places.rest(self._length, said=self._last in ("content", None))
+        yield Ended(delta.finish_reason, delta.stop_reason, delta.usage, delta.error, rest)
 
 
 def _parser(prepared: Prepared) -> Parser | None:

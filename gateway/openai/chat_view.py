@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from petiole.gateway.core.events import Event
-from petiole.gateway.core.parts import Ended, Kind, Opened, Part, Piece, Text, Whole
+from petiole.gateway.core.parts import Ended, Kind, Opened, Part, Piece, Placed, Text, Whole
 from petiole.gateway.core.record import Record
 from petiole.gateway.openai import logprobs
 from petiole.gateway.openai.answers import encode, error_body, failed, finish_reason, stop_reason, usage
-from petiole.outputs import TokenLogprobs, Usage
+from petiole.outputs import Usage
 
 
 class ChatView:
@@ -51,7 +51,7 @@ class ChatView:
                 case "content":
                     return [Event("text", None, part.text, part.tokens)]
                 case "reasoning":
-                    return [Event("reasoning", None, part.text)]
+                    return [Event("reasoning", None, part.text, part.tokens)]
                 case "call":
                     return [Event("arguments", self._calls[choice] - 1, part.text)]
         if isinstance(part, Opened):
@@ -81,10 +81,9 @@ class ChatView:
                     self._head, choice, encode(event.text), self._tail,
                 )  # fmt: skip
             case "text":
-                tokens = [placed.token for placed in event.tokens]
-                return self._chunk(choice, {"content": event.text}, tokens)
+                return self._chunk(choice, {"content": event.text}, event.tokens)
             case "reasoning":
-                return self._chunk(choice, _reasoning(self._asked, event.text or ""))
+                return self._chunk(choice, _reasoning(self._asked, event.text or ""), event.tokens)
             case "call":
                 return self._chunk(choice, {"tool_calls": [event.fields]})
             case "arguments":
@@ -107,7 +106,7 @@ class ChatView:
         self,
         choice: int,
         delta: dict[str, Any],
-        tokens: Sequence[TokenLogprobs] = (),
+        tokens: Sequence[Placed] = (),
         ended: Ended | None = None,
         called: bool = False,
     ) -> bytes:
@@ -174,12 +173,12 @@ def _message(asked: dict[str, Any], output: Whole) -> dict[str, Any]:
     return said | ({"tool_calls": calls} if calls else {})
 
 
-def _tokens(asked: dict[str, Any], tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """What a choice says of these tokens."""
+def _tokens(asked: dict[str, Any], tokens: Sequence[Placed]) -> dict[str, Any]:
+    """What a choice says of these tokens: log-probabilities are those of content, ids those of all."""
     likeliest = asked.get("top_logprobs")
     found: dict[str, Any] = {"logprobs": None}
-    if likeliest is not None and tokens:
-        found["logprobs"] = logprobs.content(tokens, likeliest, bool(asked.get("as_ids")))
+    if likeliest is not None and (said := [placed.token for placed in tokens if placed.said]):
+        found["logprobs"] = logprobs.content(said, likeliest, bool(asked.get("as_ids")))
     if asked.get("token_ids"):
-        found["token_ids"] = [token.token_id for token in tokens]
+        found["token_ids"] = [placed.token.token_id for placed in tokens]
     return found

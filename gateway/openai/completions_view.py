@@ -60,11 +60,11 @@ class CompletionsView:
             case "text":
                 assert event.text is not None
                 first = event.fields - len(event.text)
-                tokens = [Placed(first + at, token) for at, token in event.tokens]
+                tokens = [Placed(first + at, token) for at, token, _ in event.tokens]
                 return self._chunk(choice, event.text, tokens)
             case "end":
                 length, ended = event.fields
-                return self._chunk(choice, "", [Placed(length, token) for token in ended.tokens], ended)
+                return self._chunk(choice, "", [Placed(length, one.token) for one in ended.tokens], ended)
             case "usage":
                 return self._head + b'],"usage":' + encode(usage(self._usage, self._asked["each"])) + b"}"
             case _:
@@ -83,8 +83,8 @@ def whole(record: Record, outputs: Sequence[Whole]) -> dict[str, Any]:
         if (failure := failed(ended)) is not None:
             raise failure
         before, text = echo(record.asked, index), output.text()
-        tokens = [Placed(len(before) + at, token) for piece in output.pieces for at, token in piece.tokens]
-        rest = [Placed(len(before) + len(text), token) for token in ended.tokens]
+        tokens = [Placed(len(before) + at, token) for piece in output.pieces for at, token, _ in piece.tokens]
+        rest = [Placed(len(before) + len(text), one.token) for one in ended.tokens]
         choices.append(shown(record.asked, index, before + text, [*tokens, *rest], ended))
     return {
         "id": record.id,
@@ -111,7 +111,7 @@ def shown(
     if likeliest is not None and (tokens or ended):
         found["logprobs"] = _logprobs(tokens, likeliest, bool(asked.get("as_ids")))
     if asked.get("token_ids"):
-        found["token_ids"] = [token.token_id for _, token in tokens]
+        found["token_ids"] = [one.token.token_id for one in tokens]
     if ended is not None and "prompt_ids" in asked:
         found["prompt_token_ids"] = asked["prompt_ids"][choice // asked["each"]]
     found["finish_reason"] = None if ended is None else finish_reason(ended)
@@ -121,7 +121,7 @@ def shown(
 
 
 def _logprobs(tokens: Sequence[Placed], likeliest: int, as_ids: bool) -> dict[str, Any]:
-    read = [(at, logprobs.shown(token, likeliest, as_ids)) for at, token in tokens]
+    read = [(at, logprobs.shown(token, likeliest, as_ids)) for at, token, _ in tokens]
     return {
         "text_offset": [at for at, _ in read],
         "tokens": [one["token"] for _, one in read],

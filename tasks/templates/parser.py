@@ -30,11 +30,17 @@ SPACES = " \t\n\r"
 
 
 class Content(NamedTuple):
+    """`at`: where this is in the output: from this character on, as it stands."""
+
     text: str
+    at: int
 
 
 class Reasoning(NamedTuple):
+    """`at`: as of content."""
+
     text: str
+    at: int
 
 
 class CallBegun(NamedTuple):
@@ -71,7 +77,9 @@ class Parser:
         self._body: Body | None = None
         self._rest = ""
         self._spaces: list[str] = []
+        self._spaces_at = 0  # where the first of them is in the output
         self._held: list[str] = []  # behind the opening mark of what may be a call
+        self._held_at = 0
         self._fresh = False  # nothing but spaces since a mark
         self._told: set[Kind] = set()
         self._events: list[Event] = []
@@ -107,7 +115,7 @@ class Parser:
         if self._calling:
             self.end(False)
         if not self._fresh:
-            self._tell("".join(self._spaces))
+            self._tell("".join(self._spaces), self._spaces_at)
         if self.is_reasoning:
             self.spans.append((self._thought_from, self._read_before))
         return self._taken()
@@ -137,15 +145,15 @@ class Parser:
         if field is None:
             marks = self._watch.marks
         elif field.closing is None:
-            self._read(text[at:])
+            self._read(text[at:], self._read_before + at)
             return len(text), False
         else:
             marks = field.closing
         found = marks.find(text, at, final=final)
         if not isinstance(found, Mark):
-            self._read(text[at:found])
+            self._read(text[at:found], self._read_before + at)
             return found, False
-        self._read(text[at : found.start])
+        self._read(text[at : found.start], self._read_before + at)
         opened = self._watch.fields[found.number] if field is None else None
         if opened is None or opened.kind != "calls":
             self._leave_spaces()
@@ -158,7 +166,7 @@ class Parser:
             return found.end, True
         assert opened.reader is not None
         self._enter(opened)
-        self._held = [text[found.start : found.end]]
+        self._held, self._held_at = [text[found.start : found.end]], self._read_before + found.start
         captures = marks.captures(text, found) if opened.reader.captured else {}
         self._body = opened.reader.body(self, captures, self._tools, self._template.needs_tool)
         return found.end, True
@@ -211,7 +219,7 @@ class Parser:
         if self._held:
             held, self._held = self._held, []
             self._enter(None)
-            self._read("".join(held))
+            self._read("".join(held), self._held_at)
 
     # ------------------------------------------------------------ texts
 
@@ -222,8 +230,8 @@ class Parser:
         self._kind: Kind | None = None if of is None else of.kind
         self._strips = of is None or of.strip
 
-    def _read(self, text: str) -> None:
-        """Text of the open field, or of the one that has no marks."""
+    def _read(self, text: str, at: int) -> None:
+        """Text of the open field, or of the one that has no marks. `at`: where it is in the output."""
         if not text:
             return
         bare = text.rstrip(SPACES)
@@ -236,23 +244,25 @@ class Parser:
                 bare = "".join(self._spaces) + bare
                 self._spaces.clear()
             self._fresh = False
-            self._tell(bare)
+            self._tell(bare, at + size - len(bare))
             if size == len(text):
                 return
-            text = text[size:]
+            text, at = text[size:], at + size
+        if not self._spaces:
+            self._spaces_at = at
         self._spaces.append(text)
 
-    def _tell(self, text: str) -> None:
+    def _tell(self, text: str, at: int) -> None:
         kind = self._kind
         if not text or kind is None:
             return
         self._told.add(kind)
-        self._events.append(Reasoning(text) if kind == "reasoning" else Content(text))
+        self._events.append(Reasoning(text, at) if kind == "reasoning" else Content(text, at))
 
     def _leave_spaces(self) -> None:
         """A mark comes."""
         if not self._strips:
-            self._tell("".join(self._spaces))
+            self._tell("".join(self._spaces), self._spaces_at)
         self._spaces.clear()
         self._fresh = True
 
@@ -284,15 +294,15 @@ class Parser:
 
 
 def joined(events: Iterable[Event]) -> list[Event]:
-    """The same events, with texts that follow one another as one."""
+    """The same events, with texts that follow one another in the output as one."""
     found: list[Event] = []
     for event in events:
         last = found[-1] if found else None
         match last, event:
-            case Content(one), Content(other):
-                found[-1] = Content(one + other)
-            case Reasoning(one), Reasoning(other):
-                found[-1] = Reasoning(one + other)
+            case Content(one, at), Content(other, then) if at + len(one) == then:
+                found[-1] = Content(one + other, at)
+            case Reasoning(one, at), Reasoning(other, then) if at + len(one) == then:
+                found[-1] = Reasoning(one + other, at)
             case CallArguments(call, one), CallArguments(_, other):
                 found[-1] = CallArguments(call, one + other)
             case _:

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from petiole.gateway.core.failures import Failure, failure_of
-from petiole.gateway.core.parts import Ended, Kind, Piece, Whole
+from petiole.gateway.core.parts import Ended, Kind, Piece, Placed, Whole
 from petiole.gateway.core.record import Record
 from petiole.gateway.openai import logprobs
 from petiole.gateway.openai.answers import usage
 from petiole.gateway.openai.responses import tools
 from petiole.gateway.openai.responses.items import Item, output_id
 from petiole.gateway.openai.responses.request import NAMES
-from petiole.outputs import TokenLogprobs, Usage
+from petiole.outputs import Usage
 from petiole.tasks import errors
 
 ITEMS: dict[Kind, str] = {"content": "message", "reasoning": "reasoning", "call": "function_call"}
@@ -139,14 +139,14 @@ def item(record: Record, index: int, piece: Piece, status: str) -> Item:
 def part(record: Record, piece: Piece) -> dict[str, Any]:
     if piece.kind == "reasoning":
         return {"type": "reasoning_text", "text": piece.text}
-    tokens = shown(record, (placed.token for placed in piece.tokens))
+    tokens = shown(record, piece.tokens)
     return {"type": "output_text", "text": piece.text, "annotations": [], "logprobs": tokens}
 
 
-def shown(record: Record, tokens: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
-    """Tokens with their log-probabilities, if they were asked for. Those without text are not shown."""
+def shown(record: Record, tokens: Iterable[Placed]) -> list[dict[str, Any]]:
+    """Tokens of a message with their log-probabilities, if they were asked for. The end token is not shown."""
     likeliest = record.asked.get("logprobs")
     if likeliest is None:
         return []
     as_ids = bool(record.asked.get("as_ids"))
-    return [logprobs.shown(token, likeliest, as_ids) for token in tokens]
+    return [logprobs.shown(one.token, likeliest, as_ids) for one in tokens if one.said]

@@ -81,7 +81,7 @@ class ResponsesView:
             return b'%b%b,"sequence_number":%d}' % (self._head, encode(event.text), number)
         tokens = b"[]"
         if not self._plain:
-            tokens = encode(resource.shown(self._record, (token for _, token in event.tokens)))
+            tokens = encode(resource.shown(self._record, event.tokens))
         return b'%b%b,"logprobs":%b,"sequence_number":%d}' % (self._head, encode(event.text), tokens, number)
 
     # ------------------------------------------------------------

@@ -31,7 +31,7 @@ class Plain:
     def events(self, choice: int, part: Part) -> Iterable[Event]:
         if isinstance(part, Text):
             return [Event("text", None, part.text, part.tokens)]
-        fields = [token.token_id for token in part.tokens] if isinstance(part, Ended) else None
+        fields = [placed.token.token_id for placed in part.tokens] if isinstance(part, Ended) else None
         return [Event(type(part).__name__, fields)]
 
     def finish(self) -> Iterable[Event]:
@@ -161,7 +161,8 @@ def test_streamed_and_whole_are_the_same(text: str, cuts: list[int], others: lis
         for delta in deltas(text, split):
             for part in reading.read(delta):
                 whole.add(part)
-        wholes.append((whole.text(), whole.tokens, whole.ended and whole.ended.usage))
+        tokens = [placed.token for placed in whole.tokens]
+        wholes.append((whole.text(), tokens, whole.ended and whole.ended.usage))
     assert wholes[0] == wholes[1]
     assert wholes[0][:2] == (text, spelled(text))
 

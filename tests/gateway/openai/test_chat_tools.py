@@ -21,6 +21,7 @@ from petiole.gateway.openai import chat_view
 from petiole.gateway.openai.chat_view import ChatView
 from petiole.outputs import Prepared, Usage
 from petiole.tasks.requests.results import StreamDelta
+from tests.gateway.core.test_streams import CUTS, deltas, spelled
 
 CITY = {"enum": ["Paris", "Rome"]}
 SCHEMA = {"type": "object", "properties": {"city": CITY}, "required": ["city"], "additionalProperties": False}
@@ -93,6 +94,47 @@ def test_a_setting_leaves_one_name_of_reasoning_when_a_request_comes(name: str) 
     assert message[name] == "hm é"
 
 
+PIECES = [
+    "<think>", "</think>", "<tool_call>", '{"name": "weather", "arguments": {"city": "é"}}', "</tool_call>",
+    "<tool", "hm é", "😀", " ", "\n", '{"name"', "I look.",
+]  # fmt: skip
+MARKED = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
+
+
+@given(MARKED | st.just(TEXT), CUTS, CUTS, st.data())
+def test_log_probabilities_are_those_of_the_content_and_ids_those_of_all_tokens(
+    text: str, cuts: list[int], others: list[int], data: st.DataObject
+) -> None:
+    asked = {"parts": True, "top_logprobs": 0, "token_ids": True}
+    record = structs.replace(RECORD, asked=asked)
+    announced, reading, whole = log([])[0], Reading.of(record, 0), Whole()
+    for delta in [announced, *deltas(text, cuts)]:
+        for part in reading.read(delta):
+            whole.add(part)
+    [choice] = chat_view.whole(record, [whole])["choices"]
+
+    def streamed(cuts: list[int], after: int = -1) -> list[Frame]:
+        stream = Stream(ChatView(record), record, [after])
+        log = [announced, *deltas(text, cuts)]
+        return [*stream.begin(), *(frame for delta in log for frame in stream.read(0, delta))]
+
+    one = streamed(cuts)
+    seen = one[: data.draw(st.integers(0, len(one)))]
+    chunks = [
+        json.loads(frame.data)["choices"][0]
+        for frame in [*seen, *streamed(others, int(seen[-1].cursor) if seen else -1)]
+    ]
+    ids = [token for chunk in chunks for token in chunk["token_ids"]]
+    assert ids == choice["token_ids"] == [token.token_id for token in spelled(text)]
+    shown = [entry for chunk in chunks for entry in (chunk["logprobs"] or {"content": []})["content"]]
+    assert shown == (choice["logprobs"] or {"content": []})["content"]
+    assert all(chunk["delta"].get("content") or chunk["finish_reason"] for chunk in chunks if chunk["logprobs"])
+    spelling = b"".join(bytes(entry["bytes"]) for entry in shown).decode(errors="replace")
+    said = [piece.text for piece in whole.pieces if piece.kind == "content"]
+    assert all(piece in spelling for piece in said)
+    assert said or not shown
+
+
 # ---------------------------------------------------------------- with a worker
 
 
@@ -138,3 +180,40 @@ def test_a_tool_choice_that_is_none_is_refused_by_name(client: openai.OpenAI) ->
         with pytest.raises(openai.BadRequestError) as refused:
             client.chat.completions.create(**ASKED, **more)
         assert refused.value.param == "tool_choice"
+
+
+@pytest.mark.e2e
+def test_log_probabilities_behind_a_thought_are_those_of_the_answer(client: openai.OpenAI) -> None:
+    city = {"type": "json_schema", "json_schema": {"name": "c", "schema": SCHEMA}}
+    asked: dict[str, Any] = {**ASKED, "tool_choice": "none", "reasoning_effort": "high", "response_format": city}
+    asked |= {"logprobs": True, "extra_body": {"thinking_token_budget": 4, "return_token_ids": True}}
+    [choice] = client.chat.completions.create(**asked).choices
+    assert json.loads(choice.message.content or "")["city"] in ("Paris", "Rome")
+    assert choice.message.reasoning  # type: ignore[attr-defined]
+    entries = choice.logprobs.content if choice.logprobs else []
+    spelling = b"".join(bytes(entry.bytes or ()) for entry in entries or ()).decode()
+    assert spelling.removesuffix("<|im_end|>").strip() == choice.message.content
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    streamed = [entry for chunk in chunks if chunk.logprobs for entry in chunk.logprobs.content or ()]
+    assert streamed == entries
+    ids = [token for chunk in chunks for token in chunk.token_ids]  # type: ignore[attr-defined]
+    assert ids == choice.token_ids  # type: ignore[attr-defined]
+    assert len(ids) > len(streamed) + 4
+
+    more = {
+        "include": ["message.output_text.logprobs"],
+        "text": {"format": {"type": "json_schema", "name": "c", "schema": SCHEMA}},
+    }
+    told: dict[str, Any] = {
+        "model": "tooled",
+        "input": "How is the weather?",
+        "temperature": 0,
+        "max_output_tokens": 200,
+    }
+    answer = client.responses.create(
+        **told, **more, reasoning={"effort": "high"}, extra_body={"thinking_token_budget": 4}
+    )
+    [message] = [item for item in answer.output if item.type == "message"]
+    [part] = message.content
+    assert part.type == "output_text"
+    assert b"".join(bytes(entry.bytes) for entry in part.logprobs or ()).decode().strip() == part.text

@@ -36,8 +36,12 @@ FORMATS = sorted(FAMILIES)
 
 
 def read(template: Template, pieces: Sequence[str], prompt_end: str = "") -> list[Event]:
-    parser = Parser(template, prompt_end=prompt_end, tools=TOOLS)
-    return joined([event for text in pieces for event in parser.push(text)] + parser.finish())
+    parser, whole = Parser(template, prompt_end=prompt_end, tools=TOOLS), "".join(pieces)
+    events = [event for text in pieces for event in parser.push(text)] + parser.finish()
+    for event in events:
+        if isinstance(event, Content | Reasoning):
+            assert whole.startswith(event.text, event.at), "a text is where it is said to be"
+    return joined(events)
 
 
 def split(text: str, cuts: Sequence[int]) -> list[str]:
@@ -201,11 +205,11 @@ def test_any_text_in_a_format_of_short_marks(text: str, cuts: list[int]) -> None
 @pytest.mark.parametrize(
     ("end", "text", "expected"),
     [
-        ("<|im_start|>assistant\n<think>\n", "hm\n</think>\n\nYes", [Reasoning("hm"), Content("Yes")]),
-        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "Yes", [Content("Yes")]),
-        ("<|im_start|>user\n<think><|im_end|>\n<|im_start|>assistant\n", " a", [Content(" a")]),
-        ("…user\nwhat is <think>", "x", [Reasoning("x")]),
-        ("<|im_start|>assistant\nI am", " here", [Content(" here")]),
+        ("<|im_start|>assistant\n<think>\n", "hm\n</think>\n\nYes", [Reasoning("hm", 0), Content("Yes", 13)]),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "Yes", [Content("Yes", 0)]),
+        ("<|im_start|>user\n<think><|im_end|>\n<|im_start|>assistant\n", " a", [Content(" a", 0)]),
+        ("…user\nwhat is <think>", "x", [Reasoning("x", 0)]),
+        ("<|im_start|>assistant\nI am", " here", [Content(" here", 0)]),
     ],
 )
 def test_the_end_of_the_prompt_says_where_the_output_begins(end: str, text: str, expected: list[Event]) -> None:
@@ -219,14 +223,14 @@ def ended(index: int, complete: bool = True) -> CallEnded:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("use <tool_call> here", [Content("use <tool_call> here")]),
-        ("<tool_call>{}</tool_call>", [Content("<tool_call>{}</tool_call>")]),
-        ('<tool_call>{"name": ""}', [Content('<tool_call>{"name": ""}')]),
-        ('a <tool_call>{"na', [Content('a <tool_call>{"na')]),
+        ("use <tool_call> here", [Content("use <tool_call> here", 0)]),
+        ("<tool_call>{}</tool_call>", [Content("<tool_call>{}</tool_call>", 0)]),
+        ('<tool_call>{"name": ""}', [Content('<tool_call>{"name": ""}', 0)]),
+        ('a <tool_call>{"na', [Content('a <tool_call>{"na', 0)]),
         ('<tool_call>{"name": "now"}</tool_call>', [CallBegun(0, "now"), CallArguments(0, "{}"), ended(0)]),
         (
             '<tool_call>{"name": "now", "arguments": {"a": tru</tool_call> b',
-            [CallBegun(0, "now"), CallArguments(0, '{"a": tru'), ended(0, False), Content("b")],
+            [CallBegun(0, "now"), CallArguments(0, '{"a": tru'), ended(0, False), Content("b", 62)],
         ),
         (
             '<tool_call>{"name": "now", "arguments": {"a": "\\u00e9\\',
@@ -234,7 +238,7 @@ def ended(index: int, complete: bool = True) -> CallEnded:
         ),
         (
             '<tool_call>{"arguments": {"a": 1}, "name": "now"}}</tool_call> b',
-            [CallBegun(0, "now"), CallArguments(0, '{"a": 1}'), ended(0), Content("} b")],
+            [CallBegun(0, "now"), CallArguments(0, '{"a": 1}'), ended(0), Content("}", 49), Content(" b", 62)],
         ),
         (
             '<tool_call>{"name": "now", "arguments": "{\\"a\\": 1}"}</tool_call>',
@@ -246,7 +250,7 @@ def ended(index: int, complete: bool = True) -> CallEnded:
         ),
         (
             '<tool_call>\n<tool_call>{"name": "now", "arguments": {"a": "x\ny"}}</tool_call>',
-            [Content("<tool_call>"), CallBegun(0, "now"), CallArguments(0, '{"a": "x\\ny"}'), ended(0)],
+            [Content("<tool_call>", 0), CallBegun(0, "now"), CallArguments(0, '{"a": "x\\ny"}'), ended(0)],
         ),
     ],
 )
@@ -257,7 +261,9 @@ def test_the_rules_for_what_is_no_whole_call(text: str, expected: list[Event]) -
 def test_without_tools_marks_of_calls_are_text_and_reasoning_is_divided() -> None:
     text = hermes(Said("Hi", "hm", [("now", {})]))
     parser = Parser(FAMILIES["hermes"].template)
-    assert joined([*parser.push(text), *parser.finish()]) == [Reasoning("hm"), Content(text[text.index("Hi") :])]
+    at = text.index("Hi")
+    expected = [Reasoning("hm", text.index("hm")), Content(text[at:], at)]
+    assert joined([*parser.push(text), *parser.finish()]) == expected
 
 
 def test_arguments_come_before_the_call_ends() -> None:

@@ -261,6 +261,27 @@ def test_log_probabilities_come_with_their_characters() -> None:
     assert shown == events[-1]["response"]["output"][0]["content"][0]["logprobs"]
 
 
+@given(CUTS, CUTS)
+def test_log_probabilities_of_a_message_between_reasoning_and_calls(one: list[int], other: list[int]) -> None:
+    of = record(parts=True, logprobs=0, tools=TOOLS)
+    [streamed, again] = [read(frames(of, divided(cuts))) for cuts in (one, other)]
+    shown = [token for event in streamed if event["type"] == DELTA for token in event["logprobs"]]
+    assert "I look." in b"".join(bytes(token["bytes"]) for token in shown).decode(errors="replace")
+    for events in (streamed, again):
+        [done] = [event for event in events if event["type"] == "response.output_text.done"]
+        assert done["logprobs"] == shown == events[-1]["response"]["output"][1]["content"][0]["logprobs"]
+
+
+def test_log_probabilities_of_a_result_whose_log_is_gone() -> None:
+    of, text = record(parts=True, logprobs=0), "<think>hm</think>Yes"
+    parts = {"content": "Yes", "reasoning": "hm"}
+    ended = log(text, [])[-1].model_copy(update=parts)
+    message = read(frames(of, [ended]))[-1]["response"]["output"][1]
+    shown = message["content"][0]["logprobs"]
+    assert "Yes" in b"".join(bytes(token["bytes"]) for token in shown).decode()
+    assert len(shown) < len(ended.logprobs or ())
+
+
 def test_an_error_outside_the_log_has_the_number_before_it_and_both_forms() -> None:
     failure: Failure = unavailable("Redis is away")
     name, data, *_ = error_event(failure, "17").decode().split("\n")
