@@ -11,7 +11,7 @@ begun the thought, it must end before anything else comes.
     {"thought": {"open", "close", "after"} or null, "thinks": "open", "closed" or "free",
      "first", "between", "last", "trigger": texts around calls; the first thing that a call writes,
      "calls": [{"name", "strict", "begin", "end", and "schema" or
-                "arguments": [{"begin", "end", "needed", and "schema", "choice" or "text"}]}],
+                "arguments": [{"begin", "end", "needed", and "schema", "choice" or "text"}], "between"}],
      "least", "most": how many calls,
      "answer": {"kind", "value"} or null, "answer_begin": what must, or may, be said instead,
      "budget": how many tokens the thought may have, "free": whether nothing but the budget counts}
@@ -33,6 +33,7 @@ Sources = Mapping[ConstraintKind, Callable[[str, Any], str]]
 """By the kind of another constraint: what makes its grammar, in Lark's notation or as the library's JSON."""
 
 _ANYTHING = "/(.|\\n)*/"
+_NOTHING = '""'
 _SPACES = "/[ \\t\\r\\n]{1,4}/"
 
 
@@ -92,18 +93,28 @@ class _Composer:
         end = self._literal(call.get("end", ""))
         if "arguments" not in call:
             return call["begin"], f"{self._schema(call, call.get('schema'), 'parameters')} {end}"
-        parts = []
-        for one in call["arguments"]:
-            begin = self._literal(one["begin"])
-            if one.get("text"):
-                value = self._up_to(one["end"])
-            elif "choice" in one:
-                texts = self._rule(" | ".join(self._literal(text) or '""' for text in one["choice"]))
-                value = f"{texts} {self._literal(one['end'])}"
-            else:
-                value = f"{self._schema(call, one['schema'], 'parameters')} {self._literal(one['end'])}"
-            parts.append(f"{begin} {value}" if one.get("needed") else f"({begin} {value})?")
-        return call["begin"], f"{' '.join(parts)} {end}"
+        return call["begin"], f"{self._arguments(call)} {end}"
+
+    def _arguments(self, call: Mapping[str, Any]) -> str:
+        """In their order, with `between` between two: what may come depends on whether any came before."""
+        between = self._literal(call.get("between", ""))
+        first = later = ""
+        for one in reversed(call["arguments"]):
+            argument, needed = self._rule(self._argument(call, one)), one.get("needed")
+            chosen = f"{argument} {later}"
+            first = chosen if needed else self._rule(f"{chosen} | {first or self._rule(_NOTHING)}")
+            more = f"{between} {argument}".strip()
+            later = self._rule(f"{more} {later}" if needed else f"({more})? {later}")
+        return first
+
+    def _argument(self, call: Mapping[str, Any], one: Mapping[str, Any]) -> str:
+        begin, end = self._literal(one["begin"]), one["end"]
+        if one.get("text"):
+            return f"{begin} {self._up_to(end)}"
+        if "choice" in one:
+            texts = self._rule(" | ".join(self._literal(text) or '""' for text in one["choice"]))
+            return f"{begin} {texts} {self._literal(end)}"
+        return f"{begin} {self._schema(call, one['schema'], 'parameters')} {self._literal(end)}"
 
     def _schema(self, call: Mapping[str, Any], schema: Any, what: str) -> str:
         """The arguments. A schema that cannot be compiled is an error only where the tool is strict."""

@@ -24,10 +24,13 @@ class Thought:
 
 @dataclass(frozen=True)
 class Tags:
-    """How one argument is written; "{key}" stands for its name. Text is written as it is, all else as JSON."""
+    """How one argument is written; "{key}" stands for its name. Text is written as it is, between `quotes`, and
+    all else as JSON. `between`: what is between two arguments."""
 
     begin: str
     end: str
+    quotes: str = ""
+    between: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,13 @@ WRITINGS: dict[str, Writing] = {
         answer_begin="<|channel|>final<|message|>",
         efforts={"none": "low", "minimal": "low", "xhigh": "high", "max": "high"},
     ),
-    "gemma4": Writing(thought=Thought("<|channel>thought\n", "<channel|>")),
+    "gemma4": Writing(
+        begin="<|tool_call>call:{name}{",
+        end="}<tool_call|>",
+        trigger="<|tool_call>",
+        thought=Thought("<|channel>thought\n", "<channel|>"),
+        tags=Tags("{key}:", "", quotes='<|"|>', between=","),
+    ),
     "think": Writing(thought=_THINK),
 }
 
@@ -163,7 +172,8 @@ def _call(writing: Writing, tool: Mapping[str, Any]) -> dict[str, Any]:
     }
     if writing.tags is None:
         return {**call, "schema": schema}
-    return {**call, "arguments": _arguments(writing.tags, schema if isinstance(schema, Mapping) else {})}
+    arguments = _arguments(writing.tags, schema if isinstance(schema, Mapping) else {})
+    return {**call, "arguments": arguments, "between": writing.tags.between}
 
 
 def _arguments(tags: Tags, schema: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -172,13 +182,14 @@ def _arguments(tags: Tags, schema: Mapping[str, Any]) -> list[dict[str, Any]]:
     rest = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     found = []
     for key, one in (properties if isinstance(properties, Mapping) else {}).items():
-        given = {**rest, **one} if isinstance(one, Mapping) else one
+        value = _value({**rest, **one} if isinstance(one, Mapping) else one)
+        quotes = "" if "schema" in value else tags.quotes
         found.append(
             {
-                "begin": tags.begin.replace("{key}", key),
-                "end": tags.end,
+                "begin": tags.begin.replace("{key}", key) + quotes,
+                "end": quotes + tags.end,
                 "needed": isinstance(needed, list) and key in needed,
-                **_value(given),
+                **value,
             }
         )
     return found

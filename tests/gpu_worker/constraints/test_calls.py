@@ -33,7 +33,8 @@ TOOLS = [
 MARKS = [
     "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>", "[TOOL_CALLS]", "[ARGS]", "[THINK]",
     "[/THINK]", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
-    "<｜tool▁calls▁end｜>", "<|tool_call|>", "<|/tool_call|>",
+    "<｜tool▁calls▁end｜>", "<|tool_call|>", "<|/tool_call|>", "<|tool_call>", "<tool_call|>", '<|"|>',
+    "<|channel>", "<channel|>",
 ]  # fmt: skip
 ENFORCED = sorted(name for name, writing in WRITINGS.items() if writing.calls)
 
@@ -97,6 +98,23 @@ def test_a_thought_comes_first_where_the_prompt_has_begun_it_or_the_model_may(
     assert accepted(tokenizer, asked(name), text.removeprefix(thought.open), "open")
     assert not accepted(tokenizer, asked(name), said(name, ONE), "open")
     assert not accepted(tokenizer, asked(name), text, "closed")
+
+
+@pytest.mark.parametrize("name", ["gemma4", "qwen-xml"])
+def test_arguments_that_are_left_out_leave_no_trace(tokenizer: Tokenizer, name: str) -> None:
+    """In the order of the schema, whichever are there, and what is between two arguments only there."""
+    kinds: dict[str, Any] = {
+        "a": {"type": "string"}, "b": {"enum": ["x", "y"]}, "c": {"type": "array", "items": {"type": "integer"}},
+        "d": {"type": "boolean"},
+    }  # fmt: skip
+    values = {"a": 'é", "b:<', "b": "y", "c": [1, 2], "d": True}
+    for needed in ([], ["b"], ["a", "d"]):
+        tool = {"name": "f", "parameters": {"type": "object", "properties": kinds, "required": needed}}
+        grammar = composed(WRITINGS[name], [tool], least=1, most=1, answer=None)
+        for k in range(16):
+            given = {key: value for bit, (key, value) in enumerate(values.items()) if k >> bit & 1}
+            assert accepted(tokenizer, grammar, said(name, [("f", given)])) is (given.keys() >= {*needed})
+        assert not accepted(tokenizer, grammar, said(name, [("f", dict(reversed(values.items())))]))
 
 
 def test_a_schema_follows_the_thought(tokenizer: Tokenizer) -> None:
