@@ -3,11 +3,11 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo test sdks lint render format bench chaos wheelhouse lock pin clean
+.PHONY: help demo test test-all sdks lint render format bench chaos wheelhouse lock pin clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -25,8 +25,13 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 demo: $(VENV)/.demo  ## eight prompts at once through an embedded Redis and a real Celery worker
 	$(BIN)/petiole demo
 
-test: $(VENV)/.dev  ## all tests that this machine can run
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+
+test: $(VENV)/.dev  ## every kind of test, in minutes
+	$(PYTEST) -m "not slow"
+
+test-all: $(VENV)/.dev  ## all tests that this machine can run, with the long trials
+	$(PYTEST)
 
 SDKS := $(CURDIR)/.sdks
 

@@ -1,5 +1,5 @@
-"""What holds for all tests: no property fails because a machine is slow, a failure says how to repeat it, and what
-takes long begins first.
+"""What holds for all tests: no property fails because a machine is slow, a failure says how to repeat it, long
+trials have their marker, and what takes long begins first.
 
 Continuous integration (`CI` is set) tries the same examples each time; everyone else tries new ones.
 
@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.trials import is_slow
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 with suppress(OSError):
@@ -39,7 +41,7 @@ LONG = (
     "tests/e2e",
 )
 """What begins first, in this order. Most of it waits, so the linters and what computes may run beside it. And no
-process of `make test` is left alone with minutes of it when the others have ended."""
+process of `make test-all` is left alone with minutes of it when the others have ended."""
 
 APART = (
     "tests/chaos/test_no_false_death.py",
@@ -56,7 +58,12 @@ APART = (
 """Files whose tests share no server and no worker: each test may run in another process."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_slow(item.nodeid.partition("::")[0], item.name):
+            item.add_marker(pytest.mark.slow)
+
     def rank(item: pytest.Item) -> int:
         return next((at for at, path in enumerate(LONG) if item.nodeid.startswith(path)), len(LONG))
 

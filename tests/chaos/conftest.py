@@ -9,4 +9,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "chaos" in Path(item.fspath).parts:
             item.add_marker(pytest.mark.e2e)
-            item.add_marker(pytest.mark.slow)

@@ -85,6 +85,7 @@ def test_other_streams_do_not_notice_ten_megabytes(site: Site) -> None:
     assert site.get(running)["token_ids"] == expected("steady", 1, 300)
 
 
+@pytest.mark.slow
 def test_a_result_backend_that_is_away_does_not_silence_a_worker(tmp_path: Path) -> None:
     (folder := tmp_path / "results").mkdir()
     results = RedisServer(folder)

@@ -111,6 +111,7 @@ def test_revoke_before_it_starts(site: Site) -> None:
     assert site.tokens(result) == []
 
 
+@pytest.mark.slow
 def test_a_revocation_outlives_the_worker_that_holds_its_task_for_its_eta(own_site: Site) -> None:
     first = own_site.worker()
     result = own_site.generate("never", max_tokens=1, submission={"countdown": 60})
@@ -120,6 +121,7 @@ def test_a_revocation_outlives_the_worker_that_holds_its_task_for_its_eta(own_si
     first.stop()
 
 
+@pytest.mark.slow
 def test_a_revocation_is_there_before_its_task_however_long(own_site: Site) -> None:
     first = own_site.worker(PETIOLE_STREAM_TTL_S=1)
     others = [f"other {i}" for i in range(2500)]
@@ -214,6 +216,7 @@ def test_ignored_results_are_not_stored(site: Site) -> None:
     assert site.app.backend.get_task_meta(result.id)["status"] == "PENDING"
 
 
+@pytest.mark.slow
 def test_prefixes_of_all_keys_of_broker_and_results(own_site: Site) -> None:
     prefix = {"global_keyprefix": "mine:"}
     named = {"broker_transport_options": prefix, "result_backend_transport_options": prefix}

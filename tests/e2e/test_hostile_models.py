@@ -15,6 +15,7 @@ import pytest
 
 from petiole.gpu_worker import Engine, EngineConfig, ModelError, models
 from tests.support.site import Site
+from tests.support.trials import rest
 
 TINY = Path(models.__file__).parent / "petiole_tiny"
 NORM = "model.norm.weight"
@@ -86,7 +87,7 @@ def hostile(kind: str, folder: Path) -> tuple[Path, str]:
     return folder, why
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("kind", rest(HOSTILE, 3))
 def test_a_hostile_model_is_refused_in_one_line(tmp_path: Path, kind: str) -> None:
     folder, why = hostile(kind, tmp_path / "model")
     with pytest.raises(ModelError, match=why) as refused:
@@ -94,7 +95,7 @@ def test_a_hostile_model_is_refused_in_one_line(tmp_path: Path, kind: str) -> No
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("kind", STAGES)
+@pytest.mark.parametrize("kind", rest(STAGES))
 def test_a_hostile_model_ends_its_worker_with_one_line(hostile_site: Site, tmp_path: Path, kind: str) -> None:
     folder, why = hostile(kind, tmp_path / "model")
     worker = hostile_site.start_worker(PETIOLE_MODEL=folder, PETIOLE_DEVICE="cpu")

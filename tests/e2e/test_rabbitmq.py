@@ -201,6 +201,7 @@ def complete(rabbit: Site, name: str, results: list[AsyncResult]) -> None:
         assert rabbit.get(result)["token_ids"] == rabbit.tokens(result) == expected(f"{name}{i}", i, 600)
 
 
+@pytest.mark.slow
 def test_a_restart_of_the_broker_loses_and_doubles_nothing(rabbit: Site, server: RabbitServer) -> None:
     results = generations(rabbit, "r")
     server.stop()
@@ -209,6 +210,7 @@ def test_a_restart_of_the_broker_loses_and_doubles_nothing(rabbit: Site, server:
     assert all(worker.alive() for worker in rabbit.workers)
 
 
+@pytest.mark.slow
 def test_a_deploy_hands_over(rabbit: Site) -> None:
     results = generations(rabbit, "d")
     old = rabbit.workers[0]
@@ -247,6 +249,7 @@ def test_what_a_worker_holds_is_reported_and_that_its_engine_lives(rabbit: Site)
     result.revoke(terminate=True)
 
 
+@pytest.mark.slow
 def test_a_message_held_for_longer_than_rabbitmq_allows_comes_back(tmp_path: Path) -> None:
     """RabbitMQ closes the channel after `consumer_timeout`. The worker goes on with its generation."""
     server = RabbitServer(tmp_path, "-rabbit consumer_timeout 2000 -rabbit channel_tick_interval 500")

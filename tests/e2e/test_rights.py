@@ -19,9 +19,10 @@ from petiole.tasks.servers.redis_py import RESP2
 from tests.support.fake_engine import expected
 from tests.support.rights import BINARIES, SECRET, USERS, binary_of, commands, documented, grant, version_of
 from tests.support.site import REPOSITORY, Site, Worker, eventually
+from tests.support.trials import rest
 
 
-@pytest.fixture(scope="module", params=BINARIES)
+@pytest.fixture(scope="module", params=rest(BINARIES))
 def binary(request: pytest.FixtureRequest) -> str:
     return binary_of(request.param) or pytest.skip(f"{request.param}: there is none here")
 
@@ -376,6 +377,7 @@ print("all of it")
 """
 
 
+@pytest.mark.slow
 def test_whoever_may_not_look_for_workers_waits_in_silence(own_site: Site) -> None:
     """Neither who may not read the workers' reports, nor who may not ask for the time."""
     site = own_site

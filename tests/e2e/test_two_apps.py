@@ -97,10 +97,12 @@ def wrong(site: Site, *arguments: str) -> dict[str, str]:
     return found["wrong"]  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_every_canvas_in_every_order_from_forty_threads(both: Site) -> None:
     assert wrong(both, "threads", "40", "1") == {}
 
 
+@pytest.mark.slow
 def test_the_same_in_forked_processes(both: Site) -> None:
     assert wrong(both, "forked", "3", "8", "11") == {}
 
@@ -113,6 +115,7 @@ print(json.dumps([both_apps.attempt(shape) for shape in shapes]))
 
 
 @pytest.mark.parametrize("settings", [{}, {"result_backend": "1"}])
+@pytest.mark.slow
 def test_members_of_a_group_go_to_the_broker_of_their_own_app(own_site: Site, settings: dict[str, str]) -> None:
     """Or share a broker, and have a result backend each. Nothing passes from one app to the other."""
     first, second = own_site.url, own_site.url.replace("virtual_host=0", "virtual_host=1")
@@ -168,6 +171,7 @@ print(json.dumps(said))
 """
 
 
+@pytest.mark.slow
 def test_a_thread_knows_the_routes_of_the_users_app(own_site: Site) -> None:
     own_site.environment["SHOP_URL"] = own_site.url
     own_site.environment["SHOP_SETTINGS"] = json.dumps({"task_routes": {"tasks.generate": {"queue": "gpu-a"}}})
@@ -178,6 +182,7 @@ def test_a_thread_knows_the_routes_of_the_users_app(own_site: Site) -> None:
     assert client(own_site, THREAD.format(body=body), FIRST) == ["gpu-a"]
 
 
+@pytest.mark.slow
 def test_a_thread_reports_no_mistake_where_there_is_none(own_site: Site) -> None:
     own_site.environment["SHOP_URL"] = own_site.url
     body = "(fetch_article.s(1) | generate.s(prompt='x')).delay(); said.extend(two_apps._reported)"
@@ -207,6 +212,7 @@ def shop(own_site: Site) -> Site:
     return own_site
 
 
+@pytest.mark.slow
 def test_which_queue_a_linked_generation_goes_to(shop: Site) -> None:
     linked = "fetch_article.s(1) | generate.s(prompt='x')"
     by_name = {"task_routes": {"tasks.generate": {"queue": "gpu-a"}}}
@@ -276,6 +282,7 @@ except Exception as error:
     return ran.stdout
 
 
+@pytest.mark.slow
 def test_an_error_says_what_to_set(own_site: Site) -> None:
     url = own_site.url
     other_database = url.replace("virtual_host=0", "virtual_host=1")
@@ -292,6 +299,7 @@ def test_an_error_says_what_to_set(own_site: Site) -> None:
     assert said(own_site, SUBMITTED_BY_THE_SHOP, url) == said(own_site, CHORD_OF_THE_SHOP, url) == ""
 
 
+@pytest.mark.slow
 def test_queues_that_the_app_would_not_declare_or_not_so(own_site: Site) -> None:
     missing = said(
         own_site, SUBMITTED_BY_THE_SHOP, own_site.url, task_create_missing_queues=False, task_queues={"celery": {}}

@@ -17,6 +17,7 @@ from petiole.tasks.requests import images
 from petiole.tasks.requests.results import GenerationResult
 from tests.support.pictures import MODEL, file
 from tests.support.site import REPOSITORY, Site
+from tests.support.trials import rest
 
 ENGINE = {
     "PETIOLE_ENGINE_FACTORY": "tests.support.mortal_engine:MortalEngine",
@@ -80,7 +81,7 @@ def test_a_skill_answers_as_it_has_streamed(site: Site, name: str) -> None:
 DEATHS = [("query", 1), ("reasoning", 7), ("caption", 3), ("point", 1), ("detect", 2)]
 
 
-@pytest.mark.parametrize(("name", "n"), DEATHS)
+@pytest.mark.parametrize(("name", "n"), rest(DEATHS))
 def test_it_goes_on_bin_for_bin_where_its_worker_died(site: Site, name: str, n: int) -> None:
     """Behind `n` tokens: between x and y of a point, between y and the size of a box. The seed is given, so that
     each run draws the same. `tests/gpu_worker/engine/test_skills.py` interrupts at every token."""

@@ -26,6 +26,7 @@ from petiole.tasks.app.configuration import configuration
 from petiole.tasks.settings import Settings
 from tests.support import rabbitmq
 from tests.support.site import REPOSITORY, Site
+from tests.support.trials import rest
 
 pytestmark = pytest.mark.e2e
 
@@ -101,7 +102,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield site
 
 
-@pytest.fixture(scope="module", params=PINNED)
+@pytest.fixture(scope="module", params=rest(PINNED))
 def outcomes(request: pytest.FixtureRequest, site: Site) -> dict[str, str]:
     """Over TCP: redis-py 4.5.2 cannot use a socket file with a time limit, which Celery sets as well."""
     return run_web_app(environment(request.param), site, PETIOLE_BROKER_URL=f"redis://127.0.0.1:{PORT}/0")
@@ -132,7 +133,7 @@ except Exception as error:
 """
 
 
-@pytest.mark.parametrize("version", PINNED)
+@pytest.mark.parametrize("version", rest(PINNED))
 def test_by_name_from_any_celery(site: Site, version: str, tmp_path: Path) -> None:
     url = f"redis://127.0.0.1:{PORT}/0"
     ran = subprocess.run(
@@ -173,7 +174,7 @@ def test_rabbitmq_is_refused_where_celery_cannot_use_it_well() -> None:
     assert "PETIOLE_BROKER_URL: RabbitMQ needs Celery 5.5.3 or later, and this is 5.4.0" in ran.stderr
 
 
-@pytest.mark.parametrize("version", ["5.5", "5.6", "5.7"])
+@pytest.mark.parametrize("version", rest(["5.5", "5.6", "5.7"]))
 def test_with_rabbitmq(rabbit: Site, version: str) -> None:
     failures = {name: why for name, why in run_web_app(environment(version), rabbit).items() if why}
     assert not failures, "\n".join(failures.values())

@@ -19,6 +19,7 @@ hypervisor or an old kernel prevents that, and with `PETIOLE_TILES=off`, the lib
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import logging
 import os
@@ -29,7 +30,8 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -155,13 +157,23 @@ def _built(target: Path, command: Sequence[str]) -> Path:
     target.parent.parent.mkdir(parents=True, exist_ok=True)
     target.parent.mkdir(mode=0o700, exist_ok=True)
     _check_writers(target.parent, stat.S_ISDIR)
-    if not _is_whole(target):
-        began = time.monotonic()
-        _compile(command, target, _TIMEOUT_S)
-        took = time.monotonic() - began
-        log.info("%s compiled the CPU kernels for this machine in %.1f s", command[0], took)
+    with _alone(target.parent):
+        if not _is_whole(target):
+            began = time.monotonic()
+            _compile(command, target, _TIMEOUT_S)
+            took = time.monotonic() - began
+            log.info("%s compiled the CPU kernels for this machine in %.1f s", command[0], took)
     _check_writers(target, stat.S_ISREG)
     return target
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Of workers that begin together one compiles, and the others wait for its library."""
+    with (folder / "lock").open("ab") as file:
+        with suppress(OSError):  # a file system without locks: each compiles
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _compile(command: Sequence[str], target: Path, timeout_s: float | None = None) -> None:
@@ -175,7 +187,7 @@ def _compile(command: Sequence[str], target: Path, timeout_s: float | None = Non
             timeout=timeout_s,
         )
         _seal(made)
-        made.replace(target)  # atomic: two workers may build at once
+        made.replace(target)  # atomic: no worker finds a part of it
 
 
 def _seal(made: Path) -> None:

@@ -8,6 +8,7 @@ import platform
 import shutil
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ load = build.load_library.__wrapped__  # each test asks anew
 
 @pytest.fixture(autouse=True)
 def empty_cache(monkeypatch, tmp_path):
+    """With a library of one function: the kernels would take seconds in every test."""
+    (source := tmp_path / "one.c").write_text("int one(void) { return 1; }")
+    monkeypatch.setattr(build, "_SOURCES", (source,))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     return tmp_path
@@ -41,7 +45,7 @@ def test_a_compiler_that_fails_is_named_with_its_complaint(monkeypatch, caplog, 
         assert load() is None
     assert "broken-cc" in caplog.text
     assert "no such flag" in caplog.text
-    assert not list(tmp_path.glob("petiole/*"))
+    assert not list(tmp_path.glob("petiole/*.so"))
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -215,6 +219,17 @@ def test_a_library_that_is_not_whole_is_compiled_again(share, quick, empty_cache
     assert load() is not None
     assert target.read_bytes() == whole
     assert "is not whole" in caplog.text
+
+
+def test_of_those_that_begin_together_one_compiles(quick, monkeypatch, tmp_path):
+    compiler = tmp_path / "cc-that-counts"
+    compiler.write_text(f'#!/bin/sh\necho >> {tmp_path}/compiled\nexec cc "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    with ThreadPoolExecutor(4) as threads:
+        libraries = [library._name for library in threads.map(lambda _: load(), range(4))]
+    assert len(set(libraries)) == 1
+    assert (tmp_path / "compiled").read_text() == "\n"
 
 
 def test_a_compiler_may_have_arguments(quick, monkeypatch):
