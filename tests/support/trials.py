@@ -1,8 +1,8 @@
 """The long trials: the tests that `make test` leaves to `make test-all`. All of them have the marker `slow`.
 
-A trial repeats with many seeds, kills, versions, servers or cases what one short test shows. `TRIALS` names files of
-trials and, beside each, its representatives: the tests of that file that `make test` runs. So `make test` has every
-kind of test. A name without brackets stands for the test with all its parameters.
+A trial repeats with many seeds, kills, versions, servers or cases what one short test shows. `TRIALS` names files
+of trials and, beside each, its representatives: the tests of that file that `make test` runs. So `make test` has
+every kind of test. A name without brackets stands for the test with all its parameters.
 
 `rest` does the same for the parameters of one test; a single test has the marker itself.
 """
@@ -56,6 +56,11 @@ TRIALS: dict[str, tuple[str, ...]] = {
     "tests/e2e/test_stop_while_loading.py": ("test_a_second_interrupt_changes_nothing",),
     "tests/fuzz": ("test_what_the_gate_lets_through_is_handled", "test_a_valid_message_runs_as_it_is"),
     "tests/gateway/test_durability.py": (),
+    "tests/gateway/test_survival.py": (
+        "test_a_stream_goes_on_at_another_gateway_when_its_own_has_died",
+        "test_a_stream_goes_on_while_its_worker_is_killed",
+    ),
+    "tests/project/test_wheel.py": ("test_the_wheel_has_one_package_with_each_file_once",),
     "tests/protocol": ("test_a_worse_protocol_is_found_out",),
 }
 

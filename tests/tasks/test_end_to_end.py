@@ -231,6 +231,7 @@ def test_the_demo_gets_every_answer_right_and_leaves_nothing(runtime_folder: str
     eventually(lambda: not os.listdir(runtime_folder), "the embedded Redis has ended")
 
 
+@pytest.mark.slow
 def test_the_demo_over_http_answers_until_it_is_stopped(runtime_folder: str) -> None:
     demo = subprocess.Popen(
         [sys.executable, "-u", "-m", "petiole.tasks.commands.cli", "demo", "--http"],
@@ -260,6 +261,7 @@ def test_the_demo_over_http_answers_until_it_is_stopped(runtime_folder: str) -> 
     eventually(lambda: not _workers_of(demo.pid), "the worker has ended")
 
 
+@pytest.mark.slow
 def test_the_demo_of_vision_saves_its_picture(runtime_folder: str, tmp_path: Path) -> None:
     saved = tmp_path / "picture.png"
     ran = subprocess.run(
@@ -293,6 +295,7 @@ def test_a_demo_whose_worker_cannot_start_shows_why(runtime_folder: str) -> None
     eventually(lambda: not os.listdir(runtime_folder), "the embedded Redis has ended")
 
 
+@pytest.mark.slow
 def test_an_interrupted_demo_leaves_nothing(runtime_folder: str) -> None:
     demo = subprocess.Popen(
         [sys.executable, "-u", "-m", "petiole.tasks.commands.cli", "demo", "--plain"],

@@ -87,6 +87,7 @@ def left(request: pytest.FixtureRequest) -> Recording:
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_this_version_goes_on_bin_for_bin(left: Recording, tmp_path: Path) -> None:
     """Tasks in the middle, and queued ones. What was finished is read as this version would have written it."""
     with pictures.seeing_site(tmp_path, PETIOLE_ENGINE_FACTORY=ENGINE, PETIOLE_VISIBILITY_TIMEOUT_S=2) as site:
@@ -138,6 +139,7 @@ def current(tmp_path_factory: pytest.TempPathFactory) -> Recording:
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_this_version_leaves_all_that_the_previous_one_reads(left: Recording, current: Recording) -> None:
     missing = sorted(paths(left) - paths(current))
     assert not missing, "\n".join(["no longer written, or otherwise:", *missing])

@@ -16,6 +16,7 @@ from petiole.gpu_worker.threads import text as text_thread
 from tests.support.interrupted import Interrupted
 from tests.support.toy_engine import VOCAB, Expected, expected, request, toy_engine
 from tests.support.toy_runtime import ToyRuntime
+from tests.support.trials import rest
 
 GOOD = [request([1 + i, 2], 15, ignore_eos=True, request_id=str(i)) for i in range(4)]
 
@@ -219,7 +220,7 @@ CACHES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("config", CACHES.values(), ids=CACHES.keys())
+@pytest.mark.parametrize("config", rest(CACHES.values()), ids=CACHES.keys())
 def test_a_fault_anywhere_in_an_admission_fails_that_request_alone(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from tests.gpu_worker.engine.test_images import OpenEngine, asked, image, open_e
 from tests.gpu_worker.engine.test_images import expected as seen_by_the_oracle
 from tests.support.interrupted import Interrupted
 from tests.support.toy_engine import Expected, expected, request, toy_engine
+from tests.support.trials import rest
 
 __all__ = ["open_engine"]  # a fixture
 
@@ -121,7 +122,7 @@ def nothing_is_held(engine: Engine) -> None:
     assert engine.healthy
 
 
-@pytest.mark.parametrize("config", MACHINES.values(), ids=MACHINES.keys())
+@pytest.mark.parametrize("config", rest(MACHINES.values()), ids=MACHINES.keys())
 def test_after_a_fault_anywhere_before_dispatch_every_request_is_answered(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,7 +142,7 @@ def test_after_a_fault_anywhere_before_dispatch_every_request_is_answered(
     assert "schedule_speculative" in places or not config.get("speculative_tokens")
 
 
-@pytest.mark.parametrize(("cache", "page_size"), [("radix", 1), ("block", 1), ("block", 16)])
+@pytest.mark.parametrize(("cache", "page_size"), rest([("radix", 1), ("block", 1), ("block", 16)]))
 def test_after_a_fault_anywhere_before_dispatch_images_are_seen_as_without_it(
     open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch, cache: str, page_size: int
 ) -> None:

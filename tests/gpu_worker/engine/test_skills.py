@@ -165,6 +165,7 @@ def test_equal_images_at_once_are_decoded_once(monkeypatch: pytest.MonkeyPatch) 
         assert watched.decoded == engine.stats()["encoded_images"] == 1
 
 
+@pytest.mark.slow
 def test_more_images_than_are_held_at_once(engine: Engine) -> None:
     alone = [run(engine, asked("point", file(seed)))[1].token_ids for seed in range(0, 40, 10)]
     handles = [engine.submit(asked("point", file(seed), priority=-seed)) for seed in range(40)]

@@ -75,6 +75,7 @@ def test_a_prompt_of_several_blocks_of_keys(dtype, checkpoint, open_runtime):
     assert relative_error(got, reference(exact, tokens(200))[-1:]) < TOLERANCE[dtype]
 
 
+@pytest.mark.slow
 def test_bfloat16_on_a_processor_without_products_for_it(checkpoint, open_runtime, monkeypatch):
     monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, "-mno-avx512bf16"))
     monkeypatch.setattr(stack, "load_library", build.load_library.__wrapped__)

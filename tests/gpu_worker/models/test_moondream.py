@@ -173,6 +173,7 @@ def test_an_answer_resumes_bin_for_bin(folder: Path, cpu_path: str) -> None:
             assert rest == bins[n:]
 
 
+@pytest.mark.slow
 def test_values_under_an_adapter_are_those_of_merged_weights(tmp_path: Path, cpu_path: str) -> None:
     adapter, merged = tmp_path / "adapter", tmp_path / "merged"
     write_adapter_of_moondream(adapter, merged)
@@ -238,6 +239,7 @@ def test_a_chunk_must_hold_an_image_and_the_default_does(folder: Path) -> None:
     assert open_engine(folder, chunk_size=0).config.chunk_size == 730
 
 
+@pytest.mark.slow
 def test_half_precision_serves(folder: Path, cpu_path: str) -> None:
     settings: Any = {"chunk_size": 1024, "max_num_seqs": 2, "num_pages": 2000, "num_threads": 1}
     config = EngineConfig(model=str(folder), device="cpu", dtype="bfloat16", **settings)
@@ -251,6 +253,7 @@ def test_the_narrow_shape_has_the_published_names() -> None:
     assert {"vision.blocks.26.attn.qkv.weight", "text.wte", "region.coord_features", "text.lm_head.bias"} <= names
 
 
+@pytest.mark.slow
 def test_an_engine_has_encoded_and_prefilled_an_image_before_its_first_request(
     tmp_path: Path, cpu_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +274,7 @@ def test_an_engine_has_encoded_and_prefilled_an_image_before_its_first_request(
     assert list(result.token_ids) == KINDS
 
 
+@pytest.mark.slow
 def test_an_engine_that_encodes_many_crops_is_not_taken_for_hung(folder: Path) -> None:
     """A crop of the full model takes a CPU up to a second, and half a lease is 7.5 s."""
     with open_engine(folder) as engine:

@@ -65,6 +65,7 @@ def test_a_stream_goes_on_when_its_worker_and_its_gateway_have_died(site: Site, 
         assert joined[-1].response.output_text == text
 
 
+@pytest.mark.slow
 def test_a_background_response_waits_for_a_worker(site: Site, tmp_path: Path) -> None:
     """The last test of this module: it stops the worker."""
     site.workers[-1].stop()

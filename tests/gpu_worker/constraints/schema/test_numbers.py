@@ -90,6 +90,7 @@ def state_of(schema: dict[str, Any]) -> ConstraintState:
 
 @settings(max_examples=150, deadline=None)
 @given(ranges, st.integers(0, 999))
+@pytest.mark.slow
 def test_exactly_the_numbers_of_a_range_are_allowed(schema: dict[str, Any], seed: int) -> None:
     state = state_of(schema)
     for number in near(schema, random.Random(seed)):

@@ -17,6 +17,7 @@ from petiole.gpu_worker.constraints.schema.meeting import MAX_ALTERNATIVES
 from petiole.gpu_worker.errors import InvalidRequest
 from tests.gpu_worker.constraints.schemas import random_schema
 from tests.gpu_worker.constraints.walking import ConstraintState, accepts, compiled, draw
+from tests.support.trials import rest
 
 CHECKED_FORMATS = jsonschema.FormatChecker(["date", "uuid", "ipv4", "ipv6", "email"])
 
@@ -51,9 +52,10 @@ WALKS = int(os.environ.get("PETIOLE_WALKS", "250"))
 """Seeds of random schemas; more by hand."""
 
 
-def test_random_walks_of_random_schemas_end_in_valid_documents() -> None:
-    served = [check_walks(seed) for seed in range(WALKS)]
-    assert sum(served) > 0.8 * WALKS
+@pytest.mark.parametrize("seeds", rest([range(50), range(50, WALKS)]), ids=str)
+def test_random_walks_of_random_schemas_end_in_valid_documents(seeds: range) -> None:
+    served = [check_walks(seed) for seed in seeds]
+    assert sum(served) >= 0.8 * len(seeds)
 
 
 @pytest.mark.parametrize(

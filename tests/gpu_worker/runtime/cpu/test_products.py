@@ -124,6 +124,7 @@ def test_where_the_library_fails_the_own_kernels_make_its_products(
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
 @pytest.mark.parametrize("flags", [("-march=haswell",), (build._WITHOUT_TILES,)], ids=["AVX2 alone", "no tiles"])
 @pytest.mark.parametrize("whose", ["own", "library"])
+@pytest.mark.slow
 def test_a_processor_with_fewer_instructions_computes_the_same(
     whose, flags, checkpoint, open_runtime, monkeypatch
 ):

@@ -24,6 +24,7 @@ def calls_in_a_prefill() -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("seconds", ["0.0", "1e9"])
+@pytest.mark.slow
 def test_the_compiled_path_says_so_between_two_maps(seconds, monkeypatch, tmp_path):
     """Where the step takes longer than these seconds."""
     if build.load_library() is None:

@@ -51,6 +51,7 @@ def test_a_file_that_cannot_be_written_later_is_said_once_and_ends_nothing(
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_a_worker_whose_engine_hangs_is_told_from_one_without_redis(tmp_path: Path) -> None:
     path = tmp_path / "alive"
     path.write_text("of an earlier worker")
