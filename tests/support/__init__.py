@@ -1,5 +1,7 @@
 """Doubles and real servers for the tests.
 
+    trials           which tests only `make test-all` runs
+
 A whole installation, and who uses it:
 
     site             a real redis-server, real workers, and a producer that sees what they do
