@@ -43,7 +43,7 @@ from petiole.tasks.requests.schemas import Common, Options
 ROOT = Path(__file__).resolve().parents[1]
 TYPES = ROOT / "tasks" / "requests" / "types.py"
 TASKS = ROOT / "tasks" / "submission" / "typed.py"
-PAGES = [ROOT / "docs" / name for name in ("requests.md", "streams.md", "vision.md", "models.md")]
+PAGES = [ROOT / "docs" / name for name in ("requests.md", "streams.md", "vision.md", "models.md", "embeddings.md")]
 WIDTH = 115
 
 HEAD = '''"""Options and results as type checkers and editors see them: `schemas` and `results`, as dictionaries.
@@ -79,6 +79,7 @@ from petiole.tasks.requests import types
 from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.streams import readers
 from petiole.tasks.streams.readers import AsyncGeneration
+from petiole.tasks.submission.many import EmbeddingTask
 from petiole.tasks.submission.task import GenerationTask
 '''
 
@@ -179,7 +180,7 @@ def options_of(task: Model) -> Iterator[str]:
 
 
 TASK = '''
-class {name}Task(GenerationTask):
+class {name}Task({base}):
     """`{task}`."""
 
     if TYPE_CHECKING:
@@ -220,7 +221,13 @@ class {name}Task(GenerationTask):
 
 def typed_tasks() -> str:
     names = [model.__name__.removesuffix("Request") for model in SCHEMAS.values()]
-    return "\n".join([TASKS_HEAD, *(TASK.format(name=name, task=name.lower()) for name in names)])
+    return "\n".join(
+        [TASKS_HEAD, *(TASK.format(name=name, task=name.lower(), base=based(name)) for name in names)]
+    )
+
+
+def based(name: str) -> str:
+    return "EmbeddingTask" if name == "Embed" else "GenerationTask"
 
 
 def typed_dict(
@@ -354,13 +361,17 @@ def tables(page_name: str) -> dict[str, str]:
         if model in shared
         for name, field in own(model).items()
     ]
-    asked = [
-        (f"`{task}`", f"`{name}`", default_of(field), linked(text_of(model, name)))
-        for task, model in known.items()
-        if task not in tasks
-        for name, field in model.model_fields.items()
-        if name not in Common.model_fields
-    ]
+
+    def asked(*, sees: bool) -> list[tuple[str, ...]]:
+        """The options of the tasks for models that see pictures, or of those for models of texts."""
+        return [
+            (f"`{task}`", f"`{name}`", default_of(field), linked(text_of(model, name)))
+            for task, model in known.items()
+            if task not in tasks and issubclass(model, skills.Answering | skills.Finding) == sees
+            for name, field in model.model_fields.items()
+            if name not in Common.model_fields
+        ]
+
     submitted = [
         (f"`{name}`", linked(TEXTS["Submission", name])) for name in celery_options.Submission.__annotations__
     ]
@@ -375,7 +386,8 @@ def tables(page_name: str) -> dict[str, str]:
     return {
         "inputs": markdown(("task", "option", ""), inputs),
         "options": markdown(("option", "default", ""), options),
-        "skills": markdown(("task", "option", "default", ""), asked),
+        "skills": markdown(("task", "option", "default", ""), asked(sees=True)),
+        "texts": markdown(("task", "option", "default", ""), asked(sees=False)),
         "submission": markdown(("option", ""), submitted),
         "result": fields(results.GenerationResult, results.Shown),
         "facts": fields(models.ModelFacts, BaseModel),

@@ -44,6 +44,7 @@ from petiole.gpu_worker.errors import (
 from petiole.gpu_worker.request import (
     Constraint,
     Delta,
+    Embedding,
     FinishReason,
     Request,
     Result,
@@ -61,6 +62,7 @@ __all__ = [
     "AdapterError",
     "Constraint",
     "Delta",
+    "Embedding",
     "Engine",
     "EngineBusy",
     "EngineClosed",

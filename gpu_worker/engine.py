@@ -19,7 +19,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -41,6 +43,7 @@ from petiole.gpu_worker.threads.intake import PreparationThreads
 from petiole.gpu_worker.threads.loop import EngineLoop
 from petiole.gpu_worker.threads.preparation import ConstraintCompiler, Preparer
 from petiole.gpu_worker.threads.text import RequestOutput, TextThread
+from petiole.gpu_worker.threads.texts import TextInputs, TextRun
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 from petiole.outputs import Prepared
 
@@ -74,6 +77,8 @@ class Engine:
     ) -> None:
         parts = load_parts(config, runtime, tokenizer, tracer)
         limits = parts.runtime.limits
+        if limits.texts is not None and limits.texts.whole:
+            config = config.whole_texts(limits.max_model_len - 1)
         self.config = config = config.decided(limits.batching)
         _check_regions(config, limits)
         self.on_fatal: Callable[[BaseException], None] | None = None
@@ -83,6 +88,8 @@ class Engine:
         self._warms_up = runtime is None
         self._own_text = tokenizer is None and compile_constraint is None
         self._open: dict[Handle, RequestOutput] = {}
+        self._parts: dict[Handle, RequestOutput] = {}  # the texts of open requests that are in the engine
+        self._runs: dict[Handle, TextRun] = {}  # of open requests of texts; used on the text thread
         self._lock = threading.Lock()
         self._closed = True  # not started yet, or shut down
         manager = build_manager(
@@ -116,7 +123,12 @@ class Engine:
         self.runtime.progress = self._loop.beat
         self._thread = threading.Thread(target=self._loop.run, name="engine", daemon=True)
         self._intake = PreparationThreads(
-            preparer, self.runtime.adapter_at_hand, self._accept_later, self._text.refuse, tracer
+            preparer,
+            self.runtime.adapter_at_hand,
+            self._accept_later,
+            self._begin_texts,
+            self._text.refuse,
+            tracer,
         )
 
     # ------------------------------------------------------------ lifecycle
@@ -162,15 +174,25 @@ class Engine:
             if self._closed:
                 return
             self._closed = True
+            texts = [output for output in self._open.values() if output.handle.request.texts is not None]
+        end: End = HandedBack("the engine is shutting down") if handback else Finish(FinishReason.CANCELLED)
+        if texts:
+            self._loop.post(self._loop.unpause)
+        for output in texts:  # their runs submit texts until they end
+            if not drain:
+                self._end(output, end)
+                continue
+            with suppress(Exception):
+                output.handle.result()
+        self._text.flush()
         self._intake.close()
         if not drain:
-            end = HandedBack("the engine is shutting down") if handback else Finish(FinishReason.CANCELLED)
             self._loop.post(lambda: self._end_all(end))
         self._loop.post(self._loop.stop_when_done)
         if threading.current_thread() is not self._thread:  # `on_fatal` may call this on the engine thread
             self._thread.join()
         self._text.flush()
-        for output in list(self._open.values()):  # empty unless the loop has failed
+        for output in self._outputs():  # empty unless the loop has failed
             self._text.refuse(output, EngineClosed("the engine has shut down"))
         self._text.close()
         self.runtime.close()
@@ -205,6 +227,16 @@ class Engine:
             self._refuse(output, refusal)
         return handle
 
+    def _submit_text(
+        self, request: Request, *, on_admitted: Callable[[Handle], None], on_done: Callable[[Handle], None]
+    ) -> Handle:
+        """Queue one text of an accepted request. While the engine drains, too."""
+        handle = Handle(request, self, on_admitted=on_admitted, on_done=on_done)
+        self._parts[handle] = output = RequestOutput(handle)
+        if not self._intake.put(output):
+            self._text.refuse(output, EngineClosed("the engine is shutting down"))
+        return handle
+
     def generate(self, requests: Iterable[Request]) -> list[Result]:
         """Submit all requests and return their results in order. Raises the first request's error."""
         return [handle.result() for handle in [self.submit(request) for request in requests]]
@@ -224,6 +256,27 @@ class Engine:
             output.handle._end(error)
         else:
             self._text.refuse(output, error)
+
+    def _begin_texts(self, output: RequestOutput, texts: TextInputs, arrival_s: float) -> None:
+        run = TextRun(
+            output.handle,
+            texts,
+            self._submit_text,
+            partial(self._text.end, output),
+            window=2 * self.config.max_num_seqs,
+            arrival_s=arrival_s,
+        )
+
+        def begin() -> None:
+            if output.ended:
+                return
+            self._runs[output.handle] = run
+            run.start() if output.requested_end is None else run.end(output.requested_end)
+
+        self._text.call(begin)
+
+    def _outputs(self) -> list[RequestOutput]:
+        return [*self._open.values(), *self._parts.values()]
 
     def _accept_later(self, seq: ScheduledSequence, output: RequestOutput) -> None:
         self._loop.post(lambda: self._accept(seq, output))
@@ -253,10 +306,19 @@ class Engine:
     def _end(self, output: RequestOutput, end: End) -> None:
         """End a request at any stage: before acceptance, waiting or running."""
         seq = output.seq
-        if seq is None:
+        if output.handle.request.texts is not None:
+            self._text.call(lambda: self._end_texts(output, end))
+        elif seq is None:
             output.requested_end = end
         else:
             self._finalize(seq, end)
+
+    def _end_texts(self, output: RequestOutput, end: End) -> None:
+        """On the text thread."""
+        if (run := self._runs.get(output.handle)) is not None:
+            run.end(end)
+        else:
+            output.requested_end = end
 
     def _finalize(self, seq: ScheduledSequence, end: End) -> None:
         if not seq.finalized:
@@ -265,7 +327,7 @@ class Engine:
     def _end_all(self, end: End) -> None:
         """End all open requests, after the in-flight steps have been committed and their tokens delivered."""
         self._loop.drain()
-        for output in list(self._open.values()):
+        for output in self._outputs():
             self._end(output, end)
 
     def _fail(self, error: BaseException) -> None:
@@ -280,7 +342,7 @@ class Engine:
         """End every accepted request with an error, then call `on_fatal`. Runs before any cleanup."""
         with self._lock:
             self.failure = error
-            outputs = list(self._open.values())
+            outputs = self._outputs()
         for output in outputs:
             self._text.refuse(output, EngineError(f"the engine has failed: {error!r}"))
         self._text.flush()
@@ -298,7 +360,7 @@ class Engine:
         self._end_later(handle, HandedBack(f"request {handle.request.request_id} was handed back"))
 
     def _end_later(self, handle: Handle, end: End) -> None:
-        output = self._open.get(handle)
+        output = self._open.get(handle) or self._parts.get(handle)
         if output is not None:
             self._loop.post(lambda: self._end(output, end))
 
@@ -306,7 +368,8 @@ class Engine:
         self._loop.post(lambda: self._finalize(seq, Finish(FinishReason.STOP)))
 
     def _forget(self, handle: Handle) -> None:
-        output = self._open.pop(handle, None)
+        output = self._open.pop(handle, None) or self._parts.pop(handle, None)
+        self._runs.pop(handle, None)
         if output is not None:
             output.seq = (
                 None  # the sequence refers to the output: a cycle would keep both until a garbage collection
@@ -325,10 +388,7 @@ class Engine:
         self._call(pause)
 
     def resume(self) -> None:
-        def resume() -> None:
-            self._loop.paused = False
-
-        self._call(resume)
+        self._call(self._loop.unpause)
 
     def prepare_reload(self, model: str) -> Callable[[], None]:
         """Find the weights of `model`, downloading them if necessary, while the engine goes on serving.
@@ -413,10 +473,18 @@ class Engine:
         known: dict[str, Any] = {} if text is None else dict(text)
         if limits.processor is not None:  # it answers conversations by its skills, without a chat template
             known |= {"chat": True, "tools": False}
+        if (texts := limits.texts) is not None:
+            known |= {
+                "dimensions": texts.dimensions,
+                "prompts": sorted(texts.prompts),
+                "chat": False,
+                "tools": False,
+            }
         return {
-            "max_model_len": limits.max_model_len,
+            "max_model_len": limits.max_model_len if texts is None else texts.max_tokens,
             "vocab_size": limits.vocab_size,
             "images": limits.images is not None,
+            "embeddings": texts is not None and not texts.labels,
             "takes_adapters": self.config.lora_slots > 0,
             **known,
         }

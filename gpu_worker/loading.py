@@ -22,6 +22,7 @@ from petiole.gpu_worker.runtime.interface import (
     FEATURES,
     NO_UPDATES,
     PENDING,
+    VECTORS,
     EncodeInput,
     Int32Array,
     KeptInput,
@@ -125,6 +126,10 @@ def warm_up(runtime: Runtime, prompt_tokens: int = 16, decodes: int = 3) -> None
     n = min(prompt_tokens, limits.max_model_len - decodes, (limits.n_pages - 1) * limits.page_size - decodes)
     if n < 1:
         return
+    if limits.texts is not None:
+        _run(runtime, np.ones(n, np.int32), 0, SamplingParams(temperature=0.0))
+        runtime.synchronize()
+        return
     for logprobs in (0, None):
         sampling = SamplingParams(temperature=1.0, top_p=0.9, logprobs=logprobs)
         _run(runtime, np.ones(n, np.int32), decodes, sampling)
@@ -174,7 +179,10 @@ def _run(runtime: Runtime, prompt: Int32Array, decodes: int, sampling: SamplingP
             **(first if step == 0 else {}),
         )
         runtime.launch_forward(step % 2, batch)
-        logprobs = runtime.launch_sampling(step % 2, batch, None).wait().logprobs
+        output = runtime.launch_sampling(step % 2, batch, None).wait()
+        vectors, logprobs = output.side_outputs.get(VECTORS), output.logprobs
+        if vectors is not None and not np.isfinite(vectors).all():
+            raise ModelError(f"{limits.model}: its vectors must be finite numbers, got {vectors.tolist()}")
         if logprobs is not None and not np.isfinite(logprobs).all():
             raise ModelError(f"{limits.model}: its logits must be finite numbers, got {logprobs.tolist()}")
 

@@ -11,6 +11,7 @@
     cache/       who owns which KV page: pure Python and numpy
     limits       the limits of a request's numbers, which `tasks` and the engine share
     outputs      the parts of an output, which they share, too
+    vectors      vectors of texts as results carry them
 
 An import may only go down this list. The four folders are links to the repository's own. The names below are
 those of `petiole.tasks`. They are imported at their first use, so `import petiole.cache` does not import Celery.
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         Unavailable,
         Unconfirmed,
         UnknownTask,
+        Vectors,
         acancel,
         aend,
         asse,
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
         chat,
         count,
         detect,
+        embed,
         end,
         generate,
         point,
@@ -89,6 +92,7 @@ __all__ = [
     "Unavailable",
     "Unconfirmed",
     "UnknownTask",
+    "Vectors",
     "acancel",
     "aend",
     "app",
@@ -100,6 +104,7 @@ __all__ = [
     "chat",
     "count",
     "detect",
+    "embed",
     "end",
     "generate",
     "point",

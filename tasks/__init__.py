@@ -52,8 +52,18 @@ if TYPE_CHECKING:
     from petiole.tasks.requests.types import ChatCall, ChatOptions, GenerateCall, GenerateOptions, GenerationDict
     from petiole.tasks.streams.definitions import SSE_HEADERS, aend, asse, astream, end, sse, stream
     from petiole.tasks.streams.readers import AsyncGeneration
-    from petiole.tasks.submission.definitions import caption, chat, count, detect, generate, point, query
+    from petiole.tasks.submission.definitions import (
+        caption,
+        chat,
+        count,
+        detect,
+        embed,
+        generate,
+        point,
+        query,
+    )
     from petiole.tasks.submission.images import put_image
+    from petiole.vectors import Vectors
 
 __all__ = [
     "SSE_HEADERS",
@@ -77,6 +87,7 @@ __all__ = [
     "Unavailable",
     "Unconfirmed",
     "UnknownTask",
+    "Vectors",
     "acancel",
     "aend",
     "asse",
@@ -87,6 +98,7 @@ __all__ = [
     "chat",
     "count",
     "detect",
+    "embed",
     "end",
     "generate",
     "point",
@@ -130,9 +142,10 @@ _HOMES = {
     "SSE_HEADERS": "petiole.tasks.streams.definitions:SSE_HEADERS",
     **{
         task: f"petiole.tasks.submission.definitions:{task}"
-        for task in ("caption", "chat", "count", "detect", "generate", "point", "query")
+        for task in ("caption", "chat", "count", "detect", "embed", "generate", "point", "query")
     },
     "put_image": "petiole.tasks.submission.images:put_image",
+    "Vectors": "petiole.vectors:Vectors",
 }
 __getattr__ = _lazy.names(__name__, _HOMES)
 

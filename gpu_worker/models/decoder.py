@@ -22,6 +22,7 @@ from petiole.gpu_worker.models.parts.kernels import Kernels
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights, normed
 from petiole.gpu_worker.models.parts.per_layer import PerLayerTables, per_layer_inputs, per_layer_output
+from petiole.gpu_worker.models.parts.pooling import Pooler
 from petiole.gpu_worker.models.parts.residual import Residual
 from petiole.gpu_worker.models.plan import ModelPlan, Norm
 from petiole.gpu_worker.models.weights.linear import Linear
@@ -99,8 +100,8 @@ class Decoder:
     """A plan's weights and its forward pass. tables: the rotary table of each layer, None for one that rotates
     nothing; layers of one `plan.Rotary` share theirs.
 
-    embedding: [vocab, hidden]; norm: behind the last layer. `value_tokens`, `images` and `processor`: None for a
-    text model."""
+    embedding: [vocab, hidden]; norm: behind the last layer. pooler: of a model of texts. `value_tokens`, `images`
+    and `processor`: None for a text model."""
 
     plan: ModelPlan
     embedding: Tensor
@@ -113,6 +114,7 @@ class Decoder:
     positions: Tensor | None = None
     token_types: Tensor | None = None
     per_layer: PerLayerTables | None = None
+    pooler: Pooler | None = None
     value_tokens: ValueKinds | None = None
     images: ImageLimits | None = None
     processor: Processor | None = None
@@ -177,6 +179,14 @@ class Decoder:
             logits = logits * plan.logits_factor
         cap = plan.logits_softcap
         return (logits / cap).tanh() * cap if cap else logits
+
+    def vectors(self, hidden: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
+        """Of a model of texts: float32 [texts, vector_size]. hidden: [T, hidden], all positions of texts of these
+        lengths; without lengths, the position of each text that is pooled."""
+        assert self.pooler is not None, "a model of texts has a pooler"
+        hidden = self._behind(hidden, self.plan.norm, self.norm)
+        pooled = hidden if lengths is None else self.pooler.pooled(hidden, lengths)
+        return self.pooler.vectors(pooled, self.kernels)
 
     def attend(self, i: int, qkv: Tensor, step: Forward) -> Tensor:
         """Layer i's attention: [T, queries, keys and values] -> [T, q_size]. `qkv` may be overwritten."""

@@ -67,10 +67,13 @@ def _fields(any_value: str = "", both: str = "", norms: str = "", **listed: obje
 _TABLE = "dims theta kind factor original_max_position low_freq_factor high_freq_factor beta_fast beta_slow"
 _TABLE += " attention_factor mscale mscale_all_dim truncate fraction short_factors long_factors"
 _ENDS = "architecture vocab_size hidden_size max_position embedding_factor learned_positions token_types"
+_ENDS += " first_position"
 _ENDS += " logits_factor logits_softcap dtype eos_token_ids"
 
 COMMON: Final[Values] = {
-    ModelPlan: _fields(_ENDS, "tied_head head_bias", "norm embedding_norm", per_layer={None, PerLayerInput}),
+    ModelPlan: _fields(
+        _ENDS, "tied_head head_bias", "norm embedding_norm", per_layer={None, PerLayerInput}, pooling={None}
+    ),
     Layer: _fields(
         "residual",
         "parallel post_norm scalar",
@@ -200,11 +203,11 @@ _DECODERS = (Decoder, MoondreamDecoder)
 
 _FIELDS: dict[type, str] = {
     Decoder: (
-        "plan embedding layers norm head tables kernels embedding_norm positions token_types per_layer "
+        "plan embedding layers norm head tables kernels embedding_norm positions token_types per_layer pooler "
         "value_tokens images processor"
     ),
     MoondreamDecoder: (
-        "plan embedding layers norm head tables kernels embedding_norm positions token_types per_layer "
+        "plan embedding layers norm head tables kernels embedding_norm positions token_types per_layer pooler "
         "value_tokens images processor vision region"
     ),
     LayerWeights: (
@@ -255,7 +258,7 @@ def _unknown_ends(decoder: Decoder, parts: Parts) -> str | None:
             for name in ("value_tokens", "images", "processor"):
                 _require(getattr(decoder, name) is None, f"a Decoder with {name}")
         _sized("embedding", decoder.embedding, plan.vocab_size, plan.hidden_size)
-        _linear("head", decoder.head, plan.vocab_size, plan.hidden_size, parts)
+        _linear("head", decoder.head, plan.head_size, plan.hidden_size, parts)
         _norm("norm", decoder.norm, plan.norm, plan.hidden_size)
         _norm("embedding_norm", decoder.embedding_norm, plan.embedding_norm, plan.hidden_size)
         counts = len(decoder.layers), len(decoder.tables)

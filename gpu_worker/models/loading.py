@@ -17,6 +17,7 @@ from torch import Tensor
 from petiole.gpu_worker.config import switch
 from petiole.gpu_worker.models.checkpoint.finding import open_checkpoint
 from petiole.gpu_worker.models.checkpoint.safetensors import Checkpoint
+from petiole.gpu_worker.models.checkpoint.sentence_transformers import TextModel
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.parts.attention import AttentionWeights
 from petiole.gpu_worker.models.parts.experts import ExpertWeights, RouterWeights
@@ -25,8 +26,9 @@ from petiole.gpu_worker.models.parts.kernels import Kernels, TorchKernels
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.per_layer import PerLayerTables, PerLayerWeights
+from petiole.gpu_worker.models.parts.pooling import DenseWeights, Pooler
 from petiole.gpu_worker.models.parts.rotary import rotary_table
-from petiole.gpu_worker.models.plan import Experts, Layer, ModelPlan, Norm, Rotary, Router
+from petiole.gpu_worker.models.plan import Dense, Experts, Layer, ModelPlan, Norm, Rotary, Router
 from petiole.gpu_worker.models.weights.formats.declared import declared_by
 from petiole.gpu_worker.models.weights.fused import ExpertTensors
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
@@ -76,12 +78,15 @@ class LoadOptions:
 @dataclass(frozen=True, slots=True)
 class Model:
     """A model as its configuration describes it. raw: its config.json. read: makes the decoder of such a model
-    from any source of tensors."""
+    from any source of tensors. texts: how a model of texts is asked. modules: the folders, inside the model's, of
+    modules with weights of their own."""
 
     raw: Mapping[str, Any]
     plan: ModelPlan
     names: Names
     read: Reader
+    texts: TextModel | None = None
+    modules: tuple[str, ...] = ()
 
 
 Reader = Callable[[TensorSource, Model, LoadOptions], Decoder]
@@ -92,9 +97,9 @@ def load_model(folder: Path, model: Model, options: LoadOptions) -> Decoder:
 
     As in transformers, a head that differs from the embedding is used even if the configuration ties them.
     """
-    with open_checkpoint(folder) as checkpoint, torch.no_grad():
+    with open_checkpoint(folder, model.modules) as checkpoint, torch.no_grad():
         names = model.names
-        if model.plan.tied_head and _has_head(checkpoint, names):
+        if model.plan.pooling is None and model.plan.tied_head and _has_head(checkpoint, names):
             model = replace(model, plan=replace(model.plan, tied_head=False))
         source = CheckpointWeights(ExpertTensors(checkpoint, names.fused), declared_by(model.raw))
         only_check = options.device.type == "meta"
@@ -135,23 +140,46 @@ class _Walk:
         hidden = plan.hidden_size
         embedding = self._tensor(names.embedding, plan.vocab_size, hidden)
         layers = tuple(self._layer(i, layer) for i, layer in enumerate(plan.layers))
-        head = names.head_in(self.source)
         return Decoder(
             plan=plan,
             embedding=embedding,
             layers=layers,
-            head=read_head(self.source, head, embedding, self.options, tied=plan.tied_head, bias=plan.head_bias),
+            head=self._head(embedding),
             norm=self._norm(plan.norm, names.norm, hidden),
             tables=self._tables(),
             kernels=self.options.kernels,
             embedding_norm=self._norm(plan.embedding_norm, names.embedding_norm, hidden),
-            positions=self._rows(names.learned_positions, plan.learned_positions),
+            positions=self._rows(names.learned_positions, plan.learned_positions, plan.first_position),
             token_types=self._rows(names.token_types, plan.token_types),
             per_layer=self._per_layer(),
+            pooler=self._pooler(),
         )
 
-    def _rows(self, name: str, n: int) -> Tensor | None:
-        return self._tensor(name, n, self.plan.hidden_size) if n else None
+    def _head(self, embedding: Tensor) -> Linear:
+        plan, options = self.plan, self.options
+        if plan.pooling is not None:
+            head = options.empty((plan.head_size, plan.hidden_size))
+            return DenseLinear(head if options.device.type == "meta" else head.zero_())
+        name = self.names.head_in(self.source)
+        return read_head(self.source, name, embedding, options, tied=plan.tied_head, bias=plan.head_bias)
+
+    def _rows(self, name: str, n: int, first: int = 0) -> Tensor | None:
+        return self._tensor(name, n, self.plan.hidden_size)[first:] if n else None
+
+    def _pooler(self) -> Pooler | None:
+        pooling = self.plan.pooling
+        return None if pooling is None else Pooler(pooling, tuple(map(self._dense, pooling.denses)))
+
+    def _dense(self, dense: Dense) -> DenseWeights:
+        def read(name: str, *shape: int) -> Tensor:
+            return read_tensor(self.source, name, shape, self.options, torch.float32)
+
+        norm = None
+        if dense.norm is not None:
+            bias = read(f"{dense.norm_name}.bias", dense.outputs) if dense.norm.bias else None
+            norm = NormWeights(read(f"{dense.norm_name}.weight", dense.outputs), bias)
+        weight = read(f"{dense.name}.weight", dense.outputs, dense.inputs)
+        return DenseWeights(weight, read(f"{dense.name}.bias", dense.outputs) if dense.bias else None, norm)
 
     def _per_layer(self) -> PerLayerTables | None:
         plan, names = self.plan, self.names

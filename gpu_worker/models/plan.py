@@ -266,10 +266,41 @@ class PerLayerInput:
 
 
 @dataclass(frozen=True, slots=True)
+class Dense:
+    """One more product behind the pooling, and what follows it. name: of its stored layer. norm_name: of its
+    norm's."""
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool = True
+    activation: Literal["none", "tanh", "gelu", "relu"] = "none"
+    norm: Norm | None = None
+    norm_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """What a model of texts makes of the hidden states of a text, behind the last norm, in float32:
+
+        v = the first, the last, or the mean of all;  for each dense: v = norm(act(dense(v)))
+
+    normalize: vectors have the length 1 unless a request says otherwise. labels: what each of the numbers is
+    called, if they are scores; empty: they are a vector."""
+
+    kind: Literal["first", "last", "mean"]
+    denses: tuple[Dense, ...] = ()
+    normalize: bool = False
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """A decoder. norm: behind the last layer. dtype: the type of the weights, empty if config.json does not name
-    it. eos_token_ids: the family's, used if the model's files name none. learned_positions, token_types: rows of
-    tables that are added to the embeddings (token types: always row 0). embedding_norm: behind these."""
+    """A decoder, or with `pooling` a model of texts, which has no head and generates nothing. norm: behind the
+    last layer. dtype: the type of the weights, empty if config.json does not name it. eos_token_ids: the family's,
+    used if the model's files name none. learned_positions, token_types: rows of tables that are added to the
+    embeddings (token types: always row 0). first_position: the row of the first position; the rows before it are
+    not positions. embedding_norm: behind these."""
 
     architecture: str
     vocab_size: int
@@ -282,12 +313,35 @@ class ModelPlan:
     embedding_factor: float = 1.0
     embedding_norm: Norm | None = None
     learned_positions: int = 0
+    first_position: int = 0
     token_types: int = 0
     logits_factor: float = 1.0
     logits_softcap: float = 0.0
     per_layer: PerLayerInput | None = None
+    pooling: Pooling | None = None
     dtype: str = ""
     eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def head_size(self) -> int:
+        """The outputs of the head. Of a model of texts it has one, which nobody reads, so that a step of it ends
+        like every step."""
+        return self.vocab_size if self.pooling is None else 1
+
+    @property
+    def vector_size(self) -> int:
+        """The numbers that a model of texts makes of a text; 0 for a model that generates."""
+        if self.pooling is None:
+            return 0
+        return self.pooling.denses[-1].outputs if self.pooling.denses else self.hidden_size
+
+    @property
+    def whole_texts(self) -> bool:
+        """Whether a step computes each text from its first position to its last, because earlier positions see
+        later ones, or because all of them are pooled."""
+        if self.pooling is None:
+            return False
+        return self.pooling.kind != "last" or any(mixer.mask == "bidirectional" for mixer in self.mixers)
 
     @property
     def n_layers(self) -> int:

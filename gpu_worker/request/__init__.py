@@ -3,6 +3,7 @@
 requests  `Request`, `SamplingParams`, `Result`; the parts of a result are in `petiole.outputs`
 images    images in a prompt: what they look like, which positions see each other
 skills    what a vision model can be asked, and how its answer is read
+texts     texts of which a model makes vectors, and a vector as it is sent
 values    numbers that tokens carry, and what they stand for
 """
 
@@ -13,12 +14,14 @@ from petiole.gpu_worker.request.requests import (
     Result,
     SamplingParams,
 )
+from petiole.gpu_worker.request.texts import Embedding
 from petiole.outputs import Delta, FinishReason, Timing, TokenLogprobs, Usage
 
 __all__ = [
     "Constraint",
     "ConstraintKind",
     "Delta",
+    "Embedding",
     "FinishReason",
     "Request",
     "Result",

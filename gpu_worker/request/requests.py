@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from petiole.gpu_worker.protocols import ConstraintState
     from petiole.gpu_worker.request.images import ImagePlace, PreparedImage
     from petiole.gpu_worker.request.skills import SkillCall
+    from petiole.gpu_worker.request.texts import Embedding
 
     PromptToken = int | ValueToken | ImagePlace
     # A token of a prompt, or where one of the images stands. Of a value only the numbers (bins) count.
@@ -72,7 +73,12 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to continue. Exactly one of `prompt` (text or token ids), `messages` (chat) and `skill` is given.
+    """One prompt to continue. Exactly one of `prompt` (text or token ids), `messages` (chat), `skill` and `texts`
+    is given.
+
+    `texts`, with `embedding`: a model of texts makes a vector of each. The output has an entry for each text, in
+    their order: in place of a token the text's number of tokens. Each text is a request of its own in the engine,
+    whose `prompt` has the text's token ids.
 
     For a model that has them, values may stand among the token ids. Each of `images` has its
     `ImagePlace` among the token ids, or a part of type "image" in the messages, in the same order.
@@ -96,6 +102,8 @@ class Request:
     prompt: str | Sequence[PromptToken] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None
     skill: SkillCall | None = None
+    texts: Sequence[str] | None = None
+    embedding: Embedding | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     continue_final_message: bool = False
@@ -118,7 +126,8 @@ class Result:
     """The complete output of a request.
 
     `stop_reason`: the condition that ended the output: "eos", a stop token id, a stop string or sequence,
-    "constraint", "max_tokens", "max_model_len", or None. `answer`: the answer of a skill, as JSON data."""
+    "constraint", "max_tokens", "max_model_len", or None. `vectors`: of a model of texts, as in `petiole.vectors`;
+    without those of earlier attempts. `answer`: the answer of a skill, as JSON data."""
 
     request_id: str
     text: str
@@ -129,4 +138,5 @@ class Result:
     timing: Timing
     model: str
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    vectors: tuple[str, ...] | None = None
     answer: Mapping[str, Any] | None = None

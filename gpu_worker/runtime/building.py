@@ -16,14 +16,16 @@ from torch import Tensor
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.models.adapters.lora import AdaptedModel, AdapterBank
 from petiole.gpu_worker.models.adapters.store import AdapterStore
+from petiole.gpu_worker.models.checkpoint.sentence_transformers import TextModel
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.weights.reading import TensorSource
+from petiole.gpu_worker.request.texts import TextLimits
 from petiole.gpu_worker.runtime.derived import n_threads
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream, upload_together
 from petiole.gpu_worker.runtime.device.opening import open_device
 from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
 from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
-from petiole.gpu_worker.runtime.interface import FEATURES, VALUES, Computing, ModelLimits
+from petiole.gpu_worker.runtime.interface import FEATURES, VALUES, VECTORS, Computing, ModelLimits
 from petiole.gpu_worker.runtime.memory.kv import KVCache, new_kv_cache
 from petiole.gpu_worker.runtime.memory.room import require_rows_and_adapters, window_pools
 from petiole.gpu_worker.runtime.platform import Platform, StepMemory
@@ -86,7 +88,8 @@ def build(config: EngineConfig, device: Device | None = None, source: TensorSour
         reader = ModelReader(config, source, platform)
         info = reader.find(config.model)
         decoder = reader.read(info)
-        config = platform.decided(replace(config, max_model_len=info.max_model_len), decoder)
+        config = _for_texts(replace(config, max_model_len=info.max_model_len), info)
+        config = platform.decided(config, decoder)
         stream = platform.device.new_stream("compute")
         copy_stream = platform.copy_stream(stream)
         _require_room(config, decoder, platform)
@@ -106,6 +109,12 @@ def build(config: EngineConfig, device: Device | None = None, source: TensorSour
     return Built(
         config, platform, reader, info, decoder, stream, copy_stream, memory, adapters, sampler, sides, slots
     )
+
+
+def _for_texts(config: EngineConfig, info: ModelInfo) -> EngineConfig:
+    """A model whose texts are computed whole needs steps that hold the longest, and its keys are of no use to
+    other texts."""
+    return config.whole_texts(info.max_model_len - 1) if info.plan.whole_texts else config
 
 
 def platform_of(device: Device) -> Platform:
@@ -138,6 +147,7 @@ def limits_of(
         values=decoder.value_tokens,
         images=decoder.images,
         processor=decoder.processor,
+        texts=_text_limits(info, config),
         device=device.kind,
         batching=config.batching,
         computing=computing,
@@ -158,8 +168,28 @@ def side_inputs(decoder: Decoder) -> frozenset[str]:
 def side_outputs(decoder: Decoder) -> dict[str, SideOutput]:
     """The side outputs of a decoder, by name. An executor makes them (`StepStates.sides`); sampling and the copy
     to the host need no more than their sizes."""
-    kinds = decoder.value_tokens
-    return {} if kinds is None else {VALUES: SideOutput(kinds.width, torch.int32)}
+    kinds, sides = decoder.value_tokens, dict[str, SideOutput]()
+    if kinds is not None:
+        sides[VALUES] = SideOutput(kinds.width, torch.int32)
+    if decoder.plan.pooling is not None:
+        sides[VECTORS] = SideOutput(decoder.plan.vector_size, torch.float32)
+    return sides
+
+
+def _text_limits(info: ModelInfo, config: EngineConfig) -> TextLimits | None:
+    pooling, texts = info.plan.pooling, info.model.texts or TextModel()
+    if pooling is None:
+        return None
+    return TextLimits(
+        dimensions=info.plan.vector_size,
+        max_tokens=min(config.max_model_len - 1, texts.max_tokens or config.max_model_len),
+        prompts=texts.prompts,
+        default_prompt=texts.default_prompt,
+        normalize=pooling.normalize,
+        whole=info.plan.whole_texts,
+        lower_case=texts.lower_case,
+        labels=pooling.labels,
+    )
 
 
 def _require_room(config: EngineConfig, decoder: Decoder, platform: Platform) -> None:

@@ -25,7 +25,8 @@ def max_model_len(config: EngineConfig, model: ModelPlan) -> int:
         raise ModelError(
             f"max_model_len: must be at most {model.most_positions}, the model's, got {config.max_model_len}"
         )
-    return config.max_model_len or model.max_position
+    longest = config.max_model_len or model.max_position
+    return longest if model.pooling is None else longest + 1  # the vector takes the place of an output token
 
 
 def weights_dtype(config: EngineConfig, model: ModelPlan, platform: Platform) -> torch.dtype:
@@ -60,6 +61,6 @@ def same_shape(one: ModelPlan, other: ModelPlan) -> bool:
 
     def shape(plan: ModelPlan) -> tuple[object, ...]:
         heads = tuple((mixer.kv_heads, mixer.head_dim, mixer.keys_of) for mixer in plan.mixers)
-        return heads, plan.vocab_size, plan.windows, plan.max_position
+        return heads, plan.vocab_size, plan.windows, plan.max_position, plan.pooling
 
     return shape(one) == shape(other)

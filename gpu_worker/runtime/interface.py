@@ -28,6 +28,7 @@ from petiole.gpu_worker.config import Batching
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.request.images import ImageLimits, PreparedImage
 from petiole.gpu_worker.request.skills import Processor
+from petiole.gpu_worker.request.texts import TextLimits
 from petiole.gpu_worker.request.values import ValueKinds
 
 Int32Array = npt.NDArray[np.int32]
@@ -44,6 +45,10 @@ is made with a sampled token is an input with that token."""
 
 FEATURES = "features"
 """The side input of a model with images: what an encode has made of them. It stays on the device."""
+
+
+VECTORS = "vectors"
+"""The side output of a model of texts: float32 [O, vector_size], in place of tokens that mean something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +174,7 @@ class StepOutput:
     logprobs:  float32 [O] of the sampled tokens, or None if no row requests them
     top_ids, top_logprobs: [O, k] with k the largest requested, or None
     side_outputs: what the model made beside the tokens, by name: arrays [O, ...]. VALUES: int32 [O, width]; the
-               numbers of other kinds than the token's are arbitrary
+               numbers of other kinds than the token's are arbitrary. VECTORS: float32 [O, vector_size]
     """
 
     token_ids: Int32Array
@@ -213,10 +218,10 @@ class ModelLimits:
     """Properties of the model and its memory that the scheduler uses.
 
     `n_pages` and `max_batch_size` include the reserved page 0 and row 0. `windows`: the pools of groups of layers
-    with a window, beside the pages of the others. `values`: the kinds of values that the
-    model has, or None. `images`: the images that it takes, or None. `processor`: turns images into crops and skill
-    calls into prompts, or None. `batching`: the meaning of settings of
-    0, on this device and with this memory. `computing`: for operators alone."""
+    with a window, beside the pages of the others. `values`: the kinds of values that the model has, or None.
+    `images`: the images that it takes, or None. `texts`: the texts that it makes vectors of, or None for a model
+    that generates. `processor`: turns images into crops and skill calls into prompts, or None. `batching`: the
+    meaning of settings of 0, on this device and with this memory. `computing`: for operators alone."""
 
     model: str
     fingerprint: str
@@ -230,6 +235,7 @@ class ModelLimits:
     values: ValueKinds | None = None
     images: ImageLimits | None = None
     processor: Processor | None = None
+    texts: TextLimits | None = None
     device: str = ""
     batching: Batching = field(default_factory=Batching)
     computing: Computing = field(default_factory=Computing)

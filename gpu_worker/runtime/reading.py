@@ -69,7 +69,8 @@ class ModelReader:
         plan = found.plan
         if self._source is None and not plan.dtype:
             plan = replace(plan, dtype=stored_dtype(folder))
-        digest = fingerprint(folder) if self._source is None else "unknown"
+        more = _pooled_as(found)
+        digest = fingerprint(folder, found.modules, more) if self._source is None else "unknown"
         longest = max_model_len(self._config, plan)
         settled = plan.at_length(longest)
         if settled is not plan:
@@ -107,6 +108,17 @@ class ModelReader:
         if self._source is not None:
             return info.model.read(self._source, info.model, options)
         return load_model(info.folder, info.model, options)
+
+
+def _pooled_as(model: Model) -> str:
+    """What the vectors of a model of texts depend on beside its weights; empty for a model that generates. What is
+    hashed is written down by name, as below."""
+    pooling, texts = model.plan.pooling, model.texts
+    if pooling is None:
+        return ""
+    denses = [(dense.name, dense.activation) for dense in pooling.denses]
+    prompts = None if texts is None else sorted(texts.prompts.items()), texts and texts.default_prompt
+    return f"{pooling.kind} {pooling.normalize} {denses} {prompts}"
 
 
 def _joined(digest: str, plan: ModelPlan) -> str:

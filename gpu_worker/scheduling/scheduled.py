@@ -37,9 +37,12 @@ class SequenceInputs:
     images: Mapping[int, RequestImage] = field(default_factory=dict)
     values: ValueKinds | None = None
     image_limits: ImageLimits | None = None
+    whole: bool = False
 
     @property
     def regions(self) -> tuple[Region, ...]:
+        if self.whole:
+            return (Region(0, len(self.ids), bidirectional=True),)
         limits = self.image_limits
         return () if limits is None else tuple(limits.region(at, image) for at, image in self.images.items())
 
@@ -85,10 +88,10 @@ class ScheduledSequence(SchedulableSequence):
     and pages, or None. `expected_reuse`: cached KV positions at admission's first look-up, None before that.
     `preempting`: no further steps are planned; the row is released once no operation is outstanding. `numbers`:
     what its tokens carry, by position, for those that carry any. `values`: the model's kinds of values.
-    `images`: by the position where each begins; `regions`: the regions of the images. `features`: the runtime's
-    key of each image whose encoding has been launched and not used yet, by the same position. `rotary`: int32
-    [axes, prompt]; None if rotary positions are the KV indices. Behind the prompt, a rotary position is its KV
-    index plus `rotary_offset`. Times (`*_s`) are seconds of `time.perf_counter`."""
+    `images`: by the position where each begins; `regions`: the regions of the images, or all of it. `features`:
+    the runtime's key of each image whose encoding has been launched and not used yet, by the same position.
+    `rotary`: int32 [axes, prompt]; None if rotary positions are the KV indices. Behind the prompt, a rotary
+    position is its KV index plus `rotary_offset`. Times (`*_s`) are seconds of `time.perf_counter`."""
 
     __slots__ = (
         "adapter_key",

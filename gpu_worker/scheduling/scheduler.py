@@ -29,6 +29,7 @@ from petiole.gpu_worker.request import TokenLogprobs
 from petiole.gpu_worker.request.images import PreparedImage, RequestImage
 from petiole.gpu_worker.runtime.interface import (
     VALUES,
+    VECTORS,
     Runtime,
     StepBatch,
     StepOutput,
@@ -209,7 +210,7 @@ class Scheduler:
         state, out, all_decode = self.state, self.state.emissions, payload.plan.lengths is None
         tokens, accepted = output.token_ids.tolist(), output.accepted.tolist()
         outputs = payload.batch.outputs.tolist()
-        with_extras = VALUES in output.side_outputs or output.logprobs is not None
+        with_extras = len(output.side_outputs) > 0 or output.logprobs is not None
         extras: Extras | None = None
         offset = n_applied = 0
         for seq, sampled, n_valid in zip(step.sequences, outputs, accepted, strict=True):
@@ -318,7 +319,10 @@ class Scheduler:
 
 
 def _extras(seq: ScheduledSequence, output: StepOutput, offset: int, n: int) -> Extras | None:
-    """Log-probabilities and values of `n` outputs from `offset` on; None if the sequence has neither."""
+    """Log-probabilities and values of `n` outputs from `offset` on, or the vector of a text; None if the sequence
+    has none of them."""
+    if (vectors := output.side_outputs.get(VECTORS)) is not None:
+        return Extras(vectors=[vectors[at].copy() for at in range(offset, offset + n)])
     kinds, lines, numbers, values = seq.values, output.side_outputs.get(VALUES), None, None
     if kinds is not None and lines is not None:
         ids = output.token_ids[offset : offset + n].tolist()

@@ -25,7 +25,7 @@ from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import AdapterError, InvalidRequest, failed
 from petiole.gpu_worker.request import TokenLogprobs
 from petiole.gpu_worker.request.values import Numbers
-from petiole.gpu_worker.runtime.interface import ModelLimits
+from petiole.gpu_worker.runtime.interface import Float32Array, ModelLimits
 from petiole.gpu_worker.scheduling.admission import Cut, Cutting, DelayGate, ResidentAdapters, WaitingQueue, forked
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.scheduling.stopping import End
@@ -35,18 +35,19 @@ logger = logging.getLogger(__name__)
 
 
 class Extras(NamedTuple):
-    """The log-probabilities of tokens, the numbers that they carry, and the values that these stand for: one entry
-    per token, or None."""
+    """The log-probabilities of tokens, the numbers that they carry, the values that these stand for, and the
+    vectors of texts: one entry per token, or None."""
 
     logprobs: Sequence[TokenLogprobs] | None = None
     numbers: Sequence[Numbers] | None = None
     values: Sequence[tuple[float, ...]] | None = None
+    vectors: Sequence[Float32Array] | None = None
 
     def keep(self, seq: ScheduledSequence, n: int) -> Extras:
         """The entries of the first `n` tokens. These must be the last `n` of `seq`, which stores their numbers."""
         logprobs = None if self.logprobs is None else self.logprobs[:n]
         if self.numbers is None or self.values is None:
-            return Extras(logprobs)
+            return Extras(logprobs, vectors=self.vectors)
         first = seq.total_tokens - n
         seq.numbers.update((first + k, numbers) for k, numbers in enumerate(self.numbers[:n]) if numbers)
         return Extras(logprobs, self.numbers[:n], self.values[:n])

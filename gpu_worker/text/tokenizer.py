@@ -91,6 +91,16 @@ class Tokenizer:
             field, list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids), max_tokens
         )
 
+    def encode_cut(self, text: str, *, field: str, max_tokens: int) -> list[int]:
+        """`encode`, but a text that is too long is cut: its special tokens stay, also those at its end."""
+        check_text(field, text)
+        encoded = self.backend.encode(text)
+        ids, special = list(encoded.ids), encoded.special_tokens_mask
+        if len(ids) <= max_tokens:
+            return ids
+        tail = next((n for n, one in enumerate(reversed(special)) if not one), 0)
+        return ids[: max(0, max_tokens - tail)] + ids[len(ids) - tail :]
+
     def encode_as_text(self, text: str, *, field: str, max_tokens: int | None = None) -> list[int]:
         """`encode` without special tokens, and with control tokens that are written out as text."""
         check_text(field, text)

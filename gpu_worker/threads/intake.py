@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from functools import partial
 
 from petiole.gpu_worker.errors import EngineError, failed
 from petiole.gpu_worker.request.images import PreparedImage, RequestImage
@@ -19,6 +20,7 @@ from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.threads.pool import ThreadPool
 from petiole.gpu_worker.threads.preparation import Preparer
 from petiole.gpu_worker.threads.text import RequestOutput
+from petiole.gpu_worker.threads.texts import TextInputs
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 PREPARATION_THREADS = 2
@@ -28,8 +30,8 @@ ADAPTER_THREADS = 2
 class PreparationThreads:
     """The threads that prepare requests.
 
-    For each request they call either `accept(seq, output)` or `refuse(output, error)`. `adapter_at_hand` says
-    whether the runtime has an adapter already.
+    For each request they call `accept(seq, output)`, `accept_texts(output, texts, arrival_s)` for a request of
+    texts, or `refuse(output, error)`. `adapter_at_hand` says whether the runtime has an adapter already.
     """
 
     def __init__(
@@ -37,25 +39,27 @@ class PreparationThreads:
         preparer: Preparer,
         adapter_at_hand: Callable[[str], bool],
         accept: Callable[[ScheduledSequence, RequestOutput], None],
+        accept_texts: Callable[[RequestOutput, TextInputs, float], None],
         refuse: Callable[[RequestOutput, BaseException], None],
         tracer: Tracer = NO_TRACE,
     ) -> None:
         self.preparer = preparer
         self._adapter_at_hand = adapter_at_hand
-        self._accept = accept
+        self._accept, self._accept_texts = accept, accept_texts
         self._refuse = refuse
         self._tracer = tracer
         self._arrivals = itertools.count()
         self._preparation = ThreadPool(PREPARATION_THREADS, "prepare")
         self._reading = ThreadPool(ADAPTER_THREADS, "adapter")
 
-    def put(self, output: RequestOutput) -> None:
-        """Queue a request. Of two requests with equal priority, the one that was put first has the better rank."""
+    def put(self, output: RequestOutput) -> bool:
+        """Queue a request. Of two requests with equal priority, the one that was put first has the better rank.
+        False once the threads are closed."""
         arrival, arrival_s = next(self._arrivals), time.perf_counter()
         adapter: object = output.handle.request.adapter  # not checked yet
         at_hand = not isinstance(adapter, str) or self._adapter_at_hand(adapter)
         threads = self._preparation if at_hand else self._reading
-        threads.put(lambda: self._prepare(output, arrival, arrival_s))
+        return threads.put(lambda: self._prepare(output, arrival, arrival_s))
 
     def cut(self, image: RequestImage, done: Callable[[PreparedImage | Exception], None]) -> None:
         """Cut an image into crops on a preparation thread, then call `done` there. If the preparation threads have
@@ -81,13 +85,20 @@ class PreparationThreads:
         self._reading.close()
 
     def _prepare(self, output: RequestOutput, arrival: int, arrival_s: float) -> None:
+        request, adapter_key = output.handle.request, None
+        accept: Callable[[], None]
         try:
-            seq = self.preparer.prepare(output, arrival, arrival_s)
-            prepared = self.preparer.described(seq)
+            if request.texts is not None:
+                texts = self.preparer.texts(request)
+                prepared, accept = texts.prepared, partial(self._accept_texts, output, texts, arrival_s)
+            else:
+                seq = self.preparer.prepare(output, arrival, arrival_s)
+                prepared, adapter_key = self.preparer.described(seq), seq.adapter_key
+                accept = partial(self._accept, seq, output)
         except Exception as error:  # InvalidRequest, or any error of a chat template or tokenizer
             self._refuse(output, error)
         except BaseException as error:  # a panic: libraries in Rust raise a BaseException for it
-            self._refuse(output, failed(output.handle.request.request_id, error))
+            self._refuse(output, failed(request.request_id, error))
         else:
-            output.handle._prepare(prepared, seq.adapter_key)
-            self._accept(seq, output)
+            output.handle._prepare(prepared, adapter_key)
+            accept()

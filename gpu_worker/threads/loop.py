@@ -74,10 +74,14 @@ class EngineLoop:
         """Note that the engine makes progress. Long commands and steps call it, on any thread."""
         self.last_round_s = time.monotonic()
 
+    def unpause(self) -> None:
+        """Launch steps again. To be posted as a command."""
+        self.paused = False
+
     def stop_when_done(self) -> None:
         """Return from `run` once no work is left. To be posted as a command."""
         self._stopping = True
-        self.paused = False
+        self.unpause()
 
     # ------------------------------------------------------------ the loop
 

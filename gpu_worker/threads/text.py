@@ -29,6 +29,7 @@ from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.protocols import PositionalSkill, SkillState
 from petiole.gpu_worker.request import Delta, FinishReason, Result, Timing, TokenLogprobs, Usage
 from petiole.gpu_worker.request.values import Numbers
+from petiole.gpu_worker.runtime.interface import Float32Array
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import Emission, Ended, Extras, Generated
 from petiole.gpu_worker.scheduling.stopping import End, Finish, StopRules
@@ -42,7 +43,7 @@ class RequestOutput:
 
     `begun`: a delta has been delivered. `watched`: the request has stop strings. `ended`: the handle has ended.
     The engine thread owns `seq`, the sequence once it is accepted, and `requested_end`, an end requested before
-    that.
+    that. `write`: of a model of texts, makes the vector that is delivered.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -56,6 +57,8 @@ class RequestOutput:
         self.token_ids: list[int] = []
         self.texts: list[str] = []
         self.logprobs: list[TokenLogprobs] = []
+        self.vectors: list[str] = []
+        self.write: Callable[[Float32Array], str] | None = None
         self.stop: str | None = None
         self.reading: SkillState | PositionalSkill | None = None
         self.spell: Callable[[int], bytes] | None = None
@@ -71,13 +74,14 @@ class RequestOutput:
         prompt: Sequence[int],
         rules: StopRules,
         reading: SkillState | PositionalSkill | None = None,
+        write: Callable[[Float32Array], str] | None = None,
     ) -> None:
         """Set up detokenization and replay the tokens of an earlier attempt, whose text was delivered already.
-        `reading`: reads a skill's answer from what follows.
+        `reading`: reads a skill's answer from what follows. `write`: makes the vector that is delivered.
 
         Runs on a preparation thread.
         """
-        request, self.reading = self.handle.request, reading
+        request, self.reading, self.write = self.handle.request, reading, write
         sampling = request.sampling
         answers = request.prompt is None and not request.continue_final_message
         if tokenizer is not None:
@@ -135,6 +139,14 @@ class RequestOutput:
             reading.consume_step(token, values[k] if k < len(values) else ()) for k, token in enumerate(token_ids)
         )
         return items if any(item is not None for item in items) else None
+
+    def written(self, extras: Sequence[Extras]) -> tuple[str, ...] | None:
+        """The vectors among these extras. Raises EngineError for one that is not finite."""
+        if self.write is None:
+            return None
+        vectors = tuple(self.write(vector) for extra in extras for vector in extra.vectors or ())
+        self.vectors += vectors
+        return vectors or None
 
     def flush(self) -> str:
         """Return the text held back so far. It may complete a stop string."""
@@ -215,23 +227,23 @@ class TextThread:
 
     def refuse(self, output: RequestOutput, error: BaseException) -> None:
         """End a request with an error, after everything posted so far, unless it has ended."""
-        self._call(lambda: self._end_with_error(output, error))
+        self.call(lambda: self._end_with_error(output, error))
 
     def flush(self) -> None:
         """Wait until everything posted so far has been delivered."""
         if threading.current_thread() is self._thread:
             return
         done = threading.Event()
-        self._call(done.set)
+        self.call(done.set)
         while self._thread.is_alive() and not done.wait(1.0):
             pass
 
     def close(self) -> None:
-        self._call(self._close)
+        self.call(self._close)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _call(self, function: Callable[[], None]) -> None:
+    def call(self, function: Callable[[], None]) -> None:
         """Run `function` on the text thread after everything posted so far. If the text thread has ended, run it
         here."""
         with self._changed:
@@ -319,21 +331,28 @@ class TextThread:
         output.texts.append(text)
         logprobs, values, numbers = pending.entries(len(token_ids))
         logprobs = output.spelled(logprobs)
+        vectors = output.written(pending.extras)
         output.logprobs.extend(logprobs)
         if token_ids or text or finish is not None:
             reason = None if finish is None else finish.reason
             output.begun = True
-            extras = (logprobs or None, values or None, numbers or None, output.read(token_ids, values))
+            extras = (logprobs or None, values or None, numbers or None, output.read(token_ids, values), vectors)
             handle._push(Delta(index, tuple(token_ids), text, reason, *extras))
         if isinstance(end, BaseException):
             self._end_with_error(output, end)
         elif finish is not None:
-            result = self._result(seq, output, finish)
-            output.ended = True
-            handle._end(result)
-            self._on_end(handle)
+            self.end(output, self._result(seq, output, finish))
             if end is None:
                 self._stop_generating(seq)
+
+    def end(self, output: RequestOutput, outcome: Result | BaseException) -> None:
+        """End a request here, unless it has ended. Runs on the text thread."""
+        if isinstance(outcome, BaseException):
+            self._end_with_error(output, outcome)
+        elif not output.ended:
+            output.ended = True
+            output.handle._end(outcome)
+            self._on_end(output.handle)
 
     def _end_with_error(self, output: RequestOutput, error: BaseException) -> None:
         with self._changed:  # after the thread has ended, several other threads may be here
@@ -360,6 +379,7 @@ class TextThread:
             ),
             model=self.model,
             logprobs=tuple(output.logprobs) if output.handle.request.sampling.logprobs is not None else None,
+            vectors=tuple(output.vectors) if output.write is not None else None,
             answer=None if output.reading is None else output.reading.finalize(),
         )
 

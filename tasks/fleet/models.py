@@ -88,7 +88,11 @@ class ModelFacts(BaseModel):
     reasoning: bool = False
     """Whether its chat template knows reasoning."""
     embeddings: bool = False
-    """Whether it makes embeddings."""
+    """Whether it makes vectors of texts. See docs/embeddings.md."""
+    dimensions: int = 0
+    """The numbers of such a vector."""
+    prompts: list[str] = []
+    """The names of the prompts that may stand before a text."""
     response_template: dict[str, Any] | None = None
     """How its output is divided into reasoning, content and tool calls: `response_template` in
     tokenizer_config.json."""

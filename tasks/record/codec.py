@@ -180,6 +180,7 @@ class Written:
     def result(self, end: Mapping[str, Any]) -> dict[str, Any]:
         """The result of a task with this log and this end."""
         value: dict[str, Any] = {"text": self.text, "token_ids": self.token_ids, **end}
-        if logprobs := self.entries("logprobs"):
-            value |= json.loads(f"{{{_json('logprobs', logprobs)}}}")
+        for name in A_TOKEN:
+            if name in GenerationResult.model_fields and (entries := self.entries(name)):
+                value |= json.loads(f"{{{_json(name, entries)}}}")
         return value

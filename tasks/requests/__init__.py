@@ -14,7 +14,7 @@ From `delay` to the engine a request passes four checks, and each alone checks s
 schemas         requests as pydantic models. A new option is declared here
 results         deltas and results as pydantic models
 counting        request and result of `count`
-skills          requests to a vision model: query, caption, point, detect
+skills          requests to a vision model (query, caption, point, detect) and to a model of texts (embed)
 kinds           by a task's name, the schema of its request
 choices         which tools a conversation may call: `tool_choice`
 images          an image in a request: base64, a data URL or a handle

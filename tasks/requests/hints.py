@@ -37,6 +37,7 @@ _OTHER_TASK = {
     **dict.fromkeys(("messages", "tools", "chat_template_kwargs", "tool_choice"), "chat"),
     **dict.fromkeys(("reasoning_effort", "max_reasoning_tokens"), "chat"),
     "prompt": "generate",
+    "texts": "embed and count",
     "question": "query",
     "object": "point and detect",
     "image": "query, caption, point and detect; in a chat an image is a part of a message",

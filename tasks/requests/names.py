@@ -3,4 +3,5 @@
 GENERATE, CHAT = "tasks.generate", "tasks.chat"
 QUERY, CAPTION, POINT, DETECT = "tasks.query", "tasks.caption", "tasks.point", "tasks.detect"
 COUNT = "tasks.count"
-TASKS = frozenset({GENERATE, CHAT, QUERY, CAPTION, POINT, DETECT})
+EMBED = "tasks.embed"
+TASKS = frozenset({GENERATE, CHAT, QUERY, CAPTION, POINT, DETECT, EMBED})

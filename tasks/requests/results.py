@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from petiole.outputs import Prepared, Timing, TokenLogprobs, Usage
+from petiole.vectors import Encoding
 
 FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
 
@@ -50,6 +51,9 @@ class Piece(Received):
     docs/vision.md."""
     logprobs: list[TokenLogprobs] | None = None
     """If `logprobs` was given: one `{"token_id", "logprob", "top": [[id, logprob], …]}` for each token."""
+    vectors: list[str] | None = None
+    """For `embed`, whose output has an entry for each text: its vector, as base64. In `token_ids` stands each
+    text's number of tokens. See docs/embeddings.md#vectors."""
 
 
 class EndOfOutput(Received):
@@ -173,8 +177,10 @@ class Answer(Shown, EndOfOutput):
     """The points of `point`: `[{"x": 0.5, "y": 0.25}, ...]`, as shares of the picture's width and height."""
     objects: list[Box] | None = None
     """The boxes of `detect`: `[{"x_min": 0.1, "y_min": 0.2, "x_max": 0.5, "y_max": 0.9}, ...]`."""
-    vectors: list[list[float]] | None = None
-    """The vectors of a model that makes vectors of texts: one for each text."""
+    dimensions: int | None = None
+    """The numbers of each vector of `embed`."""
+    encoding: Encoding | None = None
+    """How they are written: `float32`, `float16`, `int8` or `bits`."""
 
 
 class End(Answer):
@@ -195,6 +201,9 @@ class Output(Received):
     """The output, with the end token or the tokens of the stop string."""
     logprobs: list[TokenLogprobs] | None = None
     """If `logprobs` was given: those of each token, as in the deltas."""
+    vectors: list[str] | None = None
+    """The vectors of `embed`, as base64, in the order of the texts. `petiole.Vectors.of(result)` reads them. In
+    `token_ids` stands each text's number of tokens."""
 
 
 class GenerationResult(Answer, Output):

@@ -1,17 +1,19 @@
-"""Requests to a vision model beside `generate` and `chat`: one for each skill.
+"""Requests beside `generate` and `chat`: one for each skill of a vision model, and those to a model of texts.
 
-The model's processor, in the engine, checks the options again, and knows which skills the model has.
+The engine checks what depends on the model: which skills it has; its prompts, its dimensions, the longest text.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from petiole import limits
+from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.requests import images
-from petiole.tasks.requests.schemas import MAX_PROMPT_CHARACTERS, Common, Given, MaxTokens
+from petiole.tasks.requests.schemas import MAX_PROMPT_CHARACTERS, Common, Given, MaxTokens, checked_text
+from petiole.vectors import MOST_TEXTS, Encoding, most_texts
 
 Text = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
 
@@ -118,3 +120,58 @@ class DetectRequest(Finding):
 
     def images(self) -> list[str]:
         return [self.image]
+
+
+MAX_DIMENSIONS = 2**20
+
+
+def checked_texts(field: str, texts: list[str]) -> list[str]:
+    """Texts that are not empty, and not too long together. Raises InvalidRequest."""
+    for position, text in enumerate(texts):
+        checked_text(f"{field}[{position}]", text)
+    characters = sum(map(len, texts))
+    if characters > MAX_PROMPT_CHARACTERS:
+        limit = f"must have at most {MAX_PROMPT_CHARACTERS} characters in all"
+        raise InvalidRequest(field, limit, characters)
+    return texts
+
+
+class EmbedRequest(Common):
+    """Texts of which vectors are made."""
+
+    texts: Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS), Given(str)]
+    """What to make vectors of: texts, or one. The result has as many vectors as there are texts, in their
+    order."""
+    dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS)] | None = None
+    """Keep only this many of a vector's first numbers, as models with Matryoshka vectors allow. `None`: all."""
+    normalize: bool | None = None
+    """Give each vector the length 1, after it was cut. `None`: as the model's files say."""
+    encoding: Encoding = "float32"
+    """The numbers in the result: `float32`, `float16`, `int8` with a scale for each vector, or `bits`, the signs.
+    See docs/embeddings.md#vectors."""
+    prompt_name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """The prompt of the model that stands before each text, such as `query`. `None`: the model's default, if it
+    has one."""
+    truncate: bool = False
+    """Cut a text that is too long for the model, instead of refusing it."""
+
+    @field_validator("texts", mode="before")
+    @classmethod
+    def _one_text_is_a_list(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _a_result_holds_them(self) -> Self:
+        checked_texts("texts", self.texts)
+        if self.dimensions is not None and len(self.texts) > (most := most_texts(self.dimensions, self.encoding)):
+            size = f"of {self.dimensions} dimensions as {self.encoding}"
+            limit = f"must be at most {most}, whose vectors {size} fit into a result; embed.many takes more"
+            raise InvalidRequest("texts", limit, len(self.texts))
+        return self
+
+    def subject(self) -> dict[str, Any]:
+        names = ("dimensions", "normalize", "encoding", "prompt_name", "truncate")
+        return {"texts": self.texts, "embedding": {name: getattr(self, name) for name in names}}
+
+    def sampling(self) -> dict[str, Any]:
+        return {"seed": 0}

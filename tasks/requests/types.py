@@ -288,6 +288,43 @@ class DetectCall(DetectOptions, Submission):
     """What `detect.delay` takes."""
 
 
+class _EmbedOptions(Common, total=False):
+    """What none needs to give."""
+
+    dimensions: int | None
+    """Keep only this many of a vector's first numbers, as models with Matryoshka vectors allow. `None`: all."""
+    normalize: bool | None
+    """Give each vector the length 1, after it was cut. `None`: as the model's files say."""
+    encoding: Literal["float32", "float16", "int8", "bits"]
+    """The numbers in the result: `float32`, `float16`, `int8` with a scale for each vector, or `bits`, the signs.
+    See docs/embeddings.md#vectors. Default: 'float32'."""
+    prompt_name: str | None
+    """The prompt of the model that stands before each text, such as `query`. `None`: the model's default, if it
+    has one."""
+    truncate: bool
+    """Cut a text that is too long for the model, instead of refusing it. Default: False."""
+
+
+class EmbedOptions(_EmbedOptions):
+    """Options of `embed`."""
+
+    texts: str | list[str]
+    """What to make vectors of: texts, or one. The result has as many vectors as there are texts, in their
+    order."""
+
+
+class PartialEmbedOptions(_EmbedOptions, total=False):
+    """Options of `embed` in a chain: the previous task may supply what is missing."""
+
+    texts: str | list[str]
+    """What to make vectors of: texts, or one. The result has as many vectors as there are texts, in their
+    order."""
+
+
+class EmbedCall(EmbedOptions, Submission):
+    """What `embed.delay` takes."""
+
+
 class CountCall(Submission, total=False):
     """What `count.delay` takes. Exactly one of `texts`, `messages` and `token_ids` must be given."""
 
@@ -392,6 +429,9 @@ class GenerationDict(TypedDict):
     """The output, with the end token or the tokens of the stop string."""
     logprobs: NotRequired[list[TokenLogprobsDict]]
     """If `logprobs` was given: those of each token, as in the deltas."""
+    vectors: NotRequired[list[str]]
+    """The vectors of `embed`, as base64, in the order of the texts. `petiole.Vectors.of(result)` reads them. In
+    `token_ids` stands each text's number of tokens."""
     finish_reason: FinishReason
     """`stop` (end token or stop condition), `length` (`max_tokens` or the model's context) or `deadline`.
     Cancelled tasks have no result: their state is REVOKED."""
@@ -422,5 +462,7 @@ class GenerationDict(TypedDict):
     """The points of `point`: `[{"x": 0.5, "y": 0.25}, ...]`, as shares of the picture's width and height."""
     objects: NotRequired[list[BoxDict]]
     """The boxes of `detect`: `[{"x_min": 0.1, "y_min": 0.2, "x_max": 0.5, "y_max": 0.9}, ...]`."""
-    vectors: NotRequired[list[list[float]]]
-    """The vectors of a model that makes vectors of texts: one for each text."""
+    dimensions: NotRequired[int]
+    """The numbers of each vector of `embed`."""
+    encoding: NotRequired[Literal["float32", "float16", "int8", "bits"]]
+    """How they are written: `float32`, `float16`, `int8` or `bits`."""

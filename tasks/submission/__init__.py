@@ -4,6 +4,7 @@ Each line may import what stands below it.
 
 definitions  `generate`, `chat`, `query` and the others themselves; cheap to import
 typed        the options of each task, for type checkers: written by `python -m docs.render`
+many         `embed.many`: any number of texts, as tasks of some texts each
 images       `put_image`: an image stored once, for many questions
 task         what `delay`, `apply_async` and `stream` do: check, route, send. One of their options, such as
              `priority`, begins in `requests.celery_options`

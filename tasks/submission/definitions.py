@@ -1,4 +1,5 @@
-"""The tasks: `generate` continues a prompt, `chat` answers a conversation; the others ask a vision model.
+"""The tasks: `generate` continues a prompt, `chat` answers a conversation, `embed` makes vectors of texts; the
+others ask a vision model.
 
 Their bodies do not generate. The worker's pool parses a task's arguments with `parsing.parse` and submits the
 request to the engine. When the result is ready, it runs Celery's own trace function, and the body returns that
@@ -14,7 +15,7 @@ from celery.local import PromiseProxy
 
 from petiole import _lazy
 from petiole.tasks.app.application import app
-from petiole.tasks.requests.names import CAPTION, CHAT, COUNT, DETECT, GENERATE, POINT, QUERY
+from petiole.tasks.requests.names import CAPTION, CHAT, COUNT, DETECT, EMBED, GENERATE, POINT, QUERY
 
 if TYPE_CHECKING:
     from celery.canvas import Signature
@@ -107,6 +108,15 @@ def point(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, 
 @_task(DETECT, lambda: typed.DetectTask)
 def detect(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
     """Put a box around each `object` in `image`. The options are the fields of `skills.DetectRequest`."""
+    return self.finished(given, options)
+
+
+@_task(EMBED, lambda: typed.EmbedTask)
+def embed(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
+    """Make a vector of each of `texts`. The options are the fields of `skills.EmbedRequest`.
+
+    In a chain the text of the previous result becomes a text, or each text of a group's results.
+    """
     return self.finished(given, options)
 
 

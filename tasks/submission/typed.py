@@ -17,6 +17,7 @@ from petiole.tasks.requests import types
 from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.streams import readers
 from petiole.tasks.streams.readers import AsyncGeneration
+from petiole.tasks.submission.many import EmbeddingTask
 from petiole.tasks.submission.task import GenerationTask
 
 
@@ -245,4 +246,42 @@ class DetectTask(GenerationTask):
             prepared: bool = False,
             parsed: bool = False,
             **options: Unpack[types.DetectCall],
+        ) -> AsyncGenerator[StreamDelta, None]: ...
+
+
+class EmbedTask(EmbeddingTask):
+    """`embed`."""
+
+    if TYPE_CHECKING:
+
+        def delay(self, **options: Unpack[types.EmbedCall]) -> AsyncGeneration: ...
+        async def adelay(self, **options: Unpack[types.EmbedCall]) -> AsyncGeneration: ...
+        def delay_on_commit(self, **options: Unpack[types.EmbedCall]) -> AsyncGeneration: ...
+        async def adelay_on_commit(self, **options: Unpack[types.EmbedCall]) -> AsyncGeneration: ...
+        def s(self, **options: Unpack[types.PartialEmbedOptions]) -> Signature: ...
+        def si(self, **options: Unpack[types.EmbedOptions]) -> Signature: ...
+        def apply_async(
+            self,
+            args: Sequence[object] | None = None,
+            kwargs: types.EmbedOptions = ...,
+            *more: Any,
+            **options: Any,
+        ) -> AsyncGeneration: ...
+        def stream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            prepared: bool = False,
+            parsed: bool = False,
+            **options: Unpack[types.EmbedCall],
+        ) -> readers.Stream: ...
+        def astream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            prepared: bool = False,
+            parsed: bool = False,
+            **options: Unpack[types.EmbedCall],
         ) -> AsyncGenerator[StreamDelta, None]: ...

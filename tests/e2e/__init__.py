@@ -24,6 +24,7 @@ With a real model:
     test_text_options        options of chat templates and of special tokens
     test_adapters            adapters whose files change
     test_vision              skills of the small vision model
+    test_embeddings          vectors of texts: results, streams, deaths, canvas
     test_hostile_models      folders that cannot be served
     test_images              the CPU image and the compose file, by podman: restrictions, password, tasks
 

@@ -134,7 +134,7 @@ def test_type_checkers_see_the_names_that_are_imported_later() -> None:
     seen = {
         alias.asname or alias.name: f"{node.module}:{alias.name}"
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("petiole.tasks.")
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("petiole.")
         for alias in node.names
     }
     assert {name: home for name, home in tasks._HOMES.items() if name != "celery"} == seen

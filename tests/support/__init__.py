@@ -59,6 +59,7 @@ Models and devices:
     gguf             GGUF files, written by loops
     moondream        a narrow Moondream 2
     other_decoders   decoders that differ from the known one in one thing each
+    text_models      small random models of texts, with the files of sentence-transformers
     tokenizers       small tokenizers of each kind
     tooled           petiole-tiny with a chat template for tools and reasoning
     written          how each family writes a message with reasoning and calls of tools

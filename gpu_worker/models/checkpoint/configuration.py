@@ -16,17 +16,29 @@ MAX_VOCAB = 2**24
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    loaded = _loaded(path)
+    if not isinstance(loaded, dict):
+        raise ModelError(f"{path} must hold a JSON object")
+    return loaded
+
+
+def read_list(path: Path) -> list[dict[str, Any]]:
+    """A file with a list of objects."""
+    loaded = _loaded(path)
+    if not isinstance(loaded, list) or not all(isinstance(one, dict) for one in loaded):
+        raise ModelError(f"{path} must hold a list of JSON objects")
+    return loaded
+
+
+def _loaded(path: Path) -> Any:
     try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{path.parent} has no {path.name}") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from None
     except RecursionError:
         raise ModelError(f"{path} cannot be read: it is nested too deep") from None
-    if not isinstance(loaded, dict):
-        raise ModelError(f"{path} must hold a JSON object")
-    return loaded
 
 
 def end_token_ids(folder: Path) -> frozenset[int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -74,19 +75,20 @@ def _remove_unfinished_downloads() -> None:
                 file.unlink()
 
 
-def open_checkpoint(model: Path) -> Checkpoint:
-    """The tensors of a folder or of a GGUF file. Raises ModelError."""
-    return Checkpoint(model, [GgufTensors(model)] if is_gguf(model) else ())
+def open_checkpoint(model: Path, modules: Sequence[str] = ()) -> Checkpoint:
+    """The tensors of a folder or of a GGUF file. modules: see `Checkpoint`. Raises ModelError."""
+    return Checkpoint(model, [GgufTensors(model)] if is_gguf(model) else (), modules)
 
 
-def fingerprint(folder: Path) -> str:
+def fingerprint(folder: Path, modules: Sequence[str] = (), more: str = "") -> str:
     """A hash of a model's content: its configuration, and each tensor's name, dtype, shape and first bytes.
+    modules: see `Checkpoint`. more: what else its outputs depend on.
 
     A checkpoint has the same hash on any machine and with any sharding. Reads a few hundred bytes per tensor.
     """
     raw = {k: v for k, v in config_of(folder).items() if k not in _VOLATILE_KEYS}
-    digest = hashlib.sha256(json.dumps(raw, sort_keys=True).encode())
-    with open_checkpoint(folder) as checkpoint:
+    digest = hashlib.sha256(json.dumps(raw, sort_keys=True).encode() + more.encode())
+    with open_checkpoint(folder, modules) as checkpoint:
         for name in checkpoint.names():
             entry = checkpoint.entry(name)
             digest.update(f"{name} {entry.dtype} {entry.shape}".encode())

@@ -207,11 +207,17 @@ class SafetensorsFile(TensorFile):
 
 
 class Checkpoint:
-    """All tensors of a model folder, in one file or in the shards of its index. files: in place of these."""
+    """All tensors of a model folder, in one file or in the shards of its index. files: in place of these. modules:
+    folders inside it whose tensors belong to the model, too, with the folder before their names."""
 
-    def __init__(self, folder: Path, files: Sequence[TensorFile] = ()) -> None:
+    def __init__(self, folder: Path, files: Sequence[TensorFile] = (), modules: Sequence[str] = ()) -> None:
         self.folder = folder
         self.files = list(files) or [SafetensorsFile(path) for path in _weight_files(folder)]
+        for module in modules:
+            of_module = [SafetensorsFile(path) for path in _weight_files(_inside(folder, module))]
+            for file in of_module:
+                file.entries = {f"{module}/{name}": entry for name, entry in file.entries.items()}
+            self.files += of_module
         self._file_of = {name: file for file in self.files for name in file.entries}
 
     def __enter__(self) -> Checkpoint:

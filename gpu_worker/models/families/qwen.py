@@ -3,12 +3,13 @@ experts; and the text part of Qwen3-VL, whose rotations by three axes are one fo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
 from petiole.gpu_worker.models.families import reading
 from petiole.gpu_worker.models.families.family import Family
-from petiole.gpu_worker.models.plan import Attention, Experts, FeedForward, ModelPlan, Norm
+from petiole.gpu_worker.models.plan import Attention, Dense, Experts, FeedForward, ModelPlan, Norm, Pooling
 
 
 def qwen2(raw: JsonObject) -> ModelPlan:
@@ -48,9 +49,28 @@ def qwen3_vl(outer: JsonObject) -> ModelPlan:
     return qwen3(reading.text_part(outer))
 
 
+def pooled(plan: Callable[[JsonObject], ModelPlan]) -> Callable[[JsonObject], ModelPlan]:
+    """Without a head: a model of texts, of which the last token is pooled unless its files say otherwise."""
+    return lambda raw: replace(plan(raw), pooling=Pooling("last"))
+
+
+def scoring(plan: Callable[[JsonObject], ModelPlan]) -> Callable[[JsonObject], ModelPlan]:
+    """With a head for scores on the last token."""
+
+    def scored(raw: JsonObject) -> ModelPlan:
+        made, labels = plan(raw), reading.labels(raw)
+        head = Dense("score", made.hidden_size, len(labels), bias=False)
+        return replace(made, pooling=Pooling("last", (head,), labels=labels))
+
+    return scored
+
+
 FAMILIES = (
     Family(("Qwen2ForCausalLM",), qwen2),
     Family(("Qwen3ForCausalLM",), qwen3),
     Family(("Qwen3MoeForCausalLM",), qwen3_moe),
+    Family(("Qwen2Model",), pooled(qwen2)),
+    Family(("Qwen3Model",), pooled(qwen3)),
+    Family(("Qwen3ForSequenceClassification",), scoring(qwen3)),
     Family(("Qwen3VLForConditionalGeneration",), qwen3_vl, reading.WRAPPED),
 )

@@ -29,6 +29,7 @@ from petiole.gpu_worker.models.weights.names import Names
 MAX_LAYERS = 10_000
 MAX_WIDTH = 2**20
 MAX_EXPERTS = 2**16
+MAX_LABELS = 100_000
 """Limits far above every model. A folder that exceeds them is a mistake or an attack, and is refused unread."""
 
 WRAPPED = Names(
@@ -192,6 +193,23 @@ def inner(raw: JsonObject) -> int:
     return whole(raw, "intermediate_size", 2 * MAX_WIDTH)
 
 
+def dtype(raw: JsonObject) -> str:
+    return str(raw.get("dtype") or raw.get("torch_dtype") or "").removeprefix("torch.")
+
+
+def labels(raw: JsonObject) -> tuple[str, ...]:
+    """What the scores of a classifier are called, in order. Files with the usual two name none."""
+    given = raw.get("id2label")
+    if given is None:
+        return ("LABEL_0", "LABEL_1")
+    names = {str(key): name for key, name in given.items()} if isinstance(given, Mapping) else {}
+    found = tuple(str(names.get(str(k), "")) for k in range(len(names)))
+    if not 1 <= len(found) <= MAX_LABELS or "" in found:
+        limit = f"must name 1 to {MAX_LABELS} labels by the numbers from 0"
+        raise ModelError(f"config.json: id2label {limit}, got {shown(given)}")
+    return found
+
+
 def n_layers(raw: JsonObject) -> int:
     return whole(raw, "num_hidden_layers", MAX_LAYERS)
 
@@ -251,6 +269,6 @@ def usual_plan(raw: JsonObject, layers: tuple[Layer, ...], **more: Any) -> Model
         "norm": Norm(eps=number(raw, "rms_norm_eps", 1e-6)),
         "max_position": max_position(raw, *rotaries),
         "tied_head": bool(raw.get("tie_word_embeddings", False)),
-        "dtype": str(raw.get("dtype") or raw.get("torch_dtype") or "").removeprefix("torch."),
+        "dtype": dtype(raw),
     }
     return ModelPlan(**parts | more)

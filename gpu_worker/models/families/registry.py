@@ -11,6 +11,7 @@ from petiole.gpu_worker.models import families
 from petiole.gpu_worker.models.checkpoint.configuration import JsonObject, architecture_of
 from petiole.gpu_worker.models.checkpoint.opening import config_of
 from petiole.gpu_worker.models.families.family import Family
+from petiole.gpu_worker.models.families.texts import of_texts
 from petiole.gpu_worker.models.loading import Model
 
 ARCHITECTURES: dict[str, Family] = {
@@ -23,8 +24,9 @@ ARCHITECTURES: dict[str, Family] = {
 
 
 def find_model(folder: Path) -> Model:
-    """The model of a folder or of a GGUF file. Raises ModelError if its architecture is unknown."""
-    return model_of(config_of(folder), f"{folder}: ")
+    """The model of a folder, with the files of sentence-transformers beside it, or of a GGUF file. Raises
+    ModelError if its architecture is unknown."""
+    return of_texts(model_of(config_of(folder), f"{folder}: "), folder)
 
 
 def model_of(raw: JsonObject, where: str = "") -> Model:

@@ -24,8 +24,8 @@ def normed(norm: Norm, weights: NormWeights, x: Tensor, kernels: Kernels) -> Ten
     if norm.kind == "layer":
         if weights.weight is None or weights.weight.dtype == x.dtype:
             return F.layer_norm(x, x.shape[-1:], weights.weight, weights.bias, norm.eps)
-        bias = None if weights.bias is None else weights.bias.float()
-        return F.layer_norm(x.float(), x.shape[-1:], weights.weight, bias, norm.eps).to(x.dtype)
+        weight, bias = (None if one is None else one.float() for one in (weights.weight, weights.bias))
+        return F.layer_norm(x.float(), x.shape[-1:], weight, bias, norm.eps).to(x.dtype)
     y = rms_norm(x, None, norm.eps) if weights.weight is None else kernels.rms_norm(x, weights.weight, norm.eps)
     return y if weights.bias is None else y + weights.bias
 

@@ -140,6 +140,49 @@ class PagedAttention:
         return mask & (positions > queries - window) if window else mask
 
 
+@dataclass(frozen=True, slots=True)
+class TextAttention:
+    """The attention of one text, all of whose positions are in the step. It keeps no keys. plan, progress: see
+    `PagedAttention`."""
+
+    plan: Sequence[Attention]
+    progress: Progress = nothing
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        rotation: Rotation,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        self.progress()
+        plan, n = self.plan[layer], len(q)
+        assert k is not None, "a text's layers have keys of their own"
+        assert v is not None, "a text's layers have values of their own"
+        q, k = rotated(q, k, rotation)
+        assert k is not None
+        mask = self._mask(plan, n)
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        if plan.softcap or sinks is not None:
+            groups = plan.heads // plan.kv_heads
+            k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+            out = _attention(plan, q, k, v, mask, None if sinks is None else sinks.view(1, -1, 1, 1))
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=plan.scale, enable_gqa=True)
+        return out[0].transpose(0, 1).reshape(n, -1)
+
+    def _mask(self, plan: Attention, n: int) -> Tensor | None:
+        """bool [n, n]; None: every position sees all."""
+        if plan.mask == "bidirectional" and not plan.window:
+            return None
+        at = torch.arange(n)
+        behind = at[:, None] - at[None, :]
+        mask = torch.ones(n, n, dtype=torch.bool) if plan.mask == "bidirectional" else behind >= 0
+        return mask & (behind.abs() < plan.window) if plan.window else mask
+
+
 def _attention(
     plan: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None
 ) -> Tensor:

@@ -16,12 +16,12 @@ from petiole.gpu_worker.models.fast_paths import with_known_crops
 from petiole.gpu_worker.models.parts.layered import LayeredVision
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import NO_NUMBER
-from petiole.gpu_worker.runtime.cpu.attention import PagedAttention
+from petiole.gpu_worker.runtime.cpu.attention import PagedAttention, TextAttention
 from petiole.gpu_worker.runtime.cpu.native.build import instructions
 from petiole.gpu_worker.runtime.cpu.native.draw import draw
 from petiole.gpu_worker.runtime.cpu.native.encoder import native_encoder
 from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
-from petiole.gpu_worker.runtime.interface import FEATURES, VALUES, Progress, nothing
+from petiole.gpu_worker.runtime.interface import FEATURES, VALUES, VECTORS, Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from petiole.gpu_worker.runtime.step import sampling
 from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
@@ -50,7 +50,8 @@ class CpuExecutor:
     ) -> None:
         self._decoder, self._cache, self._bank, self._progress = decoder, cache, bank, progress
         self._pending = pending
-        self._text_only = decoder.value_tokens is None and decoder.images is None
+        self._text_only = decoder.value_tokens is None and decoder.images is None and decoder.plan.pooling is None
+        self._whole = decoder.plan.whole_texts
         self._native = native_decoder(decoder, cache, bank, progress)
         self._seeing: LayeredVision | None = with_known_crops(decoder)
         self._encoder = None if self._seeing is None else native_encoder(self._seeing.vision, progress)
@@ -68,6 +69,8 @@ class CpuExecutor:
         at = inputs.pending_inputs
         inputs.token_ids[at] = self._pending.token_ids.numpy()[inputs.rows[at]]
         token_ids, outputs = torch.from_numpy(inputs.token_ids), torch.from_numpy(inputs.output_inputs)
+        if self._whole:
+            outputs = torch.arange(len(token_ids))
         rows, positions = torch.from_numpy(inputs.rows), torch.from_numpy(inputs.positions)
         adapters = None
         if self._bank is not None and inputs.adapters.any():
@@ -81,7 +84,10 @@ class CpuExecutor:
                 return StepStates(lambda: logits)
             hidden = self._embed(inputs, token_ids).float()
             logits = self._native.forward(*step, hidden=hidden, rotary=rotary, limits=limits)
-            return StepStates(lambda: logits, self._sides(hidden[: len(outputs)].to(self._decoder.dtype)))
+            made = hidden[: len(outputs)]
+            return self._made(inputs, lambda: logits, made if self._whole else made.to(self._decoder.dtype))
+        if self._whole:
+            return self._text_by_text(inputs, token_ids)
         attention = PagedAttention(
             cache=self._cache,
             plan=self._decoder.plan.mixers,
@@ -95,12 +101,28 @@ class CpuExecutor:
         terms = None if self._bank is None or adapters is None else GroupedTerms(self._bank, adapters)
         forward = Forward(positions if rotary is None else rotary, attention, terms, token_ids)
         hidden = self._decoder.forward(self._embed(inputs, token_ids), forward)[outputs]
-        return StepStates(lambda: self._decoder.head_output(hidden).float(), self._sides(hidden))
+        return self._made(inputs, lambda: self._decoder.head_output(hidden).float(), hidden)
 
-    def _sides(self, hidden: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
-        if self._decoder.value_tokens is None:
-            return {}
-        return {VALUES: partial(made_found, cast(ValuedDecoder, self._decoder), hidden)}
+    def _made(self, inputs: StepInputs, logits: Callable[[], Tensor], hidden: Tensor) -> StepStates:
+        """hidden: of the outputs, or of all positions where texts are computed whole."""
+        decoder = self._decoder
+        if decoder.plan.pooling is not None:
+            lengths = inputs.lengths.tolist() if self._whole else None
+            vectors = decoder.vectors(hidden, lengths)
+            return StepStates(lambda: torch.zeros(len(vectors), 1), {VECTORS: lambda _: vectors})
+        if decoder.value_tokens is None:
+            return StepStates(logits)
+        return StepStates(logits, {VALUES: partial(made_found, cast(ValuedDecoder, decoder), hidden)})
+
+    def _text_by_text(self, inputs: StepInputs, token_ids: Tensor) -> StepStates:
+        """In torch each text is computed alone: the size of a product decides its last bits."""
+        made, at = [], 0
+        for n in inputs.lengths.tolist():
+            positions = torch.arange(n)
+            forward = Forward(positions, TextAttention(self._decoder.plan.mixers, self._progress))
+            made.append(self._decoder.forward(self._decoder.embed(token_ids[at : at + n]), forward))
+            at += n
+        return self._made(inputs, lambda: torch.zeros(len(made), 1), torch.cat(made))
 
     def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
         crops = [(torch.from_numpy(image.pixels), image.tiling) for image in images]

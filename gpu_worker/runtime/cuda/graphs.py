@@ -59,7 +59,7 @@ from petiole.gpu_worker.runtime.cuda.known import FUSED
 from petiole.gpu_worker.runtime.cuda.shapes import Shape
 from petiole.gpu_worker.runtime.cuda.terms import CapturedTerms
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
-from petiole.gpu_worker.runtime.interface import NO_UPDATES, VALUES, Int32Array
+from petiole.gpu_worker.runtime.interface import NO_UPDATES, VALUES, VECTORS, Int32Array
 from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.values import ValuedDecoder, embed_all, made_of_all
@@ -113,7 +113,7 @@ def new_step_buffers(shapes: Sequence[Shape], decoder: Decoder, geometry: Geomet
         host=host.host_buffer(fields, torch.int32),
         device=torch.zeros(fields, dtype=torch.int32, device=device),
         indices=torch.zeros(n_indices, dtype=torch.int32, device=device),
-        logits=torch.zeros((with_logits, plan.vocab_size), dtype=decoder.dtype, device=device),
+        logits=torch.zeros((with_logits, plan.head_size), dtype=decoder.dtype, device=device),
         values=torch.zeros((with_logits, 0 if kinds is None else kinds.width), dtype=torch.int32, device=device),
         hidden=torch.zeros((with_hidden, plan.hidden_size), dtype=decoder.dtype, device=device),
     )
@@ -340,6 +340,8 @@ def states_of(decoder: Decoder, outputs: Tensor) -> StepStates:
     def values(_: Tensor) -> Tensor:
         return made_of_all(cast(ValuedDecoder, decoder), outputs)
 
+    if decoder.plan.pooling is not None:
+        return StepStates(lambda: decoder.head_output(outputs), {VECTORS: lambda _: decoder.vectors(outputs)})
     sides = {} if decoder.value_tokens is None else {VALUES: values}
     return StepStates(lambda: decoder.head_output(outputs), sides)
 

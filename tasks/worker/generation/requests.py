@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from petiole.gpu_worker.request import Constraint, Request, SamplingParams
+from petiole.gpu_worker.request import Constraint, Embedding, Request, SamplingParams
 from petiole.gpu_worker.request.skills import SkillCall
 from petiole.tasks.requests.schemas import Common
 from petiole.tasks.worker.generation.presentation import Presentation
@@ -34,6 +34,8 @@ def engine_request(
     constraint, subject = presentation.constraint(task_request), task_request.subject()
     if "skill" in subject:
         subject["skill"] = SkillCall(*subject["skill"])
+    if "embedding" in subject:
+        subject["embedding"] = Embedding(**subject["embedding"])
     request = Request(
         **subject,
         images=images,

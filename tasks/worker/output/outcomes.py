@@ -64,11 +64,12 @@ class Outcome:
 
 
 def succeeded(result: Result, attempt: int, before: Written, parts: Mapping[str, Any] | None = None) -> Outcome:
-    """The outcome of the engine's result. `before`, from earlier attempts, supplies their log probabilities.
-    `parts`: what the worker has found in the text."""
+    """The outcome of the engine's result. `before`, from earlier attempts, supplies their log probabilities and
+    vectors. `parts`: what the worker has found in the text."""
     known: dict[str, Any] = {"attempt": attempt, "answer": None, **(result.answer or {}), **(parts or {})}
-    if result.logprobs is not None:
-        known["logprobs"] = [*before.entries("logprobs"), *result.logprobs][-len(result.token_ids) :]
+    for name in ("logprobs", "vectors"):
+        if (made := getattr(result, name)) is not None:
+            known[name] = [*before.entries(name), *made][-len(result.token_ids) :]
     return Outcome(codec.result(result, **known), None, result.finish_reason.value, result.stop_reason)
 
 
@@ -82,7 +83,7 @@ def within(limit_bytes: int, outcome: Outcome) -> Outcome:
     if result is None:
         return outcome
     bound = _MAX_OTHER_BYTES + _MAX_BYTES_A_UNIT * (len(result["text"]) + len(result["token_ids"]))
-    if bound <= limit_bytes and "logprobs" not in result:
+    if bound <= limit_bytes and not {"logprobs", "vectors"} & result.keys():
         return outcome
     size = len(json.dumps(result))
     return outcome if size <= limit_bytes else failed(errors.ResultTooLarge(size, limit_bytes))

@@ -21,14 +21,17 @@ from torch import Tensor
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models import fast_paths
+from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder
 from petiole.gpu_worker.models.moondream.encoder import VisionEncoder
 from petiole.gpu_worker.models.moondream.values import value_kinds
 from petiole.gpu_worker.models.parts.attention import AttentionWeights
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
+from petiole.gpu_worker.models.parts.pooling import Pooler
 from petiole.gpu_worker.models.parts.rotary import rotary_table
-from petiole.gpu_worker.models.plan import Experts, Growth, ModelPlan, PerLayerInput, Rotary, Router
+from petiole.gpu_worker.models.plan import Experts, Growth, ModelPlan, PerLayerInput, Pooling, Rotary, Router
+from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.request.images import ImageLimits
 from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
@@ -275,11 +278,19 @@ def test_a_new_field_is_refused_by_name_until_it_is_listed(kind: type, monkeypat
         assert any(f"{last} of the class {kind.__name__}" in (one or "") for one in said)
 
 
+def of_texts() -> Decoder:
+    decoder, pooling = known_decoder(), Pooling("last")
+    head = DenseLinear(torch.zeros(1, decoder.plan.hidden_size))
+    plan = replace(decoder.plan, pooling=pooling)
+    return replace(decoder, plan=plan, head=head, pooler=Pooler(pooling, ()))
+
+
 @pytest.mark.parametrize("values", [VALUES, known.CAPTURED, known.FUSED], ids=["compiled", "captured", "fused"])
 def test_each_field_of_a_plan_is_refused_until_it_is_listed(values: fast_paths.Values) -> None:
     per_layer, growth = "per-layer inputs", "queries that grow"
     decoders = {PerLayerInput: PLANS[per_layer](known_decoder()), Growth: PLANS[growth](known_decoder())}
     decoders |= dict.fromkeys((Experts, Router), PLANS["experts alone"](known_decoder()))
+    decoders[Pooling] = of_texts()
     for kind, listed in values.items():
         decoder = decoders.get(kind, known_decoder())
         if fast_paths.supports(decoder, values, PARTS).reason is not None:

@@ -144,7 +144,7 @@ def test_a_refusal_ends_its_request_whenever_it_comes() -> None:
         refused.append(output.handle)
         text.refuse(output.seq.output, EngineClosed("closed"))
 
-    text._call(lambda: (text._close(), refuse()))  # type: ignore[func-returns-value]
+    text.call(lambda: (text._close(), refuse()))  # type: ignore[func-returns-value]
     text.close()
     refuse()
     for handle in refused:

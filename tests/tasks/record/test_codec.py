@@ -39,6 +39,7 @@ ENTRIES: dict[str, st.SearchStrategy[Any]] = {
     "bins": st.none() | st.lists(st.integers(0, 1023), min_size=1, max_size=2),
     "items": st.none() | st.dictionaries(st.sampled_from(["x", "y"]), numbers, min_size=1),
     "logprobs": logprobs(),
+    "vectors": st.sampled_from(["AACAPw==", "AAA="]),
 }
 UNKNOWN = st.dictionaries(texts.map(lambda name: f"new {name}"), st.none() | counts | texts | st.just({"a": [1]}))
 
@@ -67,7 +68,8 @@ ends = st.fixed_dictionaries(
         "model": texts,
         "answer": texts,
         "points": st.just([{"x": 0.5, "y": 0.25}]),
-        "vectors": st.lists(st.lists(numbers, max_size=3), max_size=2),
+        "dimensions": counts,
+        "encoding": st.sampled_from(["float32", "bits"]),
     },
 )
 
@@ -123,7 +125,7 @@ def test_a_result_is_the_log_and_the_end(
 ) -> None:
     class Made:
         token_ids, text = joined_ids(pieces), "".join(piece.text for piece in pieces)
-        logprobs = joined(pieces, "logprobs")
+        logprobs, vectors = joined(pieces, "logprobs"), joined(pieces, "vectors")
 
     result = codec.result(Made(), **end)
     kept = json.loads(json.dumps(codec.end_of(result)))

@@ -8,7 +8,7 @@ from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.fast_paths import ANY, COMMON, Parts, Support, changed, supports
 from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.parts.layer import LayerWeights
-from petiole.gpu_worker.models.plan import Attention, Experts, FeedForward, Layer, Norm, Router
+from petiole.gpu_worker.models.plan import Attention, Experts, FeedForward, Layer, ModelPlan, Norm, Pooling, Router
 from petiole.gpu_worker.models.weights.coded import CodedLinear
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear
 from petiole.gpu_worker.runtime.cpu.native.products.weights import unknown_form
@@ -34,6 +34,8 @@ VALUES = changed(
             **dict.fromkeys(("normalised", "correction", "bias", "of_stream", "expert_scales"), _BOTH),
             "score": {"softmax", "chosen", "sigmoid"},
         },
+        ModelPlan: {"pooling": {None, Pooling}},  # which is not computed here
+        Pooling: dict.fromkeys(("kind", "denses", "normalize", "labels"), ANY),
     },
 )
 """By class and field. What is asked of several fields together, and of sizes: `with_sizes`."""

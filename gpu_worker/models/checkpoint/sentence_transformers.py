@@ -1,0 +1,142 @@
+"""The files of sentence-transformers beside a checkpoint: how its texts are pooled, and how it is asked.
+
+modules.json                         the modules behind the transformer, a folder each
+1_Pooling/config.json                in the old names (`pooling_mode_mean_tokens`) or the new one (`pooling_mode`)
+2_Dense/config.json, model.safetensors
+config_sentence_transformers.json    prompts by name
+sentence_bert_config.json            the longest text
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.checkpoint.configuration import JsonObject, read_json, read_list, shown
+from petiole.gpu_worker.models.plan import MAX_POSITION, Dense, Pooling
+
+_OLD_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "lasttoken",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+}
+_KINDS: dict[str, Literal["first", "last", "mean"]] = {"cls": "first", "mean": "mean", "lasttoken": "last"}
+_ACTIVATIONS: dict[str, Literal["none", "tanh", "gelu", "relu"]] = {
+    "identity": "none",
+    "tanh": "tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+}
+_MAX_WIDTH = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """How a model of texts is asked. prompts: by name, what stands before a text. max_tokens: of a text, if the
+    files limit it. lower_case: texts are lowered first."""
+
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    max_tokens: int | None = None
+    lower_case: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Modules:
+    """The modules behind a transformer. folders: those that have weights."""
+
+    pooling: Pooling
+    folders: tuple[str, ...]
+
+
+def read_modules(folder: Path) -> Modules | None:
+    """What modules.json says; None if the folder has none, or if it names no pooling."""
+    path = folder / "modules.json"
+    if not path.is_file():
+        return None
+    kind: Literal["first", "last", "mean"] | None = None
+    denses, folders, normalize = list[Dense](), list[str](), False
+    for k, module in enumerate(read_list(path)):
+        name, where = str(module.get("type", "")), str(module.get("path", ""))
+        match name.rpartition(".")[2]:
+            case "Transformer":
+                if k or where:
+                    at = f"must be the first, in the model's own folder, got number {k} in {where!r}"
+                    raise ModelError(f"{path}: the module Transformer {at}")
+            case "Pooling":
+                kind = _pooling_kind(folder / where / "config.json")
+            case "Dense":
+                denses.append(_dense(folder / where / "config.json", where))
+                _refuse_pickles(folder / where)
+                folders.append(where)
+            case "Normalize":
+                normalize = True
+            case "Dropout":
+                pass
+            case _:
+                known = "Transformer, Pooling, Dense, Normalize or Dropout"
+                raise ModelError(f"{path}: modules must be {known}, got {name!r}")
+    return None if kind is None else Modules(Pooling(kind, tuple(denses), normalize), tuple(folders))
+
+
+def read_text_model(folder: Path) -> TextModel:
+    """Prompts and lengths. Files that are missing say nothing."""
+    told = _optional(folder / "config_sentence_transformers.json")
+    sizes = _optional(folder / "sentence_bert_config.json")
+    prompts, default = told.get("prompts") or {}, told.get("default_prompt_name")
+    if not isinstance(prompts, Mapping) or not all(isinstance(one, str) for one in prompts.values()):
+        raise ModelError(f"config_sentence_transformers.json: prompts must be texts by name, got {shown(prompts)}")
+    if default is not None and default not in prompts:
+        known = ", ".join(sorted(prompts)) or "(none)"
+        raise ModelError(
+            f"config_sentence_transformers.json: default_prompt_name must be one of {known}, got {shown(default)}"
+        )
+    longest = sizes.get("max_seq_length")
+    if longest is not None and not (type(longest) is int and 1 <= longest <= MAX_POSITION):
+        limit = f"must be a whole number from 1 to {MAX_POSITION}"
+        raise ModelError(f"sentence_bert_config.json: max_seq_length {limit}, got {shown(longest)}")
+    return TextModel(dict(prompts), default, longest, bool(sizes.get("do_lower_case", False)))
+
+
+def _pooling_kind(path: Path) -> Literal["first", "last", "mean"]:
+    raw = read_json(path)
+    if raw.get("include_prompt") is False:
+        raise ModelError(f"{path}: include_prompt must be true: prompts are pooled with their texts, got false")
+    modes: Any = raw.get("pooling_mode")
+    if modes is None:
+        modes = [mode for name, mode in _OLD_MODES.items() if raw.get(name)]
+    modes = [modes] if isinstance(modes, str) else modes
+    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in _KINDS:
+        raise ModelError(f"{path}: pooling_mode must be one of {', '.join(_KINDS)}, got {shown(modes)}")
+    return _KINDS[modes[0]]
+
+
+def _dense(path: Path, where: str) -> Dense:
+    raw = read_json(path)
+    sizes = [raw.get(name) for name in ("in_features", "out_features")]
+    if not all(type(size) is int and 1 <= size <= _MAX_WIDTH for size in sizes):
+        limit = f"in_features and out_features must be whole numbers from 1 to {_MAX_WIDTH}"
+        raise ModelError(f"{path}: {limit}, got {shown(sizes)}")
+    function = str(raw.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2].lower()
+    if function not in _ACTIVATIONS:
+        known = ", ".join(_ACTIVATIONS)
+        raise ModelError(f"{path}: activation_function must be one of {known}, got {shown(function)}")
+    inputs, outputs = (int(size) for size in sizes if size is not None)
+    return Dense(f"{where}/linear", inputs, outputs, bool(raw.get("bias", True)), _ACTIVATIONS[function])
+
+
+def _refuse_pickles(folder: Path) -> None:
+    pickles = sorted(path.name for path in folder.glob("*.bin"))
+    if pickles and not (folder / "model.safetensors").exists():
+        needed = "model.safetensors with the tensors linear.weight and linear.bias"
+        raise ModelError(f"{folder / pickles[0]} is a pickle, which is not read: {needed} must stand beside it")
+
+
+def _optional(path: Path) -> JsonObject:
+    return read_json(path) if path.is_file() else {}

@@ -1,0 +1,101 @@
+"""Texts of which a model makes vectors: how they are asked for, what the model takes, and a vector as it is
+sent."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from petiole.gpu_worker.errors import EngineError, require
+from petiole.vectors import ENCODINGS, Encoding, most_texts
+
+FLAT = 1e-12
+"""A vector shorter than this has no direction, and is not normalised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """What is made of each text. dimensions: the vector's first numbers, as of a Matryoshka model; None: all.
+    normalize: whether the vector then gets the length 1; None: as the model's files say. prompt_name: the prompt
+    of the model that stands before each text; None: its default, if it has one. truncate: a text that is too long
+    is cut, and not refused."""
+
+    dimensions: int | None = None
+    normalize: bool | None = None
+    encoding: Encoding = "float32"
+    prompt_name: str | None = None
+    truncate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TextLimits:
+    """What a model of texts takes and makes. dimensions: the numbers of a vector. max_tokens: of a text. prompts:
+    by name. normalize: what it does unless a request says otherwise. whole: a step computes a text from its first
+    position to its last. lower_case: texts are lowered first. labels: what each number is
+    called, of a model that scores; empty: the numbers are a vector."""
+
+    dimensions: int
+    max_tokens: int
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    normalize: bool = False
+    whole: bool = False
+    lower_case: bool = False
+    labels: tuple[str, ...] = ()
+
+    def check(self, asked: Embedding, n_texts: int) -> None:
+        """Raises InvalidRequest."""
+        prompts = ", ".join(sorted(self.prompts)) or "none"
+        known = asked.prompt_name is None or asked.prompt_name in self.prompts
+        require(known, "prompt_name", f"must be one of the model's prompts ({prompts})", asked.prompt_name)
+        require(asked.encoding in ENCODINGS, "encoding", f"must be {', '.join(ENCODINGS)}", asked.encoding)
+        if asked.dimensions is not None:
+            limit, given = f"must be 1 to {self.dimensions}, the model's", asked.dimensions
+            require(type(given) is int and 1 <= given <= self.dimensions, "dimensions", limit, given)
+        most = most_texts(self.dimensions_of(asked), asked.encoding)
+        size = f"of {self.dimensions_of(asked)} dimensions as {asked.encoding}"
+        require(
+            n_texts <= most, "texts", f"must be at most {most}, whose vectors {size} fit into a result", n_texts
+        )
+
+    def dimensions_of(self, asked: Embedding) -> int:
+        return asked.dimensions or self.dimensions
+
+    def prompt(self, asked: Embedding) -> str:
+        name = asked.prompt_name or self.default_prompt
+        return self.prompts[name] if name is not None else ""
+
+    def written(self, vector: npt.NDArray[np.float32], asked: Embedding) -> str:
+        """A vector as it is sent: cut, then normalised, then encoded. Raises EngineError if it is not finite."""
+        vector = vector[: self.dimensions_of(asked)]
+        if not np.isfinite(vector).all():
+            raise EngineError("the model made a vector that is not of finite numbers")
+        if self.normalize if asked.normalize is None else asked.normalize:
+            length = np.sqrt(np.dot(vector.astype(np.float64), vector.astype(np.float64)))
+            vector = (vector / max(float(length), FLAT)).astype(np.float32)
+        return base64.b64encode(encoded(vector, asked.encoding)).decode()
+
+
+def encoded(vector: npt.NDArray[np.float32], encoding: Encoding) -> bytes:
+    """See `petiole.vectors`."""
+    return _as_array(vector, encoding).tobytes()
+
+
+def _as_array(vector: npt.NDArray[np.float32], encoding: Encoding) -> npt.NDArray[Any]:
+    match encoding:
+        case "float32":
+            return vector.astype("<f4")
+        case "float16":
+            most = np.finfo(np.float16).max
+            return vector.clip(-most, most).astype("<f2")
+        case "int8":
+            scale = np.float32(float(np.abs(vector).max(initial=0.0)) / 127 or 1.0)
+            codes = np.rint(vector / scale).clip(-127, 127).astype(np.int8)
+            return np.concatenate([np.array([scale], "<f4").view(np.int8), codes])
+        case "bits":
+            return np.packbits(vector > 0)

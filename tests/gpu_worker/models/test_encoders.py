@@ -1,0 +1,222 @@
+"""Encoders: the vectors of transformers, the same bits in any batch, and what their files may say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from bench.driver import Driver
+from petiole.gpu_worker import Embedding, Engine, EngineConfig, InvalidRequest, ModelError, Request
+from petiole.gpu_worker.models.families.registry import find_model, model_of
+from petiole.gpu_worker.runtime.interface import VECTORS
+from petiole.vectors import Vectors
+from tests.support.text_models import BERT, ENCODERS, MODERN, cosine, reference, write_encoder, write_modules
+
+LENGTHS = (1, 7, 40, 62, 2, 33)
+
+
+def tokens(n: int) -> list[int]:
+    drawn: list[int] = np.random.default_rng(n).integers(4, 260, n).tolist()
+    return drawn
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
+    made: dict[str, tuple[Path, Any]] = {}
+
+    def get(name: str) -> tuple[Path, Any]:
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            made[name] = folder, write_encoder(folder, name)
+        return made[name]
+
+    return get
+
+
+def made(driver: Driver, *lengths: int) -> np.ndarray:
+    """The vectors of texts of these lengths, in one step."""
+    sequences = [driver.sequence(tokens(n)) for n in lengths]
+    found = driver.prefill(sequences).side_outputs[VECTORS].copy()
+    for sequence in sequences:
+        driver.finish(sequence)
+    return found
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_vectors_are_those_of_transformers(
+    name: str, encoder: Callable[[str], tuple[Path, Any]], open_runtime: Callable[..., Any]
+) -> None:
+    folder, model = encoder(name)
+    found = made(Driver(open_runtime(folder)), *LENGTHS)
+    for n, vector in zip(LENGTHS, found, strict=True):
+        expected = reference(model, tokens(n), ENCODERS[name][2])
+        assert cosine(vector, expected) > 0.9999999
+        assert np.allclose(vector, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_text_has_the_same_bits_alone_and_in_a_batch(
+    name: str, dtype: str, encoder: Callable[[str], tuple[Path, Any]], open_runtime: Callable[..., Any]
+) -> None:
+    driver = Driver(open_runtime(encoder(name)[0], dtype=dtype))
+    alone = [made(driver, n)[0].tobytes() for n in LENGTHS]
+    assert [one.tobytes() for one in made(driver, *LENGTHS)] == alone
+    assert [one.tobytes() for one in made(driver, *reversed(LENGTHS))] == alone[::-1]
+
+
+@pytest.mark.parametrize("name", ["bert-mean", "modernbert"])
+def test_an_engine_embeds_texts_whole(name: str, encoder: Callable[[str], tuple[Path, Any]]) -> None:
+    """Steps hold the longest text, whatever the other settings say; nothing is left in the cache."""
+    folder, model = encoder(name)
+    texts = ["a" * n for n in (3, 40, 60)] * 6
+    config = EngineConfig(model=str(folder), device="cpu", max_num_seqs=4, debug=True)
+    with Engine(config) as engine:
+        result = engine.generate([Request(texts=texts, embedding=Embedding())])[0]
+        assert result.vectors is not None
+        for text, vector in zip(texts, Vectors(result.vectors, 64), strict=True):
+            ids = [1, *(text.encode()[0] - ord("!") + 4 for _ in text), 2]
+            assert cosine(vector, reference(model, ids, ENCODERS[name][2])) > 0.99999
+        stats, limits = engine.stats(), engine.limits
+        assert stats["pages_free"] == stats["pages_total"]
+        assert limits.texts is not None
+        with pytest.raises(
+            InvalidRequest, match=rf"texts\[0\]: must have at most {limits.texts.max_tokens} tokens"
+        ):
+            engine.generate([Request(texts=["a" * 300], embedding=Embedding())])
+
+
+def test_steps_that_cannot_hold_a_text_are_refused(encoder: Callable[[str], tuple[Path, Any]]) -> None:
+    with pytest.raises(
+        ValueError, match="chunk_size: must be at least 66, or 0: this model computes each text in"
+    ):
+        Engine(EngineConfig(model=str(encoder("bert-mean")[0]), device="cpu", chunk_size=30))
+
+
+def test_a_dense_module_follows_the_pooling(tmp_path: Path, open_runtime: Callable[..., Any]) -> None:
+    """As in EmbeddingGemma, or with tanh as in LaBSE."""
+    model = write_encoder(tmp_path, "bert-mean")
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(96, 64, generator=generator) / 8, torch.randn(24, 96, generator=generator) / 8]
+    bias = torch.randn(24, generator=generator)
+    listed = json.loads((tmp_path / "modules.json").read_text())
+    for k, (weight, activation) in enumerate(zip(weights, ("linear.Identity", "activation.Tanh"), strict=True)):
+        folder = tmp_path / f"{k + 2}_Dense"
+        folder.mkdir()
+        sizes = {"in_features": weight.shape[1], "out_features": weight.shape[0], "bias": k == 1}
+        (folder / "config.json").write_text(
+            json.dumps(sizes | {"activation_function": f"torch.nn.modules.{activation}"})
+        )
+        save_file(
+            {"linear.weight": weight} | ({"linear.bias": bias} if k else {}), str(folder / "model.safetensors")
+        )
+        listed.insert(k + 2, {"idx": k + 2, "path": folder.name, "type": "sentence_transformers.models.Dense"})
+    (tmp_path / "modules.json").write_text(json.dumps(listed))
+    runtime = open_runtime(tmp_path)
+    assert runtime.limits.texts.dimensions == 24
+    for n, vector in zip(LENGTHS, made(Driver(runtime), *LENGTHS), strict=True):
+        pooled = torch.from_numpy(reference(model, tokens(n), "mean"))
+        expected = torch.tanh(weights[1] @ (weights[0] @ pooled) + bias)
+        assert cosine(vector, expected) > 0.9999999
+
+
+def test_weights_in_pickles_are_refused_by_name(tmp_path: Path) -> None:
+    write_encoder(tmp_path, "bert-mean")
+    (tmp_path / "2_Dense").mkdir()
+    (tmp_path / "2_Dense" / "config.json").write_text(json.dumps({"in_features": 64, "out_features": 8}))
+    (tmp_path / "2_Dense" / "pytorch_model.bin").write_bytes(b"")
+    listed = json.loads((tmp_path / "modules.json").read_text())
+    listed.append({"idx": 3, "path": "2_Dense", "type": "sentence_transformers.models.Dense"})
+    (tmp_path / "modules.json").write_text(json.dumps(listed))
+    with pytest.raises(
+        ModelError, match=r"pytorch_model.bin is a pickle, .* model.safetensors with .*linear.weight"
+    ):
+        find_model(tmp_path)
+
+
+@pytest.mark.parametrize("new_names", [False, True])
+@pytest.mark.parametrize(("mode", "kind"), [("mean", "mean"), ("cls", "first"), ("lasttoken", "last")])
+def test_pooling_is_read_in_old_and_new_names(mode: str, kind: str, new_names: bool, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertModel"], **BERT}))
+    write_modules(tmp_path, mode, new_names=new_names, normalize=mode == "cls", max_seq_length=30)
+    model = find_model(tmp_path)
+    assert model.plan.pooling is not None
+    assert (model.plan.pooling.kind, model.plan.pooling.normalize) == (kind, mode == "cls")
+    assert model.texts is not None
+    assert model.texts.max_tokens == 30
+
+
+FILES: list[tuple[str, Any, str]] = [
+    (
+        "1_Pooling/config.json",
+        {"pooling_mode_max_tokens": True},
+        r"pooling_mode must be one of cls, .* got \['max'\]",
+    ),
+    (
+        "1_Pooling/config.json",
+        {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
+        r"pooling_mode must be one of",
+    ),
+    ("1_Pooling/config.json", {"pooling_mode": "mean", "include_prompt": False}, "include_prompt must be true"),
+    ("modules.json", [{"type": "x.Transformer", "path": ""}, {"type": "x.LSTM"}], r"modules must be .*'x.LSTM'"),
+    (
+        "modules.json",
+        [{"type": "x.Transformer", "path": "0_Transformer"}],
+        "the module Transformer must be the first",
+    ),
+    ("modules.json", {}, "must hold a list of JSON objects"),
+    (
+        "config_sentence_transformers.json",
+        {"default_prompt_name": "q"},
+        r"default_prompt_name must be one of \(none\)",
+    ),
+    ("config_sentence_transformers.json", {"prompts": {"q": 3}}, "prompts must be texts by name"),
+    ("sentence_bert_config.json", {"max_seq_length": 0}, "max_seq_length must be a whole number"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), FILES, ids=lambda value: str(value)[:40])
+def test_files_that_are_not_computed_are_refused(name: str, content: Any, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertModel"], **BERT}))
+    write_modules(tmp_path, "mean")
+    (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=message):
+        find_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "raw", "message"),
+    [
+        ("BertModel", {"position_embedding_type": "relative_key"}, "position_embedding_type must be absolute"),
+        ("BertModel", {"hidden_act": "relu"}, "hidden_act must be gelu"),
+        ("XLMRobertaModel", {"max_position_embeddings": 2, "pad_token_id": 1}, "must be above 2, got 2"),
+        ("BertForSequenceClassification", {"id2label": {"1": "a"}}, "id2label must name"),
+        ("ModernBertForSequenceClassification", {"classifier_pooling": "max"}, "classifier_pooling must be cls"),
+    ],
+)
+def test_a_configuration_that_is_not_computed_is_refused(
+    architecture: str, raw: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        model_of({"architectures": [architecture], **BERT, **raw})
+
+
+def test_old_files_of_modernbert_mean_the_same() -> None:
+    raw = {"architectures": ["ModernBertModel"], **MODERN, "num_hidden_layers": 6}
+    old = {"global_attn_every_n_layers": 3, "global_rope_theta": 160_000.0, "local_rope_theta": 10_000.0}
+    new = {
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"] * 2,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 160_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    }
+    assert model_of({**raw, **old}).plan == model_of({**raw, **new}).plan
+    assert model_of({**raw, **old}).plan.windows == (0, 5, 5, 0, 5, 5)
