@@ -18,6 +18,7 @@ Each line may import what stands below it.
     program      `petiole serve`: the application under uvicorn
     application  the ASGI application: which room answers which path
     observing    the access log and the figures, without prompts; faults of the gateway itself
+    authorizing  who asks: a key and its tenant, before anything else is done
     openai/      OpenAI's interface: requests become tasks, parts become chunks
     serving/     everything with input or output: bodies, records in Redis, submission, following, streams
     core/        what is pure: records, parts of an output, numbers of events, failures

@@ -4,15 +4,18 @@ use."""
 from __future__ import annotations
 
 import asyncio
+from functools import cached_property
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from petiole.gateway.authorizing import Authorized
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.observing import METRICS, Observed
 from petiole.gateway.openai import endpoints
@@ -20,6 +23,7 @@ from petiole.gateway.openai.answers import error_answer
 from petiole.gateway.openai.responses import endpoints as responses
 from petiole.gateway.serving.sse import ClientGone
 from petiole.tasks.servers import connections
+from petiole.tasks.settings import settings
 
 _ANSWER_S = 2.0
 
@@ -72,4 +76,25 @@ def make() -> Starlette:
     )
 
 
-app: ASGIApp = Observed(make())
+def with_origins(application: ASGIApp) -> ASGIApp:
+    """Lets the web pages that the settings name call the application. Without the setting no page may."""
+    origins = [one.strip() for one in settings().gateway_origins.split(",") if one.strip()]
+    if not origins:
+        return application
+    return CORSMiddleware(
+        application, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
+    )
+
+
+class _WithOrigins:
+    """`with_origins`, but the settings are read at the first request: importing reads none."""
+
+    @cached_property
+    def _app(self) -> ASGIApp:
+        return with_origins(Authorized(make()))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+app: ASGIApp = Observed(_WithOrigins())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import signal
 import socket
@@ -13,7 +14,19 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from petiole.gateway.application import app
+from petiole.gateway.serving.callers import keys, manage
 from petiole.tasks.settings import settings
+
+LOOPBACK = "127.0.0.1"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address. A name other than localhost is taken for one that others
+    reach."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 async def served(scope: Scope, receive: Receive, send: Send) -> None:
@@ -25,9 +38,20 @@ async def served(scope: Scope, receive: Receive, send: Send) -> None:
 
 def run(host: str | None, port: int | None, greeting: str = "") -> int:
     """Serve until a signal ends the process. What is None comes from the settings. `greeting`: printed when it
-    serves, with its `{url}`. Raises OSError if the address cannot be had."""
+    serves, with its `{url}`. Raises OSError if the address cannot be had, and `PetioleError` if it must be known
+    whether there are keys, and Redis does not say."""
     known = settings()
     host = known.gateway_host if host is None else host
+    if not (is_loopback(host) or known.gateway_open):
+        if manage.any_keys():
+            keys.require()
+        else:
+            print(
+                f"no key exists, so this gateway listens on {LOOPBACK} alone, not on {host}. `petiole keys add "
+                "NAME` makes a key; then start it again. With PETIOLE_GATEWAY_OPEN=true it serves everybody",
+                flush=True,
+            )
+            host = LOOPBACK
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, known.gateway_port if port is None else port), family=family)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, SecretStr
 
 _LONGEST_S = 10**9
 
@@ -17,6 +17,16 @@ class GatewaySettings(BaseModel):
         default="127.0.0.1", min_length=1, description="address on which the gateway listens"
     )
     gateway_port: int = Field(default=8000, ge=0, le=65_535, description="its port; 0: a free one")
+    gateway_keys: SecretStr = Field(
+        default=SecretStr(""),
+        description="keys and their tenants, as JSON, beside those that `petiole keys` makes",
+    )
+    gateway_open: bool = Field(
+        default=False, description="listen on every address, although no key exists; otherwise on loopback alone"
+    )
+    gateway_origins: str = Field(
+        default="", description="web pages that may call it, such as https://app.example.com; empty: none"
+    )
     gateway_max_body_bytes: int = Field(
         default=64 * 2**20, ge=1024, le=2**30, description="largest body of an HTTP request"
     )

@@ -7,6 +7,7 @@ scripts get the names as arguments.
     of one image        `image_key`
     of the gateway      `gateway_key`
     of the broker       `LedgerKeys`
+    of tenants          `usage_keys`, `account_keys`
     of the whole fleet  `WORKERS_KEY`, `LIVES_KEY`, `MODELS_KEY`, `QUARANTINE_KEY`, `PROBE_KEY`
     of a worker         `MARKER_PREFIX`
     in a message        `SENT_HEADER`, `AFFINITY_HEADER`, `NAME_PROPERTY`
@@ -30,6 +31,9 @@ QUARANTINE_KEY = "petiole:quarantine"
 
 PROBE_KEY = "petiole:nothing"
 """Never exists. Writing to it shows whether Redis takes writes."""
+
+USAGE_KEY = "petiole:usage"
+"""With a day behind it: two hashes, what each task has used and the day's sums (`record.ledger`)."""
 
 MARKER_PREFIX = "petiole-results-"
 """With a random part behind it: the task id under which a worker stores a result of no task in its result backend.
@@ -60,6 +64,18 @@ def gateway_key(name: str) -> str:
     """String with a TTL: a record of the gateway's, such as what was asked (`gateway.core.record`). `name`: its
     id."""
     return f"petiole:gateway:{name}"
+
+
+def usage_keys(day: str) -> tuple[str, str]:
+    """`day`: such as 2026-11-26."""
+    return f"{USAGE_KEY}:{day}", f"{USAGE_KEY}:{day}:totals"
+
+
+def account_keys(tenant: str, key: str = "") -> tuple[str, str]:
+    """Of the limits of a tenant, or of one key of it (`gateway.serving.callers.limits`): a hash, what is left of a
+    minute; a sorted set, the tasks that run, by the time at which they are given up."""
+    name = f"{tenant}/{key}" if key else tenant
+    return gateway_key(f"/left/{name}"), gateway_key(f"/running/{name}")
 
 
 class StreamKeys(NamedTuple):

@@ -54,7 +54,7 @@ _NOT_SETTINGS = {
     "PETIOLE_TILES",
 }  # the engine's switches
 
-IN_FILES = ("broker_url", "redis_url", "result_backend", "sentinel_password")
+IN_FILES = ("broker_url", "redis_url", "result_backend", "sentinel_password", "gateway_keys")
 """The settings that may hold a secret. `PETIOLE_BROKER_URL_FILE` names a file with the value, and so on."""
 
 IGNORED_URLS = {
@@ -234,6 +234,9 @@ class Settings(EngineSettings, GatewaySettings, BaseSettings):
     )
     tenant_weights: str = Field(
         default="", description="shares of tenants' queues on Redis, such as acme=2,initech=0.5; empty: one queue"
+    )
+    usage_days: int = Field(
+        default=7, ge=0, le=400, description="days for which the ledger has each task; 0: no ledger"
     )
     affinity_wait_ms: int = Field(
         default=200,

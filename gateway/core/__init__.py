@@ -1,5 +1,7 @@
 """What is pure: no input, no output, no clock.
 
+    caller    who asks: a tenant, by one of its keys
+    of_tenant  what a tenant's tasks have in common: salt, priority, name
     record    what was asked, and which tasks answer it: the other half of an answer is their logs
     plan      what a request becomes: a record, and the tasks to submit
     parts     what an output is made of: parts that open, get text, and close; its end

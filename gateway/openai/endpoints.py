@@ -26,6 +26,7 @@ from petiole.gateway.openai.completions_view import CompletionsView
 from petiole.gateway.openai.sampling import Sampling
 from petiole.gateway.openai.tokens import Detokenize, Tokenize
 from petiole.gateway.serving import bodies, generations, images, records
+from petiole.gateway.serving.callers import usage
 from petiole.gateway.serving.catalogue import catalogue
 from petiole.gateway.serving.counting import count
 from petiole.gateway.serving.generations import Generation
@@ -131,15 +132,20 @@ async def detokenize(request: Request) -> Response:
 
 
 async def list_models(_: Request) -> Response:
-    return json_answer({"object": "list", "data": models.cards(await catalogue().known())})
+    return json_answer({"object": "list", "data": models.cards(await catalogue().shown())})
 
 
 async def get_model(request: Request) -> Response:
     name = request.path_params["id"]
-    for card in models.cards(await catalogue().known()):
+    for card in models.cards(await catalogue().shown()):
         if card["id"] == name:
             return json_answer(card)
     raise Failure(404, f"model: no worker has served {name[:256]!r}", code="model_not_found", param="model")
+
+
+async def list_usage(request: Request) -> Response:
+    days = request.query_params.get("days", "1")
+    return json_answer({"object": "list", "data": await usage.used(days)})
 
 
 # ---------------------------------------------------------------- shared
@@ -204,6 +210,7 @@ def routes() -> list[Route]:
         *_kept("/completions", COMPLETION, create_completion),
         Route("/models", list_models, methods=["GET"]),
         Route("/models/{id:path}", get_model, methods=["GET"]),
+        Route("/usage", list_usage, methods=["GET"]),
         *routes_at_the_root(),
     ]
 

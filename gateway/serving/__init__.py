@@ -8,5 +8,6 @@ images       images that a request names by URLs, fetched where that is allowed
 kept         what is kept beside them: values as JSON, lists that grow
 generations  a request on its way: submitted, accepted, followed to its end
 sse          a stream as server-sent events; clients that leave
+callers/     whose key it is, and what it may do
 patience     waits for a Redis that is away for a moment
 """

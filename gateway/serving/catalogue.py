@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import redis
 
+from petiole.gateway.core.caller import caller
 from petiole.gateway.core.failures import Failure, invalid
 from petiole.gateway.serving.patience import patiently
 from petiole.tasks.errors import InvalidRequest
@@ -41,17 +42,33 @@ class Catalogue:
                     raise Failure(500, f"the gateway may not read the models: {error}") from None
         return self._known
 
+    async def shown(self, for_s: float = KNOWN_FOR_S) -> Sequence[ModelFacts]:
+        """What the caller may see of `known`: the names that it may ask for, in its queue if it has its own."""
+        queue = caller().tenant.queue
+        return [_seen(model) for model in await self.known(for_s) if queue is None or queue in model.queues]
+
     async def find(self, name: str) -> Found:
-        """Where the model of this name is served. Raises `Failure`: 404 for an unknown one."""
-        own = settings().queue
+        """Where the model of this name is served. Raises `Failure`: 404 for one that is unknown, or not the
+        caller's to ask for."""
+        queue = caller().tenant.queue
+        own = queue or settings().queue
         try:
-            return models.find(await self.known(), name, own)
+            return models.find(await self.shown(), name, own, queue)
         except InvalidRequest:
             pass
         try:
-            return models.find(await self.known(UNKNOWN_FOR_S), name, own)
+            return models.find(await self.shown(UNKNOWN_FOR_S), name, own, queue)
         except InvalidRequest as error:
             raise invalid("model", str(error), "model_not_found", 404) from None
+
+
+def _seen(model: ModelFacts) -> ModelFacts:
+    asks = caller()
+    if asks.tenant.models is None:
+        return model
+    names = [name for name in model.names if asks.may_ask(name)]
+    adapters = {name: where for name, where in model.adapters.items() if asks.may_ask(name)}
+    return model.model_copy(update={"names": names, "adapters": adapters})
 
 
 catalogue = connections.PerLoop(Catalogue)

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from petiole.gateway.core import of_tenant
+from petiole.gateway.core.caller import caller
 from petiole.gateway.core.failures import Failure, failure_of, unavailable
 from petiole.gateway.core.parts import Whole
 from petiole.gateway.core.plan import Plan
@@ -230,10 +232,15 @@ async def begin(plan: Plan) -> Generation:
 
 
 async def _submit(plan: Plan) -> None:
-    record = plan.record
+    record, asks = plan.record, caller()
     where = {"queue": record.queue} if record.queue != settings().queue else {}
     submissions = [
-        TASKS[call.task].adelay(**call.options, **plan.submission, **where, task_id=task_id)
+        TASKS[call.task].adelay(
+            **of_tenant.options(asks, call.options),
+            **of_tenant.submission(asks, plan.submission),
+            **where,
+            task_id=task_id,
+        )
         for call, task_id in zip(plan.calls, record.tasks, strict=True)
     ]
     outcomes = await asyncio.gather(*submissions, return_exceptions=True)

@@ -1,4 +1,5 @@
-"""What is kept beside the records: values as JSON, and lists that only grow. All of it expires.
+"""What is kept beside the records: values as JSON, and lists that only grow. All of it expires, and a
+tenant finds its own.
 
 A list is an append-only log like a task's. Two gateways that append at once do not overwrite each other: whoever
 appends says how many entries it has seen."""
@@ -11,21 +12,26 @@ from typing import Any
 import msgspec
 import redis
 
+from petiole.gateway.core.caller import caller
 from petiole.gateway.serving.patience import patiently
 from petiole.tasks.keys import gateway_key
 from petiole.tasks.servers import connections
 
 
+def _key(name: str) -> str:
+    return gateway_key(caller().place_of(name))
+
+
 async def put(name: str, value: Any, keep_s: int) -> None:
     raw = msgspec.json.encode(value)
-    await patiently(lambda: connections.async_streams().set(gateway_key(name), raw, ex=keep_s))
+    await patiently(lambda: connections.async_streams().set(_key(name), raw, ex=keep_s))
 
 
 async def get(*names: str) -> list[Any]:
     """The values; None for one that is not there, or cannot be read."""
     if not names:
         return []
-    found = await patiently(lambda: connections.async_streams().mget([gateway_key(name) for name in names]))
+    found = await patiently(lambda: connections.async_streams().mget([_key(name) for name in names]))
     return [_decoded(raw) for raw in found]
 
 
@@ -41,7 +47,7 @@ def _text(entry: bytes | str) -> str:
 
 
 async def forget(*names: str) -> None:
-    await patiently(lambda: connections.async_streams().delete(*map(gateway_key, names)))
+    await patiently(lambda: connections.async_streams().delete(*map(_key, names)))
 
 
 async def keep(longer: Mapping[str, int]) -> None:
@@ -50,7 +56,7 @@ async def keep(longer: Mapping[str, int]) -> None:
     async def renewed() -> None:
         async with connections.async_streams().pipeline(transaction=False) as pipe:
             for name, keep_s in longer.items():
-                pipe.expire(gateway_key(name), keep_s)
+                pipe.expire(_key(name), keep_s)
             await pipe.execute()
 
     if longer:
@@ -58,13 +64,13 @@ async def keep(longer: Mapping[str, int]) -> None:
 
 
 async def entries(name: str) -> list[str]:
-    found = await patiently(lambda: connections.async_streams().lrange(gateway_key(name), 0, -1))
+    found = await patiently(lambda: connections.async_streams().lrange(_key(name), 0, -1))
     return [_text(entry) for entry in found]
 
 
 async def append(name: str, new: Sequence[str], seen: int, keep_s: int) -> bool:
     """Append these entries behind the `seen` ones. False if there are others behind them."""
-    key = gateway_key(name)
+    key = _key(name)
 
     async def appended() -> bool:
         async with connections.async_streams().pipeline(transaction=True) as pipe:

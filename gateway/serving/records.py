@@ -1,9 +1,12 @@
-"""Records in Redis: what any replica needs, beside the log, to answer for a request."""
+"""Records in Redis: what any replica needs, beside the log, to answer for a request. A tenant finds its own."""
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
+from petiole.gateway.core.caller import caller
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.core.record import Record, dump, load
 from petiole.gateway.serving.patience import patiently
@@ -14,16 +17,16 @@ from petiole.tasks.servers.connections import Commands
 
 async def put(record: Record, keep_s: int, more: Commands = ()) -> None:
     """`more`: commands for the same round trip."""
-    commands = [("SET", gateway_key(record.id), dump(record), "EX", keep_s), *more]
+    commands = [("SET", _key(record.id), dump(record), "EX", keep_s), *more]
     await patiently(lambda: connections.aperform(commands))
 
 
 async def get(name: str, kind: str) -> Record:
     """Raises `Failure`: 404 if there is none of this kind."""
     missing = Failure(404, f"no {kind} with id {name[:128]!r} is known", code="not_found", param="id")
-    if not name.isascii() or len(name) > 128:
+    if not re.fullmatch("[A-Za-z0-9_-]{1,128}", name):
         raise missing
-    raw = await patiently(lambda: connections.async_streams().get(gateway_key(name)))
+    raw = await patiently(lambda: connections.async_streams().get(_key(name)))
     try:
         record = load(bytes(raw)) if isinstance(raw, bytes) else None
     except msgspec.MsgspecError:
@@ -34,4 +37,8 @@ async def get(name: str, kind: str) -> Record:
 
 
 async def forget(name: str) -> None:
-    await patiently(lambda: connections.async_streams().delete(gateway_key(name)))
+    await patiently(lambda: connections.async_streams().delete(_key(name)))
+
+
+def _key(name: str) -> str:
+    return gateway_key(caller().place_of(name))

@@ -4,11 +4,13 @@
 cli           the arguments, and the short commands. A new one begins here
 status        `petiole status`: workers (STATUS_COLUMNS, _status_row) and queues
 models        `petiole models`: the models of the last days, and their names
+usage         `petiole usage`: what each tenant has used
 steering      `petiole pause`, `resume`, `reload` and `drain`
 conversation  `petiole chat`: a conversation in the terminal
 demo          `petiole demo`: an embedded Redis, a worker and eight streams
 terminal      tables, live views and errors, with or without rich
 gateway       `petiole serve`; `petiole demo --http`: the gateway in front of a worker of its own
+keys          `petiole keys`: make, list and revoke the keys of the gateway
 vision_demo   `petiole demo --vision`: questions about a picture, and the picture with the answers drawn in
 testing       an embedded Redis and a worker, for an application's own tests
 """

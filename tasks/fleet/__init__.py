@@ -9,6 +9,7 @@ lives     starts and last exits of workers: workers write them, the command line
 models    what the models take, and which queue serves a name: workers write it, `petiole models` and submissions
           read it
 probes    checks whether each Redis takes writes: for the command line and the exporter
+usage     the ledger, read: for `petiole usage`, the gateway and the exporter
 queues    queue lengths by priority: for the exporter, and for a worker's broker
 serving   who serves a queue: for callers that wait, and for a submission that requires a worker
 reports   workers' reports, field by field. A new figure begins here; `boot.step` fills it in, the command line

@@ -10,11 +10,12 @@ import logging
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
+import redis
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from petiole.tasks.fleet import lives, probes, queues, reports
+from petiole.tasks.fleet import lives, probes, queues, reports, usage
 from petiole.tasks.fleet.lives import Life
 from petiole.tasks.fleet.reports import Distribution, WorkerReport
 from petiole.tasks.keys import QUARANTINE_KEY
@@ -113,6 +114,7 @@ class FleetCollector(Collector):
         for (queue, priority), length in lengths.items():
             waiting.add_metric((queue, "" if priority is None else str(priority)), length)
         yield waiting
+        yield from _usage()
         yield from _states(workers)
         yield from _figures([worker for worker in workers if not worker.lost])
 
@@ -140,6 +142,27 @@ def _lives(started: dict[str, Life]) -> Iterator[Metric]:
         if life.last_exit:
             exits.add_metric((name, life.last_exit), 1)
     yield from (starts, since, exits)
+
+
+def _usage() -> Iterator[Metric]:
+    """Today's sums of the ledger, which begin anew at midnight, UTC. None if this user may not read them."""
+    tasks = CounterMetricFamily(
+        "petiole_usage_requests", "Tasks that have ended today, by how.", labels=("tenant", "model", "end")
+    )
+    tokens = CounterMetricFamily(
+        "petiole_usage_tokens", "Tokens of the tasks that have ended today.", labels=("tenant", "model", "kind")
+    )
+    try:
+        found = usage.usage()
+    except redis.RedisError:
+        return
+    for one in found:
+        for end, number in one.ends.items():
+            tasks.add_metric((one.tenant, one.model, end), number)
+        for kind, number in one.sums.items():
+            if kind != "requests":
+                tokens.add_metric((one.tenant, one.model, kind), number)
+    yield from (tasks, tokens)
 
 
 def _states(workers: list[WorkerReport]) -> Iterator[Metric]:

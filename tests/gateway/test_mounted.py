@@ -3,6 +3,7 @@ fewest rights."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,10 @@ def test_it_is_mounted_in_an_application(site: Site, monkeypatch: pytest.MonkeyP
 def test_it_needs_the_rights_of_a_producer_and_its_records(site: Site, tmp_path: Path) -> None:
     version = version_of(site.redis)
     page = (Path(__file__).resolve().parents[2] / "docs" / "gateway.md").read_text()
-    more = "(+set +get +mget +del +expire +watch +rpush +lrange +llen ~petiole:gateway:*)"
-    assert more in page
-    rules = documented(version)["webapp"] + ([more] if version >= (7,) else more.strip("()").split())
+    [found] = re.findall(r"`\((\+set [^`]*~petiole:gateway:\*\) [^`]*)\)`", page)
+    more = found.split(") (")
+    rules = documented(version)["webapp"]
+    rules += [f"({rule})" for rule in more] if version >= (7,) else " ".join(more).split()
     site.redis.execute_command("ACL", "SETUSER", "gateway", *rules)
     url = site.url.replace("redis+socket://", f"redis+socket://gateway:{SECRET}@")
     with Gateway(tmp_path, PETIOLE_BROKER_URL=url) as gateway, httpx2.Client(base_url=gateway.root) as http:
@@ -62,4 +64,5 @@ def test_it_needs_the_rights_of_a_producer_and_its_records(site: Site, tmp_path:
         assert http.post("/v1/responses", json=more_of_it, timeout=60).status_code == 200
         assert http.delete(f"/v1/responses/{one.json()['id']}").status_code == 200
         assert http.delete(f"/v1/conversations/{talk}").status_code == 200
+        assert http.get("/v1/usage").json()["data"], gateway.output
         assert http.post("/tokenize", json=asked, timeout=60).json()["count"] == 1

@@ -152,7 +152,7 @@ def test_the_gateways_image_has_the_workers_versions_and_no_torch() -> None:
 
 
 def test_the_gateway_is_reached_from_this_machine_alone() -> None:
-    """It asks nobody for a key."""
+    """It asks nobody for a key until there is one."""
     gateway = compose()["services"]["gateway"]
     assert "profiles" not in gateway
     assert gateway["build"]["target"] == "gateway"

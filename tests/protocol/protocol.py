@@ -129,7 +129,7 @@ class Protocol:
         words = {"admitted": mark, "last": job.final, "released": job.released and not job.final, "look": True}
         words["prepared"] = self._announces(s, job)
         operations = " ".join(word for word, true in words.items() if true)
-        turn = [0, operations, json.dumps(job.final) if job.final else "", json.dumps(by)]
+        turn = [0, operations, json.dumps(job.final) if job.final else "", json.dumps(by), ""]
         args = [TTL_MS, 1, job.attempt, entries, payload, CHANNEL, *turn]
         task, reply = self.run("publish", s.task, [LOG, TASK_STATE], args)
         return task, (reply, job.tokens, entries, operations)

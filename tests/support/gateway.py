@@ -18,11 +18,11 @@ from tests.support.site import PATIENCE_S, REPOSITORY, eventually
 
 
 class Gateway:
-    """A gateway on a free port of 127.0.0.1."""
+    """A gateway on a free port, of 127.0.0.1 unless told otherwise."""
 
     _count = 0
 
-    def __init__(self, folder: Path, **environment: Any) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1", **environment: Any) -> None:
         Gateway._count += 1
         self.log = folder / f"gateway{Gateway._count}.log"
         full = {
@@ -37,7 +37,7 @@ class Gateway:
             "petiole.tasks.commands.cli",
             "serve",
             "--host",
-            "127.0.0.1",
+            host,
             "--port",
             "0",
         ]

@@ -63,11 +63,12 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch, name: str, val
 
 @pytest.mark.parametrize("name", IN_FILES)
 def test_a_secret_is_read_from_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
-    secret = "kept" if name == "sentinel_password" else "redis://:kept@here:6379/3"
+    hidden = name in ("sentinel_password", "gateway_keys")
+    secret = "kept" if hidden else "redis://:kept@here:6379/3"
     (tmp_path / "secret").write_text(f"{secret}\n")
     monkeypatch.setenv(f"{PREFIX}{name.upper()}_FILE", str(tmp_path / "secret"))
     found = getattr(settings(), name)
-    assert (found.get_secret_value() if name == "sentinel_password" else found) == secret
+    assert (found.get_secret_value() if hidden else found) == secret
     assert not misspelt()
 
 

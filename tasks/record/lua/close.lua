@@ -1,7 +1,7 @@
 -- End the stream of a task whose message is not a valid request.
 --
--- KEYS  log, state
--- ARGV  ttl_ms, channel, the payload in three parts (attempt and index go between them), done
+-- KEYS  log, state; the six keys that `enter` takes, if there is an entry for the ledger
+-- ARGV  ttl_ms, channel, the payload in three parts (attempt and index go between them), done; the entry
 -- reply the attempt, or 0 if the task is done already and nothing was written
 --
 -- The caller has no attempt, so the script increments it.
@@ -14,6 +14,9 @@ local attempt, _, ends = redis.call('HINCRBY', state, 'attempt', 1), length_and_
 local index = math.max(ends, 0)
 local payload = head .. attempt .. middle .. index .. tail
 redis.call('RPUSH', log, payload)
+if ARGV[7] then
+  pcall(enter, KEYS, 3, state, ARGV[7])
+end
 redis.call('HSET', state, 'done', done)
 redis.call('HDEL', state, 'running')
 redis.call('PEXPIRE', log, ttl)

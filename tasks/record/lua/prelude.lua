@@ -30,6 +30,46 @@ local function milliseconds()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
+-- Enter the end of a task in the ledger, and give back what its tenant's limits hold for it: see `record.ledger`.
+-- Called once for each end. What fails here must not hold a stream, so its callers go on after an error.
+--
+-- keys   from `first` on: the day's entries, the day's sums, and twice what is left and what runs: of the tenant, of
+--        its key
+-- entry  JSON. `prompt` is null if this attempt has not counted the prompt: then what announced the task says it
+local function enter(keys, first, state, entry)
+  local call, told = redis.call, cjson.decode(entry)
+  local field = told.task
+  if told.prompt == cjson.null then
+    local prepared = call('HGET', state, 'prepared')
+    told.prompt = prepared and cjson.decode(prepared).prepared.prompt_tokens or 0
+    entry = cjson.encode(told)
+  end
+  local entries, sums, kept = keys[first], keys[first + 1], told.days * 86400
+  if call('HEXISTS', entries, field) == 1 then  -- a task that Celery has sent again has used its tokens again
+    field = field .. '#' .. told.attempt
+  end
+  local of = cjson.encode({told.tenant, told.model}) .. ' '
+  call('HSET', entries, field, entry)
+  call('EXPIRE', entries, kept)
+  call('HINCRBY', sums, of .. 'requests', 1)
+  for _, what in ipairs({'prompt', 'cached', 'output', 'reasoning'}) do
+    if told[what] > 0 then
+      call('HINCRBY', sums, of .. what, told[what])
+    end
+  end
+  call('HINCRBY', sums, of .. 'end ' .. told['end'], 1)
+  call('EXPIRE', sums, math.max(kept, 400 * 86400))
+  if told.held then
+    for of_whom = first + 2, first + 4, 2 do
+      call('ZREM', keys[of_whom + 1], told.task)
+      if call('EXISTS', keys[of_whom]) == 1 then
+        call('HINCRBY', keys[of_whom], 'input', told.held[1] - told.prompt)
+        call('HINCRBY', keys[of_whom], 'output', told.held[2] - told.output)
+      end
+    end
+  end
+end
+
 -- The length of a log, and the index at which its next delta begins: -1 behind an entry that is nobody's delta.
 local function length_and_end(log)
   local entry = redis.call('LINDEX', log, -1)

@@ -1,9 +1,10 @@
 -- Flush many streams: for each task check its owner, append a delta to the log, and publish it.
 --
--- KEYS  two per task: log, state; then, for each operation `read`, the interest key of its task
+-- KEYS  two per task: log, state; then, for each operation `read`, the interest key of its task, and for each
+--       operation `ledger` the six keys that `enter` takes
 -- ARGV  ttl_ms, number of tasks; four per task: attempt, expected length of the log after the append, payload (empty:
---       no delta), channel; then four for each task with operations: its position, the operations, `done` or the
---       adapter, the delta that announces a prepared task
+--       no delta), channel; then five for each task with operations: its position, the operations, `done` or the
+--       adapter, the delta that announces a prepared task, its entry in the ledger
 -- reply only for tasks with a code, four numbers each: position, code, length of the log, index of its end
 --
 -- The checks cost no extra command for the log: RPUSH returns its new length. If that is not the expected one, the
@@ -14,6 +15,7 @@
 --             look      refresh the TTLs, check the cancel flag
 --             ttl=MS    with look: another TTL than ttl_ms
 --             read      with look: check that the stream has a reader
+--             ledger    with last: enter the task in the ledger, unless it is done already
 --             prepared  before the delta, while the log is empty: store and publish what is known of the task
 -- codes       STALE      a newer attempt owns the task    GAP     the log has another length than expected
 --             FLAGGED    the cancel flag is set           UNREAD  the stream has no reader
@@ -33,12 +35,15 @@ local function stale(state, owner, mine, ttl)
 end
 
 local ttl, tasks = ARGV[1], tonumber(ARGV[2])
-local reply, turns, interests, next_interest = {}, {}, {}, 2 * tasks + 1
-for a = 3 + 4 * tasks, #ARGV, 4 do
+local reply, turns, interests, ledgers, next_key = {}, {}, {}, {}, 2 * tasks + 1
+for a = 3 + 4 * tasks, #ARGV, 5 do
   local task = tonumber(ARGV[a])
   turns[task] = a
   if find(ARGV[a + 1], 'read') then
-    interests[task], next_interest = KEYS[next_interest], next_interest + 1
+    interests[task], next_key = KEYS[next_key], next_key + 1
+  end
+  if find(ARGV[a + 1], 'ledger') then
+    ledgers[task], next_key = next_key, next_key + 6
   end
 end
 
@@ -75,6 +80,9 @@ local function write(task)
       call('HSET', state, 'adapter', ARGV[turn + 2])
     end
     if find(operations, 'last') then
+      if ledgers[task] and call('HEXISTS', state, 'done') == 0 then
+        pcall(enter, KEYS, ledgers[task], state, ARGV[turn + 4])
+      end
       call('HSET', state, 'done', ARGV[turn + 2])
       call('HDEL', state, 'running')
     elseif find(operations, 'released') then

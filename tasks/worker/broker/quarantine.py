@@ -25,7 +25,8 @@ import redis
 from petiole.tasks.app.backend import refuses
 from petiole.tasks.errors import InvalidRequest, describe
 from petiole.tasks.keys import QUARANTINE_KEY, stream_keys
-from petiole.tasks.record import codec
+from petiole.tasks.record import codec, ledger
+from petiole.tasks.record.ledger import Account
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.worker import once, scripts
@@ -199,11 +200,29 @@ def _fail(app: Any, aside: Aside) -> None:
 def _end_stream(app: Any, aside: Aside) -> None:
     assert aside.task_id is not None
     ttl_ms = settings().stream_ttl_s * 1000
-    end_stream(connections.streams(), aside.task_id, ttl_ms, describe(aside.error))
+    account = Account.of(_headers(aside.item), days=days) if (days := settings().usage_days) else None
+    end_stream(connections.streams(), aside.task_id, ttl_ms, describe(aside.error), account)
 
 
-def end_stream(client: redis.Redis, task_id: str, ttl_ms: int, error: dict[str, Any]) -> None:
-    """Write the last delta of a stream without a worker, because its readers wait for one."""
+def _headers(item: bytes) -> dict[str, Any]:
+    """The headers of a message, if it can be read."""
+    try:
+        headers = json.loads(item)["headers"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return {}
+    return headers if isinstance(headers, dict) else {}
+
+
+def end_stream(
+    client: redis.Redis, task_id: str, ttl_ms: int, error: dict[str, Any], account: Account | None = None
+) -> None:
+    """Write the last delta of a stream without a worker, because its readers wait for one. `account`: as of an
+    outbox."""
     keys = stream_keys(task_id)
     script = scripts.load(client, "close")
-    script([keys.log, keys.state], [ttl_ms, keys.channel, *codec.closing(task_id, error)])
+    names, arguments = [keys.log, keys.state], [ttl_ms, keys.channel, *codec.closing(task_id, error)]
+    if account is not None:
+        at = time.time()
+        names += ledger.keys_of(account, at)
+        arguments += [ledger.entry(account, task_id, 1, {"finish_reason": "error"}, 0, 0, at)]
+    script(names, arguments)

@@ -22,6 +22,7 @@ from petiole.outputs import Prepared
 from petiole.tasks.errors import GenerationFailed
 from petiole.tasks.fleet import control
 from petiole.tasks.keys import stream_keys
+from petiole.tasks.record.ledger import Account
 from petiole.tasks.settings import Settings
 from petiole.tasks.worker.completion.completion import Completion
 from petiole.tasks.worker.completion.reports import OtherDelivery, Report
@@ -248,6 +249,7 @@ class JobDriver:
         needs_reader: bool = False,
         marked: bool = False,
         ttl_s: int | None = None,
+        account: Account | None = None,
     ) -> None:
         """An attempt has begun: generate, or end with the outcome. `marked`: `begin.lua` has set `running`."""
         ending = "revoked" if begun.cancel else self.messages.current.ending
@@ -262,6 +264,7 @@ class JobDriver:
             needs_reader=needs_reader,
             marked=marked,
             ttl_s=ttl_s,
+            account=account,
         )
         self.post(partial(self.job.begun, start, limits, ending))
 

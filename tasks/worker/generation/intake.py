@@ -18,6 +18,7 @@ import redis
 from petiole.gpu_worker.request import Request
 from petiole.tasks.errors import InvalidRequest, PetioleError
 from petiole.tasks.keys import stream_keys
+from petiole.tasks.record.ledger import Account
 from petiole.tasks.requests.schemas import Common
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.servers.masters import caused_by_call
@@ -32,6 +33,7 @@ from petiole.tasks.worker.generation.limits import TimeLimits
 from petiole.tasks.worker.generation.requests import engine_request
 from petiole.tasks.worker.outage import Outage
 from petiole.tasks.worker.output.outcomes import Outcome, failed
+from petiole.tasks.worker.reports.facts import model_name
 from petiole.tasks.worker.reports.incidents import incidents
 
 logger = logging.getLogger(__name__)
@@ -201,7 +203,8 @@ class Intake:
             start = outcome or self._request(job, asked, images, begun, limits)
         needs_reader = request is not None and request.cancel_on_disconnect
         ttl_s = None if request is None else request.stream_ttl_s
-        job.begin(begun, start, limits, needs_reader=needs_reader, marked=marked, ttl_s=ttl_s)
+        account = self._account(job, request)
+        job.begin(begun, start, limits, needs_reader=needs_reader, marked=marked, ttl_s=ttl_s, account=account)
 
     def _request(
         self,
@@ -231,6 +234,16 @@ class Intake:
         except Exception as error:
             logger.exception("task %s could not be submitted", job.task_id)
             return failed(error)
+
+    def _account(self, job: JobDriver, request: Common | None) -> Account | None:
+        """How the task is entered in the ledger; None: not at all."""
+        settings, engine = self._services.settings, self._services.engine.limits
+        if not settings.usage_days:
+            return None
+        model = model_name(settings, engine.model)
+        adapter = getattr(request, "adapter", None) or ""
+        message = job.messages.current.message
+        return Account.of(message, model=model, adapter=adapter, days=settings.usage_days)
 
     def _priority(self, job: JobDriver) -> int:
         """The engine's priority, where the lowest number runs first, as on Redis. On RabbitMQ the highest comes

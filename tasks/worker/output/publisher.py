@@ -31,8 +31,9 @@ import redis
 
 from petiole.outputs import Prepared
 from petiole.tasks.keys import INTEREST_TTL_S, stream_keys
-from petiole.tasks.record import codec
+from petiole.tasks.record import codec, ledger
 from petiole.tasks.record.codec import Tokens, Written
+from petiole.tasks.record.ledger import Account
 from petiole.tasks.record.scripts import Publish
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.worker import scripts
@@ -77,13 +78,13 @@ class Call:
     def __init__(self, ttl_ms: int) -> None:
         self.ttl_ms = ttl_ms
         self.keys: list[str] = []
-        self.interests: list[str] = []
+        self.more_keys: list[str] = []
         self.args: list[str | int] = []
         self.turns: list[str | int] = []
         self.parts: list[tuple[Outbox, int, int, str]] = []
 
     def send(self, pipe: scripts.Pipe) -> None:
-        pipe.send(self.keys + self.interests, [self.ttl_ms, len(self.parts), *self.args, *self.turns])
+        pipe.send(self.keys + self.more_keys, [self.ttl_ms, len(self.parts), *self.args, *self.turns])
 
 
 class Outbox:
@@ -100,8 +101,10 @@ class Outbox:
         needs_reader: bool = False,
         marked: bool = False,
         ttl_s: int | None = None,
+        account: Account | None = None,
     ) -> None:
-        self.task_id, self.listener = task_id, listener
+        """`account`: None: the task is not entered in the ledger."""
+        self.task_id, self.listener, self._account = task_id, listener, account
         self._publisher = publisher
         self._keys = stream_keys(task_id)
         self._attempt = str(attempt)
@@ -114,6 +117,7 @@ class Outbox:
         self.admitted_sent = marked
         self.prepared = ""
         self.prepared_sent = False
+        self.prompt_tokens: int | None = None
         self.adapter = ""
         self.final: tuple[dict[str, Any], str] | None = None
         self.ttl_s = ttl_s  # after the end; before it, the publisher's counts
@@ -131,6 +135,7 @@ class Outbox:
 
     def prepare(self, prepared: Prepared) -> None:
         """Announce what is known of the task before it is admitted, unless its log has begun already."""
+        self.prompt_tokens = prepared.prompt_tokens
         self.prepared = codec.announced(self._opening, prepared)
         self._publisher._mark(self)
 
@@ -180,12 +185,18 @@ class Outbox:
         if payload and not self.entries and self.adapter and final is None:
             operations += " adapter"
         if operations:
-            value = self.adapter if final is None else final[1]
-            call.turns += (len(call.parts), operations, value, self.prepared if "prepared" in operations else "")
+            value, entry = self.adapter if final is None else final[1], ""
+            if "read" in operations:
+                call.more_keys.append(self._keys.interest)
+            if final is not None and self._account is not None:
+                operations, at = f"{operations} ledger", time.time()
+                call.more_keys += ledger.keys_of(self._account, at)
+                used = final[0], self.end, self.prompt_tokens
+                entry = ledger.entry(self._account, self.task_id, int(self._attempt), *used, at)
+            prepared = self.prepared if "prepared" in operations else ""
+            call.turns += (len(call.parts), operations, value, prepared, entry)
         keys = self._keys
         call.keys += (keys.log, keys.state)
-        if "read" in operations:
-            call.interests.append(keys.interest)
         call.args += (self._attempt, entries, payload, keys.channel)
         call.parts.append((self, count, entries, operations))
 

@@ -40,6 +40,11 @@ def names_of(settings: Settings, model: str, *, reloaded: bool) -> list[str]:
     return list(dict.fromkeys(given or [whole.rstrip("/").rpartition("/")[2] or whole, whole]))
 
 
+def model_name(settings: Settings, model: str) -> str:
+    """What the model is called in the ledger: the first of its names. `model`: what the engine calls it."""
+    return names_of(settings, model or settings.model, reloaded=True)[0]
+
+
 def owner_of(model: str) -> str:
     """Who published a checkpoint of the hub; "" for a folder."""
     publisher, _, name = model.partition("/")

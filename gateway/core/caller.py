@@ -1,0 +1,92 @@
+"""Who asks. Each request has one *caller*: a tenant, by one of its keys. Without keys everybody is `ANYBODY`.
+
+The caller is a context variable, so it reaches whatever a request touches without being handed on: records and
+what is kept beside them lie under the tenant's name, the catalogue shows the models that the tenant may ask for,
+and a submission gets the tenant's salt, queue and priority. A room that is written tomorrow is separated, too."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import msgspec
+
+NAME = r"[A-Za-z0-9_-]{1,64}"
+"""The form of a tenant's name."""
+
+
+class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What may be used in a minute, and how many requests may run at a time. None: as much as there is."""
+
+    requests: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    concurrent: int | None = None
+
+
+class Webhook(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Where the ends of background work are told, and the secret that signs what is told."""
+
+    url: str
+    secret: str
+
+
+class Tenant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """`salt`: a secret that keeps the tenant's prefixes in the cache apart. `queue`: the only queue for its tasks.
+    `models`: patterns of the names, of models and adapters, that it may ask for; None: all. `priority`: the most
+    urgent that it may ask for, 0 to 9, where 0 is first."""
+
+    salt: str = ""
+    queue: str | None = None
+    models: Sequence[str] | None = None
+    priority: int | None = None
+    limits: Limits = Limits()
+    webhook: Webhook | None = None
+
+
+class Key(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What is known of a key. The key itself is known to nobody but its owner."""
+
+    tenant: str
+    created: int = 0
+    limits: Limits = Limits()
+    note: str = ""
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """`name`: the tenant's; "" for everybody. `key`: the first digits of its key's hash, which name it."""
+
+    name: str = ""
+    key: str = ""
+    tenant: Tenant = Tenant()
+    key_limits: Limits = Limits()
+
+    def may_ask(self, model: str) -> bool:
+        patterns = self.tenant.models
+        return patterns is None or any(fnmatch.fnmatchcase(model, pattern) for pattern in patterns)
+
+    def place_of(self, name: str) -> str:
+        """Where the tenant's values of this name are. No name leads to another tenant's."""
+        return f"{self.name}/{name}" if self.name else name
+
+
+ANYBODY = Caller()
+
+_caller: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
+
+
+def caller() -> Caller:
+    """Who asks."""
+    return _caller.get()
+
+
+@contextmanager
+def asking(who: Caller) -> Iterator[None]:
+    """In this context, and in tasks that begin in it, this caller asks."""
+    token = _caller.set(who)
+    try:
+        yield
+    finally:
+        _caller.reset(token)

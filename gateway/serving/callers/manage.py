@@ -1,0 +1,126 @@
+"""Keys in Redis, made, listed and revoked: `petiole keys`. A key is shown once, when it is made."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import structs
+
+from petiole.gateway.core.caller import NAME, Key, Limits, Tenant, Webhook
+from petiole.gateway.serving.callers.keys import KEYS, TENANTS, digest_of, name_of, new, of_settings
+from petiole.tasks.errors import InvalidRequest, PetioleError, Unavailable
+from petiole.tasks.servers import connections
+from petiole.tasks.settings import settings
+from petiole.tasks.urls import redacted
+
+
+class Known(NamedTuple):
+    """A key as it is listed. `where`: "redis" or "settings"."""
+
+    name: str
+    key: Key
+    tenant: Tenant
+    where: str
+
+
+def any_keys() -> bool:
+    """Whether any key exists. Raises `Unavailable` if Redis does not say."""
+    if of_settings().keys:
+        return True
+    try:
+        return bool(connections.streams().exists(KEYS))
+    except connections.LOST as error:
+        raise Unavailable(redacted(settings().streams_url), str(error)) from None
+
+
+def add(
+    tenant: str,
+    of_tenant: Mapping[str, Any],
+    limits: Mapping[str, int],
+    key_limits: Mapping[str, int],
+    note: str = "",
+) -> str:
+    """A new key of this tenant, which is made or changed as `of_tenant` and `limits` say: what they do not name
+    stays. Raises `InvalidRequest`."""
+    if not re.fullmatch(NAME, tenant):
+        raise InvalidRequest("tenant", f"must be a name of the form {NAME}", tenant)
+    _checked(of_tenant)
+    client, key = connections.streams(), new()
+    stored = client.hget(TENANTS, tenant)
+    before = _decoded(stored, Tenant) if stored is not None else Tenant(salt=secrets.token_hex(16))
+    changed = structs.replace(before, limits=structs.replace(before.limits, **_limits(limits)), **of_tenant)
+    made = Key(tenant, created=int(time.time()), limits=Limits(**_limits(key_limits)), note=note)
+    with client.pipeline(transaction=True) as pipe:
+        pipe.hset(TENANTS, tenant, msgspec.json.encode(changed))
+        pipe.hset(KEYS, digest_of(key), msgspec.json.encode(made))
+        pipe.execute()
+    return key
+
+
+def document(tenant: str) -> tuple[str, str]:
+    """A new key, and the JSON for `PETIOLE_GATEWAY_KEYS` that knows it. Nothing is stored."""
+    key = new()
+    made = {
+        "tenants": {tenant: Tenant(salt=secrets.token_hex(16))},
+        "keys": {digest_of(key): Key(tenant, created=int(time.time()))},
+    }
+    return key, msgspec.json.encode(made).decode()
+
+
+def listed() -> list[Known]:
+    client, own = connections.streams(), of_settings()
+    tenants = {_text(name): _decoded(raw, Tenant) for name, raw in client.hgetall(TENANTS).items()}
+    keys = {_text(digest): _decoded(raw, Key) for digest, raw in client.hgetall(KEYS).items()}
+    found = [
+        *(Known(name_of(digest), key, own.tenants[key.tenant], "settings") for digest, key in own.keys.items()),
+        *(Known(name_of(one), key, tenants.get(key.tenant, Tenant()), "redis") for one, key in keys.items()),
+    ]
+    return sorted(found, key=lambda known: (known.key.tenant, known.key.created))
+
+
+def revoke(name: str) -> str:
+    """Forget the key of this name, or the key itself. Returns its tenant. Raises `InvalidRequest`."""
+    client = connections.streams()
+    names = [_text(digest) for digest in client.hkeys(KEYS)]
+    whole = digest_of(name)
+    found = [one for one in names if one == whole or (len(name) >= 4 and one.startswith(name))]
+    if len(found) != 1:
+        limit = "must be the name of one key in Redis, as `petiole keys list` shows it"
+        raise InvalidRequest("key", limit, f"{len(found)} of that name")
+    raw = client.hget(KEYS, found[0])
+    client.hdel(KEYS, found[0])
+    return _decoded(raw, Key).tenant if raw is not None else ""
+
+
+def _checked(of_tenant: Mapping[str, Any]) -> None:
+    priority, webhook = of_tenant.get("priority"), of_tenant.get("webhook")
+    if priority is not None and not 0 <= priority <= 9:
+        raise InvalidRequest("priority", "must be from 0 to 9", priority)
+    if isinstance(webhook, Webhook) and not re.match("https?://", webhook.url):
+        raise InvalidRequest("webhook", "must be an http URL", webhook.url)
+
+
+def _limits(given: Mapping[str, int]) -> dict[str, int | None]:
+    """0 takes a limit away."""
+    for name, value in given.items():
+        if name not in Limits.__struct_fields__:
+            raise InvalidRequest("limit", f"must be one of {', '.join(Limits.__struct_fields__)}", name)
+        if value < 0:
+            raise InvalidRequest(f"limit {name}", "must be at least 0", value)
+    return {name: value or None for name, value in given.items()}
+
+
+def _text(raw: bytes | str) -> str:
+    return raw.decode() if isinstance(raw, bytes) else raw
+
+
+def _decoded(raw: bytes | str, kind: type[Any]) -> Any:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.DecodeError as error:
+        raise PetioleError(f"what is stored of a {kind.__name__.lower()} cannot be read: {error}") from None

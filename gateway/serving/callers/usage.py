@@ -1,0 +1,43 @@
+"""What a caller has used: `GET /v1/usage`, from the ledger. A tenant sees its own. Without keys everybody sees
+all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+
+from petiole.gateway.core.caller import caller
+from petiole.gateway.core.failures import Failure, invalid
+from petiole.gateway.serving.patience import patiently
+from petiole.tasks.fleet import usage
+from petiole.tasks.servers import connections
+
+MOST_DAYS = 100
+
+
+async def used(days: str) -> list[dict[str, Any]]:
+    """The sums of the last days. `days`: their number, as a client writes it. Raises `Failure`."""
+    if not (days.isascii() and days.isdecimal() and 1 <= int(days[:9]) <= MOST_DAYS):
+        raise invalid("days", f"days: must be a number from 1 to {MOST_DAYS}, got {days[:64]!r}", "invalid_value")
+    of = usage.days(int(days))
+    try:
+        replies = await patiently(lambda: connections.aperform(usage.commands(of)))
+    except redis.exceptions.NoPermissionError as error:
+        raise Failure(500, f"the gateway may not read the ledger: {error}") from None
+    return [_shown(one) for one in usage.read(of, replies, caller().name or None)]
+
+
+def _shown(one: usage.Usage) -> dict[str, Any]:
+    return {
+        "object": "usage.day",
+        "day": one.day,
+        "tenant": one.tenant,
+        "model": one.model,
+        "requests": one.sums["requests"],
+        "input_tokens": one.sums["prompt"],
+        "input_cached_tokens": one.sums["cached"],
+        "output_tokens": one.sums["output"],
+        "output_reasoning_tokens": one.sums["reasoning"],
+        "ends": dict(one.ends),
+    }

@@ -1,0 +1,88 @@
+"""The ledger: what each task has used. The script that writes the end of a task's stream writes its entry, in the
+same step. So a task that an interruption made begin again has one entry, and a task without an end has none.
+
+    USAGE_KEY:DAY         hash: by task id, its entry as JSON; kept for `PETIOLE_USAGE_DAYS`
+    USAGE_KEY:DAY:totals  hash: `["TENANT","MODEL"] WHAT` -> a sum; WHAT is one of `SUMS`, or `end END`
+
+A day is one of UTC, by the clock of the worker that writes the end."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from petiole.tasks.keys import account_keys, usage_keys
+
+SUMS = ("requests", "prompt", "cached", "output", "reasoning")
+"""What is summed: tasks, and their tokens."""
+
+TENANT_HEADER = "tenant"
+"""In a message: whose task it is. With `PETIOLE_TENANT_WEIGHTS` it finds the tenant's queue, too."""
+
+HELD_HEADER = "petiole-held"
+"""In a message of the gateway's: the name of the key, and the tokens, in and out, that limits hold for the task
+until its end: `[KEY, IN, OUT]`."""
+
+SECONDS_A_DAY = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Whose task it is, and what it runs on. `days`: how long its entry is kept."""
+
+    tenant: str = ""
+    held: tuple[str, int, int] | None = None
+    model: str = ""
+    adapter: str = ""
+    days: int = 7
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any], **known: Any) -> Account:
+        """`message`: the headers. What they have in another form than expected is left out."""
+        tenant, held = message.get(TENANT_HEADER), None
+        match message.get(HELD_HEADER):
+            case [str(key), int(tokens_in), int(tokens_out)]:
+                held = key, tokens_in, tokens_out
+        return cls(tenant if isinstance(tenant, str) else "", held, **known)
+
+
+def keys_of(account: Account, at: float) -> list[str]:
+    """The keys of an entry that is written at this time, in the order in which the script takes them."""
+    day = time.strftime("%Y-%m-%d", time.gmtime(at))
+    key = account.held[0] if account.held else ""
+    return [*usage_keys(day), *account_keys(account.tenant), *account_keys(account.tenant, key)]
+
+
+def entry(
+    account: Account,
+    task_id: str,
+    attempt: int,
+    record: Mapping[str, Any],
+    output: int,
+    prompt: int | None,
+    at: float,
+) -> str:
+    """`record`: how the task has ended. `output` and `prompt`: their tokens, as far as this attempt knows them; an
+    end with usage counts for itself."""
+    usage = record.get("usage") or {}
+    ended = record["finish_reason"]
+    if ended == "cancelled" and record.get("stop_reason") == "expired":
+        ended = "expired"
+    found = {
+        "task": task_id,
+        "at": round(at, 3),
+        "tenant": account.tenant,
+        "model": account.model,
+        "adapter": account.adapter,
+        "prompt": usage.get("prompt_tokens", prompt),
+        "cached": usage.get("cached_prompt_tokens", 0),
+        "output": usage.get("completion_tokens", output),
+        "reasoning": usage.get("reasoning_tokens") or 0,
+        "end": ended,
+        "attempt": attempt,
+        "days": account.days,
+    }
+    return json.dumps(found | ({"held": account.held[1:]} if account.held else {}))

@@ -1,0 +1,286 @@
+"""Keys and tenants: who gets in, and what a tenant with a key of its own finds of another's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from petiole.gateway.core import of_tenant
+from petiole.gateway.core.caller import Caller, Key, Tenant
+from petiole.gateway.program import is_loopback
+from petiole.gateway.serving.callers import keys
+from petiole.tasks.errors import InvalidSettings
+from petiole.tasks.keys import stream_keys
+from petiole.tasks.settings import settings
+from tests.support.gateway import Gateway
+from tests.support.site import REPOSITORY, RedisServer, Site, eventually
+
+ACME, INITECH = "ptl-" + "a" * 43, "ptl-" + "i" * 43
+DOCUMENT = {
+    "tenants": {
+        "acme": {"salt": "one", "priority": 3},
+        "initech": {"salt": "other", "models": ["other-*"]},
+        "globex": {"salt": "third"},
+    },
+    "keys": {
+        keys.digest_of(ACME): {"tenant": "acme"},
+        keys.digest_of(INITECH): {"tenant": "globex"},
+        keys.digest_of("few"): {"tenant": "initech"},
+    },
+}
+CHAT: dict[str, Any] = {
+    "model": "petiole-tiny",
+    "messages": [{"role": "user", "content": "Count from 1 to 5."}],
+    "temperature": 0,
+    "max_tokens": 4,
+}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.fixture(scope="module")
+def keyed(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A gateway that asks for keys, on the site of all."""
+    folder = tmp_path_factory.mktemp("keyed")
+    (folder / "keys.json").write_text(json.dumps(DOCUMENT))
+    told = {"PETIOLE_BROKER_URL": site.url, "PETIOLE_GATEWAY_KEYS_FILE": folder / "keys.json"}
+    with Gateway(folder, **told) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def http(keyed: Gateway) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=keyed.root, timeout=60) as client:
+        yield client
+
+
+# ---------------------------------------------------------------- who gets in
+
+
+def test_nobody_gets_in_without_a_known_key(http: httpx2.Client, keyed: Gateway) -> None:
+    for path in ("/v1/models", "/v1/responses/resp_x", "/v1/nothing", "/tokenize"):
+        assert http.get(path).json()["error"]["code"] == "missing_api_key", path
+    for headers in (bearer("ptl-wrong"), {"x-api-key": "x"}, {"authorization": b"Bearer \xff\xe9"}):
+        refused = http.get("/v1/models", headers=headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert http.get("/health").status_code == http.get("/metrics").status_code == 200
+    for headers in (bearer(ACME), {"x-api-key": ACME}, {"authorization": f"bearer {ACME}"}):
+        assert http.get("/v1/models", headers=headers).status_code == 200
+    assert "ptl-" not in keyed.output + http.get("/metrics").text
+
+
+def test_no_page_of_another_origin_is_let_in(http: httpx2.Client) -> None:
+    asked = {"origin": "https://evil.example", "access-control-request-method": "POST"}
+    answer = http.options("/v1/models", headers=asked)
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_a_tenant_sees_and_asks_for_the_models_it_is_allowed(http: httpx2.Client) -> None:
+    assert http.get("/v1/models", headers=bearer("few")).json()["data"] == []
+    assert http.get("/v1/models/petiole-tiny", headers=bearer("few")).status_code == 404
+    refused = http.post("/v1/chat/completions", json=CHAT, headers=bearer("few"))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+    assert "petiole-tiny" not in refused.json()["error"]["message"].partition(", got")[0]
+
+
+# ---------------------------------------------------------------- one tenant's things
+
+
+def test_what_a_tenant_has_is_another_ones_404(http: httpx2.Client) -> None:
+    mine, theirs = bearer(ACME), bearer(INITECH)
+    chat = http.post("/v1/chat/completions", json=CHAT, headers=mine).json()["id"]
+    told = {"model": "petiole-tiny", "input": "x", "max_output_tokens": 2}
+    response = http.post("/v1/responses", json=told, headers=mine).json()
+    talk = http.post("/v1/conversations", json={"items": [{"role": "user", "content": "x"}]}, headers=mine)
+    paths = [
+        ("GET", f"/v1/chat/completions/{chat}"),
+        ("GET", f"/v1/chat/completions/{chat}?stream=true"),
+        ("DELETE", f"/v1/chat/completions/{chat}"),
+        ("GET", f"/v1/responses/{response['id']}"),
+        ("GET", f"/v1/responses/{response['id']}?stream=true"),
+        ("GET", f"/v1/responses/{response['id']}/input_items"),
+        ("POST", f"/v1/responses/{response['id']}/cancel"),
+        ("DELETE", f"/v1/responses/{response['id']}"),
+        ("GET", f"/v1/conversations/{talk.json()['id']}"),
+        ("GET", f"/v1/conversations/{talk.json()['id']}/items"),
+        ("DELETE", f"/v1/conversations/{talk.json()['id']}"),
+    ]
+    for method, path in paths:
+        assert http.request(method, path, headers=theirs).status_code == 404, path
+    item = response["output"][0]["id"]
+    for more in (
+        {"previous_response_id": response["id"]},
+        {"previous_response_id": f"acme/{response['id']}"},
+        {"previous_response_id": f"../acme/{response['id']}"},
+        {"conversation": talk.json()["id"]},
+        {"input": [{"type": "item_reference", "id": item}, {"role": "user", "content": "x"}]},
+    ):
+        assert http.post("/v1/responses", json=told | more, headers=theirs).status_code in (400, 404), more
+    for method, path in paths:
+        if method != "DELETE":
+            assert http.request(method, path, headers=mine).status_code == 200, path
+
+
+def test_a_task_has_the_tenants_name_and_priority(http: httpx2.Client, site: Site) -> None:
+    paused = {**CHAT, "model": "petiole-tiny", "priority": 0, "stream": True}
+    with http.stream("POST", "/v1/chat/completions", json=paused, headers=bearer(ACME)) as answer:
+        lines = [line for line in answer.iter_lines() if line.startswith("data: {")]
+    task = json.loads(lines[0].removeprefix("data: "))["id"]
+    assert site.redis.exists(stream_keys(task).log)
+    assert site.redis.exists(f"petiole:gateway:acme/{task}")
+    assert not site.redis.exists(f"petiole:gateway:{task}")
+
+
+def test_a_tenant_sees_what_it_has_used_and_nothing_of_others(http: httpx2.Client, site: Site) -> None:
+    def used(key: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = http.get("/v1/usage?days=2", headers=bearer(key)).json()["data"]
+        return found
+
+    before = sum(day["output_tokens"] for day in used(ACME))
+    answer = http.post("/v1/chat/completions", json=CHAT, headers=bearer(ACME)).json()
+    made = answer["usage"]
+    assert sum(day["output_tokens"] for day in used(ACME)) == before + made["completion_tokens"]
+    assert {day["tenant"] for day in used(ACME)} == {"acme"}
+    assert {day["model"] for day in used(ACME)} == {"petiole-tiny"}
+    assert used("few") == []
+    assert http.get("/v1/usage?days=0", headers=bearer(ACME)).status_code == 400
+    told = {"PETIOLE_BROKER_URL": site.url}
+    lines = petiole("usage", "--days", "2", "--tenant", "acme", "--tasks", **told).stdout.splitlines()
+    [entry] = [one for one in map(json.loads, lines) if one["task"] == answer["id"]]
+    assert (entry["prompt"], entry["output"]) == (made["prompt_tokens"], made["completion_tokens"])
+    assert "acme" in petiole("usage", "--days", "2", **told).stdout
+    assert petiole("usage", "--days", "0", **told).returncode == 1
+
+
+@pytest.mark.parametrize("url", ["redis://localhost/0", "amqp://localhost//"])
+def test_a_tenant_is_no_more_urgent_than_it_may_be(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PETIOLE_BROKER_URL", url)
+    settings.cache_clear()
+    asks = Caller("acme", "", Tenant(salt="x", priority=3))
+    first = (lambda number: number) if url.startswith("redis") else (lambda number: 9 - number)
+    found = [
+        of_tenant.submission(asks, given)["priority"]
+        for given in ({}, {"priority": first(0)}, {"priority": first(7)})
+    ]
+    assert found == [first(3), first(3), first(7)]
+    assert of_tenant.submission(asks, {"headers": {"a": 1}})["headers"] == {"a": 1, "tenant": "acme"}
+    settings.cache_clear()
+
+
+def test_salts_of_tenants_meet_nowhere() -> None:
+    """Neither with a salt of the client's own, nor with one that is made like another tenant's."""
+    acme, globex = (Caller(name, "", Tenant(salt=salt)) for name, salt in (("acme", "a"), ("globex", "ab")))
+    of_acme = of_tenant.options(acme, {})["salt"]
+    tried = ["", "a", "a\0", of_acme, "\0", "b"]
+    found = [of_tenant.options(asks, {"salt": salt})["salt"] for asks in (acme, globex) for salt in tried]
+    assert len(set(found)) == len(found)
+    assert of_acme not in found[1:]
+    assert max(map(len, found)) <= 256
+
+
+# ---------------------------------------------------------------- keys in Redis and in the settings
+
+
+def petiole(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "petiole.tasks.commands.cli", *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=REPOSITORY, env={**os.environ, **environment}
+    )
+
+
+def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
+    redis = RedisServer(tmp_path)
+    try:
+        told = {"PETIOLE_BROKER_URL": redis.url}
+        with Gateway(tmp_path, **told) as gateway, httpx2.Client(base_url=gateway.root) as http:
+            assert http.get("/v1/models").status_code == 200, "no key exists, and it listens on loopback"
+            made = petiole("keys", "add", "acme", "--models", "chat,q*", "--limit", "requests=60", **told)
+            key = made.stdout.strip()
+            assert (made.returncode, key[:4], len(key)) == (0, "ptl-", 47), made.stderr
+            eventually(lambda: http.get("/v1/models").status_code == 401, "keys are asked for")
+            assert http.get("/v1/models", headers=bearer(key)).status_code == 200
+            other = petiole("keys", "add", "acme", "--note", "of the nightly job", **told).stdout.strip()
+            shown = petiole("keys", "list", **told).stdout
+            assert shown.count("acme") == 2
+            assert shown.count("requests 60") == 2, "the tenant's limits stay"
+            assert not [one for one in (key, other) if one in shown]
+            assert petiole("keys", "revoke", "zzzz", **told).returncode == 1
+            assert petiole("keys", "revoke", keys.name_of(keys.digest_of(key)), **told).returncode == 0
+            eventually(lambda: http.get("/v1/models", headers=bearer(key)).status_code == 401, "it is revoked")
+            assert http.get("/v1/models", headers=bearer(other)).status_code == 200
+            petiole("keys", "revoke", other, **told)
+            eventually(lambda: http.get("/v1/models", headers=bearer(other)).status_code == 401, "it is revoked")
+            assert http.get("/v1/models").status_code == 401, "who has seen a key never opens again"
+        assert petiole("keys", "add", "a/b", **told).returncode == 1
+        assert petiole("keys", "add", "acme", "--limit", "more=1", **told).returncode == 1
+    finally:
+        redis.kill()
+
+
+def test_a_key_is_printed_with_its_settings() -> None:
+    done = petiole("keys", "add", "acme", "--print-settings")
+    key, setting = done.stdout.splitlines()
+    document = json.loads(setting.removeprefix("PETIOLE_GATEWAY_KEYS=").strip("'"))
+    assert [*document["keys"]] == [keys.digest_of(key)]
+    assert key not in setting
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "{",
+        '{"keys": {"x": {"tenant": "acme"}}}',
+        '{"tenants": {"acme": {}}}',
+        '{"tenants": {"a/b": {"salt": "x"}}}',
+        '{"tenants": {"acme": {"salt": "x", "colour": 1}}}',
+    ],
+)
+def test_settings_that_are_no_keys_are_refused_by_name(document: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PETIOLE_GATEWAY_KEYS", document)
+    settings.cache_clear()
+    with pytest.raises(InvalidSettings, match="PETIOLE_GATEWAY_KEYS: must"):
+        keys.of_settings()
+    settings.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("127.1.2.3", True), ("::1", True), ("localhost", True), ("0.0.0.0", False),
+     ("::", False), ("10.0.0.1", False), ("gateway.example", False), ("", False)],
+)  # fmt: skip
+def test_which_addresses_are_loopback(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+
+
+def test_without_keys_it_listens_on_loopback_alone_and_says_so(tmp_path: Path) -> None:
+    redis = RedisServer(tmp_path)
+    try:
+        with Gateway(tmp_path, host="0.0.0.0", PETIOLE_BROKER_URL=redis.url) as gateway:
+            assert gateway.url.startswith("http://127.0.0.1:")
+            assert "no key exists, so this gateway listens on 127.0.0.1 alone, not on 0.0.0.0" in gateway.output
+        with Gateway(
+            tmp_path, host="0.0.0.0", PETIOLE_BROKER_URL=redis.url, PETIOLE_GATEWAY_KEYS=json.dumps(DOCUMENT)
+        ) as gateway:
+            assert gateway.url.startswith("http://0.0.0.0:")
+        with Gateway(
+            tmp_path, host="0.0.0.0", PETIOLE_BROKER_URL=redis.url, PETIOLE_GATEWAY_OPEN="true"
+        ) as gateway:
+            assert gateway.url.startswith("http://0.0.0.0:")
+    finally:
+        redis.kill()
+
+
+def test_a_key_names_its_tenant_in_the_settings_alone() -> None:
+    """What is stored of a key is its hash: the entries have no key in them."""
+    assert ACME not in json.dumps(DOCUMENT)
+    assert Key("acme").tenant == "acme"

@@ -1,0 +1,190 @@
+"""The ledger: one entry for each task that has ended, written with its end, whatever happened on the way."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from petiole.gpu_worker.request import Delta
+from petiole.outputs import Prepared
+from petiole.tasks.errors import WorkersLost
+from petiole.tasks.fleet import usage
+from petiole.tasks.keys import account_keys, usage_keys
+from petiole.tasks.record.ledger import SUMS, Account
+from petiole.tasks.worker.broker.quarantine import end_stream
+from petiole.tasks.worker.output.outcomes import Outcome, ended, failed
+from petiole.tasks.worker.output.publisher import Call, Publisher
+from tests.support.publishing import TASK, attempt, begin
+
+ACCOUNT = Account("acme", ("key", 50, 60), "m", "adapter")
+PREPARED = Prepared("m", "f", prompt_tokens=9, prompt_end="")
+
+
+def result(output: int, **more: Any) -> Outcome:
+    used = {"prompt_tokens": 7, "cached_prompt_tokens": 3, "completion_tokens": output, "reasoning_tokens": 2}
+    made = {"text": "", "token_ids": [*range(output)], "usage": used, "finish_reason": "stop", **more}
+    return Outcome(made, None, str(made["finish_reason"]), made.get("stop_reason"))
+
+
+def entries(client: redis.Redis) -> dict[str, dict[str, Any]]:
+    found = [json.loads(raw) for raw in usage.entries(2, client=client)]
+    return {entry["task"]: entry for entry in found}
+
+
+def sums(client: redis.Redis) -> dict[tuple[str, str], tuple[dict[str, int], dict[str, int]]]:
+    """By tenant and model, over two days: a test may run at midnight."""
+    of = usage.days(2)
+    found: dict[tuple[str, str], tuple[dict[str, int], dict[str, int]]] = {}
+    for one in usage.read(of, [client.hgetall(usage_keys(day)[1]) for day in of]):
+        assert (one.tenant, one.model) not in found, "midnight"
+        found[one.tenant, one.model] = dict(one.sums), dict(one.ends)
+    return found
+
+
+def test_the_end_of_a_task_is_entered_with_it(publisher: Publisher, client: redis.Redis) -> None:
+    stream, _ = attempt(publisher, client, account=ACCOUNT)
+    stream.push(Delta(0, (1, 2), "a"))
+    publisher.flush([stream])
+    assert entries(client) == {}
+    stream.finish(result(2))
+    publisher.flush([stream])
+    [entry] = entries(client).values()
+    shown = {name: entry[name] for name in ("tenant", "model", "adapter", *SUMS[1:], "end", "attempt", "held")}
+    assert shown == {
+        "tenant": "acme", "model": "m", "adapter": "adapter", "prompt": 7, "cached": 3, "output": 2,
+        "reasoning": 2, "end": "stop", "attempt": 1, "held": [50, 60],
+    }  # fmt: skip
+    assert sums(client) == {
+        ("acme", "m"): (
+            {"requests": 1, "prompt": 7, "cached": 3, "output": 2, "reasoning": 2},
+            {"stop": 1},
+        )
+    }
+    for key in client.scan_iter("petiole:usage:*"):
+        assert client.ttl(key) > 0
+
+
+def test_a_call_that_is_repeated_after_a_lost_reply_enters_nothing_twice(
+    publisher: Publisher, client: redis.Redis
+) -> None:
+    stream, _ = attempt(publisher, client, account=ACCOUNT)
+    stream.finish(result(0))
+    for _ in range(2):
+        stream.closed = False
+        call = Call(60_000)
+        stream.join(call, 0.0)
+        call.send(publisher._pipe)
+        publisher._pipe.receive()
+    assert sums(client)["acme", "m"][0]["requests"] == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        (result(3, finish_reason="cancelled", stop_reason=None), (7, 3, "cancelled")),
+        (ended("revoked"), (9, 2, "cancelled")),
+        (ended("expired"), (9, 2, "expired")),
+        (ended("revoked", result(3)), (7, 3, "cancelled")),
+        (failed(WorkersLost(3, "a")), (9, 2, "error")),
+    ],
+)
+def test_what_has_no_result_counts_what_was_made(
+    publisher: Publisher, client: redis.Redis, outcome: Outcome, expected: tuple[int, int, str]
+) -> None:
+    stream, _ = attempt(publisher, client, account=ACCOUNT)
+    stream.prepare(PREPARED)
+    stream.push(Delta(0, (1, 2), "a"))
+    publisher.flush([stream])
+    again, _ = attempt(publisher, client, account=ACCOUNT)  # another worker, which has not counted the prompt
+    again.finish(outcome)
+    publisher.flush([again])
+    [entry] = entries(client).values()
+    assert (entry["prompt"], entry["output"], entry["end"]) == expected
+    assert entry["attempt"] == 2
+
+
+def test_a_task_that_nobody_ran_is_entered_without_tokens(client: redis.Redis) -> None:
+    for _ in range(2):
+        end_stream(client, TASK, 60_000, {"type": "InvalidRequest"}, Account("acme"))
+    [entry] = entries(client).values()
+    assert (entry["tenant"], entry["prompt"], entry["output"], entry["end"]) == ("acme", 0, 0, "error")
+    assert sums(client)["acme", ""][1] == {"error": 1}
+
+
+def test_a_task_that_celery_sends_again_has_an_entry_for_each_end(
+    publisher: Publisher, client: redis.Redis
+) -> None:
+    stream, _ = attempt(publisher, client, account=ACCOUNT)
+    stream.finish(result(1))
+    publisher.flush([stream])
+    begin(client, retries=1)
+    again, _ = attempt(publisher, client, account=ACCOUNT)
+    client.hdel(f"petiole:{{{TASK}}}:state", "done")
+    again, _ = attempt(publisher, client, account=ACCOUNT)
+    again.finish(result(1))
+    publisher.flush([again])
+    assert sums(client)["acme", "m"][0]["requests"] == 2
+    assert len([*usage.entries(2, client=client)]) == 2
+
+
+def test_a_damaged_ledger_holds_no_stream(publisher: Publisher, client: redis.Redis) -> None:
+    for day in usage.days(2):
+        client.rpush(usage_keys(day)[0], "not a hash")
+    client.hset(f"petiole:{{{TASK}}}:state", "prepared", "not json")
+    stream, heard = attempt(publisher, client, account=ACCOUNT)
+    stream.finish(failed(ValueError("x")))
+    publisher.flush([stream])
+    assert heard.words == ["finished"]
+
+
+def test_what_limits_hold_is_given_back_at_the_end(publisher: Publisher, client: redis.Redis) -> None:
+    for left, running in (account_keys("acme"), account_keys("acme", "key")):
+        client.hset(left, mapping={"input": 100, "output": 100})
+        client.zadd(running, {TASK: 1, "another": 1})
+    stream, _ = attempt(publisher, client, account=ACCOUNT)
+    stream.finish(result(2))
+    publisher.flush([stream])
+    for left, running in (account_keys("acme"), account_keys("acme", "key")):
+        assert client.hgetall(left) == {b"input": b"143", b"output": b"158"}
+        assert client.zrange(running, 0, -1) == [b"another"]
+
+
+@pytest.mark.parametrize(
+    ("message", "tenant", "held"),
+    [
+        ({}, "", None),
+        ({"tenant": "acme"}, "acme", None),
+        ({"tenant": ["acme"], "petiole-held": "x"}, "", None),
+        ({"tenant": "a", "petiole-held": ["k", 1, 2]}, "a", ("k", 1, 2)),
+        ({"tenant": "a", "petiole-held": ["k", "1", 2]}, "a", None),
+    ],
+)
+def test_whose_task_it_is_stands_in_the_message(message: dict[str, Any], tenant: str, held: Any) -> None:
+    account = Account.of(message)
+    assert (account.tenant, account.held) == (tenant, held)
+
+
+@hypothesis_settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(st.text(max_size=4), st.text(max_size=4), st.integers(0, 9)), max_size=6),
+)
+def test_the_sums_are_those_of_the_entries(
+    publisher: Publisher, client: redis.Redis, tasks: list[tuple[str, str, int]]
+) -> None:
+    """Whatever tenants and models are called."""
+    client.flushall()
+    for tenant, model, output in tasks:
+        client.delete(f"petiole:{{{TASK}}}:state", f"petiole:{{{TASK}}}:log")
+        stream, _ = attempt(publisher, client, account=Account(tenant, None, model))
+        stream.finish(result(output))
+        publisher.flush([stream])
+    expected: dict[tuple[str, str], int] = {}
+    for tenant, model, output in tasks:
+        expected[tenant, model] = expected.get((tenant, model), 0) + output
+    assert {whose: counted["output"] for whose, (counted, _) in sums(client).items()} == expected
