@@ -2,6 +2,7 @@
 
     caller     who asks: a tenant, by one of its keys
     of_tenant  what a tenant's tasks have in common: salt, priority, name
+    asking     what the requests of all interfaces share
     record     what was asked, and which tasks answer it: the other half of an answer is their logs
     plan       what a request becomes: a record, and the tasks to submit
     parts      what an output is made of: parts that open, get text, and close; its end

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from petiole.gateway.core.parts import Placed
+
+encode = msgspec.json.encode
+"""What goes over the wire is compact JSON."""
 
 
 class Event(NamedTuple):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
+from petiole.gateway.core.parts import Ended
 from petiole.tasks import errors
 
 Kind = Literal["invalid_request_error", "not_found_error", "server_error", "service_unavailable_error"]
@@ -66,6 +67,15 @@ def failure_of(error: BaseException, names: Mapping[str, str] | None = None) -> 
             )
         case _:
             return Failure(500, "the generation has failed", code="server_error")
+
+
+def of_end(ended: Ended) -> Failure | None:
+    """What a client is told in place of this end. None: it is a good one."""
+    if ended.error is not None:
+        return failure_of(errors.rebuild(ended.error))
+    if ended.finish_reason == "cancelled":
+        return Failure(499, "the generation was cancelled", code="cancelled")
+    return None
 
 
 def _refused(error: errors.InvalidRequest, field: str, names: Mapping[str, str]) -> Failure:

@@ -1,27 +1,19 @@
-"""What all answers share: ids, usage, finish reasons, errors."""
+"""What all answers share: usage, finish reasons, errors."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from starlette.responses import Response
 
-from petiole.gateway.core.failures import Failure, failure_of
+from petiole.gateway.core.events import encode
+from petiole.gateway.core.failures import Failure
 from petiole.gateway.core.parts import Ended
+from petiole.gateway.serving.answering import json_answer
 from petiole.outputs import Usage
-from petiole.tasks import errors
-
-encode = msgspec.json.encode
 
 DONE = b"data: [DONE]\n\n"
-
-
-def new_id(prefix: str) -> str:
-    """Nobody guesses it: whoever has it may read the answer."""
-    return f"{prefix}{secrets.token_hex(16)}"
 
 
 def task_ids(name: str, choices: int) -> list[str]:
@@ -59,15 +51,6 @@ def stop_reason(ended: Ended) -> str | int | None:
     return None if ended.finish_reason != "stop" or reason in known else reason
 
 
-def failed(ended: Ended) -> Failure | None:
-    """What a client is told in place of an end."""
-    if ended.error is not None:
-        return failure_of(errors.rebuild(ended.error))
-    if ended.finish_reason == "cancelled":
-        return Failure(499, "the generation was cancelled", code="cancelled")
-    return None
-
-
 def error_body(failure: Failure) -> dict[str, Any]:
     return {
         "error": {
@@ -81,10 +64,6 @@ def error_body(failure: Failure) -> dict[str, Any]:
 
 def error_event(failure: Failure) -> bytes:
     return b"data: %b\n\n" % encode(error_body(failure))
-
-
-def json_answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(encode(value), status, headers, "application/json")
 
 
 def error_answer(failure: Failure) -> Response:

@@ -6,12 +6,12 @@ from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
+from petiole.gateway.core.asking import NONE, Images, given
 from petiole.gateway.core.plan import Call, Plan
 from petiole.gateway.core.record import Record
 from petiole.gateway.openai import conversation
 from petiole.gateway.openai.answers import task_ids
-from petiole.gateway.openai.conversation import NONE, Images
-from petiole.gateway.openai.sampling import MOST_LOGPROBS, Sampling, given
+from petiole.gateway.openai.sampling import MOST_LOGPROBS, Sampling
 from petiole.tasks.errors import InvalidRequest, shorten
 from petiole.tasks.fleet.models import Found
 

@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
+from petiole.gateway.core.asking import given
 from petiole.gateway.core.plan import Call, Plan
 from petiole.gateway.core.record import Record
 from petiole.gateway.openai.answers import task_ids
-from petiole.gateway.openai.sampling import Sampling, given
+from petiole.gateway.openai.sampling import Sampling
 from petiole.tasks.errors import InvalidRequest, shorten
 from petiole.tasks.fleet.models import Found
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from petiole.gateway.core.events import Event
+from petiole.gateway.core.events import Event, encode
+from petiole.gateway.core.failures import of_end
 from petiole.gateway.core.parts import Ended, Part, Placed, Text, Whole
 from petiole.gateway.core.record import Record
 from petiole.gateway.openai import logprobs
-from petiole.gateway.openai.answers import encode, error_body, failed, finish_reason, stop_reason, usage
+from petiole.gateway.openai.answers import error_body, finish_reason, stop_reason, usage
 from petiole.outputs import Usage
 
 
@@ -40,7 +41,7 @@ class CompletionsView:
         if not isinstance(part, Ended):
             return []
         self._usage[choice] = part.usage
-        if (failure := failed(part)) is not None:
+        if (failure := of_end(part)) is not None:
             self._failed = True
             return [Event("error", failure)]
         return [Event("end", (self._lengths[choice], part))]
@@ -80,7 +81,7 @@ def whole(record: Record, outputs: Sequence[Whole]) -> dict[str, Any]:
     for index, output in enumerate(outputs):
         ended = output.ended
         assert ended is not None
-        if (failure := failed(ended)) is not None:
+        if (failure := of_end(ended)) is not None:
             raise failure
         before, text = echo(record.asked, index), output.text()
         tokens = [Placed(len(before) + at, token) for piece in output.pieces for at, token, _ in piece.tokens]

@@ -5,21 +5,15 @@ Most chat templates know no role `developer`: it becomes `system`. Images are da
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
+from petiole.gateway.core.asking import NONE, Images, image
 from petiole.tasks.errors import InvalidRequest, shorten
 from petiole.tasks.requests import images
 
 _ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 _WITHOUT_CONTENT = ("tool_calls", "function_call", "refusal", "audio", "reasoning", "reasoning_content")
 """What an assistant's message may have in place of content."""
-
-
-Images = Mapping[str, str]
-"""By http URL, the data URL of its image."""
-NONE: Images = MappingProxyType({})
 
 
 def messages(given: list[dict[str, Any]], fetched: Images = NONE) -> list[dict[str, Any]]:
@@ -31,9 +25,9 @@ def to_fetch(given: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """The http URLs of images, each with its field."""
     found = []
     for k, message in enumerate(given):
-        for part, image in images.parts_of(message):
-            if isinstance(image, str) and image[:5].lower() in ("http:", "https"):
-                found.append((f"messages[{k}].content[{part}].image_url.url", image))
+        for part, url in images.parts_of(message):
+            if isinstance(url, str) and url[:5].lower() in ("http:", "https"):
+                found.append((f"messages[{k}].content[{part}].image_url.url", url))
     return found
 
 
@@ -69,11 +63,3 @@ def _part(field: str, part: object, fetched: Images) -> dict[str, Any]:
             limit = "must be a complete part of type text or image_url"
             raise InvalidRequest(field, limit, shorten(kind))
     raise InvalidRequest(field, "must be an object with a type", shorten(part))
-
-
-def image(field: str, url: str) -> str:
-    """The URL of an image, if it is one that needs not be fetched. Raises `InvalidRequest`."""
-    if url.lstrip()[:5].lower() != "data:" and not images.is_handle(url):
-        shown = f"{url[:40]}…" if len(url) > 40 else url
-        raise InvalidRequest(field, "must be a data URL, or an http URL where they are allowed", shown)
-    return url

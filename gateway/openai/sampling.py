@@ -7,11 +7,11 @@ option, and `NAMES` the client's field."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from petiole.gateway.core.asking import Asked
 from petiole.gateway.openai import formats
 from petiole.tasks.errors import InvalidRequest, shorten
 from petiole.tasks.fleet.models import Found
@@ -34,28 +34,6 @@ _SAME = (
     "min_tokens", "ignore_eos", "logit_bias", "stop", "stop_token_ids", "skip_special_tokens", "allowed_token_ids",
 )  # fmt: skip
 """What a task has under the same name."""
-
-
-class Asked(BaseModel):
-    """Base of the requests. A parameter that is null counts as absent."""
-
-    model_config = ConfigDict(defer_build=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-    REFUSED: ClassVar[dict[str, str]] = {}
-    """By a parameter that may not be given: why."""
-    IGNORED: ClassVar[frozenset[str]] = frozenset()
-    """The parameters that change nothing."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_absent(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        for name, why in cls.REFUSED.items():
-            if given.get(name) not in (None, False, [], {}, ""):
-                raise InvalidRequest(name, why, shorten(given[name]))
-        left_out = cls.IGNORED | cls.REFUSED.keys()
-        return {name: value for name, value in given.items() if value is not None and name not in left_out}
 
 
 class Sampling(Asked):
@@ -123,6 +101,11 @@ class Sampling(Asked):
             raise InvalidRequest("stream_options", "needs stream", "stream false")
         return self
 
+    @property
+    def stays(self) -> bool:
+        """Whether the generation goes on when its client has gone."""
+        return self.store and settings().gateway_stored_stay
+
     def sampling(self, choice: int) -> dict[str, Any]:
         """The options of the task of one choice. Choices with one seed would be the same, so each has its own."""
         options = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
@@ -167,10 +150,3 @@ class Sampling(Asked):
             return {}
         reverse = scheme(settings().broker_url) in RABBITMQ
         return {"priority": 9 - self.priority if reverse else self.priority}
-
-
-def given(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that say something: a record has no others. 0 says something."""
-    return {
-        name: value for name, value in fields.items() if value is not None and value is not False and value != {}
-    }

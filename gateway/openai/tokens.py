@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from petiole.gateway.core.asking import Asked
 from petiole.gateway.openai import conversation
-from petiole.gateway.openai.sampling import Asked
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.requests.counting import MOST, CountDict
 

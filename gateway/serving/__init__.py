@@ -6,6 +6,7 @@ records      records in Redis
 counting     tokens counted by a worker
 images       images that a request names by URLs, fetched where that is allowed
 kept         what is kept beside them: values as JSON, lists that grow
+answering    how a request is answered, now and later: what all interfaces share
 generations  a request on its way: submitted, accepted, followed to its end
 sse          a stream as server-sent events; clients that leave
 callers/     whose key it is, and what it may do

@@ -15,13 +15,13 @@ from petiole.gateway.core.failures import Failure, invalid
 from petiole.gateway.core.plan import Call, Plan
 from petiole.gateway.core.record import Record
 from petiole.gateway.core.streams import Stream
-from petiole.gateway.openai.answers import DONE, json_answer, new_id
-from petiole.gateway.openai.endpoints import accepted, after_of, checked, flag
+from petiole.gateway.openai.answers import DONE
 from petiole.gateway.openai.responses import compaction, dialogues, items, resource, socket, submitting, turns
 from petiole.gateway.openai.responses.listing import listed
 from petiole.gateway.openai.responses.request import KIND, NAMES, Compact, CountInput, CreateResponse
 from petiole.gateway.openai.responses.view import ResponsesView, error_event
 from petiole.gateway.serving import bodies, generations, kept, records
+from petiole.gateway.serving.answering import accepted, after_of, checked, flag, json_answer, new_id
 from petiole.gateway.serving.catalogue import catalogue
 from petiole.gateway.serving.counting import count
 from petiole.gateway.serving.generations import Generation

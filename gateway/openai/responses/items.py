@@ -12,8 +12,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from petiole.gateway.openai import conversation
-from petiole.gateway.openai.conversation import Images
+from petiole.gateway.core.asking import NONE, Images, image
 from petiole.gateway.openai.responses import compaction, tools
 from petiole.tasks.errors import InvalidRequest, shorten
 
@@ -54,7 +53,7 @@ def to_fetch(field: str, given: object) -> list[tuple[str, str]]:
     return found
 
 
-def kept(field: str, given: object, fetched: Images = conversation.NONE) -> list[Item]:
+def kept(field: str, given: object, fetched: Images = NONE) -> list[Item]:
     """What is fetched is kept, too: later turns see the same image. Raises `InvalidRequest`."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
@@ -133,7 +132,7 @@ def _part(field: str, role: str, part: object, fetched: Images) -> Item:
             return {"type": kind, "text": text}
         case {"type": "input_image", "image_url": str(url), **more} if role != "assistant":
             detail = more.get("detail") or "auto"
-            url = conversation.image(f"{field}.image_url", fetched.get(url, url))
+            url = image(f"{field}.image_url", fetched.get(url, url))
             return {"type": "input_image", "detail": detail, "image_url": url}
         case {"type": "input_image", "file_id": str(name)}:
             raise InvalidRequest(f"{field}.file_id", "is not served: give the image as image_url", shorten(name))

@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from petiole.gateway.core.asking import NONE, Asked, Images
 from petiole.gateway.core.plan import Call, Plan
 from petiole.gateway.core.record import Record
 from petiole.gateway.openai import formats, sampling
-from petiole.gateway.openai.conversation import NONE, Images
 from petiole.gateway.openai.responses import items, tools
 from petiole.gateway.openai.responses.items import Item
-from petiole.gateway.openai.sampling import MOST_LOGPROBS, Asked, Sampling
+from petiole.gateway.openai.sampling import MOST_LOGPROBS, Sampling
 from petiole.tasks.errors import InvalidRequest, shorten
 from petiole.tasks.fleet.models import Found
 

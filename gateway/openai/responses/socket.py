@@ -14,9 +14,10 @@ from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from petiole.gateway.core.events import encode
 from petiole.gateway.core.failures import Failure, invalid
 from petiole.gateway.core.streams import Stream
-from petiole.gateway.openai.answers import encode, error_body
+from petiole.gateway.openai.answers import error_body
 from petiole.gateway.openai.responses import resource, submitting, turns
 from petiole.gateway.openai.responses.items import Item
 from petiole.gateway.openai.responses.request import Before, CreateResponse

@@ -8,12 +8,11 @@ import time
 from collections.abc import Sequence
 
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.openai.answers import new_id
-from petiole.gateway.openai.endpoints import checked, fetched, stays
 from petiole.gateway.openai.responses import items, turns
 from petiole.gateway.openai.responses.items import Item
 from petiole.gateway.openai.responses.request import NAMES, PREFIX, Before, CreateResponse, Times, Told
 from petiole.gateway.serving import generations, kept
+from petiole.gateway.serving.answering import checked, fetched, new_id
 from petiole.gateway.serving.catalogue import catalogue
 from petiole.gateway.serving.generations import Generation
 from petiole.tasks.settings import settings
@@ -40,7 +39,7 @@ async def begin(asked: CreateResponse, own: Sequence[Item], past: Before) -> Gen
     gone."""
     found = await catalogue().find(asked.model)
     name, times = new_id(PREFIX), Times(int(time.time()), settings().gateway_keep_s)
-    stay = asked.background or stays(asked)
+    stay = asked.background or asked.stays
     plan = checked(lambda: asked.plan(name, times, found, stay, past, own), NAMES)
     if not asked.store:
         return await generations.begin(plan)

@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from petiole.gateway.core.events import Event
+from petiole.gateway.core.events import Event, encode
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.core.parts import Closed, Ended, Kind, Opened, Part, Text, Whole
 from petiole.gateway.core.record import Record
-from petiole.gateway.openai.answers import encode, error_body
+from petiole.gateway.openai.answers import error_body
 from petiole.gateway.openai.responses import resource
 from petiole.gateway.openai.responses.items import Item, output_id
 from petiole.gateway.openai.responses.resource import Status

@@ -1,0 +1,53 @@
+"""What the requests of all interfaces share: a base of their bodies, and images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from petiole.tasks.errors import InvalidRequest, shorten
+from petiole.tasks.requests import images
+
+Images = Mapping[str, str]
+"""By http URL, the data URL of its image."""
+NONE: Images = MappingProxyType({})
+
+
+class Asked(BaseModel):
+    """Base of the requests. A parameter that is null counts as absent."""
+
+    model_config = ConfigDict(defer_build=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    REFUSED: ClassVar[dict[str, str]] = {}
+    """By a parameter that may not be given: why."""
+    IGNORED: ClassVar[frozenset[str]] = frozenset()
+    """The parameters that change nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_absent(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        for name, why in cls.REFUSED.items():
+            if given.get(name) not in (None, False, [], {}, ""):
+                raise InvalidRequest(name, why, shorten(given[name]))
+        left_out = cls.IGNORED | cls.REFUSED.keys()
+        return {name: value for name, value in given.items() if value is not None and name not in left_out}
+
+
+def given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that say something: a record has no others. 0 says something."""
+    return {
+        name: value for name, value in fields.items() if value is not None and value is not False and value != {}
+    }
+
+
+def image(field: str, url: str) -> str:
+    """The URL of an image, if it is one that needs not be fetched. Raises `InvalidRequest`."""
+    if url.lstrip()[:5].lower() != "data:" and not images.is_handle(url):
+        shown = f"{url[:40]}…" if len(url) > 40 else url
+        raise InvalidRequest(field, "must be a data URL, or an http URL where they are allowed", shown)
+    return url

@@ -1,0 +1,130 @@
+"""How a request is answered, now and later, whatever the interface.
+
+An interface gives a `Kind` its view, its whole answer, and how it writes an error. All else is here."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from petiole.gateway.core.events import encode
+from petiole.gateway.core.failures import Failure, failure_of, invalid
+from petiole.gateway.core.parts import Whole
+from petiole.gateway.core.plan import Plan
+from petiole.gateway.core.record import Record
+from petiole.gateway.core.streams import Stream, View, cursor_of
+from petiole.gateway.serving import generations, images, records
+from petiole.gateway.serving.generations import Generation
+from petiole.gateway.serving.sse import EventStream, events, unless_gone
+from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.settings import settings
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How requests of one kind are answered, now and later."""
+
+    name: str
+    prefix: str
+    view: Callable[[Record], View]
+    whole: Callable[[Record, Sequence[Whole]], dict[str, Any]]
+    failed: Callable[[Failure], bytes]
+    """How an error looks in a stream that has begun."""
+    end: bytes = b""
+    """What every stream ends with."""
+
+    def events(self, generation: Generation, after: Sequence[int] = ()) -> AsyncGenerator[bytes, None]:
+        record = generation.record
+        return events(generation, Stream(self.view(record), record, after), self.failed, self.end)
+
+    async def answer(self, generation: Generation) -> Response:
+        try:
+            return json_answer(self.whole(generation.record, await generation.whole()))
+        finally:
+            await generation.aclose()
+
+    async def create(self, request: Request, plan: Plan, stream: bool) -> Response:
+        return await unless_gone(request, self._begun(plan, stream))
+
+    async def _begun(self, plan: Plan, stream: bool) -> Response:
+        generation = await generations.begin(plan)
+        if not stream:
+            return await self.answer(generation)
+        await accepted(generation)
+        return EventStream(self.events(generation))
+
+    async def get(self, request: Request) -> Response:
+        """The answer of an earlier request: whole, when it has ended, or its events after a number."""
+        record = await records.get(request.path_params["id"], self.name)
+        if not flag(request, "stream"):
+            return await unless_gone(request, self.answer(generations.again(record)))
+        after = after_of(request, record)
+        return EventStream(self.events(generations.again(record), after))
+
+    async def delete(self, request: Request) -> Response:
+        """Cancel it, if it is not finished, and forget it."""
+        record = await records.get(request.path_params["id"], self.name)
+        await generations.cancel(record)
+        await records.forget(record.id)
+        return json_answer({"id": record.id, "object": f"{self.name}.deleted", "deleted": True})
+
+    def routes(self, path: str, create: Callable[[Request], Any]) -> list[Route]:
+        return [
+            Route(path, create, methods=["POST"]),
+            Route(f"{path}/{{id}}", self.get, methods=["GET"]),
+            Route(f"{path}/{{id}}", self.delete, methods=["DELETE"]),
+        ]
+
+
+def new_id(prefix: str) -> str:
+    """Nobody guesses it: whoever has it may read the answer."""
+    return f"{prefix}{secrets.token_hex(16)}"
+
+
+def json_answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(encode(value), status, headers, "application/json")
+
+
+def checked(plan: Callable[[], Any], names: Mapping[str, str] | None = None) -> Any:
+    """What it returns. Raises `Failure` in place of `InvalidRequest`. `names`: by an option of a task, the
+    client's field."""
+    try:
+        return plan()
+    except InvalidRequest as error:
+        raise failure_of(error, names) from None
+
+
+async def fetched(urls: list[tuple[str, str]]) -> dict[str, str]:
+    """By URL, the data URL of its image. Raises `Failure`."""
+    try:
+        return await images.fetched(urls) if urls else {}
+    except InvalidRequest as error:
+        raise failure_of(error) from None
+
+
+async def accepted(generation: Generation) -> None:
+    """A stream begins when a worker has accepted its request, or after a time: then a refusal is an event."""
+    try:
+        await generation.accepted(settings().gateway_prepared_s)
+    except BaseException:
+        await generation.aclose()
+        raise
+
+
+def flag(request: Request, name: str) -> bool:
+    given = request.query_params.get(name, "false")
+    if given not in ("true", "false"):
+        raise invalid(name, f"{name}: must be true or false, got {given[:64]!r}", "invalid_value")
+    return given == "true"
+
+
+def after_of(request: Request, record: Record) -> list[int]:
+    """The number after which a client wants events: `starting_after`, or what an SSE client sends by itself."""
+    given = request.query_params.get("starting_after") or request.headers.get("last-event-id") or ""
+    return cursor_of(given, len(record.tasks)) if given else []
