@@ -39,7 +39,8 @@ sdks: $(VENV)/.dev  ## the gateway with SDKs of others as its clients, installed
 	test -e $(SDKS)/bin/python || $(PYTHON) -m venv $(SDKS)
 	$(SDKS)/bin/pip install --quiet 'uv>=0.8'
 	$(SDKS)/bin/uv pip install --quiet --python $(SDKS)/bin/python openai langchain-openai \
-		llama-index-llms-openai-like litellm instructor 'pydantic-ai-slim[openai]' openai-agents
+		llama-index-llms-openai-like litellm instructor 'pydantic-ai-slim[openai]' openai-agents \
+		anthropic
 	-command -v npm && npm install --silent --prefix $(SDKS) node@22 openai ai @ai-sdk/openai \
 		@ai-sdk/openai-compatible zod
 	PETIOLE_SDKS=$(SDKS) $(BIN)/python -m pytest tests/gateway/test_sdks.py -rs

@@ -1,5 +1,5 @@
-"""HTTP for any client of OpenAI's interface, on top of the producer side: `petiole serve`, or `app` in an ASGI
-application of your own.
+"""HTTP for any client of OpenAI's or Anthropic's interface, on top of the producer side: `petiole serve`, or `app`
+in an ASGI application of your own.
 
     from petiole.gateway import app
     fastapi_app.mount("/llm", app)
@@ -19,7 +19,9 @@ Each line may import what stands below it.
     application  the ASGI application: which room answers which path
     observing    the access log and the figures, without prompts; faults of the gateway itself
     authorizing  who asks: a key and its tenant, before anything else is done
+    dialects     in which form a client is told of an error: that of its interface
     openai/      OpenAI's interface: requests become tasks, parts become chunks
+    anthropic/   Anthropic's interface
     serving/     everything with input or output: bodies, records in Redis, submission, following, streams
     core/        what is pure: records, parts of an output, numbers of events, failures
 """

@@ -15,11 +15,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from petiole.gateway.anthropic import endpoints as messages
 from petiole.gateway.authorizing import Authorized
 from petiole.gateway.core.failures import Failure
+from petiole.gateway.dialects import error_answer
 from petiole.gateway.observing import METRICS, Observed
 from petiole.gateway.openai import endpoints
-from petiole.gateway.openai.answers import error_answer
 from petiole.gateway.openai.responses import endpoints as responses
 from petiole.gateway.serving.sse import ClientGone
 from petiole.tasks.servers import connections
@@ -48,19 +49,23 @@ async def metrics(_: Request) -> Response:
     return Response(generate_latest(METRICS), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _failed(_: Request, error: Exception) -> Response:
+async def _failed(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClientGone):
+        return Response(status_code=499)
+    return error_answer(request.scope, _told(error))
+
+
+def _told(error: Exception) -> Failure:
     match error:
         case Failure():
-            return error_answer(error)
+            return error
         case HTTPException(status_code=404):
-            return error_answer(Failure(404, "there is no such path", code="not_found"))
+            return Failure(404, "there is no such path", code="not_found")
         case HTTPException(status_code=405):
-            return error_answer(Failure(405, "this path has no such method", code="method_not_allowed"))
+            return Failure(405, "this path has no such method", code="method_not_allowed")
         case HTTPException():
-            return error_answer(Failure(error.status_code, error.detail))
-        case ClientGone():
-            return Response(status_code=499)
-    return error_answer(Failure(500, "the gateway has failed", code="server_error"))
+            return Failure(error.status_code, error.detail)
+    return Failure(500, "the gateway has failed", code="server_error")
 
 
 def make() -> Starlette:
@@ -69,7 +74,7 @@ def make() -> Starlette:
             Route("/health", health),
             Route("/ready", ready),
             Route("/metrics", metrics),
-            Mount("/v1", routes=[*endpoints.routes(), *responses.routes()]),
+            Mount("/v1", routes=[*messages.routes(), *endpoints.routes(), *responses.routes()]),
             *endpoints.routes_at_the_root(),
         ],
         exception_handlers=dict.fromkeys((Failure, HTTPException, ClientGone, Exception), _failed),

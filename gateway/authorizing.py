@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from petiole.gateway.core.caller import asking
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.openai.answers import error_answer
+from petiole.gateway.dialects import error_answer
 from petiole.gateway.serving.callers.keys import callers
 
 OPEN = frozenset({"/health", "/ready", "/metrics"})
@@ -30,7 +30,7 @@ class Authorized:
             who = await callers().of(key_in(scope))
         except Failure as failure:
             if scope["type"] == "http":
-                return await error_answer(failure)(scope, receive, send)
+                return await error_answer(scope, failure)(scope, receive, send)
             return await send({"type": "websocket.close", "code": _DENIED})
         with asking(who):
             await self._app(scope, receive, send)

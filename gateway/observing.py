@@ -67,7 +67,7 @@ class Observed:
             nonlocal status, first_s
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", name)]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", name), (b"request-id", name)]
             elif not first_s and message.get("body"):
                 first_s = time.perf_counter() - began_at
             await send(message)

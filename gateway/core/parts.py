@@ -1,7 +1,7 @@
 """What an output is made of, whatever the interface. A part opens, gets text, and closes before the next one
 opens:
 
-    Opened  Text*  Closed  Opened  Text*  Closed  ...  Ended
+    Begun  Opened  Text*  Closed  Opened  Text*  Closed  ...  Ended
 
 A failed output just ends: its last part stays open."""
 
@@ -24,6 +24,12 @@ class Placed(NamedTuple):
     at: int
     token: TokenLogprobs
     said: bool = True
+
+
+class Begun(NamedTuple):
+    """A worker has prepared the request. Only of outputs that are divided, and not of one whose log is gone."""
+
+    prompt_tokens: int
 
 
 class Opened(NamedTuple):
@@ -56,7 +62,7 @@ class Ended(NamedTuple):
     tokens: Sequence[Placed] = ()
 
 
-Part = Opened | Text | Closed | Ended
+Part = Begun | Opened | Text | Closed | Ended
 
 
 @dataclass

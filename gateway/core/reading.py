@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from petiole.gateway.core.parts import Closed, Ended, Kind, Opened, Part, Text
+from petiole.gateway.core.parts import Begun, Closed, Ended, Kind, Opened, Part, Text
 from petiole.gateway.core.places import Places
 from petiole.gateway.core.record import Record
 from petiole.outputs import Prepared
@@ -41,11 +41,12 @@ class Reading:
 
     def read(self, delta: StreamDelta) -> list[Part]:
         """The parts that this delta makes, opens or closes. A delta without text may make none."""
+        parts: list[Part] = []
         if delta.prepared is not None and self._task_id is not None:
             self._parser = _parser(delta.prepared)
+            parts.append(Begun(delta.prepared.prompt_tokens))
         if delta.logprobs is not None:
             self._places.add(delta.logprobs)
-        parts: list[Part] = []
         self._length += len(delta.text)
         if self._parser is not None:
             events = self._parser.push(delta.text)

@@ -19,7 +19,7 @@ from typing import Any
 
 from petiole.gateway.core.events import Event, encode
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.core.parts import Closed, Ended, Kind, Opened, Part, Text, Whole
+from petiole.gateway.core.parts import Begun, Closed, Ended, Kind, Opened, Part, Text, Whole
 from petiole.gateway.core.record import Record
 from petiole.gateway.openai.answers import error_body
 from petiole.gateway.openai.responses import resource
@@ -53,6 +53,8 @@ class ResponsesView:
         if isinstance(part, Text):
             self.whole.add(part)
             return [Event(f"{_TEXTS[self._kind]}.delta", None, part.text, part.tokens)]
+        if isinstance(part, Begun):
+            return []
         found = [] if self._begun else self._begin()
         match part:
             case Closed():

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from petiole.gateway.core.events import Event
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.core.parts import Closed, Ended, Opened, Part, Text, Whole
+from petiole.gateway.core.parts import Begun, Closed, Ended, Opened, Part, Text, Whole
 from petiole.gateway.core.reading import Reading
 from petiole.gateway.core.record import Record, dump, load
 from petiole.gateway.core.streams import Frame, Stream, cursor_of
-from petiole.outputs import TokenLogprobs, Usage
+from petiole.outputs import Prepared, TokenLogprobs, Usage
 from petiole.tasks.requests.results import StreamDelta
 
 RECORD = Record(id="x-1", kind="test", created=1, model="m", tasks=["t"])
@@ -177,7 +177,9 @@ def test_parts_open_and_close_and_a_failed_output_just_ends() -> None:
     begun, last = deltas("abcdef", [1])[0], deltas("", [])[0]
     failed = last.model_copy(update={"finish_reason": "error", "error": {"type": "WorkersLost"}})
     assert parts(begun, failed) == ["Opened", "Text", "Ended"]
-    assert {Opened, Text, Closed, Ended} == set(Part.__args__)
+    prepared = deltas("", [])[0].model_copy(update={"prepared": Prepared("m", "f", 3, ""), "finish_reason": None})
+    assert [*Reading("t").read(prepared)] == [Begun(3)]
+    assert {Begun, Opened, Text, Closed, Ended} == set(Part.__args__)
 
 
 def test_choices_have_numbers_of_their_own() -> None:

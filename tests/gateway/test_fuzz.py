@@ -57,9 +57,29 @@ COMPLETION: dict[str, Any] = {
     "cache_salt": "s",
     "return_token_ids": True,
 }
+MESSAGE: dict[str, Any] = {
+    "model": "petiole-tiny",
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": SECRET}]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {"a": SECRET}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": SECRET}]},
+    ],
+    "system": [{"type": "text", "text": SECRET, "cache_control": {"type": "ephemeral"}}],
+    "max_tokens": 3,
+    "temperature": 0.5,
+    "stop_sequences": ["x"],
+    "thinking": {"type": "enabled", "budget_tokens": 2},
+    "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+    "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+    "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "integer"}}},
+    "metadata": {"user_id": SECRET},
+    "stream": True,
+}
 BASES = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETION,
+    "/v1/messages": MESSAGE,
+    "/v1/messages/count_tokens": {name: MESSAGE[name] for name in ("model", "messages", "system", "tools")},
     "/tokenize": {"model": "petiole-tiny", "messages": CHAT["messages"], "return_token_strs": True},
     "/detokenize": {"model": "petiole-tiny", "tokens": [1, 2, 3]},
 }
@@ -118,7 +138,8 @@ def test_fuzzed_requests_have_answers_and_leave_the_gateway_whole(gateway: Gatew
             assert answer.status_code < 500, (answer.text, body)
             statuses.add(answer.status_code)
             if answer.status_code >= 400:
-                assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+                more = set() if path.startswith("/v1/messages") else {"param", "code"}
+                assert answer.json()["error"].keys() == {"message", "type", *more}
             if number % 50 == 0:
                 good = {"model": "petiole-tiny", "prompt": "Count from 1 to 5.", "temperature": 0}
                 whole = http.post("/v1/completions", json=good).json()

@@ -1,0 +1,68 @@
+"""The handlers of Anthropic's paths. They hold nothing but rooms together, as OpenAI's do."""
+
+from __future__ import annotations
+
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Scope
+
+from petiole.gateway.anthropic import blocks, models, view
+from petiole.gateway.anthropic.answers import error_event, spoken
+from petiole.gateway.anthropic.request import KIND, NAMES, PREFIX, CountTokens, CreateMessage
+from petiole.gateway.anthropic.view import MessagesView
+from petiole.gateway.core.failures import Failure
+from petiole.gateway.serving import bodies
+from petiole.gateway.serving.answering import Kind, checked, fetched, json_answer, new_id
+from petiole.gateway.serving.catalogue import catalogue
+from petiole.gateway.serving.counting import count
+from petiole.gateway.serving.sse import unless_gone
+
+MESSAGE = Kind(KIND, PREFIX, MessagesView, view.whole, error_event)
+
+
+async def create(request: Request) -> Response:
+    asked = await bodies.read(request, CreateMessage)
+    found = await catalogue().find(asked.model)
+    pictures = await fetched(blocks.to_fetch(asked.messages))
+    plan = checked(lambda: asked.plan(new_id(PREFIX), int(time.time()), found, pictures), NAMES)
+    return await MESSAGE.create(request, plan, asked.stream)
+
+
+async def count_tokens(request: Request) -> Response:
+    asked = await bodies.read(request, CountTokens)
+    found = await catalogue().find(asked.model)
+    pictures = await fetched(blocks.to_fetch(asked.messages))
+    counted = await unless_gone(request, count(found, NAMES, **checked(lambda: asked.options(pictures), NAMES)))
+    return json_answer({"input_tokens": counted["counts"][0]})
+
+
+async def list_models(_: Request) -> Response:
+    return json_answer(models.page(models.listed(await catalogue().shown())))
+
+
+async def get_model(request: Request) -> Response:
+    name = request.path_params["id"]
+    for info in models.listed(await catalogue().shown()):
+        if info["id"] == name:
+            return json_answer(info)
+    raise Failure(404, f"model: no worker has served {name[:256]!r}", code="model_not_found", param="model")
+
+
+class _Spoken(Route):
+    """A path that other interfaces have, too: this one answers only Anthropic's clients."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        return super().matches(scope) if scope["type"] == "http" and spoken(scope) else (Match.NONE, {})
+
+
+def routes() -> list[BaseRoute]:
+    """Below /v1, before those of other interfaces."""
+    return [
+        Route("/messages/count_tokens", count_tokens, methods=["POST"]),
+        *MESSAGE.routes("/messages", create),
+        _Spoken("/models", list_models, methods=["GET"]),
+        _Spoken("/models/{id:path}", get_model, methods=["GET"]),
+    ]
