@@ -73,6 +73,8 @@ def test_nobody_gets_in_without_a_known_key(http: httpx2.Client, keyed: Gateway)
     for headers in (bearer("ptl-wrong"), {"x-api-key": "x"}, {"authorization": b"Bearer \xff\xe9"}):
         refused = http.get("/v1/models", headers=headers)
         assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+    told = http.post("/v1/messages").json()
+    assert (told["type"], told["error"]["type"]) == ("error", "authentication_error")
     assert http.get("/health").status_code == http.get("/metrics").status_code == 200
     for headers in (bearer(ACME), {"x-api-key": ACME}, {"authorization": f"bearer {ACME}"}):
         assert http.get("/v1/models", headers=headers).status_code == 200
