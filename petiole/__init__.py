@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from petiole.tasks import (
         SSE_HEADERS,
         AsyncGeneration,
+        BatchError,
         ChatCall,
         ChatOptions,
         ChatRequest,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
         aend,
         asse,
         astream,
+        batch,
         cancel,
         caption,
         celery_app,
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SSE_HEADERS",
     "AsyncGeneration",
+    "BatchError",
     "ChatCall",
     "ChatOptions",
     "ChatRequest",
@@ -98,6 +101,7 @@ __all__ = [
     "app",
     "asse",
     "astream",
+    "batch",
     "cancel",
     "caption",
     "celery_app",

@@ -36,6 +36,7 @@ from petiole import _alias, _lazy
 if TYPE_CHECKING:
     from petiole.tasks.app.application import app as celery_app
     from petiole.tasks.errors import (
+        BatchError,
         InvalidRequest,
         NoWorker,
         StreamError,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from petiole.tasks.requests.types import ChatCall, ChatOptions, GenerateCall, GenerateOptions, GenerationDict
     from petiole.tasks.streams.definitions import SSE_HEADERS, aend, asse, astream, end, sse, stream
     from petiole.tasks.streams.readers import AsyncGeneration
+    from petiole.tasks.submission.batches.definitions import batch
     from petiole.tasks.submission.definitions import (
         caption,
         chat,
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SSE_HEADERS",
     "AsyncGeneration",
+    "BatchError",
     "ChatCall",
     "ChatOptions",
     "ChatRequest",
@@ -92,6 +95,7 @@ __all__ = [
     "aend",
     "asse",
     "astream",
+    "batch",
     "cancel",
     "caption",
     "celery_app",
@@ -119,6 +123,8 @@ _HOMES = {
     "Unavailable": "petiole.tasks.errors:Unavailable",
     "Unconfirmed": "petiole.tasks.errors:Unconfirmed",
     "acancel": "petiole.tasks.fleet.control:acancel",
+    "batch": "petiole.tasks.submission.batches.definitions:batch",
+    "BatchError": "petiole.tasks.errors:BatchError",
     "UnknownTask": "petiole.tasks.errors:UnknownTask",
     "cancel": "petiole.tasks.fleet.control:cancel",
     "ChatRequest": "petiole.tasks.requests.schemas:ChatRequest",

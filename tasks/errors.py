@@ -121,6 +121,10 @@ class NoWorker(PetioleError, RuntimeError):  # noqa: N818
         return f"require_worker: a worker must have been seen within {self.limit_s:g} s, but {self.missing}"
 
 
+class BatchError(PetioleError, RuntimeError):
+    """A batch cannot go on: its output cannot be written, or is of another batch."""
+
+
 class StreamError(PetioleError):
     """The stream cannot be read any further. The task may have any state."""
 

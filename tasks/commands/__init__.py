@@ -6,6 +6,7 @@ status        `petiole status`: workers (STATUS_COLUMNS, _status_row) and queues
 models        `petiole models`: the models of the last days, and their names
 usage         `petiole usage`: what each tenant has used
 steering      `petiole pause`, `resume`, `reload` and `drain`
+batch         `petiole batch`: the rows of a file through the fleet
 conversation  `petiole chat`: a conversation in the terminal
 demo          `petiole demo`: an embedded Redis, a worker and eight streams
 terminal      tables, live views and errors, with or without rich

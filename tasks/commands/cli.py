@@ -18,7 +18,7 @@ from kombu.exceptions import OperationalError
 
 import petiole
 from petiole.tasks import settings, worker_side
-from petiole.tasks.commands import conversation, keys, models, status, steering, usage
+from petiole.tasks.commands import batch, conversation, keys, models, status, steering, usage
 from petiole.tasks.commands.terminal import error_text, print_table
 from petiole.tasks.errors import InvalidSettings, PetioleError
 from petiole.tasks.fleet import control, reports
@@ -92,6 +92,7 @@ def parser() -> argparse.ArgumentParser:
     conversation.add_options(
         command("chat", conversation.run, "a conversation in the terminal, through the queue")
     )
+    batch.add_options(command("batch", batch.run, "the rows of a file through the fleet, each exactly once"))
     cancel = command("cancel", cancel_tasks, "cancel tasks, wherever they are")
     cancel.add_argument("task_id", nargs="+")
     for name, run, what in (

@@ -2,6 +2,7 @@
 
 Each line may import what stands below it.
 
+batches/     `batch`: many rows as many tasks, each exactly once
 definitions  `generate`, `chat`, `query` and the others themselves; cheap to import
 typed        the options of each task, for type checkers: written by `python -m docs.render`
 many         `embed.many`: any number of texts, as tasks of some texts each

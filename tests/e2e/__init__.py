@@ -5,6 +5,7 @@ What users ask for:
     test_celery_features     everything that a Celery user expects of a task
     test_asyncio             the same for asyncio programs
     test_chat_command        `petiole chat`
+    test_batch               `petiole batch`: killed clients and workers, a full disk, bad rows
     test_two_apps            chains and chords of a team's own app and Petiole's
     test_one_process         the same with threads, greenlets and forks, and each version of Celery
     test_foreign_tasks       tasks of the same app that are no generations

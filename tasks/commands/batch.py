@@ -1,0 +1,176 @@
+"""`petiole batch`: the rows of a file through the fleet, with a bar, until all have ended or Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from petiole.tasks.commands.terminal import is_rich
+from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.submission.batches import sources
+from petiole.tasks.submission.batches.batch import Batch, Progress
+from petiole.tasks.submission.batches.definitions import batch
+
+TOLD_EVERY_S = 10.0
+SHOWN_EVERY_S = 0.25
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("input", help="JSONL, CSV or Parquet; .gz, too; -: JSONL from standard input")
+    command.add_argument("-o", "--output", required=True, help="JSONL: a line for each row")
+    command.add_argument("--task", default="generate", help="of rows that name none (default: %(default)s)")
+    command.add_argument(
+        "--prompt", help="with columns in braces, such as 'Summarize: {text}'; the rows are data then"
+    )
+    command.add_argument("--system", help="with --prompt and --task chat: a system message before it")
+    command.add_argument(
+        "--column", action="append", default=[], metavar="OPTION=COLUMN", help="take an option from a column"
+    )
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="OPTION=VALUE",
+        help="an option of all rows, such as max_tokens=64: JSON, or text",
+    )
+    command.add_argument("--fields", help="parts of the results to write, with commas, such as text,usage")
+    command.add_argument("--order", choices=("input", "ended"), default="input", help="of the output's lines")
+    command.add_argument("--format", choices=sources.FORMATS, help="of the input (default: by its name)")
+    command.add_argument(
+        "--lines", choices=("auto", "requests", "openai"), default="auto", help="openai: OpenAI's batch lines"
+    )
+    command.add_argument("--queue", help="of other workers")
+    command.add_argument("--model", help="by one of its names: chooses the queue")
+    command.add_argument("--priority", type=int, help="default: the lowest")
+    command.add_argument("--retry-failed", action="store_true", help="send rows again that have failed")
+
+
+def run(options: argparse.Namespace) -> int:
+    submission = {name: getattr(options, name) for name in ("queue", "model", "priority")}
+    made = batch(
+        options.input,
+        options.output,
+        task=options.task,
+        prompt=options.prompt,
+        system=options.system,
+        columns=dict(_pair("--column", one) for one in options.column),
+        fields=options.fields and options.fields.split(","),
+        format=options.format,
+        lines=options.lines,
+        order=options.order,
+        retry_failed=options.retry_failed,
+        **{name: _value(text) for name, text in (_pair("--set", one) for one in options.set)},
+        **{name: value for name, value in submission.items() if value is not None},
+    )
+    with stopped_by_signals(made), watching(options.output) as watch:
+        progress = made.run(watch)
+    print(summary(made, options.output), file=sys.stderr)
+    if not made.complete:
+        return 130
+    return 1 if progress.failed else 0
+
+
+def _pair(option: str, text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InvalidRequest(option, "must be NAME=VALUE", text)
+    return name, value
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@contextlib.contextmanager
+def stopped_by_signals(made: Batch) -> Iterator[None]:
+    """The first Ctrl-C, or SIGTERM, stops the batch; the second one ends the process."""
+
+    def stop(number: int, _: object) -> None:
+        made.stop()
+        signal.signal(number, before[number])
+
+    before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def watching(name: str) -> Iterator[Callable[[Progress], None]]:
+    """Shows progress: a bar on a terminal, otherwise a line now and then."""
+    if not is_rich():
+        told_at = time.monotonic()
+
+        def tell(progress: Progress) -> None:
+            nonlocal told_at
+            if time.monotonic() - told_at >= TOLD_EVERY_S:
+                told_at = time.monotonic()
+                print(f"{name}: {line_of(progress)}", file=sys.stderr, flush=True)
+
+        yield tell
+        return
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
+    with Bar(*columns, TextColumn("{task.fields[said]}", markup=False), auto_refresh=False) as bar:
+        shown, shown_at = bar.add_task(name, total=None, said=""), 0.0
+
+        def show(progress: Progress) -> None:
+            nonlocal shown_at
+            if time.monotonic() - shown_at >= SHOWN_EVERY_S:
+                shown_at = time.monotonic()
+                bar.update(shown, total=progress.rows, completed=progress.ended, said=line_of(progress))
+                bar.refresh()
+
+        yield show
+
+
+def line_of(progress: Progress) -> str:
+    rows = f"{progress.ended:,}" + (f" of {progress.rows:,}" if progress.rows is not None else "")
+    parts = [f"{rows} rows", f"{progress.rows_per_s:,.1f} rows/s"]
+    if progress.remaining_s is not None:
+        parts.append(f"{_duration(progress.remaining_s)} left")
+    parts.append(f"{progress.prompt_tokens:,} + {progress.completion_tokens:,} tokens")
+    parts += [f"{progress.failed:,} failed"] if progress.failed else []
+    parts += [progress.note] if progress.note else []
+    return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def summary(made: Batch, output: str) -> str:
+    """What a run has done, in one line."""
+    progress = made.progress
+    ran = progress.ended - progress.before
+    if made.complete and not ran:
+        return f"petiole: {output} is complete: {progress.ended:,} rows, {progress.failed:,} failed"
+    rate = ran / progress.seconds if progress.seconds else 0.0
+    did = (
+        f"{ran:,} rows in {_duration(progress.seconds)} ({rate:,.1f} rows/s), {progress.failed:,} of "
+        f"{progress.ended:,} failed; tokens: {progress.prompt_tokens:,} in prompts, "
+        f"{progress.cached_prompt_tokens:,} of them cached, {progress.completion_tokens:,} made"
+    )
+    if made.complete:
+        return f"petiole: {output}: {did}"
+    return (
+        f"petiole: stopped: {did}. {progress.on_their_way:,} tasks go on in the workers. The same command finds "
+        f"their results and goes on"
+    )

@@ -1,0 +1,19 @@
+"""Many rows as many tasks: rows of a file or an iterable, results in a file, each row exactly once.
+
+    rows ─ source ─► row ─ a form ─► calls ─ exchange ─► tasks ... results ─ a form ─► a line ─ journal ─► output
+
+Only the journal, a file beside the output, says which rows have ended. A row's results are forgotten in Redis
+after its line is on disk. The ids of a row's tasks follow from batch, row and content, so a row that is sent
+twice is one task, and whoever dies at whatever instant leaves nothing that the same call cannot go on from.
+
+Each line may import what stands below it.
+
+definitions  `petiole.batch`: cheap to import
+batch        the loop: send, collect, write, forget; progress, cancel
+exchange     tasks and results in Redis, many in a round trip
+flight       which rows are on their way, how many there may be, and which are lost: no input, no output
+forms        a row's form: its tasks, and the line of its results
+template     a prompt with columns
+journal      the file beside the output
+sources      rows of JSONL, CSV and Parquet files and of iterables, read lazily
+"""

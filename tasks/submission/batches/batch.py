@@ -1,0 +1,415 @@
+"""The loop of a batch. `petiole.batch` makes it; `petiole batch` runs it.
+
+    read rows ─► send as many as the window takes ─► look for results ─► write lines ─► sync ─► forget results
+        ▲                                                                                             │
+        └─────────────────────────────────────────────────────────────────────────────────────────────┘
+
+One thread does everything, so at any instant a row is in one place: not read, on its way, or in the journal. While
+Redis is away the loop waits; a full disk ends it. Either way nothing is lost: what is not in the journal is in
+Redis, or is sent again."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from petiole.tasks.app.application import App
+from petiole.tasks.errors import BatchError, InvalidRequest
+from petiole.tasks.settings import warn_a_producer
+from petiole.tasks.submission.batches.exchange import AWAY, WRONG, Exchange
+from petiole.tasks.submission.batches.flight import Flight, Rate, Sent, window
+from petiole.tasks.submission.batches.forms import Call, Form, Line
+from petiole.tasks.submission.batches.journal import Entry, Journal, total_digest
+from petiole.tasks.submission.batches.sources import Row, Source
+
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
+AWAY_PAUSE_S = 1.0
+SYNC_S = 1.0
+LOOK_S = 2.0
+SUSPECT_S = 10.0
+SENT_TOGETHER = 256
+
+
+@dataclass
+class Progress:
+    """How far a batch is. `rows`: how many there are, if that is known. `ended`: with those of earlier runs, and
+    `before`: those alone. `note`: why nothing goes on."""
+
+    rows: int | None = None
+    ended: int = 0
+    failed: int = 0
+    before: int = 0
+    on_their_way: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    completion_tokens: int = 0
+    rows_per_s: float = 0.0
+    seconds: float = 0.0
+    note: str = ""
+
+    @property
+    def remaining_s(self) -> float | None:
+        if self.rows is None or not self.rows_per_s:
+            return None
+        return max(self.rows - self.ended, 0) / self.rows_per_s
+
+
+class RowResult(NamedTuple):
+    """How a row has ended. `line`: as in the output."""
+
+    row: int
+    good: bool
+    line: Mapping[str, Any]
+
+
+@dataclass
+class Batch:
+    """Rows on their way through the fleet. Iterating runs it, and yields results as rows end; `run` runs it to its
+    end. `stop` and `cancel` may be called from any thread."""
+
+    app: App
+    source: Source
+    form: Form
+    output: Path | None = None
+    submission: Mapping[str, Any] = field(default_factory=dict)
+    in_order: bool = True
+    again: bool = False
+    progress: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        self.exchange = Exchange(self.app, self.submission.get("queue"), self.submission.get("model"))
+        self.submission = {"priority": self.exchange.lowest_priority, **self.submission}
+        self.journal: Journal | None = None
+        self._stopping = threading.Event()
+        self._cancelling = False
+        self._flight = Flight()
+        self._retry: deque[Sent] = deque()
+        self._written: list[Sent] = []
+        self._kept: list[str] = []
+        self._results: list[RowResult] = []
+        self._exhausted = False
+        self._seen = 0
+        self._places: int | None = None
+        self._sent_before = self._most_sent = 0
+        self._id = os.urandom(6).hex()
+
+    # ------------------------------------------------------------ for callers
+
+    def run(self, watch: Callable[[Progress], None] | None = None) -> Progress:
+        """Run to the end, or until somebody stops it. `watch` is called a few times a second. Raises
+        `BatchError`, and `InvalidRequest` for an option of the whole batch."""
+        for _ in self._run(watch):
+            pass
+        return self.progress
+
+    def __iter__(self) -> Iterator[RowResult]:
+        return self._run(None)
+
+    def stop(self) -> None:
+        """Send nothing more, write what has come, and end. The rows on their way go on in the workers, and the
+        same batch finds their results later."""
+        self._stopping.set()
+
+    def cancel(self) -> None:
+        """`stop`, and cancel the rows on their way."""
+        self._cancelling = True
+        self._stopping.set()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every row has ended."""
+        return self._exhausted and not self._flight.rows and not self._retry
+
+    # ------------------------------------------------------------ the loop
+
+    def _run(self, watch: Callable[[Progress], None] | None) -> Iterator[RowResult]:
+        warn_a_producer()
+        began_at = time.monotonic()
+        self._rate = Rate(began_at)
+        self._looked_at = self._suspected_at = self._synced_at = float("-inf")
+        self.progress.rows = self.source.total
+        try:
+            self._open()
+            if self.journal is not None and self.journal.complete is not None:
+                self._verify(self.journal.complete)
+                return
+            self._rows = iter(self.source)
+            while True:
+                now = time.monotonic()
+                ended = self._turn(now)
+                yield from self._taken()
+                self._show(now, now - began_at)
+                if watch is not None:
+                    watch(self.progress)
+                if self.complete or self._stopping.is_set():
+                    break
+                self._pause(ended)
+            self._finish()
+            self._show(now, time.monotonic() - began_at)
+            yield from self._taken()
+        finally:
+            if self.journal is not None:
+                self.journal.close()
+
+    def _open(self) -> None:
+        if self.output is None:
+            return
+        self.journal = journal = Journal(self.output, self.form.about(), self._id)
+        self._id = journal.batch
+        if self.again and journal.complete is None:
+            journal.forget_failures()
+        self._sent_before = self._most_sent = int(journal.facts.get("sent", 0))
+        self.progress.before = self.progress.ended = journal.count
+        self.progress.failed = journal.failed
+
+    def _turn(self, now: float) -> int:
+        """One turn of the loop. Returns how many rows have ended in it."""
+        before = self.progress.ended
+        try:
+            self._look(now)
+            self._collect()
+            if not self._stopping.is_set():
+                self._send(now)
+            self._forget(now)
+            self._suspect(now)
+        except AWAY as error:
+            self.progress.note = f"waiting: {error}"
+            self._stopping.wait(AWAY_PAUSE_S)
+        ended = self.progress.ended - before
+        self._rate.add(now, ended)
+        return ended
+
+    def _pause(self, ended: int) -> None:
+        """Wait until about a tenth of what is on its way has ended."""
+        rate = self._rate.at(time.monotonic())
+        pause_s = 0.1 * len(self._flight) / rate if rate else SHORTEST_PAUSE_S
+        self._stopping.wait(min(max(pause_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S))
+
+    def _look(self, now: float) -> None:
+        if now - self._looked_at < LOOK_S:
+            return
+        self._looked_at = now
+        self._places, fault = self.exchange.fleet()
+        self.progress.note = fault or ""
+
+    def _show(self, now: float, seconds: float) -> None:
+        shown = self.progress
+        shown.on_their_way, shown.seconds = len(self._flight), seconds
+        shown.rows_per_s = self._rate.at(now)
+
+    def _taken(self) -> Iterator[RowResult]:
+        results, self._results = self._results, []
+        yield from results
+
+    # ------------------------------------------------------------ there
+
+    def _send(self, now: float) -> None:
+        limit = window(self._places, self._rate.at(now))
+        while self._flight.takes(limit) and not self._stopping.is_set():
+            group = list(self._next(limit))
+            if not group:
+                return
+            self._known(group)
+            self._dispatch([sent for sent in group if sent.row.number in self._flight.rows])
+            if self._retry:
+                return
+
+    def _next(self, limit: int) -> Iterator[Sent]:
+        """The next rows to send, which are on their way from now on. A row that becomes no task ends at once."""
+        refused: list[tuple[Row, Line]] = []
+        count = 0
+        while count < SENT_TOGETHER and self._flight.takes(limit):
+            if self._retry:
+                sent = self._retry.popleft()
+            elif (row := self._read()) is not None:
+                try:
+                    calls = self.form.calls(row)
+                    calls = [self._submittable(call) for call in calls]
+                except InvalidRequest as error:
+                    refused.append((row, self.form.refusal(row, error)))
+                    if len(refused) >= SENT_TOGETHER:
+                        break
+                    continue
+                name = f"b-{self._id}-{self._round}-{row.number}-{row.digest:016x}"
+                ids = [name] if len(calls) == 1 else [f"{name}-{k}" for k in range(len(calls))]
+                sent = Sent(row, calls, ids, again=row.number < self._sent_before)
+            else:
+                break
+            self._flight.add(sent)
+            count += 1
+            yield sent
+        self._end(refused)
+
+    @property
+    def _round(self) -> int:
+        return 1 if self.journal is None else self.journal.round
+
+    def _read(self) -> Row | None:
+        """The next row that has not ended."""
+        for row in self._rows:
+            self._seen = row.number + 1
+            ended = 0 if self.journal is None else self.journal.digest_of(row.number)
+            if not ended:
+                return row
+            if ended != row.digest:
+                raise BatchError(
+                    f"{self.source.name}: row {row.number} has changed since its result was written: choose "
+                    f"another output, or remove {self.journal and self.journal.path}"
+                )
+        self._exhausted = True
+        return None
+
+    def _known(self, group: list[Sent]) -> None:
+        """End those rows that an earlier run has sent, and that have ended meanwhile."""
+        ids = [task_id for sent in group if sent.again for task_id in sent.ids if task_id in self._flight.of]
+        if ids:
+            self._arrived(self.exchange.outcomes(ids, self.form.reads_streams))
+
+    def _dispatch(self, group: list[Sent]) -> None:
+        if not group:
+            return
+        if self.journal is not None:
+            most = 1 + max(sent.row.number for sent in group)
+            if most > self._most_sent:
+                self.journal.sent(most)
+                self._most_sent = most
+        refused: list[tuple[Row, Line]] = []
+        for sent in group:
+            sent.sent_at = time.monotonic()
+        for sent, error in self.exchange.send(group):
+            if error is None:
+                continue
+            self._flight.drop(sent)
+            if isinstance(error, WRONG) and not isinstance(error, AWAY):
+                self._check_ours(error)
+                refused.append((sent.row, self.form.refusal(sent.row, error)))
+            else:
+                self.progress.note = f"waiting: {error}"
+                sent.again = True
+                self._retry.append(sent)
+        self._end(refused)
+        if self._retry:
+            self._stopping.wait(AWAY_PAUSE_S)
+
+    def _submittable(self, call: Call) -> Call:
+        """With the options of all submissions of this batch. Raises `InvalidRequest`."""
+        self.exchange.task(call.task)
+        return call._replace(options={**call.options, **self.submission})
+
+    def _check_ours(self, error: Exception) -> None:
+        """Raises an error that every row would have: that of an option of the batch."""
+        if isinstance(error, InvalidRequest) and error.field.partition(".")[0] in self.submission:
+            raise error
+
+    # ------------------------------------------------------------ back
+
+    def _collect(self) -> None:
+        if ids := list(self._flight.of):
+            self._arrived(self.exchange.outcomes(ids, self.form.reads_streams))
+
+    def _arrived(self, outcomes: Mapping[str, Any]) -> None:
+        ended = [sent for task_id, outcome in outcomes.items() if (sent := self._flight.end(task_id, outcome))]
+        lines = []
+        for sent in ended:
+            inputs = [sent.outcomes[task_id] for task_id in sent.ids]
+            for outcome in inputs:
+                self.progress.prompt_tokens += outcome.usage.get("prompt_tokens", 0)
+                self.progress.cached_prompt_tokens += outcome.usage.get("cached_prompt_tokens", 0)
+                self.progress.completion_tokens += outcome.usage.get("completion_tokens", 0)
+            lines.append((sent.row, self.form.line(sent.row, inputs)))
+        self._end(lines)
+        self._written += ended
+
+    def _end(self, rows: list[tuple[Row, Line]]) -> None:
+        """Rows have ended: write their lines."""
+        if not rows:
+            return
+        if self.journal is not None:
+            self.journal.append(
+                Entry(
+                    row.number,
+                    row.digest,
+                    line.good,
+                    json.dumps(line.value, ensure_ascii=False).encode(errors="replace"),
+                )
+                for row, line in rows
+            )
+        self._results += [RowResult(row.number, line.good, line.value) for row, line in rows]
+        self.progress.ended += len(rows)
+        self.progress.failed += sum(not line.good for _, line in rows)
+
+    def _forget(self, now: float, all: bool = False) -> None:
+        """Forget the results of what is on disk. Those of rows that were sent more than once stay to the end: a
+        second message must find that its task is completed."""
+        if not self._written or (now - self._synced_at < SYNC_S and not all):
+            return
+        if self.journal is not None:
+            self.journal.sync()
+        self._synced_at = now
+        forgotten = [task_id for sent in self._written if not sent.again for task_id in sent.ids]
+        self._kept += [task_id for sent in self._written if sent.again for task_id in sent.ids]
+        self.exchange.forget(forgotten)
+        self._written = []
+
+    def _suspect(self, now: float) -> None:
+        """Send again what is lost."""
+        if now - self._suspected_at < SUSPECT_S or self._retry:
+            return
+        self._suspected_at = now
+        doubtful = list(self._flight.doubtful(now, queue_is_empty=True))
+        if not doubtful:
+            return
+        if self.exchange.waiting():
+            doubtful = list(self._flight.doubtful(now, queue_is_empty=False))
+        begun = self.exchange.begun(doubtful)
+        ended = self.exchange.outcomes(doubtful, False).keys()
+        lost = [task_id for task_id in doubtful if task_id not in begun and task_id not in ended]
+        self._flight.resent(lost, now)
+        rows = {sent.row.number: sent for sent in map(self._flight.of.__getitem__, lost)}
+        self._dispatch(list(rows.values()))
+
+    # ------------------------------------------------------------ the end
+
+    def _finish(self) -> None:
+        if self._cancelling and (ids := list(self._flight.of)):
+            self.exchange.cancel(ids)
+            if self.journal is not None:
+                self.journal.note(round=self.journal.round + 1)
+        try:
+            self._forget(time.monotonic(), all=True)
+            if self.complete:
+                self.exchange.forget(self._kept)
+        except AWAY as error:
+            self.progress.note = f"results stay in Redis until they expire: {error}"
+        if self.journal is not None and self.complete:
+            if self._seen < len(self.journal.ended):
+                raise BatchError(
+                    f"{self.source.name} has {self._seen} rows, and {self.journal.path} has more results"
+                )
+            self.journal.join(self.in_order)
+
+    def _verify(self, complete: Mapping[str, Any]) -> None:
+        """The output is there: see whether it is that of these rows."""
+        assert self.journal is not None
+        assert self.output is not None
+        digests = array("Q", (row.digest for row in self.source))
+        if (
+            not self.output.exists()
+            or len(digests) != complete["rows"]
+            or total_digest(digests) != complete["digest"]
+        ):
+            raise BatchError(
+                f"{self.output} is of other rows than {self.source.name}: choose another output, or remove it and "
+                f"{self.journal.path.name}"
+            )
+        self._exhausted = True
+        self.progress.rows = self.progress.ended = self.progress.before = complete["rows"]
+        self.progress.failed = complete["failed"]

@@ -1,0 +1,89 @@
+"""`petiole.batch`. Importing it imports nothing else of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from petiole import _lazy
+from petiole.tasks.app.application import app as celery_app
+
+if TYPE_CHECKING:
+    from petiole.tasks.submission.batches import batch as loop
+    from petiole.tasks.submission.batches import forms, sources
+    from petiole.tasks.submission.batches.batch import Batch
+else:
+    loop = _lazy.module("petiole.tasks.submission.batches.batch")
+    forms = _lazy.module("petiole.tasks.submission.batches.forms")
+    sources = _lazy.module("petiole.tasks.submission.batches.sources")
+
+ALLOWED = frozenset({"queue", "model", "priority", "headers", "time_limit", "soft_time_limit", "confirm"})
+"""The options of a submission that a batch takes."""
+
+
+def batch(
+    rows: str | Path | Iterable[Mapping[str, Any] | str],
+    output: str | Path | None = None,
+    *,
+    task: str = "generate",
+    prompt: str | None = None,
+    system: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    fields: Sequence[str] | None = None,
+    format: Literal["jsonl", "csv", "parquet"] | None = None,
+    lines: Literal["auto", "requests", "openai"] = "auto",
+    order: Literal["input", "ended"] = "input",
+    retry_failed: bool = False,
+    app: Any = celery_app,
+    **options: Any,
+) -> Batch:
+    """Many rows as tasks of the lowest priority, each exactly once. `run()` runs the batch; iterating yields
+    results as rows end.
+
+        petiole.batch("in.jsonl", "out.jsonl", max_tokens=64).run()
+        for result in petiole.batch(rows, prompt="Summarize: {text}"):
+            print(result.row, result.line)
+
+    rows        the path of a JSONL, CSV or Parquet file, or an iterable of objects; read as they are sent
+    output      a path. Its journal beside it says which rows have ended, so the same call goes on where a killed
+                process stopped. Without `output` the results are in this process alone
+    task        of rows that name none
+    options     of all rows; a row's own win. Of a submission's a batch takes those that `ALLOWED` names
+    prompt      rows are data, and this is the prompt, with columns in braces. `system`: for `chat`, a message
+                before it. `columns`: by option, the column that it is taken from
+    fields      the parts of a result that lines have
+    lines       `openai` for OpenAI's batch lines; `auto` looks at the first row
+    order       of the output's lines
+    retry_failed  send rows again that failed in an earlier run
+
+    Raises `InvalidRequest`, and `BatchError` where an output is of another batch. See docs/batch.md."""
+    from petiole.tasks.errors import InvalidRequest
+    from petiole.tasks.submission.parsing import apart
+
+    request, submission = apart(options)
+    for name in sorted(submission.keys() - ALLOWED):
+        raise InvalidRequest(
+            name, f"is not for a batch, which takes {', '.join(sorted(ALLOWED))}", submission[name]
+        )
+    for name, given, known in (
+        ("order", order, ("input", "ended")),
+        ("lines", lines, ("auto", "requests", "openai")),
+    ):
+        if given not in known:
+            raise InvalidRequest(name, f"must be one of {', '.join(known)}", given)
+    source = sources.source_of(rows, format)
+    plain = prompt is None and not columns
+    if lines == "openai" or (lines == "auto" and plain and (row := source.peek()) and forms.is_openai_line(row)):
+        form = forms.openai_lines(app=app, options=request)
+    else:
+        form = forms.Requests(task, request, prompt, columns or {}, system, fields)
+    return loop.Batch(
+        app,
+        source,
+        form,
+        None if output is None else Path(output),
+        submission,
+        in_order=order == "input",
+        again=retry_failed,
+    )

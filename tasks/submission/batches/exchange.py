@@ -1,0 +1,202 @@
+"""A batch's tasks and results in Redis, many in a round trip.
+
+Every function raises one of `AWAY` while a server is away."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import redis
+from celery import states
+from celery.backends.base import KeyValueStoreBackend
+from celery.exceptions import BackendError, TaskRevokedError
+from kombu.exceptions import OperationalError
+
+from petiole.tasks import errors
+from petiole.tasks.app.application import App
+from petiole.tasks.errors import InvalidRequest, Unconfirmed
+from petiole.tasks.fleet import control, models, queues, reports
+from petiole.tasks.fleet.serving import lack, pause
+from petiole.tasks.keys import stream_keys
+from petiole.tasks.servers import connections
+from petiole.tasks.submission.batches.flight import Sent
+from petiole.tasks.submission.batches.forms import Outcome
+from petiole.tasks.submission.bundles import Bundles
+from petiole.tasks.submission.task import SubmittedTask
+from petiole.tasks.urls import RABBITMQ, scheme
+
+logger = logging.getLogger(__name__)
+
+AWAY = (*connections.LOST, OperationalError, BackendError)
+WRONG = (InvalidRequest, ValueError, TypeError, RecursionError)
+"""Errors of one row's options."""
+STREAM_TTL_S = 60
+"""Of a row's stream, which nobody follows."""
+_A_CALL = 500
+
+
+class Fleet(NamedTuple):
+    """The workers of a queue. `places`: of the live ones; None: unknown. `fault`: why nothing goes on."""
+
+    places: int | None = None
+    fault: str | None = None
+
+
+class Exchange:
+    def __init__(self, app: App, queue: str | None = None, model: str | None = None) -> None:
+        """`queue`, `model`: as among the options of a submission."""
+        self.app, self._queue, self._model = app, queue, model
+        self._deletes_streams = True
+
+    @property
+    def queue(self) -> str:
+        """Where the tasks go. May read Redis. Raises `InvalidRequest` for a model that nobody serves."""
+        own = str(self.app.conf.task_default_queue)
+        if self._model is None:
+            return self._queue or own
+        return models.directory.find(self._model, own, self._queue).queue
+
+    @property
+    def lowest_priority(self) -> int:
+        """On Redis 9; on RabbitMQ, where the highest number is served first, 0."""
+        return 0 if scheme(self.app.conf.broker_url) in RABBITMQ else 9
+
+    def task(self, name: str) -> SubmittedTask:
+        """Raises `InvalidRequest`."""
+        found = self.app.tasks.get(name)
+        if not isinstance(found, SubmittedTask):
+            known = sorted(
+                one.removeprefix("tasks.")
+                for one, task in self.app.tasks.items()
+                if isinstance(task, SubmittedTask)
+            )
+            raise InvalidRequest("task", f"must be one of {', '.join(known)}", name)
+        return found
+
+    # ------------------------------------------------------------ there
+
+    def send(self, rows: Iterable[Sent]) -> Iterator[tuple[Sent, Exception | None]]:
+        """Send the tasks of these rows. Yields each row with the error that has prevented it."""
+        bundles, kept = Bundles(), []
+        refused: list[tuple[Sent, Exception]] = []
+        for sent in rows:
+            before = len(bundles.kept)
+            try:
+                for call, task_id in zip(sent.calls, sent.ids, strict=True):
+                    options = (
+                        {"stream_ttl_s": STREAM_TTL_S, **call.options}
+                        if self._streams(call.task)
+                        else call.options
+                    )
+                    self.task(call.task)._submit((), {**options, "task_id": task_id}, bundles)
+            except (*AWAY, *WRONG) as error:
+                refused.append((sent, error))  # its other tasks are sent nevertheless: they are known
+            else:
+                kept.append((sent, bundles.kept[before:]))
+        bundles.send()
+        yield from refused
+        for sent, messages in kept:
+            failed = (one.error for one in messages if not isinstance(one.error, Unconfirmed))
+            yield sent, next(filter(None, failed), None)
+
+    @staticmethod
+    def _streams(task: str) -> bool:
+        return task != "tasks.count"
+
+    # ------------------------------------------------------------ back
+
+    def outcomes(self, task_ids: Sequence[str], with_streams: bool) -> dict[str, Outcome]:
+        """How those of the tasks have ended that have ended."""
+        ended: dict[str, Outcome] = {}
+        for task_id, meta in self._metas(task_ids):
+            if meta["status"] == states.SUCCESS:
+                ended[task_id] = Outcome(result=meta["result"] if isinstance(meta["result"], dict) else {})
+            elif meta["status"] in states.READY_STATES:
+                ended[task_id] = Outcome(error=self._error(meta))
+        if with_streams and ended:
+            ids = list(ended)
+            commands: list[tuple[Any, ...]] = []
+            for keys in map(stream_keys, ids):
+                commands += [("LRANGE", keys.log, 0, -1), ("HGETALL", keys.state)]
+            answers = connections.perform(commands)
+            for task_id, log, state in zip(ids, answers[::2], answers[1::2], strict=True):
+                ended[task_id] = ended[task_id]._replace(log=log, prepared=state.get(b"prepared"))
+        return ended
+
+    def _metas(self, task_ids: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        backend = self.app.backend
+        if not isinstance(backend, KeyValueStoreBackend):
+            for task_id in task_ids:
+                yield task_id, backend.get_task_meta(task_id, cache=False)
+            return
+        for some in pages(task_ids):
+            found = backend.mget([backend.get_key_for_task(task_id) for task_id in some])
+            for task_id, raw in zip(some, found, strict=True):
+                if raw:
+                    yield task_id, {"result": None, **backend.decode_result(raw)}
+
+    def _error(self, meta: dict[str, Any]) -> dict[str, Any]:
+        error = self.app.backend.exception_to_python(meta["result"]) if meta["result"] is not None else None
+        if not isinstance(error, BaseException):
+            error = (
+                TaskRevokedError(str(error or "revoked")) if meta["status"] == states.REVOKED else Exception(error)
+            )
+        return errors.describe(error)
+
+    def forget(self, task_ids: Sequence[str]) -> None:
+        """Remove the results and, where this user may, the streams. Streams that stay expire soon."""
+        backend = self.app.backend
+        for some in pages(task_ids):
+            if isinstance(backend, KeyValueStoreBackend) and hasattr(backend, "client"):
+                backend.client.delete(*map(backend.get_key_for_task, some))
+            else:
+                for task_id in some:
+                    backend.forget(task_id)
+            if self._deletes_streams:
+                try:
+                    connections.perform([("DEL", keys.log, keys.state) for keys in map(stream_keys, some)])
+                except redis.exceptions.NoPermissionError:
+                    self._deletes_streams = False
+
+    # ------------------------------------------------------------ what goes on
+
+    def begun(self, task_ids: Sequence[str]) -> set[str]:
+        """Those of the tasks that a worker has begun."""
+        found: set[str] = set()
+        for some in pages(task_ids):
+            answers = connections.perform(
+                [("HGETALL", stream_keys(task_id).state) for task_id in some], raises=False
+            )
+            found |= {
+                task_id
+                for task_id, state in zip(some, answers, strict=True)
+                if isinstance(state, dict) and state.keys() - {b"submitted", b"cancel"}
+            }
+        return found
+
+    def waiting(self) -> int:
+        """The messages that wait in the queue."""
+        mine = self.queue
+        return sum(n for (name, _), n in queues.queue_lengths(self.app, [mine]).items() if name == mine)
+
+    def fleet(self) -> Fleet:
+        try:
+            known = reports.workers()
+        except redis.exceptions.NoPermissionError:
+            return Fleet()
+        mine = self.queue
+        live = [one for one in known if not one.lost and mine in one.queues]
+        fault = lack(known, mine) or pause(known, mine)
+        return Fleet(sum(one.slots for one in live) or None, fault)
+
+    def cancel(self, task_ids: Sequence[str]) -> None:
+        if task_ids:
+            control.flag_cancel(*task_ids)
+            self.app.control.revoke(list(task_ids), terminate=True)
+
+
+def pages(task_ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(task_ids), _A_CALL):
+        yield task_ids[start : start + _A_CALL]

@@ -1,0 +1,180 @@
+"""A form says which tasks a row becomes, and what line their results make.
+
+`Requests` is Petiole's own: a row is the options of one task of any name, or columns for a prompt. OpenAI's batch
+lines are a form of the gateway's, which stands above this room: a string names it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol
+
+from petiole.tasks import errors
+from petiole.tasks.errors import InvalidRequest, PetioleError
+from petiole.tasks.requests.celery_options import SUBMISSION
+from petiole.tasks.requests.kinds import CONTINUED
+from petiole.tasks.requests.names import CHAT
+from petiole.tasks.submission.batches.sources import Row
+from petiole.tasks.submission.batches.template import Template
+
+OPENAI = "petiole.gateway.openai.batch_lines"
+NOT_SHOWN = ("attempt", "timing", "token_ids")
+"""Fields of results that lines have only where they are asked for: two runs do not agree in them, or they double
+the size."""
+
+
+class Call(NamedTuple):
+    """A task to submit, by its name in messages. `options`: its own, and those of its submission."""
+
+    task: str
+    options: Mapping[str, Any]
+
+
+class Outcome(NamedTuple):
+    """How a task has ended: with a result, or with an error as `errors.describe` gives it. `log` and `prepared`:
+    of its stream, for a form that asks for them."""
+
+    result: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+    log: Sequence[bytes] = ()
+    prepared: bytes | None = None
+
+    @property
+    def usage(self) -> Mapping[str, int]:
+        return (self.result or {}).get("usage") or {}
+
+
+class Line(NamedTuple):
+    """What a row becomes. `value`: one JSON object."""
+
+    good: bool
+    value: dict[str, Any]
+
+
+class Form(Protocol):
+    """`reads_streams`: its lines need log and `prepared` of each task."""
+
+    reads_streams: bool
+
+    def about(self) -> dict[str, Any]:
+        """What this form does with its rows, as JSON: two batches that differ in it are two."""
+
+    def calls(self, row: Row) -> Sequence[Call]:
+        """Raises `InvalidRequest`."""
+
+    def line(self, row: Row, outcomes: Sequence[Outcome]) -> Line: ...
+
+    def refusal(self, row: Row, error: Exception) -> Line:
+        """The line of a row that has become no task."""
+
+
+@dataclass
+class Requests:
+    """Rows are requests. `task`: of rows that name none. `options`: of all rows; a row's own win. `prompt`: with
+    columns in braces; the row is data then, and has no options of its own but those that `columns` names, by
+    option. `fields`: the parts of a result that lines have; None: all but `NOT_SHOWN`."""
+
+    task: str = "generate"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    prompt: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    system: str | None = None
+    fields: Sequence[str] | None = None
+    reads_streams = False
+
+    def __post_init__(self) -> None:
+        self._template = None if self.prompt is None else Template(self.prompt)
+        if self._template is not None:
+            self._subject(self.task, "")
+
+    def about(self) -> dict[str, Any]:
+        said = {
+            "task": self.task,
+            "options": dict(self.options),
+            "prompt": self.prompt,
+            "columns": dict(self.columns),
+            "system": self.system,
+            "fields": self.fields and list(self.fields),
+        }
+        about: dict[str, Any] = json.loads(json.dumps(said, default=str))
+        return about
+
+    def calls(self, row: Row) -> Sequence[Call]:
+        value = row.value()
+        if self._template is not None or self.columns:
+            given = {option: _column(value, name) for option, name in self.columns.items()}
+            subject = {} if self._template is None else self._subject(self.task, self._template.fill(value))
+            return [Call(named(self.task), {**self.options, **given, **subject})]
+        task = value.get("task", self.task)
+        if not isinstance(task, str):
+            raise InvalidRequest("task", "must be a task's name", errors.shorten(task))
+        own = {name: value[name] for name in value if name not in ("id", "task")}
+        if submission := sorted(own.keys() & SUBMISSION):
+            raise InvalidRequest(
+                submission[0], "is of the batch, not of a row", errors.shorten(own[submission[0]])
+            )
+        return [Call(named(task), {**self.options, **own})]
+
+    def _subject(self, task: str, text: str) -> dict[str, Any]:
+        if named(task) == CHAT:
+            before = [] if self.system is None else [{"role": "system", "content": self.system}]
+            return {"messages": [*before, {"role": "user", "content": text}]}
+        if named(task) not in CONTINUED:
+            raise InvalidRequest("prompt", f"has no place in {task}: give its options as columns", text)
+        return {CONTINUED[named(task)]: text}
+
+    def line(self, row: Row, outcomes: Sequence[Outcome]) -> Line:
+        (outcome,) = outcomes
+        if outcome.error is not None:
+            return Line(False, {**self._head(row), "error": _shown(outcome.error)})
+        result = outcome.result or {}
+        chosen = self.fields or [name for name in result if name not in NOT_SHOWN]
+        return Line(True, {**self._head(row), **{name: result.get(name) for name in chosen}})
+
+    def refusal(self, row: Row, error: Exception) -> Line:
+        return Line(False, {**self._head(row), "error": _shown(errors.describe(error))})
+
+    @staticmethod
+    def _head(row: Row) -> dict[str, Any]:
+        head: dict[str, Any] = {"row": row.number}
+        try:
+            value = row.value()
+        except InvalidRequest:
+            return head
+        return {**head, "id": value["id"]} if "id" in value else head
+
+
+def _column(row: Mapping[str, Any], name: str) -> Any:
+    if name not in row:
+        raise InvalidRequest(
+            name, f"must be a column of the row, which has {errors.shorten(list(row))}", "nothing"
+        )
+    return row[name]
+
+
+def _shown(error: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": error.get("type"), "message": error.get("message")}
+
+
+def named(task: str) -> str:
+    """A task's name in messages."""
+    return task if "." in task else f"tasks.{task}"
+
+
+def openai_lines(**options: Any) -> Form:
+    """The form of OpenAI's batch lines. Raises `PetioleError` without the gateway's packages."""
+    try:
+        form: Form = import_module(OPENAI).BatchLines(**options)
+    except ImportError as error:
+        raise PetioleError(f"OpenAI's batch lines need 'petiole[gateway]': {error}") from None
+    return form
+
+
+def is_openai_line(row: Row) -> bool:
+    try:
+        value = row.value()
+    except InvalidRequest:
+        return False
+    return {"custom_id", "url", "body"} <= value.keys()

@@ -1,0 +1,236 @@
+"""`petiole batch`: each row exactly once, whoever dies and whatever fills up."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.support.client import client
+from tests.support.fake_engine import expected, word
+from tests.support.site import REPOSITORY, Site, Worker, eventually
+
+COMMAND = [sys.executable, "-m", "petiole.tasks.commands.cli", "batch"]
+
+
+def start(site: Site, *arguments: object, limit: int | None = None) -> subprocess.Popen[str]:
+    """`limit`: how large the command's files may be."""
+    limited = ["prlimit", f"--fsize={limit}"] if limit else []
+    return subprocess.Popen(
+        [*limited, *COMMAND, *map(str, arguments)],
+        env={**os.environ, **site.environment, "PYTHONPATH": str(REPOSITORY)},
+        cwd=REPOSITORY,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(site: Site, *arguments: object, limit: int | None = None) -> tuple[int, str]:
+    ran = start(site, *arguments, limit=limit)
+    _, said = ran.communicate(timeout=120)
+    return ran.returncode, said
+
+
+def rows_in(folder: Path, count: int, tokens: int = 4) -> Path:
+    path = folder / "in.jsonl"
+    rows = [{"id": f"r{k}", "prompt": f"row {k}", "seed": k, "max_tokens": tokens} for k in range(count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def text_of(row: int, tokens: int = 4) -> str:
+    return "".join(map(word, expected(f"row {row}", row, tokens)))
+
+
+def journaled(folder: Path) -> int:
+    path = folder / "out.jsonl.journal"
+    return path.read_bytes().count(b"\t+\t") if path.exists() else 0
+
+
+def check(folder: Path, count: int, tokens: int = 4) -> None:
+    """The output is that of an undisturbed run."""
+    found = lines(folder / "out.jsonl")
+    assert [(line["row"], line["id"]) for line in found] == [(k, f"r{k}") for k in range(count)]
+    assert [line["text"] for line in found] == [text_of(k, tokens) for k in range(count)]
+
+
+BAD = [
+    b"{",
+    b"[]",
+    b"null",
+    b"3",
+    b'"text"',
+    b"\xff\xfe",
+    b"{}",
+    b'{"prompt": null}',
+    b'{"prompt": 3}',
+    b'{"prompt": []}',
+    b'{"prompt": [1, "a"]}',
+    b'{"prompt": [-1]}',
+    b'{"prompt": "a", "max_tokens": 0}',
+    b'{"prompt": "a", "max_tokens": "x"}',
+    b'{"prompt": "a", "max_tokens": 1e400}',
+    b'{"prompt": "a", "temperature": -1}',
+    b'{"prompt": "a", "temperature": NaN}',
+    b'{"prompt": "a", "top_p": 0}',
+    b'{"prompt": "a", "stop": [""]}',
+    b'{"prompt": "a", "stop": 3}',
+    b'{"prompt": "a", "tempreature": 0}',
+    b'{"prompt": "a", "queue": "other"}',
+    b'{"prompt": "a", "task_id": "mine"}',
+    b'{"prompt": "a", "task": "nothing"}',
+    b'{"prompt": "a", "task": 3}',
+    b'{"prompt": "a", "task": "celery.backend_cleanup"}',
+    b'{"prompt": "' + b"too long " * 4000 + b'"}',
+    b'{"prompt": "a", "regex": "a", "choice": ["b"]}',
+    b'{"prompt": "a", "json_schema": "{"}',
+    b'{"prompt": "a", "logprobs": 99}',
+    b'{"prompt": "a", "logprob_texts": true}',
+    b'{"prompt": "a", "seed": "x"}',
+    b'{"prompt": "a", "min_tokens": 9, "max_tokens": 3}',
+    b'{"prompt": "a", "logit_bias": {"x": 1}}',
+    b'{"prompt": "a", "deadline_s": -1}',
+    b'{"prompt": "a\\ud800"}',
+    b'{"messages": [{"role": "user", "content": "x"}]}',
+    b'{"task": "chat", "messages": []}',
+    b'{"task": "chat", "messages": [{"role": 3}]}',
+    b'{"task": "chat", "prompt": "a"}',
+    b'{"task": "query", "question": ""}',
+    b"[" * 100_000,
+]
+
+
+def test_bad_rows_are_rows_with_errors_among_good_ones(site: Site, worker: Worker, tmp_path: Path) -> None:
+    good = [json.dumps({"prompt": f"row {k}", "seed": k, "max_tokens": 4}).encode() for k in range(len(BAD))]
+    mixed = [line for pair in zip(BAD, good, strict=True) for line in pair]
+    (tmp_path / "in.jsonl").write_bytes(b"\n".join(mixed))
+    code, said = run(site, tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl")
+    assert code == 1, said
+    assert f"{len(BAD)} of {2 * len(BAD)} failed" in said
+    found = lines(tmp_path / "out.jsonl")
+    assert [line["row"] for line in found] == list(range(2 * len(BAD)))
+    assert [line["text"] for line in found[1::2]] == [text_of(k) for k in range(len(BAD))]
+    wrong = [(bad, line) for bad, line in zip(BAD, found[::2], strict=True) if not line.get("error")]
+    assert not wrong
+    assert all(line["error"]["message"] for line in found[::2])
+
+
+def test_a_prompt_for_a_csv_and_the_same_command_again(site: Site, worker: Worker, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("id,name\n" + "".join(f"r{k},{k}\n" for k in range(20)))
+    arguments = (
+        tmp_path / "in.csv",
+        "-o",
+        tmp_path / "out.jsonl",
+        "--prompt",
+        "row {name}",
+        "--set",
+        "max_tokens=4",
+    )
+    more = ("--column", "affinity=name", "--set", "seed=1", "--fields", "text", "--order", "ended")
+    code, said = run(site, *arguments, *more)
+    assert code == 0, said
+    found = sorted(lines(tmp_path / "out.jsonl"), key=lambda line: line["row"])
+    texts = ["".join(map(word, expected(f"row {k}", 1, 4))) for k in range(20)]
+    assert found == [{"row": k, "id": f"r{k}", "text": texts[k]} for k in range(20)]
+    before = (tmp_path / "out.jsonl").read_bytes()
+    assert run(site, *arguments, *more) == (
+        0,
+        f"petiole: {tmp_path / 'out.jsonl'} is complete: 20 rows, 0 failed\n",
+    )
+    assert (tmp_path / "out.jsonl").read_bytes() == before
+    (tmp_path / "in.csv").write_text("id,name\nr0,1\n")
+    code, said = run(site, *arguments, *more)
+    assert code == 1
+    assert "is of other rows" in said
+
+
+def test_from_python_results_come_as_rows_end_and_nothing_stays_in_redis(site: Site, worker: Worker) -> None:
+    """An option of the whole batch that is wrong is no row's failure."""
+    code = """
+rows = ({"prompt": f"row {k}", "seed": k} for k in range(40))
+batch = tasks.batch(rows, max_tokens=4)
+found = {result.row: result.line["text"] for result in batch}
+wrong = []
+for options in ({"model": "nobody"}, {"countdown": 3}, {"priority": "x"}):
+    try:
+        tasks.batch([{"prompt": "x"}], **options).run()
+    except InvalidRequest as error:
+        wrong.append(error.field)
+progress = batch.progress
+print(json.dumps([found, progress.ended, progress.completion_tokens, batch.complete, wrong]))
+"""
+    found, ended, tokens, complete, wrong = client(site, code)
+    assert wrong == ["model", "countdown", "priority"]
+    assert found == {str(k): text_of(k) for k in range(40)}
+    assert (ended, tokens, complete) == (40, 160, True)
+    left = [key for key in site.redis.keys("*") if b"b-" in key]
+    assert left == []
+
+
+def test_a_full_disk_ends_it_and_the_same_command_goes_on(site: Site, worker: Worker, tmp_path: Path) -> None:
+    count = 300
+    rows = rows_in(tmp_path, count)
+    code, said = run(site, rows, "-o", tmp_path / "out.jsonl", limit=20_000)
+    assert code == 1, said
+    assert "out.jsonl.journal: File too large" in said
+    assert 0 < journaled(tmp_path) < count
+    code, said = run(site, rows, "-o", tmp_path / "out.jsonl")
+    assert code == 0, said
+    check(tmp_path, count)
+
+
+def test_ctrl_c_stops_and_the_same_command_goes_on(site: Site, worker: Worker, tmp_path: Path) -> None:
+    count = 400
+    rows = rows_in(tmp_path, count, tokens=40)
+    ran = start(site, rows, "-o", tmp_path / "out.jsonl")
+    eventually(lambda: journaled(tmp_path) > 10, "some rows have ended")
+    ran.send_signal(signal.SIGINT)
+    _, said = ran.communicate(timeout=60)
+    assert ran.returncode == 130, said
+    assert "go on in the workers" in said
+    code, said = run(site, rows, "-o", tmp_path / "out.jsonl")
+    assert code == 0, said
+    check(tmp_path, count, tokens=40)
+    assert not (tmp_path / "out.jsonl.joining").exists()
+
+
+def test_killed_clients_killed_workers_and_a_restart_of_redis(own_site: Site, tmp_path: Path) -> None:
+    """The output is that of an undisturbed run."""
+    seed, count = int(os.environ.get("PETIOLE_TRIAL_SEED") or random.randrange(10**6)), 500
+    print(f"PETIOLE_TRIAL_SEED={seed}")
+    random_ = random.Random(seed)
+    folder = tmp_path / "batch"
+    folder.mkdir()
+    rows = rows_in(folder, count, tokens=12)
+    worker = own_site.worker(PETIOLE_FAKE_STEP_MS=10)
+    for disturbance in ("worker", "client", "redis"):
+        ran = start(own_site, rows, "-o", folder / "out.jsonl")
+        goal = journaled(folder) + random_.randrange(20, 100)
+        eventually(lambda goal=goal: journaled(folder) >= goal, f"{goal} rows have ended")  # type: ignore[misc]
+        match disturbance:
+            case "worker":
+                own_site.worker(PETIOLE_FAKE_STEP_MS=10)
+                worker.kill()
+                worker = own_site.workers[-1]
+            case "redis":
+                own_site.server.restart()
+        if disturbance != "client":
+            goal += 30
+            eventually(lambda goal=goal: journaled(folder) >= goal, "it goes on")  # type: ignore[misc]
+        ran.kill()
+        ran.communicate()
+    code, said = run(own_site, rows, "-o", folder / "out.jsonl")
+    assert code == 0, said
+    check(folder, count, tokens=12)
+    eventually(lambda: own_site.unfinished() == 0, "no message is left")
+    assert [key for key in own_site.redis.keys("celery-task-meta-b-*") if own_site.redis.ttl(key) == -1] == []

@@ -1,0 +1,60 @@
+"""How many rows may be on their way, and which of them are lost."""
+
+from __future__ import annotations
+
+from petiole.tasks.submission.batches.flight import (
+    DOUBTED_S,
+    LARGEST_WINDOW,
+    OVERTAKEN_S,
+    SMALLEST_WINDOW,
+    Flight,
+    Rate,
+    Sent,
+    window,
+)
+from petiole.tasks.submission.batches.forms import Outcome
+from petiole.tasks.submission.batches.sources import Row
+
+
+def sent(number: int, at: float, tasks: int = 1) -> Sent:
+    return Sent(Row(number, b"{}"), [], [f"{number}-{k}" for k in range(tasks)], at)
+
+
+def test_the_window_is_what_workers_hold_and_finish_soon() -> None:
+    assert window(None, 0) == 64
+    assert window(4, 0) == SMALLEST_WINDOW
+    assert window(256, 10) == 512
+    assert window(64, 500) == 1064
+    assert window(64, 1e9) == LARGEST_WINDOW
+
+
+def test_the_rate_is_that_of_the_last_seconds() -> None:
+    rate = Rate(0)
+    rate.add(5, 50)
+    assert rate.at(10) == 5
+    rate.add(20, 100)
+    assert rate.at(20) == 10
+
+
+def test_a_row_has_ended_when_all_its_tasks_have() -> None:
+    flight = Flight()
+    flight.add(sent(0, 0, tasks=2))
+    assert flight.end("0-0", Outcome({})) is None
+    assert len(flight) == 1
+    assert flight.end("0-1", Outcome({})) is not None
+    assert (len(flight), flight.rows, flight.size) == (0, {}, 0)
+
+
+def test_a_task_is_doubted_when_nothing_waits_or_later_ones_have_ended() -> None:
+    flight = Flight()
+    flight.add(sent(0, 0))
+    flight.add(sent(1, OVERTAKEN_S + 1))
+    now = OVERTAKEN_S + 2
+    assert list(flight.doubtful(now, queue_is_empty=False)) == []
+    assert list(flight.doubtful(now, queue_is_empty=True)) == ["0-0"]
+    assert list(flight.doubtful(now + DOUBTED_S, queue_is_empty=True)) == ["0-0", "1-0"]
+    flight.end("1-0", Outcome({}))
+    assert list(flight.doubtful(now, queue_is_empty=False)) == ["0-0"]
+    flight.resent(["0-0"], now)
+    assert list(flight.doubtful(now, queue_is_empty=True)) == []
+    assert flight.of["0-0"].again

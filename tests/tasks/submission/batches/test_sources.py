@@ -1,0 +1,111 @@
+"""Rows are read one by one, and a row that cannot be read is a row with a fault."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.submission.batches import sources
+from petiole.tasks.submission.batches.forms import Requests
+from petiole.tasks.submission.batches.sources import Row, source_of
+from petiole.tasks.submission.batches.template import Template
+
+
+def values(rows: object, **options: Any) -> list[Any]:
+    found = []
+    for row in source_of(rows, **options):
+        try:
+            found.append(row.value())
+        except InvalidRequest as error:
+            found.append(str(error))
+    return found
+
+
+def test_jsonl_with_empty_lines_a_mark_and_no_last_line_feed(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n\n  \r\n{"a": 2}\r\n[1]\n\xff{}\n{"a": 3}')
+    first, second, no_object, no_text, last = values(path)
+    assert (first, second, last) == ({"a": 1}, {"a": 2}, {"a": 3})
+    assert "must be a JSON object" in no_object
+    assert "must be" in no_text
+    assert [row.number for row in source_of(str(path))] == [0, 1, 2, 3, 4]
+    zipped = tmp_path / "in.jsonl.gz"
+    zipped.write_bytes(gzip.compress(path.read_bytes()))
+    assert values(zipped) == values(path)
+
+
+def test_a_line_of_endless_length_is_one_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MAX_ROW_BYTES", 100)
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'{"a": "' + b"x" * 1000 + b'"}\n{"a": 2}\n')
+    bad, good = values(path)
+    assert "at most 100 bytes" in bad
+    assert good == {"a": 2}
+
+
+def test_csv_rows_have_all_columns_or_a_fault(tmp_path: Path) -> None:
+    path = tmp_path / "in.csv"
+    path.write_bytes(b'id,text\n1,"a\nb"\n2\n3,x,y\n4,\xff\n5,\xc3\xa9\n')
+    source = source_of(path)
+    assert source.total == 5
+    good, short, long, no_text, last = values(path)
+    assert (good, last) == ({"id": "1", "text": "a\nb"}, {"id": "5", "text": "é"})
+    assert "must have 2 columns" in short
+    assert "at most 2 columns" in long
+    assert "UTF-8" in no_text
+
+
+def test_parquet(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet.write_table(pyarrow.table({"id": [1, 2], "text": ["a", None]}), tmp_path / "in.parquet")
+    assert source_of(tmp_path / "in.parquet").total == 2
+    assert values(tmp_path / "in.parquet") == [{"id": 1, "text": "a"}, {"id": 2, "text": None}]
+
+
+def test_iterables_and_what_is_none() -> None:
+    assert values([{"a": 1}, "hello"]) == [{"a": 1}, {"prompt": "hello"}]
+    assert "not int" in values([3])[0]
+    with pytest.raises(InvalidRequest, match="rows"):
+        source_of(3)
+    with pytest.raises(InvalidRequest, match=r"format: must be one of jsonl, csv, parquet for in\.txt"):
+        source_of("in.txt")
+
+
+def test_a_digest_is_of_the_content() -> None:
+    assert Row(0, b"a").digest == Row(1, b"a").digest != Row(0, b"b").digest
+    assert Row(0, {"a": 1, "b": 2}).digest == Row(0, {"b": 2, "a": 1}).digest
+
+
+@pytest.mark.parametrize("text", ["{}", "{a!r}", "{a:>3}", "{", "}"])
+def test_a_prompt_with_other_braces_than_columns_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="prompt"):
+        Template(text).fill({"a": ""})
+
+
+def test_a_prompt_takes_columns() -> None:
+    template = Template("{{{a}}} of {b}")
+    assert template.fill({"a": "x{b}", "b": 2}) == "{x{b}} of 2"
+    with pytest.raises(InvalidRequest, match="b: must be a column"):
+        template.fill({"a": "x"})
+    with pytest.raises(InvalidRequest, match="b: must be text or a number, got None"):
+        template.fill({"a": "x", "b": None})
+
+
+def test_a_row_is_a_request_of_any_task_or_data_for_a_prompt() -> None:
+    (call,) = Requests(options={"max_tokens": 3, "seed": 1}).calls(Row(0, {"prompt": "a", "seed": 2, "id": 7}))
+    assert call == ("tasks.generate", {"max_tokens": 3, "prompt": "a", "seed": 2})
+    (call,) = Requests().calls(Row(0, {"task": "embed", "input": "a"}))
+    assert call == ("tasks.embed", {"input": "a"})
+    form = Requests("chat", prompt="Hi {x}", system="Be kind", columns={"seed": "n"})
+    (call,) = form.calls(Row(0, {"x": "you", "n": 3, "prompt": "not an option"}))
+    said = [{"role": "system", "content": "Be kind"}, {"role": "user", "content": "Hi you"}]
+    assert call == ("tasks.chat", {"seed": 3, "messages": said})
+    with pytest.raises(InvalidRequest, match="queue: is of the batch"):
+        Requests().calls(Row(0, {"prompt": "a", "queue": "b"}))
+    with pytest.raises(InvalidRequest, match="prompt: has no place in caption"):
+        Requests("caption", prompt="{x}")
