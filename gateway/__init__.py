@@ -17,6 +17,7 @@ Each line may import what stands below it.
 
     program      `petiole serve`: the application under uvicorn
     application  the ASGI application: which room answers which path
+    batches/     OpenAI's batches
     observing    the access log and the figures, without prompts; faults of the gateway itself
     authorizing  who asks: a key and its tenant, before anything else is done
     dialects     in which form a client is told of an error: that of its interface

@@ -271,7 +271,7 @@ class Batch:
         """End those rows that an earlier run has sent, and that have ended meanwhile."""
         ids = [task_id for sent in group if sent.again for task_id in sent.ids if task_id in self._flight.of]
         if ids:
-            self._arrived(self.exchange.outcomes(ids, self.form.reads_streams))
+            self._arrived(self.exchange.outcomes(ids))
 
     def _dispatch(self, group: list[Sent]) -> None:
         if not group:
@@ -313,7 +313,7 @@ class Batch:
 
     def _collect(self) -> None:
         if ids := list(self._flight.of):
-            self._arrived(self.exchange.outcomes(ids, self.form.reads_streams))
+            self._arrived(self.exchange.outcomes(ids))
 
     def _arrived(self, outcomes: Mapping[str, Any]) -> None:
         ended = [sent for task_id, outcome in outcomes.items() if (sent := self._flight.end(task_id, outcome))]
@@ -370,7 +370,7 @@ class Batch:
         if self.exchange.waiting():
             doubtful = list(self._flight.doubtful(now, queue_is_empty=False))
         begun = self.exchange.begun(doubtful)
-        ended = self.exchange.outcomes(doubtful, False).keys()
+        ended = self.exchange.outcomes(doubtful).keys()
         lost = [task_id for task_id in doubtful if task_id not in begun and task_id not in ended]
         self._flight.resent(lost, now)
         rows = {sent.row.number: sent for sent in map(self._flight.of.__getitem__, lost)}

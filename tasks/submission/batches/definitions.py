@@ -75,7 +75,7 @@ def batch(
     source = sources.source_of(rows, format)
     plain = prompt is None and not columns
     if lines == "openai" or (lines == "auto" and plain and (row := source.peek()) and forms.is_openai_line(row)):
-        form = forms.openai_lines(app=app, options=request)
+        form = forms.openai_lines(options=request)
     else:
         form = forms.Requests(task, request, prompt, columns or {}, system, fields)
     return loop.Batch(

@@ -107,7 +107,7 @@ class Exchange:
 
     # ------------------------------------------------------------ back
 
-    def outcomes(self, task_ids: Sequence[str], with_streams: bool) -> dict[str, Outcome]:
+    def outcomes(self, task_ids: Sequence[str]) -> dict[str, Outcome]:
         """How those of the tasks have ended that have ended."""
         ended: dict[str, Outcome] = {}
         for task_id, meta in self._metas(task_ids):
@@ -115,14 +115,6 @@ class Exchange:
                 ended[task_id] = Outcome(result=meta["result"] if isinstance(meta["result"], dict) else {})
             elif meta["status"] in states.READY_STATES:
                 ended[task_id] = Outcome(error=self._error(meta))
-        if with_streams and ended:
-            ids = list(ended)
-            commands: list[tuple[Any, ...]] = []
-            for keys in map(stream_keys, ids):
-                commands += [("LRANGE", keys.log, 0, -1), ("HGETALL", keys.state)]
-            answers = connections.perform(commands)
-            for task_id, log, state in zip(ids, answers[::2], answers[1::2], strict=True):
-                ended[task_id] = ended[task_id]._replace(log=log, prepared=state.get(b"prepared"))
         return ended
 
     def _metas(self, task_ids: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:

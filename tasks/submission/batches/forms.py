@@ -19,7 +19,7 @@ from petiole.tasks.requests.names import CHAT
 from petiole.tasks.submission.batches.sources import Row
 from petiole.tasks.submission.batches.template import Template
 
-OPENAI = "petiole.gateway.openai.batch_lines"
+OPENAI = "petiole.gateway.batches.lines"
 NOT_SHOWN = ("attempt", "timing", "token_ids")
 """Fields of results that lines have only where they are asked for: two runs do not agree in them, or they double
 the size."""
@@ -33,13 +33,10 @@ class Call(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a task has ended: with a result, or with an error as `errors.describe` gives it. `log` and `prepared`:
-    of its stream, for a form that asks for them."""
+    """How a task has ended: with a result, or with an error as `errors.describe` gives it."""
 
     result: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
-    log: Sequence[bytes] = ()
-    prepared: bytes | None = None
 
     @property
     def usage(self) -> Mapping[str, int]:
@@ -54,10 +51,6 @@ class Line(NamedTuple):
 
 
 class Form(Protocol):
-    """`reads_streams`: its lines need log and `prepared` of each task."""
-
-    reads_streams: bool
-
     def about(self) -> dict[str, Any]:
         """What this form does with its rows, as JSON: two batches that differ in it are two."""
 
@@ -82,7 +75,6 @@ class Requests:
     columns: Mapping[str, str] = field(default_factory=dict)
     system: str | None = None
     fields: Sequence[str] | None = None
-    reads_streams = False
 
     def __post_init__(self) -> None:
         self._template = None if self.prompt is None else Template(self.prompt)

@@ -1,0 +1,152 @@
+"""OpenAI's batch lines, as a form of `petiole batch`: a line is a request of chat/completions or completions, and
+its answer has the body that the same request gets over HTTP. The body is made of the tasks' results alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from petiole.gateway.core.failures import Failure, failure_of, invalid
+from petiole.gateway.core.parts import Whole
+from petiole.gateway.core.plan import Plan
+from petiole.gateway.core.reading import Reading
+from petiole.gateway.core.record import Record
+from petiole.gateway.openai import chat_view, completions_view, conversation
+from petiole.gateway.openai.answers import error_body
+from petiole.gateway.openai.chat import ChatCompletion
+from petiole.gateway.openai.completions import TextCompletion
+from petiole.gateway.openai.sampling import Sampling
+from petiole.gateway.serving import bodies
+from petiole.tasks import errors
+from petiole.tasks.errors import InvalidRequest, shorten
+from petiole.tasks.fleet.models import Found, directory
+from petiole.tasks.requests.results import GenerationResult, ShownPiece, StreamDelta
+from petiole.tasks.settings import settings
+from petiole.tasks.submission.batches.forms import Call, Line, Outcome
+from petiole.tasks.submission.batches.sources import Row
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+MOST_ID_CHARACTERS = 512
+
+
+class _Kind(NamedTuple):
+    body: type[Sampling]
+    prefix: str
+    whole: Callable[[Record, Sequence[Whole]], dict[str, Any]]
+
+
+_KINDS: dict[str, _Kind] = {
+    ENDPOINTS[0]: _Kind(ChatCompletion, "chatcmpl-", chat_view.whole),
+    ENDPOINTS[1]: _Kind(TextCompletion, "cmpl-", completions_view.whole),
+}
+SAME = StreamDelta.model_fields.keys() & GenerationResult.model_fields.keys() - ShownPiece.model_fields.keys()
+
+
+class BatchLines:
+    """`endpoint`: the only one that lines may name; None: any."""
+
+    def __init__(self, options: Mapping[str, Any] | None = None, endpoint: str | None = None) -> None:
+        if options:
+            name = min(options)
+            raise InvalidRequest(name, "must be in the lines' bodies: they are OpenAI's", shorten(options[name]))
+        self._endpoint = endpoint
+
+    def about(self) -> dict[str, Any]:
+        return {"lines": "openai", **({"endpoint": self._endpoint} if self._endpoint else {})}
+
+    def calls(self, row: Row) -> Sequence[Call]:
+        plan, _ = self._plan(row)
+        where = {"queue": plan.record.queue} if plan.record.queue != settings().queue else {}
+        return [Call(f"tasks.{call.task}", {**call.options, **where}) for call in plan.calls]
+
+    def line(self, row: Row, outcomes: Sequence[Outcome]) -> Line:
+        plan, kind = self._plan(row)
+        try:
+            wholes = [_whole(plan, choice, outcome) for choice, outcome in enumerate(outcomes)]
+            return _answered(row, 200, kind.whole(plan.record, wholes))
+        except Failure as failure:
+            return _refused(row, failure)
+
+    def refusal(self, row: Row, error: Exception) -> Line:
+        cause = error.__cause__
+        return _refused(row, cause if isinstance(cause, Failure) else failure_of(error))
+
+    def _plan(self, row: Row) -> tuple[Plan, _Kind]:
+        """Raises `InvalidRequest`, caused by a `Failure` if the body is wrong."""
+        value = row.value()
+        custom_id, method, url = (value.get(name) for name in ("custom_id", "method", "url"))
+        if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MOST_ID_CHARACTERS:
+            limit = f"must be text of 1 to {MOST_ID_CHARACTERS} characters"
+            raise InvalidRequest("custom_id", limit, shorten(custom_id))
+        if method != "POST":
+            raise InvalidRequest("method", 'must be "POST"', shorten(method))
+        if url not in _KINDS or (self._endpoint is not None and url != self._endpoint):
+            known = self._endpoint or " or ".join(_KINDS)
+            raise InvalidRequest("url", f"must be {known}", shorten(url))
+        if unknown := sorted(value.keys() - {"custom_id", "method", "url", "body"}):
+            raise InvalidRequest(unknown[0], "is not part of a batch's line", shorten(value[unknown[0]]))
+        kind = _KINDS[str(url)]
+        try:
+            return self._made(row, kind, value.get("body")), kind
+        except Failure as failure:
+            raise InvalidRequest(failure.param or "body", failure.message, "the line") from failure
+
+    @staticmethod
+    def _made(row: Row, kind: _Kind, body: object) -> Plan:
+        if not isinstance(body, dict):
+            raise invalid("body", f"body: must be a JSON object, got {shorten(body)}", "invalid_type")
+        asked = bodies.as_request(body, kind.body)
+        if asked.stream:
+            raise invalid("stream", "stream: must be false in a batch, got true", "invalid_value")
+        if isinstance(asked, ChatCompletion) and (urls := conversation.to_fetch(asked.messages)):
+            raise invalid("messages", f"messages: images must be data URLs in a batch, got {shorten(urls[0])}")
+        name, now = f"{kind.prefix}{row.digest:016x}{row.number:x}", int(time.time())
+        plan: Any = asked
+        try:
+            found: Found = directory.find(asked.model, settings().queue)
+        except InvalidRequest as error:
+            raise invalid("model", str(error), "model_not_found", 404) from None
+        try:
+            made: Plan = plan.plan(name, now, found, True)
+        except InvalidRequest as error:
+            raise failure_of(error) from None
+        return made
+
+
+def _whole(plan: Plan, choice: int, outcome: Outcome) -> Whole:
+    """Raises `Failure`."""
+    if outcome.error is not None:
+        raise failure_of(errors.rebuild(outcome.error), plan.names)
+    result = GenerationResult.model_validate(outcome.result)
+    fields = {name: getattr(result, name) for name in SAME}
+    delta = StreamDelta(
+        task_id=plan.record.tasks[choice],
+        index=0,
+        **{name: value for name, value in fields.items() if name != "task_id"},
+        content=result.content,
+        tool_calls=result.tool_calls,
+        reasoning=None if result.reasoning is None else result.reasoning.text,
+    )
+    whole = Whole()
+    for part in Reading.of(plan.record, choice).read(delta):
+        whole.add(part)
+    return whole
+
+
+def _answered(row: Row, status: int, body: dict[str, Any]) -> Line:
+    """OpenAI's line: with an answer, or with the error that it would have had over HTTP."""
+    answer = {"status_code": status, "request_id": f"req_{row.digest:016x}", "body": body}
+    return Line(status == 200, {**_head(row), "response": answer, "error": None})
+
+
+def _refused(row: Row, failure: Failure) -> Line:
+    return _answered(row, failure.status, error_body(failure))
+
+
+def _head(row: Row) -> dict[str, Any]:
+    try:
+        custom_id = row.value().get("custom_id")
+    except InvalidRequest:
+        custom_id = None
+    return {"id": f"batch_req_{row.digest:016x}{row.number:x}", "custom_id": custom_id}
