@@ -84,11 +84,10 @@ COMMON: Final[Values] = {
     ),
     Attention: _fields(
         "heads kv_heads head_dim scale window softcap keys_of",
-        "norm_whole qkv_bias out_bias output_gate values_are_keys",
+        "norm_whole qkv_bias out_bias output_gate values_are_keys sinks",
         "q_norm k_norm v_norm",
         rotary={None, Rotary},
         mask={"causal", "prefix"},
-        sinks={False},
         query_growth={None, Growth},
     ),
     Rotary: _fields(_TABLE),  # all paths read its table, which `parts.rotary` computes

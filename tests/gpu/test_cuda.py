@@ -24,14 +24,14 @@ from tests.support.agreement import MIDDLE, agree, same_but_for_near_ties
 from tests.support.families import FAMILIES, write_adapter
 from tests.support.values import OWN, WithValues
 
-WINDOWED = {"mistral", "qwen2-window"}
+WINDOWED = {"mistral", "qwen2-window", "gpt-oss"}
 """Their attention is a kernel of its own, which takes a minute to compile where it is not there yet."""
 PAGES = [{"page_size": 1}, {"page_size": 16, "prefix_cache": "off"}]
 
 
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(f, marks=[pytest.mark.slow] * (f in WINDOWED)) for f in sorted(FAMILIES.keys() - {"gpt-oss"})],
+    [pytest.param(f, marks=[pytest.mark.slow] * (f in WINDOWED)) for f in sorted(FAMILIES)],
 )
 @pytest.mark.parametrize("pages", PAGES, ids=["page1", "page16"])
 def test_prefill_chunks_prefix_and_decode_agree_with_transformers(family, pages, checkpoint, open_runtime):

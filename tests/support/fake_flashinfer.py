@@ -174,8 +174,9 @@ class _Wrapper:
             target.copy_(source)
         self._copies.clear()
 
-    def _attend(self, q, pages, queries, out):
-        """queries: how many of the last positions each row asks from; None: as its `bounds` say."""
+    def _attend(self, q, pages, queries, out, return_lse):
+        """queries: how many of the last positions each row asks from; None: as its `bounds` say. return_lse: also
+        the logarithm, of base 2, of each head's sum of exponentials."""
         self._land()
         queries = self.bounds.diff().tolist() if queries is None else queries
         check_dense_rows(q)
@@ -189,7 +190,7 @@ class _Wrapper:
         assert q.dtype == self.q_dtype
         assert q.shape[1:] == (self.n_heads, self.head_dim)
         assert pages[0].shape[1:] == (self.page_size, self.n_kv_heads, self.head_dim)
-        outputs, at = [], 0
+        outputs, sums, at = [], [], 0
         for row, n in enumerate(queries):
             first, end = int(self.indptr[row]), int(self.indptr[row + 1])
             if n == 0:
@@ -208,12 +209,17 @@ class _Wrapper:
             scores = q[at : at + n].transpose(0, 1) @ k.transpose(1, 2) * self.scale
             if self.softcap:
                 scores = torch.tanh(scores / self.softcap) * self.softcap
-            answer = scores.masked_fill(~mask, -math.inf).softmax(-1) @ v
-            outputs.append(answer.transpose(0, 1))
+            scores = scores.masked_fill(~mask, -math.inf)
+            outputs.append((scores.softmax(-1) @ v).transpose(0, 1))
+            sums.append(scores.float().logsumexp(-1).t() / math.log(2))
             at += n
         out[at:] = math.nan  # what nobody asked for may hold anything
         out[:at] = torch.cat(outputs)
-        return out
+        if not return_lse:
+            return out
+        lse = torch.full(q.shape[:2], math.nan)
+        lse[:at] = torch.cat(sums)
+        return out, lse
 
     def _set(self, sizes, *, q_data_type, kv_data_type, sm_scale, window_left, logits_soft_cap=0.0):
         self.n_heads, self.n_kv_heads, self.head_dim, self.page_size = sizes
@@ -265,9 +271,9 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         self._copy_later(self.indices[: len(indices)], indices)
         self._set(sizes, **settings)
 
-    def run(self, q, pages, *, out):
+    def run(self, q, pages, *, out, return_lse=False):
         assert len(q) == len(self.last_page_len) * self.queries
-        return self._attend(q, pages, [self.queries] * len(self.last_page_len), out)
+        return self._attend(q, pages, [self.queries] * len(self.last_page_len), out, return_lse)
 
 
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
@@ -327,9 +333,9 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         self._copy_later(self.last_page_len, last_page_len)
         self._set(sizes, **settings)
 
-    def run(self, q, pages, *, out):
+    def run(self, q, pages, *, out, return_lse=False):
         assert len(q) == self.most
-        return self._attend(q, pages, None, out)
+        return self._attend(q, pages, None, out, return_lse)
 
 
 # ---------------------------------------------------------------- gpu_worker.runtime.cuda.fused.products

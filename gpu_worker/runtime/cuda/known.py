@@ -12,7 +12,7 @@ ATTENTION: Values = COMMON
 CAPTURED: Values = COMMON
 """What may be captured: a forward of the decoder, which the host does not look into."""
 
-ENCODED = changed(CAPTURED, {Attention: {"rotary": {None}, "mask": {"bidirectional"}}})
+ENCODED = changed(CAPTURED, {Attention: {"rotary": {None}, "mask": {"bidirectional"}, "sinks": {False}}})
 """Encoders of crops that may be captured: their attention is torch's."""
 
 FUSED = changed(

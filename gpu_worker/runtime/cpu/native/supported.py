@@ -21,7 +21,7 @@ _ROUTER = "experts chosen factor groups best_groups eps"
 VALUES = changed(
     COMMON,
     {
-        Attention: {"mask": {"causal", "prefix", "bidirectional"}, "sinks": _BOTH},
+        Attention: {"mask": {"causal", "prefix", "bidirectional"}},
         Layer: {"experts": {None, Experts}},
         Experts: {
             "router": {Router},

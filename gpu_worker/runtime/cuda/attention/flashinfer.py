@@ -8,6 +8,7 @@ without waiting, and only committing the slot's step proves that the copy has ha
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.errors import MachineError
 from petiole.gpu_worker.models.parts.kernels import rms_norm
 from petiole.gpu_worker.models.parts.rotary import Rotation, rotated
 from petiole.gpu_worker.models.plan import Attention, ModelPlan
@@ -168,8 +168,6 @@ class FlashInferAttention:
         from petiole.gpu_worker.runtime.cuda.fused.layers import rotate_and_store
 
         cache, kind = self.geometry.cache, Kind.of(self.geometry.plan.mixers[layer])
-        if sinks is not None:
-            raise MachineError("attention on CUDA: must have no sinks")
         if q.shape[1:] != (kind.heads, kind.head_dim):
             planned = f"{kind.heads} heads of {kind.head_dim}"
             raise ValueError(f"queries: must be of {planned}, as planned, got {list(q.shape[1:])}")
@@ -182,10 +180,20 @@ class FlashInferAttention:
         )  # otherwise FlashInfer fills a prefill's buffers with zeros
         pages, n = self.geometry.pages(layer), self.n_bidirectional
         if n:
-            self.bidirectional[kind].run(q[:n], pages, out=out[:n])
+            _run(self.bidirectional[kind], q[:n], pages, out[:n], sinks)
         if n < len(q):
-            self.wrappers[kind].run(q[n:], pages, out=out[n:])
+            _run(self.wrappers[kind], q[n:], pages, out[n:], sinks)
         return out.view(q.shape[0], -1)
+
+
+def _run(wrapper: Any, q: Tensor, pages: tuple[Tensor, Tensor], out: Tensor, sinks: Tensor | None) -> None:
+    """Sinks [heads] are one score more in each sum of exponentials. So what the kernel gives is too large by a
+    factor that follows from that sum, whose logarithm, of base 2, the kernel gives as well."""
+    if sinks is None:
+        wrapper.run(q, pages, out=out)
+        return
+    _, sums = wrapper.run(q, pages, out=out, return_lse=True)
+    out *= torch.sigmoid(sums * math.log(2) - sinks.float())[..., None]
 
 
 class DecodeWrappers:

@@ -131,7 +131,7 @@ def test_logits_in_the_models_type_are_adjusted_in_float32(checkpoint, open_cuda
     assert relative_error(outcomes[1][known], outcomes[0][known]) < 2e-2
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"gpt-oss"}))  # no kernel of CUDA's has sinks
+@pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_every_family_in_chunks_and_in_captured_decodes(family, checkpoint, open_cuda):
     folder, model = checkpoint(family)
     runtime = open_cuda(folder, graph_batch_sizes=(2, 4))
