@@ -61,6 +61,7 @@ Models and devices:
     other_decoders   decoders that differ from the known one in one thing each
     text_models      small random models of texts, with the files of sentence-transformers
     tokenizers       small tokenizers of each kind
+    reciting         a small gpt-oss that says one given thing
     tooled           petiole-tiny with a chat template for tools and reasoning
     written          how each family writes a message with reasoning and calls of tools
     chat_templates   a small chat template for each format of calls

@@ -139,6 +139,9 @@ class FakeEngine:
             "pages_free": 10_000 - len(self._running),
         }
 
+    def expert_tokens(self) -> list[list[int]]:
+        return []
+
     def tokens_of(self, request: Request) -> list[int]:
         """A token for each word."""
         words = request.prompt.split() if isinstance(request.prompt, str) else str(request.messages).split()

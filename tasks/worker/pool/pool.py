@@ -227,6 +227,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
             "draining": self.draining,
             "streams_behind_s": 0.0 if self.serving is None else round(self.services.publisher.behind_s, 3),
             "engine": {} if self.serving is None else self.services.engine.stats(),
+            "expert_tokens": [] if self.serving is None else self.services.engine.expert_tokens(),
         }
 
     # ------------------------------------------------------------ end
