@@ -12,7 +12,7 @@ What users ask for:
     test_exporter            `petiole metrics`, scraped
     test_steering            pause, resume, reload
     test_models              a task finds its workers by the name of their model
-    test_gpt_oss             channels and end tokens of gpt-oss, on a small model that is laid out as it is released
+    test_gpt_oss             channels and end tokens of gpt-oss, on a small model
     test_homes               conversations stay where they began
     test_counting            counts are answered beside a full engine
     test_retention           tasks say how long they are kept

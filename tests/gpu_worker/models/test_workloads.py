@@ -1,6 +1,7 @@
-"""Random workloads of an engine over a model of each kind of attention: shared prefixes, few pages, preemption,
-drafts, cancels and adapters. Every request that ends by itself has the tokens of transformers, and the books are
-checked after every step. `engine/test_stress.py` has the workloads that no model takes part in."""
+"""Random workloads of an engine over a model of each kind of attention, and over mixtures: shared prefixes, few
+pages, preemption, drafts, cancels and adapters. Every request that ends by itself has the tokens of transformers,
+and the books are checked after every step. `engine/test_stress.py` has the workloads that no model takes part
+in."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ import pytest
 
 from petiole.gpu_worker import Engine, Request, SamplingParams
 from tests.gpu_worker.models.test_generation import oracle
-from tests.support.families import write_adapter
+from tests.gpu_worker.models.test_lora import ATTENTION, PRODUCTS
+from tests.support.families import MIXTURES, write_adapter
 
 KINDS = {
     "mistral": "a window in all layers",
@@ -23,8 +25,9 @@ KINDS = {
     "phi4-mini": "a part of a head rotated",
     "smollm3": "layers without rotation",
     "ministral3": "queries that grow",
+    "gpt-oss": "experts and sinks",
+    "glm4-moe": "experts, and layers without",
 }
-PRODUCTS = r".*\.(self_attn|mlp)\.(q|k|v|o|qkv|gate|up|gate_up|down)_proj"
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -34,7 +37,8 @@ def test_a_random_workload_has_the_tokens_of_transformers(
 ) -> None:
     draw = random.Random(f"{family} {seed}")
     folder, base = checkpoint(family)
-    adapted = write_adapter(base, tmp_path, r=2, lora_alpha=4, target_modules=PRODUCTS)
+    products = ATTENTION if family in MIXTURES else PRODUCTS
+    adapted = write_adapter(base, tmp_path, r=2, lora_alpha=4, target_modules=products)
     settings: dict[str, Any] = {
         "num_pages": draw.choice([70, 100, 160]),
         "max_num_seqs": draw.choice([2, 4]),
