@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bench.checkpoints import write_tokenizer
+from bench.driver import Driver
 from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.constraints import PositionalConstraint
 from petiole.gpu_worker.errors import ModelError
@@ -25,11 +27,14 @@ from petiole.gpu_worker.models.families.registry import find_model
 from petiole.gpu_worker.models.loading import LoadOptions, load_model
 from petiole.gpu_worker.models.moondream.config import parse_moondream_config
 from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder
+from petiole.gpu_worker.models.weights.linear import DenseLinear, quantize_int8
 from petiole.gpu_worker.request.images import ImagePlace, PreparedImage
 from petiole.gpu_worker.runtime.interface import VALUES, StepBatch
 from petiole.gpu_worker.runtime.platform import Executor
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 from petiole.gpu_worker.runtime.step.inputs import StepStates
+from tests.gpu_worker.models.test_logits import relative_error
+from tests.gpu_worker.models.weights.test_quantising import requantised
 from tests.support.moondream import (
     KINDS,
     NARROW,
@@ -290,3 +295,41 @@ def test_an_engine_that_encodes_many_crops_is_not_taken_for_hung(folder: Path) -
         engine.generate([asked(prepared(exact_crops((2, 3)), (2, 3)))])
     assert len(ages) >= 7, "each crop, and on a slow machine each second of one"
     assert all(after < before for before, after in ages)
+
+
+# ------------------------------------------------------------ quantised while it is loaded
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_its_decoder_of_text_in_fewer_bits_computes_with_the_weights_that_the_codes_stand_for(
+    quantization: str, tmp_path: Path, open_runtime: Any
+) -> None:
+    """And its head. What stands beside the decoder keeps its type."""
+
+    def values(weight: torch.Tensor) -> torch.Tensor:
+        if quantization == "int4":
+            return requantised(weight)
+        codes, scales = quantize_int8(weight)
+        return codes.float() * scales[:, None]
+
+    plain, like = tmp_path / "plain", tmp_path / "values"
+    for folder in (plain, like):
+        folder.mkdir()
+        write_model(folder)
+    stored = load_file(plain / "model.safetensors")
+    linear = re.compile(r".*text\.(blocks\.\d+\.(attn|mlp)\.(qkv|proj|fc1|fc2)|lm_head)\.weight")
+    changed = {name: values(one.float()) if linear.fullmatch(name) else one for name, one in stored.items()}
+    assert len([name for name in stored if linear.fullmatch(name)]) % 4 == 1
+    save_file(changed, str(like / "model.safetensors"))
+    settings = {"weight_quantization": quantization, "head_quantization": quantization}
+    found = []
+    for folder, options in ((plain, settings), (like, {}), (plain, {})):
+        runtime = open_runtime(folder, **options)
+        assert type(runtime._decoder.vision.projection.fc1) is DenseLinear
+        driver = Driver(runtime)
+        sequence = driver.sequence([0, *PROMPT, 9, 8, 7], SamplingParams(temperature=0.0, logprobs=512))
+        driver.prefill([sequence], [4])
+        output = driver.prefill([sequence])
+        found.append(output.top_logprobs[0][np.argsort(output.top_ids[0])])
+    assert relative_error(found[0], found[1]) < 1e-4
+    assert relative_error(found[0], found[2]) > 1e-3
