@@ -333,3 +333,12 @@ def test_its_decoder_of_text_in_fewer_bits_computes_with_the_weights_that_the_co
         found.append(output.top_logprobs[0][np.argsort(output.top_ids[0])])
     assert relative_error(found[0], found[1]) < 1e-4
     assert relative_error(found[0], found[2]) > 1e-3
+
+
+def test_eight_bit_floats_are_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    options = LoadOptions(torch.device("meta"), torch.bfloat16, 2049, quantization="fp8")
+    with pytest.raises(
+        ModelError, match=r"^weight_quantization: must be none, int8 or int4 for Moondream, got fp8$"
+    ):
+        load_model(folder, find_model(folder), options)
