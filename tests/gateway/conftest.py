@@ -53,11 +53,14 @@ def tooled_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="session")
-def tooled_client(tooled_site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    with (
-        Gateway(tmp_path_factory.mktemp("serve"), PETIOLE_BROKER_URL=tooled_site.url) as gateway,
-        openai.OpenAI(base_url=gateway.url, api_key="none", max_retries=0) as client,
-    ):
+def tooled_gateway(tooled_site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with Gateway(tmp_path_factory.mktemp("serve"), PETIOLE_BROKER_URL=tooled_site.url) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="session")
+def tooled_client(tooled_gateway: Gateway) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=tooled_gateway.url, api_key="none", max_retries=0) as client:
         yield client
 
 

@@ -17,7 +17,7 @@ from tests.support.gateway import Gateway
 from tests.support.site import REPOSITORY
 
 HERE = REPOSITORY / "tests" / "support" / "sdks"
-PROGRAMS = sorted(path.name for path in HERE.glob("with_*"))
+PROGRAMS, WITH_TOOLS = (sorted(path.name for path in HERE.glob(names)) for names in ("with_*", "tools_with_*"))
 SDKS = os.environ.get("PETIOLE_SDKS")
 ABSENT = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'|Cannot find package '([^']+)'")
 LEAST_NODE = 22
@@ -39,6 +39,15 @@ def command(program: str, tmp_path: Path) -> list[str]:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_an_sdk_gets_what_it_asks_for(gateway: Gateway, program: str, tmp_path: Path) -> None:
+    is_fine(gateway, program, tmp_path)
+
+
+@pytest.mark.parametrize("program", WITH_TOOLS)
+def test_an_sdk_gets_calls_of_its_tools(tooled_gateway: Gateway, program: str, tmp_path: Path) -> None:
+    is_fine(tooled_gateway, program, tmp_path)
+
+
+def is_fine(gateway: Gateway, program: str, tmp_path: Path) -> None:
     run = subprocess.run(
         [*command(program, tmp_path), gateway.url], capture_output=True, text=True, timeout=_RUN_S, cwd=tmp_path
     )

@@ -2,4 +2,5 @@
 own environment, and `tests/gateway/test_sdks.py` runs the programs.
 
     with_NAME.py, with_NAME.mjs   a program of one SDK: `python with_litellm.py URL`. It fails, or prints `fine`
+    tools_with_NAME.py            the same, of a model with tools
 """
