@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo test test-all sdks lint render format bench chaos wheelhouse lock pin clean
+.PHONY: help demo test test-all sdks schema lint render format bench chaos wheelhouse lock pin clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -44,6 +44,11 @@ sdks: $(VENV)/.dev  ## the gateway with SDKs of others as its clients, installed
 	-command -v npm && npm install --silent --prefix $(SDKS) node@22 openai ai @ai-sdk/openai \
 		@ai-sdk/openai-compatible zod
 	PETIOLE_SDKS=$(SDKS) $(BIN)/python -m pytest tests/gateway/test_sdks.py -rs
+
+schema: $(VENV)/.dev  ## random requests from OpenAI's description of its interface to the gateway
+	test -e $(SDKS)/bin/python || $(PYTHON) -m venv $(SDKS)
+	$(SDKS)/bin/pip install --quiet schemathesis
+	PETIOLE_SCHEMATHESIS=$(SDKS)/bin/schemathesis $(BIN)/python -m pytest tests/gateway/openai/test_description.py -rs
 
 lint: $(VENV)/.dev  ## ruff, mypy in strict mode, and who may import whom
 	$(BIN)/ruff check .

@@ -39,7 +39,7 @@ class ChatView:
             "created": record.created,
             "model": record.model,
         }
-        self._head = encode(head)[:-1] + b',"system_fingerprint":null,"choices":['
+        self._head = encode(head)[:-1] + b',"choices":['
         self._tail = b'],"usage":null}' if self._asked.get("usage") else b"]}"
         self._plain = not (self._asked.keys() & {"top_logprobs", "token_ids"})
 
@@ -142,7 +142,6 @@ def whole(record: Record, outputs: Sequence[Whole]) -> dict[str, Any]:
         "model": record.model,
         "choices": choices,
         "usage": usage([output.ended.usage for output in outputs if output.ended]),
-        "system_fingerprint": None,
     }
     also = {"metadata": "metadata", "prompt_ids": "prompt_token_ids"}
     return answer | {shown: record.asked[name] for name, shown in also.items() if name in record.asked}

@@ -94,7 +94,6 @@ def whole(record: Record, outputs: Sequence[Whole]) -> dict[str, Any]:
         "model": record.model,
         "choices": choices,
         "usage": usage([output.ended.usage for output in outputs if output.ended], record.asked["each"]),
-        "system_fingerprint": None,
     }
 
 

@@ -22,6 +22,7 @@ A whole installation, and who uses it:
     scraping         `petiole metrics` as a process
     gateway          `petiole serve` as a process
     open_responses   the compliance suite of Open Responses, fetched where there is Node
+    openai_schema    schemathesis on OpenAI's description of its interface, where there is both
 
 Engines that a worker of a site may run, named by `PETIOLE_ENGINE_FACTORY`:
 

@@ -9,13 +9,14 @@ from petiole.gateway.core.failures import invalid
 
 MOST = 100
 _USUAL = "20"
+_MOST_DIGITS = 9
 
 
 def listed(items: Sequence[Mapping[str, Any]], query: Mapping[str, str], order: str = "desc") -> dict[str, Any]:
     """A page of these items, which are oldest first. `order`: which end comes first, unless the query says so.
-    Raises `Failure`."""
+    An empty page has empty ids, because OpenAI's description knows no null there. Raises `Failure`."""
     limit, order = query.get("limit", _USUAL), query.get("order", order)
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= MOST):
+    if not (limit.isascii() and limit.isdecimal() and len(limit) <= _MOST_DIGITS and 1 <= int(limit) <= MOST):
         raise invalid("limit", f"limit: must be a number from 1 to {MOST}, got {limit[:64]!r}", "invalid_value")
     if order not in ("asc", "desc"):
         raise invalid("order", f"order: must be asc or desc, got {order[:64]!r}", "invalid_value")
@@ -29,7 +30,7 @@ def listed(items: Sequence[Mapping[str, Any]], query: Mapping[str, str], order: 
     return {
         "object": "list",
         "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
+        "first_id": page[0]["id"] if page else "",
+        "last_id": page[-1]["id"] if page else "",
         "has_more": len(rest) > len(page),
     }

@@ -159,8 +159,9 @@ def test_pages_put_together_are_the_list() -> None:
                 break
             query["after"] = page["last_id"]
         assert seen == (all_of_it if order == "asc" else all_of_it[::-1])
-    assert listed([], {})["first_id"] is None
-    for wrong in ({"limit": "0"}, {"limit": "x"}, {"limit": "٣"}, {"order": "up"}, {"after": "none"}):
+    assert listed([], {})["first_id"] == ""
+    limits = ("0", "x", "٣", "0000000001000", "1" * 5000)
+    for wrong in (*({"limit": limit} for limit in limits), {"order": "up"}, {"after": "none"}):
         with pytest.raises(Failure):
             listed(all_of_it, wrong)
 
