@@ -6,7 +6,7 @@ in a path, because logs have paths."""
 
 from __future__ import annotations
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from petiole.gateway.core.caller import asking
 from petiole.gateway.core.failures import Failure
@@ -32,8 +32,15 @@ class Authorized:
             if scope["type"] == "http":
                 return await error_answer(scope, failure)(scope, receive, send)
             return await send({"type": "websocket.close", "code": _DENIED})
-        with asking(who):
-            await self._app(scope, receive, send)
+        with asking(who) as told:
+
+            async def telling(message: Message) -> None:
+                if told and message["type"] == "http.response.start":
+                    more = [(name.encode(), value.encode()) for name, value in told.items()]
+                    message["headers"] = [*message.get("headers", ()), *more]
+                await send(message)
+
+            await self._app(scope, receive, telling)
 
 
 def path_in(scope: Scope) -> str:

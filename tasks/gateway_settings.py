@@ -27,6 +27,12 @@ class GatewaySettings(BaseModel):
     gateway_origins: str = Field(
         default="", description="web pages that may call it, such as https://app.example.com; empty: none"
     )
+    gateway_most_queued: int = Field(
+        default=0, ge=0, description="tasks in a queue beyond which further ones are answered 429; 0: any number"
+    )
+    gateway_most_wait_s: float = Field(
+        default=0.0, ge=0, le=_LONGEST_S, description="expected wait beyond which the answer is 429; 0: any"
+    )
     gateway_max_body_bytes: int = Field(
         default=64 * 2**20, ge=1024, le=2**30, description="largest body of an HTTP request"
     )

@@ -72,10 +72,10 @@ def usage_keys(day: str) -> tuple[str, str]:
 
 
 def account_keys(tenant: str, key: str = "") -> tuple[str, str]:
-    """Of the limits of a tenant, or of one key of it (`gateway.serving.callers.limits`): a hash, what is left of a
-    minute; a sorted set, the tasks that run, by the time at which they are given up."""
+    """Of the limits of a tenant, or of one key of it (`gateway.serving.callers.limits`): a hash, what was used in
+    the last minute; a sorted set, the tasks that run, by the time at which they are given up."""
     name = f"{tenant}/{key}" if key else tenant
-    return gateway_key(f"/left/{name}"), gateway_key(f"/running/{name}")
+    return gateway_key(f"/used/{name}"), gateway_key(f"/running/{name}")
 
 
 class StreamKeys(NamedTuple):

@@ -63,6 +63,11 @@ class Caller(msgspec.Struct, frozen=True):
     tenant: Tenant = Tenant()
     key_limits: Limits = Limits()
 
+    @property
+    def of_both(self) -> tuple[Limits, Limits]:
+        """The limits of the tenant and of the key."""
+        return self.tenant.limits, self.key_limits
+
     def may_ask(self, model: str) -> bool:
         patterns = self.tenant.models
         return patterns is None or any(fnmatch.fnmatchcase(model, pattern) for pattern in patterns)
@@ -75,6 +80,7 @@ class Caller(msgspec.Struct, frozen=True):
 ANYBODY = Caller()
 
 _caller: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
+_told: ContextVar[dict[str, str] | None] = ContextVar("told", default=None)
 
 
 def caller() -> Caller:
@@ -82,11 +88,20 @@ def caller() -> Caller:
     return _caller.get()
 
 
+def tell(name: str, value: str) -> None:
+    """Let the answer have this header, if it has not begun."""
+    told = _told.get()
+    if told is not None:
+        told[name] = value
+
+
 @contextmanager
-def asking(who: Caller) -> Iterator[None]:
-    """In this context, and in tasks that begin in it, this caller asks."""
-    token = _caller.set(who)
+def asking(who: Caller) -> Iterator[dict[str, str]]:
+    """In this context, and in tasks that begin in it, this caller asks. What is told it is in the result."""
+    told: dict[str, str] = {}
+    tokens = _caller.set(who), _told.set(told)
     try:
-        yield
+        yield told
     finally:
-        _caller.reset(token)
+        _caller.reset(tokens[0])
+        _told.reset(tokens[1])

@@ -10,7 +10,14 @@ from typing import Literal
 from petiole.gateway.core.parts import Ended
 from petiole.tasks import errors
 
-Kind = Literal["invalid_request_error", "not_found_error", "server_error", "service_unavailable_error"]
+Kind = Literal[
+    "invalid_request_error",
+    "authentication_error",
+    "rate_limit_error",
+    "not_found_error",
+    "server_error",
+    "service_unavailable_error",
+]
 RETRY_AFTER_S = 2
 _LENGTH = re.compile("must have at most [0-9]+ tokens")
 
@@ -33,6 +40,8 @@ class Failure(Exception):  # noqa: N818
 
     @property
     def kind(self) -> Kind:
+        if self.status in (401, 429):
+            return "authentication_error" if self.status == 401 else "rate_limit_error"
         if self.status == 503:
             return "service_unavailable_error"
         if self.status >= 500:

@@ -16,6 +16,9 @@ HEADER = "tenant"
 """The header of a message with the tenant's name. With `PETIOLE_TENANT_WEIGHTS` it finds the tenant's queue."""
 
 
+NOTHING: Mapping[str, Any] = {}
+
+
 def options(asks: Caller, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a task. The tenant's salt and the client's own make one salt, which nobody else can name."""
     if not asks.tenant.salt:
@@ -24,11 +27,11 @@ def options(asks: Caller, given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, "salt": hashlib.sha256(f"{asks.tenant.salt}\0{own}".encode()).hexdigest()}
 
 
-def submission(asks: Caller, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a submission. No task of a tenant is more urgent than the tenant's priority."""
+def submission(asks: Caller, given: Mapping[str, Any], headers: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
+    """The options of a submission, with these headers. No task of a tenant is more urgent than its priority."""
     if not asks.name:
         return dict(given)
-    found = {**given, "headers": {**given.get("headers", {}), HEADER: asks.name}}
+    found = {**given, "headers": {**given.get("headers", {}), **headers, HEADER: asks.name}}
     most = asks.tenant.priority
     if most is None:
         return found

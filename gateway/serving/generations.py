@@ -24,6 +24,7 @@ from petiole.gateway.core.plan import Plan
 from petiole.gateway.core.reading import Reading
 from petiole.gateway.core.record import Record
 from petiole.gateway.serving import records
+from petiole.gateway.serving.callers import limits
 from petiole.gateway.serving.patience import patiently
 from petiole.tasks import errors
 from petiole.tasks.app.application import app as celery_app
@@ -179,6 +180,7 @@ class Generation:
             return
         if missing is not None:
             await self.cancel()
+            await limits.release(self.record)
             raise unavailable(f"no worker serves model {self.record.model!r} at the moment", "no_worker")
 
     async def whole(self, failed: bool = False) -> list[Whole]:
@@ -221,23 +223,26 @@ async def begin(plan: Plan) -> Generation:
     record = plan.record
     generation = Generation(record, plan.names, fresh=True)
     try:
+        held = await limits.admit(plan)
         keep_s = plan.keep_s or settings().gateway_keep_s
         await asyncio.gather(records.put(record, keep_s, generation.interest()), generation.open())
         generation.start()
-        await _submit(plan)
+        await _submit(plan, held)
     except BaseException:
         await generation.aclose()
+        with contextlib.suppress(Failure):
+            await limits.release(record)
         raise
     return generation
 
 
-async def _submit(plan: Plan) -> None:
+async def _submit(plan: Plan, held: Mapping[str, Any]) -> None:
     record, asks = plan.record, caller()
     where = {"queue": record.queue} if record.queue != settings().queue else {}
     submissions = [
         TASKS[call.task].adelay(
             **of_tenant.options(asks, call.options),
-            **of_tenant.submission(asks, plan.submission),
+            **of_tenant.submission(asks, plan.submission, held),
             **where,
             task_id=task_id,
         )

@@ -24,7 +24,10 @@ TENANT_HEADER = "tenant"
 
 HELD_HEADER = "petiole-held"
 """In a message of the gateway's: the name of the key, and the tokens, in and out, that limits hold for the task
-until its end: `[KEY, IN, OUT]`."""
+until its end, and in which slot of time: `[KEY, IN, OUT, SLOT]`."""
+
+SLOT_MS = 5000
+"""What limits count, they count in slots of this length."""
 
 SECONDS_A_DAY = 86_400
 
@@ -34,7 +37,7 @@ class Account:
     """Whose task it is, and what it runs on. `days`: how long its entry is kept."""
 
     tenant: str = ""
-    held: tuple[str, int, int] | None = None
+    held: tuple[str, int, int, int] | None = None
     model: str = ""
     adapter: str = ""
     days: int = 7
@@ -44,8 +47,8 @@ class Account:
         """`message`: the headers. What they have in another form than expected is left out."""
         tenant, held = message.get(TENANT_HEADER), None
         match message.get(HELD_HEADER):
-            case [str(key), int(tokens_in), int(tokens_out)]:
-                held = key, tokens_in, tokens_out
+            case [str(key), int(tokens_in), int(tokens_out), int(slot)]:
+                held = key, tokens_in, tokens_out, slot
         return cls(tenant if isinstance(tenant, str) else "", held, **known)
 
 
@@ -85,4 +88,4 @@ def entry(
         "attempt": attempt,
         "days": account.days,
     }
-    return json.dumps(found | ({"held": account.held[1:]} if account.held else {}))
+    return json.dumps(found | ({"held": [*account.held[1:], SLOT_MS]} if account.held else {}))

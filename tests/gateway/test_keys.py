@@ -18,7 +18,7 @@ from petiole.gateway.core.caller import Caller, Key, Tenant
 from petiole.gateway.program import is_loopback
 from petiole.gateway.serving.callers import keys
 from petiole.tasks.errors import InvalidSettings
-from petiole.tasks.keys import stream_keys
+from petiole.tasks.keys import account_keys, stream_keys
 from petiole.tasks.settings import settings
 from tests.support.gateway import Gateway
 from tests.support.site import REPOSITORY, RedisServer, Site, eventually
@@ -29,11 +29,13 @@ DOCUMENT = {
         "acme": {"salt": "one", "priority": 3},
         "initech": {"salt": "other", "models": ["other-*"]},
         "globex": {"salt": "third"},
+        "small": {"salt": "s", "limits": {"requests": 2, "output_tokens": 1000, "concurrent": 5}},
     },
     "keys": {
         keys.digest_of(ACME): {"tenant": "acme"},
         keys.digest_of(INITECH): {"tenant": "globex"},
         keys.digest_of("few"): {"tenant": "initech"},
+        keys.digest_of("little"): {"tenant": "small"},
     },
 }
 CHAT: dict[str, Any] = {
@@ -162,6 +164,24 @@ def test_a_tenant_sees_what_it_has_used_and_nothing_of_others(http: httpx2.Clien
     assert (entry["prompt"], entry["output"]) == (made["prompt_tokens"], made["completion_tokens"])
     assert "acme" in petiole("usage", "--days", "2", **told).stdout
     assert petiole("usage", "--days", "0", **told).returncode == 1
+
+
+def test_a_limit_is_told_and_what_ran_counts_as_what_it_used(http: httpx2.Client, site: Site) -> None:
+    first = http.post("/v1/chat/completions", json={**CHAT, "max_tokens": 400}, headers=bearer("little"))
+    assert first.headers["x-ratelimit-limit-requests"] == "2"
+    task, made = first.json()["id"], first.json()["usage"]["completion_tokens"]
+    used, running = account_keys("small")
+    eventually(lambda: site.redis.zscore(running, task) is None, "its end was counted")
+    counted = {name: int(value) for name, value in site.redis.hgetall(used).items()}
+    assert sum(value for name, value in counted.items() if name.startswith(b"output")) == made
+    told = {"model": "petiole-tiny", "input": "x", "max_output_tokens": 2}
+    assert http.post("/v1/responses", json=told, headers=bearer("little")).status_code == 200
+    for path, asked in (("/v1/chat/completions", CHAT), ("/v1/responses", told)):
+        refused = http.post(path, json=asked, headers=bearer("little"))
+        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    assert http.get("/v1/models", headers=bearer("little")).status_code == 200
 
 
 @pytest.mark.parametrize("url", ["redis://localhost/0", "amqp://localhost//"])

@@ -1,6 +1,7 @@
 """Who may ask, and how much. A request's caller is `core.caller.caller()`.
 
 keys     finds the caller of a key: in the settings, and in Redis
+limits   what a caller may use, and how long a queue may be
 usage    what a caller has used
 manage   makes, lists and revokes the keys in Redis, for `petiole keys`
 """

@@ -30,10 +30,22 @@ local function milliseconds()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
+-- Correct what limits have counted: `more` tokens than they have held. What was held too much goes back to its slot,
+-- if that is still counted; what was used beyond it counts from now on.
+local function correct(used, kind, more, held)
+  local field = kind .. ':' .. held[3]
+  if more > 0 then
+    redis.call('HINCRBY', used, kind .. ':' .. math.floor(milliseconds() / held[4]), more)
+    redis.call('EXPIRE', used, 120)
+  elseif more < 0 and redis.call('HEXISTS', used, field) == 1 then
+    redis.call('HINCRBY', used, field, more)
+  end
+end
+
 -- Enter the end of a task in the ledger, and give back what its tenant's limits hold for it: see `record.ledger`.
 -- Called once for each end. What fails here must not hold a stream, so its callers go on after an error.
 --
--- keys   from `first` on: the day's entries, the day's sums, and twice what is left and what runs: of the tenant, of
+-- keys   from `first` on: the day's entries, the day's sums, and twice what was used and what runs: of the tenant, of
 --        its key
 -- entry  JSON. `prompt` is null if this attempt has not counted the prompt: then what announced the task says it
 local function enter(keys, first, state, entry)
@@ -62,9 +74,8 @@ local function enter(keys, first, state, entry)
   if told.held then
     for of_whom = first + 2, first + 4, 2 do
       call('ZREM', keys[of_whom + 1], told.task)
-      if call('EXISTS', keys[of_whom]) == 1 then
-        call('HINCRBY', keys[of_whom], 'input', told.held[1] - told.prompt)
-        call('HINCRBY', keys[of_whom], 'output', told.held[2] - told.output)
+      for place, what in ipairs({'prompt', 'output'}) do
+        correct(keys[of_whom], ({'input', 'output'})[place], told[what] - told.held[place], told.held)
       end
     end
   end

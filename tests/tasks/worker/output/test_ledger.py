@@ -16,13 +16,13 @@ from petiole.outputs import Prepared
 from petiole.tasks.errors import WorkersLost
 from petiole.tasks.fleet import usage
 from petiole.tasks.keys import account_keys, usage_keys
-from petiole.tasks.record.ledger import SUMS, Account
+from petiole.tasks.record.ledger import SLOT_MS, SUMS, Account
 from petiole.tasks.worker.broker.quarantine import end_stream
 from petiole.tasks.worker.output.outcomes import Outcome, ended, failed
 from petiole.tasks.worker.output.publisher import Call, Publisher
 from tests.support.publishing import TASK, attempt, begin
 
-ACCOUNT = Account("acme", ("key", 50, 60), "m", "adapter")
+ACCOUNT = Account("acme", ("key", 50, 60, 7), "m", "adapter")
 PREPARED = Prepared("m", "f", prompt_tokens=9, prompt_end="")
 
 
@@ -58,7 +58,7 @@ def test_the_end_of_a_task_is_entered_with_it(publisher: Publisher, client: redi
     shown = {name: entry[name] for name in ("tenant", "model", "adapter", *SUMS[1:], "end", "attempt", "held")}
     assert shown == {
         "tenant": "acme", "model": "m", "adapter": "adapter", "prompt": 7, "cached": 3, "output": 2,
-        "reasoning": 2, "end": "stop", "attempt": 1, "held": [50, 60],
+        "reasoning": 2, "end": "stop", "attempt": 1, "held": [50, 60, 7, SLOT_MS],
     }  # fmt: skip
     assert sums(client) == {
         ("acme", "m"): (
@@ -143,16 +143,32 @@ def test_a_damaged_ledger_holds_no_stream(publisher: Publisher, client: redis.Re
     assert heard.words == ["finished"]
 
 
-def test_what_limits_hold_is_given_back_at_the_end(publisher: Publisher, client: redis.Redis) -> None:
-    for left, running in (account_keys("acme"), account_keys("acme", "key")):
-        client.hset(left, mapping={"input": 100, "output": 100})
+@pytest.mark.parametrize("held", [("key", 50, 60), ("key", 3, 1)])
+def test_what_limits_hold_is_corrected_at_the_end(
+    publisher: Publisher, client: redis.Redis, held: tuple[str, int, int]
+) -> None:
+    """In the minute that began with the task, it has used what its usage says."""
+    slot = int(client.time()[0] * 1000 // SLOT_MS)
+    for used, running in (account_keys("acme"), account_keys("acme", "key")):
+        client.hset(used, mapping={f"input:{slot}": held[1] + 100, f"output:{slot}": held[2] + 100})
         client.zadd(running, {TASK: 1, "another": 1})
+    stream, _ = attempt(publisher, client, account=Account("acme", (*held, slot), "m"))
+    stream.finish(result(2))
+    publisher.flush([stream])
+    for used, running in (account_keys("acme"), account_keys("acme", "key")):
+        counted = {name.decode(): int(value) for name, value in client.hgetall(used).items()}
+        for kind, made in (("input", 7), ("output", 2)):
+            assert sum(value for name, value in counted.items() if name.startswith(kind)) == 100 + made
+        assert client.zrange(running, 0, -1) == [b"another"]
+
+
+def test_a_slot_that_is_forgotten_gets_nothing_back(publisher: Publisher, client: redis.Redis) -> None:
+    used, _ = account_keys("acme")
+    client.hset(used, "input:9", 5)
     stream, _ = attempt(publisher, client, account=ACCOUNT)
     stream.finish(result(2))
     publisher.flush([stream])
-    for left, running in (account_keys("acme"), account_keys("acme", "key")):
-        assert client.hgetall(left) == {b"input": b"143", b"output": b"158"}
-        assert client.zrange(running, 0, -1) == [b"another"]
+    assert client.hgetall(used) == {b"input:9": b"5"}
 
 
 @pytest.mark.parametrize(
@@ -161,8 +177,8 @@ def test_what_limits_hold_is_given_back_at_the_end(publisher: Publisher, client:
         ({}, "", None),
         ({"tenant": "acme"}, "acme", None),
         ({"tenant": ["acme"], "petiole-held": "x"}, "", None),
-        ({"tenant": "a", "petiole-held": ["k", 1, 2]}, "a", ("k", 1, 2)),
-        ({"tenant": "a", "petiole-held": ["k", "1", 2]}, "a", None),
+        ({"tenant": "a", "petiole-held": ["k", 1, 2, 3]}, "a", ("k", 1, 2, 3)),
+        ({"tenant": "a", "petiole-held": ["k", "1", 2, 3]}, "a", None),
     ],
 )
 def test_whose_task_it_is_stands_in_the_message(message: dict[str, Any], tenant: str, held: Any) -> None:

@@ -1,0 +1,219 @@
+"""Limits under many clients at once: never above, and nobody is left out."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from petiole.gateway.core.caller import ANYBODY, Caller, Limits, Tenant, asking
+from petiole.gateway.core.failures import Failure
+from petiole.gateway.core.plan import Call, Plan
+from petiole.gateway.core.record import Record
+from petiole.gateway.serving.callers import limits
+from petiole.tasks.keys import account_keys
+from petiole.tasks.record.ledger import HELD_HEADER, SLOT_MS
+from petiole.tasks.settings import settings
+from tests.support.site import RedisServer
+
+CLIENTS = 200
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("limits"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def client(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[redis.Redis]:
+    monkeypatch.setenv("PETIOLE_BROKER_URL", server.url)
+    settings.cache_clear()
+    with redis.Redis(unix_socket_path=str(server.socket)) as client:
+        client.flushall()
+        yield client
+    settings.cache_clear()
+
+
+def caller(of_tenant: Limits, of_key: Limits | None = None, key: str = "key") -> Caller:
+    return Caller("acme", key, Tenant(limits=of_tenant), of_key or Limits())
+
+
+def plan(n: int = 1, characters: int = 40, max_tokens: int | str = 10) -> Plan:
+    name = f"chatcmpl-{uuid.uuid4().hex}"
+    tasks = [f"{name}-{choice}" for choice in range(n)]
+    record = Record(id=name, kind="chat.completion", created=0, model="m", tasks=tasks, queue="petiole")
+    options = {"messages": [{"role": "user", "content": "x" * characters}], "max_tokens": max_tokens}
+    return Plan(record, [Call("chat", options)] * n)
+
+
+def run(work: Callable[[], Awaitable[Any]], who: Caller) -> tuple[Any, dict[str, str]]:
+    async def asked() -> tuple[Any, dict[str, str]]:
+        with asking(who) as told:
+            return await work(), told
+
+    return asyncio.run(asked())
+
+
+async def outcome(of: Plan) -> dict[str, Any] | Failure:
+    try:
+        return await limits.admit(of)
+    except Failure as failure:
+        return failure
+
+
+@pytest.mark.parametrize(
+    ("most", "admitted"),
+    [
+        (Limits(requests=30), 30),
+        (Limits(input_tokens=100), 10),
+        (Limits(output_tokens=155), 15),
+        (Limits(concurrent=7), 7),
+        (Limits(requests=50, output_tokens=100, concurrent=60), 10),
+    ],
+)
+@pytest.mark.parametrize("whose", ["tenant", "key"])
+def test_of_many_clients_at_once_as_many_are_admitted_as_the_limit_says(
+    client: redis.Redis, most: Limits, admitted: int, whose: str
+) -> None:
+    who = caller(most) if whose == "tenant" else caller(Limits(), most)
+    outcomes, _ = run(lambda: asyncio.gather(*(outcome(plan()) for _ in range(CLIENTS))), who)
+    refused = [one for one in outcomes if isinstance(one, Failure)]
+    assert len(outcomes) - len(refused) == admitted
+    for one in refused:
+        assert (one.status, one.code, one.kind) == (429, "rate_limit_exceeded", "rate_limit_error")
+        assert one.retry_after_s is not None
+        assert 1 <= one.retry_after_s <= 65
+
+
+def test_many_clients_that_come_again_are_all_served_and_never_too_many(client: redis.Redis) -> None:
+    most, running, highest, served = 6, 0, 0, 0
+    _, set_of_running = account_keys("acme")
+
+    async def one() -> None:
+        nonlocal running, highest, served
+        while isinstance(await outcome(asked := plan()), Failure):
+            await asyncio.sleep(0)
+        running += 1
+        highest = max(highest, running)
+        await asyncio.sleep(0)
+        running -= 1
+        client.zrem(set_of_running, *asked.record.tasks)  # as a worker does with the end
+        served += 1
+
+    run(lambda: asyncio.gather(*(one() for _ in range(CLIENTS))), caller(Limits(concurrent=most)))
+    assert (served, client.zcard(set_of_running)) == (CLIENTS, 0)
+    assert highest <= most
+
+
+def test_keys_of_a_tenant_share_its_limit_and_other_tenants_do_not(client: redis.Redis) -> None:
+    most = Limits(requests=2)
+    for key in ("one", "two"):
+        found, _ = run(lambda: outcome(plan()), caller(most, key=key))
+        assert not isinstance(found, Failure)
+    assert isinstance(run(lambda: outcome(plan()), caller(most, key="three"))[0], Failure)
+    other = Caller("globex", "key", Tenant(limits=most))
+    assert not isinstance(run(lambda: outcome(plan()), other)[0], Failure)
+    assert run(lambda: outcome(plan()), ANYBODY)[0] == {}
+
+
+def test_choices_run_one_by_one_and_too_many_of_them_are_refused_at_once(client: redis.Redis) -> None:
+    who = caller(Limits(concurrent=3))
+    assert not isinstance(run(lambda: outcome(plan(n=2)), who)[0], Failure)
+    assert run(lambda: outcome(plan(n=2)), who)[0].status == 429
+    assert run(lambda: outcome(plan(n=4)), who)[0].status == 400
+    first = plan()
+
+    async def released() -> None:
+        await limits.admit(first)
+        await limits.release(first.record)
+
+    run(released, who)
+    assert client.zcard(account_keys("acme")[1]) == 2
+
+
+def test_an_answer_says_what_is_left(client: redis.Redis) -> None:
+    who = caller(Limits(requests=10, output_tokens=100), Limits(requests=5))
+    held, told = run(lambda: outcome(plan(max_tokens=30)), who)
+    assert held[HELD_HEADER][:3] == ["key", 10, 30]
+    assert (told["x-ratelimit-limit-requests"], told["x-ratelimit-remaining-requests"]) == ("5", "5")
+    _, told = run(lambda: outcome(plan(max_tokens=30)), who)
+    assert (told["x-ratelimit-limit-requests"], told["x-ratelimit-remaining-requests"]) == ("5", "4")
+    assert (told["x-ratelimit-limit-tokens"], told["x-ratelimit-remaining-tokens"]) == ("100", "70")
+    assert told["x-ratelimit-reset-requests"].endswith("s")
+
+
+def test_a_request_larger_than_its_limit_waits_for_a_whole_minute_and_not_for_ever(client: redis.Redis) -> None:
+    who = caller(Limits(output_tokens=100))
+    held, _ = run(lambda: outcome(plan(max_tokens="rest")), who)
+    assert held[HELD_HEADER][2] == 100, "no more is held than the limit, so no more is given back"
+    assert isinstance(run(lambda: outcome(plan(max_tokens=1)), who)[0], Failure)
+
+
+def test_what_was_used_over_a_minute_ago_counts_no_longer(client: redis.Redis) -> None:
+    who, (used, _) = caller(Limits(requests=10)), account_keys("acme")
+    slot = int(client.time()[0] * 1000 // SLOT_MS)
+    client.hset(used, mapping={f"requests:{slot - 20}": 9, f"requests:{slot - 5}": 6, f"requests:{slot - 2}": 4})
+    failure, _ = run(lambda: outcome(plan()), who)
+    assert failure.status == 429
+    assert 30 <= failure.retry_after_s <= 45, "until the older six are a minute old"
+    client.hdel(used, f"requests:{slot - 5}")
+    assert not isinstance(run(lambda: outcome(plan()), who)[0], Failure)
+    assert not client.hexists(used, f"requests:{slot - 20}")
+
+
+def test_a_queue_that_is_too_long_is_not_joined(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PETIOLE_GATEWAY_MOST_QUEUED", "3")
+    settings.cache_clear()
+    client.rpush("petiole", "a", "b")
+    assert not isinstance(run(lambda: outcome(plan()), ANYBODY)[0], Failure)
+    client.rpush("petiole", "c")
+    assert run(lambda: outcome(plan()), ANYBODY)[0].status == 429
+
+
+def test_the_wait_is_estimated_from_what_workers_end(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PETIOLE_GATEWAY_MOST_WAIT_S", "10")
+    settings.cache_clear()
+    client.rpush("petiole", *range(50))
+
+    async def asked(rate: float) -> Any:
+        limits.line()._rates = {"petiole": rate}
+        limits.line()._read_at = float("inf")
+        return await outcome(plan())
+
+    assert not isinstance(run(lambda: asked(0.0), ANYBODY)[0], Failure), "nothing is known"
+    assert not isinstance(run(lambda: asked(6.0), ANYBODY)[0], Failure)
+    refused, _ = run(lambda: asked(2.0), ANYBODY)
+    assert (refused.status, refused.retry_after_s) == (429, 15)
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens"),
+    [
+        ({"prompt": "x" * 400, "max_tokens": 7}, (100, 7)),
+        ({"prompt": [1, 2, 3], "max_tokens": "rest"}, (3, limits.UNKNOWN_OUTPUT)),
+        ({"messages": [{"role": "user", "content": "x" * 40}]}, (10, limits.UNKNOWN_OUTPUT)),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "text", "text": "x" * 40},
+                            {"type": "image_url", "image_url": {"url": "data:" + "y" * 4000}},
+                        ],
+                    }
+                ],
+                "max_tokens": 1,
+            },
+            (10, 1),
+        ),
+    ],
+)
+def test_tokens_are_estimated(options: dict[str, Any], tokens: tuple[int, int]) -> None:
+    assert limits.estimated([options]) == tokens
