@@ -6,11 +6,15 @@ in a path, because logs have paths."""
 
 from __future__ import annotations
 
+import asyncio
+import re
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from petiole.gateway.core.caller import asking
+from petiole.gateway.core.caller import Request, asking
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.dialects import error_answer
+from petiole.gateway.serving.callers import retries
 from petiole.gateway.serving.callers.keys import callers
 
 OPEN = frozenset({"/health", "/ready", "/metrics"})
@@ -32,15 +36,42 @@ class Authorized:
             if scope["type"] == "http":
                 return await error_answer(scope, failure)(scope, receive, send)
             return await send({"type": "websocket.close", "code": _DENIED})
-        with asking(who) as told:
+        made = repeating(scope)
+        with asking(who, made) as told:
+            complete = gone = False
+
+            async def hearing() -> Message:
+                nonlocal gone
+                message = await receive()
+                gone = gone or (message["type"] == "http.disconnect" and not complete)
+                return message
 
             async def telling(message: Message) -> None:
+                nonlocal complete
                 if told and message["type"] == "http.response.start":
                     more = [(name.encode(), value.encode()) for name, value in told.items()]
                     message["headers"] = [*message.get("headers", ()), *more]
                 await send(message)
+                complete = complete or (message["type"] == "http.response.body" and not message.get("more_body"))
 
-            await self._app(scope, receive, telling)
+            try:
+                await self._app(scope, hearing, telling)
+            finally:
+                if made is not None and made.name and (gone or not complete):
+                    await asyncio.shield(asyncio.ensure_future(retries.left()))
+
+
+def repeating(scope: Scope) -> Request | None:
+    """The request, if another one may repeat it, or if it may repeat another one."""
+    if scope["type"] != "http" or scope["method"] != "POST":
+        return None
+    made = Request(path_in(scope))
+    for name, value in scope["headers"]:
+        if name == b"idempotency-key":
+            made.idempotency_key = value.decode("latin-1")
+        elif name == b"x-stainless-retry-count" and re.fullmatch(rb"[0-9]{1,4}", value):
+            made.retries = int(value)
+    return made if made.may_repeat else None
 
 
 def path_in(scope: Scope) -> str:

@@ -7,9 +7,11 @@ and a submission gets the tenant's salt, queue and priority. A room that is writ
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 import msgspec
 
@@ -77,15 +79,43 @@ class Caller(msgspec.Struct, frozen=True):
         return f"{self.name}/{name}" if self.name else name
 
 
+@dataclass
+class Request:
+    """The HTTP request, as far as it may repeat another one. `retries`: how often its SDK has tried before; None:
+    it does not say. `digest`: of its path and body. `name`: of the record that answers it."""
+
+    path: str = ""
+    idempotency_key: str = ""
+    retries: int | None = None
+    digest: str = ""
+    name: str = ""
+    kind: str = ""
+
+    @property
+    def may_repeat(self) -> bool:
+        return bool(self.idempotency_key) or self.retries is not None
+
+    def has(self, body: bytes) -> None:
+        """This is its body."""
+        if self.may_repeat:
+            self.digest = hashlib.sha256(self.path.encode(errors="surrogatepass") + b"\0" + body).hexdigest()
+
+
 ANYBODY = Caller()
 
 _caller: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
+_request: ContextVar[Request | None] = ContextVar("request", default=None)
 _told: ContextVar[dict[str, str] | None] = ContextVar("told", default=None)
 
 
 def caller() -> Caller:
     """Who asks."""
     return _caller.get()
+
+
+def request() -> Request | None:
+    """The request in whose context this runs; None over a WebSocket."""
+    return _request.get()
 
 
 def tell(name: str, value: str) -> None:
@@ -96,12 +126,13 @@ def tell(name: str, value: str) -> None:
 
 
 @contextmanager
-def asking(who: Caller) -> Iterator[dict[str, str]]:
+def asking(who: Caller, made: Request | None = None) -> Iterator[dict[str, str]]:
     """In this context, and in tasks that begin in it, this caller asks. What is told it is in the result."""
     told: dict[str, str] = {}
-    tokens = _caller.set(who), _told.set(told)
+    tokens = _caller.set(who), _told.set(told), _request.set(made)
     try:
         yield told
     finally:
         _caller.reset(tokens[0])
         _told.reset(tokens[1])
+        _request.reset(tokens[2])

@@ -9,6 +9,7 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from petiole.gateway.core import caller
 from petiole.gateway.core.failures import Failure, invalid
 from petiole.gateway.serving.sse import ClientGone
 from petiole.tasks.errors import InvalidRequest, shorten
@@ -19,7 +20,10 @@ M = TypeVar("M", bound=BaseModel)
 
 async def read(request: Request, kind: type[M]) -> M:
     """The body as a request of this kind. Raises `Failure`."""
-    return as_request(decoded(await _bytes(request)), kind)
+    body = await _bytes(request)
+    if (made := caller.request()) is not None:
+        made.has(body)
+    return as_request(decoded(body), kind)
 
 
 async def _bytes(request: Request) -> bytes:

@@ -16,15 +16,14 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from petiole.gateway.core import of_tenant
-from petiole.gateway.core.caller import caller
+from petiole.gateway.core import caller, of_tenant
 from petiole.gateway.core.failures import Failure, failure_of, unavailable
 from petiole.gateway.core.parts import Whole
 from petiole.gateway.core.plan import Plan
 from petiole.gateway.core.reading import Reading
 from petiole.gateway.core.record import Record
 from petiole.gateway.serving import records
-from petiole.gateway.serving.callers import limits
+from petiole.gateway.serving.callers import limits, retries
 from petiole.gateway.serving.patience import patiently
 from petiole.tasks import errors
 from petiole.tasks.app.application import app as celery_app
@@ -44,6 +43,9 @@ MOST_WAITING = 1024
 """Deltas that wait for a slow client. Behind them the log is read again when they are gone."""
 
 TASKS: Mapping[str, Any] = {"chat": definitions.chat, "generate": definitions.generate}
+
+
+_CLOSING: set[asyncio.Future[None]] = set()
 
 
 class Generation:
@@ -219,7 +221,29 @@ class Generation:
 
 
 async def begin(plan: Plan) -> Generation:
-    """Write the record, and then submit the tasks. Raises `Failure`; then nothing of the request is left."""
+    """Write the record, and then submit the tasks. Raises `Failure`; then nothing of the request is left. What
+    repeats an earlier request is that one: `record` says which."""
+    if (earlier := await retries.earlier(plan.record.id, plan.record.kind)) is not None:
+        return again(earlier)
+    if caller.request() is None:
+        return await _begun(plan)
+    # Who repeats it must find it whole, so a client that leaves does not interrupt it.
+    beginning = asyncio.ensure_future(_begun(plan))
+    try:
+        return await asyncio.shield(beginning)
+    except asyncio.CancelledError:
+        beginning.add_done_callback(_unread)
+        raise
+
+
+def _unread(beginning: asyncio.Future[Generation]) -> None:
+    if not beginning.cancelled() and beginning.exception() is None:
+        closing = asyncio.ensure_future(beginning.result().aclose())
+        _CLOSING.add(closing)
+        closing.add_done_callback(_CLOSING.discard)
+
+
+async def _begun(plan: Plan) -> Generation:
     record = plan.record
     generation = Generation(record, plan.names, fresh=True)
     try:
@@ -230,6 +254,7 @@ async def begin(plan: Plan) -> Generation:
         await _submit(plan, held)
     except BaseException:
         await generation.aclose()
+        await retries.forget(record.id)
         with contextlib.suppress(Failure):
             await limits.release(record)
         raise
@@ -237,7 +262,7 @@ async def begin(plan: Plan) -> Generation:
 
 
 async def _submit(plan: Plan, held: Mapping[str, Any]) -> None:
-    record, asks = plan.record, caller()
+    record, asks = plan.record, caller.caller()
     where = {"queue": record.queue} if record.queue != settings().queue else {}
     submissions = [
         TASKS[call.task].adelay(

@@ -32,8 +32,7 @@ _CANCELLED_WITHIN_S = 3.0
 
 async def create(request: Request) -> Response:
     asked = await bodies.read(request, CreateResponse)
-    own = await submitting.told(asked)
-    generation = await unless_gone(request, submitting.begin(asked, own, await submitting.before(asked)))
+    generation = await unless_gone(request, submitting.once(asked))
     if asked.background and not asked.stream:
         await generation.aclose()
         return json_answer(await turns.known(generation.record))

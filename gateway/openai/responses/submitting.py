@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.openai.responses import items, turns
 from petiole.gateway.openai.responses.items import Item
-from petiole.gateway.openai.responses.request import NAMES, PREFIX, Before, CreateResponse, Times, Told
+from petiole.gateway.openai.responses.request import KIND, NAMES, PREFIX, Before, CreateResponse, Times, Told
 from petiole.gateway.serving import generations, kept
 from petiole.gateway.serving.answering import checked, fetched, new_id
+from petiole.gateway.serving.callers import retries
 from petiole.gateway.serving.catalogue import catalogue
 from petiole.gateway.serving.generations import Generation
 from petiole.tasks.settings import settings
@@ -34,11 +35,23 @@ async def before(asked: Told) -> Before:
     return Before()
 
 
-async def begin(asked: CreateResponse, own: Sequence[Item], past: Before) -> Generation:
+async def once(asked: CreateResponse) -> Generation:
+    """What answers the request: the response to an earlier one that it repeats, or a new one. Raises `Failure`."""
+    name = new_id(PREFIX)
+    if (earlier := await retries.earlier(name, KIND)) is not None:
+        return generations.again(earlier)
+    try:
+        return await begin(asked, await told(asked), await before(asked), name)
+    except Failure:
+        await retries.forget(name)
+        raise
+
+
+async def begin(asked: CreateResponse, own: Sequence[Item], past: Before, name: str | None = None) -> Generation:
     """Keep the turn, let it join its conversation, and submit its task. Raises `Failure`; then the turn is
     gone."""
     found = await catalogue().find(asked.model)
-    name, times = new_id(PREFIX), Times(int(time.time()), settings().gateway_keep_s)
+    name, times = name or new_id(PREFIX), Times(int(time.time()), settings().gateway_keep_s)
     stay = asked.background or asked.stays
     plan = checked(lambda: asked.plan(name, times, found, stay, past, own), NAMES)
     if not asked.store:

@@ -2,6 +2,7 @@
 
 keys     finds the caller of a key: in the settings, and in Redis
 limits   what a caller may use, and how long a queue may be
+retries  which request another one repeats
 usage    what a caller has used
 manage   makes, lists and revokes the keys in Redis, for `petiole keys`
 """

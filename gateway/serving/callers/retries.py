@@ -1,0 +1,163 @@
+"""A request that repeats another one joins it, in place of a second task.
+
+    Idempotency-Key             the first request with this key of the tenant, whatever has become of it
+    x-stainless-retry-count     SDKs say it, and send no key. Some send equal requests on purpose, such as
+                                samples. So a retry joins only the one unfinished request with this body, of this
+                                tenant's key, that its client has left. If there is none, or more than one, the
+                                retry is a new request
+
+A gateway that is killed does not say which clients have left it: their retries are new requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from petiole.gateway.core.caller import Request, caller, request
+from petiole.gateway.core.failures import Failure, invalid, unavailable
+from petiole.gateway.core.record import Record
+from petiole.gateway.serving import records
+from petiole.gateway.serving.patience import patiently
+from petiole.tasks.keys import gateway_key, stream_keys
+from petiole.tasks.record import scripts
+from petiole.tasks.servers import connections
+from petiole.tasks.settings import settings
+
+LONGEST_KEY = 255
+LEFT_FOR_S = 600
+"""How long a request that its client has left is remembered."""
+
+_WAITS, _PAUSE_S = 100, 0.05
+_SOURCE = scripts.sources(Path(__file__).parent, {})["rejoin"]
+
+
+class Claim(msgspec.Struct):
+    """Which request has an `Idempotency-Key`. `digest`: of its path and body."""
+
+    id: str
+    kind: str
+    digest: str
+
+
+async def earlier(name: str, kind: str) -> Record | None:
+    """The record of the request that this one repeats. None: it is the first, and goes on under this name; it may
+    ask again. Raises `Failure`."""
+    made = request()
+    if made is None:
+        return None
+    found = None
+    if made.idempotency_key:
+        found = await _of_key(made, name, kind)
+    elif made.retries and not made.name:
+        found = await _left(made, kind)
+    made.name, made.kind = (name, kind) if found is None else (found.id, kind)
+    return found
+
+
+async def forget(name: str) -> None:
+    """The request of this name was refused: what repeats it is tried anew."""
+    made = request()
+    if made is None or not made.idempotency_key:
+        return
+    client, key = connections.async_streams(), _key_of(made)
+    with contextlib.suppress(Failure):
+        claim = _claim(await patiently(lambda: client.get(key)))
+        if claim is not None and claim.id == name:
+            await patiently(lambda: client.delete(key))
+
+
+async def left() -> None:
+    """The client of the request in this context has gone before its answer was complete."""
+    made = request()
+    if made is None or made.retries is None or made.idempotency_key or not made.name:
+        return
+    key = _same(made)
+    with contextlib.suppress(Failure):
+        await patiently(
+            lambda: connections.aperform([("HSET", key, made.name, "gone"), ("EXPIRE", key, LEFT_FOR_S)])
+        )
+
+
+async def _of_key(made: Request, name: str, kind: str) -> Record | None:
+    if len(made.idempotency_key) > LONGEST_KEY:
+        raise invalid(None, f"Idempotency-Key: must have at most {LONGEST_KEY} characters", "invalid_value")
+    client, key = connections.async_streams(), _key_of(made)
+    claim = Claim(name, kind, made.digest)
+    raw, keep_s = msgspec.json.encode(claim), settings().gateway_keep_s
+    for _ in range(_WAITS):
+        if await patiently(lambda: client.set(key, raw, nx=True, ex=keep_s)):
+            return None
+        first = _claim(await patiently(lambda: client.get(key)))
+        if first is None:  # refused meanwhile
+            continue
+        if first.id == name:
+            return None
+        if (first.kind, first.digest) != (kind, made.digest):
+            raise invalid(None, "Idempotency-Key: was used for another request", "idempotency_key_reused")
+        with contextlib.suppress(Failure):
+            return await records.get(first.id, kind)
+        await asyncio.sleep(_PAUSE_S)  # it is being submitted
+    raise unavailable("the request with this Idempotency-Key is being submitted; try again")
+
+
+async def _left(made: Request, kind: str) -> Record | None:
+    """Another one's retry may take it at the same time, so a script decides."""
+    client, key = connections.async_streams(), _same(made)
+    marks = await patiently(lambda: client.hgetall(key))
+    unfinished: dict[str, Record] = {}
+    for raw, mark in marks.items():
+        with contextlib.suppress(Failure):
+            record = await records.get(raw.decode() if isinstance(raw, bytes) else raw, kind)
+            if mark == b"gone" and not await _finished(record):
+                unfinished[record.id] = record
+    if not unfinished:
+        return None
+    name = await rejoin()(key, list(unfinished))
+    return unfinished.get(name)
+
+
+async def _finished(record: Record) -> bool:
+    """Whether all tasks have ended, or one was cancelled."""
+    commands = [("HGETALL", stream_keys(task).state) for task in record.tasks]
+    states = await patiently(lambda: connections.aperform(commands))
+    found = [set(state if isinstance(state, dict) else state[::2]) for state in states]
+    return all(b"done" in state for state in found) or any(b"cancel" in state for state in found)
+
+
+class Rejoin:
+    """The script, on an event loop's connections."""
+
+    def __init__(self) -> None:
+        self._script = connections.async_streams().register_script(_SOURCE)
+
+    async def __call__(self, key: str, names: list[str]) -> str:
+        reply = await patiently(lambda: self._script(keys=[key], args=names))
+        return reply.decode() if isinstance(reply, bytes) else str(reply)
+
+
+rejoin = connections.PerLoop(Rejoin)
+"""The running event loop's."""
+
+
+def _claim(raw: object) -> Claim | None:
+    try:
+        return msgspec.json.decode(raw, type=Claim) if isinstance(raw, bytes) else None
+    except msgspec.MsgspecError:
+        return None
+
+
+def _key_of(made: Request) -> str:
+    return _place("once", made.idempotency_key)
+
+
+def _same(made: Request) -> str:
+    return _place("same", f"{caller().key} {made.digest}")
+
+
+def _place(what: str, name: str) -> str:
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
+    return gateway_key(caller().place_of(f"{what}:{digest}"))
