@@ -28,13 +28,6 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     concurrent: int | None = None
 
 
-class Webhook(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Where the ends of background work are told, and the secret that signs what is told."""
-
-    url: str
-    secret: str
-
-
 class Tenant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """`salt`: a secret that keeps the tenant's prefixes in the cache apart. `queue`: the only queue for its tasks.
     `models`: patterns of the names, of models and adapters, that it may ask for; None: all. `priority`: the most
@@ -45,7 +38,6 @@ class Tenant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     models: Sequence[str] | None = None
     priority: int | None = None
     limits: Limits = Limits()
-    webhook: Webhook | None = None
 
 
 class Key(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

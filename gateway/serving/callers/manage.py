@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import structs
 
-from petiole.gateway.core.caller import NAME, Key, Limits, Tenant, Webhook
+from petiole.gateway.core.caller import NAME, Key, Limits, Tenant
 from petiole.gateway.serving.callers.keys import KEYS, TENANTS, digest_of, name_of, new, of_settings
 from petiole.tasks.errors import InvalidRequest, PetioleError, Unavailable
 from petiole.tasks.servers import connections
@@ -98,11 +98,9 @@ def revoke(name: str) -> str:
 
 
 def _checked(of_tenant: Mapping[str, Any]) -> None:
-    priority, webhook = of_tenant.get("priority"), of_tenant.get("webhook")
+    priority = of_tenant.get("priority")
     if priority is not None and not 0 <= priority <= 9:
         raise InvalidRequest("priority", "must be from 0 to 9", priority)
-    if isinstance(webhook, Webhook) and not re.match("https?://", webhook.url):
-        raise InvalidRequest("webhook", "must be an http URL", webhook.url)
 
 
 def _limits(given: Mapping[str, int]) -> dict[str, int | None]:
