@@ -23,6 +23,7 @@ Each line may import what stands below it.
     dialects     in which form a client is told of an error: that of its interface
     openai/      OpenAI's interface: requests become tasks, parts become chunks
     anthropic/   Anthropic's interface
+    page/        the page at `/`: chat and fleet, in static files
     serving/     everything with input or output: bodies, records in Redis, submission, following, streams
     core/        what is pure: records, parts of an output, numbers of events, failures
 """

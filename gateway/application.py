@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from petiole.gateway.anthropic import endpoints as messages
@@ -22,6 +22,7 @@ from petiole.gateway.dialects import error_answer
 from petiole.gateway.observing import METRICS, Observed
 from petiole.gateway.openai import endpoints
 from petiole.gateway.openai.responses import endpoints as responses
+from petiole.gateway.page import endpoints as page
 from petiole.gateway.serving.sse import ClientGone
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
@@ -68,13 +69,19 @@ def _told(error: Exception) -> Failure:
     return Failure(500, "the gateway has failed", code="server_error")
 
 
+def _below_v1() -> list[BaseRoute]:
+    """Anthropic's before OpenAI's: a path of both is Anthropic's for its clients alone."""
+    return [*messages.routes(), *endpoints.routes(), *responses.routes(), *page.routes_of_the_fleet()]
+
+
 def make() -> Starlette:
     return Starlette(
         routes=[
             Route("/health", health),
             Route("/ready", ready),
             Route("/metrics", metrics),
-            Mount("/v1", routes=[*messages.routes(), *endpoints.routes(), *responses.routes()]),
+            *page.routes(),
+            Mount("/v1", routes=_below_v1()),
             *endpoints.routes_at_the_root(),
         ],
         exception_handlers=dict.fromkeys((Failure, HTTPException, ClientGone, Exception), _failed),

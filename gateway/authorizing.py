@@ -1,5 +1,5 @@
 """Before the application: finds out who asks. A request without a key that is known goes no further, where keys
-exist. Only `OPEN` paths are answered to everybody: they say nothing of a tenant.
+exist. Only `OPEN` paths and the files of the page are answered to everybody: they say nothing of a tenant.
 
 A key comes as `Authorization: Bearer KEY` or, as Anthropic's clients send it, as `x-api-key: KEY`. It never comes
 in a path, because logs have paths."""
@@ -17,7 +17,7 @@ from petiole.gateway.dialects import error_answer
 from petiole.gateway.serving.callers import retries
 from petiole.gateway.serving.callers.keys import callers
 
-OPEN = frozenset({"/health", "/ready", "/metrics"})
+OPEN = frozenset({"/", "/health", "/ready", "/metrics"})
 _DENIED = 3000  # what a WebSocket is closed with: IANA's "unauthorized"
 
 
@@ -28,7 +28,7 @@ class Authorized:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or path_in(scope) in OPEN:
+        if scope["type"] not in ("http", "websocket") or is_open(path_in(scope)):
             return await self._app(scope, receive, send)
         try:
             who = await callers().of(key_in(scope))
@@ -72,6 +72,10 @@ def repeating(scope: Scope) -> Request | None:
         elif name == b"x-stainless-retry-count" and re.fullmatch(rb"[0-9]{1,4}", value):
             made.retries = int(value)
     return made if made.may_repeat else None
+
+
+def is_open(path: str) -> bool:
+    return path in OPEN or path.startswith("/page/")
 
 
 def path_in(scope: Scope) -> str:

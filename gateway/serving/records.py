@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Sequence
 
 import msgspec
 
@@ -34,6 +36,19 @@ async def get(name: str, kind: str) -> Record:
     if record is None or record.kind != kind:
         raise missing
     return record
+
+
+async def known(names: Sequence[str]) -> dict[str, Record]:
+    """Those of these records that are there, and the caller's."""
+    if not names:
+        return {}
+    found = await patiently(lambda: connections.async_streams().mget([_key(name) for name in names]))
+    read: dict[str, Record] = {}
+    for name, raw in zip(names, found, strict=True):
+        with contextlib.suppress(msgspec.MsgspecError):
+            if isinstance(raw, bytes):
+                read[name] = load(raw)
+    return read
 
 
 async def forget(name: str) -> None:

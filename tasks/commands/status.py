@@ -26,7 +26,8 @@ def show(options: argparse.Namespace) -> int:
         elsewhere = [worker.worker for worker in _elsewhere(workers)]
         shown: dict[str, Any] = {
             "workers": [
-                worker.model_dump() | {"lost": worker.lost, "results_elsewhere": worker.worker in elsewhere}
+                worker.model_dump(exclude={"generations"})
+                | {"lost": worker.lost, "results_elsewhere": worker.worker in elsewhere}
                 for worker in workers
             ],
             "queues": None,

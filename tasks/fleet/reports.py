@@ -23,6 +23,7 @@ REPORT_INTERVAL_S = 2.0
 LOST_AFTER_S = 3 * REPORT_INTERVAL_S
 FORGOTTEN_AFTER_S = 3600
 FORGET_INTERVAL_S = 300.0
+GENERATIONS_SHOWN = 64
 
 # KEYS[1] the hash; ARGV: seconds after which an entry is removed that begins with its time. Others are left.
 FORGET = """
@@ -64,6 +65,13 @@ class Distribution(BaseModel):
         if len(self.counts) != len(self.bounds) + 1:
             raise ValueError("must have a count for each bound, and one for what is above")
         return self
+
+
+class Generating(BaseModel):
+    """A generation that a worker has."""
+
+    task_id: str
+    age_s: float  # since the worker took it
 
 
 class WorkerReport(BaseModel):
@@ -110,6 +118,7 @@ class WorkerReport(BaseModel):
     held_messages: int = 0
     pending_completions: int = 0  # generations that have ended, and whose outcome is not stored yet
     oldest_task_s: float = 0.0  # since the worker took the oldest task that is not completed; 0: it has none
+    generations: list[Generating] = []  # the oldest that are not completed, at most GENERATIONS_SHOWN
     resumed_attempts: int = 0  # tasks that an earlier delivery had begun
     lost_leases: int = 0
     deaths: int = 0  # owners of tasks whose messages this worker has given back

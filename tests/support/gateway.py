@@ -39,7 +39,7 @@ class Gateway:
             "--host",
             host,
             "--port",
-            "0",
+            str(environment.get("PETIOLE_GATEWAY_PORT", 0)),
         ]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

@@ -25,6 +25,7 @@ from kombu.asynchronous import get_event_loop
 from petiole.gpu_worker.errors import InvalidRequest, MachineError, ModelError
 from petiole.tasks import worker_side
 from petiole.tasks.app.application import app as petiole
+from petiole.tasks.fleet.reports import GENERATIONS_SHOWN, Generating
 from petiole.tasks.requests.messages import is_limit
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.eviction import warn_of_eviction
@@ -203,9 +204,14 @@ class EnginePool(BasePool):  # type: ignore[misc]
     def uncompleted(self) -> dict[str, Any]:
         """The tasks that are taken and not completed, as fields of a `WorkerReport`."""
         jobs, now = [driver.job for driver in list(self.services.jobs.values())], time.monotonic()
+        oldest = sorted((job for job in jobs if job.outcome is None), key=lambda job: job.taken_at)
         return {
             "pending_completions": sum(job.outcome is not None for job in jobs),
             "oldest_task_s": round(max((now - job.taken_at for job in jobs), default=0.0), 1),
+            "generations": [
+                Generating(task_id=job.task_id, age_s=round(now - job.taken_at, 1))
+                for job in oldest[:GENERATIONS_SHOWN]
+            ],
         }
 
     # ------------------------------------------------------------ size

@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
 import httpx2
 import openai
 import pytest
 
 from tests.support.gateway import Gateway
+
+anthropic = pytest.importorskip("anthropic")
 
 COUNT: Any = [{"role": "user", "content": "Count from 1 to 5."}]
 ASKED: dict[str, Any] = {

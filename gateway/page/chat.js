@@ -1,0 +1,341 @@
+// A conversation: what was said and which responses answer it, kept in this browser.
+import { $, ask, make, url } from "./http.js";
+import { answerTo, follow, running } from "./following.js";
+import * as pictures from "./pictures.js";
+import { write } from "./words.js";
+
+const KEPT = "petiole.chat";
+const fields = $("settings").querySelector("form").elements;
+let { turns = [], settings = {}, model = "" } = JSON.parse(localStorage.getItem(KEPT) ?? "{}");
+let models = [];
+let following = null; // the AbortController of the answer that runs
+
+function keep() {
+  const shown = turns.map(({ answer, ...turn }) => {
+    const { id, body, status, resumed, gap, usage, error, took } = answer;
+    const parts = running(answer) ? [] : answer.parts; // what still comes is read again
+    return { ...turn, answer: { id, body: pictures.without(body), status, resumed, gap, usage, error, took, parts } };
+  });
+  localStorage.setItem(KEPT, JSON.stringify({ turns: shown, settings, model }));
+}
+
+// ---------------------------------------------------------------- asking
+
+function bodyOf(input) {
+  const { effort, tools, ...sampling } = settings;
+  const before = turns.findLast(({ answer }) => answer.id && answer.status !== "failed")?.answer.id;
+  return {
+    model, input, stream: true, background: true, ...sampling,
+    ...(tools && { tools: JSON.parse(tools) }),
+    ...(effort && { reasoning: { effort } }),
+    ...(before && { previous_response_id: before }),
+  };
+}
+
+function say(turn, input) {
+  turn.answer = answerTo(bodyOf(input));
+  turns.push(turn);
+  keep();
+  draw();
+  run(turn);
+}
+
+async function run(turn) {
+  const { answer } = turn;
+  following = new AbortController();
+  const { signal } = following;
+  buttons();
+  let frame = 0;
+  const ticking = setInterval(() => { if (answer.first) drawMeta(turn); }, 1000);
+  await follow(answer, () => {
+    if (answer.id !== turn.known) {
+      turn.known = answer.id;
+      keep();
+    }
+    frame ||= requestAnimationFrame(() => {
+      frame = 0;
+      drawAnswer(turn);
+    });
+  }, signal);
+  clearInterval(ticking);
+  if (signal.aborted) return;
+  following = null;
+  drawAnswer(turn);
+  keep();
+  buttons();
+  $("spoken").textContent = answer.error ?? textOf(answer) ?? "The answer has ended.";
+}
+
+const textOf = (answer) => answer.parts.filter((part) => part.kind === "text").map((part) => part.text).join("\n");
+
+async function stop() {
+  const answer = turns.at(-1)?.answer;
+  if (!answer || !running(answer)) return;
+  answer.waiting = "Stopping …";
+  drawMeta(turns.at(-1));
+  if (answer.id) await ask(`v1/responses/${answer.id}/cancel`, { method: "POST" }).catch(() => {});
+}
+
+function again(turn) {
+  turns = turns.slice(0, turns.indexOf(turn));
+  turn.answer = answerTo(turn.answer.body);
+  delete turn.known;
+  turns.push(turn);
+  draw();
+  run(turn);
+}
+
+// ---------------------------------------------------------------- shown
+
+function draw() {
+  const talk = $("talk");
+  $("welcome").hidden = turns.length > 0;
+  talk.querySelectorAll("article").forEach((old) => old.remove());
+  for (const turn of turns) {
+    if (turn.said !== undefined) {
+      const thumbs = (turn.pictures ?? []).map((src) => make("img", { src, alt: "A picture that you have sent" }));
+      talk.append(make("article", { className: "said", ariaLabel: "You" },
+        thumbs.length ? make("div", { className: "thumbs" }, ...thumbs) : null,
+        turn.said ? make("div", { className: "bubble" }, turn.said) : null));
+    }
+    turn.element = make("article", { className: "answer", ariaLabel: "Answer" });
+    turn.meta = make("div", { className: "meta" });
+    turn.element.append(turn.meta);
+    talk.append(turn.element);
+    drawAnswer(turn);
+  }
+  talk.scrollTop = talk.scrollHeight;
+}
+
+function drawAnswer(turn) {
+  const talk = $("talk"), { answer, element } = turn;
+  const atEnd = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 80;
+  element.classList.toggle("running", running(answer));
+  element.ariaBusy = String(running(answer));
+  const wanted = answer.parts.length || !running(answer) ? answer.parts : [{ kind: "text", text: "" }];
+  wanted.forEach((part, place) => {
+    let shown = element.children[place];
+    if (shown === turn.meta || shown.dataset.kind !== part.kind) {
+      const made = parts[part.kind].make(part, turn);
+      made.dataset.kind = part.kind;
+      if (shown === turn.meta) turn.meta.before(made);
+      else shown.replaceWith(made);
+      shown = made;
+    }
+    parts[part.kind].write(shown, part, turn);
+  });
+  while (element.children[wanted.length] !== turn.meta) element.children[wanted.length].remove();
+  drawMeta(turn);
+  if (atEnd) talk.scrollTop = talk.scrollHeight;
+}
+
+const parts = {
+  text: {
+    make: () => make("div", { className: "words" }),
+    write: (shown, part) => write(shown, part.text),
+  },
+  thought: {
+    make: () => make("details", { className: "thought" }, make("summary"), make("div")),
+    write(shown, part, { answer }) {
+      const thinks = running(answer) && answer.parts.at(-1) === part;
+      shown.firstChild.textContent = thinks ? "Thinking …" : "Thought";
+      shown.lastChild.textContent = part.text;
+    },
+  },
+  call: {
+    make: (part) => make("div", { className: "call" },
+      make("span", { className: "name" }, [part.namespace, part.name].filter(Boolean).join(".")),
+      make("pre", { tabIndex: 0 })),
+    write(shown, part, turn) {
+      shown.children[1].textContent = tidy(part.text);
+      const waits = turn === turns.at(-1) && !running(turn.answer) && turn.answer.status === "completed";
+      if (waits && !shown.querySelector("form")) shown.append(resultForm(part, turn));
+      if (!waits) shown.querySelector("form")?.remove();
+    },
+  },
+};
+
+function tidy(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}
+
+/** Where the person gives what a tool would answer. It is sent when all calls of the turn have theirs. */
+function resultForm(part, turn) {
+  const field = make("input", { ariaLabel: `Result of ${part.name}`, placeholder: "Its result", required: true });
+  const form = make("form", {}, field, make("button", { className: "plain" }, "Send"));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    part.output = field.value;
+    const calls = turn.answer.parts.filter(({ kind }) => kind === "call");
+    form.replaceWith(make("p", { className: "note" }, `Result: ${part.output}`));
+    if (calls.some(({ output }) => output === undefined)) return;
+    say({}, calls.map(({ call_id, output }) => ({ type: "function_call_output", call_id, output })));
+  });
+  return form;
+}
+
+function drawMeta(turn) {
+  const { answer } = turn;
+  const small = (label, act) => {
+    const button = make("button", { type: "button", className: "quiet small" }, label);
+    button.addEventListener("click", act);
+    return button;
+  };
+  const seconds = (s) => `${s.toFixed(1)} s`;
+  const silent = answer.lastDrawn === answer.seen ? (answer.silent ?? 0) + 1 : 0;
+  Object.assign(answer, { lastDrawn: answer.seen, silent });
+  const now = [];
+  if (running(answer)) {
+    if (answer.waiting) now.push(make("span", { className: "waits" }, answer.waiting));
+    else if (answer.status === "queued" && answer.id) now.push(make("span", {}, "Waiting for a worker"));
+    else if (silent > 2) now.push(make("span", { className: "waits" }, "Silent. If the worker has died, another one goes on."));
+  } else {
+    const { usage, took } = answer;
+    const facts = [
+      { cancelled: "stopped", incomplete: "cut at the most tokens" }[answer.status],
+      usage && `${usage.output_tokens} tokens`,
+      usage && took > 200 && !answer.resumed && `${Math.round(usage.output_tokens / (took / 1000))} tokens/s`,
+      usage?.input_tokens_details.cached_tokens && `${usage.input_tokens_details.cached_tokens} of ${usage.input_tokens} cached`,
+    ].filter(Boolean);
+    if (answer.error) now.push(make("span", { className: "wrong", role: "alert" }, answer.error));
+    if (facts.length) now.push(make("span", { className: "facts" }, facts.join(" · ")));
+  }
+  if (answer.resumed) now.push(make("span", { className: "kept" }, "resumed, nothing lost"));
+  else if (answer.gap) now.push(make("span", { className: "kept" }, `went on after ${seconds(answer.gap)}`));
+  if (!running(answer)) {
+    if (textOf(answer)) now.push(small("Copy", () => navigator.clipboard.writeText(textOf(answer))));
+    now.push(small("As curl", () => showCurl(answer)));
+    if (turn === turns.at(-1) && pictures.complete(answer.body)) now.push(small("Again", () => again(turn)));
+  } else if (answer.id) now.push(small("As curl", () => showCurl(answer)));
+  const mark = now.map((one) => one.textContent).join("|");
+  if (turn.meta.mark === mark) return;
+  turn.meta.mark = mark;
+  turn.meta.replaceChildren(...now);
+}
+
+function showCurl(answer) {
+  const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+  const key = sessionStorage.getItem("petiole.key") ? ` \\\n  -H "Authorization: Bearer $PETIOLE_KEY"` : "";
+  const body = JSON.stringify(pictures.without(answer.body), null, 2);
+  $("curl-ask").textContent = `curl -N ${url("v1/responses")} \\\n  -H 'Content-Type: application/json'${key} \\\n  -d ${quoted(body)}`;
+  $("curl-again").textContent = `curl -N ${quoted(`${url("v1/responses")}/${answer.id}?stream=true&starting_after=0`)}${key}`;
+  $("curl").showModal();
+}
+
+$("curl-copy").addEventListener("click", () => navigator.clipboard.writeText($("curl-ask").textContent));
+
+// ---------------------------------------------------------------- the message, and what it is sent with
+
+function buttons() {
+  const runs = following !== null;
+  $("stop").hidden = !runs;
+  $("send").hidden = runs;
+  $("send").disabled = !model || !($("said").value.trim() || pictures.chosen.length);
+}
+
+function send() {
+  const said = $("said").value.trim();
+  if (following || $("send").disabled) return;
+  const chosen = pictures.taken();
+  const content = [...chosen.map(({ whole }) => ({ type: "input_image", image_url: whole })), ...(said ? [{ type: "input_text", text: said }] : [])];
+  $("said").value = "";
+  say({ said, pictures: chosen.map(({ thumb }) => thumb) }, chosen.length ? [{ role: "user", content }] : said);
+}
+
+$("composer").addEventListener("submit", (event) => { event.preventDefault(); send(); });
+$("stop").addEventListener("click", stop);
+$("said").addEventListener("input", buttons);
+$("said").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  send();
+});
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) stop();
+  if (event.key === "/" && !event.target.closest("input, textarea, select, dialog") && !$("chat").hidden) {
+    event.preventDefault();
+    $("said").focus();
+  }
+});
+$("fresh").addEventListener("click", () => {
+  stop();
+  following?.abort();
+  following = null;
+  turns = [];
+  keep();
+  draw();
+  buttons();
+  $("said").focus();
+});
+pictures.ready(buttons);
+
+$("model").addEventListener("change", () => {
+  model = $("model").value;
+  keep();
+  fit();
+});
+
+function fit() {
+  const { images } = models.find(({ id }) => id === model)?.capabilities ?? {};
+  pictures.allow(Boolean(images));
+  buttons();
+}
+
+async function listModels() {
+  const answer = await ask("v1/models").then((one) => one.json()).catch(() => null);
+  models = (answer?.data ?? []).filter(({ capabilities }) => capabilities.chat).sort((a, b) => b.live - a.live);
+  if (!models.some(({ id }) => id === model)) model = models[0]?.id ?? "";
+  $("model").replaceChildren(...(models.length
+    ? models.map(({ id, live }) => make("option", { value: id, selected: id === model }, live ? id : `${id} (no worker now)`))
+    : [make("option", { value: "" }, answer ? "No model yet" : "The gateway does not answer")]));
+  fit();
+  if (!models.length) setTimeout(listModels, 2000);
+}
+
+// ---------------------------------------------------------------- settings
+
+$("tune").addEventListener("click", () => {
+  for (const field of fields) if (field.name) field.value = settings[field.name] ?? "";
+  complain("");
+  $("settings").showModal();
+});
+
+function complain(message) {
+  $("settings-error").hidden = !message;
+  $("settings-error").textContent = message;
+}
+
+$("reset").addEventListener("click", () => { for (const field of fields) if (field.name) field.value = ""; });
+
+$("settings").querySelector("form").addEventListener("submit", (event) => {
+  const wanted = {};
+  for (const { name, value, type } of fields) if (name && value.trim()) wanted[name] = type === "number" ? Number(value) : value.trim();
+  try {
+    if (wanted.tools && !Array.isArray(JSON.parse(wanted.tools))) throw new Error();
+  } catch {
+    event.preventDefault();
+    complain("Tools must be a list, as JSON.");
+    return;
+  }
+  settings = wanted;
+  keep();
+});
+
+// ---------------------------------------------------------------- begin
+
+export function shown(now) {
+  if (now) $("said").focus({ preventScroll: true });
+}
+
+draw();
+listModels();
+const last = turns.at(-1);
+if (last && running(last.answer)) {
+  last.answer.resumed += 1; // the page was reloaded in mid-answer
+  if (last.answer.id) run(last);
+  else Object.assign(last.answer, { status: "failed", error: "It was not sent." }) && drawAnswer(last);
+}

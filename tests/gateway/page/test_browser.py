@@ -1,0 +1,218 @@
+"""The page in a real browser: what a person does, and what dies meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from petiole.gateway.serving.callers.keys import digest_of
+from tests.support.gateway import Gateway
+from tests.support.site import Site
+
+pytestmark = pytest.mark.e2e
+
+MOST = 60
+PATIENCE_MS = 90_000
+WRITTEN = """\
+# A <b>head</b>
+
+<img src=x onerror=alert(1)> **bold** `code`
+- one
+- two
+
+```
+<script>1</script>
+```
+[x](javascript:alert(1)) [y](https://example.org/)"""
+
+
+@pytest.fixture
+def page(browser: Any, slow_gateway: Gateway) -> Iterator[Any]:
+    """The page, as a person who has never been there finds it. It must not complain."""
+    complaints: list[str] = []
+    context = browser.new_context()
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(f"{slow_gateway.root}/")
+    page.locator("#model option[value='petiole-tiny']").wait_for(state="attached")
+    yield page
+    context.close()
+    assert not complaints
+
+
+def tune(page: Any, **wanted: str) -> None:
+    page.get_by_label("Settings of the answer").click()
+    for name, value in wanted.items():
+        page.locator(f"#settings [name={name}]").fill(value)
+    page.get_by_role("button", name="Done").click()
+
+
+def say(page: Any, text: str) -> Any:
+    """Say it, and wait until the answer has begun. Returns the answer."""
+    before = page.locator(".answer").count()
+    page.get_by_label("Message", exact=True).last.fill(text)
+    page.keyboard.press("Enter")
+    answer = page.locator(".answer").nth(before)
+    answer.locator(".words p").wait_for()
+    return answer
+
+
+def text_of(answer: Any) -> str:
+    """The whole text, when the answer has ended."""
+    answer.locator(".facts").wait_for()
+    return str(answer.locator(".words").inner_text()).strip()
+
+
+def expected(text: str, seed: int, most: int = MOST) -> str:
+    from petiole.gpu_worker.request import Request, SamplingParams
+    from tests.support.fake_engine import token, word
+
+    request = Request(messages=[{"role": "user", "content": text}], sampling=SamplingParams(seed=seed))
+    return "".join(word(token(request, index)) for index in range(most)).strip()
+
+
+def test_a_message_is_answered_and_the_conversation_goes_on(page: Any) -> None:
+    tune(page, seed="1", max_output_tokens="12")
+    answer = say(page, "hello")
+    assert text_of(answer) == expected("hello", 1, 12)
+    assert "12 tokens" in answer.locator(".facts").inner_text()
+    text_of(say(page, "again"))
+    page.locator(".answer").nth(1).get_by_role("button", name="As curl").click()
+    asked, again = (page.locator(f"#curl-{name}").inner_text() for name in ("ask", "again"))
+    body = json.loads(asked.partition("-d '")[2].removesuffix("'"))
+    assert (body["input"], body["previous_response_id"][:5], body["seed"]) == ("again", "resp_", 1)
+    assert "starting_after=0" in again
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="New").click()
+    page.get_by_role("heading", name="What would you like to know?").wait_for()
+    assert page.locator(".answer").count() == 0
+
+
+def test_an_answer_is_stopped(page: Any) -> None:
+    tune(page, max_output_tokens="4000")
+    answer = say(page, "hello")
+    page.get_by_role("button", name="Stop the answer").click()
+    assert "stopped" in (text_of(answer) and answer.locator(".facts").inner_text())
+    page.get_by_label("Send").wait_for()
+
+
+def test_a_page_that_is_reloaded_in_mid_answer_reads_on(page: Any) -> None:
+    tune(page, seed="2", max_output_tokens=str(MOST))
+    say(page, "hello")
+    page.reload()
+    answer = page.locator(".answer")
+    assert text_of(answer) == expected("hello", 2)
+    assert "resumed, nothing lost" in answer.inner_text()
+    page.reload()
+    assert text_of(page.locator(".answer")) == expected("hello", 2)
+
+
+def test_an_answer_goes_on_when_its_worker_is_killed(page: Any, slow_site: Site) -> None:
+    tune(page, seed="3", max_output_tokens=str(MOST))
+    answer = say(page, "hello")
+    slow_site.workers[-1].kill()
+    slow_site.worker()
+    assert text_of(answer) == expected("hello", 3)
+
+
+def test_an_answer_goes_on_when_its_gateway_is_killed(browser: Any, slow_site: Site, tmp_path: Path) -> None:
+    """Another one takes its port, as a balancer would send the page to another."""
+    with Gateway(tmp_path, PETIOLE_BROKER_URL=slow_site.url) as first:
+        page = browser.new_context().new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(f"{first.root}/")
+        page.locator("#model option[value='petiole-tiny']").wait_for(state="attached")
+        tune(page, seed="4", max_output_tokens=str(MOST))
+        answer = say(page, "hello")
+        first.kill()
+        answer.locator(".waits").wait_for()
+        with Gateway(tmp_path, PETIOLE_BROKER_URL=slow_site.url, PETIOLE_GATEWAY_PORT=first.port) as second:
+            assert second.url == first.url
+            assert text_of(answer) == expected("hello", 4)
+            assert "resumed, nothing lost" in answer.inner_text()
+        page.context.close()
+
+
+def test_the_fleet_is_shown_and_a_generation_is_cancelled_there(page: Any, slow_site: Site) -> None:
+    tune(page, max_output_tokens="4000")
+    say(page, "hello")
+    page.get_by_role("link", name="Fleet").click()
+    page.locator(".card", has_text=slow_site.workers[-1].name).locator(".state", has_text="ready").wait_for()
+    row = page.locator("#generations tbody tr")
+    row.wait_for()
+    assert row.first.inner_text().split()[:2] == ["response", "petiole-tiny"]
+    assert page.locator("#queues tbody tr").count() == 1
+    page.get_by_role("button", name="Cancel this response").click()
+    page.get_by_role("link", name="Chat").click()
+    page.locator(".answer .facts", has_text="stopped").wait_for()
+
+
+def test_a_gateway_with_keys_asks_for_one_once(browser: Any, slow_site: Site, tmp_path: Path) -> None:
+    key = "ptl-" + "p" * 43
+    document = {"tenants": {"acme": {"salt": "s"}}, "keys": {digest_of(key): {"tenant": "acme"}}}
+    (tmp_path / "keys.json").write_text(json.dumps(document))
+    told = {"PETIOLE_BROKER_URL": slow_site.url, "PETIOLE_GATEWAY_KEYS_FILE": tmp_path / "keys.json"}
+    with Gateway(tmp_path, **told) as keyed:
+        context = browser.new_context()
+        context.set_default_timeout(PATIENCE_MS)
+        page = context.new_page()
+        page.goto(f"{keyed.root}/")
+        for given in ("wrong", key):
+            page.locator("#key[open] input").fill(given)
+            page.get_by_role("button", name="Continue").click()
+        page.locator("#model option[value='petiole-tiny']").wait_for(state="attached")
+        tune(page, max_output_tokens="4000")
+        answer = say(page, "hello")
+        page.get_by_role("link", name="Fleet").click()
+        page.locator("#generations tbody tr").wait_for()
+        page.reload()
+        page.get_by_role("link", name="Chat").click()
+        page.get_by_role("button", name="Stop the answer").click()
+        answer.locator(".facts", has_text="stopped").wait_for()
+        context.close()
+
+
+def test_a_model_writes_no_html(page: Any) -> None:
+    """Text is shown as text, in whatever form it comes."""
+    page.evaluate(
+        """async (text) => {
+          const { write } = await import("./page/words.js");
+          const where = Object.assign(document.createElement("div"), { id: "tried" });
+          document.body.append(where);
+          write(where, text);
+        }""",
+        WRITTEN,
+    )
+    tried = page.locator("#tried")
+    assert tried.locator("b, img, script").count() == 0
+    assert [one.get_attribute("href") for one in tried.locator("a").all()] == ["https://example.org/"]
+    assert tried.locator("h3").inner_text() == "A <b>head</b>"
+    assert tried.locator("li").count() == 2
+    assert tried.locator("pre").inner_text() == "<script>1</script>"
+
+
+def test_it_is_used_without_a_mouse_and_fits_a_phone(browser: Any, slow_gateway: Gateway) -> None:
+    context = browser.new_context(viewport={"width": 360, "height": 700}, color_scheme="dark")
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
+    page.goto(f"{slow_gateway.root}/#fleet")
+    page.locator(".card").first.wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.goto(f"{slow_gateway.root}/#chat")
+    page.locator("#model option[value='petiole-tiny']").wait_for(state="attached")
+    named = page.locator("button:visible, select:visible, textarea:visible, a:visible").all()
+    assert all((one.get_attribute("aria-label") or one.inner_text()).strip() for one in named)
+    page.locator("body").press("/")
+    assert page.evaluate("document.activeElement.id") == "said"
+    page.keyboard.type("hello")
+    page.keyboard.press("Enter")
+    page.locator(".answer .words p").wait_for()
+    page.keyboard.press("Escape")
+    page.locator(".answer .facts", has_text="stopped").wait_for()
+    context.close()
