@@ -17,7 +17,8 @@ _BYTES = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class Shape:
-    """A Qwen3 decoder with a tied head. Sizes as in Hugging Face's `config.json`."""
+    """A Qwen3 decoder with a tied head. Sizes as in Hugging Face's `config.json`. experts: of each layer, each a
+    feed-forward of `intermediate_size`, of which a position takes `chosen`; 0: a dense decoder."""
 
     name: str
     dtype: str
@@ -29,12 +30,18 @@ class Shape:
     n_kv_heads: int
     head_dim: int
     max_positions: int = 2048
+    experts: int = 0
+    chosen: int = 0
 
     @property
     def layer_parameters(self) -> int:
+        return self._layer_parameters(self.experts or 1)
+
+    def _layer_parameters(self, experts: float) -> int:
+        """Of a layer with so many feed-forwards, and with its router."""
         attention = self.hidden_size * self.head_dim * (2 * self.n_heads + 2 * self.n_kv_heads)
-        norms = 2 * self.hidden_size + 2 * self.head_dim
-        return attention + 3 * self.hidden_size * self.intermediate_size + norms
+        norms, router = 2 * self.hidden_size + 2 * self.head_dim, self.experts * self.hidden_size
+        return attention + norms + router + round(experts * 3 * self.hidden_size * self.intermediate_size)
 
     @property
     def parameters(self) -> int:
@@ -42,7 +49,7 @@ class Shape:
 
     @property
     def weight_bytes(self) -> int:
-        """Read once by every decode step: the head is the embedding."""
+        """Of a dense decoder a decode step reads all of them once: the head is the embedding."""
         return self.parameters * _BYTES[self.dtype]
 
     @property
@@ -50,17 +57,22 @@ class Shape:
         return 2 * self.n_layers * self.n_kv_heads * self.head_dim * _BYTES[self.dtype]
 
     def decode_bytes(self, batch: int, context: int) -> int:
-        return self.weight_bytes + batch * context * self.kv_bytes_per_token
+        """Of the experts those that at least one sequence takes, if all are taken equally often."""
+        taken = self.experts * (1 - (1 - self.chosen / self.experts) ** batch) if self.experts else 1
+        unread = self.n_layers * (self.layer_parameters - self._layer_parameters(taken))
+        weights = self.weight_bytes - unread * _BYTES[self.dtype]
+        return weights + batch * context * self.kv_bytes_per_token
 
     def operations(self, tokens: int, context: float, outputs: int) -> float:
         """Multiplications and additions for `tokens` positions that see `context` others each on average."""
-        dense = 2 * self.n_layers * self.layer_parameters * tokens
+        dense = 2 * self.n_layers * self._layer_parameters(self.chosen or 1) * tokens
         attention = 4 * self.n_layers * self.n_heads * self.head_dim * context * tokens
         return dense + attention + 2 * self.vocab_size * self.hidden_size * outputs
 
 
 QWEN3_06B = Shape("Qwen3-0.6B shape, bf16", "bfloat16", 151_936, 1024, 3072, 28, 16, 8, 128)
 SMALL = Shape("6.8 M shape, fp32", "float32", 8192, 256, 768, 6, 4, 2, 64)
+MIXTURE = Shape("22 M mixture, fp32", "float32", 8192, 256, 256, 6, 4, 2, 64, experts=16, chosen=4)
 SMALL_LONG = Shape("6.8 M shape, fp32", "float32", 8192, 256, 768, 6, 4, 2, 64, max_positions=20_480)
 TINY = Shape("petiole-tiny", "float32", 512, 256, 512, 4, 4, 2, 64)
 """The shape of the model that ships with the project; computed in float32 here, as bench/engine.py sets it."""
@@ -101,12 +113,14 @@ def write(shape: Shape, folder: Path) -> None:
             "self_attn.o_proj": normal(hidden, q),
             "self_attn.q_norm": ones(head),
             "self_attn.k_norm": ones(head),
-            "mlp.gate_proj": normal(inner, hidden),
-            "mlp.up_proj": normal(inner, hidden),
-            "mlp.down_proj": normal(hidden, inner),
             "input_layernorm": ones(hidden),
             "post_attention_layernorm": ones(hidden),
         }
+        if shape.experts:
+            layer["mlp.gate"] = normal(shape.experts, hidden)
+        for at in [f"mlp.experts.{e}" for e in range(shape.experts)] or ["mlp"]:
+            layer |= {f"{at}.gate_proj": normal(inner, hidden), f"{at}.up_proj": normal(inner, hidden)}
+            layer[f"{at}.down_proj"] = normal(hidden, inner)
         tensors |= {f"model.layers.{i}.{name}.weight": tensor for name, tensor in layer.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config(shape)))
@@ -143,6 +157,15 @@ def write_adapter(shape: Shape, folder: Path, *, rank: int = 16, seed: int = 0, 
 
 
 def config(shape: Shape) -> dict[str, object]:
+    mixture = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": shape.experts,
+        "num_experts_per_tok": shape.chosen,
+        "moe_intermediate_size": shape.intermediate_size,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+    }
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -162,6 +185,7 @@ def config(shape: Shape) -> dict[str, object]:
         "torch_dtype": shape.dtype,
         "bos_token_id": None,
         "eos_token_id": None,
+        **(mixture if shape.experts else {}),
     }
 
 

@@ -1,6 +1,7 @@
 """Decode and prefill on the CPU: tokens a second beside transformers and llama.cpp.
 
-The models are random weights in the shapes of Qwen3-0.6B (bf16) and of a 6.8 M-parameter model (float32). Each
+The models are random weights in the shapes of Qwen3-0.6B (bf16), of a 6.8 M-parameter model and of a mixture of 16
+experts, of which a token takes 4 (float32). llama.cpp is not asked for the mixture. Each
 side computes the same prompts once. In every round it decodes the same number of tokens behind them. Sides
 alternate in one run, on the same number of threads, each with its faster attention. llama.cpp takes part if
 `llama-cpp-python` and `gguf` are installed. The peer of a row is the best of the others."""
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from bench import floors, load
-from bench.checkpoints import QWEN3_06B, SMALL, Shape, checkpoint
+from bench.checkpoints import MIXTURE, QWEN3_06B, SMALL, Shape, checkpoint
 from bench.driver import Driver
 from bench.peers.llama_cpp import open_peer
 from bench.report import Report, arguments
@@ -82,11 +83,13 @@ LARGE = Case(
     prefill=Goal(512, 1.1, "1.3", floors=0.75),
     savings=(
         Saving("int8", {"weight_quantization": "int8"}, 1, 128, 0.75),
+        Saving("int4", {"weight_quantization": "int4", "head_quantization": "int8"}, 1, 128),
         Saving("eight-bit cache", {"kv_dtype": "fp8"}, 8, 896),
     ),
 )
 CASES = {
     "small": Case(SMALL, 64, 64, decode=(Goal(1, 0.6, "1.0"), Goal(8, 1.2, "2"), Goal(32, 2.0, "3"))),
+    "mixture": Case(MIXTURE, 64, 32, decode=(Goal(1, 1.0, "2"), Goal(8, 1.2, "2"), Goal(32, 1.2, "2"))),
     "large": LARGE,
 }
 TINIEST = Case(SMALL, 64, 8, decode=(Goal(8, 1.2, "2"),))
@@ -119,7 +122,7 @@ def measure(case: Case, report: Report, rounds: int, threads: int, json_path: st
     floors.measure(shape, report)
     with checkpoint(shape) as folder:
         runtime = opened(case, folder, threads)
-        llama = open_peer(folder, shape, threads)
+        llama = None if shape.experts else open_peer(folder, shape, threads)
         sides: list[Side] = [Ours(runtime), Transformers(folder, shape), *([llama] if llama else [])]
         load.settle()
         try:

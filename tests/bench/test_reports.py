@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench import render, report
-from bench.checkpoints import QWEN3_06B, SMALL, TINY, checkpoint
+from bench.checkpoints import MIXTURE, QWEN3_06B, SMALL, TINY, Shape, checkpoint
 from bench.report import Measurement, NotFiniteError, Report, command, compare, percentile
 
 
@@ -58,13 +59,24 @@ def test_a_figure_that_is_no_number_is_refused(figures: dict[str, float]) -> Non
     assert report.results == []
 
 
-def test_shapes_count_what_the_checkpoints_hold(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", [SMALL, MIXTURE], ids=lambda shape: shape.name)
+def test_shapes_count_what_the_checkpoints_hold(shape: Shape) -> None:
     from safetensors import safe_open
 
-    assert QWEN3_06B.parameters == 596_049_920
-    with checkpoint(SMALL) as folder, safe_open(f"{folder}/model.safetensors", "pt") as tensors:
+    with checkpoint(shape) as folder, safe_open(f"{folder}/model.safetensors", "pt") as tensors:
         names = list(tensors.keys())
-        assert SMALL.parameters == sum(tensors.get_tensor(name).numel() for name in names)
+        assert shape.parameters == sum(tensors.get_tensor(name).numel() for name in names)
+
+
+def test_a_step_reads_all_weights_but_those_of_experts_that_nobody_takes() -> None:
+    assert QWEN3_06B.parameters == 596_049_920
+    assert QWEN3_06B.decode_bytes(3, 0) == QWEN3_06B.weight_bytes
+    expert = 4 * MIXTURE.n_layers * 3 * MIXTURE.hidden_size * MIXTURE.intermediate_size
+    assert MIXTURE.decode_bytes(1, 0) == MIXTURE.weight_bytes - (16 - 4) * expert
+    assert MIXTURE.decode_bytes(1000, 0) == MIXTURE.weight_bytes
+    dense = replace(MIXTURE, experts=0, chosen=0, intermediate_size=4 * MIXTURE.intermediate_size)
+    routers = 2 * MIXTURE.n_layers * 16 * MIXTURE.hidden_size
+    assert MIXTURE.operations(1, 0, 1) == dense.operations(1, 0, 1) + routers
 
 
 def test_the_tiny_shape_is_that_of_the_model_that_ships() -> None:
