@@ -12,6 +12,7 @@
     limits       the limits of a request's numbers, which `tasks` and the engine share
     outputs      the parts of an output, which they share, too
     vectors      vectors of texts as results carry them
+    testing      for an application's own tests, on top of `tasks`
 
 An import may only go down this list. The four folders are links to the repository's own. The names below are
 those of `petiole.tasks`. They are imported at their first use, so `import petiole.cache` does not import Celery.
@@ -70,7 +71,6 @@ if TYPE_CHECKING:
         stream,
     )
     from petiole.tasks import celery_app as app
-    from petiole.tasks.commands import testing
 
 __all__ = [
     "SSE_HEADERS",
@@ -127,7 +127,7 @@ if not os.path.isdir(os.path.join(__path__[0], "tasks")):
 __getattr__ = _lazy.names(
     __name__,
     {name: f"petiole.tasks:{name}" for name in __all__}
-    | {"app": "petiole.tasks:celery_app", "testing": "petiole.tasks.commands.testing"},
+    | {"app": "petiole.tasks:celery_app", "testing": "petiole.testing"},
 )
 
 

@@ -83,6 +83,11 @@ class Pools:
         self._of_process: dict[int, Producers] = {}
 
     @property
+    def made(self) -> bool:
+        """Whether this process has pools, and so perhaps connections."""
+        return os.getpid() in self._of_process
+
+    @property
     def producers(self) -> Any:
         process = os.getpid()
         found = self._of_process.get(process)

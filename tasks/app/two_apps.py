@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -36,6 +37,9 @@ _CELERYS_BROKER = "amqp://localhost//"  # without a setting
 chord_of_both: Callable[[Celery, str | None], object] | None = None
 """Called with the user's app when its results and Petiole's are to meet in a chord, and with the queue of the
 generations, if that is known. Set by `tasks.submission.task`."""
+
+covered = False
+"""Whether `petiole.testing` answers the tasks of Petiole's app."""
 
 _reported: set[str] = set()
 _sending = threading.local()
@@ -67,6 +71,21 @@ def check(ours: Celery, options: Mapping[str, Any]) -> None:
         for theirs in senders:
             for problem in _undeclared(theirs, sent):
                 raise InvalidSettings(problem)
+
+
+def tell_who_is_eager(ours: Celery) -> None:
+    """Warn a test whose app is eager: Petiole's app is another one, and its tasks go to its broker."""
+    theirs = users_app(ours)
+    if covered or theirs is ours or (theirs is _state.default_app and theirs.main == "default"):
+        return
+    if theirs.conf.task_always_eager and not ours.conf.task_always_eager:
+        where = redacted(_broker(ours))
+        warnings.warn(
+            f"task_always_eager of the app {theirs.main!r} does not cover Petiole's tasks: they go to {where}. In"
+            " tests use petiole.testing (docs/testing.md), or set task_always_eager of petiole.celery_app, too.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def watch(ours: Celery, names: Container[str]) -> None:

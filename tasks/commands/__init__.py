@@ -1,5 +1,4 @@
-"""`petiole ...` on the command line. Nothing imports these rooms, except that an application's tests use
-`testing`.
+"""`petiole ...` on the command line. Only `tasks.testing` imports these rooms: it starts the demo's worker.
 
 cli           the arguments, and the short commands. A new one begins here
 status        `petiole status`: workers (STATUS_COLUMNS, _status_row) and queues
@@ -13,5 +12,4 @@ terminal      tables, live views and errors, with or without rich
 gateway       `petiole serve`; `petiole demo --http`: the gateway in front of a worker of its own
 keys          `petiole keys`: make, list and revoke the keys of the gateway
 vision_demo   `petiole demo --vision`: questions about a picture, and the picture with the answers drawn in
-testing       an embedded Redis and a worker, for an application's own tests
 """

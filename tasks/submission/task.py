@@ -129,6 +129,7 @@ class GenerationTask(SubmittedTask):
         kwargs, runs_here = in_json(kwargs or {}), self.app.current_worker_task
         if runs_here is None:
             warn_a_producer()
+            two_apps.tell_who_is_eager(self.app)
         require_worker, confirm = options.pop("require_worker", False), options.pop("confirm", None)
         registered = options.pop("registered", False)
         two_apps.check(self.app, options)

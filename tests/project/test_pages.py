@@ -32,7 +32,7 @@ def run(folder: Path, *command: str, **environment: str) -> subprocess.Completed
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("names", [("test_eager.py",), ("conftest.py", "test_worker.py")])
+@pytest.mark.parametrize("names", [("test_fake.py",), ("test_eager.py",), ("conftest.py", "test_worker.py")])
 def test_an_example(tmp_path: Path, names: tuple[str, ...]) -> None:
     for name in names:
         (tmp_path / name).write_text(files("testing.md")[name])

@@ -12,6 +12,7 @@ A whole installation, and who uses it:
     client           a producer in a process of its own
     reader           a reader of a stream on a thread of its own
     web_app          what a web app does with Petiole, in an environment with its own Celery
+    faked            the tests of an application, with the fake worker
     shop             a team's own Celery app, as it was before Petiole came
     both_apps        canvases of that app and Petiole's, in every order, and what each must give
     foreign_tasks    tasks of the same app that are no generations
