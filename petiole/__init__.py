@@ -5,6 +5,7 @@
     for delta in stream(result):
         print(delta.text, end="", flush=True)
 
+    testing/     for an application's own tests, on top of the producer side
     gateway/     HTTP for any client of OpenAI's interface, on top of the producer side
     tasks/       everything Celery: submitting tasks and reading their streams, and the worker
     gpu_worker/  the engine: scheduling, runtime, models. It knows no Celery and no Redis
@@ -12,7 +13,6 @@
     limits       the limits of a request's numbers, which `tasks` and the engine share
     outputs      the parts of an output, which they share, too
     vectors      vectors of texts as results carry them
-    testing      for an application's own tests, on top of `tasks`
 
 An import may only go down this list. The four folders are links to the repository's own. The names below are
 those of `petiole.tasks`. They are imported at their first use, so `import petiole.cache` does not import Celery.

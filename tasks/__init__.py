@@ -9,7 +9,6 @@ Each line may import what stands below it, but nobody imports `worker`: Celery r
 is the producer side: importing this package reads no settings, connects to nothing, and needs neither torch nor
 numpy. The names below are imported at their first use.
 
-    testing/      for an application's own tests, as `petiole.testing`; imported by nobody
     commands/     `petiole ...`: the command line, the demo; imported by nobody
     worker/       a worker: the only part that imports the engine; Celery finds it by `worker_side`
     submission/   the tasks, `generate`, `chat`, `query`: what `delay` checks and sends, how a body gets its result

@@ -1,4 +1,4 @@
-"""`petiole ...` on the command line. Only `tasks.testing` imports these rooms: it starts the demo's worker.
+"""`petiole ...` on the command line. Only `petiole.testing` imports these rooms: it starts the demo's worker.
 
 cli           the arguments, and the short commands. A new one begins here
 status        `petiole status`: workers (STATUS_COLUMNS, _status_row) and queues

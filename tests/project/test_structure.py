@@ -24,9 +24,10 @@ MOST_ON_A_FLOOR = 16
 def modules() -> dict[str, Path]:
     found = {f"petiole.{path.stem}": path for path in (ROOT / "petiole").glob("*.py")}
     found["petiole"] = found.pop("petiole.__init__")
-    for floor in FLOORS:
+    for floor in (*FLOORS, "petiole/testing"):
         for path in (ROOT / floor).rglob("*.py"):
             parts = path.relative_to(ROOT).with_suffix("").parts
+            parts = parts[parts[0] == "petiole" :]
             found[".".join(("petiole", *(parts[:-1] if parts[-1] == "__init__" else parts)))] = path
     return found
 

@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator
 
 from petiole.tasks.commands import demo
-from petiole.tasks.testing import here
+from petiole.testing import here
 
 
 @contextlib.contextmanager

@@ -39,9 +39,9 @@ from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.parsing import parse
 from petiole.tasks.submission.taking import offered
-from petiole.tasks.testing import here, script
-from petiole.tasks.testing.script import MODEL, Made, Received, Scripted
-from petiole.tasks.testing.stream import Stream
+from petiole.testing import here, script
+from petiole.testing.script import MODEL, Made, Received, Scripted
+from petiole.testing.stream import Stream
 
 logger = logging.getLogger(__name__)
 

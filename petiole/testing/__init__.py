@@ -1,9 +1,14 @@
 """For an application's own tests: a real worker, or a fake one without a model. docs/testing.md shows both.
 
-As a pytest plugin (`pytest_plugins = ["petiole.testing"]` in conftest.py) it has the fixtures
+As a pytest plugin (`pytest_plugins = ["petiole.testing"]` in conftest.py) it has the fixtures `petiole_fake`, the
+fake worker with an embedded Redis, and `petiole_in_memory`, the fake without a Redis. Applications call it; nothing
+of Petiole does.
 
-    petiole_fake        the fake worker, with an embedded Redis, for one test
-    petiole_in_memory   the fake without a Redis: tasks are eager
+    worker  a real worker on petiole-tiny, and a Redis of the tests
+    fake    a worker without a model, on threads of the test's process: it takes messages and runs Celery's trace
+    here    makes this process submit to the tests' Redis
+    stream  the stream of one task, written with a worker's scripts
+    script  what the fake answers, and the tasks that it has had
 """
 
 from __future__ import annotations
@@ -11,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-from petiole.tasks.testing.fake import FakeWorker, fake
-from petiole.tasks.testing.script import Answer, Received
-from petiole.tasks.testing.worker import worker
+from petiole.testing.fake import FakeWorker, fake
+from petiole.testing.script import Answer, Received
+from petiole.testing.worker import worker
 
 __all__ = ["Answer", "FakeWorker", "Received", "fake", "worker"]
 
