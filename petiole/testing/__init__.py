@@ -1,8 +1,8 @@
 """For an application's own tests: a real worker, or a fake one without a model. docs/testing.md shows both.
 
 As a pytest plugin (`pytest_plugins = ["petiole.testing"]` in conftest.py) it has the fixtures `petiole_fake`, the
-fake worker with an embedded Redis, and `petiole_in_memory`, the fake without a Redis. Applications call it; nothing
-of Petiole does.
+fake worker with an embedded Redis, and `petiole_in_memory`, the fake without a Redis. Applications call it;
+nothing of Petiole does.
 
     worker  a real worker on petiole-tiny, and a Redis of the tests
     fake    a worker without a model, on threads of the test's process: it takes messages and runs Celery's trace
