@@ -46,6 +46,9 @@ class Subject:
     has_text: bool = True
 
 
+NO_SKILLS = "this model has no skills"
+
+
 @dataclass(frozen=True, slots=True)
 class Subjects:
     """Reads requests for one model. Each method raises InvalidRequest."""
@@ -63,8 +66,7 @@ class Subjects:
             require(not getattr(request, field), field, "needs messages", f"a {given[0]}")
         _BOOL.check("continue_final_message", request.continue_final_message)
         if request.skill is not None:
-            known = "this model has no skills"
-            require(self.limits.processor is not None, "skill", known, request.skill.name)
+            require(self.limits.processor is not None, "skill", NO_SKILLS, request.skill.name)
             field = next((name for name in _TEXTS_OF_SKILLS if name in request.skill.options), "skill")
             return self._asked(request, request.skill, self._images(request, "image"), field)
         if request.messages is not None:

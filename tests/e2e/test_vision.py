@@ -200,6 +200,7 @@ def test_a_model_of_text_has_no_skills(site: Site) -> None:
         with pytest.raises(InvalidRequest) as caught:
             site.get(result)
         assert caught.value.field == field
+        assert ("queue=" in str(caught.value)) == (field == "skill")
     text.stop()
     site.workers.remove(text)
 

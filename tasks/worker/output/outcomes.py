@@ -14,6 +14,7 @@ from celery.backends.redis import RedisBackend
 
 from petiole.gpu_worker import errors as engine_errors
 from petiole.gpu_worker.request import FinishReason, Result
+from petiole.gpu_worker.threads.subjects import NO_SKILLS
 from petiole.tasks import errors
 from petiole.tasks.record import codec
 from petiole.tasks.record.codec import Written
@@ -124,7 +125,10 @@ def public(error: BaseException) -> Exception:
             return error
         case engine_errors.InvalidRequest():
             option = error.field.removeprefix("constraint.")  # a task's option; the engine's request nests it
-            return errors.InvalidRequest(option, error.limit, error.value)
+            elsewhere = (
+                " (name the queue of a vision model's workers, queue=...)" if error.limit == NO_SKILLS else ""
+            )
+            return errors.InvalidRequest(option, error.limit + elsewhere, error.value)
         case engine_errors.AdapterChanged():
             return errors.ModelChanged(str(error))
         case engine_errors.AdapterError():

@@ -14,6 +14,7 @@ from celery import Celery
 
 from petiole.gpu_worker import errors as engine_errors
 from petiole.gpu_worker.request import Delta, FinishReason, Result, Timing, TokenLogprobs, Usage
+from petiole.gpu_worker.threads.subjects import NO_SKILLS
 from petiole.tasks.errors import InvalidRequest, ResultTooLarge
 from petiole.tasks.record.codec import merged, opening
 from petiole.tasks.requests.results import StreamDelta
@@ -78,6 +79,12 @@ def test_what_the_backends_redis_does_not_take_is_too_large(server: RedisServer,
         backend.store_result("just so", of("x" * (limit - 2000)).result, "SUCCESS")
     finally:
         client.config_set("proto-max-bulk-len", 512 * 2**20)
+
+
+def test_who_asks_a_model_of_text_for_a_skill_is_told_of_the_queue() -> None:
+    refused = public(engine_errors.InvalidRequest("skill", NO_SKILLS, "query"))
+    assert "queue=" in str(refused)
+    assert "queue=" not in str(public(engine_errors.InvalidRequest("skill", "must be another", "query")))
 
 
 @pytest.mark.parametrize("field", ["json_schema", "choice[1]"])
