@@ -23,7 +23,6 @@ from unittest import mock
 from celery import current_task
 from celery.app.task import Context
 from celery.app.trace import build_tracer
-from kombu import Consumer
 
 from petiole.outputs import Timing
 from petiole.tasks import worker_side
@@ -162,8 +161,7 @@ class _Loop:
         report = WorkerReport(worker=self.name, model=MODEL, queues=[*self.queues], slots=1024)
         with celery_app.connection_for_read() as connection:
             queues = [celery_app.amqp.queues[name] for name in [*self.queues, *map(queue_of, self.queues)]]
-            consumer = Consumer(connection.default_channel, queues, accept=["json"], on_message=self._take)
-            with consumer:
+            with connection.Consumer(queues, accept=["json"], on_message=self._take):
                 while not self.fake._ending.is_set():
                     if time.monotonic() >= report_at:
                         reports.report(client, report)
