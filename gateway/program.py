@@ -65,8 +65,9 @@ def run(host: str | None, port: int | None, greeting: str = "") -> int:
         timeout_graceful_shutdown=max(1, round(known.gateway_drain_s)),
     )
     shown = f"[{host}]" if ":" in host else host
-    url = f"http://{shown}:{listening.getsockname()[1]}/v1"
-    print(f"serving {url}{greeting.format(url=url)}", flush=True)
+    root = f"http://{shown}:{listening.getsockname()[1]}/"
+    url = f"{root}v1"
+    print(f"serving {url} (a page: {root}){greeting.format(url=url)}", flush=True)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises the signal again when it has ended
     uvicorn.Server(config).run(sockets=[listening])
