@@ -16,6 +16,7 @@ from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.submission.batches import sources
 from petiole.tasks.submission.batches.batch import Batch, Progress
 from petiole.tasks.submission.batches.definitions import batch
+from petiole.tasks.submission.batches.estimate import Estimate, estimate
 
 TOLD_EVERY_S = 10.0
 SHOWN_EVERY_S = 0.25
@@ -23,7 +24,7 @@ SHOWN_EVERY_S = 0.25
 
 def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("input", help="JSONL, CSV or Parquet; .gz, too; -: JSONL from standard input")
-    command.add_argument("-o", "--output", required=True, help="JSONL: a line for each row")
+    command.add_argument("-o", "--output", help="JSONL: a line for each row")
     command.add_argument("--task", default="generate", help="of rows that name none (default: %(default)s)")
     command.add_argument(
         "--prompt", help="with columns in braces, such as 'Summarize: {text}'; the rows are data then"
@@ -48,14 +49,20 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--queue", help="of other workers")
     command.add_argument("--model", help="by one of its names: chooses the queue")
     command.add_argument("--priority", type=int, help="default: the lowest")
+    command.add_argument(
+        "--dry-run", action="store_true", help="check all rows, run a sample, and estimate tokens and time"
+    )
+    command.add_argument("--sample", type=int, metavar="ROWS", help="with --dry-run (default: twice the places)")
     command.add_argument("--retry-failed", action="store_true", help="send rows again that have failed")
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.output is None and not options.dry_run:
+        raise InvalidRequest("--output", "must be given, unless --dry-run is", "nothing")
     submission = {name: getattr(options, name) for name in ("queue", "model", "priority")}
     made = batch(
         options.input,
-        options.output,
+        None if options.dry_run else options.output,
         task=options.task,
         prompt=options.prompt,
         system=options.system,
@@ -68,12 +75,28 @@ def run(options: argparse.Namespace) -> int:
         **{name: _value(text) for name, text in (_pair("--set", one) for one in options.set)},
         **{name: value for name, value in submission.items() if value is not None},
     )
+    if options.dry_run:
+        return show_estimate(estimate(made, options.sample))
     with stopped_by_signals(made), watching(options.output) as watch:
         progress = made.run(watch)
     print(summary(made, options.output), file=sys.stderr)
     if not made.complete:
         return 130
     return 1 if progress.failed else 0
+
+
+def show_estimate(found: Estimate) -> int:
+    for row, why in found.refusals:
+        print(f"row {row}: {why}")
+    if found.refused > len(found.refusals):
+        print(f"... and {found.refused - len(found.refusals):,} more")
+    print(f"{found.rows:,} rows, {found.refused:,} of them refused")
+    print(f"of {found.sampled:,} sampled rows {found.failed:,} failed")
+    print(
+        f"about {found.prompt_tokens:,} tokens in prompts, {found.completion_tokens:,} made, in "
+        f"{_duration(found.seconds)}, while the fleet is as busy as now"
+    )
+    return 1 if found.refused or found.failed else 0
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:

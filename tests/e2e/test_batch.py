@@ -154,6 +154,20 @@ def test_a_prompt_for_a_csv_and_the_same_command_again(site: Site, worker: Worke
     assert "is of other rows" in said
 
 
+def test_a_dry_run_checks_all_rows_and_runs_some(site: Site, worker: Worker, tmp_path: Path) -> None:
+    rows = rows_in(tmp_path, 90)
+    with rows.open("a") as file:
+        file.write('{"prompt": "a", "seed": "x"}\n[]\n')
+    ran = start(site, rows, "--dry-run", "--sample", 30)
+    printed, said = ran.communicate(timeout=120)
+    assert (ran.returncode, said) == (1, "")
+    assert printed.startswith("row 90: seed: must be an integer, got 'x'\nrow 91: row: must be a JSON object")
+    assert (
+        "92 rows, 2 of them refused\nof 30 sampled rows 0 failed\nabout 180 tokens in prompts, 360 made" in printed
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
+
+
 def test_from_python_results_come_as_rows_end_and_nothing_stays_in_redis(site: Site, worker: Worker) -> None:
     """An option of the whole batch that is wrong is no row's failure."""
     code = """

@@ -9,6 +9,7 @@ twice is one task, and whoever dies at whatever instant leaves nothing that the 
 Each line may import what stands below it.
 
 definitions  `petiole.batch`: cheap to import
+estimate     what a batch would cost, from a sample
 batch        the loop: send, collect, write, forget; progress, cancel
 exchange     tasks and results in Redis, many in a round trip
 flight       which rows are on their way, how many there may be, and which are lost: no input, no output

@@ -10,7 +10,6 @@ Redis, or is sent again."""
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -333,15 +332,7 @@ class Batch:
         if not rows:
             return
         if self.journal is not None:
-            self.journal.append(
-                Entry(
-                    row.number,
-                    row.digest,
-                    line.good,
-                    json.dumps(line.value, ensure_ascii=False).encode(errors="replace"),
-                )
-                for row, line in rows
-            )
+            self.journal.append(Entry(row.number, row.digest, line.good, line.json) for row, line in rows)
         self._results += [RowResult(row.number, line.good, line.value) for row, line in rows]
         self.progress.ended += len(rows)
         self.progress.failed += sum(not line.good for _, line in rows)

@@ -21,6 +21,7 @@ from petiole.tasks.fleet import control, models, queues, reports
 from petiole.tasks.fleet.serving import lack, pause
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
+from petiole.tasks.submission import definitions as definitions  # the app has the tasks from here on
 from petiole.tasks.submission.batches.flight import Sent
 from petiole.tasks.submission.batches.forms import Outcome
 from petiole.tasks.submission.bundles import Bundles

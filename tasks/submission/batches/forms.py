@@ -15,7 +15,7 @@ from petiole.tasks import errors
 from petiole.tasks.errors import InvalidRequest, PetioleError
 from petiole.tasks.requests.celery_options import SUBMISSION
 from petiole.tasks.requests.kinds import CONTINUED
-from petiole.tasks.requests.names import CHAT
+from petiole.tasks.requests.names import CHAT, EMBED
 from petiole.tasks.submission.batches.sources import Row
 from petiole.tasks.submission.batches.template import Template
 
@@ -48,6 +48,11 @@ class Line(NamedTuple):
 
     good: bool
     value: dict[str, Any]
+
+    @property
+    def json(self) -> bytes:
+        """Without a line feed. What JSON does not know, such as a date in an `id`, is text."""
+        return json.dumps(self.value, ensure_ascii=False, default=str).encode(errors="replace")
 
 
 class Form(Protocol):
@@ -113,6 +118,8 @@ class Requests:
         if named(task) == CHAT:
             before = [] if self.system is None else [{"role": "system", "content": self.system}]
             return {"messages": [*before, {"role": "user", "content": text}]}
+        if named(task) == EMBED:
+            return {"texts": [text]}
         if named(task) not in CONTINUED:
             raise InvalidRequest("prompt", f"has no place in {task}: give its options as columns", text)
         return {CONTINUED[named(task)]: text}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.submission.batches import sources
-from petiole.tasks.submission.batches.forms import Requests
+from petiole.tasks.submission.batches.forms import Outcome, Requests
 from petiole.tasks.submission.batches.sources import Row, source_of
 from petiole.tasks.submission.batches.template import Template
 
@@ -94,6 +95,11 @@ def test_a_prompt_takes_columns() -> None:
         template.fill({"a": "x"})
     with pytest.raises(InvalidRequest, match="b: must be text or a number, got None"):
         template.fill({"a": "x", "b": None})
+
+
+def test_a_line_is_json_whatever_an_id_is() -> None:
+    line = Requests().line(Row(0, {"id": date(2026, 11, 26)}), [Outcome({"text": "\ud800é", "timing": {}})])
+    assert line.json == '{"row": 0, "id": "2026-11-26", "text": "?é"}'.encode()
 
 
 def test_a_row_is_a_request_of_any_task_or_data_for_a_prompt() -> None:
