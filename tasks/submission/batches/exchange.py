@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import redis
 from celery import states
-from celery.backends.base import KeyValueStoreBackend
+from celery.backends.base import BaseKeyValueStoreBackend
 from celery.exceptions import BackendError, TaskRevokedError
 from kombu.exceptions import OperationalError
 
@@ -120,7 +120,7 @@ class Exchange:
 
     def _metas(self, task_ids: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         backend = self.app.backend
-        if not isinstance(backend, KeyValueStoreBackend):
+        if not isinstance(backend, BaseKeyValueStoreBackend):
             for task_id in task_ids:
                 yield task_id, backend.get_task_meta(task_id, cache=False)
             return
@@ -142,7 +142,7 @@ class Exchange:
         """Remove the results and, where this user may, the streams. Streams that stay expire soon."""
         backend = self.app.backend
         for some in pages(task_ids):
-            if isinstance(backend, KeyValueStoreBackend) and hasattr(backend, "client"):
+            if isinstance(backend, BaseKeyValueStoreBackend) and hasattr(backend, "client"):
                 backend.client.delete(*map(backend.get_key_for_task, some))
             else:
                 for task_id in some:

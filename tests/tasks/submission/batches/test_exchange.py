@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+
+from petiole.tasks.app.application import make_app
+from petiole.tasks.settings import settings
+from petiole.tasks.submission.batches.exchange import Exchange
+from petiole.tasks.submission.batches.forms import Outcome
+from tests.support.site import RedisServer
+
+RESULT = '{"status": "SUCCESS", "result": {"text": "x"}, "task_id": "b-7", "traceback": null, "children": []}'
 ALONE = """
 from petiole.tasks.app.application import app
 from petiole.tasks.submission.batches.exchange import Exchange
@@ -15,3 +25,24 @@ print(Exchange(app).task("tasks.generate").name, Exchange(app).lowest_priority)
 def test_a_program_that_imports_nothing_but_batches_has_all_tasks() -> None:
     ran = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=False)
     assert (ran.stdout, ran.stderr) == ("tasks.generate 9\n", "")
+
+
+def test_results_in_redis_are_read_many_in_a_round_trip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = RedisServer(tmp_path)
+    monkeypatch.setenv("PETIOLE_BROKER_URL", server.url)
+    settings.cache_clear()
+    app = make_app()
+    try:
+        exchange, ids = Exchange(app), [f"b-{k}" for k in range(1200)]
+        app.backend.client.set(app.backend.get_key_for_task("b-7"), RESULT)
+        before = app.backend.client.info("commandstats").get("cmdstat_mget", {}).get("calls", 0)
+        assert exchange.outcomes(ids) == {"b-7": Outcome(result={"text": "x"})}
+        stats = app.backend.client.info("commandstats")
+        assert stats["cmdstat_mget"]["calls"] - before == 3
+        assert "cmdstat_get" not in stats
+        exchange.forget(ids)
+        assert app.backend.client.keys("celery-task-meta-*") == []
+    finally:
+        app.close()
+        server.kill()
+        settings.cache_clear()
