@@ -50,12 +50,13 @@ schema: $(VENV)/.dev  ## random requests from OpenAI's description of its interf
 	$(SDKS)/bin/pip install --quiet schemathesis
 	PETIOLE_SCHEMATHESIS=$(SDKS)/bin/schemathesis $(BIN)/python -m pytest tests/gateway/openai/test_description.py -rs
 
-lint: $(VENV)/.dev  ## ruff, mypy in strict mode, and who may import whom
+lint: $(VENV)/.dev  ## ruff, mypy in strict mode, who may import whom, and the links and words of the docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest --quiet -p no:cacheprovider tests/project/test_structure.py
+	$(BIN)/python -m pytest --quiet -p no:cacheprovider tests/project/test_structure.py \
+		tests/project/test_links.py tests/project/test_words.py
 
 render: $(VENV)/.dev  ## write what follows from declarations: types of options, tables of docs
 	$(BIN)/python -m docs.render
