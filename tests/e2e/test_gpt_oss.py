@@ -68,7 +68,8 @@ def test_channels_become_parts_and_the_turn_ends_at_its_end_token(site: Site, sa
 def test_the_facts_and_figures_of_the_model(site: Site) -> None:
     [known] = eventually(lambda: models.models(site.redis), "the worker has said what it serves")
     assert (known.tools, known.reasoning, known.tool_format) == (True, True, "harmony")
-    [stats] = site.app.control.inspect(timeout=10, limit=1).stats().values()
+    inspect = site.app.control.inspect(timeout=10, limit=1)
+    [stats] = eventually(inspect.stats, "a worker's figures").values()
     counted: Any = stats["pool"]["expert_tokens"]
     assert [len(layer) for layer in counted] == [EXPERTS] * 2
     assert counted[0] != [0] * EXPERTS
