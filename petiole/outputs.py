@@ -68,12 +68,14 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Milliseconds since arrival in the engine; `prefill_ms` is a duration, from admission to the first token."""
+    """Milliseconds since arrival in the engine; `prefill_ms` is a duration, from admission to the first token.
+    `ended_at`: when the output ended, in seconds since 1970."""
 
     queue_ms: float
     prefill_ms: float
     ttft_ms: float | None
     total_ms: float
+    ended_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,13 +53,14 @@ class Closed(NamedTuple):
 
 class Ended(NamedTuple):
     """The record of the end. `tokens`: those that no character came for, such as the end token; they have no
-    place."""
+    place. `at`: when the output ended, in seconds since 1970."""
 
     finish_reason: FinishReason
     stop_reason: str | int | None = None
     usage: Usage | None = None
     error: dict[str, Any] | None = None
     tokens: Sequence[Placed] = ()
+    at: float | None = None
 
 
 Part = Begun | Opened | Text | Closed | Ended

@@ -108,7 +108,8 @@ class Reading:
                 yield from self._open(Opened("content"))  # an empty output is an empty content
             yield from self._close()
         rest = self._places.rest(self._length, said=self._last in ("content", None))
-        yield Ended(delta.finish_reason, delta.stop_reason, delta.usage, delta.error, rest)
+        at = None if delta.timing is None else delta.timing.ended_at
+        yield Ended(delta.finish_reason, delta.stop_reason, delta.usage, delta.error, rest, at)
 
 
 def _parser(prepared: Prepared) -> Parser | None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -376,6 +377,7 @@ class TextThread:
                 prefill_ms=0.0 if first is None or scheduled is None else _ms(scheduled, first),
                 ttft_ms=None if first is None else _ms(arrival, first),
                 total_ms=_ms(arrival, now),
+                ended_at=round(time.time(), 3),
             ),
             model=self.model,
             logprobs=tuple(output.logprobs) if output.handle.request.sampling.logprobs is not None else None,

@@ -69,7 +69,7 @@ class EndOfOutput(Received):
     `completion_tokens`, and `reasoning_tokens` where they are counted."""
     timing: Timing | None = None
     """Milliseconds since arrival in the engine: `queue_ms` until admission, `ttft_ms` until the first token,
-    `total_ms`. `prefill_ms` is a duration."""
+    `total_ms`. `prefill_ms` is a duration. `ended_at` is the time of the end, in seconds since 1970."""
     model: str | None = None
     """The name in the worker's `PETIOLE_MODEL`."""
 

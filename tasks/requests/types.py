@@ -369,12 +369,14 @@ class UsageDict(TypedDict):
 
 
 class TimingDict(TypedDict):
-    """Milliseconds since arrival in the engine; `prefill_ms` is a duration, from admission to the first token."""
+    """Milliseconds since arrival in the engine; `prefill_ms` is a duration, from admission to the first token.
+    `ended_at`: when the output ended, in seconds since 1970."""
 
     queue_ms: float
     prefill_ms: float
     ttft_ms: float | None
     total_ms: float
+    ended_at: NotRequired[float]
 
 
 class ToolCallDict(TypedDict):
@@ -443,7 +445,7 @@ class GenerationDict(TypedDict):
     `completion_tokens`, and `reasoning_tokens` where they are counted."""
     timing: TimingDict
     """Milliseconds since arrival in the engine: `queue_ms` until admission, `ttft_ms` until the first token,
-    `total_ms`. `prefill_ms` is a duration."""
+    `total_ms`. `prefill_ms` is a duration. `ended_at` is the time of the end, in seconds since 1970."""
     model: str
     """The name in the worker's `PETIOLE_MODEL`."""
     content: NotRequired[str]

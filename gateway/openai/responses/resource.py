@@ -64,14 +64,14 @@ def failure(ended: Ended) -> Failure | None:
 
 
 def resource(record: Record, status: Status, whole: Whole) -> dict[str, Any]:
-    """The response. `completed_at` is null: a log does not say when it ended."""
+    """The response. `completed_at` is null where a worker of an earlier version has not said when it ended."""
     asked, ended = record.asked, whole.ended
     failed = None if ended is None else failure(ended)
     return {
         "id": record.id,
         "object": record.kind,
         "created_at": record.created,
-        "completed_at": None,
+        "completed_at": int(ended.at) if status == "completed" and ended and ended.at else None,
         "status": status,
         "model": record.model,
         "output": output(record, whole.pieces, None if status in RUNNING else status),

@@ -17,7 +17,7 @@ from petiole.gateway.core.record import Record
 from petiole.gateway.core.streams import Frame, Stream
 from petiole.gateway.openai.responses import resource
 from petiole.gateway.openai.responses.view import DELTA, ResponsesView, error_event
-from petiole.outputs import Prepared
+from petiole.outputs import Prepared, Timing
 from petiole.tasks.requests.results import StreamDelta, ToolCall
 from tests.gateway.core.test_streams import CUTS, TEXTS, deltas
 
@@ -229,6 +229,16 @@ def test_how_a_response_ends(reason: str, name: str, status: str, item: str) -> 
     assert response["usage"]["total_tokens"] == sum(
         response["usage"][name] for name in ("input_tokens", "output_tokens")
     )
+
+
+def test_a_response_is_completed_when_its_output_has_ended() -> None:
+    def completed_at(reason: str) -> Any:
+        *pieces, last = log("one two", [3], reason)
+        timed = last.model_copy(update={"timing": Timing(1.0, 2.0, 3.0, 4.0, ended_at=1_700_000_000.9)})
+        return read(frames(record(), [*pieces, timed]))[-1]["response"]["completed_at"]
+
+    assert [completed_at(reason) for reason in ("stop", "length", "error")] == [1_700_000_000, None, None]
+    assert read(frames(record(), log("one two", [])))[-1]["response"]["completed_at"] is None
 
 
 def test_a_failed_response_keeps_what_it_had_and_closes_nothing() -> None:
