@@ -21,6 +21,7 @@ Each line may import what stands below it.
     observing    the access log and the figures, without prompts; faults of the gateway itself
     authorizing  who asks: a key and its tenant, before anything else is done
     dialects     in which form a client is told of an error: that of its interface
+    texts/       vectors and scores of texts: OpenAI's embeddings, rerank, score
     openai/      OpenAI's interface: requests become tasks, parts become chunks
     anthropic/   Anthropic's interface
     page/        the page at `/`: chat and fleet, in static files

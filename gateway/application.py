@@ -24,6 +24,7 @@ from petiole.gateway.openai import endpoints
 from petiole.gateway.openai.responses import endpoints as responses
 from petiole.gateway.page import endpoints as page
 from petiole.gateway.serving.sse import ClientGone
+from petiole.gateway.texts import endpoints as texts
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 
@@ -71,7 +72,13 @@ def _told(error: Exception) -> Failure:
 
 def _below_v1() -> list[BaseRoute]:
     """Anthropic's before OpenAI's: a path of both is Anthropic's for its clients alone."""
-    return [*messages.routes(), *endpoints.routes(), *responses.routes(), *page.routes_of_the_fleet()]
+    return [
+        *messages.routes(),
+        *endpoints.routes(),
+        *responses.routes(),
+        *texts.routes(),
+        *page.routes_of_the_fleet(),
+    ]
 
 
 def make() -> Starlette:
@@ -83,6 +90,7 @@ def make() -> Starlette:
             *page.routes(),
             Mount("/v1", routes=_below_v1()),
             *endpoints.routes_at_the_root(),
+            *texts.routes_at_the_root(),
         ],
         exception_handlers=dict.fromkeys((Failure, HTTPException, ClientGone, Exception), _failed),
     )

@@ -475,7 +475,8 @@ class Engine:
             known |= {"chat": True, "tools": False}
         if (texts := limits.texts) is not None:
             known |= {
-                "dimensions": texts.dimensions,
+                "dimensions": 0 if texts.labels else texts.dimensions,
+                "labels": list(texts.labels),
                 "prompts": sorted(texts.prompts),
                 "chat": False,
                 "tools": False,

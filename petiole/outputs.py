@@ -41,8 +41,8 @@ class Delta:
     last delta contains the rest; it alone has a `finish_reason`. `bins`: for a model with values, the
     numbers that each token carries (see `request.values`; a text token carries none). `values`: what these stand
     for. `items`: the point or box of a skill's answer that each token completes; None if no token
-    completes any. `vectors`: of a model of texts, the vector of each text (see `petiole.vectors`); in `token_ids`
-    stands each text's number of tokens."""
+    completes any. `vectors`: of a model of texts, the vector of each text (see `petiole.vectors`); `scores`: the
+    numbers that each text or pair was given. With either, in `token_ids` stands each text's number of tokens."""
 
     index: int
     token_ids: tuple[int, ...]
@@ -53,6 +53,7 @@ class Delta:
     bins: tuple[tuple[int, ...], ...] | None = None
     items: tuple[Mapping[str, float] | None, ...] | None = None
     vectors: tuple[str, ...] | None = None
+    scores: tuple[tuple[float, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,12 +57,15 @@ if TYPE_CHECKING:
     from petiole.tasks.submission.definitions import (
         caption,
         chat,
+        classify,
         count,
         detect,
         embed,
         generate,
         point,
         query,
+        rerank,
+        score,
     )
     from petiole.tasks.submission.images import put_image
     from petiole.vectors import Vectors
@@ -100,6 +103,7 @@ __all__ = [
     "caption",
     "celery_app",
     "chat",
+    "classify",
     "count",
     "detect",
     "embed",
@@ -108,6 +112,8 @@ __all__ = [
     "point",
     "put_image",
     "query",
+    "rerank",
+    "score",
     "sse",
     "stream",
 ]
@@ -148,7 +154,19 @@ _HOMES = {
     "SSE_HEADERS": "petiole.tasks.streams.definitions:SSE_HEADERS",
     **{
         task: f"petiole.tasks.submission.definitions:{task}"
-        for task in ("caption", "chat", "count", "detect", "embed", "generate", "point", "query")
+        for task in (
+            "caption",
+            "chat",
+            "classify",
+            "count",
+            "detect",
+            "embed",
+            "generate",
+            "point",
+            "query",
+            "rerank",
+            "score",
+        )
     },
     "put_image": "petiole.tasks.submission.images:put_image",
     "Vectors": "petiole.vectors:Vectors",

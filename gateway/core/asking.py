@@ -1,4 +1,4 @@
-"""What the requests of all interfaces share: a base of their bodies, and images."""
+"""What the requests of all interfaces share: a base of their bodies, priorities, and images."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from petiole.tasks.errors import InvalidRequest, shorten
 from petiole.tasks.requests import images
+from petiole.tasks.settings import settings
+from petiole.tasks.urls import RABBITMQ, scheme
 
 Images = Mapping[str, str]
 """By http URL, the data URL of its image."""
@@ -43,6 +45,13 @@ def given(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value for name, value in fields.items() if value is not None and value is not False and value != {}
     }
+
+
+def submission(priority: int | None) -> dict[str, Any]:
+    """Options of the submission. The lower a priority, the earlier, as in vLLM and on a Redis broker."""
+    if priority is None:
+        return {}
+    return {"priority": 9 - priority if scheme(settings().broker_url) in RABBITMQ else priority}
 
 
 def image(field: str, url: str) -> str:

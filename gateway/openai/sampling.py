@@ -11,12 +11,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
-from petiole.gateway.core.asking import Asked
+from petiole.gateway.core.asking import Asked, submission
 from petiole.gateway.openai import formats
 from petiole.tasks.errors import InvalidRequest, shorten
 from petiole.tasks.fleet.models import Found
 from petiole.tasks.settings import settings
-from petiole.tasks.urls import RABBITMQ, scheme
 
 MOST_CHOICES = 128
 MOST_LOGPROBS = 20
@@ -145,8 +144,5 @@ class Sampling(Asked):
         return {"logprobs": likeliest or 0, "logprob_texts": True}
 
     def submission(self) -> dict[str, Any]:
-        """Options of the submission. The lower a priority, the earlier, as in vLLM and on a Redis broker."""
-        if self.priority is None:
-            return {}
-        reverse = scheme(settings().broker_url) in RABBITMQ
-        return {"priority": 9 - self.priority if reverse else self.priority}
+        """Options of the submission."""
+        return submission(self.priority)

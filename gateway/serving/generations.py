@@ -42,7 +42,13 @@ from petiole.tasks.submission import definitions
 MOST_WAITING = 1024
 """Deltas that wait for a slow client. Behind them the log is read again when they are gone."""
 
-TASKS: Mapping[str, Any] = {"chat": definitions.chat, "generate": definitions.generate}
+TASKS: Mapping[str, Any] = {
+    "chat": definitions.chat,
+    "generate": definitions.generate,
+    "embed": definitions.embed,
+    "rerank": definitions.rerank,
+    "score": definitions.score,
+}
 
 
 _CLOSING: set[asyncio.Future[None]] = set()

@@ -87,12 +87,14 @@ class AdapterTerms(Protocol):
 @dataclass(frozen=True, slots=True)
 class Forward:
     """The arguments of a forward besides its hidden states. positions: rotary positions, int64 [T], or [axes, T]
-    in a step with images that have several axes. token_ids: int64 [T], for a plan with per-layer inputs."""
+    in a step with images that have several axes. token_ids: int64 [T], for a plan with per-layer inputs. types:
+    int64 [T], the row of each token's type; None: the first."""
 
     positions: Tensor
     attention: StepAttention
     terms: AdapterTerms | None = None
     token_ids: Tensor | None = None
+    types: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +200,7 @@ class Decoder:
         if self.positions is not None:
             hidden = hidden + self.positions[step.positions]
         if self.token_types is not None:
-            hidden = hidden + self.token_types[0]
+            hidden = hidden + self.token_types[0 if step.types is None else step.types]
         return self._behind(hidden, self.plan.embedding_norm, self.embedding_norm)
 
     def _mixed(self, i: int, x: Tensor, step: Forward) -> Tensor:

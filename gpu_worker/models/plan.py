@@ -279,6 +279,9 @@ class Dense:
     norm_name: str = ""
 
 
+Scale = Literal["none", "sigmoid", "softmax"]
+
+
 @dataclass(frozen=True, slots=True)
 class Pooling:
     """What a model of texts makes of the hidden states of a text, behind the last norm, in float32:
@@ -286,12 +289,13 @@ class Pooling:
         v = the first, the last, or the mean of all;  for each dense: v = norm(act(dense(v)))
 
     normalize: vectors have the length 1 unless a request says otherwise. labels: what each of the numbers is
-    called, if they are scores; empty: they are a vector."""
+    called, of a classifier; empty: they are a vector. scale: what makes scores of a classifier's numbers."""
 
     kind: Literal["first", "last", "mean"]
     denses: tuple[Dense, ...] = ()
     normalize: bool = False
     labels: tuple[str, ...] = ()
+    scale: Scale = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +303,8 @@ class ModelPlan:
     """A decoder, or with `pooling` a model of texts, which has no head and generates nothing. norm: behind the
     last layer. dtype: the type of the weights, empty if config.json does not name it. eos_token_ids: the family's,
     used if the model's files name none. learned_positions, token_types: rows of tables that are added to the
-    embeddings (token types: always row 0). first_position: the row of the first position; the rows before it are
-    not positions. embedding_norm: behind these."""
+    embeddings (token types: row 0, and row 1 for the second text of a pair). first_position: the row of the first
+    position; the rows before it are not positions. embedding_norm: behind these."""
 
     architecture: str
     vocab_size: int

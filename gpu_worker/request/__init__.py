@@ -3,7 +3,7 @@
 requests  `Request`, `SamplingParams`, `Result`; the parts of a result are in `petiole.outputs`
 images    images in a prompt: what they look like, which positions see each other
 skills    what a vision model can be asked, and how its answer is read
-texts     texts of which a model makes vectors, and a vector as it is sent
+texts     texts of which a model makes vectors or scores, and how these are sent
 values    numbers that tokens carry, and what they stand for
 """
 
@@ -14,7 +14,7 @@ from petiole.gpu_worker.request.requests import (
     Result,
     SamplingParams,
 )
-from petiole.gpu_worker.request.texts import Embedding
+from petiole.gpu_worker.request.texts import Embedding, Scoring
 from petiole.outputs import Delta, FinishReason, Timing, TokenLogprobs, Usage
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Request",
     "Result",
     "SamplingParams",
+    "Scoring",
     "Timing",
     "TokenLogprobs",
     "Usage",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from petiole.gpu_worker.protocols import ConstraintState
     from petiole.gpu_worker.request.images import ImagePlace, PreparedImage
     from petiole.gpu_worker.request.skills import SkillCall
-    from petiole.gpu_worker.request.texts import Embedding
+    from petiole.gpu_worker.request.texts import Embedding, Scoring, Text
 
     PromptToken = int | ValueToken | ImagePlace
     # A token of a prompt, or where one of the images stands. Of a value only the numbers (bins) count.
@@ -76,9 +76,10 @@ class Request:
     """One prompt to continue. Exactly one of `prompt` (text or token ids), `messages` (chat), `skill` and `texts`
     is given.
 
-    `texts`, with `embedding`: a model of texts makes a vector of each. The output has an entry for each text, in
-    their order: in place of a token the text's number of tokens. Each text is a request of its own in the engine,
-    whose `prompt` has the text's token ids.
+    `texts`, with `embedding`: a model of texts makes a vector of each. With `scoring`: a classifier, or a model
+    that generates, gives numbers to each text or pair of texts. The output has an entry for each, in their order:
+    in place of a token its number of tokens. Each is a request of its own in the engine, whose `prompt` has its
+    token ids; `second_at`: where the second text of a pair begins, for models that mark its tokens.
 
     For a model that has them, values may stand among the token ids. Each of `images` has its
     `ImagePlace` among the token ids, or a part of type "image" in the messages, in the same order.
@@ -102,8 +103,10 @@ class Request:
     prompt: str | Sequence[PromptToken] | None = None
     messages: Sequence[Mapping[str, Any]] | None = None
     skill: SkillCall | None = None
-    texts: Sequence[str] | None = None
+    texts: Sequence[Text] | None = None
     embedding: Embedding | None = None
+    scoring: Scoring | None = None
+    second_at: int | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     continue_final_message: bool = False
@@ -120,6 +123,11 @@ class Request:
     resume_adapter_key: str | None = None
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
+    @property
+    def pooled(self) -> bool:
+        """Whether the output is what a model of texts makes, and not tokens."""
+        return self.embedding is not None or self.scoring is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -127,7 +135,8 @@ class Result:
 
     `stop_reason`: the condition that ended the output: "eos", a stop token id, a stop string or sequence,
     "constraint", "max_tokens", "max_model_len", or None. `vectors`: of a model of texts, as in `petiole.vectors`;
-    without those of earlier attempts. `answer`: the answer of a skill, as JSON data."""
+    `scores`: the numbers of each text; both without those of earlier attempts. `best`: how many texts are ranked
+    by their scores; None: no order was asked for. `answer`: the answer of a skill, as JSON data."""
 
     request_id: str
     text: str
@@ -139,4 +148,6 @@ class Result:
     model: str
     logprobs: tuple[TokenLogprobs, ...] | None = None
     vectors: tuple[str, ...] | None = None
+    scores: tuple[tuple[float, ...], ...] | None = None
+    best: int | None = None
     answer: Mapping[str, Any] | None = None

@@ -1,18 +1,21 @@
-"""Texts of which a model makes vectors: how they are asked for, what the model takes, and a vector as it is
-sent."""
+"""Texts of which a model makes vectors or scores: how they are asked for, what the model takes, and how vectors
+and scores are sent.
+
+A score says how well the texts of a pair match, or how much a text is of a class. A classifier's head makes it. A
+model that generates is asked a question instead, and its score is the share of "yes" against "no"."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from petiole.gpu_worker.errors import EngineError, require
-from petiole.vectors import ENCODINGS, Encoding, most_texts
+from petiole.vectors import ENCODINGS, MOST_BYTES, MOST_TEXTS, Encoding, most_texts
 
 FLAT = 1e-12
 """A vector shorter than this has no direction, and is not normalised."""
@@ -32,12 +35,38 @@ class Embedding:
     truncate: bool = False
 
 
+Text = str | tuple[str, str]
+"""A text, or a pair of them."""
+
+Scale = Literal["none", "sigmoid", "softmax"]
+"""What makes scores of a head's numbers."""
+
+MOST_INSTRUCTION = 8192
+"""Characters of an instruction."""
+_BYTES_A_SCORE = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """What is asked of each text or pair. classes: the scores of all classes; False: one score. best: how many
+    are ranked, see `Result`. instruction: what a model that generates is to judge by; None: whether a passage
+    answers a query. truncate: a text that is too long is cut, and not refused. field: how errors name the
+    texts."""
+
+    classes: bool = False
+    best: int | None = None
+    instruction: str | None = None
+    truncate: bool = False
+    field: str = "texts"
+
+
 @dataclass(frozen=True, slots=True)
 class TextLimits:
     """What a model of texts takes and makes. dimensions: the numbers of a vector. max_tokens: of a text. prompts:
     by name. normalize: what it does unless a request says otherwise. whole: a step computes a text from its first
-    position to its last. lower_case: texts are lowered first. labels: what each number is
-    called, of a model that scores; empty: the numbers are a vector."""
+    position to its last. lower_case: texts are lowered first. labels: what each number is called, of a classifier;
+    empty: the numbers are a vector. scale: what makes scores of a classifier's numbers. types: tokens of the
+    second text of a pair are marked."""
 
     dimensions: int
     max_tokens: int
@@ -47,6 +76,30 @@ class TextLimits:
     whole: bool = False
     lower_case: bool = False
     labels: tuple[str, ...] = ()
+    scale: Scale = "none"
+    types: bool = False
+
+    def check_scoring(self, asked: Scoring, n_texts: int) -> None:
+        """Raises InvalidRequest."""
+        n = len(self.labels)
+        one = f"must be 1 for a score of a pair: classify gives those of all {n} classes"
+        require(asked.classes or n == 1, "num_labels", one, n)
+        require(asked.instruction is None, "instruction", "must not be given: this model takes none", "one")
+        most = min(MOST_TEXTS, MOST_BYTES // (_BYTES_A_SCORE * n))
+        require(n_texts <= most, asked.field, f"must be at most {most}, whose scores fit into a result", n_texts)
+
+    def scored(self, numbers: npt.NDArray[np.float32]) -> tuple[float, ...]:
+        """Scores as they are sent. Raises EngineError if a number is not finite."""
+        if not np.isfinite(numbers).all():
+            raise EngineError("the model made scores that are not finite numbers")
+        wide = numbers.astype(np.float64)
+        match self.scale:
+            case "sigmoid":
+                wide = 1 / (1 + np.exp(-wide))
+            case "softmax":
+                wide = np.exp(wide - wide.max())
+                wide /= wide.sum()
+        return tuple(wide.astype(np.float32).tolist())
 
     def check(self, asked: Embedding, n_texts: int) -> None:
         """Raises InvalidRequest."""

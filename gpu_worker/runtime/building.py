@@ -25,7 +25,7 @@ from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream, up
 from petiole.gpu_worker.runtime.device.opening import open_device
 from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
 from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
-from petiole.gpu_worker.runtime.interface import FEATURES, VALUES, VECTORS, Computing, ModelLimits
+from petiole.gpu_worker.runtime.interface import FEATURES, TYPES, VALUES, VECTORS, Computing, ModelLimits
 from petiole.gpu_worker.runtime.memory.kv import KVCache, new_kv_cache
 from petiole.gpu_worker.runtime.memory.room import require_rows_and_adapters, window_pools
 from petiole.gpu_worker.runtime.platform import Platform, StepMemory
@@ -161,7 +161,7 @@ def rows_of(config: EngineConfig) -> int:
 
 def side_inputs(decoder: Decoder) -> frozenset[str]:
     """The names of the side inputs that steps of a decoder may have."""
-    declared = {VALUES: decoder.value_tokens, FEATURES: decoder.images}
+    declared = {VALUES: decoder.value_tokens, FEATURES: decoder.images, TYPES: decoder.token_types}
     return frozenset(name for name, kinds in declared.items() if kinds is not None)
 
 
@@ -189,6 +189,8 @@ def _text_limits(info: ModelInfo, config: EngineConfig) -> TextLimits | None:
         whole=info.plan.whole_texts,
         lower_case=texts.lower_case,
         labels=pooling.labels,
+        scale=pooling.scale,
+        types=info.plan.token_types > 1,
     )
 
 

@@ -40,6 +40,7 @@ PENDING = -1
 """In `StepBatch.token_ids`: read the row's pending input. In `StepBatch.pending`: keep the sampled input."""
 
 VALUES = "values"
+TYPES = "types"
 """The side input and side output of a model with values: a line of numbers for each token (`request.values`). What
 is made with a sampled token is an input with that token."""
 
@@ -120,7 +121,8 @@ class StepBatch:
     bindings:   bindings of rows whose first step this is, applied before it
     pages:      page-table updates, applied before it
     side_inputs: what stands beside the tokens, by name: arrays [T, ...]. VALUES: int32 [T, width], NO_NUMBER for a
-                token without numbers; missing if only tokens in pending buffers carry any
+                token without numbers; missing if only tokens in pending buffers carry any. TYPES: int32 [T], 1 for
+                a token of the second text of a pair; missing if there is none
     pending_sides: likewise beside the known next inputs in `pending`: arrays [B, ...]
     kept:       side inputs that an encode has made, by name. FEATURES: of whole images, in place of the embeddings
                 of tokens; their token ids are IMAGE

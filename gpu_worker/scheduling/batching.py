@@ -25,6 +25,7 @@ from petiole.gpu_worker.runtime.interface import (
     FEATURES,
     NO_UPDATES,
     PENDING,
+    TYPES,
     VALUES,
     EncodeInput,
     Int32Array,
@@ -175,7 +176,7 @@ def _ragged_batch(
         pending=pending,
         bindings=bindings,
         pages=page_updates(table, rows, starts, lengths, bound_rows),
-        **_known_values(plan, starts, lengths),
+        **(_known_values(plan, starts, lengths) or _types(plan, starts, lengths)),
         **_images(plan, starts, lengths),
     )
 
@@ -196,6 +197,18 @@ def _known_values(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> di
         kinds.write(seq.token(last), seq.numbers.get(last, ()), pending[i])
         offset += int(lengths[i])
     return {"side_inputs": {VALUES: values}, "pending_sides": {VALUES: pending}}
+
+
+def _types(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> dict[str, Any]:
+    """Which tokens are of the second text of a pair."""
+    if all(seq.request.second_at is None for seq in plan.sequences):
+        return {}
+    types, offset = np.zeros(int(lengths.sum()), np.int32), 0
+    for seq, start, length in zip(plan.sequences, starts.tolist(), lengths.tolist(), strict=True):
+        if (second_at := seq.request.second_at) is not None:
+            types[offset + max(0, second_at - start) : offset + length] = 1
+        offset += length
+    return {"side_inputs": {TYPES: types}}
 
 
 def _images(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import cast, get_type_hints
 
 import xxhash
@@ -19,10 +18,10 @@ from petiole import limits
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.constraints import ConstraintState, SkillConstraint
 from petiole.gpu_worker.errors import AdapterChanged, InvalidRequest, require
-from petiole.gpu_worker.request import Constraint, Embedding, Request, SamplingParams
+from petiole.gpu_worker.request import Constraint, Request, SamplingParams
 from petiole.gpu_worker.request.images import IMAGE, check_images
 from petiole.gpu_worker.request.values import Numbers
-from petiole.gpu_worker.runtime.interface import Float32Array, ModelLimits
+from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.scheduling.scheduled import (
     Arrival,
     Followers,
@@ -34,6 +33,7 @@ from petiole.gpu_worker.scheduling.stopping import StopRules
 from petiole.gpu_worker.speculation import Drafter, Proposer
 from petiole.gpu_worker.text import Tokenizer
 from petiole.gpu_worker.text.checks import Scalar, check_text, check_token_ids, is_token_id
+from petiole.gpu_worker.threads.asking import TextRequests
 from petiole.gpu_worker.threads.prompts import InputTokens, resumed_tokens
 from petiole.gpu_worker.threads.subjects import Reading, Subject, Subjects, no_tokenizer
 from petiole.gpu_worker.threads.text import RequestOutput
@@ -92,7 +92,7 @@ class Preparer:
     def prepare(self, output: RequestOutput, arrival: int, arrival_s: float) -> ScheduledSequence:
         """The sequence of a request. Raises InvalidRequest, or AdapterError."""
         request = output.handle.request
-        self._check_kind(request)
+        self.asking.check_kind(request)
         subject = self._subject(request)
         request, given, resumed = subject.request, subject.prompt, self._resumed(request)
         prompt = given.ids
@@ -104,9 +104,9 @@ class Preparer:
         check_min_tokens(request.sampling, rules.end_ids, self.limits.vocab_size)
         self._check_fits(len(prompt), rules)
         constraint, tokenizer = self._constraint(request, prompt, resumed), self._text_tokenizer(request)
-        tokenizer = tokenizer if subject.has_text and request.embedding is None else None
+        tokenizer = tokenizer if subject.has_text and not request.pooled else None
         words = [token for token in prompt if token != IMAGE]
-        output.open(tokenizer, words, rules, self._reading(subject, resumed), self._writer(request))
+        output.open(tokenizer, words, rules, self._reading(subject, resumed), self.asking.writer(request))
         numbers = given.numbers | {len(prompt) + at: numbers for at, numbers in resumed.numbers.items()}
         drafter = None if given.images else self._drafter(request, prompt)
         return ScheduledSequence(
@@ -121,66 +121,16 @@ class Preparer:
         )
 
     def texts(self, request: Request) -> TextInputs:
-        """The texts of a request that has some, but for those that an earlier attempt has delivered. Raises
-        InvalidRequest."""
-        self._check_kind(request)
-        limits, texts, asked = self.limits.texts, request.texts, request.embedding or Embedding()
-        assert limits is not None, "a model of texts"
-        given = [name for name in ("prompt", "messages", "skill") if getattr(request, name) is not None]
-        require(not given, given[0] if given else "", "must not be given with texts", "both")
-        require(
-            isinstance(texts, Sequence) and not isinstance(texts, str), "texts", "must be a list of texts", texts
-        )
-        texts = list(texts or ())
-        require(len(texts) > 0, "texts", "must not be empty", "0 texts")
-        limits.check(asked, len(texts))
-        done = len(request.resume_token_ids)
-        require(done <= len(texts), "resume_token_ids", f"must have at most {len(texts)} texts", done)
-        prompt = limits.prompt(asked)
-        ids = [self._text(f"texts[{k}]", text, prompt, asked) for k, text in enumerate(texts) if k >= done]
-        n_tokens = sum(request.resume_token_ids) + sum(map(len, ids))
-        return TextInputs(ids, done, Prepared(self.limits.model, self.limits.fingerprint, n_tokens, ""), limits)
+        """The texts of a request that has some. Raises InvalidRequest."""
+        return self.asking.inputs(request)
 
-    def _text(self, field: str, text: object, prompt: str, asked: Embedding) -> list[int]:
-        limits = self.limits.texts
-        assert limits is not None, "a model of texts"
-        if self.tokenizer is None:
-            raise no_tokenizer(field)
-        whole = check_text(field, text)
-        require(whole != "", field, "must not be empty", "an empty string")
-        whole = prompt + (whole.lower() if limits.lower_case else whole)
-        if asked.truncate:
-            ids = self.tokenizer.encode_cut(whole, field=field, max_tokens=limits.max_tokens)
-        else:
-            ids = self.tokenizer.encode(whole, field=field, max_tokens=limits.max_tokens)
-        require(len(ids) > 0, field, "must have a token", "none")
-        return ids
-
-    def _check_kind(self, request: Request) -> None:
-        """Check that a model of texts is asked for vectors, and another for an output."""
-        model, asked = self.limits.model, request.embedding is not None or request.texts is not None
-        field = "prompt" if request.prompt is not None else "messages" if request.messages is not None else "texts"
-        if self.limits.texts is None:
-            require(
-                not asked,
-                field,
-                f"the model {model} generates, and makes no vectors: embed needs another",
-                "texts",
-            )
-        else:
-            limit = f"the model {model} makes vectors of texts, and generates nothing: embed asks for them"
-            require(asked, field, limit, f"a {field}")
+    @property
+    def asking(self) -> TextRequests:
+        return TextRequests(self.limits, self.tokenizer)
 
     @property
     def _whole(self) -> bool:
         return self.limits.texts is not None and self.limits.texts.whole
-
-    def _writer(self, request: Request) -> Callable[[Float32Array], str] | None:
-        limits, asked = self.limits.texts, request.embedding
-        if limits is None or asked is None:
-            return None
-        limits.check(asked, 1)
-        return partial(limits.written, asked=asked)
 
     def described(self, seq: ScheduledSequence) -> Prepared:
         """What is known of a prepared request."""
@@ -308,7 +258,7 @@ class Preparer:
         return state.consume(token, () if values is None else values.shown(token, numbers))
 
     def _drafter(self, request: Request, prompt: Sequence[int]) -> Drafter | None:
-        if self.config.speculative_tokens == 0 or self.limits.values is not None or request.embedding is not None:
+        if self.config.speculative_tokens == 0 or self.limits.values is not None or request.pooled:
             return None  # a draft is a token id without numbers, and this model may need some
         return self.proposer.drafter([*prompt, *request.resume_token_ids])
 

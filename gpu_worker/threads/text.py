@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from petiole.gpu_worker.errors import failed
 from petiole.gpu_worker.handle import Handle
@@ -38,13 +39,16 @@ from petiole.gpu_worker.text import TextAssembler, Tokenizer
 
 logger = logging.getLogger(__name__)
 
+Made = str | tuple[float, ...]
+"""What is delivered of a text: its vector or its scores."""
+
 
 class RequestOutput:
     """The output of one request. Owned by the text thread, except `seq` and `requested_end`.
 
     `begun`: a delta has been delivered. `watched`: the request has stop strings. `ended`: the handle has ended.
     The engine thread owns `seq`, the sequence once it is accepted, and `requested_end`, an end requested before
-    that. `write`: of a model of texts, makes the vector that is delivered.
+    that. `write`: of a model of texts, makes the vector or the scores that are delivered.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -58,8 +62,8 @@ class RequestOutput:
         self.token_ids: list[int] = []
         self.texts: list[str] = []
         self.logprobs: list[TokenLogprobs] = []
-        self.vectors: list[str] = []
-        self.write: Callable[[Float32Array], str] | None = None
+        self.made: list[Made] = []
+        self.write: Callable[[Float32Array], Made] | None = None
         self.stop: str | None = None
         self.reading: SkillState | PositionalSkill | None = None
         self.spell: Callable[[int], bytes] | None = None
@@ -75,10 +79,11 @@ class RequestOutput:
         prompt: Sequence[int],
         rules: StopRules,
         reading: SkillState | PositionalSkill | None = None,
-        write: Callable[[Float32Array], str] | None = None,
+        write: Callable[[Float32Array], Made] | None = None,
     ) -> None:
         """Set up detokenization and replay the tokens of an earlier attempt, whose text was delivered already.
-        `reading`: reads a skill's answer from what follows. `write`: makes the vector that is delivered.
+        `reading`: reads a skill's answer from what follows. `write`: makes the vector or the scores that are
+        delivered.
 
         Runs on a preparation thread.
         """
@@ -141,13 +146,20 @@ class RequestOutput:
         )
         return items if any(item is not None for item in items) else None
 
-    def written(self, extras: Sequence[Extras]) -> tuple[str, ...] | None:
-        """The vectors among these extras. Raises EngineError for one that is not finite."""
+    def written(self, extras: Sequence[Extras]) -> dict[str, Any]:
+        """The vectors or scores among these extras, as a field. Raises EngineError for one that is not finite."""
         if self.write is None:
-            return None
-        vectors = tuple(self.write(vector) for extra in extras for vector in extra.vectors or ())
-        self.vectors += vectors
-        return vectors or None
+            return {}
+        made = [self.write(vector) for extra in extras for vector in extra.vectors or ()]
+        self.made += made
+        return self._field(made)
+
+    def whole(self) -> dict[str, Any]:
+        """All vectors or scores, as a field."""
+        return {} if self.write is None else self._field(self.made)
+
+    def _field(self, made: Sequence[Made]) -> dict[str, Any]:
+        return {"vectors" if self.handle.request.scoring is None else "scores": tuple(made)} if made else {}
 
     def flush(self) -> str:
         """Return the text held back so far. It may complete a stop string."""
@@ -332,13 +344,13 @@ class TextThread:
         output.texts.append(text)
         logprobs, values, numbers = pending.entries(len(token_ids))
         logprobs = output.spelled(logprobs)
-        vectors = output.written(pending.extras)
+        made = output.written(pending.extras)
         output.logprobs.extend(logprobs)
         if token_ids or text or finish is not None:
             reason = None if finish is None else finish.reason
             output.begun = True
-            extras = (logprobs or None, values or None, numbers or None, output.read(token_ids, values), vectors)
-            handle._push(Delta(index, tuple(token_ids), text, reason, *extras))
+            extras = (logprobs or None, values or None, numbers or None, output.read(token_ids, values))
+            handle._push(Delta(index, tuple(token_ids), text, reason, *extras, **made))
         if isinstance(end, BaseException):
             self._end_with_error(output, end)
         elif finish is not None:
@@ -381,8 +393,8 @@ class TextThread:
             ),
             model=self.model,
             logprobs=tuple(output.logprobs) if output.handle.request.sampling.logprobs is not None else None,
-            vectors=tuple(output.vectors) if output.write is not None else None,
             answer=None if output.reading is None else output.reading.finalize(),
+            **output.whole(),
         )
 
 

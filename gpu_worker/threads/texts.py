@@ -5,48 +5,43 @@
        └──────────── deltas of the whole request, in the order of its texts ◄───────────┘
 
 Each text is a request of its own, so it is planned, preempted, cancelled and handed back like every other, and the
-texts of several requests take turns. The run delivers a vector once those of all texts before it are delivered. So
-what is delivered is always a beginning, and a later attempt goes on at the text behind it.
+texts of several requests take turns. What is made of a text, its vector or its scores, is delivered once that of
+all texts before it is. So what is delivered is always a beginning, and a later attempt goes on at the text behind
+it.
 
 Everything here runs on the text thread."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
-from petiole.gpu_worker.errors import HandedBack
+from petiole.gpu_worker.errors import EngineError, HandedBack
 from petiole.gpu_worker.handle import Handle
-from petiole.gpu_worker.request import (
-    Delta,
-    Embedding,
-    FinishReason,
-    Request,
-    Result,
-    SamplingParams,
-    Timing,
-    Usage,
-)
-from petiole.gpu_worker.request.texts import TextLimits
+from petiole.gpu_worker.request import Delta, FinishReason, Request, Result, SamplingParams, Timing, Usage
 from petiole.gpu_worker.scheduling.stopping import End, Finish
+from petiole.gpu_worker.threads.pairs import Tokens
+from petiole.gpu_worker.threads.text import Made
 from petiole.outputs import Prepared
-
-ONE = SamplingParams(max_tokens=1, temperature=0.0)
-"""The vector takes the place of one token."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextInputs:
-    """A prepared request of texts. ids: of each text, with its prompt; done: texts that an earlier attempt has
-    delivered, which are not among these."""
+    """A prepared request of texts. tokens: of each text, with its prompt; done: texts that an earlier attempt has
+    delivered, which are not among these. sampling: of each text. made: what a text's result says of it; None if
+    it has ended before. answer: further fields of the whole result. alike: the texts begin alike, so the first is
+    computed before the others, which find its beginning in the prefix cache."""
 
-    ids: Sequence[list[int]]
+    tokens: Sequence[Tokens]
     done: int
     prepared: Prepared
-    limits: TextLimits
+    sampling: SamplingParams
+    made: Callable[[Result], Made | None]
+    answer: Mapping[str, Any]
+    alike: bool = False
 
 
 class Submit(Protocol):
@@ -73,9 +68,9 @@ class TextRun:
     ) -> None:
         self.handle, self._inputs, self._submit, self._finish = handle, inputs, submit, finish
         self._window, self._arrival_s = window, arrival_s
-        self._next = self._delivered = 0  # of `ids`
-        self._vectors: dict[int, str] = {}  # made, and not delivered
-        self._sent: list[str] = []
+        self._next = self._delivered = 0  # of `tokens`
+        self._made: dict[int, Made] = {}  # not delivered
+        self._sent: list[Made] = []
         self._open: set[Handle] = set()
         self._end: End | None = None
         self._cached = 0
@@ -108,8 +103,13 @@ class TextRun:
             self.end(part.error)
             return
         result = part.result()
-        if result.vectors:
-            self._vectors[k] = result.vectors[0]
+        try:
+            made = self._inputs.made(result)
+        except EngineError as error:
+            self.end(error)
+            return
+        if made is not None:
+            self._made[k] = made
             self._cached += result.usage.cached_prompt_tokens
             self._first_s = self._first_s or time.perf_counter()
             self._deliver()
@@ -123,9 +123,11 @@ class TextRun:
         """Submit the next texts; at the end, end the request."""
         if self.handle.done():
             return
-        while self._end is None and self._next < len(self._inputs.ids) and len(self._open) < self._window:
+        n = len(self._inputs.tokens)
+        window = 1 if self._inputs.alike and not self._delivered else self._window
+        while self._end is None and self._next < n and len(self._open) < window:
             self._submit_next()
-        over = self._end is not None or self._delivered == len(self._inputs.ids)
+        over = self._end is not None or self._delivered == n
         if over and not self._open:
             self._conclude(self._end or Finish(FinishReason.STOP))
 
@@ -139,9 +141,11 @@ class TextRun:
                 return
         part = replace(
             request,
-            prompt=self._inputs.ids[k],
+            prompt=self._inputs.tokens[k].ids,
+            second_at=self._inputs.tokens[k].second_at,
             texts=None,
-            sampling=ONE,
+            scoring=None if self._inputs.sampling.logprobs is not None else request.scoring,
+            sampling=self._inputs.sampling,
             deadline_s=deadline_s,
             resume_token_ids=(),
             request_id=f"{request.request_id}:{self._inputs.done + k}",
@@ -150,30 +154,37 @@ class TextRun:
         self._open.add(self._submit(part, on_admitted=self._part_admitted, on_done=partial(self._part_done, k)))
 
     def _deliver(self) -> None:
-        """Deliver the vectors that follow those delivered."""
-        first, vectors = self._delivered, list[str]()
-        while self._delivered in self._vectors:
-            vectors.append(self._vectors.pop(self._delivered))
+        """Deliver what follows the texts that are delivered."""
+        first, made = self._delivered, list[Made]()
+        while self._delivered in self._made:
+            made.append(self._made.pop(self._delivered))
             self._delivered += 1
-        if vectors:
-            self._sent += vectors
-            counts = tuple(len(ids) for ids in self._inputs.ids[first : self._delivered])
-            self.handle._push(Delta(self._inputs.done + first, counts, "", vectors=tuple(vectors)))
+        if made:
+            self._sent += made
+            counts = self._counts(first)
+            self.handle._push(Delta(self._inputs.done + first, counts, "", **self._field(made)))
+
+    def _counts(self, first: int = 0) -> tuple[int, ...]:
+        """The numbers of tokens of the texts delivered, from `first` on."""
+        return tuple(len(one.ids) for one in self._inputs.tokens[first : self._delivered])
+
+    def _field(self, made: Sequence[Made]) -> dict[str, Any]:
+        return {"vectors" if self.handle.request.scoring is None else "scores": tuple(made)}
 
     def _conclude(self, end: End) -> None:
         if isinstance(end, BaseException):
             self._finish(end)
             return
-        request, counts = self.handle.request, [len(ids) for ids in self._inputs.ids[: self._delivered]]
+        request, scoring = self.handle.request, self.handle.request.scoring
         self.handle._push(Delta(self._inputs.done + self._delivered, (), "", end.reason))
-        asked, now = request.embedding or Embedding(), time.perf_counter()
+        now = time.perf_counter()
         since = partial(_ms, self._arrival_s)
         admitted_s, first_s = self._admitted_s or now, self._first_s
         self._finish(
             Result(
                 request_id=request.request_id,
                 text="",
-                token_ids=(*request.resume_token_ids, *counts),
+                token_ids=(*request.resume_token_ids, *self._counts()),
                 finish_reason=end.reason,
                 stop_reason=end.stop_reason,
                 usage=Usage(self._inputs.prepared.prompt_tokens, self._cached, 0),
@@ -184,8 +195,9 @@ class TextRun:
                     total_ms=since(now),
                 ),
                 model=self._inputs.prepared.model,
-                vectors=tuple(self._sent),
-                answer={"dimensions": self._inputs.limits.dimensions_of(asked), "encoding": asked.encoding},
+                best=None if scoring is None else scoring.best,
+                answer=self._inputs.answer,
+                **self._field(self._sent),
             )
         )
 

@@ -93,6 +93,8 @@ class ModelFacts(BaseModel):
     """The numbers of such a vector."""
     prompts: list[str] = []
     """The names of the prompts that may stand before a text."""
+    labels: list[str] = []
+    """The labels of a classifier; a reranker has one. See docs/embeddings.md#scores."""
     response_template: dict[str, Any] | None = None
     """How its output is divided into reasoning, content and tool calls: `response_template` in
     tokenizer_config.json."""

@@ -14,8 +14,9 @@ From `delay` to the engine a request passes four checks, and each alone checks s
 schemas         requests as pydantic models. A new option is declared here
 results         deltas and results as pydantic models
 counting        request and result of `count`
-skills          requests to a vision model (query, caption, point, detect) and to a model of texts (embed)
 kinds           by a task's name, the schema of its request
+skills          requests to a vision model (query, caption, point, detect) and of texts (embed, rerank, score,
+                classify)
 choices         which tools a conversation may call: `tool_choice`
 images          an image in a request: base64, a data URL or a handle
 types           the same as TypedDicts, for type checkers and editors: written by `python -m docs.render`

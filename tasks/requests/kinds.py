@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from petiole.tasks.requests.names import CAPTION, CHAT, DETECT, EMBED, GENERATE, POINT, QUERY
+from petiole.tasks.requests.names import (
+    CAPTION,
+    CHAT,
+    CLASSIFY,
+    DETECT,
+    EMBED,
+    GENERATE,
+    POINT,
+    QUERY,
+    RERANK,
+    SCORE,
+)
 from petiole.tasks.requests.schemas import ChatRequest, Common, GenerateRequest
 from petiole.tasks.requests.skills import (
     CaptionRequest,
+    ClassifyRequest,
     DetectRequest,
     EmbedRequest,
     PointRequest,
     QueryRequest,
+    RerankRequest,
+    ScoreRequest,
 )
 
 SCHEMAS: dict[str, type[Common]] = {
@@ -20,8 +34,13 @@ SCHEMAS: dict[str, type[Common]] = {
     POINT: PointRequest,
     DETECT: DetectRequest,
     EMBED: EmbedRequest,
+    RERANK: RerankRequest,
+    SCORE: ScoreRequest,
+    CLASSIFY: ClassifyRequest,
 }
 
-CONTINUED = {GENERATE: "prompt", QUERY: "question", POINT: "object", DETECT: "object"}
-"""In a chain, the text of the previous task is appended to this option; in a chat, it becomes a message. The texts
-of a group become texts of `embed`."""
+CONTINUED = {GENERATE: "prompt", QUERY: "question", POINT: "object", DETECT: "object", RERANK: "query"}
+"""In a chain, the text of the previous task is appended to this option; in a chat, it becomes a message."""
+
+OF_TEXTS = frozenset({EMBED, CLASSIFY})
+"""In a chain, the text of the previous task becomes one of their texts, and so does each text of a group."""

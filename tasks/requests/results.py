@@ -54,6 +54,9 @@ class Piece(Received):
     vectors: list[str] | None = None
     """For `embed`, whose output has an entry for each text: its vector, as base64. In `token_ids` stands each
     text's number of tokens. See docs/embeddings.md#vectors."""
+    scores: list[list[float]] | None = None
+    """For `score` and `rerank` the score of each pair, for `classify` those of all labels. In `token_ids` stands
+    each text's number of tokens."""
 
 
 class EndOfOutput(Received):
@@ -162,6 +165,13 @@ class Reasoning(Received):
     grounding: list[Grounding]
 
 
+class Ranked(Received):
+    """A document of `rerank`: its position among the documents, and its score."""
+
+    index: int
+    score: float
+
+
 class Answer(Shown, EndOfOutput):
     """All of a result but the tokens and their text, which are in the log."""
 
@@ -181,6 +191,10 @@ class Answer(Shown, EndOfOutput):
     """The numbers of each vector of `embed`."""
     encoding: Encoding | None = None
     """How they are written: `float32`, `float16`, `int8` or `bits`."""
+    labels: list[str] | None = None
+    """The classes of `classify`, in the order of each text's scores."""
+    ranking: list[Ranked] | None = None
+    """The documents of `rerank`, the best first: `[{"index": 2, "score": 0.98}, ...]`."""
 
 
 class End(Answer):
@@ -204,6 +218,9 @@ class Output(Received):
     vectors: list[str] | None = None
     """The vectors of `embed`, as base64, in the order of the texts. `petiole.Vectors.of(result)` reads them. In
     `token_ids` stands each text's number of tokens."""
+    scores: list[list[float]] | None = None
+    """For `score` and `rerank` a list of one number for each pair, in their order; for `classify` a list for each
+    text, with a number for each of `labels`."""
 
 
 class GenerationResult(Answer, Output):

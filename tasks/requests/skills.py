@@ -1,4 +1,5 @@
-"""Requests beside `generate` and `chat`: one for each skill of a vision model, and those to a model of texts.
+"""Requests beside `generate` and `chat`: one for each skill of a vision model, and those of texts, for vectors,
+scores and classes.
 
 The engine checks what depends on the model: which skills it has; its prompts, its dimensions, the longest text.
 """
@@ -125,15 +126,22 @@ class DetectRequest(Finding):
 MAX_DIMENSIONS = 2**20
 
 
-def checked_texts(field: str, texts: list[str]) -> list[str]:
-    """Texts that are not empty, and not too long together. Raises InvalidRequest."""
+def checked_texts(field: str, texts: list[str], each: int = 1) -> list[str]:
+    """Texts that are not empty, and not too long together. each: how many belong together. Raises
+    InvalidRequest."""
     for position, text in enumerate(texts):
-        checked_text(f"{field}[{position}]", text)
+        at, inside = divmod(position, each)
+        checked_text(f"{field}[{at}]" if each == 1 else f"{field}[{at}][{inside}]", text)
     characters = sum(map(len, texts))
     if characters > MAX_PROMPT_CHARACTERS:
         limit = f"must have at most {MAX_PROMPT_CHARACTERS} characters in all"
         raise InvalidRequest(field, limit, characters)
     return texts
+
+
+def listed(value: object) -> object:
+    """One text is a list of it."""
+    return [value] if isinstance(value, str) else value
 
 
 class EmbedRequest(Common):
@@ -155,10 +163,7 @@ class EmbedRequest(Common):
     truncate: bool = False
     """Cut a text that is too long for the model, instead of refusing it."""
 
-    @field_validator("texts", mode="before")
-    @classmethod
-    def _one_text_is_a_list(cls, value: object) -> object:
-        return [value] if isinstance(value, str) else value
+    _texts = field_validator("texts", mode="before")(listed)
 
     @model_validator(mode="after")
     def _a_result_holds_them(self) -> Self:
@@ -175,3 +180,87 @@ class EmbedRequest(Common):
 
     def sampling(self) -> dict[str, Any]:
         return {"seed": 0}
+
+
+class Scored(Common):
+    """Options of the tasks that give scores."""
+
+    truncate: bool = False
+    """Cut a text that is too long for the model, instead of refusing it: of a pair, the longer text first."""
+
+    def sampling(self) -> dict[str, Any]:
+        return {"seed": 0}
+
+
+class ClassifyRequest(Scored):
+    """Texts whose classes are asked for."""
+
+    texts: Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS), Given(str)]
+    """What to classify: texts, or one. The result has as many lists of scores as there are texts, in their
+    order."""
+
+    _texts = field_validator("texts", mode="before")(listed)
+
+    @model_validator(mode="after")
+    def _no_text_is_empty(self) -> Self:
+        checked_texts("texts", self.texts)
+        return self
+
+    def subject(self) -> dict[str, Any]:
+        return {"texts": self.texts, "scoring": {"classes": True, "truncate": self.truncate}}
+
+
+class Judged(Scored):
+    """Options of the tasks that say how well two texts match."""
+
+    instruction: Annotated[str, Field(min_length=1, max_length=8192)] | None = None
+    """What a model that generates is to judge by. `None`: whether the second text answers the first, as a passage
+    answers a query. Classifiers take none."""
+
+
+class ScoreRequest(Judged):
+    """Pairs of texts of which scores are wanted."""
+
+    pairs: Annotated[list[list[str]], Field(min_length=1, max_length=MOST_TEXTS)]
+    """The pairs, such as a query and a passage. The result has as many scores as there are pairs, in their
+    order."""
+
+    @field_validator("pairs", mode="before")
+    @classmethod
+    def _pairs_are_lists(cls, value: object) -> object:
+        if not isinstance(value, list | tuple):
+            return value
+        return [list(pair) if isinstance(pair, tuple) else pair for pair in value]
+
+    @model_validator(mode="after")
+    def _two_texts_each(self) -> Self:
+        for position, pair in enumerate(self.pairs):
+            if len(pair) != 2:
+                raise InvalidRequest(f"pairs[{position}]", "must have two texts", f"{len(pair)} texts")
+        checked_texts("pairs", [text for pair in self.pairs for text in pair], each=2)
+        return self
+
+    def subject(self) -> dict[str, Any]:
+        asked = {"instruction": self.instruction, "truncate": self.truncate, "field": "pairs"}
+        return {"texts": [tuple(pair) for pair in self.pairs], "scoring": asked}
+
+
+class RerankRequest(Judged):
+    """Documents that are ranked by how well they match a query."""
+
+    query: Text
+    """What the documents are ranked for."""
+    documents: Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
+    """The documents. The result has the score of each, in their order, and their ranking."""
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    """The ranking has this many documents. `None`: all."""
+
+    @model_validator(mode="after")
+    def _no_document_is_empty(self) -> Self:
+        checked_texts("documents", self.documents)
+        return self
+
+    def subject(self) -> dict[str, Any]:
+        best = min(self.top_n or len(self.documents), len(self.documents))
+        asked = {"best": best, "instruction": self.instruction, "truncate": self.truncate, "field": "documents"}
+        return {"texts": [(self.query, document) for document in self.documents], "scoring": asked}

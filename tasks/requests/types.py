@@ -126,6 +126,22 @@ class Finding(Common, total=False):
     """At most this many are found. Default: 50."""
 
 
+class Scored(Common, total=False):
+    """Options of the tasks that give scores."""
+
+    truncate: bool
+    """Cut a text that is too long for the model, instead of refusing it: of a pair, the longer text first.
+    Default: False."""
+
+
+class Judged(Scored, total=False):
+    """Options of the tasks that say how well two texts match."""
+
+    instruction: str | None
+    """What a model that generates is to judge by. `None`: whether the second text answers the first, as a passage
+    answers a query. Classifiers take none."""
+
+
 class GenerateOptions(Options):
     """Options of `generate`."""
 
@@ -325,6 +341,75 @@ class EmbedCall(EmbedOptions, Submission):
     """What `embed.delay` takes."""
 
 
+class _RerankOptions(Judged, total=False):
+    """What none needs to give."""
+
+    top_n: int | None
+    """The ranking has this many documents. `None`: all."""
+
+
+class RerankOptions(_RerankOptions):
+    """Options of `rerank`."""
+
+    query: str
+    """What the documents are ranked for."""
+    documents: list[str]
+    """The documents. The result has the score of each, in their order, and their ranking."""
+
+
+class PartialRerankOptions(_RerankOptions, total=False):
+    """Options of `rerank` in a chain: the previous task may supply what is missing."""
+
+    query: str
+    """What the documents are ranked for."""
+    documents: list[str]
+    """The documents. The result has the score of each, in their order, and their ranking."""
+
+
+class RerankCall(RerankOptions, Submission):
+    """What `rerank.delay` takes."""
+
+
+class ScoreOptions(Judged):
+    """Options of `score`."""
+
+    pairs: list[list[str]]
+    """The pairs, such as a query and a passage. The result has as many scores as there are pairs, in their
+    order."""
+
+
+class PartialScoreOptions(Judged, total=False):
+    """Options of `score` in a chain: the previous task may supply what is missing."""
+
+    pairs: list[list[str]]
+    """The pairs, such as a query and a passage. The result has as many scores as there are pairs, in their
+    order."""
+
+
+class ScoreCall(ScoreOptions, Submission):
+    """What `score.delay` takes."""
+
+
+class ClassifyOptions(Scored):
+    """Options of `classify`."""
+
+    texts: str | list[str]
+    """What to classify: texts, or one. The result has as many lists of scores as there are texts, in their
+    order."""
+
+
+class PartialClassifyOptions(Scored, total=False):
+    """Options of `classify` in a chain: the previous task may supply what is missing."""
+
+    texts: str | list[str]
+    """What to classify: texts, or one. The result has as many lists of scores as there are texts, in their
+    order."""
+
+
+class ClassifyCall(ClassifyOptions, Submission):
+    """What `classify.delay` takes."""
+
+
 class CountCall(Submission, total=False):
     """What `count.delay` takes. Exactly one of `texts`, `messages` and `token_ids` must be given."""
 
@@ -421,6 +506,13 @@ class BoxDict(TypedDict):
     y_max: float
 
 
+class RankedDict(TypedDict):
+    """A document of `rerank`: its position among the documents, and its score."""
+
+    index: int
+    score: float
+
+
 class GenerationDict(TypedDict):
     """What a task returns."""
 
@@ -434,6 +526,9 @@ class GenerationDict(TypedDict):
     vectors: NotRequired[list[str]]
     """The vectors of `embed`, as base64, in the order of the texts. `petiole.Vectors.of(result)` reads them. In
     `token_ids` stands each text's number of tokens."""
+    scores: NotRequired[list[list[float]]]
+    """For `score` and `rerank` a list of one number for each pair, in their order; for `classify` a list for each
+    text, with a number for each of `labels`."""
     finish_reason: FinishReason
     """`stop` (end token or stop condition), `length` (`max_tokens` or the model's context) or `deadline`.
     Cancelled tasks have no result: their state is REVOKED."""
@@ -468,3 +563,7 @@ class GenerationDict(TypedDict):
     """The numbers of each vector of `embed`."""
     encoding: NotRequired[Literal["float32", "float16", "int8", "bits"]]
     """How they are written: `float32`, `float16`, `int8` or `bits`."""
+    labels: NotRequired[list[str]]
+    """The classes of `classify`, in the order of each text's scores."""
+    ranking: NotRequired[list[RankedDict]]
+    """The documents of `rerank`, the best first: `[{"index": 2, "score": 0.98}, ...]`."""

@@ -1,5 +1,5 @@
-"""The tasks: `generate` continues a prompt, `chat` answers a conversation, `embed` makes vectors of texts; the
-others ask a vision model.
+"""The tasks: `generate` continues a prompt, `chat` answers a conversation; `embed`, `rerank`, `score` and
+`classify` are for models of texts; the others ask a vision model.
 
 Their bodies do not generate. The worker's pool parses a task's arguments with `parsing.parse` and submits the
 request to the engine. When the result is ready, it runs Celery's own trace function, and the body returns that
@@ -15,7 +15,19 @@ from celery.local import PromiseProxy
 
 from petiole import _lazy
 from petiole.tasks.app.application import app
-from petiole.tasks.requests.names import CAPTION, CHAT, COUNT, DETECT, EMBED, GENERATE, POINT, QUERY
+from petiole.tasks.requests.names import (
+    CAPTION,
+    CHAT,
+    CLASSIFY,
+    COUNT,
+    DETECT,
+    EMBED,
+    GENERATE,
+    POINT,
+    QUERY,
+    RERANK,
+    SCORE,
+)
 
 if TYPE_CHECKING:
     from celery.canvas import Signature
@@ -114,6 +126,30 @@ def detect(self: GenerationTask, /, *given: object, **options: Any) -> dict[str,
 @_task(EMBED, lambda: typed.EmbedTask)
 def embed(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
     """Make a vector of each of `texts`. The options are the fields of `skills.EmbedRequest`.
+
+    In a chain the text of the previous result becomes a text, or each text of a group's results.
+    """
+    return self.finished(given, options)
+
+
+@_task(RERANK, lambda: typed.RerankTask)
+def rerank(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
+    """Rank `documents` by how well they match a `query`. The options are the fields of `skills.RerankRequest`.
+
+    In a chain the text of the previous result is appended to `query`.
+    """
+    return self.finished(given, options)
+
+
+@_task(SCORE, lambda: typed.ScoreTask)
+def score(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
+    """Say how well the texts of each of `pairs` match. The options are the fields of `skills.ScoreRequest`."""
+    return self.finished(given, options)
+
+
+@_task(CLASSIFY, lambda: typed.ClassifyTask)
+def classify(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
+    """Give each of `texts` a score for each class. The options are the fields of `skills.ClassifyRequest`.
 
     In a chain the text of the previous result becomes a text, or each text of a group's results.
     """

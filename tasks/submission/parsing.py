@@ -8,8 +8,8 @@ from typing import Any
 
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.requests.celery_options import SUBMISSION
-from petiole.tasks.requests.kinds import CONTINUED, SCHEMAS
-from petiole.tasks.requests.names import CHAT, EMBED
+from petiole.tasks.requests.kinds import CONTINUED, OF_TEXTS, SCHEMAS
+from petiole.tasks.requests.names import CHAT
 from petiole.tasks.requests.schemas import Common, validate
 
 _MOST_GROUPS = 64
@@ -35,7 +35,7 @@ def parse(name: str, given: Sequence[object], options: Mapping[str, Any]) -> Com
             if not isinstance(messages, list):
                 raise InvalidRequest("messages", "must be a list", messages)
             options["messages"] = [*messages, {"role": "user", "content": text_of(given[0])}]
-        elif name == EMBED:
+        elif name in OF_TEXTS:
             texts = options.get("texts", [])
             if not isinstance(texts, list):
                 raise InvalidRequest("texts", "must be a list if the previous task's result is appended", texts)

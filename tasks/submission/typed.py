@@ -285,3 +285,117 @@ class EmbedTask(EmbeddingTask):
             parsed: bool = False,
             **options: Unpack[types.EmbedCall],
         ) -> AsyncGenerator[StreamDelta, None]: ...
+
+
+class RerankTask(GenerationTask):
+    """`rerank`."""
+
+    if TYPE_CHECKING:
+
+        def delay(self, **options: Unpack[types.RerankCall]) -> AsyncGeneration: ...
+        async def adelay(self, **options: Unpack[types.RerankCall]) -> AsyncGeneration: ...
+        def delay_on_commit(self, **options: Unpack[types.RerankCall]) -> AsyncGeneration: ...
+        async def adelay_on_commit(self, **options: Unpack[types.RerankCall]) -> AsyncGeneration: ...
+        def s(self, **options: Unpack[types.PartialRerankOptions]) -> Signature: ...
+        def si(self, **options: Unpack[types.RerankOptions]) -> Signature: ...
+        def apply_async(
+            self,
+            args: Sequence[object] | None = None,
+            kwargs: types.RerankOptions = ...,
+            *more: Any,
+            **options: Any,
+        ) -> AsyncGeneration: ...
+        def stream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            prepared: bool = False,
+            parsed: bool = False,
+            **options: Unpack[types.RerankCall],
+        ) -> readers.Stream: ...
+        def astream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            prepared: bool = False,
+            parsed: bool = False,
+            **options: Unpack[types.RerankCall],
+        ) -> AsyncGenerator[StreamDelta, None]: ...
+
+
+class ScoreTask(GenerationTask):
+    """`score`."""
+
+    if TYPE_CHECKING:
+
+        def delay(self, **options: Unpack[types.ScoreCall]) -> AsyncGeneration: ...
+        async def adelay(self, **options: Unpack[types.ScoreCall]) -> AsyncGeneration: ...
+        def delay_on_commit(self, **options: Unpack[types.ScoreCall]) -> AsyncGeneration: ...
+        async def adelay_on_commit(self, **options: Unpack[types.ScoreCall]) -> AsyncGeneration: ...
+        def s(self, **options: Unpack[types.PartialScoreOptions]) -> Signature: ...
+        def si(self, **options: Unpack[types.ScoreOptions]) -> Signature: ...
+        def apply_async(
+            self,
+            args: Sequence[object] | None = None,
+            kwargs: types.ScoreOptions = ...,
+            *more: Any,
+            **options: Any,
+        ) -> AsyncGeneration: ...
+        def stream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            prepared: bool = False,
+            parsed: bool = False,
+            **options: Unpack[types.ScoreCall],
+        ) -> readers.Stream: ...
+        def astream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            prepared: bool = False,
+            parsed: bool = False,
+            **options: Unpack[types.ScoreCall],
+        ) -> AsyncGenerator[StreamDelta, None]: ...
+
+
+class ClassifyTask(GenerationTask):
+    """`classify`."""
+
+    if TYPE_CHECKING:
+
+        def delay(self, **options: Unpack[types.ClassifyCall]) -> AsyncGeneration: ...
+        async def adelay(self, **options: Unpack[types.ClassifyCall]) -> AsyncGeneration: ...
+        def delay_on_commit(self, **options: Unpack[types.ClassifyCall]) -> AsyncGeneration: ...
+        async def adelay_on_commit(self, **options: Unpack[types.ClassifyCall]) -> AsyncGeneration: ...
+        def s(self, **options: Unpack[types.PartialClassifyOptions]) -> Signature: ...
+        def si(self, **options: Unpack[types.ClassifyOptions]) -> Signature: ...
+        def apply_async(
+            self,
+            args: Sequence[object] | None = None,
+            kwargs: types.ClassifyOptions = ...,
+            *more: Any,
+            **options: Any,
+        ) -> AsyncGeneration: ...
+        def stream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            prepared: bool = False,
+            parsed: bool = False,
+            **options: Unpack[types.ClassifyCall],
+        ) -> readers.Stream: ...
+        def astream(
+            self,
+            *,
+            timeout_s: float | None = None,
+            heartbeat_s: float | None = None,
+            prepared: bool = False,
+            parsed: bool = False,
+            **options: Unpack[types.ClassifyCall],
+        ) -> AsyncGenerator[StreamDelta, None]: ...

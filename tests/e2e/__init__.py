@@ -48,6 +48,7 @@ What may go wrong:
 Other servers:
 
     test_rabbitmq            RabbitMQ as broker
+    test_scores              `rerank`, `score` and `classify`; embeddings, rerank and score over HTTP
     test_sentinel            a Redis that is watched by Sentinel
     test_rights              the Redis users of docs/security.md, on each Redis
     test_security            a Redis over TLS; pickle

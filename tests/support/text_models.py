@@ -132,3 +132,44 @@ def reference(model: Any, ids: Sequence[int], mode: str, **more: Any) -> np.ndar
 def cosine(one: Any, two: Any) -> float:
     a, b = np.asarray(one, np.float64), np.asarray(two, np.float64)
     return float(a @ b / np.sqrt((a @ a) * (b @ b)))
+
+
+CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("Bert", BERT),
+    "xlm-roberta": ("XLMRoberta", BERT | {"pad_token_id": 3, "type_vocab_size": 1}),
+    "modernbert-mean": ("ModernBert", MODERN | {"classifier_pooling": "mean"}),
+    "modernbert-cls": ("ModernBert", MODERN | {"classifier_pooling": "cls"}),
+    "qwen3": ("Qwen3", QWEN3 | {"pad_token_id": 0}),
+}
+"""By name: the kind, and its configuration."""
+
+TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}<s>"
+RANKING_TEMPLATE = """<s>{{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}</s>
+{{ messages | selectattr('role', 'eq', "document") | map(attribute='content') | first }}</s>"""
+"""As sentence-transformers writes them for rerankers that generate."""
+
+
+def write_classifier(folder: Path, name: str, n_labels: int = 1, **changes: Any) -> Any:
+    """A classifier, with nothing beside it but a tokenizer that joins pairs."""
+    kind, settings = CLASSIFIERS[name]
+    config = getattr(transformers, f"{kind}Config")(**settings | {"num_labels": n_labels} | changes)
+    config._attn_implementation = "eager"
+    model = drawn(getattr(transformers, f"{kind}ForSequenceClassification")(config), name)
+    model.save_pretrained(folder)
+    write_tokenizer(folder, "<s> $A </s>", "<s> $A </s> $B:1 </s>:1")
+    if name == "qwen3":
+        (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return model
+
+
+def write_judge(folder: Path, template: str = TEMPLATE, **changes: Any) -> Any:
+    """A model that generates, and has the tokens "yes" and "no"."""
+    config = transformers.Qwen3Config(**QWEN3 | {"max_position_embeddings": 1024} | changes)
+    config._attn_implementation = "eager"
+    model = drawn(transformers.Qwen3ForCausalLM(config), "qwen3-reranker")
+    model.save_pretrained(folder)
+    backend = write_tokenizer(folder, "$A", "$A $B")
+    backend.add_tokens(["yes", "no"])
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(template)
+    return model

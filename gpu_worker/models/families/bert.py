@@ -83,7 +83,7 @@ def scoring(plan: Callable[[JsonObject], ModelPlan], first: str, last: str) -> C
         made, labels = plan(raw), reading.labels(raw)
         width = made.hidden_size
         head = Dense(first, width, width, activation="tanh"), Dense(last, width, len(labels))
-        return replace(made, pooling=Pooling("first", head, labels=labels))
+        return replace(made, pooling=Pooling("first", head, labels=labels, scale=reading.scale(raw)))
 
     return scored
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import MAX_VOCAB, JsonObject, architecture_of, shown
@@ -82,7 +83,8 @@ def scoring(raw: JsonObject) -> ModelPlan:
         "head.dense", width, width, bool(raw.get("classifier_bias", False)), "gelu", _norm(raw), "head.norm"
     )
     head = dense, Dense("classifier", width, len(labels))
-    return replace(plan, pooling=Pooling("mean" if kind == "mean" else "first", head, labels=labels))
+    pooled: Literal["mean", "first"] = "mean" if kind == "mean" else "first"
+    return replace(plan, pooling=Pooling(pooled, head, labels=labels, scale=reading.scale(raw)))
 
 
 def _norm(raw: JsonObject) -> Norm:

@@ -60,7 +60,7 @@ def scoring(plan: Callable[[JsonObject], ModelPlan]) -> Callable[[JsonObject], M
     def scored(raw: JsonObject) -> ModelPlan:
         made, labels = plan(raw), reading.labels(raw)
         head = Dense("score", made.hidden_size, len(labels), bias=False)
-        return replace(made, pooling=Pooling("last", (head,), labels=labels))
+        return replace(made, pooling=Pooling("last", (head,), labels=labels, scale=reading.scale(raw)))
 
     return scored
 

@@ -22,6 +22,7 @@ from petiole.gpu_worker.models.plan import (
     Norm,
     Rotary,
     Router,
+    Scale,
 )
 from petiole.gpu_worker.models.weights.formats.declared import declared_by
 from petiole.gpu_worker.models.weights.names import Names
@@ -195,6 +196,22 @@ def inner(raw: JsonObject) -> int:
 
 def dtype(raw: JsonObject) -> str:
     return str(raw.get("dtype") or raw.get("torch_dtype") or "").removeprefix("torch.")
+
+
+def scale(raw: JsonObject) -> Scale:
+    """What makes scores of a classifier's numbers: as sentence-transformers does for a pair, as the pipeline of
+    transformers for classes."""
+    told = raw.get("sentence_transformers")
+    named = (
+        told.get("activation_fn") if isinstance(told, Mapping) else raw.get("sbert_ce_default_activation_function")
+    )
+    if named is not None:
+        known: dict[str, Scale] = {"Identity": "none", "Sigmoid": "sigmoid"}
+        if (last := str(named).rpartition(".")[2]) not in known:
+            raise ModelError(f"config.json: activation_fn must be Identity or Sigmoid, got {shown(named)}")
+        return known[last]
+    several = raw.get("problem_type") == "multi_label_classification"
+    return "sigmoid" if several or len(labels(raw)) == 1 else "softmax"
 
 
 def labels(raw: JsonObject) -> tuple[str, ...]:

@@ -77,17 +77,18 @@ class CpuExecutor:
             adapters = np.repeat(inputs.adapters, inputs.lengths)
         rotary = None if inputs.rotary is None else torch.from_numpy(inputs.rotary)
         limits = None if inputs.limits is None else torch.from_numpy(inputs.limits)
+        types = None if inputs.types is None else torch.from_numpy(inputs.types)
         if self._native is not None:
             step = slot_id, token_ids, positions, rows, outputs, adapters
             if self._text_only:
                 logits = self._native.forward(*step, rotary=rotary, limits=limits)
                 return StepStates(lambda: logits)
             hidden = self._embed(inputs, token_ids).float()
-            logits = self._native.forward(*step, hidden=hidden, rotary=rotary, limits=limits)
+            logits = self._native.forward(*step, hidden=hidden, rotary=rotary, limits=limits, types=types)
             made = hidden[: len(outputs)]
             return self._made(inputs, lambda: logits, made if self._whole else made.to(self._decoder.dtype))
         if self._whole:
-            return self._text_by_text(inputs, token_ids)
+            return self._text_by_text(inputs, token_ids, types)
         attention = PagedAttention(
             cache=self._cache,
             plan=self._decoder.plan.mixers,
@@ -99,7 +100,7 @@ class CpuExecutor:
             progress=self._progress,
         )
         terms = None if self._bank is None or adapters is None else GroupedTerms(self._bank, adapters)
-        forward = Forward(positions if rotary is None else rotary, attention, terms, token_ids)
+        forward = Forward(positions if rotary is None else rotary, attention, terms, token_ids, types)
         hidden = self._decoder.forward(self._embed(inputs, token_ids), forward)[outputs]
         return self._made(inputs, lambda: self._decoder.head_output(hidden).float(), hidden)
 
@@ -114,12 +115,13 @@ class CpuExecutor:
             return StepStates(logits)
         return StepStates(logits, {VALUES: partial(made_found, cast(ValuedDecoder, decoder), hidden)})
 
-    def _text_by_text(self, inputs: StepInputs, token_ids: Tensor) -> StepStates:
+    def _text_by_text(self, inputs: StepInputs, token_ids: Tensor, types: Tensor | None) -> StepStates:
         """In torch each text is computed alone: the size of a product decides its last bits."""
         made, at = [], 0
         for n in inputs.lengths.tolist():
             positions = torch.arange(n)
-            forward = Forward(positions, TextAttention(self._decoder.plan.mixers, self._progress))
+            own = None if types is None else types[at : at + n]
+            forward = Forward(positions, TextAttention(self._decoder.plan.mixers, self._progress), types=own)
             made.append(self._decoder.forward(self._decoder.embed(token_ids[at : at + n]), forward))
             at += n
         return self._made(inputs, lambda: torch.zeros(len(made), 1), torch.cat(made))

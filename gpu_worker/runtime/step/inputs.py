@@ -24,6 +24,7 @@ from petiole.gpu_worker.request.images import IMAGE
 from petiole.gpu_worker.runtime.interface import (
     FEATURES,
     PENDING,
+    TYPES,
     VALUES,
     Int32Array,
     PageUpdates,
@@ -47,9 +48,9 @@ class StepInputs:
     rows, positions: [T]. token_ids: [T]; PENDING if a token comes from its row's pending buffer. pending_inputs:
     the indices of the inputs that are PENDING. output_inputs: [O], the indices of the inputs whose logits are
     sampled. known_pending_rows, known_pending, known_values: [B'], next inputs to write to the pending buffers of
-    these rows. batch_rows, starts, lengths: [B], and pages: as in `StepBatch`. values: [T], the side input VALUES.
-    kept: the side inputs that are on the device, by name.
-    adapters: [B], the adapter slot of each sequence. limits: [T], for each input the end of the positions that it
+    these rows. batch_rows, starts, lengths: [B], and pages: as in `StepBatch`. values, types: [T], the side inputs
+    VALUES and TYPES. kept: the side inputs that are on the device, by name. adapters: [B], the adapter slot of
+    each sequence. limits: [T], for each input the end of the positions that it
     sees; None: all up to itself. rotary: [T] or [axes, T]; None: the same as positions."""
 
     kind: StepKind
@@ -66,6 +67,7 @@ class StepInputs:
     adapters: Int32Array
     pages: PageUpdates
     values: Int32Array | None = None
+    types: Int64Array | None = None
     known_values: Int32Array | None = None
     limits: Int64Array | None = None
     rotary: Int64Array | None = None
@@ -116,6 +118,7 @@ def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:
         adapters=adapters,
         pages=batch.pages,
         values=values.copy() if (values := batch.side_inputs.get(VALUES)) is not None else None,
+        types=types.astype(np.int64) if (types := batch.side_inputs.get(TYPES)) is not None else None,
         known_values=next_values[known] if (next_values := batch.pending_sides.get(VALUES)) is not None else None,
         limits=None if batch.regions is None else _limits(batch, positions, first),
         rotary=None if batch.rotary is None else batch.rotary.astype(np.int64),

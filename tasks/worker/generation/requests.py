@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from petiole.gpu_worker.request import Constraint, Embedding, Request, SamplingParams
+from petiole.gpu_worker.request import Constraint, Embedding, Request, SamplingParams, Scoring
 from petiole.gpu_worker.request.skills import SkillCall
 from petiole.tasks.requests.schemas import Common
 from petiole.tasks.worker.generation.presentation import Presentation
@@ -36,6 +36,8 @@ def engine_request(
         subject["skill"] = SkillCall(*subject["skill"])
     if "embedding" in subject:
         subject["embedding"] = Embedding(**subject["embedding"])
+    if "scoring" in subject:
+        subject["scoring"] = Scoring(**subject["scoring"])
     request = Request(
         **subject,
         images=images,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -18,6 +18,7 @@ from petiole.gpu_worker.threads.subjects import NO_SKILLS
 from petiole.tasks import errors
 from petiole.tasks.record import codec
 from petiole.tasks.record.codec import Written
+from petiole.tasks.requests.results import Ranked
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.submission.taking import offered
 
@@ -66,12 +67,20 @@ class Outcome:
 
 def succeeded(result: Result, attempt: int, before: Written, parts: Mapping[str, Any] | None = None) -> Outcome:
     """The outcome of the engine's result. `before`, from earlier attempts, supplies their log probabilities and
-    vectors. `parts`: what the worker has found in the text."""
+    vectors or scores. `parts`: what the worker has found in the text."""
     known: dict[str, Any] = {"attempt": attempt, "answer": None, **(result.answer or {}), **(parts or {})}
-    for name in ("logprobs", "vectors"):
+    for name in ("logprobs", "vectors", "scores"):
         if (made := getattr(result, name)) is not None:
             known[name] = [*before.entries(name), *made][-len(result.token_ids) :]
+    if result.best is not None:
+        known["ranking"] = ranked(known.get("scores", ()), result.best)
     return Outcome(codec.result(result, **known), None, result.finish_reason.value, result.stop_reason)
+
+
+def ranked(scores: Sequence[Sequence[float]], best: int) -> list[Ranked]:
+    """The best of these scores, of equal ones the first."""
+    order = sorted(range(len(scores)), key=lambda k: -scores[k][0])
+    return [Ranked(index=k, score=scores[k][0]) for k in order[:best]]
 
 
 def within(limit_bytes: int, outcome: Outcome) -> Outcome:
@@ -84,7 +93,7 @@ def within(limit_bytes: int, outcome: Outcome) -> Outcome:
     if result is None:
         return outcome
     bound = _MAX_OTHER_BYTES + _MAX_BYTES_A_UNIT * (len(result["text"]) + len(result["token_ids"]))
-    if bound <= limit_bytes and not {"logprobs", "vectors"} & result.keys():
+    if bound <= limit_bytes and not {"logprobs", "vectors", "scores"} & result.keys():
         return outcome
     size = len(json.dumps(result))
     return outcome if size <= limit_bytes else failed(errors.ResultTooLarge(size, limit_bytes))

@@ -80,6 +80,7 @@ class NativeDecoder:
         hidden: Tensor | None = None,
         rotary: Tensor | None = None,
         limits: Tensor | None = None,
+        types: Tensor | None = None,
     ) -> Tensor:
         """Logits, float32 [O, vocab], for O outputs of T inputs. The slot's next step overwrites this memory: a
         new allocation in each step would cost more than the arithmetic of a small batch.
@@ -90,8 +91,8 @@ class NativeDecoder:
 
         hidden: float32 [T, hidden], the inputs' embeddings; None: the embeddings of the token ids. The forward
         overwrites its first O rows with the outputs' hidden states before the final norm. rotary: int64 [T],
-        rotary positions; None: the positions. limits: int64 [T]: an input sees the positions before its limit;
-        None: all up to its own."""
+        rotary positions; None: the positions. types: int64 [T], rows of token types; None: the first.
+        limits: int64 [T]: an input sees the positions before its limit; None: all up to its own."""
         if rotary is not None and rotary.ndim != 1:
             raise ValueError(f"rotary positions: must be of one axis, got {list(rotary.shape)}")
         model, decoder = self._stack.model, self._decoder
@@ -115,20 +116,21 @@ class NativeDecoder:
             token_ids=token_ids if by_ids else None,
             rotary=rotary,
             limits=limits,
-            extra=self._extra(positions if rotary is None else rotary),
+            extra=self._extra(positions if rotary is None else rotary, types),
             per_layer=per_layer,
             logits=memory,
             adapters=adapters,
         )
         return memory[: shape[0] * shape[1]].view(shape)
 
-    def _extra(self, positions: Tensor) -> Tensor | None:
-        """float32 [T, hidden]: what is added to the embeddings at these positions."""
+    def _extra(self, positions: Tensor, types: Tensor | None) -> Tensor | None:
+        """float32 [T, hidden]: what is added to the embeddings at these positions, of tokens of these types."""
         decoder = self._decoder
         extra = None if decoder.positions is None else decoder.positions[positions].float()
         if decoder.token_types is not None:
-            first = decoder.token_types[0].float()
-            extra = first.repeat(len(positions), 1) if extra is None else extra + first
+            kinds = torch.zeros_like(positions) if types is None else types
+            added = decoder.token_types[kinds].float()
+            extra = added if extra is None else extra + added
         return extra
 
 

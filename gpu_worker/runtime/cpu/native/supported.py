@@ -35,7 +35,7 @@ VALUES = changed(
             "score": {"softmax", "chosen", "sigmoid"},
         },
         ModelPlan: {"pooling": {None, Pooling}},  # which is not computed here
-        Pooling: dict.fromkeys(("kind", "denses", "normalize", "labels"), ANY),
+        Pooling: dict.fromkeys(("kind", "denses", "normalize", "labels", "scale"), ANY),
     },
 )
 """By class and field. What is asked of several fields together, and of sizes: `with_sizes`."""

@@ -92,3 +92,13 @@ def test_an_error_in_a_constraint_names_the_option_of_the_task(field: str) -> No
     refused = public(engine_errors.InvalidRequest(f"constraint.{field}", "must be another", 1))
     assert isinstance(refused, InvalidRequest)
     assert refused.field == field
+
+
+def test_a_ranking_counts_what_earlier_attempts_have_scored() -> None:
+    entry = '{"task_id":"t","attempt":1,"index":0,"token_ids":[7,7],"text":"","scores":[[0.25],[0.75]]}'
+    made = replace(RESULT, text="", token_ids=(7, 7, 7, 7), scores=((0.5,), (0.75,)), best=3)
+    outcome = succeeded(made, 2, Written.of([entry.encode()]))
+    assert outcome.result is not None
+    assert outcome.result["scores"] == [[0.25], [0.75], [0.5], [0.75]]
+    ranking = [{"index": 1, "score": 0.75}, {"index": 3, "score": 0.75}, {"index": 2, "score": 0.5}]
+    assert outcome.result["ranking"] == ranking == outcome.record["ranking"]

@@ -1,0 +1,71 @@
+"""The handlers of requests of texts. Their answers are whole: a task's log has all that they are made of."""
+
+from __future__ import annotations
+
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from petiole.gateway.core.failures import Failure
+from petiole.gateway.core.plan import Plan
+from petiole.gateway.serving import bodies, generations
+from petiole.gateway.serving.answering import checked, json_answer, new_id
+from petiole.gateway.serving.catalogue import catalogue
+from petiole.gateway.serving.counting import count
+from petiole.gateway.serving.sse import unless_gone
+from petiole.gateway.texts.requests import Embeddings, Made, Rerank, Score
+
+
+async def embed(request: Request) -> Response:
+    asked = await bodies.read(request, Embeddings)
+    if ids := asked.ids_to_spell:
+        found = await catalogue().find(asked.model)
+        counted = await count(found, {"token_ids": "input"}, token_ids=ids, skip_special_tokens=False)
+        asked = asked.spelled(counted["texts"])
+    return await _answered(request, asked)
+
+
+async def rerank(request: Request) -> Response:
+    return await _answered(request, await bodies.read(request, Rerank))
+
+
+async def score(request: Request) -> Response:
+    return await _answered(request, await bodies.read(request, Score))
+
+
+async def _answered(request: Request, asked: Embeddings | Rerank | Score) -> Response:
+    found = await catalogue().find(asked.model)
+    plan = checked(lambda: asked.plan(new_id(asked.PREFIX), int(time.time()), found))
+    return json_answer(asked.answer(plan.record, await unless_gone(request, _made(plan))))
+
+
+async def _made(plan: Plan) -> Made:
+    """What a worker makes of the texts. Raises `Failure`."""
+    generation, made = await generations.begin(plan), Made()
+    try:
+        async for _, delta in generation.deltas():
+            if delta is None:
+                continue
+            made.vectors += delta.vectors or ()
+            made.scores += [scores[0] for scores in delta.scores or ()]
+            if delta.error is not None:
+                raise generation.failure(delta.error)
+            if delta.finish_reason not in (None, "stop"):
+                raise Failure(499, f"the request has ended early: {delta.finish_reason}", code=delta.finish_reason)
+            if delta.usage is not None:
+                made.prompt_tokens = delta.usage.prompt_tokens
+    finally:
+        await generation.aclose()
+    return made
+
+
+def routes() -> list[Route]:
+    """Below /v1."""
+    return [Route("/embeddings", embed, methods=["POST"]), *routes_at_the_root()]
+
+
+def routes_at_the_root() -> list[Route]:
+    """vLLM has these beside /v1."""
+    return [Route("/rerank", rerank, methods=["POST"]), Route("/score", score, methods=["POST"])]
