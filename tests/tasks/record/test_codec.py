@@ -40,6 +40,7 @@ ENTRIES: dict[str, st.SearchStrategy[Any]] = {
     "items": st.none() | st.dictionaries(st.sampled_from(["x", "y"]), numbers, min_size=1),
     "logprobs": logprobs(),
     "vectors": st.sampled_from(["AACAPw==", "AAA="]),
+    "scores": st.lists(numbers, min_size=1, max_size=3),
 }
 UNKNOWN = st.dictionaries(texts.map(lambda name: f"new {name}"), st.none() | counts | texts | st.just({"a": [1]}))
 
@@ -126,6 +127,7 @@ def test_a_result_is_the_log_and_the_end(
     class Made:
         token_ids, text = joined_ids(pieces), "".join(piece.text for piece in pieces)
         logprobs, vectors = joined(pieces, "logprobs"), joined(pieces, "vectors")
+        scores = joined(pieces, "scores")
 
     result = codec.result(Made(), **end)
     kept = json.loads(json.dumps(codec.end_of(result)))
