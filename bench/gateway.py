@@ -5,6 +5,7 @@ A gateway runs as `petiole serve` starts it, on the embedded Redis. Its processo
 first delta     a real worker runs the tiny model. One client asks, waits for the first text, and begins again
                 when its answer has ended: through the gateway, and through `generate.astream`
 one token       whole answers of one token; beside the processor time of `delay` itself
+a key           the same, in turns with a gateway that asks for keys and counts what their limits say
 a delta         no worker: a process writes many streams at the pace of one, and clients follow all of them: over
                 HTTP, and as `AsyncStream` in one process
 """
@@ -32,7 +33,8 @@ from bench.writer import writing_all
 PROMPT = "What is 17 + 25?"
 START_S = 60.0
 ALIVE_S = 60.0
-FIRST_ADDED_MS, ONE_TOKEN_ADDED_MS, DELTA_US = 1.0, 1.0, 60.0
+FIRST_ADDED_MS, ONE_TOKEN_ADDED_MS, KEY_ADDED_MS, DELTA_US = 1.0, 1.0, 0.3, 60.0
+KEY = "ptl-bench"
 
 
 @dataclass
@@ -56,12 +58,17 @@ class Served:
 
 
 @contextmanager
-def serving() -> Iterator[Served]:
+def serving(**told: str) -> Iterator[Served]:
     from petiole.tasks.commands import demo
     from petiole.tasks.servers._supervisor import die_with
 
     command = [sys.executable, "-m", "petiole.tasks.commands.cli", "serve", "--host", "127.0.0.1", "--port", "0"]
-    more = {"PYTHONPATH": demo.python_path(), "PYTHONUNBUFFERED": "1", "PETIOLE_GATEWAY_HEARTBEAT_S": str(ALIVE_S)}
+    more = {
+        "PYTHONPATH": demo.python_path(),
+        "PYTHONUNBUFFERED": "1",
+        "PETIOLE_GATEWAY_HEARTBEAT_S": str(ALIVE_S),
+        **told,
+    }
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command, env={**os.environ, **more}, stdout=log, stderr=log, preexec_fn=die_with(os.getpid())
@@ -97,7 +104,8 @@ class Client:
 
     def ask(self, method: str, path: str, body: object = None) -> None:
         payload = b"" if body is None else json.dumps(body).encode()
-        head = f"{method} {path} HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(payload)}\r\n\r\n"
+        key = f"authorization: Bearer {KEY}\r\n"  # SDKs always send one
+        head = f"{method} {path} HTTP/1.1\r\nhost: bench\r\n{key}content-length: {len(payload)}\r\n\r\n"
         self._writer.write(head.encode() + payload)
 
     async def events(self, until: bytes = b"[DONE]") -> int:
@@ -177,6 +185,34 @@ async def one_client(report: Report, gateway: Served, n: int) -> None:
     beside -= median(report, "one token: processor time of delay()", "ms", delay_ms[10:])
     report.add("  beside it", max(0.0, beside), "ms", target=ONE_TOKEN_ADDED_MS, better="lower")
     await client.aclose()
+
+
+async def with_keys(report: Report, without: Served, with_them: Served, n: int) -> None:
+    """What keys, limits and the ledger add to a whole answer of one token. Both gateways in turns."""
+    asked = {"model": "petiole-tiny", "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
+    clients = [(Client(one.address), one, list[float]()) for one in (without, with_them)]
+    for client, _, _ in clients:
+        await client.connect()
+    for _ in range(n + 10):
+        for client, gateway, taken_ms in clients:
+            began = gateway.cpu_s
+            client.ask("POST", "/v1/completions", asked)
+            await client.answer()
+            taken_ms.append((gateway.cpu_s - began) * 1e3)
+    added = -median(report, "one token without keys: processor time", "ms", clients[0][2][10:])
+    added += median(report, "one token with a key and limits: processor time", "ms", clients[1][2][10:])
+    report.add("  added by them", max(0.0, added), "ms", target=KEY_ADDED_MS, better="lower")
+    for client, _, _ in clients:
+        await client.aclose()
+
+
+def keys() -> str:
+    """A key whose limits are all counted, and never met."""
+    from petiole.gateway.serving.callers.keys import digest_of
+
+    limits = {"requests": 10**9, "input_tokens": 10**9, "output_tokens": 10**9, "concurrent": 10**6}
+    tenants = {"bench": {"salt": "bench", "limits": limits}}
+    return json.dumps({"tenants": tenants, "keys": {digest_of(KEY): {"tenant": "bench", "limits": limits}}})
 
 
 # ---------------------------------------------------------------- many streams
@@ -300,6 +336,8 @@ def main(argv: list[str] | None = None) -> int:
         measure(report, gateway, QUICK if options.quick else FULL, 1 if options.quick else 3)
         with demo.worker():
             asyncio.run(one_client(report, gateway, 5 if options.quick else 200))
+            with serving(PETIOLE_GATEWAY_KEYS=keys()) as keyed:
+                asyncio.run(with_keys(report, gateway, keyed, 5 if options.quick else 300))
     report.finish(options.json)
     return 0
 
