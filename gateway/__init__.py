@@ -19,6 +19,7 @@ Each line may import what stands below it.
     application  the ASGI application: which room answers which path
     batches/     OpenAI's batches
     observing    the access log and the figures, without prompts; faults of the gateway itself
+    origins      which web pages may call it
     authorizing  who asks: a key and its tenant, before anything else is done
     dialects     in which form a client is told of an error: that of its interface
     texts/       vectors and scores of texts: OpenAI's embeddings, rerank, score

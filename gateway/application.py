@@ -9,7 +9,6 @@ from functools import cached_property
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
@@ -22,11 +21,11 @@ from petiole.gateway.dialects import error_answer
 from petiole.gateway.observing import METRICS, Observed
 from petiole.gateway.openai import endpoints
 from petiole.gateway.openai.responses import endpoints as responses
+from petiole.gateway.origins import with_origins
 from petiole.gateway.page import endpoints as page
 from petiole.gateway.serving.sse import ClientGone
 from petiole.gateway.texts import endpoints as texts
 from petiole.tasks.servers import connections
-from petiole.tasks.settings import settings
 
 _ANSWER_S = 2.0
 
@@ -93,16 +92,6 @@ def make() -> Starlette:
             *texts.routes_at_the_root(),
         ],
         exception_handlers=dict.fromkeys((Failure, HTTPException, ClientGone, Exception), _failed),
-    )
-
-
-def with_origins(application: ASGIApp) -> ASGIApp:
-    """Lets the web pages that the settings name call the application. Without the setting no page may."""
-    origins = [one.strip() for one in settings().gateway_origins.split(",") if one.strip()]
-    if not origins:
-        return application
-    return CORSMiddleware(
-        application, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
     )
 
 

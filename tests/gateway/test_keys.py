@@ -87,6 +87,18 @@ def test_no_page_of_another_origin_is_let_in(http: httpx2.Client) -> None:
     asked = {"origin": "https://evil.example", "access-control-request-method": "POST"}
     answer = http.options("/v1/models", headers=asked)
     assert not [name for name in answer.headers if name.startswith("access-control")]
+    sent = json.dumps(CHAT)
+    for headers in (
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"origin": str(http.base_url).rstrip("/"), "sec-fetch-site": "cross-site"},
+    ):
+        refused = http.post("/v1/chat/completions", content=sent, headers=bearer(ACME) | headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "foreign_origin"), headers
+    own = {"origin": str(http.base_url).rstrip("/")}
+    behind_a_proxy = {"origin": "https://llm.example", "sec-fetch-site": "same-origin"}
+    for headers in (own, behind_a_proxy):
+        assert http.post("/v1/chat/completions", content=sent, headers=bearer(ACME) | headers).status_code == 200
 
 
 def test_a_tenant_sees_and_asks_for_the_models_it_is_allowed(http: httpx2.Client) -> None:

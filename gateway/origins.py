@@ -1,0 +1,58 @@
+"""Which web pages may call the gateway: its own, and those of the origins in `PETIOLE_GATEWAY_ORIGINS`.
+
+A page of another origin cannot read an answer: that is the browser's rule. But it may send. A POST with a plain
+type is sent without asking first, and a WebSocket can even be read. So without keys any page could use a gateway
+on loopback. What changes something, and a WebSocket, is refused if a browser says that such a page sends it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from petiole.gateway.core.failures import Failure
+from petiole.gateway.dialects import error_answer
+from petiole.tasks.settings import settings
+
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_DENIED = 3000  # what a WebSocket is closed with: IANA's "unauthorized"
+
+
+def with_origins(application: ASGIApp) -> ASGIApp:
+    """The application, for the pages that may call it."""
+    allowed = [one.strip() for one in settings().gateway_origins.split(",") if one.strip()]
+    guarded = _Guarded(application, allowed)
+    if not allowed:
+        return guarded
+    return CORSMiddleware(
+        guarded, allow_origins=allowed, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
+    )
+
+
+class _Guarded:
+    def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
+        self._app, self._allowed = app, frozenset(allowed)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._is_foreign(scope):
+            return await self._app(scope, receive, send)
+        if scope["type"] == "websocket":
+            return await send({"type": "websocket.close", "code": _DENIED})
+        told = "a page of this origin may not call the gateway: see PETIOLE_GATEWAY_ORIGINS"
+        failure = Failure(403, told, code="foreign_origin")
+        await error_answer(scope, failure)(scope, receive, send)
+
+    def _is_foreign(self, scope: Scope) -> bool:
+        """Whether a page of another origin sends what it may not."""
+        if scope["type"] not in ("http", "websocket") or scope.get("method") in _SAFE:
+            return False
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        if origin is None or self._allowed & {origin, "*"}:  # without one, no page sends it
+            return False
+        if (site := headers.get("sec-fetch-site")) is not None:
+            return site != "same-origin"
+        return urlsplit(origin).netloc != headers.get("host")
