@@ -236,7 +236,7 @@ class Settings(EngineSettings, GatewaySettings, BaseSettings):
         default="", description="shares of tenants' queues on Redis, such as acme=2,initech=0.5; empty: one queue"
     )
     usage_days: int = Field(
-        default=7, ge=0, le=400, description="days for which the ledger has each task; 0: no ledger"
+        default=7, ge=0, le=400, description="days for which each task of a tenant is in the ledger; 0: sums alone"
     )
     affinity_wait_ms: int = Field(
         default=200,

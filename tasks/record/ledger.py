@@ -1,7 +1,8 @@
-"""The ledger: what each task has used. The script that writes the end of a task's stream writes its entry, in the
+"""The ledger: what tasks have used. The script that writes the end of a task's stream writes its entry, in the
 same step. So a task that an interruption made begin again has one entry, and a task without an end has none.
+A task without a tenant is in the sums alone: a million rows of a night take no more room than one.
 
-    USAGE_KEY:DAY         hash: by task id, its entry as JSON; kept for `PETIOLE_USAGE_DAYS`
+    USAGE_KEY:DAY         hash: by task id, the entry of a tenant's task as JSON; kept for `PETIOLE_USAGE_DAYS`
     USAGE_KEY:DAY:totals  hash: `["TENANT","MODEL"] WHAT` -> a sum; WHAT is one of `SUMS`, or `end END`
 
 A day is one of UTC, by the clock of the worker that writes the end."""

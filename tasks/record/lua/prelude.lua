@@ -57,12 +57,14 @@ local function enter(keys, first, state, entry)
     entry = cjson.encode(told)
   end
   local entries, sums, kept = keys[first], keys[first + 1], told.days * 86400
-  if call('HEXISTS', entries, field) == 1 then  -- a task that Celery has sent again has used its tokens again
-    field = field .. '#' .. told.attempt
+  if told.tenant ~= '' and kept > 0 then
+    if call('HEXISTS', entries, field) == 1 then  -- a task that Celery has sent again has used its tokens again
+      field = field .. '#' .. told.attempt
+    end
+    call('HSET', entries, field, entry)
+    call('EXPIRE', entries, kept)
   end
   local of = cjson.encode({told.tenant, told.model}) .. ' '
-  call('HSET', entries, field, entry)
-  call('EXPIRE', entries, kept)
   call('HINCRBY', sums, of .. 'requests', 1)
   for _, what in ipairs({'prompt', 'cached', 'output', 'reasoning'}) do
     if told[what] > 0 then

@@ -200,7 +200,7 @@ def _fail(app: Any, aside: Aside) -> None:
 def _end_stream(app: Any, aside: Aside) -> None:
     assert aside.task_id is not None
     ttl_ms = settings().stream_ttl_s * 1000
-    account = Account.of(_headers(aside.item), days=days) if (days := settings().usage_days) else None
+    account = Account.of(_headers(aside.item), days=settings().usage_days)
     end_stream(connections.streams(), aside.task_id, ttl_ms, describe(aside.error), account)
 
 

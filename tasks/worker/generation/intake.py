@@ -235,11 +235,9 @@ class Intake:
             logger.exception("task %s could not be submitted", job.task_id)
             return failed(error)
 
-    def _account(self, job: JobDriver, request: Common | None) -> Account | None:
-        """How the task is entered in the ledger; None: not at all."""
+    def _account(self, job: JobDriver, request: Common | None) -> Account:
+        """How the task is entered in the ledger."""
         settings, engine = self._services.settings, self._services.engine.limits
-        if not settings.usage_days:
-            return None
         model = model_name(settings, engine.model)
         adapter = getattr(request, "adapter", None) or ""
         message = job.messages.current.message

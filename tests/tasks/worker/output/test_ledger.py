@@ -70,6 +70,17 @@ def test_the_end_of_a_task_is_entered_with_it(publisher: Publisher, client: redi
         assert client.ttl(key) > 0
 
 
+@pytest.mark.parametrize("account", [Account(model="m"), Account("acme", model="m", days=0)])
+def test_a_task_without_a_tenant_is_in_the_sums_alone(
+    publisher: Publisher, client: redis.Redis, account: Account
+) -> None:
+    stream, _ = attempt(publisher, client, account=account)
+    stream.finish(result(2))
+    publisher.flush([stream])
+    assert entries(client) == {}
+    assert sums(client)[account.tenant, "m"][0]["output"] == 2
+
+
 def test_a_call_that_is_repeated_after_a_lost_reply_enters_nothing_twice(
     publisher: Publisher, client: redis.Redis
 ) -> None:
