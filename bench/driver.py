@@ -18,6 +18,7 @@ from petiole.gpu_worker.runtime.interface import (
     PageUpdates,
     RowBinding,
     Runtime,
+    StateUpdates,
     StepBatch,
     StepKind,
     StepOutput,
@@ -38,6 +39,8 @@ class Stream:
     length: int = 0
     output: list[int] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
+    snapshots: dict[int, int] = field(default_factory=dict)  # by position
+    source: int = 0  # the snapshot from which it goes on
     bound: bool = False
     remapped: bool = False
 
@@ -68,6 +71,7 @@ class Driver:
         self._free = deque(range(1, limits.n_pages))
         self._rows = deque(range(1, limits.max_batch_size))
         self._windows = [_WindowPages(pool.n_pages) for pool in limits.windows]
+        self._snapshots = deque(range(1, limits.snapshots))
 
     def sequence(
         self, prompt: Sequence[int], sampling: SamplingParams | None = None, seed: int = 0, adapter_slot: int = 0
@@ -84,7 +88,14 @@ class Driver:
         child = self.sequence(prompt, sequence.sampling, sequence.seed)
         child.length = shared
         child.pages = sequence.pages[: shared // self._page_size]
+        child.source = sequence.snapshots[shared] if self.runtime.limits.snapshots else 0
         return child
+
+    def keep(self, sequence: Stream, position: int) -> None:
+        """Copy the states of layers that keep one, if there are any, when a step reaches the position. Forks go on
+        from there."""
+        if self.runtime.limits.snapshots:
+            sequence.snapshots[position] = self._snapshots.popleft()
 
     def remap(self, sequence: Stream, other: Stream, shared: int) -> None:
         """From its next step on, the sequence reads its first `shared` tokens from the other's pages. Its own
@@ -208,7 +219,24 @@ class Driver:
             pending=np.array(pending or [PENDING] * len(sequences), dtype=np.int32),
             bindings=bindings,
             pages=PageUpdates(table[:, 0], table[:, 1], table[:, 2], windows),
+            states=self._states(sequences, starts, bindings),
         )
+
+    def _states(
+        self, sequences: Sequence[Stream], starts: Sequence[int], bindings: Sequence[RowBinding]
+    ) -> StateUpdates | None:
+        if not self.runtime.limits.snapshots:
+            return None
+        bound = {binding.row for binding in bindings}
+        begun = [(s.row, s.source, start) for s, start in zip(sequences, starts, strict=True) if s.row in bound]
+        kept = [
+            (i, position, snapshot)
+            for i, (s, start) in enumerate(zip(sequences, starts, strict=True))
+            for position, snapshot in s.snapshots.items()
+            if start < position <= s.length
+        ]
+        columns = (np.array(one, dtype=np.int32).reshape(-1, 3).T for one in (begun, kept))
+        return StateUpdates(*(part for three in columns for part in three))
 
     def _binding(self, sequence: Stream) -> RowBinding:
         sequence.bound = True

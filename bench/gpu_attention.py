@@ -54,7 +54,7 @@ def layer_seconds(shape: Shape, lengths: np.ndarray, tensor_cores_from: int) -> 
     device, usual = CudaDevice(), attention.TENSOR_CORES_FROM
     on = device.torch_device
     model = model_of(config(dataclasses.replace(shape, n_layers=LAYERS))).plan
-    mixer = model.mixers[0]
+    mixer = model.attentions[0]
     n_pages, dtype = 1 + int(lengths.sum()), torch.bfloat16
     cache = new_kv_cache(model, n_pages=n_pages, page_size=1, rows=1, max_model_len=1, dtype=dtype, device=on)
     for pool in (*cache.keys, *cache.values):

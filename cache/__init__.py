@@ -3,7 +3,7 @@
 Engines use `KVCacheManager`, by the names of this package; the rooms are its parts. Pure Python and numpy. Each
 line may import what stands below it.
 
-    groups/     layers that see a window: pools of their own beside the page table, and what a match may end at
+    groups/     layers that see a window or keep a state: pools of their own, and where a match may end
     allocation  the KV of running sequences: takes and releases locks, rows and pages
     prefix/     the prefix caches: which cached pages a prompt can use again
     pages/      the page pool and the page table: who owns a page, which row maps it
@@ -13,7 +13,7 @@ line may import what stands below it.
 """
 
 from petiole import _alias
-from petiole.cache.allocation import GroupUsage, KVAllocation, KVCacheManager, KVUsage, Published
+from petiole.cache.allocation import GroupUsage, KVAllocation, KVCacheManager, KVUsage, Published, StateUsage
 from petiole.cache.errors import (
     CacheError,
     CacheStateError,
@@ -33,6 +33,7 @@ from petiole.cache.errors import (
     UnlockWithoutLockError,
 )
 from petiole.cache.groups.manager import GroupedManager, build_manager
+from petiole.cache.groups.states import Snapshots, StateGroup
 from petiole.cache.groups.table import GroupedTable, WindowPages
 from petiole.cache.groups.windows import most_pages
 from petiole.cache.namespace import CacheNamespace
@@ -101,7 +102,10 @@ __all__ = [
     "ReleasedError",
     "RowError",
     "SizeToken",
+    "Snapshots",
     "StaleNodeError",
+    "StateGroup",
+    "StateUsage",
     "TextToken",
     "TokenError",
     "TreeNode",

@@ -52,9 +52,24 @@ class GroupUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class StateUsage:
+    """The layers with a state. states: one a row. snapshots: states that others can go on from; those that are
+    not free are evicted when more are made. hit_tokens, missed_tokens: as in `GroupUsage`."""
+
+    states_total: int
+    states_held: int
+    snapshots_total: int
+    snapshots_free: int
+    snapshots_made: int
+    snapshots_evicted: int
+    hit_tokens: int
+    missed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class KVUsage:
     """Page and row counts; a new sequence can get `pages_free + pages_reclaimable` pages. groups: the pools beside
-    the page table's own."""
+    the page table's own. states: of layers that keep one, if there are any."""
 
     pages_total: int
     pages_free: int
@@ -66,6 +81,7 @@ class KVUsage:
     nodes: int
     cache: CacheStats
     groups: tuple[GroupUsage, ...] = ()
+    states: StateUsage | None = None
 
 
 @dataclass(frozen=True, slots=True)

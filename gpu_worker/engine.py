@@ -100,6 +100,7 @@ class Engine:
             -(-limits.max_model_len // limits.page_size),
             max_cached_pages=config.prefix_cache_max_pages,
             windows=limits.windows,
+            snapshots=limits.snapshots,
             longest_step=config.longest_step,
         )
         self.scheduler = Scheduler(config, self.runtime, manager, tracer, self._cut)
@@ -531,6 +532,7 @@ class Engine:
             "prefix_hit_rate": round(usage.cache.hit_rate, 4),
             "evicted_pages": usage.cache.evicted_pages,
             **{name: number for group in usage.groups for name, number in _facts_of(group)},
+            **({} if usage.states is None else asdict(usage.states, dict_factory=_of_states)),
             "steps": counters.steps,
             "prefill_steps": counters.prefill_steps,
             "prompt_tokens": counters.prompt_tokens,
@@ -552,6 +554,11 @@ def _facts_of(group: GroupUsage) -> Iterator[tuple[str, int]]:
     pages = ("pages_total", "pages_free", "pages_cached", "pages_held", "pages_evicted")
     for name in (*pages, "hit_tokens", "missed_tokens"):
         yield f"window_{group.window}_{name}", getattr(group, name)
+
+
+def _of_states(facts: list[tuple[str, int]]) -> dict[str, int]:
+    """The gauges of layers that keep a state."""
+    return {f"state_{name}" if name.endswith("_tokens") else name: number for name, number in facts}
 
 
 def imbalance(expert_tokens: Sequence[Sequence[int]]) -> float:

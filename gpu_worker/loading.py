@@ -29,6 +29,7 @@ from petiole.gpu_worker.runtime.interface import (
     PageUpdates,
     RowBinding,
     Runtime,
+    StateUpdates,
     StepBatch,
 )
 from petiole.gpu_worker.scheduling.batching import encode_batch
@@ -164,6 +165,9 @@ def _run(runtime: Runtime, prompt: Int32Array, decodes: int, sampling: SamplingP
     updates = PageUpdates(np.full_like(pages, 1), pages, pages + 1, windows)
     no_updates = replace(NO_UPDATES, windows=[NO_UPDATES.pages] * len(limits.windows))
     binding = RowBinding(1, sampling, 1, prompt, np.empty(0, np.int32))
+    none, zero = _one(0)[:0], _one(0)
+    going_on = StateUpdates(none, none, none, none, none, none)
+    beginning = replace(going_on, begun=_one(1), sources=zero, starts=zero)
     for step in range(1 + decodes):
         start, length = (0, n) if step == 0 else (n + step - 1, 1)
         batch = StepBatch(
@@ -176,6 +180,7 @@ def _run(runtime: Runtime, prompt: Int32Array, decodes: int, sampling: SamplingP
             pending=_one(PENDING),
             bindings=[binding] if step == 0 else [],
             pages=updates if step == 0 else no_updates,
+            states=(going_on if step else beginning) if limits.snapshots else None,
             **(first if step == 0 else {}),
         )
         runtime.launch_forward(step % 2, batch)

@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from petiole.cache.allocation import GroupUsage, KVAllocation, KVCacheManager, KVUsage
+from petiole.cache.allocation import GroupUsage, KVAllocation, KVCacheManager, KVUsage, StateUsage
 from petiole.cache.groups.serving import deepest
 from petiole.cache.groups.table import GroupedTable, WindowPages
 from petiole.cache.namespace import CacheNamespace
@@ -34,15 +34,15 @@ class GroupedManager(KVCacheManager):
 
     @property
     def pages_available(self) -> PageCounts:
-        return PageCounts(self._table_pages_available, *(group.pool.available for group in self.table.groups))
+        return PageCounts(self._table_pages_available, *(group.pool.available for group in self.table.windows))
 
     def new_pages(self, row: int, kv_length: int) -> PageCounts:
         n = self.pages_needed(kv_length)
         own = max(0, n - self.table.page_count(row))
-        return PageCounts(own, *(group.new_pages(row, n) for group in self.table.groups))
+        return PageCounts(own, *(group.new_pages(row, n) for group in self.table.windows))
 
     def pages_held(self, row: int) -> PageCounts:
-        return PageCounts(self.table.page_count(row), *(group.held(row) for group in self.table.groups))
+        return PageCounts(self.table.page_count(row), *(group.held(row) for group in self.table.windows))
 
     def pages_to_start(
         self, tokens: TokensLike, namespace: CacheNamespace | None = None, kv_length: int | None = None
@@ -52,7 +52,7 @@ class GroupedManager(KVCacheManager):
         cached, reused = self.cache.peek(reusable, namespace), self.cache.find(reusable, namespace)
         target = self._target(tokens.kv_length, cached.kv_length, kv_length, None)
         own, n = self._use(cached, target), self.pages_needed(target)
-        return PageCounts(own, *(group.pages_to_start(reused, n) for group in self.table.groups))
+        return PageCounts(own, *(group.pages_to_start(reused, n) for group in self.table.windows))
 
     # ------------------------------------------------------------ sequences
 
@@ -79,6 +79,8 @@ class GroupedManager(KVCacheManager):
                 group.hit_tokens += n * size
                 group.missed_tokens += asked - n * size
             self.keep(allocation.row, [len(known) * size, allocation.reused])
+            if self.table.states is not None:  # from where an equal prompt goes on
+                self.table.states.keep(allocation.row, [asked])
         return allocation
 
     def keep(self, row: int, ends: ArrayLike) -> None:
@@ -108,9 +110,24 @@ class GroupedManager(KVCacheManager):
                 hit_tokens=group.hit_tokens,
                 missed_tokens=group.missed_tokens,
             )
-            for group in self.table.groups
+            for group in self.table.windows
         )
-        return replace(super().usage(), groups=groups)
+        return replace(super().usage(), groups=groups, states=self._state_usage())
+
+    def _state_usage(self) -> StateUsage | None:
+        group = self.table.states
+        if group is None:
+            return None
+        return StateUsage(
+            states_total=self.table.max_batch_size - 1,
+            states_held=self.table.num_allocated,
+            snapshots_total=group.pool.total,
+            snapshots_free=group.pool.free,
+            snapshots_made=group.made,
+            snapshots_evicted=group.pool.evicted,
+            hit_tokens=group.hit_tokens,
+            missed_tokens=group.missed_tokens,
+        )
 
 
 def build_manager(
@@ -122,13 +139,17 @@ def build_manager(
     *,
     max_cached_pages: int | None = None,
     windows: Sequence[WindowPages] = (),
+    snapshots: int = 0,
     longest_step: int = 1,
 ) -> KVCacheManager:
-    """A page table, a prefix cache over it, and their manager. windows: the pools of groups of layers; without
-    any, nothing of this package is used. longest_step: the most positions of a row in one step."""
+    """A page table, a prefix cache over it, and their manager. windows: the pools of groups of layers.
+    snapshots: of layers with a state. Without both, nothing of this package is used. longest_step: the most
+    positions of a row in one step."""
     sizes = n_pages, page_size, max_batch_size, max_pages_per_row
-    if not windows:
+    if not windows and not snapshots:
         table = PageTable(*sizes)
         return KVCacheManager(table, build_prefix_cache(kind, table, max_cached_pages))
-    grouped = GroupedTable(*sizes, windows=windows, longest_step=longest_step)
+    grouped = GroupedTable(
+        *sizes, windows=windows, longest_step=longest_step, snapshots=snapshots, keeps_states=kind != "off"
+    )
     return GroupedManager(grouped, build_prefix_cache(kind, grouped, max_cached_pages))

@@ -1,9 +1,9 @@
 """The page table of a model with groups of layers that keep less than everything.
 
-The table's own pages are those of the layers that see everything. Each other group has a pool, whose pages
-accompany the table's (`companions`). So rows and the prefix cache own the table's pages as ever, and what a group
-holds follows from what its rows hold. A model whose layers all have windows has a table too, with pages that take
-no memory.
+The table's own pages are those of the layers that see everything. Each other group has a pool, of pages or of
+snapshots, which accompany the table's pages (`companions`). So rows and the prefix cache own the table's pages
+as ever, and what a group holds follows from what its rows hold. A model without layers that see everything has a
+table too, with pages that take no memory.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from petiole.cache.errors import ConservationError
+from petiole.cache.groups.serving import LayerGroup
+from petiole.cache.groups.states import StateGroup
 from petiole.cache.groups.windows import WindowGroup
 from petiole.cache.pages.page_table import PageTable
 from petiole.cache.pages.pool import CACHED, FREE, Pages
@@ -28,7 +30,9 @@ class WindowPages(NamedTuple):
 
 
 class GroupedTable(PageTable):
-    """A `PageTable` beside which groups of layers with windows have pools of their own.
+    """A `PageTable` beside which groups of layers have pools of their own. windows: those with a window. states:
+    the layers with a state, if there are any. snapshots: the size of their pool, with the reserved one;
+    keeps_states: whether any are made.
 
     `reserve` takes pages of the table alone. `reserve_many` takes those of all groups that a step will write."""
 
@@ -41,9 +45,11 @@ class GroupedTable(PageTable):
         *,
         windows: Sequence[WindowPages],
         longest_step: int,
+        snapshots: int = 0,
+        keeps_states: bool = True,
     ) -> None:
         super().__init__(n_pages, page_size, max_batch_size, max_pages_per_row)
-        self.groups = tuple(
+        self.windows = tuple(
             WindowGroup(
                 window,
                 size,
@@ -54,10 +60,16 @@ class GroupedTable(PageTable):
             )
             for window, size in windows
         )
+        self.states = (
+            StateGroup(snapshots, page_size=page_size, n_pages=n_pages, n_rows=max_batch_size, keeps=keeps_states)
+            if snapshots
+            else None
+        )
+        self.groups: tuple[LayerGroup, ...] = self.windows if self.states is None else (*self.windows, self.states)
 
     def companions(self, pages: NDArray[np.integer]) -> tuple[NDArray[np.int32], ...]:
-        """The pages of each group that accompany these; 0: none."""
-        return tuple(group.pool.of[pages] for group in self.groups)
+        """The pages of each group with a window that accompany these; 0: none."""
+        return tuple(group.pool.of[pages] for group in self.windows)
 
     # ------------------------------------------------------------ rows
 
@@ -71,10 +83,10 @@ class GroupedTable(PageTable):
     def reserve_many(self, rows: NDArray[np.integer], kv_lengths: NDArray[np.integer]) -> int:
         held: Pages = rows.astype(np.int64)
         wanted, n = -(-kv_lengths // self.page_size), len(held)
-        for group in self.groups:
+        for group in self.windows:
             n = group.fitting(held[:n], wanted[:n])
         n = super().reserve_many(held[:n], kv_lengths[:n])
-        for group in self.groups:
+        for group in self.windows:
             group.cover(self.matrix, held[:n], wanted[:n])
         return n
 

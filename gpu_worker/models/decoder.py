@@ -1,8 +1,8 @@
 """The decoder: runs a plan, T positions at a time, in torch and in the kernels that its device brings.
 
 The T positions of a step belong to several sequences and may be prompts, single tokens or drafts; only the
-attention, which the caller passes in, distinguishes them. Queries, keys and values come from one product, gate and
-up from another.
+attention and the states, which the caller passes in, distinguish them. Queries, keys and values come from one
+product, gate and up from another.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from petiole.gpu_worker.models.parts.attention import StepAttention, attended
+from petiole.gpu_worker.models.parts.attention import AttentionWeights, StepAttention, attended
 from petiole.gpu_worker.models.parts.experts import mixed_experts, routed
 from petiole.gpu_worker.models.parts.feed_forward import activated
 from petiole.gpu_worker.models.parts.kernels import Kernels
@@ -23,8 +23,10 @@ from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights, normed
 from petiole.gpu_worker.models.parts.per_layer import PerLayerTables, per_layer_inputs, per_layer_output
 from petiole.gpu_worker.models.parts.pooling import Pooler
+from petiole.gpu_worker.models.parts.recurrent.mixing import recurrent
+from petiole.gpu_worker.models.parts.recurrent.states import RecurrentStep
 from petiole.gpu_worker.models.parts.residual import Residual
-from petiole.gpu_worker.models.plan import ModelPlan, Norm
+from petiole.gpu_worker.models.plan import Attention, ModelPlan, Norm
 from petiole.gpu_worker.models.weights.linear import Linear
 from petiole.gpu_worker.models.weights.names import LinearName
 from petiole.gpu_worker.request.images import ImageLimits
@@ -88,13 +90,14 @@ class AdapterTerms(Protocol):
 class Forward:
     """The arguments of a forward besides its hidden states. positions: rotary positions, int64 [T], or [axes, T]
     in a step with images that have several axes. token_ids: int64 [T], for a plan with per-layer inputs. types:
-    int64 [T], the row of each token's type; None: the first."""
+    int64 [T], the row of each token's type; None: the first. states: for a plan with mixers that keep some."""
 
     positions: Tensor
     attention: StepAttention
     terms: AdapterTerms | None = None
     token_ids: Tensor | None = None
     types: Tensor | None = None
+    states: RecurrentStep | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +195,7 @@ class Decoder:
 
     def attend(self, i: int, qkv: Tensor, step: Forward) -> Tensor:
         """Layer i's attention: [T, queries, keys and values] -> [T, q_size]. `qkv` may be overwritten."""
-        mixer, weights = self.plan.layers[i].mixer, self.layers[i].mixer
+        mixer, weights = self.plan.layers[i].attention, self.layers[i].attention
         return attended(mixer, weights, i, qkv, step.positions, self.tables[i], step.attention, self.kernels)
 
     def _first_inputs(self, hidden: Tensor, step: Forward) -> Tensor:
@@ -204,7 +207,12 @@ class Decoder:
         return self._behind(hidden, self.plan.embedding_norm, self.embedding_norm)
 
     def _mixed(self, i: int, x: Tensor, step: Forward) -> Tensor:
-        weights = self.layers[i].mixer
+        mixer, weights = self.plan.layers[i].mixer, self.layers[i].mixer
+        if not isinstance(mixer, Attention):
+            assert step.states is not None, "the caller passes the states of a plan that has some"
+            assert not isinstance(weights, AttentionWeights)
+            return recurrent(mixer, weights, i, x, step.states, self.kernels)
+        weights = self.layers[i].attention
         x = self.attend(i, self._apply(i, "qkv", weights.qkv, x, step), step)
         return self._apply(i, "out", weights.out, x, step)
 

@@ -263,9 +263,10 @@ def _unknown_ends(decoder: Decoder, parts: Parts) -> str | None:
         counts = len(decoder.layers), len(decoder.tables)
         _require(counts == (plan.n_layers,) * 2, f"{counts[0]} layers of {plan.n_layers}")
         for mixer, table in zip(plan.mixers, decoder.tables, strict=True):
-            _require((mixer.rotary is None) == (table is None), "a layer without its rotary table")
-            if mixer.rotary is not None and table is not None:
-                wanted = table.dtype == torch.float32 and table.ndim == 2 and table.shape[1] == mixer.rotary.dims
+            rotary = mixer.rotary if isinstance(mixer, Attention) else None
+            _require((rotary is None) == (table is None), "a layer without its rotary table")
+            if rotary is not None and table is not None:
+                wanted = table.dtype == torch.float32 and table.ndim == 2 and table.shape[1] == rotary.dims
                 _require(wanted, f"a rotary table of {table.dtype} {list(table.shape)}")
 
     return _first_unknown(check)
@@ -275,13 +276,11 @@ def _unknown_weights(plan: Layer, weights: LayerWeights, hidden: int, parts: Par
     """What is not known of a layer's weights: classes, and sizes that are not those of the plan."""
 
     def check() -> None:
-        mixer = plan.mixer
-        for part, kind in (
-            (weights, LayerWeights),
-            (weights.mixer, AttentionWeights),
-        ):
+        mixer, own = plan.attention, weights.mixer
+        for part, kind in ((weights, LayerWeights), (own, AttentionWeights)):
             _exactly(part, kind)
-        linears = {"qkv": weights.mixer.qkv, "out": weights.mixer.out}
+        assert isinstance(own, AttentionWeights)
+        linears = {"qkv": own.qkv, "out": own.out}
         fed = weights.feed_forward
         _require((fed is None) == (plan.feed_forward is None), "a layer without its feed-forward")
         if fed is not None:
@@ -290,10 +289,10 @@ def _unknown_weights(plan: Layer, weights: LayerWeights, hidden: int, parts: Par
         for name, stored in _NAMES.linears(plan, hidden):
             _linear(name, linears[name], sum(stored.parts), stored.inputs, parts)
         q_width, k_width = (mixer.q_size, mixer.kv_size) if mixer.norm_whole else (mixer.head_dim,) * 2
-        _norm("q_norm", weights.mixer.q_norm, mixer.q_norm, q_width)
+        _norm("q_norm", own.q_norm, mixer.q_norm, q_width)
         if mixer.keys_of is None:
-            _norm("k_norm", weights.mixer.k_norm, mixer.k_norm, k_width)
-            _norm("v_norm", weights.mixer.v_norm, mixer.v_norm, mixer.head_dim)
+            _norm("k_norm", own.k_norm, mixer.k_norm, k_width)
+            _norm("v_norm", own.v_norm, mixer.v_norm, mixer.head_dim)
         _norm("mixer_norm", weights.mixer_norm, plan.mixer_norm, hidden)
         _norm("mixer_out_norm", weights.mixer_out_norm, plan.mixer_out_norm, hidden)
         _norm("feed_forward_norm", weights.feed_forward_norm, plan.feed_forward_norm, hidden)
@@ -302,7 +301,7 @@ def _unknown_weights(plan: Layer, weights: LayerWeights, hidden: int, parts: Par
         _require((weights.experts is not None) == (plan.experts is not None), "a layer without its experts")
         if plan.experts is not None and weights.experts is not None:
             _check_experts(plan.experts, weights.experts, hidden, parts)
-        _require((weights.mixer.sinks is not None) == mixer.sinks, "attention without its sinks")
+        _require((own.sinks is not None) == mixer.sinks, "attention without its sinks")
 
     return _first_unknown(check)
 

@@ -27,8 +27,22 @@ from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.per_layer import PerLayerTables, PerLayerWeights
 from petiole.gpu_worker.models.parts.pooling import DenseWeights, Pooler
+from petiole.gpu_worker.models.parts.recurrent.delta_net import DeltaNetWeights
+from petiole.gpu_worker.models.parts.recurrent.mixing import RecurrentWeights
+from petiole.gpu_worker.models.parts.recurrent.short import ShortConvolutionWeights
 from petiole.gpu_worker.models.parts.rotary import rotary_table
-from petiole.gpu_worker.models.plan import Dense, Experts, Layer, ModelPlan, Norm, Rotary, Router
+from petiole.gpu_worker.models.plan import (
+    Attention,
+    DeltaNet,
+    Dense,
+    Experts,
+    Layer,
+    ModelPlan,
+    Norm,
+    Recurrent,
+    Rotary,
+    Router,
+)
 from petiole.gpu_worker.models.weights.formats.declared import declared_by
 from petiole.gpu_worker.models.weights.fused import ExpertTensors
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
@@ -196,7 +210,8 @@ class _Walk:
 
     def _tables(self) -> tuple[Tensor | None, ...]:
         tables = {rotary: self._table(rotary) for rotary in self.plan.rotaries}
-        return tuple(None if mixer.rotary is None else tables[mixer.rotary] for mixer in self.plan.mixers)
+        rotaries = (mixer.rotary if isinstance(mixer, Attention) else None for mixer in self.plan.mixers)
+        return tuple(None if rotary is None else tables[rotary] for rotary in rotaries)
 
     def _table(self, rotary: Rotary) -> Tensor:
         options = self.options
@@ -207,7 +222,7 @@ class _Walk:
 
     def _layer(self, i: int, layer: Layer) -> LayerWeights:
         names, at, hidden = self.names, self.names.layer.format(i), self.plan.hidden_size
-        mixer, feed_forward = layer.mixer, layer.feed_forward
+        feed_forward = layer.feed_forward
 
         def norm(plan: Norm | None, name: str, width: int = hidden) -> NormWeights | None:
             return self._norm(plan, at + name, width)
@@ -217,17 +232,22 @@ class _Walk:
             assert stored is not None
             return self._linear([at + one for one in stored.names], stored.sizes, stored.inputs, bias)
 
-        q_width, k_width = (mixer.q_size, mixer.kv_size) if mixer.norm_whole else (mixer.head_dim,) * 2
-        return LayerWeights(
-            mixer_norm=norm(layer.mixer_norm, names.mixer_norm),
-            mixer=AttentionWeights(
+        def attention(mixer: Attention) -> AttentionWeights:
+            q_width, k_width = (mixer.q_size, mixer.kv_size) if mixer.norm_whole else (mixer.head_dim,) * 2
+            return AttentionWeights(
                 qkv=linear("qkv", mixer.qkv_bias),
                 q_norm=norm(mixer.q_norm, names.q_norm, q_width),
                 k_norm=None if mixer.keys_of is not None else norm(mixer.k_norm, names.k_norm, k_width),
                 v_norm=None if mixer.keys_of is not None else norm(mixer.v_norm, names.v_norm, mixer.head_dim),
                 sinks=self._tensor(at + names.sinks, mixer.heads) if mixer.sinks else None,
                 out=linear("out", mixer.out_bias),
-            ),
+            )
+
+        return LayerWeights(
+            mixer_norm=norm(layer.mixer_norm, names.mixer_norm),
+            mixer=attention(layer.mixer)
+            if isinstance(layer.mixer, Attention)
+            else self._recurrent(at, layer.mixer),
             mixer_out_norm=norm(layer.mixer_out_norm, names.mixer_out_norm),
             feed_forward_norm=norm(layer.feed_forward_norm, names.feed_forward_norm),
             feed_forward=None
@@ -239,6 +259,29 @@ class _Walk:
             scalar=self._tensor(at + names.scalar, 1) if layer.scalar else None,
             per_layer=self._per_layer_of(at),
             experts=None if layer.experts is None else self._experts(at, layer.experts),
+        )
+
+    def _recurrent(self, at: str, plan: Recurrent) -> RecurrentWeights:
+        names, hidden = self.names.recurrent, self.plan.hidden_size
+        stored = [at + name for name in names.inputs]
+        kernel = self._tensor(f"{at}{names.convolution}.weight", plan.channels, 1, plan.kernel).squeeze(1)
+        if not isinstance(plan, DeltaNet):
+            bias = self._tensor(f"{at}{names.convolution}.bias", plan.channels) if plan.bias else None
+            inputs = self._linear(stored, (3 * hidden,), hidden, plan.bias)
+            return ShortConvolutionWeights(
+                inputs, kernel, bias, self._linear((at + names.out,), (hidden,), hidden, plan.bias)
+            )
+        plain = replace(self, options=replace(self.options, quantization="none"))
+        norm = self._norm(plan.norm, at + names.norm, plan.value_dim)
+        assert norm is not None
+        return DeltaNetWeights(
+            inputs=self._linear(stored, plan.input_sizes, hidden),
+            gates=plain._linear([at + name for name in names.gates], plan.gate_sizes, hidden),
+            convolution=kernel,
+            fading=self._tensor(at + names.decay, plan.value_heads, dtype=torch.float32).exp_().neg_(),
+            bias=self._tensor(at + names.bias, plan.value_heads, dtype=torch.float32),
+            norm=norm,
+            out=self._linear((at + names.out,), (hidden,), plan.value_size),
         )
 
     def _experts(self, at: str, plan: Experts) -> ExpertWeights:

@@ -3,15 +3,17 @@
 A family's file turns `config.json` into a `ModelPlan`, and computes nothing. `decoder.Decoder` runs plans. A fast
 path is asked which layers of a plan it computes (`fast_paths`), and refuses the rest.
 
-    one layer        x = mixer_norm(h);  h += residual * mixer_out_norm(attention(x))
+    one layer        x = mixer_norm(h);  h += residual * mixer_out_norm(mixer(x))
                      x = feed_forward_norm(h);  h += residual * feed_forward_out_norm(feed_forward(x))
     parallel         both read mixer_norm(h); without `feed_forward_norm` they share it, else each has its own
-    post_norm        h = mixer_norm(h + attention(h));  h = feed_forward_norm(h + feed_forward(h))
+    post_norm        h = mixer_norm(h + mixer(h));  h = feed_forward_norm(h + feed_forward(h))
     experts          the feed-forward's output is dense(x) + experts(x); either may be missing
     per_layer        then h += layer_norm(out(act(gate(h)) * per-layer input)): see `PerLayerInput`
     scalar           then h *= scalar
 
-Numbers that follow from others are properties. All plans are values: equal plans compute the same.
+A mixer is what relates a position to those before it: attention, which keeps keys and values of them, or a mixer
+that keeps a state. Numbers that follow from others are properties. All plans are values: equal plans compute the
+same.
 """
 
 from __future__ import annotations
@@ -162,6 +164,79 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """A mixer that keeps a state: a gated delta rule behind a causal convolution.
+
+        queries, keys, values = silu(convolution(projection(x)));  queries, keys: of length 1 in each head
+        S *= exp(-exp(decay) * softplus(a + bias))
+        S += key (x) sigmoid(b) * (value - S key);  output = norm(S query / sqrt(key_dim)) * silu(z)
+
+    Each head of keys serves value_heads / key_heads heads of values, one behind the other. a, b, z: projections of
+    x, a and b with one number a head of values. kernel: positions that the convolution reads, its own included.
+    norm: of each head of the output. grouped: the projections are stored by heads of keys, [query | key | values |
+    z] and [b | a] of each; else [queries | keys | values], z, b and a of all heads.
+
+    The state: S, float32, and the last kernel - 1 inputs of the convolution."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    norm: Norm
+    grouped: bool = False
+
+    @property
+    def key_size(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution."""
+        return 2 * self.key_size + self.value_size
+
+    @property
+    def input_sizes(self) -> tuple[int, ...]:
+        """The outputs of the projections that are stored: of the convolution's inputs, and of z."""
+        return (self.channels + self.value_size,) if self.grouped else (self.channels, self.value_size)
+
+    @property
+    def gate_sizes(self) -> tuple[int, ...]:
+        """Those of b and a."""
+        return (2 * self.value_heads,) if self.grouped else (self.value_heads, self.value_heads)
+
+    @property
+    def matrices(self) -> tuple[int, int, int]:
+        """The shape of S."""
+        return self.value_heads, self.key_dim, self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvolution:
+    """A mixer that keeps a state: b, c, x = projection(x);  output = c * convolution(b * x), all of the model's
+    width. The state: the last kernel - 1 inputs of the convolution."""
+
+    channels: int
+    kernel: int
+    bias: bool = False
+
+    @property
+    def matrices(self) -> None:
+        """There are none."""
+        return None
+
+
+Recurrent = DeltaNet | ShortConvolution
+"""A mixer that keeps a state."""
+
+Mixer = Attention | DeltaNet | ShortConvolution
+
+
+@dataclass(frozen=True, slots=True)
 class FeedForward:
     """gated: down(act(gate) * (up + up_offset)); else down(act(up)). clamp: gate is at most this, and up between
     minus and plus this; 0: none. slope: silu(x) is x * sigmoid(slope * x)."""
@@ -226,7 +301,7 @@ class Layer:
     """See the module. feed_forward: the dense one, which every position takes; None: there are experts alone.
     residual: a factor of what is added. scalar: a stored factor of the layer's whole output."""
 
-    mixer: Attention
+    mixer: Mixer
     feed_forward: FeedForward | None
     mixer_norm: Norm | None
     mixer_out_norm: Norm | None = None
@@ -237,6 +312,12 @@ class Layer:
     residual: float = 1.0
     scalar: bool = False
     experts: Experts | None = None
+
+    @property
+    def attention(self) -> Attention:
+        """The mixer, for code that computes no other."""
+        assert isinstance(self.mixer, Attention)
+        return self.mixer
 
     @property
     def dense(self) -> FeedForward:
@@ -345,15 +426,34 @@ class ModelPlan:
         later ones, or because all of them are pooled."""
         if self.pooling is None:
             return False
-        return self.pooling.kind != "last" or any(mixer.mask == "bidirectional" for mixer in self.mixers)
+        return self.pooling.kind != "last" or any(mixer.mask == "bidirectional" for _, mixer in self.attending)
 
     @property
     def n_layers(self) -> int:
         return len(self.layers)
 
     @property
-    def mixers(self) -> tuple[Attention, ...]:
+    def mixers(self) -> tuple[Mixer, ...]:
         return tuple(layer.mixer for layer in self.layers)
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """The mixers, for code that computes no others."""
+        return tuple(layer.attention for layer in self.layers)
+
+    @property
+    def attending(self) -> Iterator[tuple[int, Attention]]:
+        """The layers that attend, and their mixers."""
+        return ((i, mixer) for i, mixer in enumerate(self.mixers) if isinstance(mixer, Attention))
+
+    @property
+    def recurrent(self) -> Iterator[tuple[int, Recurrent]]:
+        """The layers that keep a state, and their mixers."""
+        return ((i, mixer) for i, mixer in enumerate(self.mixers) if not isinstance(mixer, Attention))
+
+    @property
+    def keeps_states(self) -> bool:
+        return any(True for _ in self.recurrent)
 
     @property
     def experts(self) -> tuple[Experts | None, ...]:
@@ -363,22 +463,24 @@ class ModelPlan:
     @property
     def rotaries(self) -> tuple[Rotary, ...]:
         """The distinct rotations, in the order of the layers that use them first."""
-        return tuple(dict.fromkeys(mixer.rotary for mixer in self.mixers if mixer.rotary is not None))
+        return tuple(dict.fromkeys(mixer.rotary for _, mixer in self.attending if mixer.rotary is not None))
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Of each layer; 0: it sees everything."""
-        return tuple(mixer.window for mixer in self.mixers)
+        """Of each layer; 0: it sees everything, or keeps a state."""
+        return tuple(mixer.window if isinstance(mixer, Attention) else 0 for mixer in self.mixers)
 
     @property
     def kept_windows(self) -> tuple[int, ...]:
-        """Of each layer: the window in which any layer sees the keys that this one reads; 0: some see all."""
-        seen = dict[int, list[int]]()
-        for i, mixer in enumerate(self.mixers):
+        """Of each layer: the window in which any layer sees the keys that this one reads; 0: some see all, or
+        there are no keys."""
+        seen, read = dict[int, list[int]](), dict[int, int]()
+        for i, mixer in self.attending:
             window = 0 if mixer.mask == "bidirectional" else mixer.window
-            seen.setdefault(i if mixer.keys_of is None else mixer.keys_of, []).append(window)
+            read[i] = i if mixer.keys_of is None else mixer.keys_of
+            seen.setdefault(read[i], []).append(window)
         kept = {i: max(windows) if all(windows) else 0 for i, windows in seen.items()}
-        return tuple(kept[i if mixer.keys_of is None else mixer.keys_of] for i, mixer in enumerate(self.mixers))
+        return tuple(kept[read[i]] if i in read else 0 for i in range(self.n_layers))
 
     @property
     def most_positions(self) -> int:
@@ -391,7 +493,7 @@ class ModelPlan:
     @property
     def caches(self) -> Iterator[tuple[int, Attention]]:
         """The layers that store keys and values of their own, and their mixers."""
-        return ((i, mixer) for i, mixer in enumerate(self.mixers) if mixer.keys_of is None)
+        return ((i, mixer) for i, mixer in self.attending if mixer.keys_of is None)
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -405,7 +507,7 @@ class ModelPlan:
 
 
 def _at_length(layer: Layer, longest: int) -> Layer:
-    rotary = layer.mixer.rotary
-    return (
-        layer if rotary is None else replace(layer, mixer=replace(layer.mixer, rotary=rotary.at_length(longest)))
-    )
+    mixer = layer.mixer
+    if not isinstance(mixer, Attention) or mixer.rotary is None:
+        return layer
+    return replace(layer, mixer=replace(mixer, rotary=mixer.rotary.at_length(longest)))

@@ -20,14 +20,15 @@ from petiole.gpu_worker.models.checkpoint.sentence_transformers import TextModel
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.weights.reading import TensorSource
 from petiole.gpu_worker.request.texts import TextLimits
-from petiole.gpu_worker.runtime.derived import n_threads
+from petiole.gpu_worker.runtime.derived import n_threads, require_states_alone
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream, upload_together
 from petiole.gpu_worker.runtime.device.opening import open_device
 from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
 from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
 from petiole.gpu_worker.runtime.interface import FEATURES, TYPES, VALUES, VECTORS, Computing, ModelLimits
 from petiole.gpu_worker.runtime.memory.kv import KVCache, new_kv_cache
-from petiole.gpu_worker.runtime.memory.room import require_rows_and_adapters, window_pools
+from petiole.gpu_worker.runtime.memory.room import require_rows_and_adapters, snapshots_of, window_pools
+from petiole.gpu_worker.runtime.memory.states import StatePool, new_state_pool
 from petiole.gpu_worker.runtime.platform import Platform, StepMemory
 from petiole.gpu_worker.runtime.reading import ModelInfo, ModelReader
 from petiole.gpu_worker.runtime.step.inputs import StepStates
@@ -87,6 +88,7 @@ def build(config: EngineConfig, device: Device | None = None, source: TensorSour
     with torch.no_grad():  # not inference mode: buffers are also written by copies outside it
         reader = ModelReader(config, source, platform)
         info = reader.find(config.model)
+        require_states_alone(config, info.plan)
         decoder = reader.read(info)
         config = _for_texts(replace(config, max_model_len=info.max_model_len), info)
         config = platform.decided(config, decoder)
@@ -104,7 +106,8 @@ def build(config: EngineConfig, device: Device | None = None, source: TensorSour
         sides = side_outputs(decoder)
         slots = tuple(_new_slot(k, config, sides, platform.device, stream, copy_stream) for k in range(N_SLOTS))
         check_shared_stream(slots)
-        memory = StepMemory(_new_cache(config, decoder, platform), bank, states)
+        cache = _new_cache(config, decoder, platform)
+        memory = StepMemory(cache, bank, states, _new_states(config, decoder, platform, cache))
         platform.device.synchronize()  # tensors created on other streams are complete
     return Built(
         config, platform, reader, info, decoder, stream, copy_stream, memory, adapters, sampler, sides, slots
@@ -131,9 +134,15 @@ def platform_of(device: Device) -> Platform:
 
 
 def limits_of(
-    info: ModelInfo, decoder: Decoder, cache: KVCache, config: EngineConfig, device: Device, computing: Computing
+    info: ModelInfo,
+    decoder: Decoder,
+    memory: StepMemory,
+    config: EngineConfig,
+    device: Device,
+    computing: Computing,
 ) -> ModelLimits:
     """What the scheduler must know of a model and its memory."""
+    cache, recurrent = memory.cache, memory.recurrent
     return ModelLimits(
         model=info.name,
         fingerprint=info.fingerprint,
@@ -143,6 +152,7 @@ def limits_of(
         page_size=cache.page_size,
         max_batch_size=rows_of(config),
         windows=cache.windows,
+        snapshots=0 if recurrent is None else recurrent.snapshots,
         eos_token_ids=info.eos_token_ids,
         values=decoder.value_tokens,
         images=decoder.images,
@@ -226,6 +236,16 @@ def _new_cache(config: EngineConfig, decoder: Decoder, platform: Platform) -> KV
         rows=rows_of(config),
         max_model_len=config.max_model_len,
         dtype=dtype,
+        device=platform.place,
+    )
+
+
+def _new_states(config: EngineConfig, decoder: Decoder, platform: Platform, cache: KVCache) -> StatePool | None:
+    return new_state_pool(
+        decoder.plan,
+        rows=rows_of(config),
+        snapshots=snapshots_of(config, decoder.plan, cache.dtype.itemsize, cache.n_pages),
+        dtype=decoder.dtype,
         device=platform.place,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from petiole.gpu_worker.config import EngineConfig
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.errors import InvalidRequest, ModelError
 from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.models.weights.reading import HeadQuantization, Quantization
 from petiole.gpu_worker.runtime.memory.container import cpu_quota
@@ -56,11 +56,28 @@ def head_quantization(config: EngineConfig, platform: Platform) -> HeadQuantizat
     return wanted
 
 
+def require_states_alone(config: EngineConfig, model: ModelPlan) -> None:
+    """Refuse what would spoil states: a rejected draft would have changed them, and texts that are computed whole
+    have no row."""
+    if not model.keeps_states:
+        return
+    if model.whole_texts:
+        raise ModelError(
+            f"pooling must be that of the last token for {model.architecture}, whose layers keep a state"
+        )
+    if config.speculative_tokens:
+        raise InvalidRequest(
+            "speculative_tokens",
+            f"must be 0 for {model.architecture}, whose layers keep a state",
+            config.speculative_tokens,
+        )
+
+
 def same_shape(one: ModelPlan, other: ModelPlan) -> bool:
     """Whether the models can share a KV cache, rotary tables and adapters."""
 
     def shape(plan: ModelPlan) -> tuple[object, ...]:
-        heads = tuple((mixer.kv_heads, mixer.head_dim, mixer.keys_of) for mixer in plan.mixers)
-        return heads, plan.vocab_size, plan.windows, plan.max_position, plan.pooling
+        heads = tuple((i, mixer.kv_heads, mixer.head_dim, mixer.keys_of) for i, mixer in plan.attending)
+        return heads, tuple(plan.recurrent), plan.vocab_size, plan.windows, plan.max_position, plan.pooling
 
     return shape(one) == shape(other)

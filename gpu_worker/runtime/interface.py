@@ -88,6 +88,21 @@ NO_UPDATES = PageUpdates(_NONE, _NONE, _NONE)
 
 
 @dataclass(frozen=True, slots=True)
+class StateUpdates:
+    """What a step does with the states of layers that keep one, beside advancing those of its rows by its
+    positions. begun: rows whose first step this is; sources: the snapshot from which each goes on, 0: from
+    nothing; starts: their first positions. kept: the sequence index of each state that is copied; positions:
+    behind which the copy is made; snapshots: where to. All int32, in order."""
+
+    begun: Int32Array
+    sources: Int32Array
+    starts: Int32Array
+    kept: Int32Array
+    positions: Int32Array
+    snapshots: Int32Array
+
+
+@dataclass(frozen=True, slots=True)
 class EncodeInput:
     """An image to encode. The runtime keeps its features under `key` until a step has used them, or until
     `forget_images`."""
@@ -131,6 +146,7 @@ class StepBatch:
                 each other. A step computes a region to its end. None if there are none
     rotary:     int32 [axes, T], rotary positions. None if they are the KV indices, plus each row's `rotary_offset`
                 in a decode
+    states:     None if no layer keeps a state
     """
 
     kind: StepKind
@@ -148,6 +164,7 @@ class StepBatch:
     images: Sequence[EncodeInput] = ()
     regions: Int32Array | None = None
     rotary: Int32Array | None = None
+    states: StateUpdates | None = None
 
     @property
     def size(self) -> int:
@@ -220,9 +237,10 @@ class ModelLimits:
     """Properties of the model and its memory that the scheduler uses.
 
     `n_pages` and `max_batch_size` include the reserved page 0 and row 0. `windows`: the pools of groups of layers
-    with a window, beside the pages of the others. `values`: the kinds of values that the model has, or None.
-    `images`: the images that it takes, or None. `texts`: the texts that it makes vectors of, or None for a model
-    that generates. `processor`: turns images into crops and skill calls into prompts, or None. `batching`: the
+    with a window, beside the pages of the others. `snapshots`: of layers that keep a state, with the reserved
+    one; 0: there are none. `values`: the kinds of values that the model has, or None. `images`: the images that it
+    takes, or None. `texts`: the texts that it makes vectors of, or None for a model that generates. `processor`:
+    turns images into crops and skill calls into prompts, or None. `batching`: the
     meaning of settings of 0, on this device and with this memory. `computing`: for operators alone."""
 
     model: str
@@ -233,6 +251,7 @@ class ModelLimits:
     page_size: int
     max_batch_size: int
     windows: Sequence[WindowPages] = ()
+    snapshots: int = 0
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
     values: ValueKinds | None = None
     images: ImageLimits | None = None

@@ -22,6 +22,7 @@ from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
 from petiole.gpu_worker.runtime.interface import Progress
 from petiole.gpu_worker.runtime.memory.kv import KVCache
+from petiole.gpu_worker.runtime.memory.states import StatePool
 from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
 from petiole.gpu_worker.runtime.step.rows import RowStates
 from petiole.gpu_worker.runtime.step.sampling import Choose
@@ -48,11 +49,13 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """The device memory that steps read and write, beside the weights. bank: None without adapter slots."""
+    """The device memory that steps read and write, beside the weights. bank: None without adapter slots.
+    recurrent: None for a model without layers that keep a state."""
 
     cache: KVCache
     bank: AdapterBank | None
     states: RowStates
+    recurrent: StatePool | None = None
 
 
 class Platform(Protocol):

@@ -89,7 +89,7 @@ class ModelRuntime:
             instructions=self._executor.instructions,
             threads=torch.get_num_threads() if self._device.kind == "cpu" else 0,
         )
-        return limits_of(self._info, self._decoder, self._memory.cache, self.config, self._device, computing)
+        return limits_of(self._info, self._decoder, self._memory, self.config, self._device, computing)
 
     # -- steps
 

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from petiole.cache import GroupedTable, PageTable, ragged_arange
+from petiole.cache import GroupedTable, PageTable, Snapshots, StateGroup, ragged_arange
 from petiole.gpu_worker.request.values import NO_NUMBER
 from petiole.gpu_worker.runtime.interface import (
     FEATURES,
@@ -32,6 +32,7 @@ from petiole.gpu_worker.runtime.interface import (
     KeptInput,
     PageUpdates,
     RowBinding,
+    StateUpdates,
     StepBatch,
     StepKind,
 )
@@ -258,6 +259,20 @@ def _binding(seq: ScheduledSequence) -> RowBinding:
         end_token_ids=seq.rules.end_ids,
         adapter_slot=seq.adapter_slot,
         rotary_offset=seq.rotary_offset,
+    )
+
+
+def state_updates(states: StateGroup, batch: StepBatch, made: Snapshots) -> StateUpdates:
+    """For a batch with the snapshots that the step makes. Rows begin with the step that binds them."""
+    bound = {binding.row for binding in batch.bindings}
+    begun = [i for i, row in enumerate(batch.rows.tolist()) if row in bound] if bound else []
+    return StateUpdates(
+        begun=batch.rows[begun],
+        sources=np.array([states.source(row) for row in batch.rows[begun].tolist()], np.int32),
+        starts=batch.starts[begun],
+        kept=made.of.astype(np.int32),
+        positions=made.positions.astype(np.int32),
+        snapshots=made.slots,
     )
 
 

@@ -5,21 +5,21 @@
 
 `undo` compares the present state with the one at the beginning, so nothing records how far `prepare` came. The
 last chunk that was published is the first to be withdrawn, because it may build on the others. Evictions are not
-undone: they cost a miss of the cache, and nothing else.
+undone: they cost a miss of the cache, and nothing else. Snapshots of states are taken last, and unmade first.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from petiole.cache import KVCacheManager
+from petiole.cache import GroupedTable, KVCacheManager, Snapshots
 from petiole.gpu_worker.runtime.interface import EncodeInput, Int32Array, StepBatch
-from petiole.gpu_worker.scheduling.batching import StepPayload, StepPlan, encode_batch, make_batch
+from petiole.gpu_worker.scheduling.batching import StepPayload, StepPlan, encode_batch, make_batch, state_updates
 from petiole.gpu_worker.scheduling.outcomes import AllocationFailed
 
 
@@ -42,6 +42,7 @@ class Preparation:
         self._manager = manager
         self._keys = keys
         self._before: _Before | None = None
+        self._made: Snapshots | None = None
 
     def prepare(self, slot_id: int, step_id: int) -> StepPayload:
         """The step, ready for dispatch. If anything raises, call `undo`."""
@@ -61,6 +62,10 @@ class Preparation:
         if before is None:
             return True
         clean = True
+        if self._made is not None:
+            assert isinstance(table, GroupedTable)
+            assert table.states is not None
+            table.states.unmake(self._made)
         for seq, published in zip(reversed(plan.chunks), reversed(before.published), strict=True):
             assert seq.allocation is not None
             clean &= seq.allocation.unpublish(published)
@@ -96,7 +101,11 @@ class Preparation:
             assert seq.allocation is not None
             # Later launches may reuse this KV, since they run after this step on the device stream.
             seq.allocation.publish(seq.cache_tokens, end)
-        return batch
+        states = table.states if isinstance(table, GroupedTable) else None
+        if states is None:
+            return batch
+        self._made = states.make(table.matrix, rows.astype(np.int64), starts, ends)
+        return replace(batch, states=state_updates(states, batch, self._made))
 
     def _encode(self) -> StepBatch:
         """Prefills that are launched later may use the images, because they run after this step."""

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from petiole.cache import CacheTokens, KVAllocation, PageCounts, WindowPages, build_manager, most_pages
 from petiole.cache.groups.ages import AgeQueue
 from petiole.cache.groups.manager import GroupedManager
+from petiole.cache.groups.states import StateGroup
 from petiole.cache.groups.windows import IN_FLIGHT, STRIDE
 from petiole.cache.tokens import reuse_limit
 from tests.cache.toy_kv import PAGE_SIZES, fingerprints, texts
@@ -28,13 +29,32 @@ DICE = st.integers(0, 2**32 - 1).map(random.Random)
 class Engine:
     """Pools of groups, and what was written into their pages, by group (0: the table's own), page and offset."""
 
-    def __init__(self, kind: str, windows: tuple[int, ...], *, n_pages: int, spare: int, rows: int = 5) -> None:
+    def __init__(
+        self,
+        kind: str,
+        windows: tuple[int, ...],
+        *,
+        n_pages: int,
+        spare: int = 0,
+        rows: int = 5,
+        snapshots: int = 0,
+    ) -> None:
         self.page = PAGE_SIZES[kind]
         sizes = [WindowPages(w, 1 + most_pages(w, self.page, STEP) + spare) for w in windows]
-        manager = build_manager(kind, n_pages, self.page, rows, windows=sizes, longest_step=STEP)  # type: ignore[arg-type]
+        manager = build_manager(
+            kind,  # type: ignore[arg-type]
+            n_pages,
+            self.page,
+            rows,
+            windows=sizes,
+            snapshots=snapshots,
+            longest_step=STEP,
+        )
         assert isinstance(manager, GroupedManager)
         self.manager, self.table = manager, manager.table
-        self.groups = self.table.groups
+        self.groups, self.states = self.table.windows, self.table.states
+        self.live: dict[int, int] = {}  # row -> the fingerprint in its state
+        self.kept: dict[int, int] = {0: 0}  # snapshot -> the fingerprint in it
         self.memory: dict[tuple[int, int], int] = {}  # (group, slot) -> fingerprint
         self.content: dict[int, tuple[int, ...]] = {}  # page -> what a match finds in it, at the table's own pages
 
@@ -54,6 +74,12 @@ class Engine:
         row.finish()
         return row.reused
 
+    def make_and_unmake(self, row: int, start: int, end: int) -> None:
+        """The snapshots of a step that is never launched."""
+        if self.states is not None:
+            made = self.states.make(self.table.matrix, np.array([row]), np.array([start]), np.array([end]))
+            self.states.unmake(made)
+
     def slots(self, group: int, pages: np.ndarray) -> list[int]:
         """The slots of all positions of these pages of the table. Those without a companion lie in page 0."""
         own = pages if group == 0 else self.groups[group - 1].pool.of[pages]
@@ -69,7 +95,7 @@ class Engine:
                 group.pool.of[pages[at // self.page]]
                 for group in self.groups
                 for at in range(max(0, p - group.window + 1), p)
-            ):
+            ) and (self.states is None or self.states.pool.of[pages[n - 1]]):
                 return p
         return 0
 
@@ -116,6 +142,8 @@ class Row:
             assert [engine.memory.get((g, slot)) for slot in read] == prints[first:start]
             assert 0 not in {slot // engine.page for slot in [*read, *written]}, "a position without a page"
             engine.memory.update(zip([(g, slot) for slot in written], prints[start:end], strict=True))
+        if engine.states is not None:
+            self._advance(engine.states, start, end)
         engine.table.slide(np.array([self.row]), np.array([start + 1 if kept is not None else end]))
         self.computed = end if kept is None else start + kept
         if kept is None:
@@ -123,6 +151,19 @@ class Row:
         else:
             self.kv.trim(self.computed)
         return True
+
+    def _advance(self, states: StateGroup, start: int, end: int) -> None:
+        """What a device does with states: begin, advance position by position, keep."""
+        engine, prints = self.engine, self.prints
+        if start == self.reused:
+            engine.live[self.row] = engine.kept[states.source(self.row)]
+        made = states.make(engine.table.matrix, np.array([self.row]), np.array([start]), np.array([end]))
+        kept = dict(zip(made.positions.tolist(), made.slots.tolist(), strict=True))
+        for at in range(start, end):
+            assert engine.live[self.row] == (prints[at - 1] if at else 0)
+            engine.live[self.row] = prints[at]
+            if at + 1 in kept:
+                engine.kept[kept[at + 1]] = prints[at]
 
     def note(self, start: int, end: int) -> None:
         size, prints = self.engine.page, self.prints
@@ -219,6 +260,7 @@ class GroupMachine(RuleBasedStateMachine):
         pages = self.engine.table.page_count(row.row)
         if n and self.engine.table.reserve_many(np.array([row.row]), np.array([row.computed + n])):
             row.kv.publish(CacheTokens.from_text(row.ids), row.computed + n)
+            self.engine.make_and_unmake(row.row, row.computed, row.computed + n)
             assert row.kv.unpublish(published)
             self.engine.table.truncate(row.row, pages * self.engine.page)
 
@@ -260,6 +302,8 @@ class GroupMachine(RuleBasedStateMachine):
                 if group.pool.of[page]:
                     found = [engine.memory.get((g, slot)) for slot in engine.slots(g, np.array([page]))]
                     assert tuple(found) == engine.content[page]
+            if engine.states is not None and (snapshot := int(engine.states.pool.of[page])):
+                assert engine.kept[snapshot] == engine.content[page][-1]
 
     @invariant()
     def rows_hold_no_more_than_they_may(self) -> None:
@@ -272,7 +316,7 @@ class GroupMachine(RuleBasedStateMachine):
         if hasattr(self, "engine"):
             self.engine.manager.flush()
             self.engine.manager.check()
-            assert all(group.pool.free == group.pool.total for group in self.engine.groups)
+            assert all(group.pool.free == group.pool.total for group in self.engine.table.groups)
 
 
 class BlockGroupMachine(GroupMachine):

@@ -23,6 +23,7 @@ With a real model:
 
     test_real_engine         the model that ships
     test_tools             tools and reasoning: results, streams, enforced calls
+    test_states              a model whose layers keep states
     test_text_options        options of chat templates and of special tokens
     test_adapters            adapters whose files change
     test_vision              skills of the small vision model

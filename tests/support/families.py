@@ -127,16 +127,54 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         _GEMMA4 | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 32},
     ),
 }
-MIXTURES = {"qwen3-moe", "qwen3-moe-raw", "mixtral", "gpt-oss", "glm4-moe", "gemma4-experts"}
+_LINEAR = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
+_MIXED = {
+    "num_experts": 7,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
+WITH_STATES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3.5": ("Qwen3_5", _LINEAR),
+    "qwen3.5-moe": ("Qwen3_5Moe", _LINEAR | _MIXED),
+    "qwen3-next": ("Qwen3Next", _LINEAR | _MIXED | {"mlp_only_layers": [1], "tie_word_embeddings": True}),
+    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16}),
+}
+"""Families some of whose layers keep a state."""
+
+EVERY_FAMILY = FAMILIES | WITH_STATES
+MIXTURES = {
+    "qwen3-moe",
+    "qwen3-moe-raw",
+    "mixtral",
+    "gpt-oss",
+    "glm4-moe",
+    "gemma4-experts",
+    "qwen3.5-moe",
+    "qwen3-next",
+}
 """The families with experts."""
 
-_CONFIGURATIONS = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
+_CONFIGURATIONS = {
+    "Gemma3": "Gemma3TextConfig",
+    "Gemma4": "Gemma4TextConfig",
+    "Qwen3_5": "Qwen3_5TextConfig",
+    "Qwen3_5Moe": "Qwen3_5MoeTextConfig",
+}
 
 
 def build_model(name: str, **changes: Any) -> Any:
     """A random model of transformers whose logits differ enough from each other to be worth comparing.
     `changes` override the shape."""
-    kind, extra = FAMILIES[name]
+    kind, extra = EVERY_FAMILY[name]
     torch.manual_seed(sum(name.encode()))
     config = getattr(transformers, _CONFIGURATIONS.get(kind, f"{kind}Config"))(**SHAPE | extra | changes)
     config._attn_implementation = "eager"

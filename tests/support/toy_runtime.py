@@ -2,7 +2,8 @@
 
 What it samples at a position is an integer hash of the KV *contents* that it finds through its own copy of the
 page table, in order, so a wrong page, position, order, mask, seed, penalty count or pending input gives wrong
-tokens, and nothing ever differs by rounding. Its buffers belong to slots, and its kernels read them when they run,
+tokens, and nothing ever differs by rounding. With `snapshots` it keeps the hash of its history in a state, too,
+which must agree with what it finds. Its buffers belong to slots, and its kernels read them when they run,
 not when they are enqueued, so a slot that is reused too early is read too late.
 
 Three quarters of its greedy choices follow from the last token alone, which gives prompt lookup something to find;
@@ -29,6 +30,7 @@ from petiole.gpu_worker.runtime.interface import (
     ModelLimits,
     Progress,
     RowBinding,
+    StateUpdates,
     StepBatch,
     TokenMask,
     Transfer,
@@ -88,6 +90,7 @@ class ToyRuntime:
         fail_forward_at: int | None = None,
         n_slots: int = 2,
         windows: Sequence[WindowPages] = (),
+        snapshots: int = 0,
     ) -> None:
         self.limits = ModelLimits(
             model="toy",
@@ -98,6 +101,7 @@ class ToyRuntime:
             page_size=page_size,
             max_batch_size=rows + 1,
             windows=windows,
+            snapshots=snapshots,
             eos_token_ids=eos,
         )
         self.weights = 1
@@ -112,6 +116,8 @@ class ToyRuntime:
         self.kv = np.zeros((n_pages, page_size), np.uint64)
         self.window_tables = [np.zeros_like(self.table) for _ in windows]
         self.window_kv = [np.zeros((pool.n_pages, page_size), np.uint64) for pool in windows]
+        self.live: dict[int, tuple[int, int]] = {}  # row -> (positions, hash) in its state
+        self.snapshots: dict[int, tuple[int, int]] = {0: (0, 0)}
         self.powers = np.array([power(p) for p in range(max_model_len)], np.uint64)
         self.rows = [Row() for _ in range(rows + 1)]
         self.slots = tuple(self._new_slot(slot_id, rows) for slot_id in range(n_slots))
@@ -180,6 +186,9 @@ class ToyRuntime:
         self.table[updates.rows, updates.columns] = updates.pages
         for table, pages in zip(self.window_tables, updates.windows, strict=True):
             table[updates.rows, updates.columns] = pages
+        if (moves := batch.states) is not None:
+            for row, source in zip(moves.begun.tolist(), moves.sources.tolist(), strict=True):
+                self.live[row] = self.snapshots[source]
         staging.states = []
         offset = 0
         for i, row in enumerate(batch.rows.tolist()):
@@ -187,9 +196,24 @@ class ToyRuntime:
             states = self._append(batch, row, int(batch.starts[i]), offset, length)
             if outputs:
                 staging.states += states[-outputs:]
+            if batch.states is not None:
+                self._advance(batch.states, i, row, int(batch.starts[i]), states)
             if batch.pending[i] != PENDING:
                 self.rows[row].pending = int(batch.pending[i])
             offset += length
+
+    def _advance(
+        self, moves: StateUpdates, i: int, row: int, start: int, states: list[tuple[int, int, int, int]]
+    ) -> None:
+        """The row's state must be where the step begins, and hold what the KV does."""
+        assert self.live[row] == (start, self._history(row, start)), f"the state of row {row} before {start}"
+        behind = {start + 1 + k: history for k, (_, _, history, _) in enumerate(states)}
+        self.live[row] = max(behind.items())
+        for k, position, slot in zip(
+            moves.kept.tolist(), moves.positions.tolist(), moves.snapshots.tolist(), strict=True
+        ):
+            if k == i:
+                self.snapshots[slot] = (position, behind[position])
 
     def _bind(self, binding: RowBinding) -> None:
         counts: dict[int, int] = {}

@@ -15,7 +15,7 @@ def plan(raw: JsonObject) -> ModelPlan:
     of_llama = llama(raw)
     scale, residual = (reading.number(raw, key, 1.0) for key in ("attention_multiplier", "residual_multiplier"))
     layers = (
-        replace(layer, mixer=replace(layer.mixer, scale=scale), residual=residual) for layer in of_llama.layers
+        replace(layer, mixer=replace(layer.attention, scale=scale), residual=residual) for layer in of_llama.layers
     )
     return replace(
         of_llama,

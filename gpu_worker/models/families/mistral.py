@@ -38,7 +38,7 @@ def ministral3(raw: JsonObject) -> ModelPlan:
         return of_mistral
     (rotary,) = of_mistral.rotaries
     growth = Growth(beta, rotary.original_max_position)
-    layers = (replace(layer, mixer=replace(layer.mixer, query_growth=growth)) for layer in of_mistral.layers)
+    layers = (replace(layer, mixer=replace(layer.attention, query_growth=growth)) for layer in of_mistral.layers)
     return replace(of_mistral, layers=tuple(layers))
 
 

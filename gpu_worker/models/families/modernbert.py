@@ -64,7 +64,9 @@ def modernbert(raw: JsonObject) -> ModelPlan:
         hidden_size=reading.whole(raw, "hidden_size", reading.MAX_WIDTH),
         layers=tuple(layers),
         norm=norm,
-        max_position=reading.max_position(raw, *(layer.mixer.rotary for layer in layers if layer.mixer.rotary)),
+        max_position=reading.max_position(
+            raw, *(layer.attention.rotary for layer in layers if layer.attention.rotary)
+        ),
         embedding_norm=norm,
         pooling=Pooling("mean"),
         dtype=reading.dtype(raw),

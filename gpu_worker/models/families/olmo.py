@@ -38,7 +38,7 @@ def _plan(raw: JsonObject, kinds: list[str]) -> ModelPlan:
         raw, mixer, sizes, mixer_norm=None, feed_forward_norm=None, mixer_out_norm=norm, feed_forward_out_norm=norm
     )
     turned = (
-        replace(layer, mixer=replace(layer.mixer, rotary=turns[kind]))
+        replace(layer, mixer=replace(layer.attention, rotary=turns[kind]))
         for layer, kind in zip(layers, of_layers, strict=True)
     )
     return reading.usual_plan(raw, tuple(turned))

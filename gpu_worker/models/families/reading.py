@@ -231,14 +231,16 @@ def n_layers(raw: JsonObject) -> int:
     return whole(raw, "num_hidden_layers", MAX_LAYERS)
 
 
-def layer_types(raw: JsonObject, default: Sequence[str] | None = None) -> tuple[str, ...]:
-    """The kind of attention of each layer. default: if config.json names none; None: full attention."""
+def layer_types(
+    raw: JsonObject, default: Sequence[str] | None = None, known: Sequence[str] = (FULL, SLIDING)
+) -> tuple[str, ...]:
+    """The kind of mixer of each layer. default: if config.json names none; None: full attention."""
     n = n_layers(raw)
     kinds = raw.get("layer_types") or default or [FULL] * n
-    unknown = set(kinds) - {FULL, SLIDING}
+    unknown = set(kinds) - set(known)
     if unknown or len(kinds) != n:
-        found = ", ".join(map(str, sorted(unknown))) or f"{len(kinds)}"
-        raise ModelError(f"config.json: layer_types must be full or sliding attention for {n} layers, got {found}")
+        found, names = ", ".join(map(str, sorted(unknown))) or f"{len(kinds)}", " or ".join(known)
+        raise ModelError(f"config.json: layer_types must be {names} for {n} layers, got {found}")
     return tuple(kinds)
 
 
@@ -277,7 +279,8 @@ def usual_plan(raw: JsonObject, layers: tuple[Layer, ...], **more: Any) -> Model
     """A decoder of text with these layers. more: fields that differ. Refuses formats of weights that are not
     read."""
     declared_by(raw)
-    rotaries = dict.fromkeys(layer.mixer.rotary for layer in layers if layer.mixer.rotary is not None)
+    mixers = (layer.mixer for layer in layers if isinstance(layer.mixer, Attention))
+    rotaries = dict.fromkeys(mixer.rotary for mixer in mixers if mixer.rotary is not None)
     parts: dict[str, Any] = {
         "architecture": architecture_of(raw),
         "vocab_size": whole(raw, "vocab_size", MAX_VOCAB),

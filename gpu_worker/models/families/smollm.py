@@ -22,7 +22,7 @@ def plan(raw: JsonObject) -> ModelPlan:
     sizes = reading.windows(raw, windowed=bool(raw.get("use_sliding_window", False)), default=local)
     mixer = reading.usual_attention(raw, reading.head_dim(raw), qkv_bias=biases, out_bias=biases)
     layers = (
-        layer if turns else replace(layer, mixer=replace(layer.mixer, rotary=None))
+        layer if turns else replace(layer, mixer=replace(layer.attention, rotary=None))
         for layer, turns in zip(reading.usual_layers(raw, mixer, sizes), turned, strict=True)
     )
     return reading.usual_plan(raw, tuple(layers))

@@ -85,7 +85,7 @@ class VisionEncoder:
         """uint8 [n, size, size, 3] -> [n, grid, grid, dim]."""
         heads, x = self.config.heads, self.embedded(crops)
         for layer in self.layers:
-            mixer, fed = layer.mixer, layer.dense
+            mixer, fed = layer.attention, layer.dense
             qkv = mixer.qkv(layer_norm(x, layer.mixer_norm))
             q, k, v = qkv.view(*qkv.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4)
             x = x + mixer.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))

@@ -11,13 +11,14 @@ from petiole.gpu_worker.models.parts.experts import ExpertWeights
 from petiole.gpu_worker.models.parts.feed_forward import FeedForwardWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.per_layer import PerLayerWeights
+from petiole.gpu_worker.models.parts.recurrent.mixing import RecurrentWeights
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """scalar: [1]."""
 
-    mixer: AttentionWeights
+    mixer: AttentionWeights | RecurrentWeights
     feed_forward: FeedForwardWeights | None
     mixer_norm: NormWeights | None = None
     mixer_out_norm: NormWeights | None = None
@@ -26,6 +27,12 @@ class LayerWeights:
     scalar: Tensor | None = None
     per_layer: PerLayerWeights | None = None
     experts: ExpertWeights | None = None
+
+    @property
+    def attention(self) -> AttentionWeights:
+        """As in the plan."""
+        assert isinstance(self.mixer, AttentionWeights)
+        return self.mixer
 
     @property
     def dense(self) -> FeedForwardWeights:

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from petiole.gpu_worker.models.plan import Layer
+from petiole.gpu_worker.models.plan import Attention, Layer
 
 LinearName = Literal["qkv", "out", "gate_up", "down"]
-"""The products of a layer, which adapters may change."""
+"""The products of attention and of a feed-forward, which adapters may change."""
 
 LINEARS: tuple[LinearName, ...] = ("qkv", "out", "gate_up", "down")
 
@@ -35,6 +35,30 @@ class Fused:
 
     input_major: bool = False
     interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentNames:
+    """The parts of a mixer that keeps a state. inputs, gates: of one stored layer or of two."""
+
+    inputs: tuple[str, ...]
+    convolution: str
+    out: str
+    gates: tuple[str, ...] = ()
+    decay: str = ""
+    bias: str = ""
+    norm: str = ""
+
+
+DELTA_NET = RecurrentNames(
+    inputs=("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
+    convolution="linear_attn.conv1d",
+    out="linear_attn.out_proj",
+    gates=("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
+    decay="linear_attn.A_log",
+    bias="linear_attn.dt_bias",
+    norm="linear_attn.norm",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +85,7 @@ class Names:
     k_norm: str = "self_attn.k_norm"
     v_norm: str = "self_attn.v_norm"
     sinks: str = "self_attn.sinks"
+    recurrent: RecurrentNames = DELTA_NET
     mixer_norm: str = "input_layernorm"
     mixer_out_norm: str = "post_attention_layernorm"
     feed_forward_norm: str = "post_attention_layernorm"
@@ -97,9 +122,11 @@ class Names:
         """How one of a layer's products is stored; None: the layer has no such product. inputs: the width of the
         model."""
         mixer, feed_forward = layer.mixer, layer.feed_forward
-        if linear == "qkv":
-            return StoredLinear.of(self.qkv, mixer.qkv_sizes, inputs)
-        if linear == "out":
+        if linear in ("qkv", "out"):
+            if not isinstance(mixer, Attention):
+                return None
+            if linear == "qkv":
+                return StoredLinear.of(self.qkv, mixer.qkv_sizes, inputs)
             return StoredLinear.of(self.out, (inputs,), mixer.q_size)
         if feed_forward is None:
             return None

@@ -14,19 +14,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from petiole.gpu_worker.models.parts.rotary import Rotation, rotated
-from petiole.gpu_worker.models.plan import Attention
+from petiole.gpu_worker.models.plan import Attention, Mixer
 from petiole.gpu_worker.runtime.interface import Int32Array, Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 
 
 @dataclass(slots=True)
 class PagedAttention:
-    """The attention of one step. plan: of each layer. rows: int64 [B]; starts, lengths: host [B]; slots: of each
-    group of layers, int64 [T], the slots of the step's positions. limits: int64 [T], for each query the end of the
-    keys that it sees; None: all up to its own. progress: called in each layer."""
+    """The attention of one step. plan: the mixer of each layer. rows: int64 [B]; starts, lengths: host [B]; slots:
+    of each group of layers, int64 [T], the slots of the step's positions. limits: int64 [T], for each query the
+    end of the keys that it sees; None: all up to its own. progress: called in each layer."""
 
     cache: KVCache
-    plan: Sequence[Attention]
+    plan: Sequence[Mixer]
     rows: Tensor
     starts: Int32Array
     lengths: Int32Array
@@ -47,6 +47,7 @@ class PagedAttention:
     ) -> Tensor:
         self.progress()
         plan, group = self.plan[layer], self.cache.groups[layer]
+        assert isinstance(plan, Attention), "a layer that does not attend"
         q, k = rotated(q, k, rotation)
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         if k is not None and v is not None:

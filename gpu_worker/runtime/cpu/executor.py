@@ -23,6 +23,7 @@ from petiole.gpu_worker.runtime.cpu.native.encoder import native_encoder
 from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
 from petiole.gpu_worker.runtime.interface import FEATURES, VALUES, VECTORS, Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
+from petiole.gpu_worker.runtime.memory.states import StatePool
 from petiole.gpu_worker.runtime.step import sampling
 from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
@@ -47,7 +48,10 @@ class CpuExecutor:
         bank: AdapterBank | None,
         pending: PendingInputs,
         progress: Progress = nothing,
+        *,
+        recurrent: StatePool | None = None,
     ) -> None:
+        self._recurrent = recurrent
         self._decoder, self._cache, self._bank, self._progress = decoder, cache, bank, progress
         self._pending = pending
         self._text_only = decoder.value_tokens is None and decoder.images is None and decoder.plan.pooling is None
@@ -100,7 +104,12 @@ class CpuExecutor:
             progress=self._progress,
         )
         terms = None if self._bank is None or adapters is None else GroupedTerms(self._bank, adapters)
-        forward = Forward(positions if rotary is None else rotary, attention, terms, token_ids, types)
+        states = None
+        if self._recurrent is not None and inputs.states is not None:
+            states = self._recurrent.advance(
+                inputs.batch_rows, inputs.starts, inputs.lengths, inputs.states, self._progress
+            )
+        forward = Forward(positions if rotary is None else rotary, attention, terms, token_ids, types, states)
         hidden = self._decoder.forward(self._embed(inputs, token_ids), forward)[outputs]
         return self._made(inputs, lambda: self._decoder.head_output(hidden).float(), hidden)
 
@@ -121,7 +130,7 @@ class CpuExecutor:
         for n in inputs.lengths.tolist():
             positions = torch.arange(n)
             own = None if types is None else types[at : at + n]
-            forward = Forward(positions, TextAttention(self._decoder.plan.mixers, self._progress), types=own)
+            forward = Forward(positions, TextAttention(self._decoder.plan.attentions, self._progress), types=own)
             made.append(self._decoder.forward(self._decoder.embed(token_ids[at : at + n]), forward))
             at += n
         return self._made(inputs, lambda: torch.zeros(len(made), 1), torch.cat(made))

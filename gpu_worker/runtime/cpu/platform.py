@@ -68,7 +68,9 @@ class CpuPlatform:
         stepping: Progress,
         building: Progress,
     ) -> CpuExecutor:
-        return CpuExecutor(decoder, memory.cache, memory.bank, memory.states.pending, stepping)
+        return CpuExecutor(
+            decoder, memory.cache, memory.bank, memory.states.pending, stepping, recurrent=memory.recurrent
+        )
 
     def release_memory(self) -> None:
         """Nothing is held."""

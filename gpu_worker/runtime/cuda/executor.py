@@ -53,7 +53,7 @@ from petiole.gpu_worker.runtime.cuda.shapes import Shape, append_shapes, uniform
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream, staged, upload
 from petiole.gpu_worker.runtime.interface import FEATURES, NO_UPDATES, StepBatch, StepKind
 from petiole.gpu_worker.runtime.memory.kv import KVCache
-from petiole.gpu_worker.runtime.memory.room import state_bytes
+from petiole.gpu_worker.runtime.memory.room import sampling_bytes
 from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates, lay_out
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import Choice, likeliest
@@ -78,13 +78,18 @@ def require_flashinfer(model: ModelPlan) -> None:
     """Raises MachineError if FlashInfer is missing or of another version than needed, or if its kernels would
     silently compute this model wrongly."""
     require_version()
-    for mixer in model.mixers:
+    if model.keeps_states:
+        raise MachineError(
+            f"CUDA does not compute {model.architecture} yet, whose layers keep a state; device=cpu serves this "
+            "model"
+        )
+    for mixer in model.attentions:
         if mixer.head_dim not in HEAD_SIZES:
             known = ", ".join(map(str, HEAD_SIZES))
             raise MachineError(
                 f"head_dim: must be {known} on CUDA, got {mixer.head_dim}; device=cpu serves this model"
             )
-    found = Support(None, tuple(unknown_value(mixer, ATTENTION) for mixer in model.mixers))
+    found = Support(None, tuple(unknown_value(mixer, ATTENTION) for mixer in model.attentions))
     if found.reason is not None:
         raise MachineError(f"CUDA does not compute {found.reason} yet; device=cpu serves this model")
 
@@ -100,18 +105,20 @@ def working_bytes(engine: EngineConfig, model: ModelPlan, itemsize: int, encode_
         tokens = max(tokens, engine.chunk_size + outputs)
     tokens += max((shape.positions for shape in shapes["append"]), default=0)  # of the graphs' pool
     widest = max(
-        3 * model.hidden_size + 2 * (layer.mixer.q_size + 2 * layer.mixer.kv_size) + _fed_width(layer, model)
+        3 * model.hidden_size
+        + 2 * (layer.attention.q_size + 2 * layer.attention.kv_size)
+        + _fed_width(layer, model)
         for layer in model.layers
     )
     if model.per_layer is not None:
         widest += 4 * model.n_layers * model.per_layer.width
     with_logits = max(shape.rows for shape in shapes["decode"]) * (1 + engine.speculative_tokens)
     logits = 4 * model.vocab_size * (6 * outputs + 2 * with_logits)
-    n_captured, n_kinds = sum(map(len, shapes.values())), len({Kind.of(mixer) for mixer in model.mixers})
+    n_captured, n_kinds = sum(map(len, shapes.values())), len({Kind.of(mixer) for mixer in model.attentions})
     plans = n_captured * (PLAN_BYTES + _LENGTHS_BYTES) + 2 * _WRAPPER_BYTES  # + causal, bidirectional
     columns = -(-longest // engine.page_size)
     page_lists = 4 * (3 * engine.max_num_seqs + 1) * columns  # each slot's, and the table
-    states = (engine.max_num_seqs + 1) * state_bytes(model)
+    states = (engine.max_num_seqs + 1) * sampling_bytes(model)
     activations = tokens * widest * itemsize + 2 * encode_bytes  # an encode is warmed up outside the graphs' pool
     kept = 2 * n_kinds * plans + page_lists + logits + states
     return WORKSPACE_BYTES + kept + activations + _SLACK_BYTES

@@ -1,5 +1,6 @@
 """The memory for KV on the device, and whether everything fits. Called by `runtime` and the executors.
 
+states     the states of layers that keep one
 kv         the paged KV pool and the device's page table
 room       whether rows, adapters and pages fit, before any are allocated
 container  what this process may take: the limits of its control groups, and free memory

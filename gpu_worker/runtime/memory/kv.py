@@ -6,7 +6,7 @@
 Group 0 is the layers that keep everything. Each other group is the layers that keep a window; its entries behind
 the window name any page. A *slot* is the index of one position in a pool: page * page_size + offset. Row 0 and
 page 0 are reserved: padding entries of a batch read and write there. A layer that reads another one's keys has the
-same tensors.
+same tensors, and one that keeps a state has empty ones.
 """
 
 from __future__ import annotations
@@ -106,4 +106,7 @@ def _pool(plan: ModelPlan, slots: Sequence[int], dtype: torch.dtype, device: tor
         i: part.view(slots[i], mixer.kv_heads, mixer.head_dim)
         for (i, mixer), part in zip(own.items(), parts, strict=True)
     }
-    return tuple(views[i if mixer.keys_of is None else mixer.keys_of] for i, mixer in enumerate(plan.mixers))
+    read = {i: i if mixer.keys_of is None else mixer.keys_of for i, mixer in plan.attending}
+    return tuple(
+        views[read[i]] if i in read else torch.empty(0, dtype=dtype, device=device) for i in range(plan.n_layers)
+    )

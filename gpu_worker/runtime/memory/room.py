@@ -10,13 +10,15 @@ from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import InvalidRequest, MachineError
 from petiole.gpu_worker.models.adapters.lora import AdaptedModel
 from petiole.gpu_worker.models.plan import ModelPlan
+from petiole.gpu_worker.runtime.memory.states import state_bytes
 
 
 def require_rows_and_adapters(
     engine: EngineConfig, model: ModelPlan, *, max_model_len: int, bytes_per_element: int, room: int
 ) -> None:
     """Raises InvalidRequest if the rows, adapter slots or ranks do not fit into `room` bytes."""
-    require_room("max_num_seqs", engine.max_num_seqs, row_bytes(engine, model, max_model_len), room)
+    each = row_bytes(engine, model, max_model_len) + state_bytes(model, bytes_per_element)
+    require_room("max_num_seqs", engine.max_num_seqs, each, room)
     if engine.lora_slots:
         each = AdaptedModel(model).rank_bytes(bytes_per_element)
         require_room("lora_max_rank", engine.lora_max_rank, 2 * each, room)
@@ -51,12 +53,25 @@ def window_pools(engine: EngineConfig, model: ModelPlan, n_pages: int) -> tuple[
     )
 
 
+LEAST_SNAPSHOTS = 8
+
+
+def snapshots_of(engine: EngineConfig, model: ModelPlan, bytes_per_element: int, n_pages: int) -> int:
+    """The number of snapshots of layers that keep a state, with the reserved one, beside `n_pages` pages: so
+    many that they take as much memory as the KV does, but at least some. 0: no layer keeps a state."""
+    each = state_bytes(model, bytes_per_element)
+    kv = n_pages * page_bytes(engine, model, bytes_per_element)
+    return 1 + max(min(kv // each, n_pages), LEAST_SNAPSHOTS) if each else 0
+
+
 def pool_bytes(engine: EngineConfig, model: ModelPlan, bytes_per_element: int, n_pages: int) -> int:
-    """Bytes of the KV pools of all groups, with `n_pages` pages of the layers that keep everything."""
+    """Bytes of the pools of all groups, with `n_pages` pages of the layers that keep everything."""
     pages = dict(window_pools(engine, model, n_pages))
     kept = model.kept_windows
     elements = sum(2 * mixer.kv_size * pages.get(kept[i], n_pages) for i, mixer in model.caches)
-    return elements * engine.page_size * bytes_per_element
+    snapshots = snapshots_of(engine, model, bytes_per_element, n_pages)
+    states = snapshots * state_bytes(model, bytes_per_element)
+    return elements * engine.page_size * bytes_per_element + states
 
 
 def pages_in(engine: EngineConfig, model: ModelPlan, bytes_per_element: int, room: int) -> int:
@@ -81,10 +96,10 @@ def row_bytes(engine: EngineConfig, model: ModelPlan, max_model_len: int) -> int
     """Maximum bytes of a row: its entries in both page tables, the logits of its outputs, and its
     sampling state."""
     columns = -(-max_model_len // engine.page_size)
-    return 2 * 4 * columns + model.vocab_size * 4 * (1 + engine.speculative_tokens) + state_bytes(model)
+    return 2 * 4 * columns + model.vocab_size * 4 * (1 + engine.speculative_tokens) + sampling_bytes(model)
 
 
-def state_bytes(model: ModelPlan) -> int:
+def sampling_bytes(model: ModelPlan) -> int:
     """Bytes of a row's penalty counts, seen mask and bias, which the first request that needs them allocates for
     all rows."""
     return model.vocab_size * (4 + 1 + 4)

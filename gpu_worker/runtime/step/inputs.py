@@ -28,6 +28,7 @@ from petiole.gpu_worker.runtime.interface import (
     VALUES,
     Int32Array,
     PageUpdates,
+    StateUpdates,
     StepBatch,
     StepKind,
 )
@@ -48,10 +49,10 @@ class StepInputs:
     rows, positions: [T]. token_ids: [T]; PENDING if a token comes from its row's pending buffer. pending_inputs:
     the indices of the inputs that are PENDING. output_inputs: [O], the indices of the inputs whose logits are
     sampled. known_pending_rows, known_pending, known_values: [B'], next inputs to write to the pending buffers of
-    these rows. batch_rows, starts, lengths: [B], and pages: as in `StepBatch`. values, types: [T], the side inputs
-    VALUES and TYPES. kept: the side inputs that are on the device, by name. adapters: [B], the adapter slot of
-    each sequence. limits: [T], for each input the end of the positions that it
-    sees; None: all up to itself. rotary: [T] or [axes, T]; None: the same as positions."""
+    these rows. batch_rows, starts, lengths: [B], pages and states: as in `StepBatch`. values, types: [T], the side
+    inputs VALUES and TYPES. kept: the side inputs that are on the device, by name. adapters: [B], the adapter slot
+    of each sequence. limits: [T], for each input the end of the positions that it sees; None: all up to itself.
+    rotary: [T] or [axes, T]; None: the same as positions."""
 
     kind: StepKind
     rows: Int64Array
@@ -72,6 +73,7 @@ class StepInputs:
     limits: Int64Array | None = None
     rotary: Int64Array | None = None
     kept: Mapping[str, Parts] = field(default_factory=dict)
+    states: StateUpdates | None = None
 
     def of_outputs(self, array: Int64Array) -> Int64Array:
         """The elements of an array [T] whose logits are sampled: [O]. The array itself, if these are all."""
@@ -122,6 +124,7 @@ def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:
         known_values=next_values[known] if (next_values := batch.pending_sides.get(VALUES)) is not None else None,
         limits=None if batch.regions is None else _limits(batch, positions, first),
         rotary=None if batch.rotary is None else batch.rotary.astype(np.int64),
+        states=batch.states,
     )
 
 
@@ -152,4 +155,5 @@ def _lay_out_decode(batch: StepBatch, adapters: Int32Array) -> StepInputs:
         lengths=batch.lengths,
         adapters=adapters,
         pages=batch.pages,
+        states=batch.states,
     )

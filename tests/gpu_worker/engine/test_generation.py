@@ -42,6 +42,10 @@ POLICIES: dict[str, dict[str, Any]] = {
     "delayed prefill": {"delay_factor": 2.0},
     "two rows": {"max_num_seqs": 2},
     "tight pages": {"machine": {"n_pages": 48}},
+    "states": {"machine": {"snapshots": 9}},
+    "states, mixed steps, tight pages": {"prefill_policy": "mixed", "machine": {"snapshots": 3, "n_pages": 48}},
+    "states, block cache": {"prefix_cache": "block", "page_size": 16, "machine": {"snapshots": 9}},
+    "states, no cache": {"prefix_cache": "off", "machine": {"snapshots": 2}},
     "speculation": {"speculative_tokens": 4},
     "speculation, tight pages": {"speculative_tokens": 4, "machine": {"n_pages": 48}},
 }

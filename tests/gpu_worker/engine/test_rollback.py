@@ -43,6 +43,14 @@ MACHINES: dict[str, dict[str, Any]] = {
     "blocks of one, mixed": {"prefix_cache": "block", "chunk_size": 18, "prefill_policy": "mixed"},
     "full reserve": {"prefix_cache": "block", "page_size": 16, "reserve": "full", "prefill_policy": "drain"},
     "no cache": {"prefix_cache": "off", "page_size": 4, "chunk_size": 18},
+    "states": {"prefix_cache": "radix", "chunk_size": 18, "machine": {"snapshots": 6}},
+    "states, blocks": {
+        "prefix_cache": "block",
+        "page_size": 16,
+        "chunk_size": 18,
+        "prefill_policy": "mixed",
+        "machine": {"snapshots": 6},
+    },
 }
 
 

@@ -30,6 +30,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from petiole.cache import WindowPages, most_pages
+from petiole.cache.groups import states
 from petiole.gpu_worker import (
     Constraint,
     Engine,
@@ -48,7 +49,7 @@ from tests.support.toy_text import LETTERS, ToyTokenizer, compile_toy
 from tests.support.trials import rest
 
 WORKLOADS = 300
-RUN_TOKENS = admission.RUN_TOKENS
+RUN_TOKENS, EVERY = admission.RUN_TOKENS, states.EVERY
 
 
 @dataclass
@@ -64,6 +65,7 @@ class Workload:
         default_factory=dict
     )  # request index -> of the request whose answer it goes on with
     run_tokens: int = 64
+    every: int = states.EVERY
 
 
 # ---------------------------------------------------------------- drawing
@@ -100,11 +102,24 @@ def draw(seed: int) -> Workload:
         for window in windows.choice([[], [], [7], [3, 30]])
         for spare in [windows.choice([0, 10, n_pages])]
     ]
+    kept = random.Random(f"states {seed}")
+    machine["snapshots"] = 0 if spec else kept.choice([0, 0, 2, 5, 40])
     delays = rng.choice([0.0, 0.0002, 0.001])
     control = {i: rng.choice(["pause", "reload"]) for i in range(len(requests)) if rng.random() < 0.06}
     config["stream_interval_ms"] = rng.choice([0.0, 0.0, 2.0, 60_000.0])
     forks = {i: rng.randrange(i) for i in range(1, len(requests)) if rng.random() < 0.35}
-    return Workload(seed, machine, config, requests, disturb, delays, control, forks, rng.choice([1, 2, 6]))
+    return Workload(
+        seed,
+        machine,
+        config,
+        requests,
+        disturb,
+        delays,
+        control,
+        forks,
+        rng.choice([1, 2, 6]),
+        kept.choice([5, 16, 2048]),
+    )
 
 
 def _positions(request: Request, max_model_len: int) -> int:
@@ -227,7 +242,7 @@ def open_engine(workload: Workload, pipeline: str, delays: float) -> Engine:
 
 def run(workload: Workload, pipeline: str, delays: float) -> None:
     rng = random.Random(workload.seed)
-    admission.RUN_TOKENS = workload.run_tokens
+    admission.RUN_TOKENS, states.EVERY = workload.run_tokens, workload.every
     engine = open_engine(workload, pipeline, delays)
     try:
         watches = [Watch() for _ in workload.requests]
@@ -251,7 +266,7 @@ def run(workload: Workload, pipeline: str, delays: float) -> None:
         engine.check_invariants()
     finally:
         engine.shutdown(drain=False)
-        admission.RUN_TOKENS = RUN_TOKENS
+        admission.RUN_TOKENS, states.EVERY = RUN_TOKENS, EVERY
     assert engine.failure is None, engine.failure
 
 

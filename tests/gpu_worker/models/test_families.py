@@ -14,7 +14,7 @@ from bench.driver import Driver
 from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.families.registry import ARCHITECTURES, model_of
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
-from tests.support.families import FAMILIES, SHAPE, drawn
+from tests.support.families import EVERY_FAMILY, SHAPE, WITH_STATES, drawn
 
 transformers = pytest.importorskip("transformers")
 
@@ -31,13 +31,14 @@ WRAPPERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mistral-small": ("Mistral3", "mistral", VISION | {"head_dim": 16}),
     "ministral3": ("Mistral3", "ministral3", VISION | {"head_dim": 16}),
     "qwen3-vl": ("Qwen3VL", "qwen3", VISION | {"depth": 1, "num_heads": 2, "out_hidden_size": 64}),
+    "qwen3.5": ("Qwen3_5", "qwen3.5", VISION | {"depth": 1, "num_heads": 2, "out_hidden_size": 64}),
 }
 
 
 def wrapped(name: str) -> Any:
     """A model of text and images around the family's configuration of text."""
     kind, text, vision = WRAPPERS[name]
-    settings = SHAPE | FAMILIES[text][1]
+    settings = SHAPE | EVERY_FAMILY[text][1]
     if kind == "Mistral3":
         settings |= {"model_type": text}
     if kind == "Qwen3VL":
@@ -54,7 +55,8 @@ def test_the_text_part_of_a_model_of_images_is_served(
 ) -> None:
     model = wrapped(name)
     model.save_pretrained(tmp_path)
-    driver = Driver(open_runtime(tmp_path, speculative_tokens=7))
+    outputs = {"max_num_seqs": 30} if name in WITH_STATES else {"speculative_tokens": 7}
+    driver = Driver(open_runtime(tmp_path, **outputs))
     ids = tokens(30)
     sequence = driver.sequence(ids, ALL)
     got = table(driver.finish_step(*driver.launch("verify", [sequence], [ids], [len(ids)])))

@@ -11,7 +11,7 @@ import torch
 from bench.driver import Driver
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.cpu.native import build, stack
-from tests.support.families import FAMILIES, MIXTURES
+from tests.support.families import EVERY_FAMILY, MIXTURES, WITH_STATES
 
 VOCAB = 320
 ALL = SamplingParams(temperature=0.0, logprobs=VOCAB)
@@ -45,11 +45,12 @@ def error_of_most(got, expected):
     return np.median([relative_error(one, other) for one, other in zip(got, expected, strict=True)])
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(EVERY_FAMILY))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_position_of_a_full_prefill(family, dtype, checkpoint, open_runtime):
     folder, model = checkpoint(family)
-    driver = Driver(open_runtime(folder, dtype=dtype, speculative_tokens=7))
+    outputs = {"max_num_seqs": 40} if family in WITH_STATES else {"speculative_tokens": 7}
+    driver = Driver(open_runtime(folder, dtype=dtype, **outputs))
     ids = tokens(40)
     sequence = driver.sequence(ids, ALL)
     step = driver.launch("verify", [sequence], [ids], [len(ids)])
@@ -82,7 +83,7 @@ def test_bfloat16_on_a_processor_without_products_for_it(checkpoint, open_runtim
     test_a_prompt_of_several_blocks_of_keys("bfloat16", checkpoint, open_runtime)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(EVERY_FAMILY))
 @pytest.mark.parametrize("chunk", [1, 7, 16])
 def test_a_chunked_prefill(family, chunk, checkpoint, open_runtime):
     folder, model = checkpoint(family)
@@ -95,19 +96,20 @@ def test_a_chunked_prefill(family, chunk, checkpoint, open_runtime):
     assert relative_error(got, reference(model, ids)[-1:]) < 1e-4
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(EVERY_FAMILY))
 def test_an_append_after_a_prefix_that_another_sequence_computed(family, checkpoint, open_runtime):
     folder, model = checkpoint(family)
     driver = Driver(open_runtime(folder))
     shared, mine = tokens(20), tokens(9, seed=1)
     first = driver.sequence(shared + tokens(3, seed=2), ALL)
+    driver.keep(first, len(shared))
     driver.prefill([first])
     second = driver.fork(first, shared + mine, len(shared))
     got = table(driver.prefill([second]))
     assert relative_error(got, reference(model, shared + mine)[-1:]) < 1e-4
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(EVERY_FAMILY))
 def test_a_batched_decode_of_mixed_lengths(family, checkpoint, open_runtime):
     folder, model = checkpoint(family)
     driver = Driver(open_runtime(folder))

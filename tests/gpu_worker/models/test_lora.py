@@ -23,7 +23,7 @@ from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
 from petiole.gpu_worker.runtime.memory.kv import new_kv_cache
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
-from tests.support.families import FAMILIES, MIXTURES, write_adapter
+from tests.support.families import EVERY_FAMILY, MIXTURES, write_adapter
 from tests.support.moondream import PROMPT, write_adapter_of_moondream, write_model
 from tests.support.plans import each_feed_forward, each_mixer
 
@@ -140,12 +140,13 @@ def test_an_adapter_is_one_copy_to_the_device_and_two_operations_there(kind, che
 
 ATTENTION = r".*\.self_attn\.(q|k|v|o)_proj"  # PEFT takes other names for those of experts
 PRODUCTS = r".*\.(self_attn|mlp)\.(q|k|v|o|qkv|gate|up|gate_up|down)_proj"
+NAMES = {"lfm2": r".*\.(self_attn\.(q|k|v|out)_proj|feed_forward\.w[123])"}
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(EVERY_FAMILY))
 def test_every_family_takes_adapters_on_attention_and_mlp(family, checkpoint, open_runtime, tmp_path):
     folder, base = checkpoint(family)
-    targets = ATTENTION if family in MIXTURES else PRODUCTS
+    targets = NAMES.get(family, ATTENTION if family in MIXTURES else PRODUCTS)
     adapted = write_adapter(base, tmp_path, r=4, lora_alpha=8, target_modules=targets)
     runtime = open_runtime(folder, lora_slots=1, lora_max_rank=4)
     runtime.load_adapter(str(tmp_path), 1)

@@ -34,7 +34,7 @@ class NativeEncoder:
         self, library: ctypes.CDLL, encoder: LayeredEncoder, products: Products, progress: Progress = nothing
     ) -> None:
         self._encoder, self._progress, dtype = encoder, progress, encoder.dtype
-        n, mixer = encoder.n_positions, encoder.plan[0].mixer
+        n, mixer = encoder.n_positions, encoder.plan[0].attention
         self._n_crops = max(1, _ROWS // n)
         self._inputs = at = torch.arange(self._n_crops * n)
         self._positions, self._rows, self._limits = at % n, at // n, torch.full_like(at, n)

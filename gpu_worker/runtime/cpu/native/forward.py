@@ -40,7 +40,7 @@ class NativeDecoder:
         self._adapters = NativeAdapters(library, bank) if bank is not None else None
         head, plan = decoder.head, decoder.plan
         self._tied = isinstance(head, DenseLinear) and head.weight.is_set_to(decoder.embedding)
-        self._bidirectional = any(mixer.mask == "bidirectional" for mixer in plan.mixers)
+        self._bidirectional = any(mixer.mask == "bidirectional" for mixer in plan.attentions)
         self._products = choose_products(library, decoder.layers, decoder.head, decoder.dtype)
         per_layer = None
         if plan.per_layer is not None and decoder.per_layer is not None:

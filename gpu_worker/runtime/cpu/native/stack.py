@@ -124,7 +124,7 @@ class Stack:
         width = 0 if per_layer is None else per_layer.plan.width
         most = {
             "qkv": max(layer.qkv.n for layer in self._layers),
-            "mixed": max(plan.mixer.q_size for plan in plans),
+            "mixed": max(plan.attention.q_size for plan in plans),
             "gates": max(width, *(layer.gate_up.n for layer in self._layers)),
             "acted": max(width, *(0 if plan.feed_forward is None else plan.feed_forward.inner for plan in plans)),
         }
@@ -133,7 +133,7 @@ class Stack:
             n_layers=len(layers),
             hidden=hidden,
             n_shapes=len(shapes),
-            last_kept=max(i for i, plan in enumerate(plans) if plan.mixer.keys_of is None),
+            last_kept=max(i for i, plan in enumerate(plans) if plan.attention.keys_of is None),
             layers=ctypes.addressof(self._layers),
             shapes=ctypes.addressof(self._shapes),
             terms=max(hidden, most["mixed"], most["acted"], *(one.each.inner for one in experts)),
@@ -236,7 +236,7 @@ class Stack:
     def _layer(
         self, plan: Layer, weights: LayerWeights, shape: int, per_layer: PerLayer | None, table: Tensor | None
     ) -> LayerStruct:
-        mixer, fed, own = plan.mixer, plan.feed_forward, weights.mixer
+        mixer, fed, own = plan.attention, plan.feed_forward, weights.attention
         layer = LayerStruct(
             mixer_norm=self._norm(plan.mixer_norm, weights.mixer_norm),
             mixer_out_norm=self._norm(plan.mixer_out_norm, weights.mixer_out_norm),
@@ -401,7 +401,7 @@ def pair_widths(experts: Sequence[Experts], hidden: int) -> dict[str, int]:
 
 
 def _shape(plan: Layer) -> tuple[int, int, int]:
-    mixer = plan.mixer
+    mixer = plan.attention
     return mixer.heads, mixer.kv_heads, mixer.head_dim
 
 

@@ -78,7 +78,7 @@ def with_sizes(
         return Support("a model without layers")
     if hidden % 2:
         return Support(f"a model of {hidden} numbers", known.layers)
-    masks = {layer.mixer.mask for layer in layers}
+    masks = {layer.mixer.mask for layer in layers if isinstance(layer.mixer, Attention)}
     if masks >= {"prefix", "bidirectional"}:
         return Support("layers with prefixes beside bidirectional ones", known.layers)
     unknown = known.layers or (None,) * len(layers)
@@ -90,7 +90,7 @@ def with_sizes(
 
 
 def _linears(weights: LayerWeights) -> list[object]:
-    mixer, fed, per_layer = weights.mixer, weights.feed_forward, weights.per_layer
+    mixer, fed, per_layer = weights.attention, weights.feed_forward, weights.per_layer
     experts = weights.experts
     linears: list[object] = [mixer.qkv, mixer.out]
     linears += [] if fed is None else [fed.gate_up, fed.down]
@@ -105,7 +105,7 @@ def _unknown_codes(linears: Sequence[object]) -> str | None:
 
 
 def _unknown_layer(layers: Sequence[Layer], i: int, lanes: int) -> str | None:
-    layer, mixer = layers[i], layers[i].mixer
+    layer, mixer = layers[i], layers[i].attention
     if (found := _unknown_fed(layer)) is not None:
         return found
     if mixer.head_dim % lanes or mixer.head_dim > _MOST_HEAD:
@@ -144,6 +144,6 @@ def _can_read(mixer: Attention, earlier: Sequence[Layer]) -> bool:
     """Whether a mixer can read the keys and values of the layer that it names."""
     if mixer.keys_of is None or not 0 <= mixer.keys_of < len(earlier):
         return False
-    source = earlier[mixer.keys_of].mixer
+    source = earlier[mixer.keys_of].attention
     same = (source.kv_heads, source.head_dim) == (mixer.kv_heads, mixer.head_dim)
     return same and source.keys_of is None

@@ -115,7 +115,7 @@ class Geometry:
     @property
     def kinds(self) -> list[Kind]:
         """The distinct kinds of layers: each needs a plan of its own."""
-        return sorted({Kind.of(mixer) for mixer in self.plan.mixers})
+        return sorted({Kind.of(mixer) for mixer in self.plan.attentions})
 
     def pages(self, layer: int) -> tuple[Tensor, Tensor]:
         """The keys [n_pages, page_size, Hkv, D], and the values."""
@@ -167,7 +167,7 @@ class FlashInferAttention:
     ) -> Tensor:
         from petiole.gpu_worker.runtime.cuda.fused.layers import rotate_and_store
 
-        cache, kind = self.geometry.cache, Kind.of(self.geometry.plan.mixers[layer])
+        cache, kind = self.geometry.cache, Kind.of(self.geometry.plan.attentions[layer])
         if q.shape[1:] != (kind.heads, kind.head_dim):
             planned = f"{kind.heads} heads of {kind.head_dim}"
             raise ValueError(f"queries: must be of {planned}, as planned, got {list(q.shape[1:])}")

@@ -48,7 +48,7 @@ def fits(decoder: Decoder) -> bool:
     linears = [
         linear
         for layer in decoder.layers
-        for linear in (layer.mixer.qkv, layer.mixer.out, layer.dense.gate_up, layer.dense.down)
+        for linear in (layer.attention.qkv, layer.attention.out, layer.dense.gate_up, layer.dense.down)
     ]
     return decoder.dtype == torch.bfloat16 and all(
         isinstance(linear, DenseLinear)
@@ -65,8 +65,8 @@ def forward(decoder: Decoder, hidden: Tensor, step: Forward) -> Tensor:
             _norm(plan.mixer_norm, layer.mixer_norm),
             _norm(plan.feed_forward_norm, layer.feed_forward_norm),
         )
-        qkv = product(hidden, layer.mixer.qkv, norm=before)
-        product(decoder.attend(i, qkv, step), layer.mixer.out, add_to=hidden)
+        qkv = product(hidden, layer.attention.qkv, norm=before)
+        product(decoder.attend(i, qkv, step), layer.attention.out, add_to=hidden)
         inner = product(hidden, layer.dense.gate_up, norm=behind, gated=True)
         product(inner, layer.dense.down, add_to=hidden)
     return hidden

@@ -36,7 +36,7 @@ from petiole.gpu_worker.runtime.cuda.executor import batching_that_fits, require
 from petiole.gpu_worker.runtime.cuda.graphs import Graphs
 from petiole.gpu_worker.runtime.cuda.shapes import Shape, append_shapes, batch_ladder, token_ladder
 from petiole.gpu_worker.runtime.interface import VALUES, RowBinding
-from petiole.gpu_worker.runtime.memory.room import state_bytes
+from petiole.gpu_worker.runtime.memory.room import sampling_bytes
 from petiole.gpu_worker.runtime.step.rows import RowStates
 from petiole.gpu_worker.runtime.step.sampling import choose
 from tests.gpu_worker.models.test_generation import MIN_TOKENS, N_TOKENS, PROMPTS, oracle, oracle_of_min_tokens
@@ -453,7 +453,7 @@ def test_working_memory_has_room_for_the_states_of_rows_that_later_requests_allo
     sampling = SamplingParams(presence_penalty=1.0, logit_bias={1: 1.0})
     states.apply_bindings([RowBinding(1, sampling, 1, np.ones(1, np.int32), np.empty(0, np.int32))])
     allocated = sum(t.nbytes for t in (states._counts, states._seen, states._bias))
-    assert allocated == (config.max_num_seqs + 1) * state_bytes(model)
+    assert allocated == (config.max_num_seqs + 1) * sampling_bytes(model)
 
 
 @pytest.mark.parametrize("margin", [-1e9, 1.0])

@@ -1,0 +1,9 @@
+"""Mixers that keep a state (`plan.Recurrent`). Each line may import what stands below it.
+
+mixing       any of them, in one step
+delta_net    a gated delta rule behind a convolution, with an output gate
+short        a convolution between two gates
+delta_rule   the rule: position by position, or in chunks
+convolution  a causal convolution of each channel
+states       where states are, and which positions a step adds to which
+"""

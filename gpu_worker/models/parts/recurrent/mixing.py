@@ -1,0 +1,26 @@
+"""A layer's mixer that keeps a state, whichever it is."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from petiole.gpu_worker.models.parts.kernels import Kernels
+from petiole.gpu_worker.models.parts.recurrent.delta_net import DeltaNetWeights, delta_net
+from petiole.gpu_worker.models.parts.recurrent.short import ShortConvolutionWeights, short_convolution
+from petiole.gpu_worker.models.parts.recurrent.states import RecurrentStep
+from petiole.gpu_worker.models.plan import DeltaNet, Recurrent
+
+RecurrentWeights = DeltaNetWeights | ShortConvolutionWeights
+
+
+def recurrent(
+    plan: Recurrent, weights: RecurrentWeights, i: int, x: Tensor, step: RecurrentStep, kernels: Kernels
+) -> Tensor:
+    """Layer i's mixer: [T, hidden] -> [T, hidden]."""
+    state = step.layers[i]
+    assert state is not None, "a layer without its states"
+    if isinstance(plan, DeltaNet):
+        assert isinstance(weights, DeltaNetWeights)
+        return delta_net(plan, weights, x, state, step, kernels)
+    assert isinstance(weights, ShortConvolutionWeights)
+    return short_convolution(weights, x, state, step)

@@ -1,0 +1,108 @@
+"""The states of layers that keep one: a pool beside the KV pools.
+
+    place   0           rows              rows + snapshots
+            |-- rows ---|-- snapshots --|
+
+The state of a row stands at the row's number, that of snapshot c at rows + c. The pool knows how far each row's
+state has come: a step must begin there, so no position changes a state twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from petiole.gpu_worker.models.host_memory import new_zeros
+from petiole.gpu_worker.models.parts.recurrent.states import LayerState, RecurrentStep, Span
+from petiole.gpu_worker.models.plan import ModelPlan, Recurrent
+from petiole.gpu_worker.runtime.interface import Int32Array, Progress, StateUpdates
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StatePool:
+    """layers: of each layer of the model; None: it keeps no state. reached: int64 [rows], the positions that each
+    row's state has seen. snapshots: how many, with the reserved one."""
+
+    layers: tuple[LayerState | None, ...]
+    reached: Int64Array
+    snapshots: int
+
+    def advance(
+        self, rows: Int64Array, starts: Int32Array, lengths: Int32Array, updates: StateUpdates, progress: Progress
+    ) -> RecurrentStep:
+        """Begin the rows that begin, and say what a step of these rows does. The decoder does it."""
+        n_rows = len(self.reached)
+        for row, snapshot, start in zip(updates.begun, updates.sources, updates.starts, strict=True):
+            self.reached[row] = start
+            for state in self._tensors():
+                if snapshot:
+                    state[row] = state[n_rows + snapshot]
+                else:
+                    state[row] = 0
+        assert (self.reached[rows] == starts).all(), "a state is not where its step begins"
+        self.reached[rows] += lengths
+        return RecurrentStep(self.layers, list(_spans(rows, starts, lengths, updates, n_rows)), progress)
+
+    def _tensors(self) -> Iterator[Tensor]:
+        return (tensor for layer in self.layers if layer is not None for tensor in layer.tensors)
+
+
+def new_state_pool(
+    plan: ModelPlan, *, rows: int, snapshots: int, dtype: torch.dtype, device: torch.device
+) -> StatePool | None:
+    """None if no layer keeps a state."""
+    own, places = dict(plan.recurrent), rows + snapshots
+    if not own:
+        return None
+    layers = tuple(_layer(own[i], places, dtype, device) if i in own else None for i in range(plan.n_layers))
+    return StatePool(layers, np.zeros(rows, dtype=np.int64), snapshots)
+
+
+def state_bytes(plan: ModelPlan, bytes_per_element: int) -> int:
+    """Bytes of the states of one row, or of a snapshot, in all layers."""
+    total = 0
+    for _, mixer in plan.recurrent:
+        total += (mixer.kernel - 1) * mixer.channels * bytes_per_element
+        total += 0 if mixer.matrices is None else 4 * int(np.prod(mixer.matrices))
+    return total
+
+
+def _layer(mixer: Recurrent, places: int, dtype: torch.dtype, device: torch.device) -> LayerState:
+    inputs = new_zeros((places, mixer.kernel - 1, mixer.channels), dtype, device)
+    if mixer.matrices is None:
+        return LayerState(inputs)
+    return LayerState(inputs, new_zeros((places, *mixer.matrices), torch.float32, device))
+
+
+def _spans(
+    rows: Int64Array, starts: Int32Array, lengths: Int32Array, updates: StateUpdates, n_rows: int
+) -> Iterator[Span]:
+    """Rows with one position share a span. The others have spans of their own, which end at snapshots."""
+    first = np.cumsum(lengths) - lengths
+    kept: dict[int, list[tuple[int, int]]] = {}
+    for i, position, snapshot in zip(updates.kept, updates.positions, updates.snapshots, strict=True):
+        kept.setdefault(int(i), []).append((int(position) - int(starts[i]), n_rows + int(snapshot)))
+    alone = np.flatnonzero(lengths == 1)
+    if len(alone):
+        copies = [(k, kept[i][0][1]) for k, i in enumerate(alone.tolist()) if i in kept]
+        yield _span(rows[alone], first[alone][:, None], copies)
+    for i in np.flatnonzero(lengths > 1).tolist():
+        begin, row = int(first[i]), rows[i : i + 1]
+        ends = dict(kept.get(i, ()))
+        at = 0
+        for end in sorted({*ends, int(lengths[i])}):
+            copies = [(0, ends[end])] if end in ends else []
+            yield _span(row, np.arange(begin + at, begin + end)[None, :], copies)
+            at = end
+
+
+def _span(rows: Int64Array, at: Int64Array, copies: Sequence[tuple[int, int]]) -> Span:
+    pairs = torch.tensor(copies, dtype=torch.int64).view(-1, 2)
+    return Span(torch.from_numpy(rows), torch.from_numpy(at), pairs[:, 0], pairs[:, 1])
