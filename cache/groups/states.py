@@ -30,7 +30,7 @@ from petiole.cache.groups.serving import Served
 from petiole.cache.pages.pool import Int32s, Pages
 
 EVERY = 2048
-"""Positions between two snapshots of a long sequence that has no other reason for one."""
+"""Positions between two snapshots of a long sequence that has no other reason for one, up to whole pages."""
 
 FIRST_ENDS, LAST_ENDS = 4, 12
 """Of a prompt with many messages, the ends of so many of the first and of the last get a snapshot."""
@@ -119,15 +119,16 @@ class StateGroup:
         self, rows: Pages, starts: NDArray[np.integer], ends: NDArray[np.integer]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Index in the step, and position."""
-        noted, due = starts < self._last[rows], starts // EVERY < ends // EVERY
+        every = -(-EVERY // self.page_size) * self.page_size
+        noted, due = starts < self._last[rows], starts // every < ends // every
         if not self.keeps or not (noted | due).any():
             return _NONE, _NONE
         found = []
         for i in np.flatnonzero(noted | due).tolist():
             start, end = int(starts[i]), int(ends[i])
             own = self._ends.get(int(rows[i]), _NONE)
-            every = np.arange((start // EVERY + 1) * EVERY, end + 1, EVERY, dtype=np.int64)
-            found.append(np.union1d(own[(own > start) & (own <= end)], every))
+            regular = np.arange((start // every + 1) * every, end + 1, every, dtype=np.int64)
+            found.append(np.union1d(own[(own > start) & (own <= end)], regular))
         counts = [len(one) for one in found]
         return np.repeat(np.flatnonzero(noted | due), counts), np.concatenate(found)
 

@@ -51,7 +51,7 @@ TestBlockStateMachine.settings = budget
 def test_a_long_walk_under_load(
     machine: type[StateMachine], windows: tuple[int, ...], spare: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(states, "EVERY", 32)
+    monkeypatch.setattr(states, "EVERY", 30)
     walk, dice = machine(), random.Random(f"{machine.kind} {windows} {spare}")
     walk.build(windows, spare)
     busy = [
