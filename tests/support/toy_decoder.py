@@ -57,6 +57,7 @@ class ToyDecoder:
     """Implements what `ModelRuntime` uses of a decoder, and `ValueDecoder`."""
 
     value_tokens = VALUES
+    token_types: Tensor | None = None
     images: ImageLimits | None = None
     processor: Any = None
     dtype = torch.float32
