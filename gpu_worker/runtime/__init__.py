@@ -3,6 +3,7 @@
 Each line may import what stands below it.
 
     runtime    `ModelRuntime`: launches steps
+    sizing     what a model needs and a machine serves, before anything is allocated
     building   what is decided from configuration, model and memory; what steps use, take and return by name
     reading    finding a model, and reading its weights, after a reload into the same memory
     derived    settings that follow from configuration, model and platform

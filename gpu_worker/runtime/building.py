@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from petiole.cache import WindowPages
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.models.adapters.lora import AdaptedModel, AdapterBank
 from petiole.gpu_worker.models.adapters.store import AdapterStore
@@ -90,11 +91,10 @@ def build(config: EngineConfig, device: Device | None = None, source: TensorSour
         info = reader.find(config.model)
         require_states_alone(config, info.plan)
         decoder = reader.read(info)
-        config = _for_texts(replace(config, max_model_len=info.max_model_len), info)
-        config = platform.decided(config, decoder)
+        config = decided(config, info, decoder, platform)
         stream = platform.device.new_stream("compute")
         copy_stream = platform.copy_stream(stream)
-        _require_room(config, decoder, platform)
+        require_rows(config, decoder, platform)
         adapted = AdaptedModel(info.plan, info.model.names)
         bank = _new_bank(config, adapted, decoder.dtype, platform) if config.lora_slots else None
         adapters = _new_adapters(config, adapted, decoder.dtype, platform)
@@ -106,12 +106,18 @@ def build(config: EngineConfig, device: Device | None = None, source: TensorSour
         sides = side_outputs(decoder)
         slots = tuple(_new_slot(k, config, sides, platform.device, stream, copy_stream) for k in range(N_SLOTS))
         check_shared_stream(slots)
-        cache = _new_cache(config, decoder, platform)
-        memory = StepMemory(cache, bank, states, _new_states(config, decoder, platform, cache))
+        pools = pools_of(config, decoder, platform)
+        cache = _new_cache(config, decoder, platform, pools)
+        memory = StepMemory(cache, bank, states, _new_states(config, decoder, platform, pools))
         platform.device.synchronize()  # tensors created on other streams are complete
     return Built(
         config, platform, reader, info, decoder, stream, copy_stream, memory, adapters, sampler, sides, slots
     )
+
+
+def decided(config: EngineConfig, info: ModelInfo, decoder: Decoder, platform: Platform) -> EngineConfig:
+    """The settings with nothing left to a default but the number of pages."""
+    return platform.decided(_for_texts(replace(config, max_model_len=info.max_model_len), info), decoder)
 
 
 def _for_texts(config: EngineConfig, info: ModelInfo) -> EngineConfig:
@@ -204,7 +210,8 @@ def _text_limits(info: ModelInfo, config: EngineConfig) -> TextLimits | None:
     )
 
 
-def _require_room(config: EngineConfig, decoder: Decoder, platform: Platform) -> None:
+def require_rows(config: EngineConfig, decoder: Decoder, platform: Platform) -> None:
+    """Raises InvalidRequest for rows or adapters that do not fit. config: decided."""
     require_rows_and_adapters(
         config,
         decoder.plan,
@@ -225,26 +232,43 @@ def _new_adapters(
     return AdapterStore(model, config.lora_max_rank, kept=kept, dtype=dtype, pinned=platform.pinned)
 
 
-def _new_cache(config: EngineConfig, decoder: Decoder, platform: Platform) -> KVCache:
-    dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else decoder.dtype
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """How large the pools of keys, values and states are, and the type of keys and values. See `KVCache` and
+    `StatePool`."""
+
+    dtype: torch.dtype
+    n_pages: int
+    windows: Sequence[WindowPages]
+    snapshots: int
+
+
+def pools_of(config: EngineConfig, decoder: Decoder, platform: Platform) -> Pools:
+    """config: decided. Raises InvalidRequest, and MachineError if no sequence fits."""
+    plan, dtype = decoder.plan, torch.float8_e4m3fn if config.kv_dtype == "fp8" else decoder.dtype
     n_pages = platform.n_pages(config, decoder, dtype)
+    windows = window_pools(config, plan, n_pages) if platform.window_pools else ()
+    return Pools(dtype, n_pages, windows, snapshots_of(config, plan, dtype.itemsize, n_pages))
+
+
+def _new_cache(config: EngineConfig, decoder: Decoder, platform: Platform, pools: Pools) -> KVCache:
     return new_kv_cache(
         decoder.plan,
-        n_pages=n_pages,
-        windows=window_pools(config, decoder.plan, n_pages) if platform.window_pools else (),
+        n_pages=pools.n_pages,
+        windows=pools.windows,
         page_size=config.page_size,
         rows=rows_of(config),
         max_model_len=config.max_model_len,
-        dtype=dtype,
+        dtype=pools.dtype,
         device=platform.place,
     )
 
 
-def _new_states(config: EngineConfig, decoder: Decoder, platform: Platform, cache: KVCache) -> StatePool | None:
+def _new_states(config: EngineConfig, decoder: Decoder, platform: Platform, pools: Pools) -> StatePool | None:
     return new_state_pool(
         decoder.plan,
         rows=rows_of(config),
-        snapshots=snapshots_of(config, decoder.plan, cache.dtype.itemsize, cache.n_pages),
+        snapshots=pools.snapshots,
         dtype=decoder.dtype,
         device=platform.place,
     )

@@ -7,6 +7,7 @@ models. So a model is checked before its weights are read: its tensors must have
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -62,6 +63,11 @@ class ModelReader:
         """Of the model that is served."""
         return self._storage.n_bytes
 
+    @property
+    def layout(self) -> Sequence[tuple[torch.Size, torch.dtype]]:
+        """Shapes and types of its tensors."""
+        return self._storage.layout
+
     def find(self, model: str) -> ModelInfo:
         """Read the model's configuration, downloading it if needed. Raises ModelError."""
         folder = resolve_model(model, self._config.revision)
@@ -85,6 +91,12 @@ class ModelReader:
         self._storage.rewind()
         self._storage.progress = progress
         return self._read(info, self._platform.place, self._storage)
+
+    def foresee(self, info: ModelInfo) -> Decoder:
+        """The decoder with shapes in place of weights: none are read, and `layout` is that of the weights. Raises
+        ModelError."""
+        self._platform.require(info.plan)
+        return self._read(info, torch.device("meta"), self._storage)
 
     def check(self, info: ModelInfo, served: ModelInfo) -> None:
         """Raises ModelError if `read` could not put this model in the place of the one that is served."""

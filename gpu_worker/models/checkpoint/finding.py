@@ -24,8 +24,9 @@ _HUB_COPIES = ["consolidated*.safetensors", "original/*", "onnx/*"]
 _VOLATILE_KEYS = frozenset({"transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"})
 
 
-def resolve_model(model: str, revision: str | None = None) -> Path:
-    """The local folder of a model, or its GGUF file. Downloads it from the hub if needed.
+def resolve_model(model: str, revision: str | None = None, *, download: bool = True) -> Path:
+    """The local folder of a model, or its GGUF file. Downloads it from the hub if needed. download False: takes
+    what the hub's cache has of it.
 
     Respects HF_TOKEN, HF_HOME and HF_HUB_OFFLINE, like huggingface_hub.
     """
@@ -44,7 +45,7 @@ def resolve_model(model: str, revision: str | None = None) -> Path:
         raise ModelError(f"model folder {model}: {error}") from error
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise ModelError(f"model folder {model} does not exist")
-    return _download(model, revision)
+    return _download(model, revision) if download else _cached(model, revision)
 
 
 def _download(model: str, revision: str | None) -> Path:
@@ -60,6 +61,20 @@ def _download(model: str, revision: str | None) -> Path:
             f"model {where} is not a local folder, and the hub does not provide it: {reason}"
         ) from error
     return formats.readable(Path(found))
+
+
+def _cached(model: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return formats.readable(Path(snapshot_download(model, revision=revision, local_files_only=True)))
+    except ModelError:
+        raise
+    except Exception as error:
+        raise MachineError(
+            f"model {model} must be a local folder or in the hub's cache: `hf download {model} config.json` "
+            f"fetches its configuration alone"
+        ) from error
 
 
 def _remove_unfinished_downloads() -> None:

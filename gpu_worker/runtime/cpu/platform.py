@@ -25,9 +25,9 @@ _LENGTH_EACH = 2048
 
 
 class CpuPlatform:
-    """Implements `Platform`."""
+    """Implements `Platform`. free: the bytes that this process may still take; None: asks the machine."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, free: Callable[[], int] | None = None) -> None:
         self.device = device
         self.place = torch.device("cpu")
         self.kernels = TorchKernels()
@@ -36,6 +36,7 @@ class CpuPlatform:
         self.quantizations: tuple[Quantization, ...] = ("none", "int8", "int4")
         self.pinned = False
         self.window_pools = True
+        self._free = host_memory_left if free is None else free
 
     def require(self, model: ModelPlan) -> None:
         """Torch computes all models."""
@@ -47,10 +48,10 @@ class CpuPlatform:
         return compute  # a copy within memory needs no thread of its own
 
     def room(self, config: EngineConfig) -> int:
-        return host_memory_left() // 2
+        return self._free() // 2
 
     def n_pages(self, config: EngineConfig, decoder: Decoder, kv_dtype: torch.dtype) -> int:
-        plan, size, free = decoder.plan, kv_dtype.itemsize, host_memory_left()
+        plan, size, free = decoder.plan, kv_dtype.itemsize, self._free()
         each, fitting = page_bytes(config, plan, size), partial(pages_in, config, plan, size)
         if config.num_pages:
             if config.num_pages > fitting(free):

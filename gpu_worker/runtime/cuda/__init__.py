@@ -1,6 +1,7 @@
 """CUDA's forward. Called by `building` and `runtime`.
 
 platform    what a CUDA device decides and makes for a runtime
+foreseen    a card that is not here, for `sizing`
 executor    a captured graph for steps up to some size, one eager pass for all others
 shapes      which steps are captured
 graphs      steps as CUDA graphs

@@ -78,6 +78,11 @@ def require_flashinfer(model: ModelPlan) -> None:
     """Raises MachineError if FlashInfer is missing or of another version than needed, or if its kernels would
     silently compute this model wrongly."""
     require_version()
+    require_known(model)
+
+
+def require_known(model: ModelPlan) -> None:
+    """Raises MachineError if FlashInfer's kernels would silently compute this model wrongly."""
     if model.keeps_states:
         raise MachineError(
             f"CUDA does not compute {model.architecture} yet, whose layers keep a state; device=cpu serves this "
