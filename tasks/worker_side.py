@@ -19,6 +19,7 @@ REQUEST = "petiole.tasks.worker.delivery.revoking:Request"
 RUN_HERE = "petiole.tasks.worker.generation.local:run"
 COUNT = "petiole.tasks.worker.generation.counting:answer"
 TRACE = "petiole.tasks.worker.generation.local:trace"
+PLAN = "petiole.tasks.worker.generation.local:plan"
 
 
 class PackagesMissingError(ClickException, ImportError):

@@ -3,6 +3,7 @@
 cli           the arguments, and the short commands. A new one begins here
 status        `petiole status`: workers (STATUS_COLUMNS, _status_row) and queues
 models        `petiole models`: the models of the last days, and their names
+plan          `petiole plan`: what a model needs, and what a machine serves of it
 usage         `petiole usage`: what each tenant has used
 steering      `petiole pause`, `resume`, `reload` and `drain`
 batch         `petiole batch`: the rows of a file through the fleet

@@ -18,7 +18,7 @@ from kombu.exceptions import OperationalError
 
 import petiole
 from petiole.tasks import settings, worker_side
-from petiole.tasks.commands import batch, conversation, keys, models, status, steering, usage
+from petiole.tasks.commands import batch, conversation, keys, models, plan, status, steering, usage
 from petiole.tasks.commands.terminal import error_text, print_table
 from petiole.tasks.errors import InvalidSettings, PetioleError
 from petiole.tasks.fleet import control, reports
@@ -114,6 +114,7 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--port", type=_port, help="default: PETIOLE_GATEWAY_PORT; 0: a free one")
     keys.add_options(command("keys", None, "make, list and revoke the keys of the gateway"))
     usage.add_options(command("usage", usage.show, "show what each tenant has used"))
+    plan.add_options(command("plan", plan.show, "what a model needs, and what a machine serves of it"))
     trace = command("trace", run_trace, "run the model here for a moment, and write a timeline of its steps")
     trace.add_argument("file", help="Chrome JSON, for ui.perfetto.dev or chrome://tracing")
     command("bench", None, "run benchmarks: see `petiole bench --help`")

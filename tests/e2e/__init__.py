@@ -22,6 +22,7 @@ What users ask for:
 With a real model:
 
     test_real_engine         the model that ships
+    test_plan_command        what `petiole plan` says, a worker reports
     test_tools             tools and reasoning: results, streams, enforced calls
     test_states              a model whose layers keep states
     test_text_options        options of chat templates and of special tokens

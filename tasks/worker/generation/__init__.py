@@ -12,5 +12,5 @@ presentation  what readers need to divide the text, and its parts in the result;
 engines    creates the engine that the settings name
 counting   answers a count beside the engine
 counters   the threads that take counts from their own queues
-local      eager tasks and `petiole trace`: the engine in this process
+local      eager tasks, `petiole trace` and `petiole plan`: the engine in this process
 """

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import atexit
 import threading
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
+from petiole.gpu_worker.runtime.sizing import Sizes, sizes_of
 from petiole.gpu_worker.tracing import Tracer
 from petiole.tasks.record.codec import Written
 from petiole.tasks.requests.images import is_handle
@@ -62,6 +64,12 @@ def engine() -> EngineLike:
             _engines.append(make_engine(settings()))
             atexit.register(_engines[0].shutdown, drain=False)
         return _engines[0]
+
+
+def plan(given: Mapping[str, object], memory: int | None, length: int | None) -> Sizes:
+    """What a worker with these settings needs, and what this memory serves. given: settings of the engine in place
+    of the configured ones. See `sizes_of`."""
+    return sizes_of(EngineConfig(**{**settings().engine(), **given}), memory, length)
 
 
 def trace(path: str, requests: int = 8, tokens: int = 64) -> None:

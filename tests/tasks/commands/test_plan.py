@@ -1,0 +1,88 @@
+"""`petiole plan`, as it is typed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from petiole.tasks.commands import cli, plan
+from petiole.tasks.settings import settings
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    def petiole(*arguments: str) -> tuple[int, str, str]:
+        settings.cache_clear()
+        status = cli.main(["plan", *arguments])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    monkeypatch.setenv("PETIOLE_DEVICE", "cpu")
+    yield petiole
+    settings.cache_clear()
+
+
+def test_the_settings_are_those_of_a_worker(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PETIOLE_MAX_NUM_SEQS", "5")
+    status, out, err = run("petiole-tiny", "--memory", "1GiB", "--json")
+    sizes = json.loads(out)
+    assert (status, err) == (0, "")
+    assert (sizes["model"], sizes["device"], sizes["memory_bytes"]) == ("petiole-tiny", "cpu", 2**30)
+    assert (sizes["rows"], sizes["sequences"], sizes["bounded_by"]) == (5, 5, "max_num_seqs")
+
+
+def test_the_text_says_what_bounds_the_sequences(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PETIOLE_NUM_PAGES", "601")
+    status, out, _ = run("--memory", "1 GB", "--length", "200")
+    lines = dict(line.split("  ", 1) for line in out.splitlines())
+    assert status == 0
+    assert lines["at once"].strip() == "3 of 200 tokens, bounded by num_pages"
+    assert lines["tokens that fit"].strip() == "600"
+
+
+def test_a_card_by_its_name(run: Run) -> None:
+    status, out, _ = run("petiole-tiny-vision", "--gpu", "L4", "--json")
+    sizes = json.loads(out)
+    assert (status, sizes["device"], sizes["memory_bytes"]) == (0, "cuda", 22 * 2**30)
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"), [("24GiB", 24 * 2**30), ("1.5 gb", 1_500_000_000), ("4096", 4096), ("2KiB", 2048)]
+)
+def test_sizes_of_memory(text: str, n_bytes: int) -> None:
+    assert plan._size(text) == n_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "24 apples", "-1GiB", "0", "1e9", "0.1"])
+def test_a_size_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["plan", f"--memory={text}"])
+    assert ended.value.code == 2
+    assert f"must be a number of bytes above 0 such as 24GiB or 24GB, got {text!r}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--memory", "1MiB"], 1, "petiole: memory: must be more than "),
+        (["--length", "5000"], 1, "petiole: length: must be 1 to 2048, the longest sequence, got 5000\n"),
+        (["/not/there"], 1, "petiole: model folder /not/there does not exist\n"),
+        (["--gpu", "l4", "--device", "cpu"], 2, "petiole: device: must be cuda beside --gpu l4, got cpu\n"),
+    ],
+)
+def test_what_cannot_be_ends_in_one_line(run: Run, arguments: list[str], status: int, message: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out, err.count("\n")) == (status, "", 1)
+    assert err.startswith(message)
+
+
+def test_without_the_packages_of_a_worker_it_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "petiole.tasks.worker.generation.local", None)
+    code, out, err = run("--memory", "1GiB")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("petiole: a plan needs 'petiole[worker]': ")
