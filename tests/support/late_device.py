@@ -277,10 +277,14 @@ def _on_the_host(plan: Callable[..., None]) -> Callable[..., None]:
 
 
 def _attend_later(attend: Callable[..., Any]) -> Callable[..., Any]:
-    def attended(self: Any, q: Any, pages: Any, queries: Any, out: Any) -> Any:
+    def attended(self: Any, q: Any, pages: Any, queries: Any, out: Any, return_lse: bool) -> Any:
         as_planned = copy.copy(self)
-        _queue(lambda: attend(as_planned, q, pages, queries, out))
-        return out
+        if not return_lse:
+            _queue(lambda: attend(as_planned, q, pages, queries, out, False))
+            return out
+        sums = torch.empty(q.shape[:2])
+        _queue(lambda: sums.copy_(attend(as_planned, q, pages, queries, out, True)[1]))
+        return out, sums
 
     return attended
 
