@@ -11,9 +11,10 @@ A thought whose text the client does not want is a block without text."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+import msgspec
 
 from petiole.gateway.anthropic.answers import error_body, stopped, usage, usage_so_far
 from petiole.gateway.core.events import Event, encode
@@ -126,7 +127,7 @@ def _block(record: Record, piece: Piece, signature: str = "") -> dict[str, Any]:
 def _input(arguments: str) -> dict[str, Any]:
     """The arguments of a call as an object. What is none is wrapped, as Anthropic's documentation has it."""
     try:
-        found = json.loads(arguments or "{}")
-    except ValueError:
+        found = msgspec.json.decode(arguments or "{}")
+    except (ValueError, RecursionError):
         found = None
     return found if isinstance(found, dict) else {"INVALID_JSON": arguments}

@@ -33,8 +33,7 @@ end
 
 for who = 1, 2 do
   local limits = {unpack(ARGV, 4 * who, 4 * who + 3)}
-  local limited = tonumber(limits[1]) + tonumber(limits[2]) + tonumber(limits[3]) > -3
-  local used = limited and used_in(KEYS[2 * who - 1])
+  local used = used_in(KEYS[2 * who - 1])
   for place, name in ipairs(names) do
     local limit, left, full_ms = tonumber(limits[place]), -1, 0
     if limit >= 0 then

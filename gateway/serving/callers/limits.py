@@ -87,9 +87,25 @@ def refused(why: str, wait_s: float) -> Failure:
 
 def estimated(options: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
     """About how many tokens, in and out, tasks with these options take."""
-    tokens_in = sum(_size(one.get("prompt", one.get("messages"))) for one in options) // CHARACTERS_A_TOKEN
-    limits = [one.get("max_tokens") for one in options]
-    return tokens_in, sum(one if isinstance(one, int) else UNKNOWN_OUTPUT for one in limits)
+    tokens_in = sum(map(_asked, options)) // CHARACTERS_A_TOKEN
+    return tokens_in, sum(map(_most_output, options))
+
+
+_GENERATING = ("prompt", "messages")
+
+
+def _asked(options: Mapping[str, Any]) -> int:
+    """Characters of what is asked. A query stands before each of its documents."""
+    documents = options.get("documents", ())
+    query = _size(options.get("query")) * len(documents)
+    return query + _size(documents) + sum(_size(options.get(name)) for name in (*_GENERATING, "texts", "pairs"))
+
+
+def _most_output(options: Mapping[str, Any]) -> int:
+    if not any(name in options for name in _GENERATING):
+        return 0
+    limit = options.get("max_tokens")
+    return limit if isinstance(limit, int) else UNKNOWN_OUTPUT
 
 
 def _size(told: Any) -> int:
@@ -101,7 +117,7 @@ def _size(told: Any) -> int:
             return CHARACTERS_A_TOKEN
         case dict():
             return sum(_size(value) for name, value in told.items() if name not in ("role", "type"))
-        case list():
+        case list() | tuple():
             return sum(map(_size, told))
     return 0
 

@@ -86,15 +86,15 @@ def listed() -> list[Known]:
 def revoke(name: str) -> str:
     """Forget the key of this name, or the key itself. Returns its tenant. Raises `InvalidRequest`."""
     client = connections.streams()
-    names = [_text(digest) for digest in client.hkeys(KEYS)]
+    known = {_text(digest): raw for digest, raw in client.hgetall(KEYS).items()}
     whole = digest_of(name)
-    found = [one for one in names if one == whole or (len(name) >= 4 and one.startswith(name))]
+    found = [one for one in known if one == whole or (len(name) >= 4 and one.startswith(name))]
     if len(found) != 1:
         limit = "must be the name of one key in Redis, as `petiole keys list` shows it"
         raise InvalidRequest("key", limit, f"{len(found)} of that name")
-    raw = client.hget(KEYS, found[0])
     client.hdel(KEYS, found[0])
-    return _decoded(raw, Key).tenant if raw is not None else ""
+    tenant: str = _decoded(known[found[0]], Key).tenant
+    return tenant
 
 
 def _checked(of_tenant: Mapping[str, Any]) -> None:

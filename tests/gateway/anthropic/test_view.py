@@ -170,7 +170,13 @@ def test_why_a_message_ends(end: dict[str, Any], reason: str, sequence: str | No
 
 @pytest.mark.parametrize(
     ("written", "input"),
-    [('{"city": "Rome"', {"INVALID_JSON": '{"city": "Rome"'}), ("", {}), ("[1]", {"INVALID_JSON": "[1]"})],
+    [
+        ('{"city": "Rome"', {"INVALID_JSON": '{"city": "Rome"'}),
+        ("", {}),
+        ("[1]", {"INVALID_JSON": "[1]"}),
+        ('{"a": "\\ud83d"}', {"INVALID_JSON": '{"a": "\\ud83d"}'}),
+        ('{"a": ' + "[" * 5000, {"INVALID_JSON": '{"a": ' + "[" * 5000}),
+    ],
 )
 def test_arguments_that_are_no_object_are_wrapped(written: str, input: dict[str, Any]) -> None:
     assert view._input(written) == input

@@ -213,6 +213,9 @@ def test_the_wait_is_estimated_from_what_workers_end(client: redis.Redis, monkey
             },
             (10, 1),
         ),
+        ({"texts": ["x" * 8, [1, 2]]}, (4, 0)),
+        ({"query": "x" * 4, "documents": ["y" * 4, "z" * 8]}, (5, 0)),
+        ({"pairs": [("x" * 4, "y" * 4)]}, (2, 0)),
     ],
 )
 def test_tokens_are_estimated(options: dict[str, Any], tokens: tuple[int, int]) -> None:
