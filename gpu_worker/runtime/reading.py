@@ -78,7 +78,7 @@ class ModelReader:
         more = _pooled_as(found)
         digest = fingerprint(folder, found.modules, more) if self._source is None else "unknown"
         longest = max_model_len(self._config, plan)
-        settled = plan.at_length(longest)
+        settled = plan.at_length(longest - (plan.pooling is not None))  # no position is that of the vector
         if settled is not plan:
             digest = _joined(digest, settled)
         digest = _quantised(digest, self._config, self._platform)

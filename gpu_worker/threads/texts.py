@@ -193,6 +193,7 @@ class TextRun:
                     prefill_ms=0.0 if first_s is None else _ms(admitted_s, first_s),
                     ttft_ms=None if first_s is None else since(first_s),
                     total_ms=since(now),
+                    ended_at=round(time.time(), 3),
                 ),
                 model=self._inputs.prepared.model,
                 best=None if scoring is None else scoring.best,

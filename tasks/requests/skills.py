@@ -258,6 +258,10 @@ class RerankRequest(Judged):
     @model_validator(mode="after")
     def _no_document_is_empty(self) -> Self:
         checked_texts("documents", self.documents)
+        characters = sum(map(len, self.documents)) + len(self.query) * len(self.documents)
+        if characters > MAX_PROMPT_CHARACTERS:
+            limit = f"must have at most {MAX_PROMPT_CHARACTERS} characters in all, with the query before each"
+            raise InvalidRequest("documents", limit, characters)
         return self
 
     def subject(self) -> dict[str, Any]:

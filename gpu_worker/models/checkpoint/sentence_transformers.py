@@ -47,6 +47,9 @@ class TextModel:
     lower_case: bool = False
 
 
+_ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
+
+
 @dataclass(frozen=True, slots=True)
 class Modules:
     """The modules behind a transformer. folders: those that have weights."""
@@ -62,9 +65,15 @@ def read_modules(folder: Path) -> Modules | None:
         return None
     kind: Literal["first", "last", "mean"] | None = None
     denses, folders, normalize = list[Dense](), list[str](), False
+    last = 0
     for k, module in enumerate(read_list(path)):
         name, where = str(module.get("type", "")), str(module.get("path", ""))
-        match name.rpartition(".")[2]:
+        short = name.rpartition(".")[2]
+        if short in _ORDER:
+            if _ORDER.index(short) < last:
+                raise ModelError(f"{path}: modules must be in the order {', '.join(_ORDER)}, got {short} late")
+            last = _ORDER.index(short)
+        match short:
             case "Transformer":
                 if k or where:
                     at = f"must be the first, in the model's own folder, got number {k} in {where!r}"

@@ -45,6 +45,9 @@ def bert(raw: JsonObject, *, padded: bool = False) -> ModelPlan:
     kind = raw.get("position_embedding_type") or "absolute"
     if kind != "absolute":
         raise ModelError(f"config.json: position_embedding_type must be absolute, got {kind!r}")
+    for key in ("is_decoder", "add_cross_attention"):
+        if raw.get(key):
+            raise ModelError(f"config.json: {key} must be false, got true")
     declared_by(raw)
     width = reading.head_dim(raw)
     norm = Norm("layer", eps=reading.number(raw, "layer_norm_eps", 1e-12), bias=True)

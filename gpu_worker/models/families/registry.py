@@ -26,7 +26,8 @@ ARCHITECTURES: dict[str, Family] = {
 def find_model(folder: Path) -> Model:
     """The model of a folder, with the files of sentence-transformers beside it, or of a GGUF file. Raises
     ModelError if its architecture is unknown."""
-    return of_texts(model_of(config_of(folder), f"{folder}: "), folder)
+    raw = config_of(folder)
+    return of_texts(model_of(raw, f"{folder}: "), folder, raw)
 
 
 def model_of(raw: JsonObject, where: str = "") -> Model:

@@ -88,6 +88,11 @@ def require_known(model: ModelPlan) -> None:
             f"CUDA does not compute {model.architecture} yet, whose layers keep a state; device=cpu serves this "
             "model"
         )
+    if model.whole_texts:
+        raise MachineError(
+            f"CUDA does not pool {model.architecture} yet, whose vectors are of all positions; device=cpu serves "
+            "this model"
+        )
     for mixer in model.attentions:
         if mixer.head_dim not in HEAD_SIZES:
             known = ", ".join(map(str, HEAD_SIZES))

@@ -58,8 +58,11 @@ LEAST_SNAPSHOTS = 8
 
 def snapshots_of(engine: EngineConfig, model: ModelPlan, bytes_per_element: int, n_pages: int) -> int:
     """The number of snapshots of layers that keep a state, with the reserved one, beside `n_pages` pages: so
-    many that they take as much memory as the KV does, but at least some. 0: no layer keeps a state."""
+    many that they take as much memory as the KV does, but at least some; without a prefix cache, one that is never
+    used. 0: no layer keeps a state."""
     each = state_bytes(model, bytes_per_element)
+    if each and engine.prefix_cache == "off":
+        return 2
     kv = n_pages * page_bytes(engine, model, bytes_per_element)
     return 1 + max(min(kv // each, n_pages), LEAST_SNAPSHOTS) if each else 0
 

@@ -132,8 +132,8 @@ def test_weights_in_pickles_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "2_Dense").mkdir()
     (tmp_path / "2_Dense" / "config.json").write_text(json.dumps({"in_features": 64, "out_features": 8}))
     (tmp_path / "2_Dense" / "pytorch_model.bin").write_bytes(b"")
-    listed = json.loads((tmp_path / "modules.json").read_text())
-    listed.append({"idx": 3, "path": "2_Dense", "type": "sentence_transformers.models.Dense"})
+    listed = json.loads((tmp_path / "modules.json").read_text())[:2]
+    listed.append({"idx": 2, "path": "2_Dense", "type": "sentence_transformers.models.Dense"})
     (tmp_path / "modules.json").write_text(json.dumps(listed))
     with pytest.raises(
         ModelError, match=r"pytorch_model.bin is a pickle, .* model.safetensors with .*linear.weight"
@@ -171,6 +171,15 @@ FILES: list[tuple[str, Any, str]] = [
         [{"type": "x.Transformer", "path": "0_Transformer"}],
         "the module Transformer must be the first",
     ),
+    (
+        "modules.json",
+        [
+            {"type": "x.Transformer", "path": ""},
+            {"type": "x.Normalize"},
+            {"type": "x.Pooling", "path": "1_Pooling"},
+        ],
+        "modules must be in the order Transformer, Pooling, Dense, Normalize, got Pooling late",
+    ),
     ("modules.json", {}, "must hold a list of JSON objects"),
     (
         "config_sentence_transformers.json",
@@ -191,11 +200,21 @@ def test_files_that_are_not_computed_are_refused(name: str, content: Any, messag
         find_model(tmp_path)
 
 
+def test_a_decoder_that_was_trained_to_see_everything_is_refused(tmp_path: Path) -> None:
+    """Its vectors would be plausible and wrong."""
+    raw = {"architectures": ["Qwen2ForCausalLM"], **BERT, "rms_norm_eps": 1e-6, "is_causal": False}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    write_modules(tmp_path, "lasttoken")
+    with pytest.raises(ModelError, match="is_causal must be true, got false"):
+        find_model(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("architecture", "raw", "message"),
     [
         ("BertModel", {"position_embedding_type": "relative_key"}, "position_embedding_type must be absolute"),
         ("BertModel", {"hidden_act": "relu"}, "hidden_act must be gelu"),
+        ("BertModel", {"is_decoder": True}, "is_decoder must be false"),
         ("XLMRobertaModel", {"max_position_embeddings": 2, "pad_token_id": 1}, "must be above 2, got 2"),
         ("BertForSequenceClassification", {"id2label": {"1": "a"}}, "id2label must name"),
         ("ModernBertForSequenceClassification", {"classifier_pooling": "max"}, "classifier_pooling must be cls"),

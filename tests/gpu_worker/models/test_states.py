@@ -166,6 +166,8 @@ def test_snapshots_take_as_much_memory_as_keys_and_values(family, checkpoint):
     room = pool_bytes(config, plan, 4, 500)
     assert pages_in(config, plan, 4, room) == 500
     assert pages_in(config, plan, 4, room - 1) == 499
+    if state:
+        assert snapshots_of(replace(config, prefix_cache="off"), plan, 4, 3000) == 2
 
 
 # ---------------------------------------------------------------- refusals
