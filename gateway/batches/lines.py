@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from petiole.gateway.core.failures import Failure, failure_of, invalid
@@ -23,7 +25,7 @@ from petiole.tasks.errors import InvalidRequest, shorten
 from petiole.tasks.fleet.models import Found, directory
 from petiole.tasks.requests.results import GenerationResult, ShownPiece, StreamDelta
 from petiole.tasks.settings import settings
-from petiole.tasks.submission.batches.forms import Call, Line, Outcome
+from petiole.tasks.submission.batches.forms import Call, Line, Outcome, Work
 from petiole.tasks.submission.batches.sources import Row
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
@@ -55,25 +57,18 @@ class BatchLines:
     def about(self) -> dict[str, Any]:
         return {"lines": "openai", **({"endpoint": self._endpoint} if self._endpoint else {})}
 
-    def calls(self, row: Row) -> Sequence[Call]:
-        plan, _ = self._plan(row)
-        where = {"queue": plan.record.queue} if plan.record.queue != settings().queue else {}
-        return [Call(f"tasks.{call.task}", {**call.options, **where}) for call in plan.calls]
-
-    def line(self, row: Row, outcomes: Sequence[Outcome]) -> Line:
+    def work(self, row: Row) -> Work:
         plan, kind = self._plan(row)
-        try:
-            wholes = [_whole(plan, choice, outcome) for choice, outcome in enumerate(outcomes)]
-            return _answered(row, 200, kind.whole(plan.record, wholes))
-        except Failure as failure:
-            return _refused(row, failure)
+        where = {"queue": plan.record.queue} if plan.record.queue != settings().queue else {}
+        calls = [Call(f"tasks.{call.task}", {**call.options, **where}) for call in plan.calls]
+        return Work(calls, partial(_line, row, replace(plan, calls=()), kind))
 
     def refusal(self, row: Row, error: Exception) -> Line:
         cause = error.__cause__
         return _refused(row, cause if isinstance(cause, Failure) else failure_of(error))
 
     def _plan(self, row: Row) -> tuple[Plan, _Kind]:
-        """Raises `InvalidRequest`, caused by a `Failure` if the body is wrong."""
+        """Raises `InvalidRequest`, caused by a `Failure` if the body is wrong, and `Unavailable`."""
         value = row.value()
         custom_id, method, url = (value.get(name) for name in ("custom_id", "method", "url"))
         if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MOST_ID_CHARACTERS:
@@ -112,6 +107,14 @@ class BatchLines:
         except InvalidRequest as error:
             raise failure_of(error) from None
         return made
+
+
+def _line(row: Row, plan: Plan, kind: _Kind, outcomes: Sequence[Outcome]) -> Line:
+    try:
+        wholes = [_whole(plan, choice, outcome) for choice, outcome in enumerate(outcomes)]
+        return _answered(row, 200, kind.whole(plan.record, wholes))
+    except Failure as failure:
+        return _refused(row, failure)
 
 
 def _whole(plan: Plan, choice: int, outcome: Outcome) -> Whole:

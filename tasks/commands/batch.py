@@ -14,9 +14,10 @@ from typing import Any
 from petiole.tasks.commands.terminal import is_rich
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.submission.batches import sources
-from petiole.tasks.submission.batches.batch import Batch, Progress
+from petiole.tasks.submission.batches.batch import Batch
 from petiole.tasks.submission.batches.definitions import batch
 from petiole.tasks.submission.batches.estimate import Estimate, estimate
+from petiole.tasks.submission.batches.progress import Progress
 
 TOLD_EVERY_S = 10.0
 SHOWN_EVERY_S = 0.25

@@ -16,5 +16,6 @@ flight       which rows are on their way, how many there may be, and which are l
 forms        a row's form: its tasks, and the line of its results
 template     a prompt with columns
 journal      the file beside the output
+progress     what a batch says while it runs
 sources      rows of JSONL, CSV and Parquet files and of iterables, read lazily
 """

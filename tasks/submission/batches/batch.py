@@ -4,9 +4,9 @@
         ▲                                                                                             │
         └─────────────────────────────────────────────────────────────────────────────────────────────┘
 
-One thread does everything, so at any instant a row is in one place: not read, on its way, or in the journal. While
-Redis is away the loop waits; a full disk ends it. Either way nothing is lost: what is not in the journal is in
-Redis, or is sent again."""
+One thread does everything, so at any instant a row is in one place: not read, to be sent, on its way, or in the
+journal. While Redis is away the loop waits; a full disk ends it. Either way nothing is lost: what is not in the
+journal is in Redis, or is sent again."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from petiole.tasks.app.application import App
 from petiole.tasks.errors import BatchError, InvalidRequest
 from petiole.tasks.settings import warn_a_producer
 from petiole.tasks.submission.batches.exchange import AWAY, WRONG, Exchange
 from petiole.tasks.submission.batches.flight import Flight, Rate, Sent, window
-from petiole.tasks.submission.batches.forms import Call, Form, Line
+from petiole.tasks.submission.batches.forms import Form, Line
 from petiole.tasks.submission.batches.journal import Entry, Journal, total_digest
+from petiole.tasks.submission.batches.progress import Progress, RowResult
 from petiole.tasks.submission.batches.sources import Row, Source
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
@@ -35,38 +37,6 @@ SYNC_S = 1.0
 LOOK_S = 2.0
 SUSPECT_S = 10.0
 SENT_TOGETHER = 256
-
-
-@dataclass
-class Progress:
-    """How far a batch is. `rows`: how many there are, if that is known. `ended`: with those of earlier runs, and
-    `before`: those alone. `note`: why nothing goes on."""
-
-    rows: int | None = None
-    ended: int = 0
-    failed: int = 0
-    before: int = 0
-    on_their_way: int = 0
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    completion_tokens: int = 0
-    rows_per_s: float = 0.0
-    seconds: float = 0.0
-    note: str = ""
-
-    @property
-    def remaining_s(self) -> float | None:
-        if self.rows is None or not self.rows_per_s:
-            return None
-        return max(self.rows - self.ended, 0) / self.rows_per_s
-
-
-class RowResult(NamedTuple):
-    """How a row has ended. `line`: as in the output."""
-
-    row: int
-    good: bool
-    line: Mapping[str, Any]
 
 
 @dataclass
@@ -90,6 +60,7 @@ class Batch:
         self._stopping = threading.Event()
         self._cancelling = False
         self._flight = Flight()
+        self._unsent: Row | None = None
         self._retry: deque[Sent] = deque()
         self._written: list[Sent] = []
         self._kept: list[str] = []
@@ -125,7 +96,7 @@ class Batch:
     @property
     def complete(self) -> bool:
         """Whether every row has ended."""
-        return self._exhausted and not self._flight.rows and not self._retry
+        return self._exhausted and not self._flight.rows and not self._retry and self._unsent is None
 
     # ------------------------------------------------------------ the loop
 
@@ -213,7 +184,7 @@ class Batch:
     def _send(self, now: float) -> None:
         limit = window(self._places, self._rate.at(now))
         while self._flight.takes(limit) and not self._stopping.is_set():
-            group = list(self._next(limit))
+            group = self._next(limit)
             if not group:
                 return
             self._known(group)
@@ -221,39 +192,58 @@ class Batch:
             if self._retry:
                 return
 
-    def _next(self, limit: int) -> Iterator[Sent]:
+    def _next(self, limit: int) -> list[Sent]:
         """The next rows to send, which are on their way from now on. A row that becomes no task ends at once."""
+        group: list[Sent] = []
         refused: list[tuple[Row, Line]] = []
-        count = 0
-        while count < SENT_TOGETHER and self._flight.takes(limit):
-            if self._retry:
-                sent = self._retry.popleft()
-            elif (row := self._read()) is not None:
-                try:
-                    calls = self.form.calls(row)
-                    calls = [self._submittable(call) for call in calls]
-                except InvalidRequest as error:
-                    refused.append((row, self.form.refusal(row, error)))
-                    if len(refused) >= SENT_TOGETHER:
-                        break
-                    continue
-                name = f"b-{self._id}-{self._round}-{row.number}-{row.digest:016x}"
-                ids = [name] if len(calls) == 1 else [f"{name}-{k}" for k in range(len(calls))]
-                sent = Sent(row, calls, ids, again=row.number < self._sent_before)
-            else:
-                break
-            self._flight.add(sent)
-            count += 1
-            yield sent
-        self._end(refused)
+        try:
+            while max(len(group), len(refused)) < SENT_TOGETHER and self._flight.takes(limit):
+                if self._retry:
+                    sent = self._retry.popleft()
+                elif (row := self._unsent or self._read()) is not None:
+                    self._unsent = row
+                    try:
+                        sent = self._sendable(row)
+                    except InvalidRequest as error:
+                        refused.append((row, self.form.refusal(row, error)))
+                        self._unsent = None
+                        continue
+                    self._unsent = None
+                else:
+                    break
+                self._flight.add(sent)
+                group.append(sent)
+        except AWAY:
+            if not group:
+                raise
+        finally:
+            self._end(refused)
+        return group
+
+    def _sendable(self, row: Row) -> Sent:
+        """With the options of all submissions of this batch. Raises `InvalidRequest`, and one of `AWAY`."""
+        work = self.form.work(row)
+        for call in work.calls:
+            self.exchange.task(call.task)
+        calls = [call._replace(options={**call.options, **self.submission}) for call in work.calls]
+        name = f"b-{self._id}-{self._round}-{row.number}-{row.digest:016x}"
+        ids = [name] if len(calls) == 1 else [f"{name}-{k}" for k in range(len(calls))]
+        return Sent(row, work._replace(calls=calls), ids, again=row.number < self._sent_before)
 
     @property
     def _round(self) -> int:
         return 1 if self.journal is None else self.journal.round
 
     def _read(self) -> Row | None:
-        """The next row that has not ended."""
-        for row in self._rows:
+        """The next row that has not ended. Rows that cannot be read end the batch: nobody can go on in them."""
+        while True:
+            try:
+                row = next(self._rows)
+            except StopIteration:
+                self._exhausted = True
+                return None
+            except AWAY as error:
+                raise BatchError(f"{self.source.name}: no row can be read after {self._seen}: {error}") from error
             self._seen = row.number + 1
             ended = 0 if self.journal is None else self.journal.digest_of(row.number)
             if not ended:
@@ -263,8 +253,6 @@ class Batch:
                     f"{self.source.name}: row {row.number} has changed since its result was written: choose "
                     f"another output, or remove {self.journal and self.journal.path}"
                 )
-        self._exhausted = True
-        return None
 
     def _known(self, group: list[Sent]) -> None:
         """End those rows that an earlier run has sent, and that have ended meanwhile."""
@@ -298,11 +286,6 @@ class Batch:
         if self._retry:
             self._stopping.wait(AWAY_PAUSE_S)
 
-    def _submittable(self, call: Call) -> Call:
-        """With the options of all submissions of this batch. Raises `InvalidRequest`."""
-        self.exchange.task(call.task)
-        return call._replace(options={**call.options, **self.submission})
-
     def _check_ours(self, error: Exception) -> None:
         """Raises an error that every row would have: that of an option of the batch."""
         if isinstance(error, InvalidRequest) and error.field.partition(".")[0] in self.submission:
@@ -315,17 +298,16 @@ class Batch:
             self._arrived(self.exchange.outcomes(ids))
 
     def _arrived(self, outcomes: Mapping[str, Any]) -> None:
-        ended = [sent for task_id, outcome in outcomes.items() if (sent := self._flight.end(task_id, outcome))]
-        lines = []
-        for sent in ended:
-            inputs = [sent.outcomes[task_id] for task_id in sent.ids]
-            for outcome in inputs:
-                self.progress.prompt_tokens += outcome.usage.get("prompt_tokens", 0)
-                self.progress.cached_prompt_tokens += outcome.usage.get("cached_prompt_tokens", 0)
-                self.progress.completion_tokens += outcome.usage.get("completion_tokens", 0)
-            lines.append((sent.row, self.form.line(sent.row, inputs)))
+        ending = list(self._flight.ending(outcomes))
+        lines = [(sent.row, sent.work.line(inputs)) for sent, inputs in ending]
+        for task_id, outcome in outcomes.items():
+            self._flight.end(task_id, outcome)
+        for outcome in chain.from_iterable(inputs for _, inputs in ending):
+            self.progress.prompt_tokens += outcome.usage.get("prompt_tokens", 0)
+            self.progress.cached_prompt_tokens += outcome.usage.get("cached_prompt_tokens", 0)
+            self.progress.completion_tokens += outcome.usage.get("completion_tokens", 0)
         self._end(lines)
-        self._written += ended
+        self._written += [sent for sent, _ in ending]
 
     def _end(self, rows: list[tuple[Row, Line]]) -> None:
         """Rows have ended: write their lines."""
@@ -381,9 +363,9 @@ class Batch:
         except AWAY as error:
             self.progress.note = f"results stay in Redis until they expire: {error}"
         if self.journal is not None and self.complete:
-            if self._seen < len(self.journal.ended):
+            if self._seen != (count := self.journal.count):
                 raise BatchError(
-                    f"{self.source.name} has {self._seen} rows, and {self.journal.path} has more results"
+                    f"{self.source.name} has {self._seen} rows, and {self.journal.path} has {count} results"
                 )
             self.journal.join(self.in_order)
 

@@ -66,7 +66,7 @@ def estimate(batch: Batch, sample: int | None = None) -> Estimate:
 
 def _check(batch: Batch, row: Row) -> None:
     """Raises `InvalidRequest`."""
-    for call in batch.form.calls(row):
+    for call in batch.form.work(row).calls:
         batch.exchange.task(call.task)
         if call.task in SCHEMAS:
             parse(call.task, (), apart(call.options)[0])

@@ -85,7 +85,7 @@ class Exchange:
         for sent in rows:
             before = len(bundles.kept)
             try:
-                for call, task_id in zip(sent.calls, sent.ids, strict=True):
+                for call, task_id in zip(sent.work.calls, sent.ids, strict=True):
                     options = (
                         {"stream_ttl_s": STREAM_TTL_S, **call.options}
                         if self._streams(call.task)

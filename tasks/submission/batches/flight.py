@@ -12,10 +12,10 @@ task."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from petiole.tasks.submission.batches.forms import Call, Outcome
+from petiole.tasks.submission.batches.forms import Outcome, Work
 from petiole.tasks.submission.batches.sources import Row
 
 AHEAD_S = 2.0
@@ -34,7 +34,7 @@ class Sent:
     """A row on its way. `outcomes`: by task id; None: not ended. `again`: it was sent more than once."""
 
     row: Row
-    calls: Sequence[Call]
+    work: Work
     ids: Sequence[str]
     sent_at: float = 0.0
     again: bool = False
@@ -87,6 +87,13 @@ class Flight:
         self.rows[sent.row.number] = sent
         self.of |= dict.fromkeys(sent.ids, sent)
         self.size += sent.row.size
+
+    def ending(self, outcomes: Mapping[str, Outcome]) -> Iterator[tuple[Sent, list[Outcome]]]:
+        """The rows that have ended when these tasks have, with the outcomes of all their tasks. Notes nothing."""
+        for sent in {self.of[task_id].row.number: self.of[task_id] for task_id in outcomes}.values():
+            known = [sent.outcomes.get(task_id) or outcomes.get(task_id) for task_id in sent.ids]
+            if len(ended := [outcome for outcome in known if outcome is not None]) == len(sent.ids):
+                yield sent, ended
 
     def end(self, task_id: str, outcome: Outcome) -> Sent | None:
         """Note how a task has ended. The row, if that was its last task."""

@@ -6,8 +6,9 @@ lines are a form of the gateway's, which stands above this room: a string names 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
@@ -44,7 +45,7 @@ class Outcome(NamedTuple):
 
 
 class Line(NamedTuple):
-    """What a row becomes. `value`: one JSON object."""
+    """How a row has ended. `value`: one JSON object."""
 
     good: bool
     value: dict[str, Any]
@@ -55,14 +56,20 @@ class Line(NamedTuple):
         return json.dumps(self.value, ensure_ascii=False, default=str).encode(errors="replace")
 
 
+class Work(NamedTuple):
+    """What a row becomes: tasks, and a line when they have ended. `line` asks no server: their outcomes alone
+    decide how the row has ended."""
+
+    calls: Sequence[Call]
+    line: Callable[[Sequence[Outcome]], Line]
+
+
 class Form(Protocol):
     def about(self) -> dict[str, Any]:
         """What this form does with its rows, as JSON: two batches that differ in it are two."""
 
-    def calls(self, row: Row) -> Sequence[Call]:
-        """Raises `InvalidRequest`."""
-
-    def line(self, row: Row, outcomes: Sequence[Outcome]) -> Line: ...
+    def work(self, row: Row) -> Work:
+        """May read Redis. Raises `InvalidRequest` and `Unavailable`."""
 
     def refusal(self, row: Row, error: Exception) -> Line:
         """The line of a row that has become no task."""
@@ -98,12 +105,15 @@ class Requests:
         about: dict[str, Any] = json.loads(json.dumps(said, default=str))
         return about
 
-    def calls(self, row: Row) -> Sequence[Call]:
+    def work(self, row: Row) -> Work:
+        return Work([self._call(row)], partial(self._line, row))
+
+    def _call(self, row: Row) -> Call:
         value = row.value()
         if self._template is not None or self.columns:
             given = {option: _column(value, name) for option, name in self.columns.items()}
             subject = {} if self._template is None else self._subject(self.task, self._template.fill(value))
-            return [Call(named(self.task), {**self.options, **given, **subject})]
+            return Call(named(self.task), {**self.options, **given, **subject})
         task = value.get("task", self.task)
         if not isinstance(task, str):
             raise InvalidRequest("task", "must be a task's name", errors.shorten(task))
@@ -112,7 +122,7 @@ class Requests:
             raise InvalidRequest(
                 submission[0], "is of the batch, not of a row", errors.shorten(own[submission[0]])
             )
-        return [Call(named(task), {**self.options, **own})]
+        return Call(named(task), {**self.options, **own})
 
     def _subject(self, task: str, text: str) -> dict[str, Any]:
         if named(task) == CHAT:
@@ -124,7 +134,7 @@ class Requests:
             raise InvalidRequest("prompt", f"has no place in {task}: give its options as columns", text)
         return {CONTINUED[named(task)]: text}
 
-    def line(self, row: Row, outcomes: Sequence[Outcome]) -> Line:
+    def _line(self, row: Row, outcomes: Sequence[Outcome]) -> Line:
         (outcome,) = outcomes
         if outcome.error is not None:
             return Line(False, {**self._head(row), "error": _shown(outcome.error)})

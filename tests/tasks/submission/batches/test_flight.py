@@ -12,12 +12,14 @@ from petiole.tasks.submission.batches.flight import (
     Sent,
     window,
 )
-from petiole.tasks.submission.batches.forms import Outcome
+from petiole.tasks.submission.batches.forms import Line, Outcome, Work
 from petiole.tasks.submission.batches.sources import Row
+
+NOTHING = Work([], lambda outcomes: Line(True, {}))
 
 
 def sent(number: int, at: float, tasks: int = 1) -> Sent:
-    return Sent(Row(number, b"{}"), [], [f"{number}-{k}" for k in range(tasks)], at)
+    return Sent(Row(number, b"{}"), NOTHING, [f"{number}-{k}" for k in range(tasks)], at)
 
 
 def test_the_window_is_what_workers_hold_and_finish_soon() -> None:
@@ -39,8 +41,12 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
 def test_a_row_has_ended_when_all_its_tasks_have() -> None:
     flight = Flight()
     flight.add(sent(0, 0, tasks=2))
+    assert list(flight.ending({"0-0": Outcome({})})) == []
     assert flight.end("0-0", Outcome({})) is None
     assert len(flight) == 1
+    assert [outcomes for _, outcomes in flight.ending({"0-1": Outcome({"k": 1})})] == [
+        [Outcome({}), Outcome({"k": 1})]
+    ]
     assert flight.end("0-1", Outcome({})) is not None
     assert (len(flight), flight.rows, flight.size) == (0, {}, 0)
 

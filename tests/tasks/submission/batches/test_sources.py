@@ -98,20 +98,25 @@ def test_a_prompt_takes_columns() -> None:
 
 
 def test_a_line_is_json_whatever_an_id_is() -> None:
-    line = Requests().line(Row(0, {"id": date(2026, 11, 26)}), [Outcome({"text": "\ud800é", "timing": {}})])
+    line = (
+        Requests()
+        .work(Row(0, {"id": date(2026, 11, 26), "prompt": "a"}))
+        .line([Outcome({"text": "\ud800é", "timing": {}})])
+    )
     assert line.json == '{"row": 0, "id": "2026-11-26", "text": "?é"}'.encode()
 
 
 def test_a_row_is_a_request_of_any_task_or_data_for_a_prompt() -> None:
-    (call,) = Requests(options={"max_tokens": 3, "seed": 1}).calls(Row(0, {"prompt": "a", "seed": 2, "id": 7}))
+    form = Requests(options={"max_tokens": 3, "seed": 1})
+    (call,) = form.work(Row(0, {"prompt": "a", "seed": 2, "id": 7})).calls
     assert call == ("tasks.generate", {"max_tokens": 3, "prompt": "a", "seed": 2})
-    (call,) = Requests().calls(Row(0, {"task": "embed", "input": "a"}))
+    (call,) = Requests().work(Row(0, {"task": "embed", "input": "a"})).calls
     assert call == ("tasks.embed", {"input": "a"})
     form = Requests("chat", prompt="Hi {x}", system="Be kind", columns={"seed": "n"})
-    (call,) = form.calls(Row(0, {"x": "you", "n": 3, "prompt": "not an option"}))
+    (call,) = form.work(Row(0, {"x": "you", "n": 3, "prompt": "not an option"})).calls
     said = [{"role": "system", "content": "Be kind"}, {"role": "user", "content": "Hi you"}]
     assert call == ("tasks.chat", {"seed": 3, "messages": said})
     with pytest.raises(InvalidRequest, match="queue: is of the batch"):
-        Requests().calls(Row(0, {"prompt": "a", "queue": "b"}))
+        Requests().work(Row(0, {"prompt": "a", "queue": "b"}))
     with pytest.raises(InvalidRequest, match="prompt: has no place in caption"):
         Requests("caption", prompt="{x}")

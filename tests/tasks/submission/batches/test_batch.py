@@ -1,0 +1,140 @@
+"""Whatever Redis's absence interrupts, each row has its line in the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from petiole.tasks.app.application import app
+from petiole.tasks.errors import BatchError, InvalidRequest, Unavailable
+from petiole.tasks.submission.batches import batch as loop
+from petiole.tasks.submission.batches.batch import Batch
+from petiole.tasks.submission.batches.exchange import Exchange, Fleet
+from petiole.tasks.submission.batches.flight import Sent
+from petiole.tasks.submission.batches.forms import Call, Line, Outcome, Requests, Work
+from petiole.tasks.submission.batches.sources import Row, Source
+
+ROWS = 40
+
+
+class Prompt(Exchange):
+    """Workers that have ended a task as soon as it is sent, and of two tasks the second one later."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.ended: dict[str, Outcome] = {}
+        self.sent: list[str] = []
+
+    def fleet(self) -> Fleet:
+        return Fleet(8)
+
+    def send(self, rows: Iterable[Sent]) -> Iterator[tuple[Sent, Exception | None]]:
+        for sent in rows:
+            self.sent += sent.ids
+            yield sent, None
+
+    def outcomes(self, task_ids: Sequence[str]) -> dict[str, Outcome]:
+        found = {task_id: self.ended[task_id] for task_id in task_ids if task_id in self.ended}
+        self.ended |= {task_id: Outcome({"usage": {"prompt_tokens": 1}}) for task_id in self.sent[::2]}
+        if found or not self.sent[::2]:
+            self.ended |= {task_id: Outcome({"usage": {"prompt_tokens": 1}}) for task_id in self.sent}
+        return found
+
+    def forget(self, task_ids: Sequence[str]) -> None: ...
+
+
+class Failing(Requests):
+    """`away`: by the calls of this form, counted, those that find Redis away. A row of every five is refused."""
+
+    def __init__(self, away: dict[str, set[int]]) -> None:
+        super().__init__()
+        self._away, self._count = away, {"work": 0, "line": 0}
+
+    def _asks(self, what: str) -> None:
+        self._count[what] += 1
+        if self._count[what] in self._away.get(what, ()):
+            raise Unavailable("redis://nowhere", "away")
+
+    def work(self, row: Row) -> Work:
+        if row.number % 5 == 3:
+            raise InvalidRequest("prompt", "must be good", "bad")
+        self._asks("work")
+        return Work([Call("tasks.generate", {"prompt": "a"})] * 2, partial(self.made, row))
+
+    def made(self, row: Row, outcomes: Sequence[Outcome]) -> Line:
+        self._asks("line")
+        assert len(outcomes) == 2
+        return Line(True, {"row": row.number})
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Batch]:
+    monkeypatch.setattr(loop, "Exchange", Prompt)
+    for pause in ("AWAY_PAUSE_S", "SHORTEST_PAUSE_S", "LONGEST_PAUSE_S"):
+        monkeypatch.setattr(loop, pause, 0.0)
+
+    def made(form: Failing, rows: Iterator[Row] | None = None, **given: Any) -> Batch:
+        rows = rows or (Row(k, {"k": k}) for k in range(ROWS))
+        return Batch(app, Source("rows", rows), form, tmp_path / "out.jsonl", **given)
+
+    return made
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize(
+    "away",
+    [
+        {"work": {1}},
+        {"work": {4}},
+        {"work": {32}},
+        {"work": {2, 3, 4, 5, 20}},
+        {"line": {1}},
+        {"line": {5}},
+        {"line": {1, 2, 3, 30, 31}},
+        {"work": {7, 8}, "line": {2, 9}},
+    ],
+    ids=str,
+)
+def test_a_form_that_finds_redis_away_loses_no_row(
+    make: Callable[..., Batch], tmp_path: Path, away: dict[str, set[int]], in_order: bool
+) -> None:
+    batch = make(Failing(away), in_order=in_order)
+    progress = batch.run()
+    assert batch.complete
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    numbers = [line["row"] for line in lines]
+    assert (numbers if in_order else sorted(numbers)) == list(range(ROWS))
+    assert [line["row"] for line in lines if "error" in line] == [k for k in numbers if k % 5 == 3]
+    assert (progress.ended, progress.failed, progress.prompt_tokens) == (ROWS, ROWS // 5, ROWS * 4 // 5 * 2)
+    assert isinstance(batch.exchange, Prompt)
+    assert len(batch.exchange.sent) == len(set(batch.exchange.sent)) == ROWS * 4 // 5 * 2
+
+
+def test_rows_that_cannot_be_read_are_not_the_end_of_the_rows(make: Callable[..., Batch], tmp_path: Path) -> None:
+    """An error of the caller's iterable is not Redis's absence: a generator that has raised has no more rows."""
+
+    def rows() -> Iterator[Row]:
+        yield Row(0, {"k": 0})
+        raise ConnectionError("the database is away")
+
+    batch = make(Failing({}), rows=rows())
+    with pytest.raises(BatchError, match="rows: no row can be read after 1: the database is away"):
+        batch.run()
+    assert not batch.complete
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_an_output_without_all_rows_is_not_made(
+    make: Callable[..., Batch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = make(Failing({}))
+    end = Batch._end
+    monkeypatch.setattr(batch, "_end", lambda rows: end(batch, [one for one in rows if one[0].number != 7]))
+    with pytest.raises(BatchError, match=f"rows has {ROWS} rows, and .*journal has {ROWS - 1} results"):
+        batch.run()
+    assert not (tmp_path / "out.jsonl").exists()
