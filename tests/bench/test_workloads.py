@@ -19,21 +19,15 @@ SMALL_MACHINE = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One quick round of everything, in a process of its own, as `make bench` runs it."""
-    folder = tmp_path_factory.mktemp("results")
-    command = [sys.executable, "-m", "bench", "--quick", "--json", str(folder)]
+@pytest.mark.parametrize("name", [name for name in WORKLOADS if name not in ON_CUDA])
+def test_a_workload_writes_its_results(name: str, tmp_path: Path) -> None:
+    """In a process of its own, as `make bench` runs it."""
+    command = [sys.executable, "-m", "bench", "--quick", "--json", str(tmp_path), name]
     run = subprocess.run(
         command, cwd=REPOSITORY, env={**os.environ, **SMALL_MACHINE}, capture_output=True, text=True
     )
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
-    return folder
-
-
-@pytest.mark.parametrize("name", [name for name in WORKLOADS if name not in ON_CUDA])
-def test_a_workload_writes_its_results(results: Path, name: str) -> None:
-    written = json.loads((results / f"{name}.json").read_text())
+    written = json.loads((tmp_path / f"{name}.json").read_text())
     assert written["results"]
     assert {"machine", "versions", "commit", "command"} <= set(written)
     for result in written["results"]:

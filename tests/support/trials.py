@@ -15,6 +15,12 @@ from typing import Any
 import pytest
 
 TRIALS: dict[str, tuple[str, ...]] = {
+    "tests/bench/test_workloads.py": (
+        "test_a_workload_writes_its_results[cache]",
+        "test_a_workload_writes_its_results[scheduler]",
+        "test_a_workload_writes_its_results[transport]",
+        "test_the_command_line_names_every_workload",
+    ),
     "tests/chaos": (),
     "tests/e2e/test_adapters.py": (),
     "tests/e2e/test_completing.py": ("test_when_a_worker_dies_while_it_completes_another_does_the_rest",),
