@@ -15,10 +15,9 @@ from petiole.gateway.core.caller import Request, asking
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.dialects import error_answer
 from petiole.gateway.serving.callers import retries
-from petiole.gateway.serving.callers.keys import callers
+from petiole.gateway.serving.callers.keys import DENIED, callers, key_in
 
 OPEN = frozenset({"/", "/health", "/ready", "/metrics"})
-_DENIED = 3000  # what a WebSocket is closed with: IANA's "unauthorized"
 
 
 class Authorized:
@@ -35,7 +34,7 @@ class Authorized:
         except Failure as failure:
             if scope["type"] == "http":
                 return await error_answer(scope, failure)(scope, receive, send)
-            return await send({"type": "websocket.close", "code": _DENIED})
+            return await send({"type": "websocket.close", "code": DENIED})
         made = repeating(scope)
         with asking(who, made) as told:
             complete = gone = False
@@ -82,13 +81,3 @@ def path_in(scope: Scope) -> str:
     """The path below the application's own, wherever it is mounted."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path.removeprefix(root)
-
-
-def key_in(scope: Scope) -> str | None:
-    """The key that the client has sent."""
-    for name, value in scope["headers"]:
-        if name == b"x-api-key" and value:
-            return str(value.decode("latin-1"))
-        if name == b"authorization" and value[:7].lower() == b"bearer ":
-            return str(value[7:].strip().decode("latin-1")) or None
-    return None

@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx2
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from petiole.gateway.core import of_tenant
 from petiole.gateway.core.caller import Caller, Key, Tenant
@@ -257,6 +259,30 @@ def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
             assert http.get("/v1/models").status_code == 401, "who has seen a key never opens again"
         assert petiole("keys", "add", "a/b", **told).returncode == 1
         assert petiole("keys", "add", "acme", "--limit", "more=1", **told).returncode == 1
+    finally:
+        redis.kill()
+
+
+def test_a_revoked_key_ends_its_websocket(tmp_path: Path) -> None:
+    redis = RedisServer(tmp_path)
+    try:
+        told = {"PETIOLE_BROKER_URL": redis.url}
+        key = petiole("keys", "add", "acme", **told).stdout.strip()
+        with Gateway(tmp_path, **told) as gateway:
+            url = f"{gateway.url.replace('http', 'ws', 1)}/responses"
+            with connect(url, additional_headers=bearer(key)) as socket:
+
+                def answer() -> str:
+                    socket.send(json.dumps({"type": "response.create", "model": "none", "input": "x"}))
+                    return str(json.loads(socket.recv(60))["error"]["code"])
+
+                assert answer() == "model_not_found"
+                petiole("keys", "revoke", key, **told)
+                eventually(lambda: answer() == "invalid_api_key", "it is refused")
+                with pytest.raises(ConnectionClosed) as closed:
+                    socket.recv(60)
+                assert closed.value.rcvd is not None
+                assert closed.value.rcvd.code == keys.DENIED
     finally:
         redis.kill()
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from petiole.gateway.core.caller import Caller, asking, caller
 from petiole.gateway.core.events import encode
 from petiole.gateway.core.failures import Failure, invalid
 from petiole.gateway.core.streams import Stream
@@ -23,6 +24,7 @@ from petiole.gateway.openai.responses.items import Item
 from petiole.gateway.openai.responses.request import Before, CreateResponse
 from petiole.gateway.openai.responses.view import ResponsesView
 from petiole.gateway.serving import bodies
+from petiole.gateway.serving.callers.keys import DENIED, callers, key_in
 from petiole.gateway.serving.generations import Generation
 from petiole.tasks.settings import settings
 
@@ -31,6 +33,7 @@ LIVES_S = 3600.0
 _WAITING = 16  # frames that may wait while a response runs
 _OF_HTTP = ("stream", "stream_options", "background")
 _GOING_AWAY = 1001
+_UNAUTHORIZED = 401
 
 
 @dataclass
@@ -71,29 +74,43 @@ class Connection:
             await self._frames.put(message.get("text") or message.get("bytes") or b"")
 
     async def _answer(self) -> None:
-        """A response that has begun is sent to its end."""
+        """A response that has begun is sent to its end, also if its key is revoked meanwhile."""
         ends_at = time.monotonic() + LIVES_S
         while (left_s := ends_at - time.monotonic()) > 0:
             try:
                 frame = await asyncio.wait_for(self._frames.get(), left_s)
             except TimeoutError:
                 break
-            await self._turn(frame)
+            if not await self._turn(frame):
+                return await self._socket.close(DENIED)
         message = f"a connection lives for {LIVES_S:.0f} s: open another one"
         await self._refuse(Failure(400, message, code="websocket_connection_limit_reached"))
-        await self._socket.close(_GOING_AWAY)
+        return await self._socket.close(_GOING_AWAY)
 
-    async def _turn(self, frame: str | bytes) -> None:
+    async def _turn(self, frame: str | bytes) -> bool:
+        """Whether the client may go on."""
         continued = None
         try:
-            asked = decoded(frame)
-            continued = asked.previous_response_id
-            if await self._respond(asked):
-                return
+            with asking(await self._caller()):
+                asked = decoded(frame)
+                continued = asked.previous_response_id
+                if await self._respond(asked):
+                    return True
         except Failure as failure:
             await self._refuse(failure)
+            if failure.status == _UNAUTHORIZED:
+                return False
         if self._last is not None and self._last.name == continued:
             self._last = None
+        return True
+
+    async def _caller(self) -> Caller:
+        """Who asks now: the key may have been revoked, and its limits changed. Raises `Failure`."""
+        who = await callers().of(key_in(self._socket.scope))
+        if who.name != caller().name:
+            message = "the key is another tenant's now: open another connection"
+            raise Failure(_UNAUTHORIZED, message, code="invalid_api_key")
+        return who
 
     async def _respond(self, asked: CreateResponse) -> bool:
         """Whether the response has not failed."""

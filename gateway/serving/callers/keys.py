@@ -20,6 +20,7 @@ import time
 from collections import OrderedDict
 
 import msgspec
+from starlette.types import Scope
 
 from petiole.gateway.core.caller import ANYBODY, NAME, Caller, Key, Tenant
 from petiole.gateway.core.failures import Failure
@@ -32,6 +33,8 @@ KEYS, TENANTS = gateway_key("/keys"), gateway_key("/tenants")
 KNOWN_FOR_S = 5.0
 UNKNOWN_FOR_S = 0.5
 MOST_KNOWN = 10_000
+DENIED = 3000
+"""What a WebSocket without a key is closed with: IANA's "unauthorized"."""
 _required = False
 _PREFIX = "ptl-"
 _SHOWN = 12
@@ -53,6 +56,16 @@ def require() -> None:
 def new() -> str:
     """A new key, of 256 bits."""
     return _PREFIX + secrets.token_urlsafe(32)
+
+
+def key_in(scope: Scope) -> str | None:
+    """The key that the client has sent."""
+    for name, value in scope["headers"]:
+        if name == b"x-api-key" and value:
+            return str(value.decode("latin-1"))
+        if name == b"authorization" and value[:7].lower() == b"bearer ":
+            return str(value[7:].strip().decode("latin-1")) or None
+    return None
 
 
 def digest_of(key: str) -> str:
