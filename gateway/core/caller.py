@@ -74,7 +74,8 @@ class Caller(msgspec.Struct, frozen=True):
 @dataclass
 class Request:
     """The HTTP request, as far as it may repeat another one. `retries`: how often its SDK has tried before; None:
-    it does not say. `digest`: of its path and body. `name`: of the record that answers it."""
+    it does not say. `digest`: of its path and body. `name`: of the record that answers it. `submitting`: its
+    client may leave, and it is submitted all the same."""
 
     path: str = ""
     idempotency_key: str = ""
@@ -82,6 +83,7 @@ class Request:
     digest: str = ""
     name: str = ""
     kind: str = ""
+    submitting: bool = False
 
     @property
     def may_repeat(self) -> bool:

@@ -189,6 +189,7 @@ class Generation:
         if missing is not None:
             await self.cancel()
             await limits.release(self.record)
+            await retries.forget(self.record.id)
             raise unavailable(f"no worker serves model {self.record.model!r} at the moment", "no_worker")
 
     async def whole(self, failed: bool = False) -> list[Whole]:
@@ -231,14 +232,18 @@ async def begin(plan: Plan) -> Generation:
     repeats an earlier request is that one: `record` says which."""
     if (earlier := await retries.earlier(plan.record.id, plan.record.kind)) is not None:
         return again(earlier)
-    if caller.request() is None:
+    if (made := caller.request()) is None:
         return await _begun(plan)
     # Who repeats it must find it whole, so a client that leaves does not interrupt it.
+    made.submitting = True
     beginning = asyncio.ensure_future(_begun(plan))
     try:
         return await asyncio.shield(beginning)
     except asyncio.CancelledError:
         beginning.add_done_callback(_unread)
+        raise
+    except BaseException:
+        made.submitting = False
         raise
 
 
@@ -255,7 +260,8 @@ async def _begun(plan: Plan) -> Generation:
     try:
         held = await limits.admit(plan)
         keep_s = plan.keep_s or settings().gateway_keep_s
-        await asyncio.gather(records.put(record, keep_s, generation.interest()), generation.open())
+        more = [*retries.keeping(record, keep_s), *generation.interest()]
+        await asyncio.gather(records.put(record, keep_s, more), generation.open())
         generation.start()
         await _submit(plan, held)
     except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import uuid
@@ -13,7 +14,15 @@ from typing import Any
 import httpx2
 import pytest
 
+from petiole.gateway.core.caller import Caller, Request, asking
+from petiole.gateway.core.failures import Failure
+from petiole.gateway.core.record import Record
+from petiole.gateway.openai.responses import submitting
+from petiole.gateway.openai.responses.request import CreateResponse
+from petiole.gateway.serving import records
+from petiole.gateway.serving.callers import retries
 from petiole.tasks.keys import stream_keys
+from petiole.tasks.settings import settings
 from tests.gateway.test_keys import ACME, DOCUMENT, INITECH, bearer, keyed
 from tests.support.gateway import Gateway
 from tests.support.site import Site, eventually
@@ -22,6 +31,7 @@ __all__ = ["keyed"]
 
 SHORT: dict[str, Any] = {"model": "petiole-tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
 STREAM: dict[str, Any] = {**SHORT, "stream": True}
+RESPONSE: dict[str, Any] = {"model": "petiole-tiny", "input": "x", "max_output_tokens": 2}
 
 
 @pytest.fixture
@@ -162,3 +172,83 @@ def test_a_retry_joins_no_other_body_no_other_key_and_nothing_that_has_ended(
     assert others[-1][1] != name
     for one, _ in others:
         one.__exit__(None, None, None)
+
+
+# ---------------------------------------------------------------- whose first request is no more
+
+
+def test_what_was_deleted_or_is_not_kept_is_made_anew(http: httpx2.Client) -> None:
+    key = uuid.uuid4().hex
+    first = http.post("/v1/responses", json=RESPONSE, headers=once(key)).json()["id"]
+    assert http.delete(f"/v1/responses/{first}", headers=bearer(ACME)).status_code == 200
+    assert http.post("/v1/responses", json=RESPONSE, headers=once(key)).json()["id"] != first
+    key, told = uuid.uuid4().hex, {"model": "petiole-tiny", "input": "x"}
+    answers = [http.post("/v1/responses/compact", json=told, headers=once(key)) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200], [answer.text for answer in answers]
+
+
+def test_what_was_cancelled_because_its_client_left_is_made_anew(idle: httpx2.Client, site: Site) -> None:
+    key = uuid.uuid4().hex
+    stream, name = begun(idle, once(key), STREAM)
+    again, joined = begun(idle, once(key), STREAM)
+    assert joined == name
+    site.redis.hset(stream_keys(name).state, "cancel", "1")
+    for one in (stream, again):
+        one.__exit__(None, None, None)
+    another, new = begun(idle, once(key), STREAM)
+    assert new != name
+    another.__exit__(None, None, None)
+
+
+@pytest.fixture
+def made(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Request]:
+    """A request with a key, in this process."""
+    monkeypatch.setenv("PETIOLE_BROKER_URL", site.url)
+    settings.cache_clear()
+    yield Request("/v1/responses", uuid.uuid4().hex, digest="x")
+    settings.cache_clear()
+
+
+def claimed(site: Site) -> set[bytes]:
+    return set(site.redis.scan_iter("petiole:gateway:here/once:*"))
+
+
+def test_a_key_is_its_requests_for_as_long_as_its_record_is_kept(made: Request, site: Site) -> None:
+    """A gateway that is killed before it has written the record keeps a key for a moment only."""
+    record = Record(id="chatcmpl-kept", kind="chat", created=1, model="petiole-tiny", tasks=["chatcmpl-kept"])
+
+    async def kept() -> None:
+        with asking(Caller("here"), made):
+            assert await retries.earlier(record.id, record.kind) is None
+            [key] = claimed(site)
+            assert 0 < site.redis.ttl(key) <= retries.SUBMITTED_WITHIN_S
+            await records.put(record, 1000, retries.keeping(record, 1000))
+            assert retries.SUBMITTED_WITHIN_S < site.redis.ttl(key) <= 1000
+            found = await retries.earlier("chatcmpl-later", record.kind)
+            assert found is not None
+            assert found.id == record.id
+            await retries.forget("chatcmpl-later")
+            assert claimed(site) == {key}, "it is not this one's"
+            await retries.forget(record.id)
+            await records.forget(record.id)
+
+    asyncio.run(kept())
+    assert not claimed(site)
+
+
+@pytest.mark.parametrize("fault", [asyncio.CancelledError, Failure(400, "x"), ValueError])
+def test_a_request_that_ends_before_its_submission_has_no_key(
+    made: Request, site: Site, monkeypatch: pytest.MonkeyPatch, fault: BaseException | type[BaseException]
+) -> None:
+    async def told(_: object) -> None:
+        assert claimed(site)
+        raise fault
+
+    async def ended() -> None:
+        with asking(Caller("here"), made), pytest.raises(BaseException) as raised:
+            await submitting.once(CreateResponse(**RESPONSE))
+        assert raised.value is fault or raised.type is fault
+
+    monkeypatch.setattr(submitting, "told", told)
+    asyncio.run(ended())
+    assert not claimed(site)

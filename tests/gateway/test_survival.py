@@ -185,8 +185,11 @@ def test_a_model_without_a_worker_is_waited_for(site: Site, gateway: Gateway, tm
     """The last test of this module: it stops the worker."""
     site.workers[-2].stop()
     eventually(lambda: not any(model.live for model in models.models(site.redis)), "it counts as gone")
-    whole = httpx2.post(f"{gateway.url}/chat/completions", json={**ASKED, "stream": False}, timeout=60)
+    told = {**ASKED, "stream": False}
+    headers = {"idempotency-key": "nobody"}
+    whole = httpx2.post(f"{gateway.url}/chat/completions", json=told, headers=headers, timeout=60)
     assert (whole.status_code, whole.json()["error"]["code"]) == (503, "no_worker")
+    assert not list(site.redis.scan_iter("petiole:gateway:once:*")), "what repeats it is tried anew"
     assert int(whole.headers["retry-after"]) > 0
     with start(site, tmp_path, PETIOLE_GATEWAY_PREPARED_S="0.1") as soon:
         with httpx2.stream("POST", f"{soon.url}/chat/completions", json=ASKED, timeout=60) as answer:

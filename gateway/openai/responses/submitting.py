@@ -42,8 +42,8 @@ async def once(asked: CreateResponse) -> Generation:
         return generations.again(earlier)
     try:
         return await begin(asked, await told(asked), await before(asked), name)
-    except Failure:
-        await retries.forget(name)
+    except BaseException:  # a client that leaves, too
+        await retries.abandon(name)
         raise
 
 
@@ -63,5 +63,6 @@ async def begin(asked: CreateResponse, own: Sequence[Item], past: Before, name: 
         return await generations.begin(plan)
     except BaseException:
         with contextlib.suppress(Failure):
-            await kept.forget(f"{name}:input")
+            if not retries.submitting():
+                await kept.forget(f"{name}:input")
         raise

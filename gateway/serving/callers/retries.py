@@ -25,22 +25,27 @@ from petiole.gateway.serving.patience import patiently
 from petiole.tasks.keys import gateway_key, stream_keys
 from petiole.tasks.record import scripts
 from petiole.tasks.servers import connections
-from petiole.tasks.settings import settings
+from petiole.tasks.servers.connections import Commands
 
 LONGEST_KEY = 255
 LEFT_FOR_S = 600
 """How long a request that its client has left is remembered."""
 
+SUBMITTED_WITHIN_S = 30
+"""How long an `Idempotency-Key` belongs to a request without a record: its gateway may have been killed."""
+
 _WAITS, _PAUSE_S = 100, 0.05
-_SOURCE = scripts.sources(Path(__file__).parent, {})["rejoin"]
+_SOURCES = scripts.sources(Path(__file__).parent, {})
 
 
 class Claim(msgspec.Struct):
-    """Which request has an `Idempotency-Key`. `digest`: of its path and body."""
+    """Which request has an `Idempotency-Key`. `digest`: of its path and body. `kept`: its record was written, so
+    where there is none, it was deleted."""
 
     id: str
     kind: str
     digest: str
+    kept: bool = True
 
 
 async def earlier(name: str, kind: str) -> Record | None:
@@ -65,9 +70,31 @@ async def forget(name: str) -> None:
         return
     client, key = connections.async_streams(), _key_of(made)
     with contextlib.suppress(Failure):
-        claim = _claim(await patiently(lambda: client.get(key)))
+        raw = await patiently(lambda: client.get(key))
+        claim = _claim(raw)
         if claim is not None and claim.id == name:
-            await patiently(lambda: client.delete(key))
+            await _unclaim(key, raw)
+
+
+async def abandon(name: str) -> None:
+    """The request of this name was given up: `forget`, unless its submission goes on without its client."""
+    if not submitting():
+        await forget(name)
+
+
+def submitting() -> bool:
+    """Whether the submission of the request in this context goes on, though its client may leave."""
+    made = request()
+    return made is not None and made.submitting
+
+
+def keeping(record: Record, keep_s: int) -> Commands:
+    """The commands that let the request have its `Idempotency-Key` as long as its record is kept."""
+    made = request()
+    if made is None or not made.idempotency_key:
+        return []
+    claim = msgspec.json.encode(Claim(record.id, record.kind, made.digest))
+    return [("SET", _key_of(made), claim, "EX", keep_s)]
 
 
 async def left() -> None:
@@ -86,22 +113,41 @@ async def _of_key(made: Request, name: str, kind: str) -> Record | None:
     if len(made.idempotency_key) > LONGEST_KEY:
         raise invalid(None, f"Idempotency-Key: must have at most {LONGEST_KEY} characters", "invalid_value")
     client, key = connections.async_streams(), _key_of(made)
-    claim = Claim(name, kind, made.digest)
-    raw, keep_s = msgspec.json.encode(claim), settings().gateway_keep_s
+    own = msgspec.json.encode(Claim(name, kind, made.digest, kept=False))
     for _ in range(_WAITS):
-        if await patiently(lambda: client.set(key, raw, nx=True, ex=keep_s)):
+        if await patiently(lambda: client.set(key, own, nx=True, ex=SUBMITTED_WITHIN_S)):
             return None
-        first = _claim(await patiently(lambda: client.get(key)))
+        raw = await patiently(lambda: client.get(key))
+        first = _claim(raw)
         if first is None:  # refused meanwhile
             continue
         if first.id == name:
             return None
         if (first.kind, first.digest) != (kind, made.digest):
             raise invalid(None, "Idempotency-Key: was used for another request", "idempotency_key_reused")
-        with contextlib.suppress(Failure):
-            return await records.get(first.id, kind)
-        await asyncio.sleep(_PAUSE_S)  # it is being submitted
+        record = await _known(first.id, kind)
+        if record is not None and not (record.readers and await _cancelled(record)):
+            return record
+        if record is not None or first.kept:  # its client has left it for too long, or it was deleted
+            await _unclaim(key, raw)
+        else:
+            await asyncio.sleep(_PAUSE_S)  # it is being submitted
     raise unavailable("the request with this Idempotency-Key is being submitted; try again")
+
+
+async def _known(name: str, kind: str) -> Record | None:
+    """None: there is no such record. Raises `Failure` if Redis does not say."""
+    try:
+        return await records.get(name, kind)
+    except Failure as failure:
+        if failure.status != 404:
+            raise
+        return None
+
+
+async def _unclaim(key: str, raw: bytes | str | None) -> None:
+    """Give it back, if it is what was read."""
+    await patiently(lambda: unclaim()(keys=[key], args=[raw or ""]))
 
 
 async def _left(made: Request, kind: str) -> Record | None:
@@ -122,17 +168,26 @@ async def _left(made: Request, kind: str) -> Record | None:
 
 async def _finished(record: Record) -> bool:
     """Whether all tasks have ended, or one was cancelled."""
+    found = await _states(record)
+    return all(b"done" in state for state in found) or any(b"cancel" in state for state in found)
+
+
+async def _cancelled(record: Record) -> bool:
+    return any(b"cancel" in state for state in await _states(record))
+
+
+async def _states(record: Record) -> list[set[bytes]]:
+    """The names of what each task's state has."""
     commands = [("HGETALL", stream_keys(task).state) for task in record.tasks]
     states = await patiently(lambda: connections.aperform(commands))
-    found = [set(state if isinstance(state, dict) else state[::2]) for state in states]
-    return all(b"done" in state for state in found) or any(b"cancel" in state for state in found)
+    return [set(state if isinstance(state, dict) else state[::2]) for state in states]
 
 
 class Rejoin:
     """The script, on an event loop's connections."""
 
     def __init__(self) -> None:
-        self._script = connections.async_streams().register_script(_SOURCE)
+        self._script = connections.async_streams().register_script(_SOURCES["rejoin"])
 
     async def __call__(self, key: str, names: list[str]) -> str:
         reply = await patiently(lambda: self._script(keys=[key], args=names))
@@ -140,6 +195,9 @@ class Rejoin:
 
 
 rejoin = connections.PerLoop(Rejoin)
+"""The running event loop's."""
+
+unclaim = connections.PerLoop(lambda: connections.async_streams().register_script(_SOURCES["unclaim"]))
 """The running event loop's."""
 
 
