@@ -47,12 +47,14 @@ async def streamed(generation: Generation, after: Sequence[int] = ()) -> AsyncGe
     record, view = generation.record, ResponsesView(generation.record)
     stream = Stream(view, record, after)
     written = events(generation, stream, lambda failure: error_event(failure, stream.cursor), DONE)
+    kept = False
     async with contextlib.aclosing(written) as parts:
         async for part in parts:
+            if not kept and view.whole.ended is not None:  # before the last event: whoever has it may leave
+                kept = True
+                with contextlib.suppress(Failure):
+                    await turns.ended(record, view.whole)
             yield part
-    if view.whole.ended is not None:
-        with contextlib.suppress(Failure):
-            await turns.ended(record, view.whole)
 
 
 async def whole(generation: Generation) -> Response:
