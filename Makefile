@@ -27,7 +27,7 @@ demo: $(VENV)/.demo  ## eight prompts at once through an embedded Redis and a re
 
 PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
-test: $(VENV)/.dev  ## every kind of test, in minutes
+test: $(VENV)/.dev  ## every kind of test, without the long trials
 	$(PYTEST) -m "not slow"
 
 test-all: $(VENV)/.dev  ## all tests that this machine can run, with the long trials

@@ -15,10 +15,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.dialects import error_answer
+from petiole.gateway.serving.callers.keys import DENIED
 from petiole.tasks.settings import settings
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-_DENIED = 3000  # what a WebSocket is closed with: IANA's "unauthorized"
 
 
 def with_origins(application: ASGIApp) -> ASGIApp:
@@ -40,7 +40,7 @@ class _Guarded:
         if not self._is_foreign(scope):
             return await self._app(scope, receive, send)
         if scope["type"] == "websocket":
-            return await send({"type": "websocket.close", "code": _DENIED})
+            return await send({"type": "websocket.close", "code": DENIED})
         told = "a page of this origin may not call the gateway: see PETIOLE_GATEWAY_ORIGINS"
         failure = Failure(403, told, code="foreign_origin")
         await error_answer(scope, failure)(scope, receive, send)

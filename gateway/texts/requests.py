@@ -3,6 +3,7 @@ its answer. Pure."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -47,8 +48,9 @@ class OfTexts(Asked):
             raise InvalidRequest("truncate_prompt_tokens", "must be -1: a text is cut at the model's limit", given)
         return given
 
+    @abstractmethod
     def call(self) -> Call:
-        raise NotImplementedError
+        """The task that it becomes."""
 
     def plan(self, name: str, now: int, found: Found) -> Plan:
         """Raises `InvalidRequest`."""
