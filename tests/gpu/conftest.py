@@ -44,18 +44,31 @@ def device_after_test() -> Iterator[None]:
             pytest.exit(f"the device failed: {error}", returncode=1)
 
 
+WIDER: dict[str, dict[str, Any]] = {
+    name: {"global_head_dim": 128}
+    for name in ("gemma4", "gemma4-experts", "gemma4-per-layer", "gemma4-values-from-keys")
+}
+"""Changes of families with a second head size."""
+
+FACTORS = ("short_factor", "long_factor")
+"""Which have a number for each frequency of a head: four times as many as heads of 16 have."""
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Any]]:
     """checkpoint(family, **changes) -> (folder, the model of transformers). In bf16; the head size is 64 unless
     `changes`, which override the shape, say otherwise."""
-    from tests.support.families import build_model
+    from tests.support.families import LONGROPE, build_model
+
+    longer = {"rope_parameters": LONGROPE | {f: 4 * LONGROPE[f] for f in FACTORS}}
+    wider = WIDER | {"phi4-mini": {"hidden_size": 256} | longer}  # for transformers, the head size is their quotient
 
     made: dict[str, tuple[Path, Any]] = {}
 
     def get(name: str, **changes: Any) -> tuple[Path, Any]:
         key = f"{name} {changes}"
         if key not in made:
-            model = build_model(name, **{"head_dim": 64} | changes).to(torch.bfloat16)
+            model = build_model(name, **{"head_dim": 64} | wider.get(name, {}) | changes).to(torch.bfloat16)
             folder = tmp_path_factory.mktemp(name)
             model.save_pretrained(folder)
             made[key] = (folder, model.float())

@@ -45,7 +45,7 @@ _GEMMA4 = {
     "vocab_size_per_layer_input": 320,
     "final_logit_softcapping": 5.0,
 }
-_LONGROPE = {
+LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10_000.0,
     "partial_rotary_factor": 0.75,
@@ -79,7 +79,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         _GEMMA4 | {"num_kv_shared_layers": 3, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8},
     ),
     "phi3": ("Phi3", {"sliding_window": 7}),
-    "phi4-mini": ("Phi3", {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 256}),
+    "phi4-mini": ("Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 256}),
     "granite": (
         "Granite",
         {
