@@ -61,7 +61,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[
     from tests.support.families import LONGROPE, build_model
 
     longer = {"rope_parameters": LONGROPE | {f: 4 * LONGROPE[f] for f in FACTORS}}
-    wider = WIDER | {"phi4-mini": {"hidden_size": 256} | longer}  # for transformers, the head size is their quotient
+    wider = WIDER | {"phi4-mini": longer | {"hidden_size": 256}}  # transformers divides it by the heads
 
     made: dict[str, tuple[Path, Any]] = {}
 
