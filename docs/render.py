@@ -363,14 +363,16 @@ def tables(page_name: str) -> dict[str, str]:
     ]
 
     def asked(*, sees: bool) -> list[tuple[str, ...]]:
-        """The options of the tasks for models that see pictures, or of those for models of texts."""
-        return [
-            (f"`{task}`", f"`{name}`", default_of(field), linked(text_of(model, name)))
-            for task, model in known.items()
-            if task not in tasks and issubclass(model, skills.Answering | skills.Finding) == sees
-            for name, field in model.model_fields.items()
-            if name not in Common.model_fields
-        ]
+        """The options of the tasks for models that see pictures, or of those for models of texts: an option that
+        means the same to several tasks, once."""
+        takers: dict[tuple[str, ...], list[str]] = {}
+        for task, model in known.items():
+            if task not in tasks and issubclass(model, skills.Answering | skills.Finding) == sees:
+                for name, field in model.model_fields.items():
+                    if name not in Common.model_fields:
+                        row = (f"`{name}`", default_of(field), linked(text_of(model, name)))
+                        takers.setdefault(row, []).append(f"`{task}`")
+        return [(", ".join(names), *row) for row, names in takers.items()]
 
     submitted = [
         (f"`{name}`", linked(TEXTS["Submission", name])) for name in celery_options.Submission.__annotations__
