@@ -42,7 +42,11 @@ class Delta:
     numbers that each token carries (see `request.values`; a text token carries none). `values`: what these stand
     for. `items`: the point or box of a skill's answer that each token completes; None if no token
     completes any. `vectors`: of a model of texts, the vector of each text (see `petiole.vectors`); `scores`: the
-    numbers that each text or pair was given. With either, in `token_ids` stands each text's number of tokens."""
+    numbers that each text or pair was given. With either, in `token_ids` stands each text's number of tokens.
+
+    With `prompt_logprobs`, the deltas of the prompt come before those of the output, at negative indices: the last
+    token of the prompt is at -1. They have `token_ids` and `logprobs`, and no text. Nothing precedes the prompt's
+    first token, so its `logprob` is 0 and its `top` is empty."""
 
     index: int
     token_ids: tuple[int, ...]

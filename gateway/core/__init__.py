@@ -7,6 +7,7 @@
     plan       what a request becomes: a record, and the tasks to submit
     parts      what an output is made of: parts that open, get text, and close; its end
     places     at which character a token's log-probabilities are
+    prompts    the text of a prompt, with its tokens
     reading    a task's deltas as parts
     events     events, their numbers, and what is left of them after a number
     streams    deltas in, numbered events as bytes out, by a view

@@ -1,7 +1,7 @@
 """What an output is made of, whatever the interface. A part opens, gets text, and closes before the next one
 opens:
 
-    Begun  Opened  Text*  Closed  Opened  Text*  Closed  ...  Ended
+    Begun  Prompted*  Opened  Text*  Closed  Opened  Text*  Closed  ...  Ended
 
 A failed output just ends: its last part stays open."""
 
@@ -30,6 +30,14 @@ class Begun(NamedTuple):
     """A worker has prepared the request. Only of outputs that are divided, and not of one whose log is gone."""
 
     prompt_tokens: int
+
+
+class Prompted(NamedTuple):
+    """The next tokens of the prompt, with their log-probabilities. They come before all else. `last`: no others
+    follow."""
+
+    tokens: Sequence[TokenLogprobs]
+    last: bool
 
 
 class Opened(NamedTuple):
@@ -63,7 +71,7 @@ class Ended(NamedTuple):
     at: float | None = None
 
 
-Part = Begun | Opened | Text | Closed | Ended
+Part = Begun | Prompted | Opened | Text | Closed | Ended
 
 
 @dataclass
@@ -88,11 +96,13 @@ class Piece:
 
 
 class Whole:
-    """All parts of one output, collected. `ended`: None as long as it goes on."""
+    """All parts of one output, collected. `ended`: None as long as it goes on. `prompt`: the tokens of the prompt,
+    if their log-probabilities were asked for."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
         self.ended: Ended | None = None
+        self.prompt: list[TokenLogprobs] = []
 
     def add(self, part: Part) -> None:
         match part:
@@ -100,6 +110,8 @@ class Whole:
                 self.pieces[-1].add(part)
             case Opened():
                 self.pieces.append(Piece(part.kind, part.name, part.call_id))
+            case Prompted():
+                self.prompt += part.tokens
             case Ended():
                 self.ended = part
 

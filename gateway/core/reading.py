@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from petiole.gateway.core.parts import Begun, Closed, Ended, Kind, Opened, Part, Text
+from petiole.gateway.core.parts import Begun, Closed, Ended, Kind, Opened, Part, Prompted, Text
 from petiole.gateway.core.places import Places
 from petiole.gateway.core.record import Record
 from petiole.outputs import Prepared
@@ -45,6 +45,8 @@ class Reading:
         if delta.prepared is not None and self._task_id is not None:
             self._parser = _parser(delta.prepared)
             parts.append(Begun(delta.prepared.prompt_tokens))
+        if delta.index < 0 and delta.token_ids:
+            return [*parts, Prompted(delta.logprobs or (), last=not delta.end)]
         if delta.logprobs is not None:
             self._places.add(delta.logprobs)
         self._length += len(delta.text)

@@ -144,6 +144,8 @@ def whole(record: Record, outputs: Sequence[Whole]) -> dict[str, Any]:
         "usage": usage([output.ended.usage for output in outputs if output.ended]),
     }
     also = {"metadata": "metadata", "prompt_ids": "prompt_token_ids"}
+    if (likeliest := record.asked.get("prompt_logprobs")) is not None:
+        answer["prompt_logprobs"] = logprobs.by_id(outputs[0].prompt, likeliest)
     return answer | {shown: record.asked[name] for name, shown in also.items() if name in record.asked}
 
 

@@ -25,12 +25,12 @@ Prompt = str | list[int]
 
 
 class TextCompletion(Sampling):
-    """The body of a request. Each prompt has `n` choices, those of the first prompt first."""
+    """The body of a request. Each prompt has `n` choices, those of the first prompt first. With `echo`,
+    `max_tokens` may be 0: a token is generated then, and is not shown."""
 
     REFUSED: ClassVar = Sampling.REFUSED | {
         "suffix": "is not served",
         "prompt_embeds": "is not served",
-        "prompt_logprobs": "is not served",
     }
     IGNORED: ClassVar = Sampling.IGNORED | {"add_special_tokens"}
 
@@ -55,10 +55,8 @@ class TextCompletion(Sampling):
 
     @model_validator(mode="after")
     def _sensible(self) -> Any:
-        if self.echo and self.logprobs is not None:
-            raise InvalidRequest(
-                "echo", "cannot be combined with logprobs: those of a prompt are not served", True
-            )
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest("max_tokens", "must be at least 1 without echo", 0)
         if self.n * len(self.prompt) > MOST_PROMPTS:
             limit = f"must give at most {MOST_PROMPTS} choices in all"
             raise InvalidRequest("n", limit, f"{self.n} for each of {len(self.prompt)} prompts")
@@ -72,7 +70,12 @@ class TextCompletion(Sampling):
     def plan(self, name: str, now: int, found: Found, stays: bool, spelled: Sequence[str] = ()) -> Plan:
         """What it becomes, under this id. `spelled`: the texts of `ids_to_spell`. Raises `InvalidRequest`."""
         options, names = self.options(found, stays, self.logprobs)
-        options["max_tokens"] = self.max_tokens
+        options["max_tokens"] = max(1, self.max_tokens) if self.echo else self.max_tokens
+        scored = self.echo and self.logprobs is not None
+        if scored and "prompt_logprobs" not in options:
+            names["prompt_logprobs"] = "logprobs"
+        if scored:
+            options["prompt_logprobs"] = max(self.logprobs or 0, self.prompt_logprobs or 0)
         texts = iter(spelled)
         echoes = [one if isinstance(one, str) else next(texts) for one in self.prompt] if self.echo else None
         known = {
@@ -81,6 +84,9 @@ class TextCompletion(Sampling):
             "as_ids": self.return_tokens_as_token_ids,
             "token_ids": self.return_token_ids,
             "echoes": echoes,
+            "scored": scored,
+            "prompt_logprobs": self.prompt_logprobs,
+            "nothing_more": self.max_tokens == 0,
             "each": self.n,
         }
         record = Record(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from petiole.gateway.core.events import Event, encode
 from petiole.gateway.core.failures import of_end
-from petiole.gateway.core.parts import Ended, Part, Placed, Text, Whole
+from petiole.gateway.core.parts import Ended, Part, Placed, Prompted, Text, Whole
+from petiole.gateway.core.prompts import PromptText
 from petiole.gateway.core.record import Record
 from petiole.gateway.openai import logprobs
 from petiole.gateway.openai.answers import error_body, finish_reason, stop_reason, usage
@@ -17,7 +19,7 @@ from petiole.outputs import Usage
 class CompletionsView:
     """Events of a completion:
 
-    text     a piece of the text; its field says how long the choice's text is behind it
+    text     a piece of the text, also of the prompt's; its field says how long the choice's text is behind it
     end      the chunk with the finish reason, and the tokens that have no text
     error    in place of an end
     usage    the last chunk, if it was asked for
@@ -28,23 +30,35 @@ class CompletionsView:
         self._lengths = [0] * len(record.tasks)
         self._usage: list[Usage | None] = [None] * len(record.tasks)
         self._failed = False
+        self._prompts: dict[int, PromptText] = {}
         head = {"id": record.id, "object": record.kind, "created": record.created, "model": record.model}
         self._head = encode(head)[:-1] + b',"choices":['
         self._tail = b'],"usage":null}' if self._asked.get("usage") else b"]}"
 
     def begin(self, choice: int) -> Iterable[Event]:
+        if self._asked.get("scored"):
+            return []  # the text comes with its tokens
         return [self._text(choice, text, ())] if (text := echo(self._asked, choice)) else []
 
     def events(self, choice: int, part: Part) -> Iterable[Event]:
+        if isinstance(part, Prompted):
+            return self._of_prompt(choice, part) if self._asked.get("scored") else []
         if isinstance(part, Text):
-            return [self._text(choice, part.text, part.tokens)]
+            return [] if self._asked.get("nothing_more") else [self._text(choice, part.text, part.tokens)]
         if not isinstance(part, Ended):
             return []
+        part = _shown_end(self._asked, part)
         self._usage[choice] = part.usage
         if (failure := of_end(part)) is not None:
             self._failed = True
             return [Event("error", failure)]
         return [Event("end", (self._lengths[choice], part))]
+
+    def _of_prompt(self, choice: int, part: Prompted) -> Iterable[Event]:
+        begins = choice not in self._prompts
+        prompt = self._prompts.setdefault(choice, PromptText(echo(self._asked, choice)))
+        text, tokens = prompt.add(logprobs.of_prompt(part.tokens, begins=begins), last=part.last)
+        return [self._text(choice, text, tokens)] if text else []
 
     def _text(self, choice: int, text: str, tokens: Sequence[Placed]) -> Event:
         self._lengths[choice] += len(text)
@@ -83,18 +97,38 @@ def whole(record: Record, outputs: Sequence[Whole]) -> dict[str, Any]:
         assert ended is not None
         if (failure := of_end(ended)) is not None:
             raise failure
-        before, text = echo(record.asked, index), output.text()
+        ended, prompt = _shown_end(record.asked, ended), output.prompt
+        before, text, of_prompt = echo(record.asked, index), output.text(), list[Placed]()
+        if record.asked.get("scored"):
+            _, of_prompt[:] = PromptText(before).add(logprobs.of_prompt(output.prompt, begins=True), last=True)
+        if record.asked.get("nothing_more"):
+            text, output = "", Whole()
         tokens = [Placed(len(before) + at, token) for piece in output.pieces for at, token, _ in piece.tokens]
         rest = [Placed(len(before) + len(text), one.token) for one in ended.tokens]
-        choices.append(shown(record.asked, index, before + text, [*tokens, *rest], ended))
+        choice = shown(record.asked, index, before + text, [*of_prompt, *tokens, *rest], ended)
+        if (likeliest := record.asked.get("prompt_logprobs")) is not None:
+            choice["prompt_logprobs"] = logprobs.by_id(prompt, likeliest)
+        choices.append(choice)
     return {
         "id": record.id,
         "object": record.kind,
         "created": record.created,
         "model": record.model,
         "choices": choices,
-        "usage": usage([output.ended.usage for output in outputs if output.ended], record.asked["each"]),
+        "usage": usage(
+            [_shown_end(record.asked, output.ended).usage for output in outputs if output.ended],
+            record.asked["each"],
+        ),
     }
+
+
+def _shown_end(asked: dict[str, Any], ended: Ended) -> Ended:
+    """Of an answer that shows nothing of the output, nothing was generated."""
+    if not asked.get("nothing_more"):
+        return ended
+    used = None if ended.usage is None else replace(ended.usage, completion_tokens=0)
+    reason = "length" if ended.finish_reason == "stop" else ended.finish_reason
+    return ended._replace(finish_reason=reason, usage=used, tokens=())
 
 
 def echo(asked: dict[str, Any], choice: int) -> str:
@@ -126,5 +160,15 @@ def _logprobs(tokens: Sequence[Placed], likeliest: int, as_ids: bool) -> dict[st
         "text_offset": [at for at, _ in read],
         "tokens": [one["token"] for _, one in read],
         "token_logprobs": [one["logprob"] for _, one in read],
-        "top_logprobs": [{top["token"]: top["logprob"] for top in one["top_logprobs"]} or None for _, one in read],
+        "top_logprobs": [_likeliest(one) for _, one in read],
     }
+
+
+def _likeliest(token: dict[str, Any]) -> dict[str, float] | None:
+    """The likeliest tokens, and the token itself. Of two with the same text, the likelier."""
+    if token["logprob"] is None:
+        return None
+    found: dict[str, float] = {}
+    for one in (*token["top_logprobs"], token):
+        found.setdefault(one["token"], one["logprob"])
+    return found

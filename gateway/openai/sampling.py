@@ -66,6 +66,7 @@ class Sampling(Asked):
     logit_bias: dict[str, float] | None = None
     prompt_cache_key: str | None = None
     response_format: dict[str, Any] | None = None
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
 
     structured_outputs: dict[str, Any] | None = None
     top_k: int | None = None
@@ -95,9 +96,12 @@ class Sampling(Asked):
         return given
 
     @model_validator(mode="after")
-    def _stream_options_need_a_stream(self) -> Any:
+    def _options_of_streams(self) -> Any:
         if self.stream_options and not self.stream:
             raise InvalidRequest("stream_options", "needs stream", "stream false")
+        if self.stream and self.prompt_logprobs is not None:
+            limit = "cannot be combined with stream: only echo with logprobs streams those of a prompt"
+            raise InvalidRequest("prompt_logprobs", limit, self.prompt_logprobs)
         return self
 
     @property
@@ -128,6 +132,8 @@ class Sampling(Asked):
         """The options that are the same for all choices, and the client's names of options. `stays`: the task goes
         on when its client has gone. `likeliest`: as of `_with_logprobs`. Raises `InvalidRequest`."""
         options, names = self._with_logprobs(likeliest), dict(NAMES)
+        if self.prompt_logprobs is not None:
+            options |= {"prompt_logprobs": self.prompt_logprobs, "logprob_texts": True}
         if (constraint := self.constraint()) is not None:
             options[constraint.option], names[constraint.option] = constraint.value, constraint.field
         if found.adapter is not None:

@@ -50,6 +50,7 @@ class SamplingParams:
     seed: limits.Seed | None = None
     logprobs: limits.Logprobs | None = None
     logprob_texts: bool = False
+    prompt_logprobs: limits.Logprobs | None = None
     ignore_eos: bool = False
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
@@ -94,6 +95,7 @@ class Request:
     `resume_token_ids`: tokens that earlier attempts have delivered. They count as output, and generation continues
     after them.
     `resume_bins`: the numbers that these tokens carry, as in `Delta`, if some of them carry any.
+    `resume_prompt_tokens`: of how many of the prompt's tokens these attempts have delivered log-probabilities.
     `resume_adapter_key`: the `Handle.adapter_key` of these attempts. If the current adapter's key differs, the
     request fails with AdapterChanged.
     `salt`: isolates the prefix caches of tenants.
@@ -120,6 +122,7 @@ class Request:
     salt: str = ""
     resume_token_ids: Sequence[int] = ()
     resume_bins: Sequence[Sequence[int] | None] = ()
+    resume_prompt_tokens: int = 0
     resume_adapter_key: str | None = None
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -134,9 +137,10 @@ class Result:
     """The complete output of a request.
 
     `stop_reason`: the condition that ended the output: "eos", a stop token id, a stop string or sequence,
-    "constraint", "max_tokens", "max_model_len", or None. `vectors`: of a model of texts, as in `petiole.vectors`;
-    `scores`: the numbers of each text; both without those of earlier attempts. `best`: how many texts are ranked
-    by their scores; None: no order was asked for. `answer`: the answer of a skill, as JSON data."""
+    "constraint", "max_tokens", "max_model_len", or None. `prompt_logprobs`: see `Delta`. `vectors`: of a model of
+    texts, as in `petiole.vectors`; `scores`: the numbers of each text; these three without those of earlier
+    attempts. `best`: how many texts are ranked by their scores; None: no order was asked for. `answer`: the answer
+    of a skill, as JSON data."""
 
     request_id: str
     text: str
@@ -147,6 +151,7 @@ class Result:
     timing: Timing
     model: str
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     vectors: tuple[str, ...] | None = None
     scores: tuple[tuple[float, ...], ...] | None = None
     best: int | None = None

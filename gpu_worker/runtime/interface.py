@@ -122,6 +122,20 @@ class KeptInput:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """The inputs of a step whose logits score a given token: the next one of the prompt. S of them.
+
+    inputs: int32 [S], indices among the step's T inputs, ascending; none of these is sampled from. token_ids:
+    int32 [S], the tokens that are scored. counts: int32 [B], how many there are of each row. top: how many of the
+    likeliest tokens are wanted at each."""
+
+    inputs: Int32Array
+    token_ids: Int32Array
+    counts: Int32Array
+    top: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     """The inputs of one step; immutable. B sequences, T = lengths.sum() positions, O = outputs.sum().
 
@@ -147,6 +161,7 @@ class StepBatch:
     rotary:     int32 [axes, T], rotary positions. None if they are the KV indices, plus each row's `rotary_offset`
                 in a decode
     states:     None if no layer keeps a state
+    scored:     None if no prompt of the step's chunks is scored
     """
 
     kind: StepKind
@@ -165,6 +180,7 @@ class StepBatch:
     regions: Int32Array | None = None
     rotary: Int32Array | None = None
     states: StateUpdates | None = None
+    scored: Scored | None = None
 
     @property
     def size(self) -> int:
@@ -192,6 +208,7 @@ class StepOutput:
                sampled; for a verify 1 + the number of leading drafts equal to the tokens sampled in their place
     logprobs:  float32 [O] of the sampled tokens, or None if no row requests them
     top_ids, top_logprobs: [O, k] with k the largest requested, or None
+    scored_logprobs, scored_ids, scored_top: the same of the tokens that are scored, [S] and [S, `Scored.top`]
     side_outputs: what the model made beside the tokens, by name: arrays [O, ...]. VALUES: int32 [O, width]; the
                numbers of other kinds than the token's are arbitrary. VECTORS: float32 [O, vector_size]
     """
@@ -201,6 +218,9 @@ class StepOutput:
     logprobs: Float32Array | None = None
     top_ids: Int32Array | None = None
     top_logprobs: Float32Array | None = None
+    scored_logprobs: Float32Array | None = None
+    scored_ids: Int32Array | None = None
+    scored_top: Float32Array | None = None
     side_outputs: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
 

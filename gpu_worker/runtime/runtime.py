@@ -129,12 +129,17 @@ class ModelRuntime:
             lengths["accepted"] = batch.size
         lengths |= dict.fromkeys(self._sides, plan.n)
         if plan.top_logprobs is not None:
-            render = render.extended(self._logprobs_on_host(plan.n, plan.top_logprobs))
-            lengths |= dict.fromkeys(("logprobs", "top_ids", "top_logprobs"), plan.n)
+            names = ("logprobs", "top_ids", "top_logprobs")
+            render = render.extended(self._logprobs_on_host(plan.n, plan.top_logprobs, names))
+            lengths |= dict.fromkeys(names, plan.n)
+        if plan.scores is not None:
+            names = ("scored_logprobs", "scored_ids", "scored_top")
+            render = render.extended(self._logprobs_on_host(plan.scores.n, plan.scores.top, names))
+            lengths |= dict.fromkeys(names, plan.scores.n)
 
         def sample() -> None:
             states = staging.states
-            if plan.n:
+            if plan.n or plan.scores is not None:
                 assert states is not None
                 sources.update(self._sampler.sample(plan, batch, states, mask))
 
@@ -168,12 +173,9 @@ class ModelRuntime:
 
         self._stream.enqueue(run, label)
 
-    def _logprobs_on_host(self, n: int, k: int) -> dict[str, Tensor]:
-        return {
-            "logprobs": self._device.host_buffer((n,), torch.float32),
-            "top_ids": self._device.host_buffer((n, k), torch.int32),
-            "top_logprobs": self._device.host_buffer((n, k), torch.float32),
-        }
+    def _logprobs_on_host(self, n: int, k: int, names: tuple[str, str, str]) -> dict[str, Tensor]:
+        forms = ((n,), torch.float32), ((n, k), torch.int32), ((n, k), torch.float32)
+        return {name: self._device.host_buffer(*form) for name, form in zip(names, forms, strict=True)}
 
     def _up(self, array: np.ndarray) -> Tensor:
         return upload(array, self._platform.place)

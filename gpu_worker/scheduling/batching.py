@@ -32,6 +32,7 @@ from petiole.gpu_worker.runtime.interface import (
     KeptInput,
     PageUpdates,
     RowBinding,
+    Scored,
     StateUpdates,
     StepBatch,
     StepKind,
@@ -177,9 +178,27 @@ def _ragged_batch(
         pending=pending,
         bindings=bindings,
         pages=page_updates(table, rows, starts, lengths, bound_rows),
+        scored=_scored(plan, starts, lengths),
         **(_known_values(plan, starts, lengths) or _types(plan, starts, lengths)),
         **_images(plan, starts, lengths),
     )
+
+
+def _scored(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> Scored | None:
+    """The inputs whose logits score tokens of prompts. None if no sequence asks for any."""
+    if not any(seq.wants_scores for seq in plan.chunks):
+        return None
+    counts, inputs, tokens, offset, top = np.zeros(len(starts), np.int32), [], [], 0, 0
+    for i, seq in enumerate(plan.sequences):
+        start, length = int(starts[i]), int(lengths[i])
+        if i >= plan.n_decodes and (scored := seq.scores_of(start, start + length)):
+            counts[i] = len(scored)
+            inputs.append(np.arange(scored.start, scored.stop, dtype=np.int32) + (offset - start))
+            tokens.append(seq.prompt[scored.start + 1 : scored.stop + 1])
+            top = max(top, seq.request.sampling.prompt_logprobs or 0)
+        offset += length
+    none = _constant(0, 0)
+    return Scored(np.concatenate([none, *inputs]), np.concatenate([none, *tokens]), counts, top)
 
 
 def _known_values(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> dict[str, Any]:

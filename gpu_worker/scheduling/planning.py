@@ -43,6 +43,12 @@ image, chunks or their turn are passed over. To pass over thousands in each plan
 sequences."""
 
 
+MOST_SCORED = 512
+SCORED_NUMBERS = 2**25
+"""At most this many positions of prompts are scored in a step, and their logits are at most this many numbers, but
+for 64 positions. So neither a step's logits nor a delta of the prompt's log-probabilities grow with the chunk."""
+
+
 class Planner:
     """Plans steps.
 
@@ -57,6 +63,7 @@ class Planner:
         self.after_long = False
         self.left_out: dict[ScheduledSequence, Amount] = {}
         self._chunk = min(state.config.chunk_size, state.config.max_num_batched_tokens)
+        self._most_scored = min(MOST_SCORED, max(64, SCORED_NUMBERS // state.limits.vocab_size))
         self._broken: dict[ScheduledSequence, Exception] = {}
 
     def on_launch(self, plan: StepPlan) -> None:
@@ -226,10 +233,12 @@ class Planner:
         promised = taken + sum(self._new_pages(seq, n) for seq, n in chunks.items())
         for seq in self._prefilling(streams, now, budget, chunks, short_only):
             room = min(self._chunk, budget - sum(chunks.values()), seq.prefill_target - seq.scheduled_position)
+            if seq.wants_scores:
+                room = min(room, self._most_scored - sum(n for one, n in chunks.items() if one.wants_scores))
             if seq.regions:
                 room = whole_regions(seq.regions, seq.scheduled_position, room)
-                if room == 0:
-                    break
+            if room == 0:
+                break
             need = self._new_pages(seq, room)
             promised += need
             if promised > self.state.manager.pages_available:

@@ -7,7 +7,7 @@ not used here. Sequences rank by (priority, arrival): smaller ranks run first an
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -91,7 +91,8 @@ class ScheduledSequence(SchedulableSequence):
     `images`: by the position where each begins; `regions`: the regions of the images, or all of it. `features`:
     the runtime's key of each image whose encoding has been launched and not used yet, by the same position.
     `rotary`: int32 [axes, prompt]; None if rotary positions are the KV indices. Behind the prompt, a rotary
-    position is its KV index plus `rotary_offset`. Times (`*_s`) are seconds of `time.perf_counter`."""
+    position is its KV index plus `rotary_offset`. `scored`: the number of tokens of the prompt whose
+    log-probabilities are delivered or on their way. Times (`*_s`) are seconds of `time.perf_counter`."""
 
     __slots__ = (
         "adapter_key",
@@ -115,6 +116,7 @@ class ScheduledSequence(SchedulableSequence):
         "rotary",
         "rules",
         "scheduled_s",
+        "scored",
         "seed",
         "values",
     )
@@ -150,6 +152,10 @@ class ScheduledSequence(SchedulableSequence):
         self.namespace = CacheNamespace(
             lora_id=self.adapter_key, image_hash=inputs.seen_by_all, salt=request.salt or None
         )
+        self.scored = request.resume_prompt_tokens
+        if self.wants_scores:  # it may reuse only what it has computed itself, and has scored by then
+            own = f"{request.salt} scores of {arrival.number}, request {request.request_id}"
+            self.namespace = replace(self.namespace, salt=own)
         self.adapter_slot = 0
         self.preempting = False
         self.scheduled_s: float | None = None
@@ -181,6 +187,17 @@ class ScheduledSequence(SchedulableSequence):
     def row(self) -> int:
         assert self.blocks is not None, "a sequence without a row"
         return self.blocks.row  # type: ignore[attr-defined, no-any-return]
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether log-probabilities of tokens of the prompt are still to be computed."""
+        return self.request.sampling.prompt_logprobs is not None and self.scored < self.num_input_tokens
+
+    def scores_of(self, start: int, end: int) -> range:
+        """The positions among [start, end) whose logits score the next token of the prompt."""
+        if not self.wants_scores:
+            return range(0)
+        return range(max(start, self.scored - 1), min(end, self.num_input_tokens - 1))
 
     @property
     def rotary_offset(self) -> int:

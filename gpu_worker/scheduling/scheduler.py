@@ -42,7 +42,7 @@ from petiole.gpu_worker.scheduling.launching import Preparation
 from petiole.gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit, PipelineState
 from petiole.gpu_worker.scheduling.planning import Planner
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
-from petiole.gpu_worker.scheduling.state import Extras, Generated, SchedulerState
+from petiole.gpu_worker.scheduling.state import Extras, Generated, PromptScored, SchedulerState
 from petiole.gpu_worker.scheduling.stopping import Finish
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
@@ -210,6 +210,8 @@ class Scheduler:
         state, out, all_decode = self.state, self.state.emissions, payload.plan.lengths is None
         tokens, accepted = output.token_ids.tolist(), output.accepted.tolist()
         outputs = payload.batch.outputs.tolist()
+        if payload.batch.scored is not None:
+            self._score(step, payload.batch.scored.counts.tolist(), output)
         with_extras = len(output.side_outputs) > 0 or output.logprobs is not None
         extras: Extras | None = None
         offset = n_applied = 0
@@ -246,6 +248,26 @@ class Scheduler:
                 state.settle(seq)
             offset += sampled
         state.counters.generated_tokens += n_applied
+
+    def _score(self, step: Pending, counts: list[int], output: StepOutput) -> None:
+        """The log-probabilities of a prompt come before the output's first token. The prompt's first token has
+        an entry, too, and nothing precedes it."""
+        offset = 0
+        for seq, n in zip(step.sequences, counts, strict=True):
+            if seq.wants_scores and not seq.finalized:
+                entries = [] if seq.scored else [TokenLogprobs(seq.token(0), 0.0, [])]
+                k = seq.request.sampling.prompt_logprobs or 0
+                for at in range(offset, offset + n):
+                    assert output.scored_logprobs is not None
+                    assert output.scored_ids is not None
+                    assert output.scored_top is not None
+                    top = zip(output.scored_ids[at, :k].tolist(), output.scored_top[at, :k].tolist(), strict=True)
+                    token = seq.token(seq.scored + len(entries))
+                    entries.append(TokenLogprobs(token, float(output.scored_logprobs[at]), list(top)))
+                seq.scored += len(entries)
+                if entries:
+                    self.state.emissions.append(PromptScored(seq, entries))
+            offset += n
 
     def _consume(
         self, seq: ScheduledSequence, fresh: list[int], finish: Finish | None, extras: Extras | None

@@ -68,12 +68,20 @@ class Generated:
 
 
 @dataclass(slots=True)
+class PromptScored:
+    """The next tokens of the prompt, with their log-probabilities."""
+
+    seq: ScheduledSequence
+    entries: Sequence[TokenLogprobs]
+
+
+@dataclass(slots=True)
 class Ended:
     seq: ScheduledSequence
     end: End
 
 
-Emission = Admitted | Generated | Ended
+Emission = Admitted | PromptScored | Generated | Ended
 
 
 @dataclass(slots=True)

@@ -44,6 +44,8 @@ ConstraintCompiler = Callable[[Constraint], ConstraintState]
 
 PROMPT_END = 32
 """Tokens of a prompt's end that a reader of the output needs: it may leave a `<think>` open, say."""
+MOST_SCORES = 2**20
+"""Log-probabilities of a prompt: 49,932 tokens with the 20 likeliest of each."""
 MOST_COUNTED = 4_000_000
 """Tokens of a prompt that is only counted."""
 
@@ -98,6 +100,7 @@ class Preparer:
         prompt = given.ids
         check_sampling(request.sampling, self.limits)
         self._check_request(request, resumed.ids)
+        self._check_scores(request, given)
         rules = StopRules.of(
             request.sampling, self.eos_token_ids, len(prompt), self._context(request, len(prompt))
         )
@@ -200,6 +203,21 @@ class Preparer:
             slots = "this engine has no adapter slots (PETIOLE_LORA_SLOTS is 0)"
             require(self.config.lora_slots > 0, "adapter", slots, request.adapter)
 
+    def _check_scores(self, request: Request, given: InputTokens) -> None:
+        """The log-probabilities of a prompt are kept until the request ends."""
+        top, n, delivered = request.sampling.prompt_logprobs, len(given.ids), request.resume_prompt_tokens
+        require(
+            0 <= delivered <= n, "resume_prompt_tokens", f"must be at most {n}, those of the prompt", delivered
+        )
+        if top is None:
+            return
+        plain = not given.images and self.limits.values is None and self.limits.texts is None
+        require(plain, "prompt_logprobs", "is only for prompts of text, of models that generate text", top)
+        limit = (
+            f"must give at most {MOST_SCORES} numbers in all, (prompt_logprobs + 1) for each token of the prompt"
+        )
+        require((top + 1) * n <= MOST_SCORES, "prompt_logprobs", limit, f"{top} for {n} tokens")
+
     def _context(self, request: Request, n_prompt: int) -> int:
         """The most tokens of prompt and output together. The rest of the context also ends where the KV cache
         does, but for a prompt that leaves no room there, which is refused."""
@@ -299,16 +317,11 @@ def check_sampling(sampling: SamplingParams, model: ModelLimits) -> None:
         scalar.check(name, getattr(sampling, name))
     if sampling.max_tokens != "rest":
         _MAX_TOKENS.check("max_tokens", sampling.max_tokens)
-    if sampling.logprobs is not None:
-        size = model.vocab_size
-        limit = f"must be at most the size of the vocabulary, {size}"
-        require(sampling.logprobs <= size, "logprobs", limit, sampling.logprobs)
-    require(
-        sampling.logprobs is not None or not sampling.logprob_texts,
-        "logprob_texts",
-        "needs logprobs",
-        "no logprobs",
-    )
+    for name in ("logprobs", "prompt_logprobs"):
+        limit = f"must be at most the size of the vocabulary, {model.vocab_size}"
+        require((getattr(sampling, name) or 0) <= model.vocab_size, name, limit, getattr(sampling, name))
+    wanted = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+    require(wanted or not sampling.logprob_texts, "logprob_texts", "needs logprobs", "no logprobs")
     _check_token_sets(sampling, model.vocab_size)
 
 

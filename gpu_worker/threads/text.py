@@ -33,7 +33,7 @@ from petiole.gpu_worker.request import Delta, FinishReason, Result, Timing, Toke
 from petiole.gpu_worker.request.values import Numbers
 from petiole.gpu_worker.runtime.interface import Float32Array
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
-from petiole.gpu_worker.scheduling.state import Emission, Ended, Extras, Generated
+from petiole.gpu_worker.scheduling.state import Emission, Ended, Extras, Generated, PromptScored
 from petiole.gpu_worker.scheduling.stopping import End, Finish, StopRules
 from petiole.gpu_worker.text import TextAssembler, Tokenizer
 
@@ -62,6 +62,7 @@ class RequestOutput:
         self.token_ids: list[int] = []
         self.texts: list[str] = []
         self.logprobs: list[TokenLogprobs] = []
+        self.prompt: list[TokenLogprobs] = []
         self.made: list[Made] = []
         self.write: Callable[[Float32Array], Made] | None = None
         self.stop: str | None = None
@@ -72,6 +73,12 @@ class RequestOutput:
     def wakes(self) -> bool:
         """Whether every emission of this request wakes the text thread."""
         return self.watched or not self.begun
+
+    def of_prompt(self, n_tokens: int) -> int:
+        """The index of the next token of the prompt that is delivered, of this many; 0 if none is."""
+        request = self.handle.request
+        asked = request.sampling.prompt_logprobs is not None
+        return request.resume_prompt_tokens + len(self.prompt) - n_tokens if asked else 0
 
     def open(
         self,
@@ -174,13 +181,15 @@ class RequestOutput:
 class _PendingOutput:
     """Output of a sequence that is not delivered yet.
 
-    `tokens` are still to be detokenized; `kept` and `text` are the detokenized tokens and their text.
+    `tokens` are still to be detokenized; `kept` and `text` are the detokenized tokens and their text. `prompt`:
+    tokens of the prompt with their log-probabilities.
     """
 
     tokens: list[int] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
     text: str = ""
     extras: list[Extras] = field(default_factory=list)
+    prompt: list[TokenLogprobs] = field(default_factory=list)
     end: End | None = None
 
     def entries(
@@ -333,9 +342,13 @@ class TextThread:
         handle, end = output.handle, pending.end
         if seq.scheduled_s is not None:
             handle._admit()
+        if pending.prompt:
+            self._deliver_prompt(seq, output, pending)
         _detokenize(output, pending)
         token_ids, text = pending.kept, pending.text
         index = len(output.token_ids) - len(token_ids)
+        if (of_prompt := output.of_prompt(seq.num_input_tokens)) < 0:  # it ends before its output begins
+            index = of_prompt
         finish = end if isinstance(end, Finish) else None
         if finish is not None:
             text += output.flush()
@@ -357,6 +370,12 @@ class TextThread:
             self.end(output, self._result(seq, output, finish))
             if end is None:
                 self._stop_generating(seq)
+
+    def _deliver_prompt(self, seq: ScheduledSequence, output: RequestOutput, pending: _PendingOutput) -> None:
+        entries, pending.prompt = output.spelled(tuple(pending.prompt)), []
+        ids, index = tuple(entry.token_id for entry in entries), output.of_prompt(seq.num_input_tokens)
+        output.prompt += entries
+        output.handle._push(Delta(index, ids, "", logprobs=entries))
 
     def end(self, output: RequestOutput, outcome: Result | BaseException) -> None:
         """End a request here, unless it has ended. Runs on the text thread."""
@@ -393,6 +412,9 @@ class TextThread:
             ),
             model=self.model,
             logprobs=tuple(output.logprobs) if output.handle.request.sampling.logprobs is not None else None,
+            prompt_logprobs=(
+                tuple(output.prompt) if output.handle.request.sampling.prompt_logprobs is not None else None
+            ),
             answer=None if output.reading is None else output.reading.finalize(),
             **output.whole(),
         )
@@ -414,6 +436,8 @@ def _collect(outputs: dict[ScheduledSequence, _PendingOutput], emissions: Iterab
                 pending.tokens += token_ids
                 if extras is not None:
                     pending.extras.append(extras)
+            case PromptScored(_, entries):
+                pending.prompt += entries
             case Ended(_, end):
                 pending.end = end
 

@@ -47,9 +47,16 @@ def opening(task_id: str, attempt: int) -> str:
     return f'{{"task_id":{quote(task_id)},"attempt":{attempt},"index":'
 
 
-def merged(opening: str, index: int, pieces: Sequence[Tokens], end: Mapping[str, Any] | None = None) -> str:
+def merged(
+    opening: str,
+    index: int,
+    pieces: Sequence[Tokens],
+    end: Mapping[str, Any] | None = None,
+    *,
+    after_prompt: bool = False,
+) -> str:
     """One delta of all `pieces`; the first piece begins at `index`. With an end, it is the last delta."""
-    if len(pieces) == 1 and end is None and _is_plain(piece := pieces[0]):
+    if len(pieces) == 1 and end is None and not after_prompt and _is_plain(piece := pieces[0]):
         ids = piece.token_ids
         some = str(ids[0]) if len(ids) == 1 else ",".join(map(str, ids))
         return f'{opening}{index},"token_ids":[{some}],"text":{quote(piece.text)},"finish_reason":null}}'
@@ -58,6 +65,8 @@ def merged(opening: str, index: int, pieces: Sequence[Tokens], end: Mapping[str,
     if not all(map(_is_plain, pieces)):
         columns = ((name, joined(pieces, name)) for name in A_TOKEN)
         extras = "".join(f",{_json(name, column)}" for name, column in columns if column is not None)
+    if after_prompt:
+        extras += ',"after_prompt":true'
     if end is not None:
         reason = quote(end["finish_reason"])
         known = {name: end[name] for name in AT_THE_END if name in end}
@@ -111,7 +120,7 @@ def _json(name: str, value: Any) -> str:
     """A field and its value."""
     write = partial(_writer(name), exclude_defaults=True, warnings=False)
     text = write(value)
-    if name == "logprobs" and b"null" in text:  # infinite, or no number
+    if name in ("logprobs", "prompt_logprobs") and b"null" in text:  # infinite, or no number
         text = write([_finite(entry) for entry in value])
     return f'"{name}":{text.decode()}'
 
@@ -153,34 +162,46 @@ class Written:
     @classmethod
     def of(cls, entries: Sequence[bytes]) -> Written:
         deltas: list[StreamDelta] = []
-        end = 0
+        end: int | None = None
         for entry in entries:
             try:
                 read = StreamDelta.model_validate_json(entry)
             except ValidationError:
                 break
-            if read.index != end:
+            if read.index != end and (end is not None or read.index > 0):
                 break
             deltas.append(read)
             end = read.end
         return cls(deltas, len(entries) - len(deltas))
 
     @property
+    def prompt(self) -> Sequence[StreamDelta]:
+        """The deltas of the prompt."""
+        return [delta for delta in self.deltas if delta.index < 0]
+
+    @property
+    def output(self) -> Sequence[StreamDelta]:
+        return [delta for delta in self.deltas if delta.index >= 0]
+
+    @property
     def token_ids(self) -> list[int]:
-        return [token for delta in self.deltas for token in delta.token_ids]
+        return [token for delta in self.output for token in delta.token_ids]
 
     @property
     def text(self) -> str:
         return "".join(delta.text for delta in self.deltas)
 
     def entries(self, name: str) -> list[Any]:
-        """A field of `A_TOKEN`: one entry for each token, or none."""
-        return joined(self.deltas, name) or []
+        """A field of `A_TOKEN`: one entry for each token of the output, or none. `prompt_logprobs`: one for each
+        token of the prompt."""
+        if name == "prompt_logprobs":
+            return joined(self.prompt, "logprobs") or []
+        return joined(self.output, name) or []
 
     def result(self, end: Mapping[str, Any]) -> dict[str, Any]:
         """The result of a task with this log and this end."""
         value: dict[str, Any] = {"text": self.text, "token_ids": self.token_ids, **end}
-        for name in A_TOKEN:
+        for name in (*A_TOKEN, "prompt_logprobs"):
             if name in GenerationResult.model_fields and (entries := self.entries(name)):
                 value |= json.loads(f"{{{_json(name, entries)}}}")
         return value

@@ -35,7 +35,7 @@ class Piece(Received):
     attempt: int
     """The delivery that generated the delta: 1, and higher after a worker was lost or has handed the task back."""
     index: int
-    """The position of `token_ids[0]` in the output."""
+    """The position of `token_ids[0]` in the output. Below 0: in the prompt, whose last token is at -1."""
     token_ids: list[int]
     """One or more tokens; the last delta may have none."""
     text: str
@@ -108,6 +108,8 @@ class StreamDelta(ShownPiece, EndOfOutput, Piece):
 
     prepared: Prepared | None = None
     """Only in the delta that announces a task. See docs/streams.md#before-the-first-token."""
+    after_prompt: bool = False
+    """Only in the first delta of an output, if deltas of the prompt come before it."""
 
     error: dict[str, Any] | None = None
     """`{"type", "message", "args"}`, if the task has failed."""
@@ -215,6 +217,9 @@ class Output(Received):
     """The output, with the end token or the tokens of the stop string."""
     logprobs: list[TokenLogprobs] | None = None
     """If `logprobs` was given: those of each token, as in the deltas."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """If `prompt_logprobs` was given: those of each token of the prompt. Nothing precedes the first one, whose
+    `logprob` is 0."""
     vectors: list[str] | None = None
     """The vectors of `embed`, as base64, in the order of the texts. `petiole.Vectors.of(result)` reads them. In
     `token_ids` stands each text's number of tokens."""

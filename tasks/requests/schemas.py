@@ -165,7 +165,10 @@ class Sampling(Declared):
     """Report the log-probability of each output token, and those of the likeliest tokens at the same index: this
     many."""
     logprob_texts: bool = False
-    """Report the text and the bytes of each of these tokens, too. Needs `logprobs`."""
+    """Report the text and the bytes of each of these tokens, too. Needs `logprobs` or `prompt_logprobs`."""
+    prompt_logprobs: limits.Logprobs | None = None
+    """Report the log-probability of each token of the prompt, given those before it, and those of the likeliest
+    tokens at the same index: this many. See docs/requests.md#log-probabilities-of-the-prompt."""
     ignore_eos: bool = False
     """The model's end tokens do not end the output. For benchmarks."""
     stop: Annotated[list[StopString], Field(max_length=MAX_STOPS), Given(str)] = Field(default_factory=list)
@@ -228,7 +231,7 @@ class Options(Common, Sampling):
 
     @model_validator(mode="after")
     def _texts_of_logprobs(self) -> Self:
-        if self.logprob_texts and self.logprobs is None:
+        if self.logprob_texts and self.logprobs is None and self.prompt_logprobs is None:
             raise InvalidRequest("logprob_texts", "needs logprobs", "no logprobs")
         return self
 

@@ -51,7 +51,11 @@ class Sampling(TypedDict, total=False):
     """Report the log-probability of each output token, and those of the likeliest tokens at the same index: this
     many. From 0 to 20."""
     logprob_texts: bool
-    """Report the text and the bytes of each of these tokens, too. Needs `logprobs`. Default: False."""
+    """Report the text and the bytes of each of these tokens, too. Needs `logprobs` or `prompt_logprobs`. Default:
+    False."""
+    prompt_logprobs: int | None
+    """Report the log-probability of each token of the prompt, given those before it, and those of the likeliest
+    tokens at the same index: this many. See docs/requests.md#log-probabilities-of-the-prompt. From 0 to 20."""
     ignore_eos: bool
     """The model's end tokens do not end the output. For benchmarks. Default: False."""
     stop: str | list[str]
@@ -523,6 +527,9 @@ class GenerationDict(TypedDict):
     """The output, with the end token or the tokens of the stop string."""
     logprobs: NotRequired[list[TokenLogprobsDict]]
     """If `logprobs` was given: those of each token, as in the deltas."""
+    prompt_logprobs: NotRequired[list[TokenLogprobsDict]]
+    """If `prompt_logprobs` was given: those of each token of the prompt. Nothing precedes the first one, whose
+    `logprob` is 0."""
     vectors: NotRequired[list[str]]
     """The vectors of `embed`, as base64, in the order of the texts. `petiole.Vectors.of(result)` reads them. In
     `token_ids` stands each text's number of tokens."""

@@ -1,5 +1,7 @@
 """Merges a log and a channel with overlapping contents into one stream: every token once, in order.
 
+A stream begins with the token 0, or with tokens of the prompt, at negative indices. Only the log says with which.
+
 The log is a list of deltas without gaps or overlaps: each begins at the index where the previous one ends. The
 channel carries the same deltas, but may lose some and deliver some twice. The reader's state is its position in
 the log (`LogPosition`). A published delta is handled by where it begins:
@@ -50,13 +52,15 @@ class StreamAssembler:
         self.start = self.next = start
         self.text_length = 0
         self.attempt = 0
-        self.finished = False
+        self.finished = self._begun = False
 
     def published(self, delta: StreamDelta) -> list[StreamDelta] | None:
         """The new deltas, given one from the channel; None if the log must be read."""
-        if self.finished or delta.attempt < self.attempt or delta.index < self.position.index:
+        begun = self.position.entries > 0
+        if self.finished or delta.attempt < self.attempt or (begun and delta.index < self.position.index):
             return []
-        if delta.index > self.position.index:
+        first_of_several = not self.position.entries and (delta.index < 0 or delta.after_prompt)
+        if delta.index > self.position.index or first_of_several:
             return None
         return self._accept(delta)
 
@@ -71,6 +75,9 @@ class StreamAssembler:
             return None
         new: list[StreamDelta] = []
         for delta in deltas[self.position.entries - self.read_from :]:
+            if not self.position.entries and delta.index < 0:
+                self.position = LogPosition(index=delta.index)
+                self.next = self.next if self._begun else min(self.next, delta.index)
             if not self.finished and delta.index == self.position.index:
                 new += self._accept(delta)
         return new
@@ -91,7 +98,7 @@ class StreamAssembler:
         self.position = LogPosition()
 
     def _accept(self, delta: StreamDelta) -> list[StreamDelta]:
-        before, self.position = self.position, self.position.after(delta)
+        before, self.position, self._begun = self.position, self.position.after(delta), True
         self.attempt = max(self.attempt, delta.attempt)
         self.finished = delta.finish_reason is not None
         known_tokens, known_text = self.next - delta.index, self.text_length - before.text_length

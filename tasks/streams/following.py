@@ -188,6 +188,10 @@ class Following:
         not read, but for some of their indices."""
         [length] = yield ("read_entries", [])
         low, high = 0, min(length, token + 1)  # an entry has a token or more; entry `low` begins early enough
+        if high < length:
+            first, _ = yield ("read_entries", [0])
+            if first and self.delta(*first).index < 0:  # entries of the prompt come before those of the output
+                high = length
         while high - low > 1:
             places = sorted({low + (high - low) * k // (PROBES + 1) for k in range(1, PROBES + 1)} - {low})
             *entries, _ = yield ("read_entries", places)
@@ -264,6 +268,10 @@ class Following:
             same = StreamDelta.model_fields.keys() & GenerationResult.model_fields.keys() - shown
             if self.start and self.assembler.next < len(whole.token_ids):
                 raise StreamExpired(f"task {self.task_id}: its log is gone before token {self.assembler.next}")
+            if whole.prompt_logprobs and not self.assembler.position.entries and not self.start:
+                ids = [entry.token_id for entry in whole.prompt_logprobs]
+                prompt = {"index": -len(ids), "token_ids": ids, "logprobs": whole.prompt_logprobs}
+                yield last.model_copy(update=prompt)
             everything = last.model_copy(update={"index": 0, **{name: getattr(whole, name) for name in same}})
             if not self.assembler.next:
                 thought = None if whole.reasoning is None else whole.reasoning.text

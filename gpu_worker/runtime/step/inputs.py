@@ -6,7 +6,7 @@ lengths  [B]  1          4             3
 inputs   [T]  p          a  b  c  d    p  x  y       p: the row's pending token
 position [T]  12         0  1  2  3    40 41 42
 outputs  [B]  1          1             3
-last     [O]  0          4             5  6  7       inputs whose logits are sampled
+last     [O]  0          4             5  6  7       inputs whose logits are sampled; others may score the prompt
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ class StepInputs:
     """The arrays of a step.
 
     rows, positions: [T]. token_ids: [T]; PENDING if a token comes from its row's pending buffer. pending_inputs:
-    the indices of the inputs that are PENDING. output_inputs: [O], the indices of the inputs whose logits are
-    sampled. known_pending_rows, known_pending, known_values: [B'], next inputs to write to the pending buffers of
-    these rows. batch_rows, starts, lengths: [B], pages and states: as in `StepBatch`. values, types: [T], the side
-    inputs VALUES and TYPES. kept: the side inputs that are on the device, by name. adapters: [B], the adapter slot
-    of each sequence. limits: [T], for each input the end of the positions that it sees; None: all up to itself.
-    rotary: [T] or [axes, T]; None: the same as positions."""
+    the indices of the inputs that are PENDING. output_inputs: [O + S], the indices of the inputs whose logits are
+    wanted, ascending. known_pending_rows, known_pending, known_values: [B'], next inputs to write to the pending
+    buffers of these rows. batch_rows, starts, lengths: [B], pages and states: as in `StepBatch`. values, types:
+    [T], the side inputs VALUES and TYPES. kept: the side inputs that are on the device, by name. adapters: [B],
+    the adapter slot of each sequence. limits: [T], for each input the end of the positions that it sees; None: all
+    up to itself. rotary: [T] or [axes, T]; None: the same as positions. sampled: [O], which of the `output_inputs`
+    are sampled from; scored: [S], which score a given token; None: all are sampled from."""
 
     kind: StepKind
     rows: Int64Array
@@ -74,10 +75,18 @@ class StepInputs:
     rotary: Int64Array | None = None
     kept: Mapping[str, Parts] = field(default_factory=dict)
     states: StateUpdates | None = None
+    sampled: Int64Array | None = None
+    scored: Int64Array | None = None
+
+    @property
+    def sampled_inputs(self) -> Int64Array:
+        """[O], the indices of the inputs whose logits are sampled."""
+        return self.output_inputs if self.sampled is None else self.output_inputs[self.sampled]
 
     def of_outputs(self, array: Int64Array) -> Int64Array:
         """The elements of an array [T] whose logits are sampled: [O]. The array itself, if these are all."""
-        return array if len(self.output_inputs) == len(array) else array[self.output_inputs]
+        inputs = self.sampled_inputs
+        return array if len(inputs) == len(array) else array[inputs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +112,11 @@ def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:
     rows, token_ids = batch.rows.astype(np.int64), batch.token_ids.astype(np.int64)
     every = np.arange(len(token_ids))
     positions = every + (starts - first).repeat(lengths)
+    outputs_at = every if outputs.sum() == len(every) else ragged_arange(ends - outputs, outputs)
+    wanted, sampled, scored = outputs_at, None, None
+    if batch.scored is not None:
+        wanted = np.union1d(outputs_at, batch.scored.inputs)
+        sampled, scored = np.searchsorted(wanted, outputs_at), np.searchsorted(wanted, batch.scored.inputs)
     if FEATURES in batch.kept:
         token_ids[token_ids == IMAGE] = 0  # features stand in the place of their embeddings
     return StepInputs(
@@ -111,7 +125,7 @@ def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:
         positions=positions,
         token_ids=token_ids,
         pending_inputs=first[batch.token_ids[first] == PENDING],
-        output_inputs=every if outputs.sum() == len(every) else ragged_arange(ends - outputs, outputs),
+        output_inputs=wanted,
         known_pending_rows=batch.rows[known].astype(np.int64),
         known_pending=batch.pending[known].astype(np.int64),
         batch_rows=rows,
@@ -125,6 +139,8 @@ def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:
         limits=None if batch.regions is None else _limits(batch, positions, first),
         rotary=None if batch.rotary is None else batch.rotary.astype(np.int64),
         states=batch.states,
+        sampled=sampled,
+        scored=scored,
     )
 
 

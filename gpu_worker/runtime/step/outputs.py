@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from petiole.cache import ragged_arange
 from petiole.gpu_worker.runtime.interface import VALUES, StepBatch, TokenMask
 from petiole.gpu_worker.runtime.step.inputs import StepStates
-from petiole.gpu_worker.runtime.step.rows import OutputPlan, RowStates, Upload, Uses, sampled_with
+from petiole.gpu_worker.runtime.step.rows import OutputPlan, RowStates, ScorePlan, Upload, Uses, sampled_with
 from petiole.gpu_worker.runtime.step.sampling import (
     Choose,
     apply_bits,
@@ -24,6 +25,8 @@ from petiole.gpu_worker.runtime.step.sampling import (
     logprobs,
 )
 from petiole.gpu_worker.runtime.step.verify import Accept
+
+_SCORED_TOGETHER = 64
 
 
 class OutputSampler:
@@ -41,9 +44,31 @@ class OutputSampler:
         Returns the tensors to copy to the host, named as in `StepOutput`; `accepted` only for a verify, since the
         host knows it otherwise.
         """
+        found = states.logits()
+        scores = {} if plan.scores is None else self._scores(found, plan.scores)
+        if plan.sampled is not None:
+            if not plan.n:
+                return scores
+            found = found[self._up(plan.sampled)]
+        return scores | self._sampled(found, plan, batch, states, mask)
+
+    def _scores(self, logits: Tensor, plan: ScorePlan) -> dict[str, Tensor]:
+        """The log-probabilities of given tokens, without penalties, bias and masks. Piece by piece, because each
+        takes a table of the vocabulary."""
+        places, token_ids = self._up(plan.at), self._up(plan.token_ids)
+        parts = [
+            logprobs(logits[places[some]].float(), token_ids[some], plan.top)
+            for some in (slice(at, at + _SCORED_TOGETHER) for at in range(0, plan.n, _SCORED_TOGETHER))
+        ]
+        chosen, top_ids, top = map(torch.cat, zip(*parts, strict=True))
+        return {"scored_logprobs": chosen, "scored_ids": top_ids.int(), "scored_top": top}
+
+    def _sampled(
+        self, logits: Tensor, plan: OutputPlan, batch: StepBatch, states: StepStates, mask: TokenMask | None
+    ) -> dict[str, Tensor]:
         given = sampled_with(plan, self._upload)
         rows, pending = given.rows, self._states.pending
-        logits = self._adjust(states.logits(), rows, plan, mask)
+        logits = self._adjust(logits, rows, plan, mask)
         token_ids = self._choose(logits, given.choice)
         sides = {name: make(token_ids) for name, make in states.sides.items()}
         values = sides.get(VALUES)

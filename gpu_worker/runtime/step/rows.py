@@ -8,7 +8,7 @@ ban or allow tokens are stored on the device and accessed in stream order only. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -57,12 +57,26 @@ _NO_PAIRS = np.empty((0, 2), np.int64)
 
 
 @dataclass(frozen=True, slots=True)
+class ScorePlan:
+    """Given tokens to score: see `Scored`. at: int64 [S], their places among the outputs. token_ids: int64 [S]."""
+
+    at: npt.NDArray[np.int64]
+    token_ids: npt.NDArray[np.int64]
+    top: int
+
+    @property
+    def n(self) -> int:
+        return len(self.at)
+
+
+@dataclass(frozen=True, slots=True)
 class OutputPlan:
     """The outputs of one step, on the host. O outputs over B rows; `uses`: their `Uses` flags, ORed.
 
     rows: int64 [O]. positions: int64 [O], of the tokens to be sampled. drafts: see `drafts_of`; None if nothing
     is verified. draft_pairs: int64 [n, 2], (output, token) for each draft that precedes an output in its row, if
     the row has penalties. ends: int64 [n, 2], (output, token) for each end token of an output before `min_tokens`.
+    sampled: see `StepInputs`. scores: of the prompts; None if none is scored.
     """
 
     rows: npt.NDArray[np.int64]
@@ -73,6 +87,8 @@ class OutputPlan:
     ends: npt.NDArray[np.int64]
     uses: int
     vocab_size: int
+    sampled: npt.NDArray[np.int64] | None = None
+    scores: ScorePlan | None = None
 
     @property
     def n(self) -> int:
@@ -156,7 +172,11 @@ class RowStates:
             pairs = draft_pairs(batch, inputs, (used & Uses.PENALTIES) != 0)
         if uses & Uses.MIN_TOKENS:
             ends = self._early_ends(rows, np.flatnonzero(positions < parameters["first_end"]))
-        return OutputPlan(rows, parameters, positions, drafts, pairs, ends, uses, self._vocab_size)
+        plan = OutputPlan(rows, parameters, positions, drafts, pairs, ends, uses, self._vocab_size)
+        if (scored := batch.scored) is None or inputs.scored is None:
+            return plan
+        scores = ScorePlan(inputs.scored, scored.token_ids.astype(np.int64), scored.top)
+        return replace(plan, sampled=inputs.sampled, scores=scores if scores.n else None)
 
     def _early_ends(self, rows: npt.NDArray[np.int64], early: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """`OutputPlan.ends` of the outputs `early`."""

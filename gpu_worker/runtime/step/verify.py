@@ -38,7 +38,7 @@ def draft_pairs(batch: StepBatch, inputs: StepInputs, wanted: npt.NDArray[np.boo
     within = ragged_arange(np.zeros_like(batch.outputs), batch.outputs)
     counts = np.where(wanted, within, 0)
     outputs = np.repeat(np.arange(len(within)), counts)
-    drafts = ragged_arange(inputs.output_inputs - counts + 1, counts)
+    drafts = ragged_arange(inputs.sampled_inputs - counts + 1, counts)
     return np.stack([outputs, inputs.token_ids[drafts]], axis=1)
 
 

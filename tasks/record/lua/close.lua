@@ -11,7 +11,7 @@ if redis.call('HEXISTS', state, 'done') == 1 then
   return 0
 end
 local attempt, _, ends = redis.call('HINCRBY', state, 'attempt', 1), length_and_end(log)
-local index = math.max(ends, 0)
+local index = ends == UNKNOWN and 0 or ends
 local payload = head .. attempt .. middle .. index .. tail
 redis.call('RPUSH', log, payload)
 if ARGV[7] then

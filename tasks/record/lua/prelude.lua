@@ -83,7 +83,10 @@ local function enter(keys, first, state, entry)
   end
 end
 
--- The length of a log, and the index at which its next delta begins: -1 behind an entry that is nobody's delta.
+-- The length of a log, and the index at which its next delta begins: UNKNOWN behind an entry that is nobody's delta.
+-- It is below 0 behind a delta of the prompt.
+local UNKNOWN = -2147483648
+
 local function length_and_end(log)
   local entry = redis.call('LINDEX', log, -1)
   if not entry then
@@ -93,5 +96,5 @@ local function length_and_end(log)
     local delta = cjson.decode(entry)
     return delta.index + #delta.token_ids
   end)
-  return redis.call('LLEN', log), read and ends or -1
+  return redis.call('LLEN', log), read and ends or UNKNOWN
 end

@@ -227,7 +227,8 @@ class Intake:
                 deadline_s=None if limits.earliest is None else limits.earliest.after_s,
                 resume_token_ids=written.token_ids,
                 resume_bins=written.entries("bins"),
-                resume_adapter_key=(begun.adapter or None) if written.token_ids else None,
+                resume_prompt_tokens=len(written.entries("prompt_logprobs")),
+                resume_adapter_key=(begun.adapter or None) if written.deltas else None,
             )
         except PetioleError as error:
             return failed(error)

@@ -24,6 +24,7 @@ def engine_request(
     deadline_s: float | None = None,
     resume_token_ids: Sequence[int] = (),
     resume_bins: Sequence[Sequence[int] | None] = (),
+    resume_prompt_tokens: int = 0,
     resume_adapter_key: str | None = None,
 ) -> Request:
     """The engine's request. It is the same on every worker of a model, but for the resumed tokens and adapter."""
@@ -49,6 +50,7 @@ def engine_request(
         deadline_s=deadline_s,
         resume_token_ids=tuple(resume_token_ids),
         resume_bins=tuple(resume_bins),
+        resume_prompt_tokens=resume_prompt_tokens,
         resume_adapter_key=resume_adapter_key,
         request_id=task_id,
     )

@@ -72,6 +72,8 @@ def succeeded(result: Result, attempt: int, before: Written, parts: Mapping[str,
     for name in ("logprobs", "vectors", "scores"):
         if (made := getattr(result, name)) is not None:
             known[name] = [*before.entries(name), *made][-len(result.token_ids) :]
+    if result.prompt_logprobs is not None:
+        known["prompt_logprobs"] = [*before.entries("prompt_logprobs"), *result.prompt_logprobs]
     if result.best is not None:
         known["ranking"] = ranked(known.get("scores", ()), result.best)
     return Outcome(codec.result(result, **known), None, result.finish_reason.value, result.stop_reason)
@@ -93,7 +95,7 @@ def within(limit_bytes: int, outcome: Outcome) -> Outcome:
     if result is None:
         return outcome
     bound = _MAX_OTHER_BYTES + _MAX_BYTES_A_UNIT * (len(result["text"]) + len(result["token_ids"]))
-    if bound <= limit_bytes and not {"logprobs", "vectors", "scores"} & result.keys():
+    if bound <= limit_bytes and not {"logprobs", "prompt_logprobs", "vectors", "scores"} & result.keys():
         return outcome
     size = len(json.dumps(result))
     return outcome if size <= limit_bytes else failed(errors.ResultTooLarge(size, limit_bytes))

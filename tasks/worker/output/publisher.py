@@ -129,6 +129,16 @@ class Outbox:
         """The index after the last token."""
         return self.pieces[-1].index + len(self.pieces[-1].token_ids) if self.pieces else 0
 
+    def of_prompt(self, at: int) -> bool:
+        """Whether there is a piece at this place, and it is of the prompt."""
+        return 0 <= at < len(self.pieces) and self.pieces[at].index < 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is more to write. The last piece waits for `finish`."""
+        unsent = self.pieces[self.sent : self.sent + 1]
+        return any(piece.finish_reason is None for piece in unsent) or (self.final is not None and not self.closed)
+
     def push(self, delta: Tokens) -> None:
         """Append a piece of output. The last piece is written by `finish`, as one log entry with the outcome."""
         self._publisher._add(self, delta)
@@ -175,13 +185,17 @@ class Outbox:
         """Append this outbox's arguments to a script call."""
         # Read `final` before the pieces: once it is set, all pieces have been pushed.
         final = self.final
+        count = len(self.pieces)
+        if self.of_prompt(self.sent):  # an entry of its own, so that entries stay small
+            count, final = self.sent + 1, None
         operations = self._operations(now, final is not None)
-        count, entries, payload = len(self.pieces), self.entries, ""
+        entries, payload = self.entries, ""
         if count > self.sent or final is not None:
             entries += 1
             pieces = self.pieces[self.sent : count]
             index = pieces[0].index if pieces else self.end
-            payload = codec.merged(self._opening, index, pieces, None if final is None else final[0])
+            end, after_prompt = None if final is None else final[0], index == 0 and self.of_prompt(self.sent - 1)
+            payload = codec.merged(self._opening, index, pieces, end, after_prompt=after_prompt)
         if payload and not self.entries and self.adapter and final is None:
             operations += " adapter"
         if operations:
@@ -326,6 +340,8 @@ class Publisher:
                 outbox.sent, outbox.entries = sent, entries
                 if operations:
                     self._done(outbox, operations)
+                if outbox.of_prompt(sent - 1) and outbox.waits:
+                    self._mark(outbox)
                 if code and not outbox.closed:
                     outbox.listener.on_cancel(flagged=code == Publish.FLAGGED)
 
@@ -345,7 +361,7 @@ class Publisher:
                 logger.error("stream %s: its log does not end with a delta of this attempt", outbox.task_id)
                 outbox.listener.on_mismatch()
                 return
-            outbox.sent = starts.index(end) if end in starts else len(starts)
+            outbox.sent = starts.index(end) if entries and end in starts else len(starts) if entries else 0
             outbox.entries = entries
             outbox.admitted_sent = outbox.prepared_sent = False
             outbox.look_at = 0.0

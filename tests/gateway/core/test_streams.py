@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from petiole.gateway.core.events import Event
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.core.parts import Begun, Closed, Ended, Opened, Part, Text, Whole
+from petiole.gateway.core.parts import Begun, Closed, Ended, Opened, Part, Prompted, Text, Whole
 from petiole.gateway.core.reading import Reading
 from petiole.gateway.core.record import Record, dump, load
 from petiole.gateway.core.streams import Frame, Stream, cursor_of
@@ -179,7 +179,9 @@ def test_parts_open_and_close_and_a_failed_output_just_ends() -> None:
     assert parts(begun, failed) == ["Opened", "Text", "Ended"]
     prepared = deltas("", [])[0].model_copy(update={"prepared": Prepared("m", "f", 3, ""), "finish_reason": None})
     assert [*Reading("t").read(prepared)] == [Begun(3)]
-    assert {Begun, Opened, Text, Closed, Ended} == set(Part.__args__)
+    of_prompt = begun.model_copy(update={"index": -1, "text": ""})
+    assert parts(of_prompt, begun) == ["Prompted", "Opened", "Text"]
+    assert {Begun, Prompted, Opened, Text, Closed, Ended} == set(Part.__args__)
 
 
 def test_choices_have_numbers_of_their_own() -> None:

@@ -29,7 +29,13 @@ def tokens_of(http: httpx2.Client, prompt: str) -> list[int]:
 
 
 def test_a_whole_answer_and_its_stream_are_the_same(client: openai.OpenAI, http: httpx2.Client) -> None:
-    for more in ({}, {"echo": True}, {"logprobs": 2}, {"n": 2, "temperature": 1, "seed": 5}):
+    for more in (
+        {},
+        {"echo": True},
+        {"logprobs": 2},
+        {"echo": True, "logprobs": 2, "prompt": [PROMPT, "The sea"]},
+        {"n": 2, "temperature": 1, "seed": 5},
+    ):
         asked = {**ASKED, **more}
         whole = client.completions.create(**asked)
         assert whole.id.startswith("cmpl-")
@@ -55,6 +61,55 @@ def test_offsets_are_those_of_the_text(client: openai.OpenAI) -> None:
     assert len(offsets) == len(tokens) > 5
     for offset, token in zip(offsets, tokens, strict=True):
         assert choice.text[offset : offset + len(token)] in (token, "")
+
+
+def test_the_tokens_of_a_prompt_as_evaluation_harnesses_ask_for_them(
+    client: openai.OpenAI, http: httpx2.Client
+) -> None:
+    ids = tokens_of(http, PROMPT)
+    asked: dict[str, Any] = {**ASKED, "logprobs": 1, "echo": True, "seed": 1234}
+    answer = client.completions.create(**{**asked, "prompt": [PROMPT, ids], "max_tokens": 1})
+    for choice in answer.choices:
+        found = choice.logprobs
+        assert found is not None
+        logprobs, top = found.token_logprobs or [], found.top_logprobs or []
+        assert len(logprobs) == len(top) == len(found.tokens or []) == len(ids) + 1
+        assert logprobs[0] is None
+        assert "".join((found.tokens or [])[:-1]) == PROMPT
+        for logprob, likeliest in zip(logprobs[1:], top[1:], strict=True):
+            assert logprob in likeliest.values()
+            assert logprob <= max(likeliest.values()) <= 0
+        assert logprobs[-1] == max(top[-1].values()), "the output is greedy"
+        assert choice.text.startswith(PROMPT)
+    alone = client.completions.create(**{**asked, "max_tokens": 0})
+    [choice], first = alone.choices, answer.choices[0].logprobs
+    assert choice.logprobs is not None
+    assert first is not None
+    assert (choice.text, choice.finish_reason) == (PROMPT, "length")
+    assert choice.logprobs.token_logprobs == (first.token_logprobs or [])[:-1]
+    assert alone.usage is not None
+    assert alone.usage.completion_tokens == 0
+
+
+def test_prompt_logprobs_are_those_of_vllm(client: openai.OpenAI, http: httpx2.Client) -> None:
+    ids = tokens_of(http, PROMPT)
+    answer = client.completions.create(**{**ASKED, "prompt": ids}, extra_body={"prompt_logprobs": 2})
+    found = answer.choices[0].model_extra["prompt_logprobs"]  # type: ignore[index]
+    assert found[0] is None
+    for token, entries in zip(ids[1:], found[1:], strict=True):
+        assert 2 <= len(entries) <= 3
+        assert str(token) in entries
+        assert sorted(entry["rank"] for entry in entries.values() if entry["rank"]) == [1, 2]
+        assert all(entry["decoded_token"] for entry in entries.values())
+    chat = client.chat.completions.create(
+        model="petiole-tiny",
+        messages=[{"role": "user", "content": PROMPT}],
+        max_tokens=1,
+        extra_body={"prompt_logprobs": 0},
+    )
+    assert chat.usage is not None
+    shown = chat.model_extra["prompt_logprobs"]  # type: ignore[index]
+    assert [entry and len(entry) for entry in shown] == [None] + [1] * (chat.usage.prompt_tokens - 1)
 
 
 def test_prompts_in_all_their_forms(client: openai.OpenAI, http: httpx2.Client) -> None:
@@ -84,7 +139,9 @@ def test_prompts_in_all_their_forms(client: openai.OpenAI, http: httpx2.Client) 
         ({"prompt": 7}, "prompt"),
         ({"suffix": "x"}, "suffix"),
         ({"logprobs": 6}, "logprobs"),
-        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"best_of": 3}, "best_of"),
         ({"prompt": ["x"] * 200, "n": 2}, "n"),
         ({"prompt": "x " * 9000}, "prompt"),

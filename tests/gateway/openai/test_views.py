@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,8 +19,9 @@ from petiole.gateway.core.streams import Frame, Stream, View
 from petiole.gateway.openai import chat_view, completions_view
 from petiole.gateway.openai.chat_view import ChatView
 from petiole.gateway.openai.completions_view import CompletionsView
+from petiole.outputs import TokenLogprobs
 from petiole.tasks.requests.results import StreamDelta
-from tests.gateway.core.test_streams import CUTS, TEXTS, deltas
+from tests.gateway.core.test_streams import CUTS, TEXTS, deltas, spelled
 
 Show = Callable[[Record, Sequence[Whole]], dict[str, Any]]
 CASES: dict[str, tuple[Callable[[Record], View], Show, dict[str, Any]]] = {
@@ -31,11 +33,52 @@ CASES: dict[str, tuple[Callable[[Record], View], Show, dict[str, Any]]] = {
         completions_view.whole,
         {"each": 1, "logprobs": 0, "echoes": ["é "]},
     ),
+    "completion with tokens of the prompt": (
+        CompletionsView,
+        completions_view.whole,
+        {"each": 1, "logprobs": 0, "echoes": ["a é😀 b"], "scored": True},
+    ),
+    "completion of the prompt alone": (
+        CompletionsView,
+        completions_view.whole,
+        {"each": 1, "logprobs": 0, "echoes": ["a é😀 b"], "scored": True, "nothing_more": True},
+    ),
 }
 
 
 def record(asked: dict[str, Any]) -> Record:
     return Record(id="x-1", kind="k", created=1, model="m", tasks=["t"], asked=asked)
+
+
+def of_prompt(text: str, cuts: list[int]) -> list[StreamDelta]:
+    """A prompt's part of a log. Its first token adds a mark to the text."""
+    tokens = [TokenLogprobs(0, 0.0, [], ["<s>"], [list(b"<s>")]), *spelled(text)[:-1]]
+    ends = sorted({*(cut for cut in cuts if cut < len(tokens)), len(tokens)})
+    return [
+        StreamDelta(
+            task_id="t",
+            attempt=1,
+            index=begin - len(tokens),
+            token_ids=[token.token_id for token in tokens[begin:end]],
+            text="",
+            logprobs=tokens[begin:end],
+        )
+        for begin, end in itertools.pairwise([0, *ends])
+    ]
+
+
+def test_a_prompt_is_echoed_with_its_tokens_at_their_characters() -> None:
+    """The first token is not part of the text and follows nothing; the others spell the text."""
+    asked = {"each": 1, "logprobs": 0, "echoes": ["a é😀 b"], "scored": True}
+    answer = whole_of(completions_view.whole, record(asked), [*of_prompt("a é😀 b", [2]), *deltas("xy", [])])
+    [choice] = answer["choices"]
+    found = choice["logprobs"]
+    assert choice["text"] == "a é😀 bxy"
+    assert found["token_logprobs"][:2] == [None, -0.5]
+    assert found["top_logprobs"][0] is None
+    offsets = found["text_offset"]
+    assert offsets == sorted(offsets)
+    assert (offsets[0], offsets[1], max(offsets)) == (0, 0, len(choice["text"]))
 
 
 def whole_of(show: Show, of: Record, log: Sequence[StreamDelta]) -> dict[str, Any]:
@@ -85,16 +128,26 @@ def test_what_is_streamed_is_the_whole_answer(
     case: str, text: str, cuts: list[int], others: list[int], data: st.DataObject
 ) -> None:
     view, show, asked = CASES[case]
-    log, of = deltas(text, cuts), record(asked)
-    answer = whole_of(show, of, deltas(text, others))
+
+    def log_of(cuts: list[int]) -> list[StreamDelta]:
+        return (
+            [*of_prompt(asked["echoes"][0], cuts), *deltas(text, cuts)]
+            if "scored" in asked
+            else deltas(text, cuts)
+        )
+
+    log, of = log_of(cuts), record(asked)
+    answer = whole_of(show, of, log_of(others))
     [choice] = answer["choices"]
     frames = streamed(view, of, log)
     seen = frames[: data.draw(st.integers(0, len(frames)))]
-    rest = streamed(view, of, deltas(text, others), int(seen[-1].cursor) if seen else -1)
+    rest = streamed(view, of, log_of(others), int(seen[-1].cursor) if seen else -1)
     for read in (frames, [*seen, *rest]):
         found = joined(read)
         assert found["text"] == (choice["text"] if "text" in choice else choice["message"]["content"])
-        assert found["finish_reason"] == choice["finish_reason"] == "stop"
+        assert (
+            found["finish_reason"] == choice["finish_reason"] == ("length" if "nothing_more" in asked else "stop")
+        )
         assert found["token_ids"] == choice.get("token_ids", [])
         assert found["logprobs"] == _entries(choice["logprobs"])
         assert found["usage"] == (answer["usage"] if asked.get("usage") else None)

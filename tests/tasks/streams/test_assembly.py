@@ -26,18 +26,22 @@ def delta(index: int, count: int, attempt: int = 1, *, last: bool = False) -> St
 
 
 def text_of(tokens: list[int]) -> str:
-    return "".join(f"{token}," for token in tokens if token % 3)
+    return "".join(f"{token}," for token in tokens if token % 3 and token > 0)
 
 
 @st.composite
-def logs(draw: st.DrawFn, tokens: int | None = None) -> list[StreamDelta]:
-    """A finished stream in pieces, some of them by later attempts; the last piece may be empty."""
-    total = draw(st.integers(0, 40)) if tokens is None else tokens
-    attempt, index, log = 1, 0, []
+def logs(draw: st.DrawFn, start: int | None = None, end: int | None = None) -> list[StreamDelta]:
+    """A finished stream in pieces, some of them by later attempts; the last piece may be empty. It may begin with
+    pieces of the prompt, and none is of both."""
+    total = draw(st.integers(0, 40)) if end is None else end
+    index = draw(st.integers(-12, 3).map(lambda n: min(n, 0))) if start is None else start
+    attempt, log = 1, list[StreamDelta]()
     while index < total:
-        count = draw(st.integers(1, total - index))
+        count = draw(st.integers(1, (0 if index < 0 else total) - index))
         attempt += draw(st.booleans())
         log.append(delta(index, count, attempt))
+        if index == 0 and (start or len(log) > 1):
+            log[-1] = log[-1].model_copy(update={"after_prompt": True})
         index += count
     log.append(delta(index, 0, attempt, last=True))
     return log
@@ -65,12 +69,12 @@ class Reader:
         assert new is not None
         self.out += new
 
-    def check(self, tokens: int) -> None:
+    def check(self, log: list[StreamDelta]) -> None:
+        position, tokens = log[0].index, list(range(log[0].index, log[-1].end))
         assert self.assembler.finished
-        assert [token for part in self.out for token in part.token_ids] == list(range(tokens))
-        assert "".join(part.text for part in self.out) == text_of(list(range(tokens)))
+        assert [token for part in self.out for token in part.token_ids] == tokens
+        assert "".join(part.text for part in self.out) == text_of(tokens)
         assert [part.finish_reason for part in self.out[:-1]] == [None] * (len(self.out) - 1)
-        position = 0
         for part in self.out:
             assert part.index == position
             position = part.end
@@ -87,7 +91,7 @@ def test_every_token_once_and_in_order(log: list[StreamDelta], data: st.DataObje
         if data.draw(st.integers(0, 4), label="silence") == 0:
             reader.read(log[:length])
     reader.read(log)
-    reader.check(log[-1].end)
+    reader.check(log)
 
 
 @given(logs(), st.data())
@@ -97,24 +101,17 @@ def test_a_log_that_begins_anew_in_other_pieces(log: list[StreamDelta], data: st
     seen = data.draw(st.integers(0, len(log) - 1), label="read before the loss")
     reader.read(log[:seen])
     kept = data.draw(st.integers(0, seen), label="entries left")
-    start = log[kept - 1].end if kept else 0
+    start = log[kept - 1].end if kept else log[0].index
     anew = log[:kept] + [
-        part.model_copy(
-            update={"index": part.index + start, **tokens(part, start), "attempt": log[-1].attempt + 1}
-        )
-        for part in data.draw(logs(tokens=log[-1].end - start), label="written anew")
+        part.model_copy(update={"attempt": log[-1].attempt + part.attempt})
+        for part in data.draw(logs(start, log[-1].end), label="written anew")
     ]
     for length in range(kept + 1, len(anew) + 1):
         if data.draw(st.booleans(), label="heard"):
             reader.hear(anew[length - 1], anew[:length])
     reader.read(anew)
     reader.read(anew)
-    reader.check(log[-1].end)
-
-
-def tokens(part: StreamDelta, start: int) -> dict[str, object]:
-    moved = [token + start for token in part.token_ids]
-    return {"token_ids": moved, "text": text_of(moved)}
+    reader.check(log)
 
 
 def test_a_cut_delta_keeps_what_belongs_to_its_tokens() -> None:

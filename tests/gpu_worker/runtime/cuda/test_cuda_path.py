@@ -16,7 +16,7 @@ import torch
 from bench.checkpoints import QWEN3_06B
 from bench.checkpoints import config as shape_config
 from bench.driver import Driver
-from petiole.gpu_worker import EngineConfig
+from petiole.gpu_worker import Engine, EngineConfig, Request
 from petiole.gpu_worker.config import BATCHING, Batching
 from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.families.registry import ARCHITECTURES, model_of
@@ -39,12 +39,15 @@ from petiole.gpu_worker.runtime.interface import VALUES, RowBinding
 from petiole.gpu_worker.runtime.memory.room import sampling_bytes
 from petiole.gpu_worker.runtime.step.rows import RowStates
 from petiole.gpu_worker.runtime.step.sampling import choose
+from tests.gpu_worker.engine.test_prompt_logprobs import check as check_scores
 from tests.gpu_worker.models.test_generation import MIN_TOKENS, N_TOKENS, PROMPTS, oracle, oracle_of_min_tokens
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
 from tests.support import fake_flashinfer
 from tests.support.families import FAMILIES, write_adapter
 from tests.support.plans import each_mixer
 from tests.support.values import OWN, WithValues
+
+PLAIN = SamplingParams(max_tokens=4, temperature=0)
 
 
 @pytest.fixture
@@ -84,6 +87,23 @@ def test_min_tokens_are_those_of_transformers(sampling, checkpoint, open_cuda):
     expected = oracle_of_min_tokens(model, PROMPTS[0], sampling)
     assert bound.output[: len(expected)] == expected
     assert free.output == oracle(model, PROMPTS[1])
+
+
+@pytest.mark.parametrize("policy", ["pipelined", "mixed"])
+def test_prompts_are_scored_in_captured_steps_and_in_others(policy, checkpoint, open_cuda, replayed):
+    folder, model = checkpoint("qwen3")
+    settings = {"prefill_policy": policy, "chunk_size": 16, "speculative_tokens": 2, "max_num_seqs": 8}
+    runtime = open_cuda(folder, graph_batch_sizes=(4,), **settings)
+    with Engine(dataclasses.replace(runtime.config, debug=True), runtime=runtime) as engine:
+        plain = [Request(prompt=tokens(n, n), sampling=PLAIN) for n in (40, 3, 21, 1)]
+        expected = [result.token_ids for result in engine.generate(plain)]
+        scoring = dataclasses.replace(PLAIN, prompt_logprobs=2)
+        scored = [dataclasses.replace(one, request_id="", sampling=scoring) for one in plain]
+        results = engine.generate([*scored, *plain])
+    assert [result.token_ids for result in results] == expected * 2
+    assert replayed
+    for result, request in zip(results, scored, strict=False):
+        check_scores(result, request.prompt, model)
 
 
 def test_sampling_is_warmed_up_with_the_types_that_steps_have(checkpoint, open_cuda, monkeypatch):

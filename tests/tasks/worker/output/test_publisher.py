@@ -225,6 +225,7 @@ def test_closing_flushes_what_is_there(client: redis.Redis) -> None:
 
 @hypothesis_settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
+    prompt=st.lists(st.integers(1, 4), max_size=4),
     lengths=st.lists(st.integers(1, 4), min_size=1, max_size=12),
     flush_after=st.sets(st.integers(0, 11)),
     take_over_after=st.sets(st.integers(0, 11), max_size=3),
@@ -233,6 +234,7 @@ def test_closing_flushes_what_is_there(client: redis.Redis) -> None:
 )
 def test_the_log_is_the_output_whatever_fails(
     client: redis.Redis,
+    prompt: list[int],
     lengths: list[int],
     flush_after: set[int],
     take_over_after: set[int],
@@ -244,9 +246,11 @@ def test_the_log_is_the_output_whatever_fails(
     publisher = Publisher(client, ttl_s=60)
     publisher._pipe = Flaky(publisher._pipe, faults)  # type: ignore[assignment]
     stream, heard = attempt(publisher, client)
-    total = 0
-    for step, length in enumerate(lengths):
-        stream.push(Delta(total, tuple(range(total, total + length)), "x" * length))
+    begin = total = -sum(prompt)
+    for step, length in enumerate([*prompt, *lengths]):
+        text = "" if total < 0 else "x" * length
+        length = min(length, -total) if total < 0 else length
+        stream.push(Delta(total, tuple(range(total, total + length)), text))
         total += length
         if step in flush_after:
             publisher.flush([stream])
@@ -254,14 +258,19 @@ def test_the_log_is_the_output_whatever_fails(
             client.flushall()
         if step in take_over_after:
             stream, heard = attempt(publisher, client)
-            total = stream.end
+            total = stream.end if stream.pieces else begin
     stream.finish(END)
-    for _ in range(len(faults) + 4):
+    for _ in range(len(faults) + len(prompt) + 4):
         publisher.flush([stream])
     publisher._pipe.close()
     assert heard.words == ["finished"]
-    assert written(client) == list(range(total))
-    assert "".join(delta["text"] for delta in log(client)) == "x" * total
+    assert [token for delta in log(client) for token in delta["token_ids"]] == list(range(begin, total))
+    assert "".join(delta["text"] for delta in log(client)) == "x" * max(0, total)
+    of_prompt = [delta for delta in log(client) if delta["index"] < 0]
+    assert all(
+        len(delta["token_ids"]) <= 4 and delta["finish_reason"] is None for delta in of_prompt if total >= 0
+    )
+    assert [delta["index"] for delta in log(client) if "after_prompt" in delta] == [0] * (begin < 0 <= total)
 
 
 def test_a_log_that_ends_inside_a_piece_is_left_for_a_new_attempt(
