@@ -265,7 +265,8 @@ def large(report: Report, card: Card) -> None:
     with opened(QWEN3_8B, graph_batch_sizes=(1, 16, 64), **settings) as runtime:
         decode(report, runtime, QWEN3_8B, card, {1: 1.2, 16: 1.2, 64: 1.2})
         prefill(report, runtime, QWEN3_8B, card)
-        decode_kernels(report, runtime, QWEN3_8B, 1)
+        for batch in (1, 64):
+            decode_kernels(report, runtime, QWEN3_8B, batch)
         prefill_kernels(report, runtime, QWEN3_8B, 512)
 
 

@@ -154,29 +154,27 @@ def terms() -> None:
     adapters.add_terms(x, y, a, b, *(torch.zeros(n, dtype=torch.int32) for n in (16, 5)))
 
 
-def product(hidden: int, inner: int, biased: bool) -> Callable[[], None]:
-    """All four products of a layer."""
+def residual(hidden: int) -> products.Residual:
+    x, norm = torch.empty((16, hidden), dtype=torch.bfloat16), torch.empty(hidden, dtype=torch.bfloat16)
+    return products.begin(x, (norm, 1e-6))
 
-    def linear(outputs: int, inputs: int) -> DenseLinear:
-        bias = torch.empty(outputs, dtype=torch.bfloat16) if biased else None
-        return DenseLinear(torch.empty((outputs, inputs), dtype=torch.bfloat16), bias)
 
-    def call() -> None:
-        x, norm = torch.empty((16, hidden), dtype=torch.bfloat16), torch.empty(hidden, dtype=torch.bfloat16)
-        products.product(x, linear(2 * hidden, hidden), norm=(norm, 1e-6))
+def dense(outputs: int, inputs: int, biased: bool = False) -> DenseLinear:
+    bias = torch.empty(outputs, dtype=torch.bfloat16) if biased else None
+    return DenseLinear(torch.empty((outputs, inputs), dtype=torch.bfloat16), bias)
 
-    return call
+
+def product(hidden: int, biased: bool = False) -> None:
+    products.product(residual(hidden), dense(2 * hidden, hidden, biased))
 
 
 def gated(hidden: int, inner: int) -> None:
-    x, norm = torch.empty((16, hidden), dtype=torch.bfloat16), torch.empty(hidden, dtype=torch.bfloat16)
-    weight = torch.empty((2 * inner, hidden), dtype=torch.bfloat16)
-    products.product(x, DenseLinear(weight), norm=(norm, 1e-6), gated=True)
+    products.product(residual(hidden), dense(2 * inner, hidden), gated=True)
 
 
 def added(hidden: int, inner: int) -> None:
-    x, y = torch.empty((16, inner), dtype=torch.bfloat16), torch.empty((16, hidden), dtype=torch.bfloat16)
-    products.product(x, DenseLinear(torch.empty((hidden, inner), dtype=torch.bfloat16)), add_to=y)
+    x, norm = torch.empty((16, inner), dtype=torch.bfloat16), torch.empty(hidden, dtype=torch.bfloat16)
+    products.added(x, dense(hidden, inner), residual(hidden), (norm, 1e-6))
 
 
 VARIANTS: dict[str, Callable[[], Tensor | None]] = {
@@ -194,9 +192,9 @@ VARIANTS: dict[str, Callable[[], Tensor | None]] = {
     "of 4096": eight_bits,
     "with values": accepted,
     "of rank 16": terms,
-    "normed, 1024": product(1024, 3072, False),
-    "normed, 4096": product(4096, 12_288, False),
-    "normed, with a bias, 1024": product(1024, 3072, True),
+    "normed, 1024": lambda: product(1024),
+    "normed, 4096": lambda: product(4096),
+    "normed, with a bias, 1024": lambda: product(1024, biased=True),
     "gated, 1024": lambda: gated(1024, 3072),
     "gated, 4096": lambda: gated(4096, 12_288),
     "added, 1024": lambda: added(1024, 3072),

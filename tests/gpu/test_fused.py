@@ -258,9 +258,8 @@ def test_adapters_of_other_sizes_than_the_layer_are_refused(inputs, outputs):
 
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize(("n", "outputs", "inputs"), [(1, 96, 256), (5, 128, 512), (16, 80, 768)], ids=str)
-def test_a_product_with_what_precedes_and_follows_it(n, outputs, inputs, biased, monkeypatch):
+def test_a_product_with_what_precedes_and_follows_it(n, outputs, inputs, biased):
     """The interpreter multiplies no bfloat16."""
-    monkeypatch.setattr(products, "_PROGRAMS", 4)
     dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
     near = {"rtol": 2e-2, "atol": 2e-2} if DEVICE == "cuda" else {"rtol": 1e-4, "atol": 1e-4}
     draw = torch.Generator().manual_seed(n)
@@ -273,13 +272,31 @@ def test_a_product_with_what_precedes_and_follows_it(n, outputs, inputs, biased,
     wide = DenseLinear(linear.weight.float(), linear.bias.float() if biased else None)
     normed = plain.rmsnorm(x.float(), norm.float(), 1e-5)
     torch.testing.assert_close(products.product(x, linear).float(), wide(x.float()), **near)
-    torch.testing.assert_close(products.product(x, linear, norm=(norm, 1e-5)).float(), wide(normed), **near)
+    residual = products.begin(x, (norm, 1e-5))
+    torch.testing.assert_close(products.product(residual, linear).float(), wide(normed), **near)
     gate, up = wide(normed).chunk(2, -1)
-    gated = products.product(x, linear, norm=(norm, 1e-5), gated=True).float()
+    gated = products.product(residual, linear, gated=True).float()
     torch.testing.assert_close(gated, torch.nn.functional.silu(gate) * up, **near)
-    target = normal(n, outputs)
-    expected = target.float() + wide(x.float())
-    assert products.product(x, linear, add_to=target) is target
-    torch.testing.assert_close(target.float(), expected, **near)
-    alone = [products.product(x[i : i + 1], linear, norm=(norm, 1e-5)) for i in range(n)]
-    assert torch.equal(torch.cat(alone), products.product(x, linear, norm=(norm, 1e-5)))
+    alone = [products.product(products.begin(x[i : i + 1], (norm, 1e-5)), linear) for i in range(n)]
+    assert torch.equal(torch.cat(alone), products.product(residual, linear))
+
+
+@pytest.mark.parametrize(("n", "hidden", "inner"), [(1, 256, 512), (5, 512, 256), (16, 768, 768)], ids=str)
+def test_a_product_that_is_added_knows_the_next_norm(n, hidden, inner):
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+    near = {"rtol": 2e-2, "atol": 2e-2} if DEVICE == "cuda" else {"rtol": 1e-4, "atol": 1e-4}
+    draw = torch.Generator().manual_seed(n)
+
+    def normal(*shape, scale=1.0):
+        return (torch.randn(shape, generator=draw) * scale).to(DEVICE, dtype)
+
+    value, x, norm = normal(n, hidden), normal(n, inner), normal(hidden) + 1
+    linear, after = (DenseLinear(normal(hidden, width, scale=width**-0.5)) for width in (inner, hidden))
+    expected = value.float() + x.float() @ linear.weight.float().T
+    sums = products.added(x, linear, products.begin(value, (norm, 1e-5)), (norm, 1e-5))
+    assert sums.value is value
+    torch.testing.assert_close(value.float(), expected, **near)
+    normed = plain.rmsnorm(expected, norm.float(), 1e-5) @ after.weight.float().T
+    torch.testing.assert_close(products.product(sums, after).float(), normed, **near)
+    afresh = products.product(products.begin(value, (norm, 1e-5)), after)
+    torch.testing.assert_close(products.product(sums, after), afresh, **near)

@@ -109,10 +109,11 @@ def test_an_image_and_its_question_as_two_segments_equal_torch_attention(pages: 
     images = [prepared(on_cpu.runtime, k) for k in (1, 0, 3)]
     expected = np.concatenate([on_cpu.ask([image]) for image in images])
     causal = np.concatenate([on_cpu.ask([image], bidirectional=False) for image in images])
-    driver = SeeingDriver(open_runtime(FOLDER, **pages))
-    assert relative_error(driver.ask(images), expected) < CLOSE
-    assert relative_error(driver.ask(images, bidirectional=False), causal) < CLOSE
-    assert relative_error(causal, expected) > 2 * CLOSE, "another mask is another answer"
+    driver = SeeingDriver(open_runtime(FOLDER, max_num_seqs=3 * (1 + len(QUESTION)), **pages))
+    got, got_causal = driver.ask(images), driver.ask(images, bidirectional=False)
+    errors = relative_error(got, expected), relative_error(got_causal, causal)
+    assert max(errors) < CLOSE
+    assert 2 * max(errors) < relative_error(causal, expected), "another mask is another answer"
 
 
 CALLS = {

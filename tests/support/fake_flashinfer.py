@@ -319,7 +319,6 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
             self._copy_later(self.indices[: len(indices)], indices)
         else:
             assert int(queries.min()) >= 1
-            assert not disable_split_kv
             self.bounds, self.indices = torch.empty_like(lengths), torch.empty_like(indices)
             self.indptr, self.last_page_len = torch.empty_like(indptr), torch.empty_like(last_page_len)
             self._copies.clear()

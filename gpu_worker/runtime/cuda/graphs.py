@@ -247,6 +247,8 @@ class Graphs:
         shape = next((s for s in self._shapes if s.rows >= rows and s.positions >= positions), None)
         if shape is None or (shape, self._adapted(inputs)) not in self._replays:
             return None
+        if shape.queries and int(inputs.lengths.max()) > shape.queries:
+            return None
         if shape.queries > 1 and int((inputs.starts + inputs.lengths).min()) < shape.queries:
             return None  # each position, also of padding, must have a position to attend to
         return shape

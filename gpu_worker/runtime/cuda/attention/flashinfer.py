@@ -39,8 +39,16 @@ rows to blocks, and takes some twenty bytes for each block, row and position. Fl
 _CUDA_CORE_GROUPS = frozenset({1, 2, 3, 4, 6, 8, 16})
 
 TENSOR_CORES_FROM = 4
-"""From this many queries for each head of keys, tensor cores are quicker (`bench.gpu --only attention`
-compares)."""
+"""From this many queries for each head of keys, tensor cores are quicker: on an H100, with 64 rows of 640
+positions, 69 us a layer against 80; with two queries both take 68 to 70 (`bench.gpu --only attention`)."""
+
+TILE = 128
+"""Queries of a block of a prefill, those that share a head of keys counted together."""
+
+KEYS_A_BLOCK = 40
+"""The keys of a prefill's longest row are read whole if they are at most this many for each block that the step
+has. On an H100, merging cost more than splitting saved up to there: 512 tokens of the 8B shape took 70 us a layer
+split and 32 whole, of 0.6B 40 and 25."""
 
 MOST_ON_CUDA_CORES = 256
 """Wider heads are for tensor cores. FlashInfer has the other kernel for few groups of them."""
@@ -248,6 +256,9 @@ class AppendWrappers:
     rows: the number of rows of a captured step, whose first plan must be the largest; 0: steps are not captured.
     indices: the page list that a captured step reads.
 
+    By default FlashInfer splits the keys of a step that does not fill the card, and merges the parts. In eager
+    steps it is told when that would take longer than it saves. In captured ones see `fills_the_card`.
+
     The backend is named, because "auto" takes another kernel on Hopper. Few installations have that kernel
     compiled, compiling it takes minutes, and its sums differ from those of the decode."""
 
@@ -275,7 +286,7 @@ class AppendWrappers:
                 "paged_kv_indices_buf": indices,
                 "paged_kv_last_page_len_buf": last,
             }
-        self.whole = {kind: fills_the_card(geometry, kind, rows) for kind in geometry.kinds}
+        self._rows = rows
         self.wrappers = {
             kind: BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2", **fixed)
             for kind in geometry.kinds
@@ -287,8 +298,15 @@ class AppendWrappers:
         """Plan a step. lengths: appended positions, as an indptr. All arrays are pinned, except `indices`."""
         for kind, wrapper in self.wrappers.items():
             settings = self.geometry.plan_settings(kind)
-            settings |= {"causal": self._causal, "disable_split_kv": self.whole[kind]}
+            settings |= {"causal": self._causal, "disable_split_kv": self._whole(kind, lengths, indptr)}
             wrapper.plan(lengths, indptr, indices, last_page_len, *self.geometry.sizes(kind), **settings)
+
+    def _whole(self, kind: Kind, lengths: Tensor, indptr: Tensor) -> bool:
+        if self._rows:
+            return fills_the_card(self.geometry, kind, self._rows)
+        tiles = -(-np.diff(lengths.numpy()) * (kind.heads // kind.kv_heads) // TILE)
+        longest = int(np.diff(indptr.numpy()).max()) * self.geometry.cache.page_size
+        return longest <= KEYS_A_BLOCK * int(tiles.sum()) * kind.kv_heads
 
 
 def _shrink_plans(wrappers: Mapping[Kind, Any], workspace: Tensor) -> None:

@@ -6,10 +6,13 @@ which nothing is read. So here a layer consists of four products and its attenti
 
     norm ─► qkv ─► attention ─► out, added to the residual ─► norm ─► gate, up ─► silu · mul ─► down, added
 
-Weights are the left operand of the tensor cores, and the rows, padded to 16, the right one. A row's norm is one
-factor of all its outputs: its sum of squares is taken while its inputs are read. On Hopper a kernel starts while
-the previous kernel ends (programmatic dependent launch), and asks for its first weights before it waits for the
-outputs of the previous kernel.
+A norm costs no kernel and no pass: the product that writes the residual also writes it times the next norm's
+weight, and each of its blocks writes its part of each row's sum of squares. The product that follows reads these,
+and the norm's factor of a row is one factor of all its outputs.
+
+Weights are the left operand of the tensor cores, and the rows, padded to 16, the right one. On Hopper a kernel
+starts while the previous kernel ends (programmatic dependent launch), and asks for its first weights before it
+waits for the outputs of the previous kernel.
 
 Each program reads all rows. With more than 16 rows it would read as many bytes of rows as of weights; such batches
 are for the usual kernels. A row's sums are in float32, in an order that depends on no other row.
@@ -18,6 +21,9 @@ are for the usual kernels. A row's sums are in float32, in an order that depends
 # ruff: noqa: N803
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-not-found, import-untyped"
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -33,14 +39,27 @@ from petiole.gpu_worker.runtime.cuda.fused.layers import overlapped
 
 MOST_ROWS = 16
 
-_INPUTS = 256
-"""Inputs at a time. With fewer, a thread reads less than four bytes of the norm's weight, too few to prefetch."""
 
-_STAGES = 5
-"""100 KB on their way to a program. Two programs, mostly of two kernels, share a processor's memory."""
+class Block(NamedTuple):
+    """What a program computes at a time: outputs by inputs, in this many stages; early: the inputs whose weights
+    it asks for before it waits."""
 
-_PROGRAMS = 96
-"""The minimum number of programs that read a matrix."""
+    outputs: int
+    inputs: int
+    stages: int
+    warps: int
+    early: int
+
+
+WIDE = Block(64, 128, 6, 4, 512)
+"""For products that read the residual, which have several times more outputs than those that are added to it."""
+
+NARROW = Block(16, 512, 4, 2, 1024)
+"""For products that are added to the residual: with more outputs there would be too few programs."""
+
+NARROW_HALF = Block(16, 256, 6, 2, 1024)
+"""The same for inputs that do not divide into whole blocks. All three are the quickest of 58 that were tried on an
+H100."""
 
 
 def fits(decoder: Decoder) -> bool:
@@ -53,22 +72,37 @@ def fits(decoder: Decoder) -> bool:
     return decoder.dtype == torch.bfloat16 and all(
         isinstance(linear, DenseLinear)
         and linear.weight.is_contiguous()
-        and linear.weight.shape[0] % 16 == linear.weight.shape[1] % _INPUTS == 0
+        and linear.weight.shape[0] % NARROW.outputs == linear.weight.shape[1] % NARROW_HALF.inputs == 0
         for linear in linears
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """What layers add to, and what their next norm needs.
+
+    value: [T, hidden]. scaled: the value times the norm's weight. squares: float32 [MOST_ROWS, blocks], each row's
+    sums of squares of `NARROW.outputs` values. eps: the norm's."""
+
+    value: Tensor
+    scaled: Tensor
+    squares: Tensor
+    eps: float
+
+
 def forward(decoder: Decoder, hidden: Tensor, step: Forward) -> Tensor:
     """See `Decoder.forward`: at most `MOST_ROWS` rows, of a model that `fits`, without adapters."""
-    for i, (plan, layer) in enumerate(zip(decoder.plan.layers, decoder.layers, strict=True)):
-        before, behind = (
-            _norm(plan.mixer_norm, layer.mixer_norm),
-            _norm(plan.feed_forward_norm, layer.feed_forward_norm),
-        )
-        qkv = product(hidden, layer.attention.qkv, norm=before)
-        product(decoder.attend(i, qkv, step), layer.attention.out, add_to=hidden)
-        inner = product(hidden, layer.dense.gate_up, norm=behind, gated=True)
-        product(inner, layer.dense.down, add_to=hidden)
+    norms = [
+        _norm(*norm)
+        for plan, layer in zip(decoder.plan.layers, decoder.layers, strict=True)
+        for norm in ((plan.mixer_norm, layer.mixer_norm), (plan.feed_forward_norm, layer.feed_forward_norm))
+    ]
+    stream = begin(hidden, norms[0])
+    for i, layer in enumerate(decoder.layers):
+        qkv = product(stream, layer.attention.qkv)
+        stream = added(decoder.attend(i, qkv, step), layer.attention.out, stream, norms[2 * i + 1])
+        inner = product(stream, layer.dense.gate_up, gated=True)
+        stream = added(inner, layer.dense.down, stream, (norms + norms[:1])[2 * i + 2])
     return hidden
 
 
@@ -77,52 +111,124 @@ def _norm(plan: Norm | None, weights: NormWeights | None) -> tuple[Tensor, float
     return weight_of(weights), plan.eps
 
 
-def product(
-    x: Tensor,
-    linear: Linear,
-    *,
-    norm: tuple[Tensor, float] | None = None,
-    gated: bool = False,
-    add_to: Tensor | None = None,
-) -> Tensor:
-    """y = linear(x), [T, in] -> [T, out], with T up to `MOST_ROWS`.
+def begin(hidden: Tensor, norm: tuple[Tensor, float]) -> Residual:
+    """The residual at a model's first layer; norm: the weight and eps of the RMS norm that comes next."""
+    n, width = hidden.shape
+    weight, eps = norm
+    scaled = torch.empty_like(hidden)
+    squares = torch.zeros((MOST_ROWS, width // NARROW.outputs), dtype=torch.float32, device=hidden.device)
+    options = overlapped(hidden)
+    _begin[(width // NARROW.outputs,)](
+        hidden,
+        scaled,
+        squares,
+        weight,
+        n,
+        hidden.stride(0),
+        width,
+        squares.stride(0),
+        ROWS=MOST_ROWS,
+        OUTPUTS=NARROW.outputs,
+        num_warps=1,
+        **options,
+    )
+    return Residual(hidden, scaled, squares, eps)
 
-    `norm`: weight and eps of an RMS norm of x that precedes it. `gated`: silu of the first half of the outputs
-    times the second half. `add_to`: y is added to it, in place.
-    """
+
+def product(x: Tensor | Residual, linear: Linear, *, gated: bool = False) -> Tensor:
+    """linear(x), [T, in] -> [T, out], with T up to `MOST_ROWS`; of a residual, linear(norm(x)).
+
+    `gated`: silu of the first half of the outputs times the second half."""
+    value, outputs = x.value if isinstance(x, Residual) else x, _dense(linear).weight.shape[0]
+    y = torch.empty((len(value), outputs // 2 if gated else outputs), dtype=value.dtype, device=value.device)
+    _launch(WIDE if outputs % WIDE.outputs == 0 else NARROW, x, _dense(linear), y, None, gated)
+    return y
+
+
+def added(x: Tensor, linear: Linear, to: Residual, norm: tuple[Tensor, float]) -> Residual:
+    """Adds linear(x) to the residual, in place; norm: the weight and eps of the RMS norm that comes next."""
+    weight, eps = norm
+    after = Residual(to.value, torch.empty_like(to.value), torch.empty_like(to.squares), eps)
+    _launch(NARROW, x, _dense(linear), to.value, (after, weight), False)
+    return after
+
+
+def _dense(linear: Linear) -> DenseLinear:
     assert isinstance(linear, DenseLinear)
+    return linear
+
+
+def _launch(
+    block: Block,
+    x: Tensor | Residual,
+    linear: DenseLinear,
+    y: Tensor,
+    then: tuple[Residual, Tensor] | None,
+    gated: bool,
+) -> None:
     weight, bias = linear.weight, linear.bias
-    n, (outputs, inputs) = len(x), weight.shape
-    width = outputs // 2 if gated else outputs
-    y = torch.empty((n, width), dtype=x.dtype, device=x.device) if add_to is None else add_to
+    normed = isinstance(x, Residual)
+    rows, squares, eps = (x.scaled, x.squares, x.eps) if isinstance(x, Residual) else (x, y, 0.0)
+    scaled, sums, norm = (y, y, weight) if then is None else (then[0].scaled, then[0].squares, then[1])
+    n, (outputs, inputs) = len(rows), weight.shape
     assert n <= MOST_ROWS
-    assert x.stride(1) == y.stride(1) == 1
-    block = 32 if outputs % 32 == 0 and outputs // 32 >= _PROGRAMS else 16
-    scale, eps = norm or (weight, 0.0)
-    _product[(outputs // block,)](
-        x,
+    assert rows.stride(1) == y.stride(1) == 1
+    if inputs % block.inputs:
+        block = NARROW_HALF
+    _product[(outputs // block.outputs,)](
+        rows,
         weight,
         y,
-        scale,
         weight if bias is None else bias,
+        squares,
+        norm,
+        scaled,
+        sums,
         n,
         inputs,
-        width,
-        x.stride(0),
+        y.shape[1],
+        rows.stride(0),
         y.stride(0),
         eps,
-        NORMED=norm is not None,
+        squares.shape[1] if normed else 1,
+        NORMED=normed,
         GATED=gated,
-        ADDED=add_to is not None,
+        ADDED=then is not None,
         BIASED=bias is not None,
         ROWS=MOST_ROWS,
-        OUTPUTS=block,
-        INPUTS=_INPUTS,
-        num_warps=4,
-        num_stages=_STAGES,
-        **overlapped(x),
+        OUTPUTS=block.outputs,
+        INPUTS=block.inputs,
+        BLOCKS=triton.next_power_of_2(squares.shape[1]) if normed else 1,
+        EARLY=block.early,
+        num_warps=block.warps,
+        num_stages=block.stages,
+        **overlapped(rows),
     )
-    return y
+
+
+@triton.jit(do_not_specialize=["n"])
+def _begin(
+    x,
+    scaled,
+    squares,
+    norm,
+    n,
+    x_row,
+    width,
+    blocks,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    OVERLAPPED: tl.constexpr,
+):
+    if OVERLAPPED:
+        gdc_launch_dependents()
+        gdc_wait()
+    row, at = tl.arange(0, ROWS), tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    there = (row < n)[:, None]
+    value = tl.load(x + row[:, None] * x_row + at[None, :], mask=there, other=0.0).to(tl.float32)
+    found = value * tl.load(norm + at).to(tl.float32)[None, :]
+    tl.store(scaled + row[:, None] * width + at[None, :], found.to(scaled.dtype.element_ty), mask=there)
+    tl.store(squares + row * blocks + tl.program_id(0), tl.sum(value * value, 1))
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -130,14 +236,18 @@ def _product(
     x,
     weight,
     y,
-    norm,
     bias,
+    squares,
+    norm,
+    scaled,
+    sums,
     n,
     inputs,
     width,
     x_row,
     y_row,
     eps,
+    blocks,
     NORMED: tl.constexpr,
     GATED: tl.constexpr,
     ADDED: tl.constexpr,
@@ -146,6 +256,8 @@ def _product(
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     row, lane, k = tl.arange(0, ROWS), tl.arange(0, OUTPUTS), tl.arange(0, INPUTS)
     half: tl.constexpr = OUTPUTS // 2
@@ -155,26 +267,26 @@ def _product(
         output = tl.program_id(0) * OUTPUTS + lane
     weights = weight + output.to(tl.int64) * inputs
     if OVERLAPPED:
-        lines = weights[:, None] + tl.arange(0, INPUTS // 64)[None, :] * 64
+        line = tl.arange(0, EARLY // 64) * 64
+        lines = weights[:, None] + tl.minimum(line, inputs - 64)[None, :]
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
         )
         gdc_launch_dependents()
         gdc_wait()
     there = (row < n)[None, :]
+    if NORMED:
+        block = tl.arange(0, BLOCKS)
+        known = (row < n)[:, None] & (block < blocks)[None, :]
+        parts = tl.load(squares + row[:, None] * blocks + block[None, :], mask=known, other=0.0)
     rows = x + row[None, :] * x_row + k[:, None]
     total = tl.zeros([OUTPUTS, ROWS], tl.float32)
-    squares = tl.zeros([ROWS], tl.float32)
     for start in range(0, inputs, INPUTS):
         left = tl.load(weights[:, None] + (start + k)[None, :])
         right = tl.load(rows + start, mask=there, other=0.0)
-        if NORMED:
-            wide = right.to(tl.float32)
-            squares += tl.sum(wide * wide, 0)
-            right = (wide * tl.load(norm + start + k).to(tl.float32)[:, None]).to(right.dtype)
         total = tl.dot(left, right, total)
     if NORMED:
-        total *= tl.rsqrt(squares / inputs + eps)[None, :]
+        total *= tl.rsqrt(tl.sum(parts, 1) / inputs + eps)[None, :]
     if BIASED:
         total += tl.load(bias + output).to(tl.float32)[:, None]
     if GATED:
@@ -184,4 +296,10 @@ def _product(
     at = y + row[None, :].to(tl.int64) * y_row + output[:, None]
     if ADDED:
         total += tl.load(at, mask=there, other=0.0).to(tl.float32)
-    tl.store(at, total.to(y.dtype.element_ty), mask=there)
+    rounded = total.to(y.dtype.element_ty)
+    tl.store(at, rounded, mask=there)
+    if ADDED:
+        value = rounded.to(tl.float32)
+        tl.store(sums + row * (width // OUTPUTS) + tl.program_id(0), tl.sum(value * value, 0), mask=row < n)
+        value *= tl.load(norm + output).to(tl.float32)[:, None]
+        tl.store(scaled + row[None, :] * width + output[:, None], value.to(scaled.dtype.element_ty), mask=there)
