@@ -10,6 +10,7 @@ begun the thought, it must end before anything else comes.
 
     {"thought": {"open", "close", "after"} or null, "thinks": "open", "closed" or "free",
      "first", "between", "last", "trigger": texts around calls; the first thing that a call writes,
+     "begins": {"before", "after", "next": patterns, "then": text} or null: see `_unmarked`,
      "calls": [{"name", "strict", "begin", "end", and "schema" or
                 "arguments": [{"begin", "end", "needed", and "schema", "choice" or "text"}], "between"}],
      "least", "most": how many calls,
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from petiole.gpu_worker.errors import InvalidRequest
@@ -80,6 +81,8 @@ class _Composer:
         last = self._literal(asked.get("last", ""))
         if asked["least"]:
             return f"{self._literal(first)} {one} {more} {last}"
+        if asked.get("begins"):
+            return f"{answer} | {self._unmarked(asked, calls)} {more} {last}"
         if not trigger or not all((first or head).startswith(trigger) for head in heads):
             limit = "must be required, or name a function: calls have no mark in this model's format"
             raise InvalidRequest("tool_choice", limit, "auto")
@@ -87,6 +90,17 @@ class _Composer:
         begun = f"{self._literal(first.removeprefix(trigger))} {one}" if first else self._rule(" | ".join(behind))
         lead = self._literal(trigger) if asked.get("answer_begin") else self._up_to(trigger)
         return f"{answer} | {lead} {begun} {more} {last}"
+
+    def _unmarked(self, asked: Mapping[str, Any], calls: Sequence[tuple[str, str]]) -> str:
+        """The first call, where no mark begins it, with the text before it. It has begun with the character `next`
+        behind a tool's name. Text up to a name may go on as text, so the lexer decides at that character."""
+        begins = asked["begins"]
+        alternatives = []
+        for call, (_, rest) in zip(asked["calls"], calls, strict=True):
+            up_to = f"/{begins['before']}{_escaped(call['name'])}{begins['after']}/"
+            text = self._terminal(f"{up_to} & ~{_begun(asked)}")
+            alternatives.append(f"{text} {self._literal(begins['then'])} {rest}")
+        return self._rule(" | ".join(alternatives))
 
     def _call(self, call: Mapping[str, Any]) -> tuple[str, str]:
         """What a call begins with, and the rest of it."""
@@ -132,10 +146,11 @@ class _Composer:
             inner = self._nested(answer["kind"], f"constraint.{answer['kind']}", answer["value"])
             return f"{begin} {inner}"
         trigger = asked.get("trigger", "")
+        if asked.get("calls") and asked.get("begins"):
+            return self._rule(self._terminal(f"{_ANYTHING} & ~{_begun(asked)}"))
         if not asked.get("calls") or not trigger or self._marks.match(trigger):
             return f"{begin} {self._rule(self._terminal(_ANYTHING))}"
-        inside = re.sub(r"([.^$*+?()\[\]{}|\\/])", r"\\\1", trigger)
-        other = self._terminal(f"{_ANYTHING} & ~/(.|\\n)*{inside}(.|\\n)*/")
+        other = self._terminal(f"{_ANYTHING} & ~/(.|\\n)*{_escaped(trigger)}(.|\\n)*/")
         return f"{begin} {self._rule(other)}"
 
     # ------------------------------------------------------------ notation
@@ -178,3 +193,14 @@ class _Composer:
             return f"{self._rule(self._terminal(_ANYTHING))} {self._literal(mark)}"
         plain, rest = (mark, "") if found is None else (mark[: found.start()], mark[found.start() :])
         return f"{self._rule(_ANYTHING, f'[suffix={json.dumps(plain)}]')} {self._literal(rest)}".strip()
+
+
+def _escaped(text: str) -> str:
+    """In a pattern."""
+    return re.sub(r"([.^$*+?()\[\]{}|\\/])", r"\\\1", text)
+
+
+def _begun(asked: Mapping[str, Any]) -> str:
+    """All texts in which a call without a mark has begun."""
+    begins, names = asked["begins"], "|".join(_escaped(call["name"]) for call in asked["calls"])
+    return f"/{begins['before']}({names}){begins['after']}{begins['next']}(.|\\n)*/"

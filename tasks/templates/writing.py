@@ -25,20 +25,33 @@ class Thought:
 @dataclass(frozen=True)
 class Tags:
     """How one argument is written; "{key}" stands for its name. Text is written as it is, between `quotes`, and
-    all else as JSON. `between`: what is between two arguments."""
+    all else as JSON. `between`: what is between two arguments. `as_json`: text is JSON, too, and truth values and
+    nothing are Python's."""
 
     begin: str
     end: str
     quotes: str = ""
     between: str = ""
+    as_json: bool = False
+
+
+@dataclass(frozen=True)
+class Begins:
+    """Where a call without a mark has begun: patterns of the text before the tool's name, of what comes behind the
+    name, and of the character that decides. `then`: what a call writes behind these, up to its arguments."""
+
+    before: str
+    after: str
+    next: str
+    then: str = ""
 
 
 @dataclass(frozen=True)
 class Writing:
     """`begin`, `end`: around the arguments of a call; "{name}" stands for the tool's name. `first`, `between`,
-    `last`: around and between calls. `trigger`: what a call begins with, which no other text has. `most`: calls in
-    one turn. `answer_begin`: before text that is no call. `efforts`: the template's words for efforts that it does
-    not know."""
+    `last`: around and between calls. `trigger`: what a call begins with, which no other text has; `begins`: where
+    calls have no such mark. `most`: calls in one turn. `answer_begin`: before text that is no call. `efforts`: the
+    template's words for efforts that it does not know."""
 
     begin: str = ""
     end: str = ""
@@ -46,6 +59,7 @@ class Writing:
     between: str = ""
     last: str = ""
     trigger: str = ""
+    begins: Begins | None = None
     thought: Thought | None = None
     tags: Tags | None = None
     most: int | None = None
@@ -104,7 +118,21 @@ WRITINGS: dict[str, Writing] = {
         trigger="<｜tool▁calls▁begin｜>",
         thought=_THINK,
     ),
-    "glm4": Writing(begin="{name}\n", between="\n", thought=_THINK),
+    "glm4": Writing(
+        begin="{name}\n",
+        between="\n",
+        begins=Begins(r"((.|\n)*[^A-Za-z0-9_.\-])?[0-9.\-]*", r"\n[ \t\r\n]*", r"\{"),
+        thought=_THINK,
+    ),
+    "gemma3": Writing(
+        first="[",
+        begin="{name}(",
+        end=")",
+        between=", ",
+        last="]",
+        begins=Begins(r"(.|\n)*\[[ \t\r\n]*", "", r"\(", then="("),
+        tags=Tags("{key}=", "", between=", ", as_json=True),
+    ),
     "phi4": Writing(
         first="<|tool_call|>[",
         begin=_OBJECT,
@@ -152,6 +180,7 @@ def composed(
         "between": writing.between,
         "last": writing.last,
         "trigger": writing.trigger,
+        "begins": writing.begins and vars(writing.begins),
         "calls": [_call(writing, tool) for tool in tools],
         "least": least,
         "most": min(bounds, default=None),
@@ -182,7 +211,8 @@ def _arguments(tags: Tags, schema: Mapping[str, Any]) -> list[dict[str, Any]]:
     rest = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     found = []
     for key, one in (properties if isinstance(properties, Mapping) else {}).items():
-        value = _value({**rest, **one} if isinstance(one, Mapping) else one)
+        schema_of = {**rest, **one} if isinstance(one, Mapping) else one
+        value = _python(schema_of) if tags.as_json else _value(schema_of)
         quotes = "" if "schema" in value else tags.quotes
         found.append(
             {
@@ -205,6 +235,15 @@ def _value(schema: Any) -> dict[str, Any]:
     kinds = schema.get("type")
     parts = [part for name in ("anyOf", "oneOf", "allOf") for part in schema.get(name) or ()]
     return {"text": True} if "string" in (kinds, *_listed(kinds)) or _has_text(parts) else {"schema": schema}
+
+
+def _python(schema: Any) -> dict[str, Any]:
+    """A value of JSON that is one of Python, too, or a word that only Python has."""
+    words = {"boolean": ["True", "False"], "null": ["None"]}
+    match schema:
+        case {"type": str(kind)} if kind in words and not {"enum", "const"} & schema.keys():
+            return {"choice": words[kind]}
+    return {"schema": schema}
 
 
 def _listed(kinds: Any) -> list[Any]:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from petiole.gpu_worker.constraints import compile_constraint
 from petiole.gpu_worker.errors import InvalidRequest
@@ -86,6 +88,51 @@ def test_where_a_call_may_come_text_may_come_too_but_no_other_call(tokenizer: To
     if name != "harmony":
         assert accepted(tokenizer, grammar, said(name, ONE, "I look."))
         assert not accepted(tokenizer, grammar, said(name, [("weather", {"town": "x"})], "I look."))
+
+
+UNMARKED = [name for name in ENFORCED if WRITINGS[name].begins]
+PIECES = [
+    "weather", "now", "rain", "\n", "{", "}", "{}", '{"city": "x"}', "[", "(", ")", "()", "]", 'city="x"', "city=",
+    ", ", " ", "é", "-", "5", "a", ".",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNMARKED)
+def test_a_call_without_a_mark_is_enforced_once_it_has_begun(tokenizer: Tokenizer, name: str) -> None:
+    grammar = asked(name, least=0)
+    for text in (
+        "Hello.",
+        "now",
+        "weather\nis fine",
+        "[weather]",
+        "[rain()]",
+        "rain\n{}",
+        "aweather\n{}",
+        "f(now()",
+    ):
+        assert accepted(tokenizer, grammar, text), text
+    assert accepted(tokenizer, grammar, said(name, ONE, "I look at the weather."))
+    assert accepted(tokenizer, grammar, said(name, TWO))
+    assert not accepted(tokenizer, asked(name, least=0, most=1), said(name, TWO))
+    for wrong in ({}, {"town": "x"}, {"city": 3}):
+        assert not accepted(tokenizer, grammar, said(name, [("weather", wrong)], "I look."))
+
+
+@pytest.mark.parametrize("name", UNMARKED)
+@settings(max_examples=50)
+@given(data=st.data())
+def test_without_a_mark_a_call_has_begun_where_the_parser_says(
+    tokenizer: Tokenizer, name: str, data: st.DataObject
+) -> None:
+    text = "".join(data.draw(st.lists(st.sampled_from(PIECES), max_size=12)))
+    parser = Parser(FAMILIES[name].template, tools={"weather": {"city": "string"}, "now": {}})
+    events = [*parser.push(text), *parser.finish()]
+    ended = [event.complete for event in events if isinstance(event, CallEnded)]
+    allowed = accepted(tokenizer, asked(name, least=0), text)
+    if allowed:
+        assert all(ended)
+    else:
+        assert ended, "text without calls is free"
 
 
 @pytest.mark.parametrize("name", [name for name in ENFORCED if WRITINGS[name].thought])
