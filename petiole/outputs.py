@@ -24,13 +24,15 @@ class TokenLogprobs:
     token id and log probability.
 
     `texts`, `bytes`: those of this token and then of those in `top`, if `logprob_texts` was given. A token may be
-    a part of a character, so its text may not say what its bytes are."""
+    a part of a character, so its text may not say what its bytes are. `length`, with these: how many characters
+    the output has up to and including this token. A hidden token adds none."""
 
     token_id: int
     logprob: float
     top: list[tuple[int, float]]
     texts: list[str] | None = None
     bytes: list[list[int]] | None = None
+    length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

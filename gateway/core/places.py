@@ -2,9 +2,11 @@
 fell into.
 
 A token's place is its first character. Text may lag behind tokens, because a half character or a possible stop
-string is held back, and one character may take several tokens. So a token waits until the character with its place
-is emitted, and a token for which no character comes waits for the end. The place follows from the bytes of the
-tokens before it, and from nothing else.
+string is held back, and one character may take several tokens. So a token waits until the character with its
+place is emitted, and a token for which no character comes waits for the end. The place follows from the tokens
+before it, and from nothing else: the worker says how long the output is with each token. A worker of the version
+before does not; then the tokens' bytes are counted. A token of whole characters with which the output gets no
+longer is hidden, such as a special token. It is no content.
 
 Where the output is divided, some of its characters are emitted and others, such as marks, are not. A token with an
 emitted character comes with the first of these. Others come with the next character that is emitted, so that
@@ -25,11 +27,12 @@ _decoder = codecs.getincrementaldecoder("utf-8")
 
 class _Waiting(NamedTuple):
     """A token that has the characters of the output from `begin` to before `end`. One that completes no character
-    has the character that it begins."""
+    has the character that it begins. `hidden`: it has none."""
 
     begin: int
     end: int
     token: TokenLogprobs
+    hidden: bool
 
 
 class Places:
@@ -42,8 +45,11 @@ class Places:
     def add(self, tokens: Sequence[TokenLogprobs]) -> None:
         for token in tokens:
             begin = self._next
-            self._next += len(self._characters.decode(bytes(token.bytes[0]) if token.bytes else b""))
-            self._waiting.append(_Waiting(begin, max(self._next, begin + 1), token))
+            data = bytes(token.bytes[0]) if token.bytes else b""
+            hidden = token.length == begin and _is_whole(data)
+            counted = 0 if hidden else len(self._characters.decode(data))
+            self._next = begin + counted if token.length is None else token.length
+            self._waiting.append(_Waiting(begin, max(self._next, begin + 1), token, hidden))
 
     def emit(self, text: str, at: int | None = None, *, said: bool = True) -> Sequence[Placed]:
         """The tokens that come with this text. `at`: where it is in the output; None: behind what was emitted
@@ -54,13 +60,21 @@ class Places:
             return ()
         found = []
         while self._waiting and self._waiting[0].begin < self._emitted:
-            begin, end, token = self._waiting.popleft()
-            found.append(Placed(max(0, begin - first), token, said and end > first))
+            begin, end, token, hidden = self._waiting.popleft()
+            found.append(Placed(max(0, begin - first), token, said and end > first and not hidden))
         return found
 
     def rest(self, length: int, *, said: bool = True) -> list[Placed]:
         """Those that no character came for. `length`: how many characters the output has. `said`: its last ones
         are content, and so are the tokens behind them."""
-        rest = [Placed(0, token, said and end > length) for _, end, token in self._waiting]
+        rest = [Placed(0, token, said and end > length) for _, end, token, _ in self._waiting]
         self._waiting.clear()
         return rest
+
+
+def _is_whole(data: bytes) -> bool:
+    """Whether this is at least one character, and no part of one."""
+    try:
+        return bool(data.decode())
+    except UnicodeDecodeError:
+        return False

@@ -7,10 +7,12 @@ request replays the tokens that have been delivered already and continues from t
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from petiole.gpu_worker.text.stops import StopMatcher, automaton_of
 from petiole.gpu_worker.text.tokenizer import Tokenizer
+from petiole.outputs import TokenLogprobs
 
 
 class TextPiece(NamedTuple):
@@ -85,3 +87,37 @@ class TextAssembler:
             return ""
         text = self._matcher.push(self._detokenizer.flush(), self._may_stop)
         return text + self._matcher.flush() if self._matcher.stop is None else text
+
+
+class Spelling:
+    """The texts of an output's tokens, one by one, and where each of them is. Owned by one thread. The arguments
+    are those of `TextAssembler`."""
+
+    __slots__ = ("_detokenizer", "_length", "_tokenizer")
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        shown: Collection[str] = (),
+        before: Sequence[int] = (),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._detokenizer = tokenizer.detokenizer(
+            skip_special_tokens=skip_special_tokens, shown=shown, before=before
+        )
+        self._length = 0
+
+    def push(self, token_ids: Sequence[int]) -> None:
+        """Append tokens."""
+        self._length += len(self._detokenizer.push(token_ids))
+
+    def of(self, entry: TokenLogprobs) -> TokenLogprobs:
+        """Append a token. The same entry with the texts and the bytes of its tokens, and its length."""
+        self.push((entry.token_id,))
+        spelled = [
+            self._tokenizer.token_bytes(token) for token in (entry.token_id, *(token for token, _ in entry.top))
+        ]
+        texts = [one.decode(errors="replace") for one in spelled]
+        return replace(entry, texts=texts, bytes=[list(one) for one in spelled], length=self._length)

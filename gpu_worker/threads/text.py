@@ -23,7 +23,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from petiole.gpu_worker.errors import failed
@@ -35,7 +35,7 @@ from petiole.gpu_worker.runtime.interface import Float32Array
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import Emission, Ended, Extras, Generated, PromptScored
 from petiole.gpu_worker.scheduling.stopping import End, Finish, StopRules
-from petiole.gpu_worker.text import TextAssembler, Tokenizer
+from petiole.gpu_worker.text import Spelling, TextAssembler, Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class RequestOutput:
         self.write: Callable[[Float32Array], Made] | None = None
         self.stop: str | None = None
         self.reading: SkillState | PositionalSkill | None = None
-        self.spell: Callable[[int], bytes] | None = None
+        self.spelling: Spelling | None = None
 
     @property
     def wakes(self) -> bool:
@@ -98,17 +98,23 @@ class RequestOutput:
         sampling = request.sampling
         answers = request.prompt is None and not request.continue_final_message
         if tokenizer is not None:
+            visible: dict[str, Any] = {
+                "skip_special_tokens": sampling.skip_special_tokens,
+                "shown": request.shown_tokens,
+                "before": () if answers else prompt,
+            }
             self.text = TextAssembler(
                 tokenizer,
                 tuple(sampling.stop),
                 include_stop=sampling.include_stop,
                 min_tokens=sampling.min_tokens,
-                skip_special_tokens=sampling.skip_special_tokens,
-                shown=request.shown_tokens,
-                before=() if answers else prompt,
+                **visible,
             )
-            self.spell = tokenizer.token_bytes if sampling.logprob_texts else None
+            if sampling.logprob_texts:
+                self.spelling = Spelling(tokenizer, **visible)
         resumed = [int(token) for token in request.resume_token_ids]
+        if self.spelling is not None:
+            self.spelling.push(resumed)
         _, text = self.push(resumed, _is_terminal(rules.cut((), resumed)[1]))
         self.texts.append(text)
 
@@ -131,15 +137,8 @@ class RequestOutput:
         return kept, piece.text
 
     def spelled(self, logprobs: tuple[TokenLogprobs, ...]) -> tuple[TokenLogprobs, ...]:
-        """The same with the tokens' texts and bytes, if the request asks for them."""
-        if self.spell is None:
-            return logprobs
-        found = []
-        for entry in logprobs:
-            spelled = [self.spell(token) for token in (entry.token_id, *(token for token, _ in entry.top))]
-            texts = [one.decode(errors="replace") for one in spelled]
-            found.append(replace(entry, texts=texts, bytes=[list(one) for one in spelled]))
-        return tuple(found)
+        """The same with the tokens' texts, bytes and lengths, if the request asks for them."""
+        return logprobs if self.spelling is None else tuple(map(self.spelling.of, logprobs))
 
     def read(
         self, token_ids: Sequence[int], values: Sequence[tuple[float, ...]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from json.encoder import encode_basestring_ascii as quote
 from types import NoneType
@@ -128,7 +128,7 @@ def _json(name: str, value: Any) -> str:
 def _finite(entry: TokenLogprobs) -> TokenLogprobs:
     """The constant comes first in a comparison, because NaN is not greater."""
     top = [(token, max(LEAST, value)) for token, value in entry.top]
-    return TokenLogprobs(entry.token_id, max(LEAST, entry.logprob), top, entry.texts, entry.bytes)
+    return replace(entry, logprob=max(LEAST, entry.logprob), top=top)
 
 
 # ------------------------------------------------------------ ends and results

@@ -438,13 +438,16 @@ class CountCall(Submission, total=False):
 class TokenLogprobsDict(TypedDict):
     """Natural-log probabilities of one position, after penalties and masks, before temperature; `top` are pairs of
     token id and log probability.  `texts`, `bytes`: those of this token and then of those in `top`, if
-    `logprob_texts` was given. A token may be a part of a character, so its text may not say what its bytes are."""
+    `logprob_texts` was given. A token may be a part of a character, so its text may not say what its bytes are.
+    `length`, with these: how many characters the output has up to and including this token. A hidden token adds
+    none."""
 
     token_id: int
     logprob: float
     top: list[tuple[int, float]]
     texts: NotRequired[list[str]]
     bytes: NotRequired[list[list[int]]]
+    length: NotRequired[int]
 
 
 class UsageDict(TypedDict):

@@ -191,7 +191,9 @@ def test_log_probabilities_have_texts_and_bytes_where_asked(
         whole += spelled[0]
     assert whole.decode(errors="replace") == tokenizer.decode(result.token_ids, skip_special_tokens=False)
     plain = engine.submit(Request(prompt="hello", sampling=replace(asked, logprob_texts=False))).result(60)
-    assert plain.logprobs == tuple(replace(entry, texts=None, bytes=None) for entry in result.logprobs)
+    assert plain.logprobs == tuple(
+        replace(entry, texts=None, bytes=None, length=None) for entry in result.logprobs
+    )
 
 
 def test_texts_of_log_probabilities_need_log_probabilities(engine: Engine) -> None:
