@@ -1,5 +1,6 @@
 """The ASGI application. It needs no lifespan, so it can be mounted anywhere: connections begin at their first
-use."""
+use. So does the courier of webhooks: under `petiole serve` when the process starts, elsewhere at the first
+request."""
 
 from __future__ import annotations
 
@@ -18,12 +19,14 @@ from petiole.gateway.anthropic import endpoints as messages
 from petiole.gateway.authorizing import Authorized
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.dialects import error_answer
-from petiole.gateway.observing import METRICS, Observed
+from petiole.gateway.observing import METRICS, Observed, count_notice
 from petiole.gateway.openai import endpoints
 from petiole.gateway.openai.responses import endpoints as responses
+from petiole.gateway.openai.responses import turns
 from petiole.gateway.origins import with_origins
 from petiole.gateway.page import endpoints as page
 from petiole.gateway.serving.sse import ClientGone
+from petiole.gateway.serving.webhooks.courier import Courier
 from petiole.gateway.texts import endpoints as texts
 from petiole.tasks.servers import connections
 
@@ -95,6 +98,10 @@ def make() -> Starlette:
     )
 
 
+courier = connections.PerLoop(lambda: Courier(turns.ended_as, count_notice))
+"""The running event loop's."""
+
+
 class _WithOrigins:
     """`with_origins`, but the settings are read at the first request: importing reads none."""
 
@@ -103,6 +110,7 @@ class _WithOrigins:
         return with_origins(Authorized(make()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        courier().start()
         await self._app(scope, receive, send)
 
 

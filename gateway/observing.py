@@ -43,6 +43,13 @@ _FAULTS = Counter(
     "petiole_gateway_faults", "Errors of the gateway itself, by their type.", ("type",), registry=METRICS
 )
 
+_NOTICES = Counter(
+    "petiole_gateway_notices",
+    "Notices of webhooks: delivered, failed (they are tried again) or dropped.",
+    ("outcome",),
+    registry=METRICS,
+)
+
 UNSEEN = frozenset({"/health", "/ready", "/metrics"})
 """Paths without a line in the access log."""
 
@@ -92,6 +99,11 @@ class Observed:
             if path not in UNSEEN:
                 peer = scope["client"][0] if scope.get("client") else "-"
                 access.info("%s %s %s %d %.0f ms %s", peer, known, path, status, 1000 * whole_s, name.decode())
+
+
+def count_notice(outcome: str) -> None:
+    """What has become of a webhook's notice."""
+    _NOTICES.labels(outcome).inc()
 
 
 def name_of(scope: Scope) -> bytes:

@@ -3,9 +3,10 @@ the gateway itself, which stands above `tasks`, reads them from there."""
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Literal
 
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import BaseModel, Field, SecretStr, field_validator
 
 _LONGEST_S = 10**9
 
@@ -52,6 +53,10 @@ class GatewaySettings(BaseModel):
         default="",
         description="hosts from which images are fetched, such as cdn.example.com,*.example.org; empty: none",
     )
+    gateway_webhook_networks: str = Field(
+        default="",
+        description="networks to which webhooks may go, although not public, such as 10.0.0.0/8; empty: none",
+    )
     gateway_unread_s: float = Field(
         default=15.0,
         ge=3,
@@ -73,3 +78,13 @@ class GatewaySettings(BaseModel):
     gateway_drain_s: float = Field(
         default=30.0, ge=0, le=3600, description="how long running answers may go on when the gateway is stopped"
     )
+
+    @field_validator("gateway_webhook_networks")
+    @classmethod
+    def _are_networks(cls, value: str) -> str:
+        for one in filter(None, map(str.strip, value.split(","))):
+            try:
+                ipaddress.ip_network(one)
+            except ValueError:
+                raise ValueError("must be networks such as 10.0.0.0/8,fd00::/8") from None
+        return value

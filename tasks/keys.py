@@ -7,7 +7,7 @@ scripts get the names as arguments.
     of one image        `image_key`
     of the gateway      `gateway_key`
     of the broker       `LedgerKeys`
-    of tenants          `usage_keys`, `account_keys`
+    of tenants          `usage_keys`, `account_keys`, `watched_key`
     of the whole fleet  `WORKERS_KEY`, `LIVES_KEY`, `MODELS_KEY`, `QUARANTINE_KEY`, `PROBE_KEY`
     of a worker         `MARKER_PREFIX`
     in a message        `SENT_HEADER`, `AFFINITY_HEADER`, `NAME_PROPERTY`
@@ -76,6 +76,11 @@ def account_keys(tenant: str, key: str = "") -> tuple[str, str]:
     the last minute; a sorted set, the tasks that run, by the time at which they are given up."""
     name = f"{tenant}/{key}" if key else tenant
     return gateway_key(f"/used/{name}"), gateway_key(f"/running/{name}")
+
+
+def watched_key() -> str:
+    """Sorted set: responses whose end a webhook is told (`gateway.serving.webhooks.waiting`)."""
+    return gateway_key("/watched")
 
 
 class StreamKeys(NamedTuple):

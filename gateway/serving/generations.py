@@ -25,6 +25,7 @@ from petiole.gateway.core.record import Record
 from petiole.gateway.serving import records
 from petiole.gateway.serving.callers import limits, retries
 from petiole.gateway.serving.patience import patiently
+from petiole.gateway.serving.webhooks import waiting
 from petiole.tasks import errors
 from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.app.blocking import LOOKUPS
@@ -261,6 +262,8 @@ async def _begun(plan: Plan) -> Generation:
         held = await limits.admit(plan)
         keep_s = plan.keep_s or settings().gateway_keep_s
         more = [*retries.keeping(record, keep_s), *generation.interest()]
+        if record.patient and await waiting.watching():
+            more += waiting.watch(record.id)
         await asyncio.gather(records.put(record, keep_s, more), generation.open())
         generation.start()
         await _submit(plan, held)

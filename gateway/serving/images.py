@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import ipaddress
 import socket
 import ssl
 import time
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterable
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from urllib.parse import SplitResult, urlsplit
 
+from petiole.gateway.core.addresses import public
 from petiole.tasks.app.blocking import ProcessThreads
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.settings import settings
@@ -55,13 +55,6 @@ def allowed(field: str, url: str, hosts: frozenset[str]) -> SplitResult:
     if not fine or not (host in hosts or of_wildcard) or not url.isascii() or any(one <= " " for one in url):
         raise InvalidRequest(field, _LOCATED, shown)
     return parts
-
-
-def public(address: str) -> bool:
-    found = ipaddress.ip_address(address)
-    if isinstance(found, ipaddress.IPv6Address):
-        found = found.ipv4_mapped or found.sixtofour or found
-    return found.is_global and not found.is_multicast
 
 
 def fetch(

@@ -39,6 +39,11 @@ def add_options(command: argparse.ArgumentParser) -> None:
     revoking = what.add_parser("revoke", help="forget a key; it may be used for some seconds more")
     revoking.set_defaults(run=_revoke)
     revoking.add_argument("key", help="its name, as `petiole keys list` shows it, or the key itself")
+    telling = what.add_parser("webhook", help="tell a tenant's server what has ended; prints a secret, once")
+    telling.set_defaults(run=_webhook)
+    telling.add_argument("tenant", help="whose; '' for everybody, where there are no keys")
+    telling.add_argument("url", nargs="?", help="where it is told; again: with a new secret beside the last one")
+    telling.add_argument("--remove", action="store_true", help="tell it no longer")
 
 
 def _add(options: argparse.Namespace) -> int:
@@ -73,13 +78,24 @@ def _list(_: argparse.Namespace) -> int:
         )
         made = time.strftime("%Y-%m-%d", time.gmtime(one.key.created)) if one.key.created else ""
         models = "all" if one.tenant.models is None else ",".join(one.tenant.models)
-        rows.append((one.name, one.key.tenant, models, limits, made, one.where, one.key.note))
-    print_table(("key", "tenant", "models", "limits", "made", "in", "note"), rows)
+        rows.append((one.name, one.key.tenant, models, limits, made, one.where, one.webhook, one.key.note))
+    print_table(("key", "tenant", "models", "limits", "made", "in", "webhook", "note"), rows)
     return 0
 
 
 def _revoke(options: argparse.Namespace) -> int:
     print(f"revoked: a key of {_manage().revoke(options.key)}")
+    return 0
+
+
+def _webhook(options: argparse.Namespace) -> int:
+    if options.remove == (options.url is not None):
+        raise InvalidRequest("url", "must be given, or --remove, and not both", options.url)
+    if options.remove:
+        found = _manage().no_webhook(options.tenant)
+        print("removed" if found else f"tenant {options.tenant!r} has no webhook in Redis")
+        return 0
+    print(_manage().webhook(options.tenant, options.url))
     return 0
 
 

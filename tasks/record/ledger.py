@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from petiole.tasks.keys import account_keys, usage_keys
+from petiole.tasks.keys import account_keys, usage_keys, watched_key
 
 SUMS = ("requests", "prompt", "cached", "output", "reasoning")
 """What is summed: tasks, and their tokens."""
@@ -57,7 +57,7 @@ def keys_of(account: Account, at: float) -> list[str]:
     """The keys of an entry that is written at this time, in the order in which the script takes them."""
     day = time.strftime("%Y-%m-%d", time.gmtime(at))
     key = account.held[0] if account.held else ""
-    return [*usage_keys(day), *account_keys(account.tenant), *account_keys(account.tenant, key)]
+    return [*usage_keys(day), *account_keys(account.tenant), *account_keys(account.tenant, key), watched_key()]
 
 
 def entry(

@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from petiole.gateway.core.notices import Webhook, new_secret
+from petiole.gateway.serving.callers.keys import WEBHOOKS
 from petiole.tasks.settings import settings
 from tests.support.gateway import Gateway
+from tests.support.receiver import Receiver
 from tests.support.rights import SECRET, documented, version_of
-from tests.support.site import Site
+from tests.support.site import Site, eventually
 
 CHAT: dict[str, Any] = {
     "model": "petiole-tiny",
@@ -48,7 +52,12 @@ def test_it_needs_the_rights_of_a_producer_and_its_records(site: Site, tmp_path:
     rules += [f"({rule})" for rule in more] if version >= (7,) else " ".join(more).split()
     site.redis.execute_command("ACL", "SETUSER", "gateway", *rules)
     url = site.url.replace("redis+socket://", f"redis+socket://gateway:{SECRET}@")
-    with Gateway(tmp_path, PETIOLE_BROKER_URL=url) as gateway, httpx2.Client(base_url=gateway.root) as http:
+    networks = {"PETIOLE_GATEWAY_WEBHOOK_NETWORKS": "127.0.0.0/8"}
+    with (
+        Receiver() as receiver,
+        Gateway(tmp_path, PETIOLE_BROKER_URL=url, **networks) as gateway,
+        httpx2.Client(base_url=gateway.root) as http,
+    ):
         assert http.get("/ready").status_code == 200
         whole = http.post("/v1/chat/completions", json=CHAT, timeout=60)
         assert whole.status_code == 200, whole.text + gateway.output
@@ -66,3 +75,13 @@ def test_it_needs_the_rights_of_a_producer_and_its_records(site: Site, tmp_path:
         assert http.delete(f"/v1/conversations/{talk}").status_code == 200
         assert http.get("/v1/usage").json()["data"], gateway.output
         assert http.post("/tokenize", json=asked, timeout=60).json()["count"] == 1
+        site.redis.hset(WEBHOOKS, "", msgspec.json.encode(Webhook(receiver.url, [new_secret()])))
+        try:
+            receiver.answers.put(500)
+            begun = http.post("/v1/responses", json={**told, "background": True}, timeout=60)
+            assert begun.status_code == 200, begun.text + gateway.output
+            eventually(lambda: len(receiver.got) == 2, "it is told, and told again")
+            eventually(lambda: not site.redis.zcard("petiole:gateway:/notices/"), "it was taken")
+        finally:
+            site.redis.hdel(WEBHOOKS, "")
+        assert "cannot be told" not in gateway.output

@@ -11,6 +11,7 @@ A whole installation, and who uses it:
     certificates     a CA, and a certificate for servers and clients
     client           a producer in a process of its own
     reader           a reader of a stream on a thread of its own
+    receiver         a tenant's server, which takes the notices of webhooks
     web_app          what a web app does with Petiole, in an environment with its own Celery
     faked            the tests of an application, with the fake worker
     shop             a team's own Celery app, as it was before Petiole came

@@ -26,6 +26,7 @@ from petiole.gateway.serving.catalogue import catalogue
 from petiole.gateway.serving.counting import count
 from petiole.gateway.serving.generations import Generation
 from petiole.gateway.serving.sse import EventStream, events, unless_gone
+from petiole.gateway.serving.webhooks import waiting
 
 _CANCELLED_WITHIN_S = 3.0
 
@@ -81,6 +82,7 @@ async def cancel(request: Request) -> Response:
         await generations.cancel(record)
         await _ended(record)
         answer = await turns.known(record)
+        await waiting.look_now(record.id)  # it may end in its queue, where no worker sees it
     return json_answer(answer)
 
 

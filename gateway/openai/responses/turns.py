@@ -65,6 +65,13 @@ async def known(record: Record) -> dict[str, Any]:
     return await ended(record, whole)
 
 
+async def ended_as(name: str) -> str | None:
+    """How the response of this name has ended, such as `response.completed`. None: it runs. Raises `Failure`: 404
+    if it is known no longer."""
+    status = (await known(await response(name)))["status"]
+    return None if status in resource.RUNNING else f"{KIND}.{status}"
+
+
 async def ended(record: Record, whole: Whole) -> dict[str, Any]:
     """The response, which has ended. If it is stored, its output no longer needs its log. Raises `Failure`."""
     answer = resource.finished(record, whole)

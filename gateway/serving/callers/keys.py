@@ -6,6 +6,7 @@ protects what people make up, would only cost time. Keys stand in `PETIOLE_GATEW
 
     KEYS     hash: by a key's SHA-256, a `Key` as JSON
     TENANTS  hash: by name, a `Tenant` as JSON
+    WEBHOOKS hash: by a tenant's name, a `Webhook` as JSON. "" is everybody's, where there are no keys
 
 What was looked up counts for `KNOWN_FOR_S`: as long a revoked key may still be used. A gateway that has seen a key
 never again answers somebody without one, even if Redis loses its keys."""
@@ -24,12 +25,13 @@ from starlette.types import Scope
 
 from petiole.gateway.core.caller import ANYBODY, NAME, Caller, Key, Tenant
 from petiole.gateway.core.failures import Failure
+from petiole.gateway.core.notices import Webhook, problem
 from petiole.gateway.serving.patience import patiently
 from petiole.tasks.keys import gateway_key
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import invalid, settings
 
-KEYS, TENANTS = gateway_key("/keys"), gateway_key("/tenants")
+KEYS, TENANTS, WEBHOOKS = map(gateway_key, ("/keys", "/tenants", "/webhooks"))
 KNOWN_FOR_S = 5.0
 UNKNOWN_FOR_S = 0.5
 MOST_KNOWN = 10_000
@@ -41,10 +43,11 @@ _SHOWN = 12
 
 
 class Document(msgspec.Struct, forbid_unknown_fields=True):
-    """`PETIOLE_GATEWAY_KEYS`: tenants by name, keys by their SHA-256."""
+    """`PETIOLE_GATEWAY_KEYS`: tenants by name, keys by their SHA-256, webhooks by their tenants."""
 
     tenants: dict[str, Tenant] = {}
     keys: dict[str, Key] = {}
+    webhooks: dict[str, Webhook] = {}
 
 
 def require() -> None:
@@ -90,6 +93,10 @@ def of_settings() -> Document:
         raise invalid("gateway_keys", "must have a salt for each tenant", f"none for {unsalted[0]}")
     if wrong := [name for name in document.tenants if not re.fullmatch(NAME, name)]:
         raise invalid("gateway_keys", f"must have tenants with names of the form {NAME}", wrong[0])
+    for name, webhook in document.webhooks.items():
+        if found := problem(webhook):
+            field, limit = found
+            raise invalid("gateway_keys", f"webhooks.{name}.{field}: {limit}", "another")
     return document
 
 

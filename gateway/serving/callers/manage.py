@@ -12,7 +12,8 @@ import msgspec
 from msgspec import structs
 
 from petiole.gateway.core.caller import NAME, Key, Limits, Tenant
-from petiole.gateway.serving.callers.keys import KEYS, TENANTS, digest_of, name_of, new, of_settings
+from petiole.gateway.core.notices import Webhook, new_secret, problem
+from petiole.gateway.serving.callers.keys import KEYS, TENANTS, WEBHOOKS, digest_of, name_of, new, of_settings
 from petiole.tasks.errors import InvalidRequest, PetioleError, Unavailable
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
@@ -20,12 +21,13 @@ from petiole.tasks.urls import redacted
 
 
 class Known(NamedTuple):
-    """A key as it is listed. `where`: "redis" or "settings"."""
+    """A key as it is listed. `where`: "redis" or "settings". `webhook`: the URL of its tenant's."""
 
     name: str
     key: Key
     tenant: Tenant
     where: str
+    webhook: str = ""
 
 
 def any_keys() -> bool:
@@ -76,9 +78,15 @@ def listed() -> list[Known]:
     client, own = connections.streams(), of_settings()
     tenants = {_text(name): _decoded(raw, Tenant) for name, raw in client.hgetall(TENANTS).items()}
     keys = {_text(digest): _decoded(raw, Key) for digest, raw in client.hgetall(KEYS).items()}
+    stored = {_text(name): _decoded(raw, Webhook) for name, raw in client.hgetall(WEBHOOKS).items()}
+    urls = {name: webhook.url for name, webhook in {**stored, **own.webhooks}.items()}
+    of_both = [
+        *((digest, key, own.tenants[key.tenant], "settings") for digest, key in own.keys.items()),
+        *((digest, key, tenants.get(key.tenant, Tenant()), "redis") for digest, key in keys.items()),
+    ]
     found = [
-        *(Known(name_of(digest), key, own.tenants[key.tenant], "settings") for digest, key in own.keys.items()),
-        *(Known(name_of(one), key, tenants.get(key.tenant, Tenant()), "redis") for one, key in keys.items()),
+        Known(name_of(digest), key, tenant, where, urls.get(key.tenant, ""))
+        for digest, key, tenant, where in of_both
     ]
     return sorted(found, key=lambda known: (known.key.tenant, known.key.created))
 
@@ -95,6 +103,26 @@ def revoke(name: str) -> str:
     client.hdel(KEYS, found[0])
     tenant: str = _decoded(known[found[0]], Key).tenant
     return tenant
+
+
+def webhook(tenant: str, url: str) -> str:
+    """Where the tenant's notices go from now on. Returns a new secret. The one before it signs, too, until the
+    next. Raises `InvalidRequest`."""
+    client, secret = connections.streams(), new_secret()
+    if tenant and client.hget(TENANTS, tenant) is None:
+        raise InvalidRequest("tenant", "must be one that has keys in Redis", tenant)
+    stored = client.hget(WEBHOOKS, tenant)
+    before = () if stored is None else _decoded(stored, Webhook).secrets
+    made = Webhook(url, [secret, *before[:1]])
+    if (found := problem(made)) is not None:
+        raise InvalidRequest(*found, url)
+    client.hset(WEBHOOKS, tenant, msgspec.json.encode(made))
+    return secret
+
+
+def no_webhook(tenant: str) -> bool:
+    """The tenant's notices go nowhere from now on. Returns whether it had a webhook."""
+    return bool(connections.streams().hdel(WEBHOOKS, tenant))
 
 
 def _checked(of_tenant: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 -- End the stream of a task whose message is not a valid request.
 --
--- KEYS  log, state; the six keys that `enter` takes, if there is an entry for the ledger
+-- KEYS  log, state; the seven keys that `enter` takes, if there is an entry for the ledger
 -- ARGV  ttl_ms, channel, the payload in three parts (attempt and index go between them), done; the entry
 -- reply the attempt, or 0 if the task is done already and nothing was written
 --

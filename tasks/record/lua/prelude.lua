@@ -45,8 +45,8 @@ end
 -- Enter the end of a task in the ledger, and give back what its tenant's limits hold for it: see `record.ledger`.
 -- Called once for each end. What fails here must not hold a stream, so its callers go on after an error.
 --
--- keys   from `first` on: the day's entries, the day's sums, and twice what was used and what runs: of the tenant, of
---        its key
+-- keys   from `first` on: the day's entries, the day's sums, twice what was used and what runs: of the tenant, of its
+--        key; what webhooks watch
 -- entry  JSON. `prompt` is null if this attempt has not counted the prompt: then what announced the task says it
 local function enter(keys, first, state, entry)
   local call, told = redis.call, cjson.decode(entry)
@@ -81,6 +81,7 @@ local function enter(keys, first, state, entry)
       end
     end
   end
+  call('ZADD', keys[first + 6], 'XX', 0, told.tenant ~= '' and told.tenant .. '/' .. told.task or told.task)
 end
 
 -- The length of a log, and the index at which its next delta begins: UNKNOWN behind an entry that is nobody's delta.

@@ -1,7 +1,7 @@
 -- Flush many streams: for each task check its owner, append a delta to the log, and publish it.
 --
 -- KEYS  two per task: log, state; then, for each operation `read`, the interest key of its task, and for each
---       operation `ledger` the six keys that `enter` takes
+--       operation `ledger` the seven keys that `enter` takes
 -- ARGV  ttl_ms, number of tasks; four per task: attempt, expected length of the log after the append, payload (empty:
 --       no delta), channel; then five for each task with operations: its position, the operations, `done` or the
 --       adapter, the delta that announces a prepared task, its entry in the ledger
@@ -43,7 +43,7 @@ for a = 3 + 4 * tasks, #ARGV, 5 do
     interests[task], next_key = KEYS[next_key], next_key + 1
   end
   if find(ARGV[a + 1], 'ledger') then
-    ledgers[task], next_key = next_key, next_key + 6
+    ledgers[task], next_key = next_key, next_key + 7
   end
 end
 

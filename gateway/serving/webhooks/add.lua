@@ -1,0 +1,14 @@
+-- Let a notice wait, due at once. One that waits already keeps its time.
+--
+-- KEYS  tenants, the tenant's notices
+-- ARGV  tenant, notice, how many may wait, how long they are tried for in s
+-- reply how many had to go: those that are tried last, because they have failed most often
+local now = milliseconds()
+redis.call('ZADD', KEYS[2], 'NX', now, ARGV[2])
+redis.call('ZADD', KEYS[1], 'LT', now, ARGV[1])
+redis.call('EXPIRE', KEYS[2], ARGV[4])
+local beyond = redis.call('ZCARD', KEYS[2]) - tonumber(ARGV[3])
+if beyond > 0 then
+  redis.call('ZREMRANGEBYRANK', KEYS[2], -beyond, -1)
+end
+return math.max(beyond, 0)
