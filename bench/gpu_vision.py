@@ -82,7 +82,7 @@ def questions(
         n = each or (100 if max_num_seqs < 16 else 200)
         for n_tokens, rate in rates(subject, device, max_num_seqs, n, targets).items():
             name = f"{subject.name}: a queue of questions, {n_tokens} tokens, {max_num_seqs} at once"
-            report.add(name, rate, "requests/s", target=targets[n_tokens])
+            report.add(name, rate, "requests/s", target=targets[n_tokens], card="H100")
         release()  # when nothing refers to the engine any longer: the next one takes its memory
 
 

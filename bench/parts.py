@@ -25,24 +25,22 @@ import torch
 from bench.load import settle
 from bench.report import Measurement, Report, commit, write
 
-TARGET_CARD = "H200"
-
 
 @dataclass
 class Parts(Report):
-    """The figures of all parts. A figure is added to one part, and written to `path` at once. Targets apply to a
-    card with the word `TARGET_CARD` in its name; figures of other cards have no verdict. A `variant` is another
-    way to run the same parts: it ends their names and those of their figures, which stand beside the others."""
+    """The figures of all parts. A figure is added to one part, and written to `path` at once. A target may belong
+    to a card, by a word of its name: figures of other cards have no verdict then. A `variant` is another way to
+    run the same parts: it ends their names and those of their figures, which stand beside the others."""
 
     path: str = ""
     part: str = ""
     variant: str = ""
     names: dict[str, list[str]] = field(default_factory=dict)
 
-    def add(self, name: str, value: float, unit: str, **more: Any) -> Measurement:
+    def add(self, name: str, value: float, unit: str, *, card: str = "", **more: Any) -> Measurement:
         target = more.get("target")
-        if target is not None and TARGET_CARD not in card_name().split():
-            notes = [more.get("note"), f"an {TARGET_CARD}'s target is {target:g}"]
+        if target is not None and card and card not in card_name().split():
+            notes = [more.get("note"), f"an {card}'s target is {target:g}"]
             more |= {"target": None, "note": "; ".join(filter(None, notes))}
         result = super().add(name + self.variant, value, unit, **more)
         self.names.setdefault(self.part + self.variant, []).append(result.name)

@@ -117,8 +117,15 @@ def usual_run(runs: Mapping[str, Run]) -> Run:
 
 def hardware(run: Run) -> str:
     facts = run["machine"]
-    device = f"{facts['gpu']}, " if "gpu" in facts else ""
+    driver = f" (driver {facts['driver']})" if facts.get("driver") else ""
+    device = f"{facts['gpu']}{driver}, " if "gpu" in facts else ""
     return f"{device}{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB"
+
+
+def computer(run: Run, device: str) -> str:
+    """What computed: a card or a processor."""
+    name: str = run["machine"]["gpu" if device == "cuda" else "cpu"]
+    return name
 
 
 def software(run: Run) -> list[str]:
@@ -268,7 +275,7 @@ def headlines(results: Path = RESULTS) -> str:
                         value,
                         headline["beside"],
                         ratio(result),
-                        usual_run(runs)["machine"]["cpu"] + (" (older)" if device in older else ""),
+                        computer(usual_run(runs), device) + (" (older)" if device in older else ""),
                     )
                     rows.append(row)
     return markdown(("", "measured", "beside", "ratio", "on"), rows)
@@ -280,7 +287,7 @@ def verdicts(results: Path = RESULTS) -> str:
     for device, title in devices(results).items():
         runs = load(results / device)
         judged = [r["met"] for run in runs.values() for r in run["results"] if r["target"] is not None]
-        name = f"{title} ({usual_run(runs)['machine']['cpu']})" if runs else title
+        name = f"{title} ({computer(usual_run(runs), device)})" if runs else title
         lines.append(f"- {name}: {f'{sum(judged)} of {len(judged)} targets met' if runs else 'nothing measured'}.")
     return "\n".join(lines)
 

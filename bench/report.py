@@ -27,6 +27,7 @@ T = TypeVar("T")
 PACKAGES = (
     "petiole",
     "torch",
+    "triton",
     "numpy",
     "celery",
     "kombu",
@@ -91,7 +92,8 @@ class Report:
     began: float = field(default_factory=time.monotonic)
     extra: dict[str, Any] = field(default_factory=dict)
 
-    def add(self, name: str, value: float, unit: str, **more: Any) -> Measurement:
+    def add(self, name: str, value: float, unit: str, *, card: str = "", **more: Any) -> Measurement:
+        """card: whose target it is, for reports of cards (`bench.parts`)."""
         result = Measurement(name, value, unit, **more)
         figures = (value, result.peer, result.floor, result.target, *(result.spread or ()), *result.samples)
         if wrong := [figure for figure in figures if figure is not None and not math.isfinite(figure)]:
@@ -253,7 +255,17 @@ def machine() -> dict[str, Any]:
         if torch.cuda.is_available():
             facts["gpu"] = torch.cuda.get_device_name()
             facts["cuda"] = torch.version.cuda
+            facts["driver"] = driver_version()
     return facts
+
+
+def driver_version() -> str:
+    """Of NVIDIA's driver; empty if it does not say."""
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split("\n")[0].strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def cpu_name() -> str:
