@@ -14,8 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from petiole.gateway.core.caller import Request, asking
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.dialects import error_answer
-from petiole.gateway.serving.callers import retries
+from petiole.gateway.serving.callers import hosts, retries
 from petiole.gateway.serving.callers.keys import DENIED, callers, key_in
+
+_NOT_ITS_NAME = "without keys this gateway is called by loopback's names alone: see PETIOLE_GATEWAY_HOSTS"
 
 OPEN = frozenset({"/", "/health", "/ready", "/metrics"})
 
@@ -31,6 +33,8 @@ class Authorized:
             return await self._app(scope, receive, send)
         try:
             who = await callers().of(key_in(scope))
+            if not who.name and not hosts.is_known(scope):
+                raise Failure(403, _NOT_ITS_NAME, code="foreign_host")
         except Failure as failure:
             if scope["type"] == "http":
                 return await error_answer(scope, failure)(scope, receive, send)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import signal
 import socket
@@ -14,19 +13,10 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from petiole.gateway.application import app
-from petiole.gateway.serving.callers import keys, manage
+from petiole.gateway.serving.callers import hosts, keys, manage
 from petiole.tasks.settings import settings
 
 LOOPBACK = "127.0.0.1"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address. A name other than localhost is taken for one that others
-    reach."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 async def served(scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,7 +32,7 @@ def run(host: str | None, port: int | None, greeting: str = "") -> int:
     whether there are keys, and Redis does not say."""
     known = settings()
     host = known.gateway_host if host is None else host
-    if not (is_loopback(host) or known.gateway_open):
+    if not (hosts.is_loopback(host) or known.gateway_open):
         if manage.any_keys():
             keys.require()
         else:
@@ -52,6 +42,8 @@ def run(host: str | None, port: int | None, greeting: str = "") -> int:
                 flush=True,
             )
             host = LOOPBACK
+    if hosts.is_loopback(host) and not known.gateway_open:
+        hosts.guard()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, known.gateway_port if port is None else port), family=family)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

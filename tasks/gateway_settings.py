@@ -28,6 +28,10 @@ class GatewaySettings(BaseModel):
     gateway_origins: str = Field(
         default="", description="web pages that may call it, such as https://app.example.com; empty: none"
     )
+    gateway_hosts: str = Field(
+        default="",
+        description="names by which a gateway without keys is called, beside those of loopback; *: any",
+    )
     gateway_most_queued: int = Field(
         default=0, ge=0, description="tasks in a queue beyond which further ones are answered 429; 0: any number"
     )

@@ -17,7 +17,7 @@ from petiole.gateway.core.failures import Failure
 from petiole.gateway.serving import bodies
 from petiole.gateway.serving.answering import Kind, checked, fetched, json_answer, new_id
 from petiole.gateway.serving.catalogue import catalogue
-from petiole.gateway.serving.counting import count
+from petiole.gateway.serving.counting import count_alone
 from petiole.gateway.serving.sse import unless_gone
 
 MESSAGE = Kind(KIND, PREFIX, MessagesView, view.whole, error_event)
@@ -35,7 +35,8 @@ async def count_tokens(request: Request) -> Response:
     asked = await bodies.read(request, CountTokens)
     found = await catalogue().find(asked.model)
     pictures = await fetched(blocks.to_fetch(asked.messages))
-    counted = await unless_gone(request, count(found, NAMES, **checked(lambda: asked.options(pictures), NAMES)))
+    options = checked(lambda: asked.options(pictures), NAMES)
+    counted = await unless_gone(request, count_alone(found, NAMES, **options))
     return json_answer({"input_tokens": counted["counts"][0]})
 
 

@@ -10,7 +10,6 @@
     prompts    the text of a prompt, with its tokens
     reading    a task's deltas as parts
     notices    what a webhook is told, and its signature
-    addresses  which addresses may be connected to
     events     events, their numbers, and what is left of them after a number
     streams    deltas in, numbered events as bytes out, by a view
     failures   what a client is told of an error: status, code, the field it is about

@@ -21,7 +21,7 @@ from petiole.gateway.serving import bodies
 from petiole.gateway.serving.answering import Kind, checked, fetched, json_answer, new_id
 from petiole.gateway.serving.callers import usage
 from petiole.gateway.serving.catalogue import catalogue
-from petiole.gateway.serving.counting import count
+from petiole.gateway.serving.counting import count, count_alone
 from petiole.tasks.settings import settings
 
 CHAT = Kind(chat.KIND, "chatcmpl-", ChatView, chat_view.whole, error_event, DONE)
@@ -62,7 +62,7 @@ async def create_completion(request: Request) -> Response:
 async def tokenize(request: Request) -> Response:
     asked = await bodies.read(request, Tokenize)
     found = await catalogue().find(asked.model)
-    counted = await count(found, tokens.NAMES, **checked(asked.options))
+    counted = await count_alone(found, tokens.NAMES, **checked(asked.options))
     texts = None
     if asked.return_token_strs:
         texts = (await count(found, tokens.NAMES, **checked(lambda: asked.one_by_one(counted))))["texts"]
@@ -71,7 +71,7 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     asked = await bodies.read(request, Detokenize)
-    counted = await count(await catalogue().find(asked.model), tokens.NAMES, **asked.options())
+    counted = await count_alone(await catalogue().find(asked.model), tokens.NAMES, **asked.options())
     return json_answer({"prompt": counted["texts"][0]})
 
 

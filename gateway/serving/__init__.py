@@ -9,6 +9,7 @@ kept         what is kept beside them: values as JSON, lists that grow
 answering    how a request is answered, now and later: what all interfaces share
 generations  a request on its way: submitted, accepted, followed to its end
 sse          a stream as server-sent events; clients that leave
+addresses    which addresses may be connected to
 webhooks/    what has ended is told to a tenant's server
 callers/     whose key it is, and what it may do
 patience     waits for a Redis that is away for a moment

@@ -8,11 +8,18 @@ from typing import Any
 from celery.exceptions import TimeoutError as GaveUp
 
 from petiole.gateway.core.failures import failure_of, unavailable
+from petiole.gateway.serving.callers import limits
 from petiole.tasks.fleet.models import Found
 from petiole.tasks.requests.counting import CountDict
 from petiole.tasks.submission import definitions
 
 WAIT_S = 15.0
+
+
+async def count_alone(found: Found, names: Mapping[str, str], **options: Any) -> CountDict:
+    """`count`, for a client that asks for nothing else: so the request counts against its limits."""
+    await limits.admit_brief(found.queue)
+    return await count(found, names, **options)
 
 
 async def count(found: Found, names: Mapping[str, str], **options: Any) -> CountDict:

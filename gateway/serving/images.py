@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from urllib.parse import SplitResult, urlsplit
 
-from petiole.gateway.core.addresses import public
+from petiole.gateway.serving.addresses import public
 from petiole.tasks.app.blocking import ProcessThreads
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.settings import settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections import Counter
@@ -13,7 +14,6 @@ import redis
 from petiole.tasks.keys import usage_keys
 from petiole.tasks.record.ledger import SECONDS_A_DAY, SUMS
 from petiole.tasks.servers import connections
-from petiole.tasks.servers.connections import Commands
 
 
 class Usage(NamedTuple):
@@ -33,41 +33,38 @@ def days(number: int, at: float | None = None) -> list[str]:
     return [time.strftime("%Y-%m-%d", time.gmtime(now - ago * SECONDS_A_DAY)) for ago in range(number)]
 
 
-def commands(of: list[str]) -> Commands:
-    """The commands whose replies `read` takes."""
-    return [("HGETALL", usage_keys(day)[1]) for day in of]
+def command(day: str) -> tuple[str, str]:
+    """The command whose reply `read` takes."""
+    return "HGETALL", usage_keys(day)[1]
 
 
-def read(of: list[str], replies: list[Any], tenant: str | None = None) -> list[Usage]:
+def read(day: str, reply: Any, tenant: str | None = None) -> list[Usage]:
     """`tenant`: None: all. What cannot be read is left out."""
-    found: list[Usage] = []
-    for day, reply in zip(of, replies, strict=True):
-        sums: dict[tuple[str, str], Counter[str]] = {}
-        for name, value in _fields(reply):
-            whose, _, what = name.rpartition("] ")
-            try:
-                owner, model = json.loads(f"{whose}]")
-                sums.setdefault((str(owner), str(model)), Counter())[what] += int(value)
-            except (ValueError, TypeError):
-                continue
-        for (owner, model), counted in sorted(sums.items()):
-            if tenant is None or owner == tenant:
-                ends = {what[4:]: number for what, number in counted.items() if what.startswith("end ")}
-                found.append(Usage(day, owner, model, {what: counted[what] for what in SUMS}, ends))
-    return found
-
-
-def _fields(reply: Any) -> Iterator[tuple[str, str]]:
-    """Of a reply to HGETALL, which is a list where the client has not made a dictionary of it."""
+    sums: dict[bytes, Counter[bytes]] = {}
+    # The reply is a list where the client has not made a dictionary of it.
     pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
     for name, value in pairs:
-        yield name.decode(errors="replace"), value.decode(errors="replace")
+        whose, _, what = name.rpartition(b"] ")
+        with contextlib.suppress(ValueError):
+            sums.setdefault(whose, Counter())[what] += int(value)
+    found = []
+    for whose, counted in sums.items():
+        try:
+            owner, model = map(str, json.loads(whose + b"]"))
+        except (ValueError, TypeError):
+            continue
+        if tenant is None or owner == tenant:
+            numbers = {what: counted[what.encode()] for what in SUMS}
+            ends = {what[4:].decode(errors="replace"): n for what, n in counted.items() if what[:4] == b"end "}
+            found.append(Usage(day, owner, model, numbers, ends))
+    return sorted(found, key=lambda one: (one.tenant, one.model))
 
 
 def usage(number: int = 1, tenant: str | None = None) -> list[Usage]:
     """The sums of the last days, the newest first."""
     of = days(number)
-    return read(of, connections.perform(commands(of)), tenant)
+    replies = connections.perform([command(day) for day in of])
+    return [one for day, reply in zip(of, replies, strict=True) for one in read(day, reply, tenant)]
 
 
 def entries(number: int = 1, tenant: str | None = None, client: redis.Redis | None = None) -> Iterator[bytes]:

@@ -17,8 +17,8 @@ from websockets.sync.client import connect
 
 from petiole.gateway.core import of_tenant
 from petiole.gateway.core.caller import Caller, Key, Tenant
-from petiole.gateway.program import is_loopback
-from petiole.gateway.serving.callers import keys
+from petiole.gateway.serving.callers import hosts, keys
+from petiole.gateway.serving.callers.hosts import is_loopback
 from petiole.tasks.errors import InvalidSettings
 from petiole.tasks.keys import account_keys, stream_keys
 from petiole.tasks.settings import settings
@@ -190,9 +190,18 @@ def test_a_limit_is_told_and_what_ran_counts_as_what_it_used(http: httpx2.Client
     assert sum(value for name, value in counted.items() if name.startswith(b"output")) == made
     told = {"model": "petiole-tiny", "input": "x", "max_output_tokens": 2}
     assert http.post("/v1/responses", json=told, headers=bearer("little")).status_code == 200
-    for path, asked in (("/v1/chat/completions", CHAT), ("/v1/responses", told)):
+    counts = {"model": "petiole-tiny", "prompt": "x", "input": "x", "tokens": [1], "messages": CHAT["messages"]}
+    for path, fields in (
+        ("/v1/chat/completions", CHAT),
+        ("/v1/responses", told),
+        ("/tokenize", ("model", "prompt")),
+        ("/detokenize", ("model", "tokens")),
+        ("/v1/messages/count_tokens", ("model", "messages")),
+        ("/v1/responses/input_tokens", ("model", "input")),
+    ):
+        asked = fields if isinstance(fields, dict) else {name: counts[name] for name in fields}
         refused = http.post(path, json=asked, headers=bearer("little"))
-        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
+        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error"), path
         assert int(refused.headers["retry-after"]) >= 1
         assert refused.headers["x-ratelimit-remaining-requests"] == "0"
     assert http.get("/v1/models", headers=bearer("little")).status_code == 200
@@ -322,12 +331,34 @@ def test_which_addresses_are_loopback(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
 
 
+@pytest.mark.parametrize(
+    ("host", "known"),
+    [("localhost:8000", True), ("127.0.0.1", True), ("[::1]:80", True), ("a.localhost", True),
+     ("LLM.example", True), ("evil.example:8000", False), ("127.0.0.1.evil.example", False),
+     ("localhost.evil.example", False), ("[::2]", False), ("", False), (None, True)],
+)  # fmt: skip
+def test_by_which_names_it_is_called_without_keys(
+    host: str | None, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scope = {"headers": [] if host is None else [(b"host", host.encode())]}
+    assert hosts.is_known(scope), "nobody has asked for it"
+    monkeypatch.setattr(hosts, "_named", None)
+    monkeypatch.setenv("PETIOLE_GATEWAY_HOSTS", "llm.example, other.example")
+    settings.cache_clear()
+    hosts.guard()
+    settings.cache_clear()
+    assert hosts.is_known(scope) is known
+
+
 def test_without_keys_it_listens_on_loopback_alone_and_says_so(tmp_path: Path) -> None:
     redis = RedisServer(tmp_path)
     try:
         with Gateway(tmp_path, host="0.0.0.0", PETIOLE_BROKER_URL=redis.url) as gateway:
             assert gateway.url.startswith("http://127.0.0.1:")
             assert "no key exists, so this gateway listens on 127.0.0.1 alone, not on 0.0.0.0" in gateway.output
+            refused = httpx2.get(f"{gateway.url}/models", headers={"host": f"rebound.example:{gateway.port}"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "foreign_host")
+            assert httpx2.get(f"{gateway.url}/models").status_code == 200
         with Gateway(
             tmp_path, host="0.0.0.0", PETIOLE_BROKER_URL=redis.url, PETIOLE_GATEWAY_KEYS=json.dumps(DOCUMENT)
         ) as gateway:

@@ -23,7 +23,7 @@ from petiole.gateway.openai.responses.view import ResponsesView, error_event
 from petiole.gateway.serving import bodies, generations, kept, records
 from petiole.gateway.serving.answering import accepted, after_of, checked, flag, json_answer, new_id
 from petiole.gateway.serving.catalogue import catalogue
-from petiole.gateway.serving.counting import count
+from petiole.gateway.serving.counting import count_alone
 from petiole.gateway.serving.generations import Generation
 from petiole.gateway.serving.sse import EventStream, events, unless_gone
 from petiole.gateway.serving.webhooks import waiting
@@ -125,7 +125,8 @@ async def input_tokens(request: Request) -> Response:
     if model is None:
         raise invalid("model", "model: is required", "missing_required_parameter")
     found = await catalogue().find(model)
-    counted = await unless_gone(request, count(found, NAMES, **checked(lambda: asked.options(past, own), NAMES)))
+    options = checked(lambda: asked.options(past, own), NAMES)
+    counted = await unless_gone(request, count_alone(found, NAMES, **options))
     return json_answer({"object": "response.input_tokens", "input_tokens": counted["counts"][0]})
 
 

@@ -52,23 +52,38 @@ async def admit(plan: Plan) -> dict[str, Any]:
     asks, record = caller(), plan.record
     if not record.patient:
         await _queue(record.queue, asks)
-    if not any(map(any, map(_of, asks.of_both))):
+    if not _is_limited(asks):
         return {}
     if (most := _most_at_a_time(asks)) is not None and len(record.tasks) > most:
         raise invalid("n", f"n: must be at most {most} choices in all, got {len(record.tasks)}", "invalid_value")
-    most_tokens = [[one for one in of if one is not None] for of in zip(*map(_tokens, asks.of_both), strict=True)]
+    most_tokens = [[*filter(None, of)] for of in zip(*map(_tokens, asks.of_both), strict=True)]
     guessed = estimated([call.options for call in plan.calls])
     held = [min([tokens, *most]) for tokens, most in zip(guessed, most_tokens, strict=True)]
+    slot = await _count(asks, held, record.tasks)
+    share = [tokens // len(record.tasks) for tokens in held]
+    return {HELD_HEADER: [asks.key, *share, slot]}
+
+
+async def admit_brief(queue: str) -> None:
+    """Count a request that generates nothing, such as one that counts tokens. Raises `Failure`: 429 beyond a
+    limit."""
+    asks = caller()
+    await _queue(queue, asks)
+    if _is_limited(asks):
+        await _count(asks, (0, 0), ())
+
+
+async def _count(asks: Caller, held: Sequence[int], tasks: Sequence[str]) -> int:
+    """The slot in which it counts. Raises `Failure`."""
     keys = [*account_keys(asks.name), *account_keys(asks.name, asks.key)]
-    limits = [-1 if one is None else one for of in asks.of_both for one in _of(of)]
-    reply = await patiently(lambda: admission()(keys, [GIVE_UP_S, *held, *limits, *record.tasks]))
+    limits = [one or -1 for of in asks.of_both for one in _of(of)]
+    reply = await patiently(lambda: admission()(keys, [GIVE_UP_S, *held, *limits, *tasks]))
     wait_ms, what, slot, *report = reply
     _tell(report)
     if wait_ms:
         why = _WHY[what.decode() if isinstance(what, bytes) else what]
         raise refused(f"the limit of {why} is reached", wait_ms / 1000)
-    share = [tokens // len(record.tasks) for tokens in held]
-    return {HELD_HEADER: [asks.key, *share, slot]}
+    return int(slot)
 
 
 async def release(record: Record) -> None:
@@ -122,6 +137,10 @@ def _size(told: Any) -> int:
     return 0
 
 
+def _is_limited(asks: Caller) -> bool:
+    return any(map(any, map(_of, asks.of_both)))
+
+
 def _of(limits: Limits) -> tuple[int | None, ...]:
     return limits.requests, limits.input_tokens, limits.output_tokens, limits.concurrent
 
@@ -131,7 +150,7 @@ def _tokens(limits: Limits) -> tuple[int | None, ...]:
 
 
 def _most_at_a_time(asks: Caller) -> int | None:
-    known = [one.concurrent for one in asks.of_both if one.concurrent is not None]
+    known = [one.concurrent for one in asks.of_both if one.concurrent]
     return min(known, default=None)
 
 

@@ -14,18 +14,29 @@ from petiole.tasks.fleet import usage
 from petiole.tasks.servers import connections
 
 MOST_DAYS = 100
+MOST_ROWS = 10_000
+"""In an answer: one for each day, tenant and model."""
 
 
 async def used(days: str) -> list[dict[str, Any]]:
     """The sums of the last days. `days`: their number, as a client writes it. Raises `Failure`."""
     if not (days.isascii() and days.isdecimal() and 1 <= int(days[:9]) <= MOST_DAYS):
         raise invalid("days", f"days: must be a number from 1 to {MOST_DAYS}, got {days[:64]!r}", "invalid_value")
-    of = usage.days(int(days))
+    found: list[dict[str, Any]] = []
+    for day in usage.days(int(days)):  # one by one: others' requests go on in between
+        found += [_shown(one) for one in usage.read(day, await _of_day(day), caller().name or None)]
+        if len(found) > MOST_ROWS:
+            limit = f"days: must be so few that the answer has at most {MOST_ROWS} rows, got {days}"
+            raise invalid("days", limit, "invalid_value")
+    return found
+
+
+async def _of_day(day: str) -> Any:
     try:
-        replies = await patiently(lambda: connections.aperform(usage.commands(of)))
+        [reply] = await patiently(lambda: connections.aperform([usage.command(day)]))
     except redis.exceptions.NoPermissionError as error:
         raise Failure(500, f"the gateway may not read the ledger: {error}") from None
-    return [_shown(one) for one in usage.read(of, replies, caller().name or None)]
+    return reply
 
 
 def _shown(one: usage.Usage) -> dict[str, Any]:

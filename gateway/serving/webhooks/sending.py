@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import h11
 
-from petiole.gateway.core.addresses import inner, networks_of, public
+from petiole.gateway.serving.addresses import inner, networks_of, public
 from petiole.tasks.app.blocking import ProcessThreads
 from petiole.tasks.settings import settings
 

@@ -111,6 +111,22 @@ def test_many_clients_that_come_again_are_all_served_and_never_too_many(client: 
     assert highest <= most
 
 
+def test_a_request_that_generates_nothing_counts_as_one_and_runs_no_task(client: redis.Redis) -> None:
+    who = caller(Limits(requests=2, concurrent=1))
+    assert not isinstance(run(lambda: outcome(plan()), who)[0], Failure)
+    run(lambda: limits.admit_brief("petiole"), who)
+    with pytest.raises(Failure) as refused:
+        run(lambda: limits.admit_brief("petiole"), who)
+    assert refused.value.status == 429
+    assert client.zcard(account_keys("acme")[1]) == 1
+    run(lambda: limits.admit_brief("petiole"), ANYBODY)
+
+
+def test_a_limit_of_0_in_the_settings_is_none(client: redis.Redis) -> None:
+    who = caller(Limits(requests=0, input_tokens=0, output_tokens=0, concurrent=0), Limits(requests=9))
+    assert not isinstance(run(lambda: outcome(plan()), who)[0], Failure)
+
+
 def test_keys_of_a_tenant_share_its_limit_and_other_tenants_do_not(client: redis.Redis) -> None:
     most = Limits(requests=2)
     for key in ("one", "two"):

@@ -41,10 +41,28 @@ def sums(client: redis.Redis) -> dict[tuple[str, str], tuple[dict[str, int], dic
     """By tenant and model, over two days: a test may run at midnight."""
     of = usage.days(2)
     found: dict[tuple[str, str], tuple[dict[str, int], dict[str, int]]] = {}
-    for one in usage.read(of, [client.hgetall(usage_keys(day)[1]) for day in of]):
+    for one in (one for day in of for one in usage.read(day, client.hgetall(usage_keys(day)[1]))):
         assert (one.tenant, one.model) not in found, "midnight"
         found[one.tenant, one.model] = dict(one.sums), dict(one.ends)
     return found
+
+
+def test_sums_that_cannot_be_read_are_left_out() -> None:
+    own = {b'["acme","m"] requests': b"2", b'["acme","m"] end stop': b"2", b'["a","b"] prompt': b"3"}
+    damaged = {
+        b"\xff] x": b"1",
+        b"x": b"1",
+        b'["acme","m"] output': b"x",
+        b"[1] requests": b"1",
+        b'{"a":1] x': b"1",
+    }
+    both = usage.read("2026-11-26", [one for pair in (own | damaged).items() for one in pair])
+    assert [(one.tenant, one.model, dict(one.ends)) for one in both] == [
+        ("a", "b", {}),
+        ("acme", "m", {"stop": 2}),
+    ]
+    assert both[1].sums == {"requests": 2, "prompt": 0, "cached": 0, "output": 0, "reasoning": 0}
+    assert usage.read("2026-11-26", own | damaged, "acme") == both[1:]
 
 
 def test_the_end_of_a_task_is_entered_with_it(publisher: Publisher, client: redis.Redis) -> None:

@@ -1,4 +1,4 @@
-"""Which addresses a gateway may connect to when somebody else has named the host. Pure.
+"""Which addresses a gateway may connect to when somebody else has named the host.
 
 A name is looked up once, every address that it has is checked, and the connection goes to one of them: so a name
 that later leads elsewhere (DNS rebinding) leads nowhere."""
