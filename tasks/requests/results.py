@@ -108,8 +108,8 @@ class StreamDelta(ShownPiece, EndOfOutput, Piece):
 
     prepared: Prepared | None = None
     """Only in the delta that announces a task. See docs/streams.md#before-the-first-token."""
-    after_prompt: bool = False
-    """Only in the first delta of an output, if deltas of the prompt come before it."""
+    after_prompt: bool | None = None
+    """True in the first delta of an output, if deltas of the prompt come before it."""
 
     error: dict[str, Any] | None = None
     """`{"type", "message", "args"}`, if the task has failed."""

@@ -59,7 +59,7 @@ class StreamAssembler:
         begun = self.position.entries > 0
         if self.finished or delta.attempt < self.attempt or (begun and delta.index < self.position.index):
             return []
-        first_of_several = not self.position.entries and (delta.index < 0 or delta.after_prompt)
+        first_of_several = not begun and (delta.index < 0 or delta.after_prompt is True)
         if delta.index > self.position.index or first_of_several:
             return None
         return self._accept(delta)
