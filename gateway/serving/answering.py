@@ -5,8 +5,9 @@ An interface gives a `Kind` its view, its whole answer, and how it writes an err
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -22,8 +23,14 @@ from petiole.gateway.core.streams import Stream, View, cursor_of
 from petiole.gateway.serving import generations, images, records
 from petiole.gateway.serving.generations import Generation
 from petiole.gateway.serving.sse import EventStream, events, unless_gone
+from petiole.tasks.app.blocking import ProcessThreads
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.settings import settings
+
+LARGE_PROMPTS = 1000
+"""Tokens of prompts with log-probabilities, above which an answer is large."""
+
+_LARGE = ProcessThreads("answers", size=2, most=100_000)
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,11 @@ class Kind:
 
     async def answer(self, generation: Generation) -> Response:
         try:
-            return json_answer(self.whole(generation.record, await generation.whole()))
+            outputs = await generation.whole()
+            build = partial(self.whole, generation.record, outputs)
+            if sum(len(one.prompt) for one in outputs) > LARGE_PROMPTS:
+                return await large_answer(build)
+            return json_answer(build())
         finally:
             await generation.aclose()
 
@@ -89,6 +100,22 @@ def new_id(prefix: str) -> str:
 
 def json_answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(encode(value), status, headers, "application/json")
+
+
+async def large_answer(build: Callable[[], Mapping[str, object]]) -> Response:
+    """An answer that takes long to build and to encode. A thread does both, and others are served meanwhile."""
+    return Response(await _LARGE.run(lambda: piecewise(build())), media_type="application/json")
+
+
+def piecewise(answer: Mapping[str, object]) -> bytes:
+    """As JSON. The entries of an iterator are made and encoded one by one: one call of the encoder for all of them
+    would not let other threads run."""
+    pieces, before = list[bytes](), b"{"
+    for name, value in answer.items():
+        entries = b"[%b]" % b",".join(map(encode, value)) if isinstance(value, Iterator) else encode(value)
+        pieces += [before, encode(name), b":", entries]
+        before = b","
+    return b"".join([*pieces, b"}"]) if pieces else b"{}"
 
 
 def checked(plan: Callable[[], Any], names: Mapping[str, str] | None = None) -> Any:

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.core.plan import Plan
 from petiole.gateway.serving import bodies, generations
-from petiole.gateway.serving.answering import checked, json_answer, new_id
+from petiole.gateway.serving.answering import checked, large_answer, new_id
 from petiole.gateway.serving.catalogue import catalogue
 from petiole.gateway.serving.counting import count
 from petiole.gateway.serving.sse import unless_gone
@@ -38,7 +38,8 @@ async def score(request: Request) -> Response:
 async def _answered(request: Request, asked: Embeddings | Rerank | Score) -> Response:
     found = await catalogue().find(asked.model)
     plan = checked(lambda: asked.plan(new_id(asked.PREFIX), int(time.time()), found))
-    return json_answer(asked.answer(plan.record, await unless_gone(request, _made(plan))))
+    made = await unless_gone(request, _made(plan))
+    return await large_answer(lambda: asked.answer(plan.record, made))
 
 
 async def _made(plan: Plan) -> Made:

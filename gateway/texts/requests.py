@@ -118,10 +118,10 @@ class Embeddings(OfTexts):
     def answer(self, record: Record, made: Made) -> dict[str, Any]:
         vectors: Sequence[Any] = made.vectors
         if self.encoding_format == "float":
-            vectors = Vectors(made.vectors, self.dimensions or 0).lists()
+            vectors = Vectors(made.vectors, self.dimensions or 0)
         return {
             "object": "list",
-            "data": [{"object": "embedding", "index": at, "embedding": one} for at, one in enumerate(vectors)],
+            "data": ({"object": "embedding", "index": at, "embedding": one} for at, one in enumerate(vectors)),
             "model": self.model,
             "usage": _usage(made),
         }
