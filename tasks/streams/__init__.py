@@ -9,6 +9,7 @@ readers              the protocol over redis-py, blocking and with asyncio; the 
 showing              deltas with reasoning, content and calls of tools
 following            the protocol itself, without input or output: subscribe, read the log, follow, read again
 assembly             log and channel merged: every token once, in order
+silences             the looks of silent streams, together
 subscriptions        pub/sub connections that are reused
 async_subscriptions  one pub/sub connection for all readers of an event loop
 """

@@ -29,6 +29,7 @@ from petiole.tasks.streams.assembly import StreamAssembler
 
 SILENCE_S = 1.0  # time without a delta before the log is read: pub/sub may lose messages
 LOST_FOR_S = 60.0  # time without a connection before giving up
+LOOKS_TOGETHER = 30  # of so many looks in a row, all but the last are shared with other streams
 PROBES = 16  # entries that are looked at together, to find the one with a token
 LOG_GONE_FOR = 10  # silences in a row, each with the log missing, after which the log counts as expired
 LAST = {SUCCESS, FAILURE, REVOKED}
@@ -53,11 +54,14 @@ def read(
     prepared: bool = False,
     start: int = 0,
     fresh: bool = False,
+    shared: bool = False,
 ) -> Reading:
     """The protocol. `timeout_s` limits the wait for each delta; `heartbeat_s` limits the wait for a delta or a
     heartbeat. `prepared`: also yield the delta that announces the task. `start`: the token to begin with. `fresh`:
-    the task is submitted when the first subscription is made, so nothing can be in its log before."""
+    the task is submitted when the first subscription is made, so nothing can be in its log before. `shared`: most
+    looks after a silence are shared with other streams: `("quiet", ...)` asks whether nothing has happened."""
     stream = Following(task_id, timeout_s, heartbeat_s, prepared=prepared, start=start)
+    stream.shared = shared
     lost_since: float | None = None
     while not stream.assembler.finished:
         try:
@@ -103,7 +107,8 @@ class Following:
         self.handed_out_at = time.monotonic()
         self.assembler = StreamAssembler(start)
         self.last_delta_at = time.monotonic()
-        self.silences_without_log = 0
+        self.silences_without_log = self.looks = 0
+        self.shared = False
 
     def check_time(self, cause: BaseException | None = None) -> None:
         if self.timeout_s is not None and time.monotonic() - self.last_delta_at >= self.timeout_s:
@@ -124,6 +129,7 @@ class Following:
             if delta.error is not None:
                 raise errors.rebuild(delta.error)
         if deltas:
+            self.looks = 0
             self.last_delta_at = self.handed_out_at = time.monotonic()
 
     def heartbeat(self) -> Reading:
@@ -232,6 +238,11 @@ class Following:
 
     def after_silence(self) -> Reading:
         """No delta arrived: the subscription may be dead, or the task may have ended without a stream."""
+        self.looks += 1
+        looks_together = self.shared and self.begun and self.looks % LOOKS_TOGETHER != 0
+        if looks_together and (yield ("quiet", self.assembler.position.entries, self.unannounced)):
+            self.check_time()
+            return
         state, result = yield ("outcome",)  # before the log: if the task has ended, the log is complete
         new = yield from self.unread()
         if new:

@@ -33,6 +33,7 @@ from petiole.tasks.streams import subscriptions
 from petiole.tasks.streams.async_subscriptions import Subscription
 from petiole.tasks.streams.following import Following, Lost, Step, read
 from petiole.tasks.streams.showing import Showing
+from petiole.tasks.streams.silences import Silent, silences
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -108,6 +109,8 @@ class _Reader:
     `_step` is the next operation of the protocol, or None after a delta, when the generator must be resumed.
     """
 
+    _shared = False
+
     def __init__(
         self,
         task: AsyncResult | str,
@@ -141,7 +144,15 @@ class _Reader:
         self._steps = (
             Following(self.task_id, timeout_s, start=start).end_as(task.state, task.result)
             if isinstance(task, EagerResult)
-            else read(self.task_id, timeout_s, heartbeat_s, prepared=prepared or parsed, start=start, fresh=fresh)
+            else read(
+                self.task_id,
+                timeout_s,
+                heartbeat_s,
+                prepared=prepared or parsed,
+                start=start,
+                fresh=fresh,
+                shared=self._shared,
+            )
         )
         self._watch = Watch([getattr(task, "submitted_to", None)], timeout_s)
         self._step: Step | None = next(self._steps)
@@ -323,6 +334,7 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
     """`Stream` for asyncio."""
 
     _subscription: Subscription | None = None
+    _shared = True
 
     async def open(self) -> None:
         if self._step == ("subscribe",):
@@ -386,6 +398,10 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
 
     async def _outcome(self) -> tuple[str | None, Any]:
         return await LOOKUPS.run(self._outcome_now)
+
+    async def _quiet(self, entries: int, unannounced: bool) -> bool:
+        stream = Silent(self.task_id, self.app.backend, entries, unannounced, self.interest())
+        return await silences().quiet(stream)
 
     async def _pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
