@@ -116,8 +116,12 @@ class Spelling:
     def of(self, entry: TokenLogprobs) -> TokenLogprobs:
         """Append a token. The same entry with the texts and the bytes of its tokens, and its length."""
         self.push((entry.token_id,))
+        return replace(self.of_prompt(entry), length=self._length)
+
+    def of_prompt(self, entry: TokenLogprobs) -> TokenLogprobs:
+        """The same entry with the texts and the bytes of its tokens. It is not one of the output."""
         spelled = [
             self._tokenizer.token_bytes(token) for token in (entry.token_id, *(token for token, _ in entry.top))
         ]
         texts = [one.decode(errors="replace") for one in spelled]
-        return replace(entry, texts=texts, bytes=[list(one) for one in spelled], length=self._length)
+        return replace(entry, texts=texts, bytes=[list(one) for one in spelled])

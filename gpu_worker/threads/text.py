@@ -371,7 +371,9 @@ class TextThread:
                 self._stop_generating(seq)
 
     def _deliver_prompt(self, seq: ScheduledSequence, output: RequestOutput, pending: _PendingOutput) -> None:
-        entries, pending.prompt = output.spelled(tuple(pending.prompt)), []
+        entries, pending.prompt = tuple(pending.prompt), []
+        if output.spelling is not None:
+            entries = tuple(map(output.spelling.of_prompt, entries))
         ids, index = tuple(entry.token_id for entry in entries), output.of_prompt(seq.num_input_tokens)
         output.prompt += entries
         output.handle._push(Delta(index, ids, "", logprobs=entries))

@@ -81,6 +81,9 @@ def test_the_tokens_of_a_prompt_as_evaluation_harnesses_ask_for_them(
             assert logprob <= max(likeliest.values()) <= 0
         assert logprobs[-1] == max(top[-1].values()), "the output is greedy"
         assert choice.text.startswith(PROMPT)
+        offsets = found.text_offset or []
+        assert offsets == sorted(offsets)
+        assert offsets[-1] == len(PROMPT) < len(choice.text)
     alone = client.completions.create(**{**asked, "max_tokens": 0})
     [choice], first = alone.choices, answer.choices[0].logprobs
     assert choice.logprobs is not None

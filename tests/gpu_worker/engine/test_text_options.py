@@ -199,3 +199,15 @@ def test_log_probabilities_have_texts_and_bytes_where_asked(
 def test_texts_of_log_probabilities_need_log_probabilities(engine: Engine) -> None:
     with pytest.raises(InvalidRequest, match=r"^logprob_texts: needs logprobs"):
         engine.submit(Request(prompt="hello", sampling=replace(GREEDY, logprob_texts=True))).result(60)
+
+
+def test_the_lengths_of_an_outputs_tokens_are_those_without_the_prompt(engine: Engine) -> None:
+    plain = replace(GREEDY, logprobs=0, logprob_texts=True)
+    scored = replace(plain, prompt_logprobs=0)
+    without, beside = engine.generate([Request(prompt="Count", sampling=sampling) for sampling in (plain, scored)])
+    assert without.logprobs
+    assert beside.logprobs
+    assert [entry.length for entry in beside.logprobs] == [entry.length for entry in without.logprobs]
+    assert beside.prompt_logprobs
+    assert b"".join(bytes(entry.bytes[0]) for entry in beside.prompt_logprobs if entry.bytes) == b"Count"
+    assert {entry.length for entry in beside.prompt_logprobs} == {None}
