@@ -32,8 +32,11 @@ from petiole.gpu_worker.models.parts.feed_forward import FeedForwardWeights
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.per_layer import PerLayerTables, PerLayerWeights
+from petiole.gpu_worker.models.parts.recurrent.delta_net import DeltaNetWeights
+from petiole.gpu_worker.models.parts.recurrent.short import ShortConvolutionWeights
 from petiole.gpu_worker.models.plan import (
     Attention,
+    DeltaNet,
     Experts,
     FeedForward,
     Growth,
@@ -42,6 +45,7 @@ from petiole.gpu_worker.models.plan import (
     Norm,
     PerLayerInput,
     Rotary,
+    ShortConvolution,
 )
 from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear, Form
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear, Int8Linear
@@ -214,6 +218,8 @@ _FIELDS: dict[type, str] = {
         "experts"
     ),
     AttentionWeights: "qkv out q_norm k_norm v_norm sinks",
+    DeltaNetWeights: "inputs gates convolution fading bias norm out",
+    ShortConvolutionWeights: "inputs convolution bias out",
     FeedForwardWeights: "gate_up down",
     NormWeights: "weight bias",
     PerLayerWeights: "gate out norm",
@@ -276,11 +282,8 @@ def _unknown_weights(plan: Layer, weights: LayerWeights, hidden: int, parts: Par
     """What is not known of a layer's weights: classes, and sizes that are not those of the plan."""
 
     def check() -> None:
-        mixer, own = plan.attention, weights.mixer
-        for part, kind in ((weights, LayerWeights), (own, AttentionWeights)):
-            _exactly(part, kind)
-        assert isinstance(own, AttentionWeights)
-        linears = {"qkv": own.qkv, "out": own.out}
+        _exactly(weights, LayerWeights)
+        linears = _check_mixer(plan, weights, hidden, parts)
         fed = weights.feed_forward
         _require((fed is None) == (plan.feed_forward is None), "a layer without its feed-forward")
         if fed is not None:
@@ -288,11 +291,6 @@ def _unknown_weights(plan: Layer, weights: LayerWeights, hidden: int, parts: Par
             linears |= {"gate_up": fed.gate_up, "down": fed.down}
         for name, stored in _NAMES.linears(plan, hidden):
             _linear(name, linears[name], sum(stored.parts), stored.inputs, parts)
-        q_width, k_width = (mixer.q_size, mixer.kv_size) if mixer.norm_whole else (mixer.head_dim,) * 2
-        _norm("q_norm", own.q_norm, mixer.q_norm, q_width)
-        if mixer.keys_of is None:
-            _norm("k_norm", own.k_norm, mixer.k_norm, k_width)
-            _norm("v_norm", own.v_norm, mixer.v_norm, mixer.head_dim)
         _norm("mixer_norm", weights.mixer_norm, plan.mixer_norm, hidden)
         _norm("mixer_out_norm", weights.mixer_out_norm, plan.mixer_out_norm, hidden)
         _norm("feed_forward_norm", weights.feed_forward_norm, plan.feed_forward_norm, hidden)
@@ -301,9 +299,43 @@ def _unknown_weights(plan: Layer, weights: LayerWeights, hidden: int, parts: Par
         _require((weights.experts is not None) == (plan.experts is not None), "a layer without its experts")
         if plan.experts is not None and weights.experts is not None:
             _check_experts(plan.experts, weights.experts, hidden, parts)
-        _require((own.sinks is not None) == mixer.sinks, "attention without its sinks")
 
     return _first_unknown(check)
+
+
+def _check_mixer(plan: Layer, weights: LayerWeights, hidden: int, parts: Parts) -> dict[str, object]:
+    """Returns the products of attention, by name."""
+    mixer, own = plan.mixer, weights.mixer
+    if isinstance(mixer, DeltaNet):
+        _exactly(own, DeltaNetWeights)
+        assert isinstance(own, DeltaNetWeights)
+        _linear("inputs", own.inputs, sum(mixer.input_sizes), hidden, parts)
+        _linear("gates", own.gates, sum(mixer.gate_sizes), hidden, parts)
+        _linear("out", own.out, hidden, mixer.value_size, parts)
+        _sized("convolution", own.convolution, mixer.channels, mixer.kernel)
+        _sized("fading", own.fading, mixer.value_heads)
+        _sized("bias of a", own.bias, mixer.value_heads)
+        _norm("norm of a delta net", own.norm, mixer.norm, mixer.value_dim)
+        return {}
+    if isinstance(mixer, ShortConvolution):
+        _exactly(own, ShortConvolutionWeights)
+        assert isinstance(own, ShortConvolutionWeights)
+        _linear("inputs", own.inputs, 3 * mixer.channels, hidden, parts)
+        _linear("out", own.out, hidden, mixer.channels, parts)
+        _sized("convolution", own.convolution, mixer.channels, mixer.kernel)
+        _require((own.bias is not None) == mixer.bias, "a convolution without its bias")
+        if own.bias is not None:
+            _sized("bias of a convolution", own.bias, mixer.channels)
+        return {}
+    _exactly(own, AttentionWeights)
+    assert isinstance(own, AttentionWeights)
+    q_width, k_width = (mixer.q_size, mixer.kv_size) if mixer.norm_whole else (mixer.head_dim,) * 2
+    _norm("q_norm", own.q_norm, mixer.q_norm, q_width)
+    if mixer.keys_of is None:
+        _norm("k_norm", own.k_norm, mixer.k_norm, k_width)
+        _norm("v_norm", own.v_norm, mixer.v_norm, mixer.head_dim)
+    _require((own.sinks is not None) == mixer.sinks, "attention without its sinks")
+    return {"qkv": own.qkv, "out": own.out}
 
 
 def _check_experts(plan: Experts, weights: ExpertWeights, hidden: int, parts: Parts) -> None:

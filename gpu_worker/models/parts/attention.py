@@ -44,6 +44,11 @@ class AttentionWeights:
     v_norm: NormWeights | None = None
     sinks: Tensor | None = None
 
+    @property
+    def first(self) -> Linear:
+        """The product of the layer's inputs."""
+        return self.qkv
+
 
 def attended(
     plan: Attention,

@@ -56,7 +56,8 @@ class CpuExecutor:
         self._pending = pending
         self._text_only = decoder.value_tokens is None and decoder.images is None and decoder.plan.pooling is None
         self._whole = decoder.plan.whole_texts
-        self._native = native_decoder(decoder, cache, bank, progress)
+        states = () if recurrent is None else recurrent.layers
+        self._native = native_decoder(decoder, cache, bank, progress, states)
         self._seeing: LayeredVision | None = with_known_crops(decoder)
         self._encoder = None if self._seeing is None else native_encoder(self._seeing.vision, progress)
 
@@ -83,12 +84,18 @@ class CpuExecutor:
         limits = None if inputs.limits is None else torch.from_numpy(inputs.limits)
         types = None if inputs.types is None else torch.from_numpy(inputs.types)
         if self._native is not None:
-            step = slot_id, token_ids, positions, rows, outputs, adapters
+            copies = None
+            if self._recurrent is not None and inputs.states is not None:
+                copies = self._recurrent.begin(inputs.batch_rows, inputs.starts, inputs.lengths, inputs.states)
+            step = partial(
+                self._native.forward, slot_id, token_ids, positions, rows, outputs, adapters,
+                copies=copies, rotary=rotary, limits=limits,
+            )  # fmt: skip
             if self._text_only:
-                logits = self._native.forward(*step, rotary=rotary, limits=limits)
+                logits = step()
                 return StepStates(lambda: logits)
             hidden = self._embed(inputs, token_ids).float()
-            logits = self._native.forward(*step, hidden=hidden, rotary=rotary, limits=limits, types=types)
+            logits = step(hidden=hidden, types=types)
             made = hidden[: len(outputs)]
             return self._made(inputs, lambda: logits, made if self._whole else made.to(self._decoder.dtype))
         if self._whole:

@@ -38,6 +38,15 @@ class StatePool:
         self, rows: Int64Array, starts: Int32Array, lengths: Int32Array, updates: StateUpdates, progress: Progress
     ) -> RecurrentStep:
         """Begin the rows that begin, and say what a step of these rows does. The decoder does it."""
+        self.begin(rows, starts, lengths, updates)
+        spans = _spans(rows, starts, lengths, updates, len(self.reached))
+        return RecurrentStep(self.layers, list(spans), progress)
+
+    def begin(
+        self, rows: Int64Array, starts: Int32Array, lengths: Int32Array, updates: StateUpdates
+    ) -> Tensor | None:
+        """Begin the rows that begin. Returns int64 [T]: the place to which the states behind each of the step's
+        positions are copied, or -1; None if there are no copies. Whoever calls this advances the states."""
         n_rows = len(self.reached)
         for row, snapshot, start in zip(updates.begun, updates.sources, updates.starts, strict=True):
             self.reached[row] = start
@@ -48,7 +57,12 @@ class StatePool:
                     state[row] = 0
         assert (self.reached[rows] == starts).all(), "a state is not where its step begins"
         self.reached[rows] += lengths
-        return RecurrentStep(self.layers, list(_spans(rows, starts, lengths, updates, n_rows)), progress)
+        if not len(updates.kept):
+            return None
+        copies = np.full(int(lengths.sum()), -1, dtype=np.int64)
+        behind = (np.cumsum(lengths) - lengths)[updates.kept] + updates.positions - starts[updates.kept]
+        copies[behind - 1] = n_rows + updates.snapshots
+        return torch.from_numpy(copies)
 
     def _tensors(self) -> Iterator[Tensor]:
         return (tensor for layer in self.layers if layer is not None for tensor in layer.tensors)

@@ -32,6 +32,11 @@ class DeltaNetWeights:
     norm: NormWeights
     out: Linear
 
+    @property
+    def first(self) -> Linear:
+        """The product of the layer's inputs."""
+        return self.inputs
+
 
 def delta_net(
     plan: DeltaNet, weights: DeltaNetWeights, x: Tensor, state: LayerState, step: RecurrentStep, kernels: Kernels

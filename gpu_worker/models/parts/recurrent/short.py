@@ -22,6 +22,11 @@ class ShortConvolutionWeights:
     bias: Tensor | None
     out: Linear
 
+    @property
+    def first(self) -> Linear:
+        """The product of the layer's inputs."""
+        return self.inputs
+
 
 def short_convolution(
     weights: ShortConvolutionWeights, x: Tensor, state: LayerState, step: RecurrentStep

@@ -15,7 +15,8 @@ from torch import Tensor
 @dataclass(frozen=True, slots=True)
 class LayerState:
     """The states of a layer, by *place*: of all rows, then snapshots. inputs: [places, kernel - 1, channels],
-    the last inputs of its convolution. matrices: float32 [places, heads, key_dim, value_dim], of a delta net."""
+    the last inputs of its convolution. matrices: float32 [places, heads, key_dim, value_dim], of a delta net. Code
+    that computes layers itself may order the numbers of a place in its own way."""
 
     inputs: Tensor
     matrices: Tensor | None = None

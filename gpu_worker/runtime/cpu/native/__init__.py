@@ -10,6 +10,7 @@ supported    the plans that the C code computes
 draw         the Gumbel maximum of sampling
 layers/      a step from inputs to logits: one call
 attention/   attention over the paged KV cache
+recurrent/   mixers that keep a state
 products/    linear maps: weights, the kernels that multiply, and which of them are chosen
 arithmetic/  vectors, and functions of them
 """

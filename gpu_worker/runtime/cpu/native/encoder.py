@@ -14,8 +14,9 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.fast_paths import supports_encoder
 from petiole.gpu_worker.models.parts.layered import LayeredEncoder
+from petiole.gpu_worker.runtime.cpu.native.layers.structures import Memory
 from petiole.gpu_worker.runtime.cpu.native.products.choice import Products, choose_products
-from petiole.gpu_worker.runtime.cpu.native.stack import Memory, Stack, library_for
+from petiole.gpu_worker.runtime.cpu.native.stack import Stack, library_for
 from petiole.gpu_worker.runtime.cpu.native.supported import PARTS, VALUES, with_sizes
 from petiole.gpu_worker.runtime.interface import Progress, nothing
 

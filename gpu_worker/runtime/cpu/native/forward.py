@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder
+from petiole.gpu_worker.models.parts.recurrent.states import LayerState
 from petiole.gpu_worker.models.weights.linear import DenseLinear
+from petiole.gpu_worker.runtime.cpu.native.layers.structures import Ends, Memory, PerLayer
 from petiole.gpu_worker.runtime.cpu.native.products.adapters import NativeAdapters
 from petiole.gpu_worker.runtime.cpu.native.products.choice import choose_products, described
-from petiole.gpu_worker.runtime.cpu.native.stack import Ends, Memory, PerLayer, Stack, at_least, library_for
+from petiole.gpu_worker.runtime.cpu.native.stack import Stack, at_least, library_for
 from petiole.gpu_worker.runtime.cpu.native.supported import support
 from petiole.gpu_worker.runtime.interface import Int32Array, Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
@@ -35,12 +38,13 @@ class NativeDecoder:
         cache: KVCache,
         bank: AdapterBank | None,
         progress: Progress = nothing,
+        states: Sequence[LayerState | None] = (),
     ) -> None:
         self._decoder, self._cache = decoder, cache
         self._adapters = NativeAdapters(library, bank) if bank is not None else None
         head, plan = decoder.head, decoder.plan
         self._tied = isinstance(head, DenseLinear) and head.weight.is_set_to(decoder.embedding)
-        self._bidirectional = any(mixer.mask == "bidirectional" for mixer in plan.attentions)
+        self._bidirectional = any(mixer.mask == "bidirectional" for _, mixer in plan.attending)
         self._products = choose_products(library, decoder.layers, decoder.head, decoder.dtype)
         per_layer = None
         if plan.per_layer is not None and decoder.per_layer is not None:
@@ -49,7 +53,7 @@ class NativeDecoder:
             library,
             self._products,
             list(zip(plan.layers, decoder.layers, strict=True)),
-            Memory(cache.keys, cache.values, [cache.tables[i] for i in cache.groups], cache.page_size),
+            Memory(cache.keys, cache.values, [cache.tables[i] for i in cache.groups], cache.page_size, states),
             plan.hidden_size,
             tables=decoder.tables,
             ends=Ends(
@@ -78,6 +82,7 @@ class NativeDecoder:
         adapter_slots: Int32Array | None = None,
         *,
         hidden: Tensor | None = None,
+        copies: Tensor | None = None,
         rotary: Tensor | None = None,
         limits: Tensor | None = None,
         types: Tensor | None = None,
@@ -87,7 +92,8 @@ class NativeDecoder:
 
         token_ids, positions, rows: int64 [T]. The inputs of a row are neighbours, and their positions ascend.
         outputs: int64 [O], strictly ascending: the inputs whose logits are wanted. adapter_slots: [T]. The forward
-        writes the KV of every input, and reads the KV of the positions that the input sees.
+        writes the KV of every input, and reads the KV of the positions that the input sees. It advances the states
+        of the rows. copies: int64 [T], the place to which the states behind each input are copied, or -1.
 
         hidden: float32 [T, hidden], the inputs' embeddings; None: the embeddings of the token ids. The forward
         overwrites its first O rows with the outputs' hidden states before the final norm. rotary: int64 [T],
@@ -114,6 +120,7 @@ class NativeDecoder:
             rows,
             outputs,
             token_ids=token_ids if by_ids else None,
+            copies=copies,
             rotary=rotary,
             limits=limits,
             extra=self._extra(positions if rotary is None else rotary, types),
@@ -135,11 +142,15 @@ class NativeDecoder:
 
 
 def native_decoder(
-    decoder: object, cache: KVCache, bank: AdapterBank | None = None, progress: Progress = nothing
+    decoder: object,
+    cache: KVCache,
+    bank: AdapterBank | None = None,
+    progress: Progress = nothing,
+    states: Sequence[LayerState | None] = (),
 ) -> NativeDecoder | None:
     """The fast CPU path for this model. None if some of it is not known (`models.fast_paths`), if its sizes or
     type are unusual, if nothing can be compiled, or if PETIOLE_NATIVE is off. progress: called every second of a
-    step that takes longer.
+    step that takes longer. states: of each layer; empty: none keeps any.
 
     The weights of the layers and of the head are rearranged in place: afterwards only the fast path can use them.
     """
@@ -158,7 +169,7 @@ def native_decoder(
         torch.get_num_threads(),
         ", ".join(described(decoder.layers, decoder.head)),
     )
-    return NativeDecoder(library, decoder, cache, bank, progress)
+    return NativeDecoder(library, decoder, cache, bank, progress, states)
 
 
 def _ends_of_rows(positions: Tensor, rows: Tensor) -> Tensor:

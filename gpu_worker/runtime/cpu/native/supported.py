@@ -8,7 +8,20 @@ from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.fast_paths import ANY, COMMON, Parts, Support, changed, supports
 from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.parts.layer import LayerWeights
-from petiole.gpu_worker.models.plan import Attention, Experts, FeedForward, Layer, ModelPlan, Norm, Pooling, Router
+from petiole.gpu_worker.models.parts.recurrent.delta_net import DeltaNetWeights
+from petiole.gpu_worker.models.plan import (
+    Attention,
+    DeltaNet,
+    Experts,
+    FeedForward,
+    Layer,
+    ModelPlan,
+    Norm,
+    Pooling,
+    Recurrent,
+    Router,
+    ShortConvolution,
+)
 from petiole.gpu_worker.models.weights.coded import CodedLinear
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear
 from petiole.gpu_worker.runtime.cpu.native.products.weights import unknown_form
@@ -22,7 +35,13 @@ VALUES = changed(
     COMMON,
     {
         Attention: {"mask": {"causal", "prefix", "bidirectional"}},
-        Layer: {"experts": {None, Experts}},
+        Layer: {"experts": {None, Experts}, "mixer": {Attention, DeltaNet, ShortConvolution}},
+        DeltaNet: {
+            **dict.fromkeys(("key_heads", "value_heads", "key_dim", "value_dim", "kernel"), ANY),
+            "norm": {Norm},
+            "grouped": _BOTH,
+        },
+        ShortConvolution: {"channels": ANY, "kernel": ANY, "bias": _BOTH},
         Experts: {
             "router": {Router},
             "each": {FeedForward},
@@ -42,6 +61,7 @@ VALUES = changed(
 
 _MOST_HEAD = 512
 _MOST_EXPERTS = 4096
+_MOST_KERNEL = 64
 
 
 def support(decoder: object) -> Support:
@@ -90,9 +110,10 @@ def with_sizes(
 
 
 def _linears(weights: LayerWeights) -> list[object]:
-    mixer, fed, per_layer = weights.attention, weights.feed_forward, weights.per_layer
+    mixer, fed, per_layer = weights.mixer, weights.feed_forward, weights.per_layer
     experts = weights.experts
-    linears: list[object] = [mixer.qkv, mixer.out]
+    linears: list[object] = [mixer.first, mixer.out]
+    linears += [mixer.gates] if isinstance(mixer, DeltaNetWeights) else []
     linears += [] if fed is None else [fed.gate_up, fed.down]
     linears += [] if experts is None else [experts.gate_up.whole, experts.down.whole]
     return linears if per_layer is None else [*linears, per_layer.gate, per_layer.out]
@@ -105,9 +126,13 @@ def _unknown_codes(linears: Sequence[object]) -> str | None:
 
 
 def _unknown_layer(layers: Sequence[Layer], i: int, lanes: int) -> str | None:
-    layer, mixer = layers[i], layers[i].attention
+    layer, mixer = layers[i], layers[i].mixer
     if (found := _unknown_fed(layer)) is not None:
         return found
+    if layer.parallel and layer.post_norm:
+        return "a parallel layer whose norms stand behind the addition"
+    if not isinstance(mixer, Attention):
+        return _unknown_recurrent(mixer)
     if mixer.head_dim % lanes or mixer.head_dim > _MOST_HEAD:
         return f"heads of {mixer.head_dim} numbers"
     if mixer.heads % mixer.kv_heads:
@@ -116,11 +141,18 @@ def _unknown_layer(layers: Sequence[Layer], i: int, lanes: int) -> str | None:
         return f"a rotation of {mixer.rotary.dims} of {mixer.head_dim} numbers"
     if mixer.norm_whole and mixer.output_gate:
         return "a norm over all heads that have gates"
-    if layer.parallel and layer.post_norm:
-        return "a parallel layer whose norms stand behind the addition"
     if mixer.keys_of is not None and not _can_read(mixer, layers[:i]):
         return f"the keys of layer {mixer.keys_of}"
     return None
+
+
+def _unknown_recurrent(mixer: Recurrent) -> str | None:
+    if mixer.kernel > _MOST_KERNEL:
+        return f"a convolution of {mixer.kernel} positions"
+    if isinstance(mixer, DeltaNet) and mixer.value_heads % mixer.key_heads:
+        return f"{mixer.value_heads} heads of values over {mixer.key_heads} of keys"
+    inputs = mixer.value_size if isinstance(mixer, DeltaNet) else mixer.channels
+    return f"a mixer of {inputs} numbers" if inputs % 2 else None
 
 
 def _unknown_fed(layer: Layer) -> str | None:
@@ -144,6 +176,8 @@ def _can_read(mixer: Attention, earlier: Sequence[Layer]) -> bool:
     """Whether a mixer can read the keys and values of the layer that it names."""
     if mixer.keys_of is None or not 0 <= mixer.keys_of < len(earlier):
         return False
-    source = earlier[mixer.keys_of].attention
+    source = earlier[mixer.keys_of].mixer
+    if not isinstance(source, Attention):
+        return False
     same = (source.kv_heads, source.head_dim) == (mixer.kv_heads, mixer.head_dim)
     return same and source.keys_of is None

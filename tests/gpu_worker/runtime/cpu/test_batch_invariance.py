@@ -19,6 +19,7 @@ from tests.support.quantised import FORMATS
 ALL = SamplingParams(temperature=0.0, logprobs=320)
 SHAPE = Shape("qwen3", "float32", 320, 64, 96, 3, 4, 2, 32)
 FAMILIES = ["qwen3", "mistral", "llama-biases", "gpt-oss", "glm4-moe"]
+WITH_STATES = ["qwen3.5", "lfm2"]
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def test_a_sequence_gets_the_same_bits_in_a_share_of_a_large_batch(
         assert together == [alone[i] for i in at]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES + WITH_STATES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
 def test_a_prompt_gets_the_same_bits_in_chunks(family, dtype, kv_dtype, checkpoint, open_runtime):
@@ -129,6 +130,24 @@ def test_a_prompt_gets_the_same_bits_in_chunks(family, dtype, kv_dtype, checkpoi
     whole = [trace(driver, [driver.sequence(p, ALL)])[0] for p in prompts()]
     for chunk in (1, 5, 64):
         assert [trace(driver, [driver.sequence(p, ALL)], chunk)[0] for p in prompts()] == whole
+
+
+@pytest.mark.parametrize("family", WITH_STATES)
+@pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16", "weight_quantization": "int4"}], ids=str)
+def test_a_sequence_with_states_gets_the_same_bits_in_a_batch_when_it_resumes_and_behind_a_snapshot(
+    family, settings, checkpoint, open_runtime
+):
+    driver = Driver(open_runtime(checkpoint(family)[0], **settings))
+    alone = [trace(driver, [driver.sequence(p, ALL)])[0] for p in prompts()]
+    assert trace(driver, [driver.sequence(p, ALL) for p in prompts()]) == alone
+    sequence = driver.sequence(prompts()[5], ALL)
+    driver.keep(sequence, 11)
+    driver.prefill([sequence])
+    driver.decode([sequence])
+    resumed = driver.sequence(sequence.prompt + sequence.output, ALL)
+    assert trace(driver, [resumed], steps=3)[0] == alone[5][2:]
+    fork = driver.fork(sequence, sequence.prompt, 11)
+    assert trace(driver, [fork])[0] == alone[5]
 
 
 @pytest.mark.parametrize(

@@ -138,18 +138,47 @@ void finish_inputs(const Model *m, const Step *s, Bench *b) {
   project_per_layer(m, s, b);
 }
 
-/* What comes before OUT: attention. */
+/* Those of OUT, behind a mixer that keeps a state. */
+static void set_recurrent(const Layer *l, const Plan *p, int64_t t, float *row) {
+  const Step *s = &p->step;
+  const Recurrent *r = l->recurrent;
+  const int64_t n = l->maps[OUT].k;
+  const float *x = s->qkv + t * l->maps[QKV].n;
+  float *to = p->packed ? row : s->mixed + t * n;
+  for (int64_t c = 0; !r->key_heads && c < n; c++) to[c] = x[n + c] * x[c];
+  for (int64_t i = 0; i < (int64_t)r->key_heads * r->each; i++) {
+    const int64_t head = i / r->each, within = i % r->each * r->value_dim;
+    float *y = to + i * r->value_dim;
+    normalise(x + r->values.first + head * r->values.apart + within, &l->net_norm, y, r->value_dim);
+    activate(SILU, x + r->z.first + head * r->z.apart + within, y, y, r->value_dim);
+  }
+  if (p->packed) pack_row(row, n, t, s->mixed);
+}
+
+static void mix_recurrent(const Plans *plans, const Layer *l, const Plan *p, Room *own) {
+  const Step *s = &p->step;
+  const Advance a = {plans->stretches, plans->n_stretches, s->t, s->copies, s->qkv, s->gates, l->maps[QKV].n,
+                     l->maps[NET_GATES].n};
+  advance_states(l->recurrent, &a, own->recurrent);
+#pragma omp for schedule(static)
+  for (int64_t t = 0; t < s->t; t++) set_recurrent(l, p, t, own->bench.inputs);
+}
+
+/* What comes before OUT: attention, or a mixer that keeps a state. */
 static void mix(const Model *m, const Plans *plans, const Layer *l, const Plan *p, Room *own) {
   const Plan *all = plan_at(m, plans, (l - m->layers) * MAPS + QKV);
+  if (l->recurrent) mix_recurrent(plans, l, all, own);
+  else {
 #pragma omp for schedule(static)
-  for (int64_t t = 0; t < all->step.t; t++) finish_heads(l, &all->step, t, all->inputs[t], own->bench.inputs);
-  attention(l, p, &own->desk);
+    for (int64_t t = 0; t < all->step.t; t++) finish_heads(l, &all->step, t, all->inputs[t], own->bench.inputs);
+    attention(l, p, &own->desk);
+  }
   if (p->step.t == all->step.t) return;
 #pragma omp single
   {
     pick_rows(p, (Activations){p->step.hidden, 0}, m->hidden);
     pick_rows(p, (Activations){p->step.normed, p->packed}, m->hidden);
-    pick_rows(p, (Activations){p->step.mixed, p->packed}, (int64_t)l->heads.heads * l->heads.head_dim);
+    pick_rows(p, (Activations){p->step.mixed, p->packed}, l->maps[OUT].k);
   }
 }
 
@@ -170,6 +199,7 @@ void prepare(const Model *m, const Plans *plans, int64_t at, Room *own) {
         if (i < m->n_layers || s->logits) set_normed(m, p, norm, t, row);
       }
       return;
+    case NET_GATES: return; /* they are those of QKV */
     case OUT: mix(m, plans, l, p, own); return;
     case GATE_UP:
       if (l->parallel && !own_norm && mixer_is_added(l)) return;

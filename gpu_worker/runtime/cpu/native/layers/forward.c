@@ -12,7 +12,8 @@
  * and in chunks. products/panels.c and attention/attend.c say how.
  *
  * A model is data: layers of any sizes, with what their plan says (model.h). Nothing reads what layers make of a position
- * without logits, except its keys and values. So behind the last ones that are stored the outputs alone are computed.
+ * without logits, except its keys and values, and the states of its row. So behind the last ones that are stored the outputs
+ * alone are computed.
  *
  * Vectors are those of the compiler (vector_size), not of one instruction set.
  */
@@ -29,11 +30,11 @@
 #endif
 
 /* What the adapters add to a map. */
-static void adapt(const Map *map, int64_t at, const Plan *p, Bench *b) {
+static void adapt(const Model *m, const Map *map, int64_t at, const Plan *p, Bench *b) {
   const Step *s = &p->step;
-  const int64_t own = at / MAPS * ADAPTED + at % MAPS;
-  if (p->n_runs && at % MAPS < ADAPTED)
-    add_low_rank(p->runs, p->n_runs, own, map->x.at, map->l->k, map->y.at, map->l->n, s->reduced, s->reduced_stride, b);
+  const int64_t own = p->n_runs ? adapted_at(m->layers + at / MAPS, at % MAPS) : -1;
+  if (own >= 0)
+    add_low_rank(p->runs, p->n_runs, at / MAPS * ADAPTED + own, map->x.at, map->l->k, map->y.at, map->l->n, s->reduced, s->reduced_stride, b);
 }
 
 /* Says that a long step makes progress. */
@@ -51,7 +52,7 @@ enum { NOTHING_YET = 0, PREPARED = 1, MULTIPLIED = 2 };
  * which has threads of its own. Returns how many maps the library has failed at: they are computed here. */
 static int compute(const Model *m, const Step *s, int n_threads, const Library *library) {
   const Room first = new_room(m, s, &(Scratch){s->scratch, 0});
-  const Plans plans = new_plans(m, s, n_threads, first.lists);
+  const Plans plans = new_plans(m, s, n_threads, &first);
   const int64_t head = (int64_t)m->n_layers * MAPS, n_maps = head + 1;
   int stage = NOTHING_YET, failures = 0; /* of the map `from` */
   double reported = omp_get_wtime();
@@ -75,7 +76,7 @@ static int compute(const Model *m, const Step *s, int n_threads, const Library *
         if (reached < PREPARED) prepare(m, &plans, at, &own);
         if (at == end || (at == head && !s->logits)) break;
         if (reached < MULTIPLIED) linear(map.l, map.rows, map.x, map.y, map.how, &own.bench);
-        if (at < head) adapt(&map, at, plan, &own.bench);
+        if (at < head) adapt(m, &map, at, plan, &own.bench);
         else finish_logits(m, &plan->step);
         if (at < head && at % MAPS == ROUTER) mix_experts(m, plan, m->layers + at / MAPS, &own);
         if (omp_get_thread_num() == 0) report(s, &reported);
@@ -98,8 +99,9 @@ static int adapters_fit(const Model *m, const Step *s) {
     const LowRank *maps = s->adapters[t];
     if (!maps || maps == last) continue;
     for (int64_t i = 0; i < m->n_layers; i++) {
-      for (int64_t at = 0; at < ADAPTED; at++)
-        if (!low_rank_fits(maps + i * ADAPTED + at, m->layers[i].maps + at, s->reduced_stride)) return 0;
+      const Layer *l = m->layers + i;
+      for (int64_t map = 0, at; map < MAPS; map++)
+        if ((at = adapted_at(l, map)) >= 0 && !low_rank_fits(maps + i * ADAPTED + at, l->maps + map, s->reduced_stride)) return 0;
     }
     last = maps;
   }

@@ -4,6 +4,7 @@
 #include "../attention/heads.h"
 #include "../products/adapters.h"
 #include "../products/library.h"
+#include "../recurrent/recurrent.h"
 
 enum { NO_NORM = 0, RMS = 1, LAYER_NORM = 2 };
 
@@ -15,8 +16,10 @@ typedef struct {
   const float *weight, *bias;
 } Norm;
 
-/* The maps of a layer, in their order. LoRA adapters change the first ADAPTED. */
-enum { QKV, OUT, GATE_UP, DOWN, ROUTER, PER_LAYER_GATE, PER_LAYER_OUT, MAPS, ADAPTED = ROUTER };
+/* The maps of a layer, in their order. Of a mixer that keeps a state QKV gives its inputs, and NET_GATES its gates. */
+enum { QKV, NET_GATES, OUT, GATE_UP, DOWN, ROUTER, PER_LAYER_GATE, PER_LAYER_OUT, MAPS };
+
+#define ADAPTED 4 /* maps of attention and of a feed-forward, which LoRA adapters change */
 
 enum { SOFTMAX = 0, OF_CHOSEN = 1, SIGMOID = 2 };
 
@@ -48,6 +51,7 @@ typedef struct {
   Norm mixer_norm, mixer_out_norm, feed_forward_norm, feed_forward_out_norm;
   Linear maps[MAPS]; /* of no outputs: there is none */
   Norm q_norm, k_norm, v_norm;
+  Norm net_norm; /* of each head's output, in a delta net */
   Norm per_layer_norm;
   Heads heads;
   const float *rotary; /* [positions, rotary_dims]: cos | sin, of the first elements of a head; or null */
@@ -64,16 +68,24 @@ typedef struct {
   Bend bend;
   float residual, scalar;
   const Experts *experts; /* or null */
+  const Recurrent *recurrent; /* the mixer, if it keeps a state; null: it is attention */
 } Layer;
+
+/* Where an adapter has what it adds to one of a layer's maps; -1: it has nothing for that map. */
+INLINE int64_t adapted_at(const Layer *l, int64_t map) {
+  const int64_t at = map == QKV ? 0 : map >= OUT && map <= DOWN ? map - NET_GATES : -1;
+  return l->recurrent && map < GATE_UP ? -1 : at;
+}
 
 /* Floats for each position of a step. */
 typedef struct {
   int64_t qkv, mixed, gates, acted, terms; /* the most of any layer; terms: of a sum */
   int64_t experts; /* the most of any layer */
+  int64_t room;    /* of a thread, for the mixer of any layer that keeps a state */
 } Widths;
 
 typedef struct {
-  int32_t n_layers, hidden, n_shapes, last_kept; /* last_kept: the last layer that stores keys and values */
+  int32_t n_layers, hidden, n_shapes, last_kept; /* last_kept: the last layer that stores keys and values, or a state */
   const Layer *layers;
   const Heads *const *shapes; /* [n_shapes] heads of each shape */
   Widths widths;
@@ -98,15 +110,16 @@ typedef struct {
   const int64_t *rotary;    /* [t] the positions by which queries and keys are rotated */
   const int64_t *limits;    /* [t] the end of the positions that each sees, or null: all up to itself */
   const int64_t *rows;      /* [t] page-table rows */
+  const int64_t *copies;    /* [t] the place to which the states behind a position are copied, or -1; or null */
   const float *extra;       /* [t, hidden], which is added to the embeddings, or null */
   float *per_layer;         /* [t, layers, per_layer_width]: rows of the table, which become per-layer inputs; or null */
   float *projected;         /* [t, layers, per_layer_width] */
   int64_t per_layer_stride; /* from one position to the next */
   float *hidden;            /* [t, hidden]; in the end [o, hidden], the outputs' alone, before the last norm */
   float *normed;            /* [t, hidden], and like `mixed` and `acted` maybe packed */
-  float *qkv;               /* [t, queries, keys and values] */
+  float *qkv;               /* [t, queries, keys and values, or inputs of a mixer that keeps a state] */
   float *mixed;             /* [t, q] */
-  float *gates;             /* [t, outputs of gate_up]; unused where these are GATED */
+  float *gates;             /* [t, outputs of gate_up]; unused where these are GATED; before, those of net_gates */
   float *acted;             /* [t, inner] */
   float *added;             /* [t, hidden]: what a map gives, where it is not added to `hidden` as it is */
   float *streamed;          /* [t, hidden]: inputs of routers that read the hidden state */

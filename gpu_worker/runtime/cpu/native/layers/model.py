@@ -36,7 +36,7 @@ class HeadsStruct(ctypes.Structure):
     ]
 
 
-MAPS = ("qkv", "out", "gate_up", "down", "router", "per_layer_gate", "per_layer_out")
+MAPS = ("qkv", "net_gates", "out", "gate_up", "down", "router", "per_layer_gate", "per_layer_out")
 
 
 class BendStruct(ctypes.Structure):
@@ -81,6 +81,7 @@ class LayerStruct(ctypes.Structure):
         ("q_norm", NormStruct),
         ("k_norm", NormStruct),
         ("v_norm", NormStruct),
+        ("net_norm", NormStruct),
         ("per_layer_norm", NormStruct),
         ("heads", HeadsStruct),
         ("rotary", c_void_p),
@@ -102,6 +103,7 @@ class LayerStruct(ctypes.Structure):
         ("residual", c_float),
         ("scalar", c_float),
         ("experts", c_void_p),
+        ("recurrent", c_void_p),
     ]
 
 
@@ -113,7 +115,7 @@ class ModelStruct(ctypes.Structure):
         ("last_kept", c_int32),
         ("layers", c_void_p),
         ("shapes", c_void_p),
-        *((name, c_int64) for name in ("qkv", "mixed", "gates", "acted", "terms", "experts")),
+        *((name, c_int64) for name in ("qkv", "mixed", "gates", "acted", "terms", "experts", "room")),
         ("embedding_norm", NormStruct),
         ("norm", NormStruct),
         ("head", LinearStruct),
@@ -139,6 +141,7 @@ class StepStruct(ctypes.Structure):
         ("rotary", c_void_p),
         ("limits", c_void_p),
         ("rows", c_void_p),
+        ("copies", c_void_p),
         ("extra", c_void_p),
         ("per_layer", c_void_p),
         ("projected", c_void_p),

@@ -13,6 +13,7 @@ Map map_at(const Model *m, const Plan *p, int64_t at) {
   const Linear *l = layer->maps + at % MAPS;
   switch (at % MAPS) {
     case QKV: return (Map){l, s->t, normed, qkv, SET};
+    case NET_GATES: return (Map){l, s->t, normed, gates, SET};
     case OUT: return mixer_is_added(layer) ? (Map){l, s->t, mixed, hidden, ADD} : (Map){l, s->t, mixed, added, SET};
     case GATE_UP: return is_gated(layer, s) ? (Map){l, s->t, normed, acted, GATED} : (Map){l, s->t, normed, gates, SET};
     case DOWN:
@@ -34,8 +35,10 @@ Room new_room(const Model *m, const Step *s, Scratch *scratch) {
     r.lists[i].units = take(scratch, heads * s->t * (int64_t)sizeof(Unit));
     r.lists[i].runs = take(scratch, s->t * (int64_t)sizeof(Run));
   }
+  r.stretches = take(scratch, s->t * (int64_t)sizeof(Stretch));
   r.bench = new_bench(s->t, larger_of(m->widths.terms, s->reduced_stride), scratch);
   r.desk = new_desk(m->shapes, m->n_shapes, s->t, scratch);
+  r.recurrent = take_floats(scratch, m->widths.room);
   return r;
 }
 
@@ -53,7 +56,7 @@ static int can_pack(const Model *m, const Step *s) {
   if (s->t < SIDE || s->adapters || m->library || m->hidden % DEPTH) return 0;
   for (int64_t i = 0; i < m->n_layers; i++) {
     const Layer *l = m->layers + i;
-    if (l->experts || l->inner % DEPTH || l->heads.head_dim % DEPTH || l->per_layer % DEPTH) return 0;
+    if (l->experts || l->inner % DEPTH || l->maps[OUT].k % DEPTH || l->heads.head_dim % DEPTH || l->per_layer % DEPTH) return 0;
     for (int64_t map = 0; map < MAPS; map++)
       if (l->maps[map].n && !HALF_INPUTS(l->maps[map].kind)) return 0;
   }
@@ -79,16 +82,25 @@ static Plan new_plan(const Model *m, const Step *s, int64_t n, int alone, int n_
   return p;
 }
 
-Plans new_plans(const Model *m, const Step *s, int n_threads, const Lists lists[PLANS]) {
+/* Plans of positions or of outputs alone. */
+static Plans plans_of(const Model *m, const Step *s, int n_threads, const Lists lists[PLANS]) {
   for (int64_t i = 0; i < s->t; i++) lists[0].inputs[i] = i;
   for (int64_t i = 0; i < s->o; i++) lists[1].inputs[i] = lists[2].inputs[i] = s->outputs[i] - s->from;
   const Plan all = new_plan(m, s, s->t, 0, n_threads, lists);
-  if (s->o == s->t) return (Plans){all, all, all};
+  if (s->o == s->t) return (Plans){all, all, all, NULL, 0};
   const Plan last = new_plan(m, s, s->o, 0, n_threads, lists + 1);
-  return (Plans){all, last, m->last_kept + 1 < m->n_layers ? new_plan(m, s, s->o, 1, n_threads, lists + 2) : last};
+  const Plan behind = m->last_kept + 1 < m->n_layers ? new_plan(m, s, s->o, 1, n_threads, lists + 2) : last;
+  return (Plans){all, last, behind, NULL, 0};
+}
+
+Plans new_plans(const Model *m, const Step *s, int n_threads, const Room *room) {
+  Plans plans = plans_of(m, s, n_threads, room->lists);
+  plans.stretches = room->stretches;
+  plans.n_stretches = find_stretches(s->t, s->rows, room->stretches);
+  return plans;
 }
 
 const Plan *plan_at(const Model *m, const Plans *plans, int64_t at) {
-  const int64_t kept = m->last_kept * (int64_t)MAPS + QKV;
-  return at <= kept ? &plans->all : at < kept + MAPS ? &plans->last : &plans->behind;
+  const int64_t last = m->last_kept * (int64_t)MAPS;
+  return at <= last + NET_GATES ? &plans->all : at < last + MAPS ? &plans->last : &plans->behind;
 }

@@ -20,10 +20,12 @@ typedef struct {
   int packed; /* whether normed, mixed and acted are packed in bfloat16 */
 } Plan;
 
-/* Up to the last keys and values that are stored all positions are computed, behind those the outputs alone. In the `last`
- * layer that stores some their queries lie among those of all, in layers `behind` it by themselves. */
+/* Up to the last keys and values, or states, that are stored all positions are computed, behind those the outputs alone. In
+ * the `last` layer that stores some their queries lie among those of all, in layers `behind` it by themselves. */
 typedef struct {
   Plan all, last, behind;
+  const Stretch *stretches; /* of all */
+  int64_t n_stretches;
 } Plans;
 
 /* A step's linear maps, in their order: MAPS for each layer, then the head. Some have no outputs. */
@@ -48,12 +50,14 @@ typedef struct {
 /* A thread's scratch. The lists are those of the first thread. */
 typedef struct {
   Lists lists[PLANS];
+  Stretch *stretches; /* [t] */
   Bench bench;
   Desk desk;
+  float *recurrent; /* see petiole_recurrent_room */
 } Room;
 
 Room new_room(const Model *m, const Step *s, Scratch *scratch);
-Plans new_plans(const Model *m, const Step *s, int n_threads, const Lists lists[PLANS]);
+Plans new_plans(const Model *m, const Step *s, int n_threads, const Room *room);
 const Plan *plan_at(const Model *m, const Plans *plans, int64_t at);
 Map map_at(const Model *m, const Plan *p, int64_t at);
 

@@ -18,6 +18,7 @@ static Step part_of(const Model *m, const Step *s, int64_t from, int64_t to, int
                 .rotary = s->rotary + from,
                 .limits = s->limits ? s->limits + from : NULL,
                 .rows = s->rows + from,
+                .copies = s->copies ? s->copies + from : NULL,
                 .extra = s->extra ? s->extra + from * m->hidden : NULL,
                 .per_layer = s->per_layer ? s->per_layer + from * s->per_layer_stride : NULL,
                 .projected = s->projected ? s->projected + from * s->per_layer_stride : NULL,
@@ -51,6 +52,7 @@ static Cost cost_of(const Model *m) {
     const Layer *l = m->layers + i;
     for (int64_t map = 0; map < MAPS; map++) c.terms += (int64_t)l->maps[map].n * l->maps[map].k;
     c.read += 2 * (int64_t)l->heads.kv_heads * l->heads.head_dim;
+    if (l->recurrent) c.terms += recurrent_cost(l->recurrent);
   }
   return c;
 }

@@ -201,8 +201,8 @@ def described(layers: Sequence[LayerWeights], head: Linear | None) -> list[str]:
 def _maps(layers: Sequence[LayerWeights], head: Linear | None) -> dict[Kind, _Map]:
     n = len(layers)
     maps: dict[Kind, _Map] = {
-        "qkv": _Map(tuple(layer.attention.qkv for layer in layers), n),
-        "out": _Map(tuple(layer.attention.out for layer in layers), n),
+        "qkv": _Map(tuple(layer.mixer.first for layer in layers), n),
+        "out": _Map(tuple(layer.mixer.out for layer in layers), n),
     }
     if dense := [layer.feed_forward for layer in layers if layer.feed_forward is not None]:
         maps["gate_up"] = _Map(tuple(one.gate_up for one in dense), len(dense))

@@ -1,0 +1,37 @@
+/* The gated delta rule (`models/parts/recurrent/delta_rule.py`), position by position, at PANEL dimensions of a head's values:
+ * what is stored there of a head with 128 dimensions of keys takes 16 KB, and stays in the first cache for a whole prompt.
+ *
+ *     S *= kept;  S += k (x) share * (v - k.S);  o = q.S
+ *
+ * Prompts and single positions are computed alike. So a sequence gets the same bits wherever it is cut: chunks of positions
+ * as products of matrices would sum in another order.
+ */
+#include "delta_rule.h"
+
+typedef struct {
+  vp part[PARTS];
+} Line;
+
+INLINE void add_line(Line *sums, float x, const float *line) {
+  for (int p = 0; p < PARTS; p++) sums->part[p] += spread(x) * part_at(line + p * WIDTH);
+}
+
+void apply_delta_rule(float *stored, int64_t key_dim, const Change *c, float *values) {
+  Line even = {0}, odd = {0}, change, out = {0}; /* two sums: one would wait for itself */
+  int64_t i = 0;
+  for (; i + 1 < key_dim; i += 2) {
+    add_line(&even, c->key[i], stored + i * PANEL);
+    add_line(&odd, c->key[i + 1], stored + (i + 1) * PANEL);
+  }
+  if (i < key_dim) add_line(&even, c->key[i], stored + i * PANEL);
+  for (int p = 0; p < PARTS; p++)
+    change.part[p] = c->share * (part_at(values + p * WIDTH) - c->kept * (even.part[p] + odd.part[p]));
+  for (i = 0; i < key_dim; i++)
+    for (int p = 0; p < PARTS; p++) {
+      float *at = stored + i * PANEL + p * WIDTH;
+      const vp now = c->kept * part_at(at) + spread(c->key[i]) * change.part[p];
+      *(vp *)at = now;
+      out.part[p] += spread(c->query[i]) * now;
+    }
+  for (int p = 0; p < PARTS; p++) *(vp *)(values + p * WIDTH) = out.part[p];
+}

@@ -1,0 +1,120 @@
+/* What a mixer that keeps a state makes of a step: its convolution, and the delta rule.
+ *
+ * Threads divide heads, or channels, and the rows of the step. What one of them computes of a row follows the order of
+ * positions, and no sum crosses threads, so neither other rows nor the number of threads changes a bit.
+ */
+#include "recurrent.h"
+
+#include "../arithmetic/functions.h"
+#include "delta_rule.h"
+
+#define CHANNELS 128    /* of a short convolution, that a thread computes in one go */
+#define LEAST_LENGTH 1e-6f /* under the root of the length of queries and keys */
+#define LINEAR 20.0f    /* softplus(x) is x from here on */
+
+static int64_t value_heads(const Recurrent *r) { return (int64_t)r->key_heads * r->each; }
+
+static int64_t widest(const Recurrent *r) { return r->key_heads ? larger_of(r->key_dim, r->value_dim) : CHANNELS; }
+
+int64_t petiole_recurrent_room(const Recurrent *r) {
+  return larger_of((r->convolution.kernel - 1) * widest(r), (int64_t)r->key_dim * PANEL);
+}
+
+/* x [n] gets the length `length` */
+static void set_length(float *x, int64_t n, float length) {
+  vf squares = {0};
+  const int64_t whole = n / LANES * LANES;
+  for (int64_t i = 0; i < whole; i += LANES) squares += load(x + i) * load(x + i);
+  float total = sum(squares);
+  for (int64_t i = whole; i < n; i++) total += x[i] * x[i];
+  const float by = length / sqrtf(total + LEAST_LENGTH);
+  for (int64_t i = 0; i < n; i++) x[i] *= by;
+}
+
+/* Head i of [queries | keys | values] behind the convolution and its activation; queries and keys get their lengths. */
+static void finish_head(const Recurrent *r, const Advance *a, const Stretch *s, int64_t i, float *room) {
+  const int64_t keys = r->key_heads, value = i - 2 * keys, dim = value < 0 ? r->key_dim : r->value_dim;
+  const int64_t from = value < 0 ? i * dim : 2 * keys * r->key_dim + value * dim;
+  const Part part = i < keys ? r->queries : value < 0 ? r->keys : r->values;
+  const int64_t head = value < 0 ? i % keys : value / r->each, within = value < 0 ? 0 : value % r->each;
+  float *x = a->inputs + part.first + head * part.apart + within * dim;
+  convolve(&r->convolution, from, dim, s, a->copies, x, a->inputs_stride, room);
+  for (int64_t t = s->t; t < s->t + s->n; t++) {
+    float *at = x + t * a->inputs_stride;
+    activate(SILU, at, NULL, at, (int)dim);
+    if (value < 0) set_length(at, dim, i < keys ? 1.0f / sqrtf((float)dim) : 1.0f);
+  }
+}
+
+/* b becomes the share of the way to the new values, and a how much of what is stored is kept. */
+static void finish_gates(const Recurrent *r, float *gates) {
+  for (int64_t i = 0; i < value_heads(r); i++) {
+    const int64_t head = i / r->each, within = i % r->each;
+    float *b = gates + r->b.first + head * r->b.apart + within, *a = gates + r->a.first + head * r->a.apart + within;
+    const float x = *a + r->bias[i];
+    *b = 1.0f / (1.0f + expf(-*b));
+    *a = expf(r->fading[i] * (x > LINEAR ? x : log1pf(expf(x))));
+  }
+}
+
+/* The rule at up to PANEL dimensions, from `from` on, of head i of values. */
+static void store_values(const Recurrent *r, const Advance *a, const Stretch *s, int64_t i, int64_t from, float *room) {
+  const int64_t head = i / r->each, within = i % r->each, d = r->key_dim, n = smaller(PANEL, r->value_dim - from);
+  const int64_t of_place = value_heads(r) * d * r->value_dim, at = d * (i * r->value_dim + from);
+  float *own = r->matrices + s->row * of_place + at, *stored = own;
+  if (n < PANEL) {
+    stored = memset(room, 0, sizeof(float) * (size_t)(d * PANEL));
+    for (int64_t k = 0; k < d; k++) memcpy(stored + k * PANEL, own + k * n, sizeof(float) * (size_t)n);
+  }
+  for (int64_t t = s->t; t < s->t + s->n; t++) {
+    float *x = a->inputs + t * a->inputs_stride, *values = x + r->values.first + head * r->values.apart;
+    const float *gates = a->gates + t * a->gates_stride;
+    const Change change = {x + r->queries.first + head * r->queries.apart, x + r->keys.first + head * r->keys.apart,
+                           gates[r->a.first + head * r->a.apart + within], gates[r->b.first + head * r->b.apart + within]};
+    float some[PANEL] = {0};
+    values += within * r->value_dim + from;
+    memcpy(some, values, sizeof(float) * (size_t)n);
+    apply_delta_rule(stored, d, &change, some);
+    memcpy(values, some, sizeof(float) * (size_t)n);
+    const int64_t copy = a->copies ? a->copies[t] : -1, last = t + 1 == s->t + s->n;
+    float *to = copy < 0 ? NULL : r->matrices + copy * of_place + at;
+    for (int64_t k = 0; k < d && to; k++) memcpy(to + k * n, stored + k * PANEL, sizeof(float) * (size_t)n);
+    for (int64_t k = 0; k < d && last && n < PANEL; k++)
+      memcpy(own + k * n, stored + k * PANEL, sizeof(float) * (size_t)n);
+  }
+}
+
+static void advance_net(const Recurrent *r, const Advance *a, float *room) {
+  const int64_t heads = value_heads(r), blocks = parts(r->value_dim, PANEL);
+#pragma omp for schedule(static) nowait
+  for (int64_t t = 0; t < a->t; t++) finish_gates(r, a->gates + t * a->gates_stride);
+#pragma omp for schedule(dynamic, 1) collapse(2)
+  for (int64_t i = 0; i < a->n; i++)
+    for (int64_t head = 0; head < 2 * r->key_heads + heads; head++) finish_head(r, a, a->stretches + i, head, room);
+#pragma omp for schedule(dynamic, 1) collapse(2)
+  for (int64_t i = 0; i < a->n; i++)
+    for (int64_t unit = 0; unit < heads * blocks; unit++)
+      store_values(r, a, a->stretches + i, unit / blocks, unit % blocks * PANEL, room);
+}
+
+/* A few channels between their gates: b * x, then the convolution. */
+static void advance_channels(const Recurrent *r, const Advance *a, const Stretch *s, int64_t from, float *room) {
+  const int64_t channels = r->convolution.channels, n = smaller(CHANNELS, channels - from);
+  for (int64_t t = s->t; t < s->t + s->n; t++) {
+    float *b = a->inputs + t * a->inputs_stride + from;
+    const float *x = b + 2 * channels;
+    for (int64_t i = 0; i < n; i++) b[i] *= x[i];
+  }
+  convolve(&r->convolution, from, n, s, a->copies, a->inputs + from, a->inputs_stride, room);
+}
+
+void advance_states(const Recurrent *r, const Advance *a, float *room) {
+  if (r->key_heads) {
+    advance_net(r, a, room);
+    return;
+  }
+#pragma omp for schedule(dynamic, 1) collapse(2)
+  for (int64_t i = 0; i < a->n; i++)
+    for (int64_t from = 0; from < r->convolution.channels; from += CHANNELS)
+      advance_channels(r, a, a->stretches + i, from, room);
+}

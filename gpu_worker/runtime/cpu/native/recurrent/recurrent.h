@@ -1,0 +1,40 @@
+/* A mixer that keeps a state. See recurrent.c. */
+#pragma once
+#include "convolution.h"
+
+/* Where a part of each head of keys lies among a map's outputs: that of the first, and how far one is from the next. */
+typedef struct {
+  int32_t first, apart;
+} Part;
+
+/* A gated delta net behind a convolution, of [queries | keys | values] in the order of heads. Without heads of keys: a short
+ * convolution between two gates, whose map gives [b | c | x]. */
+typedef struct {
+  Convolution convolution;
+  int32_t key_heads, each, key_dim, value_dim; /* each: heads of values that a head of keys serves */
+  Part queries, keys, values, z; /* among the outputs of the map of inputs */
+  Part b, a;                     /* of the map of gates */
+  const float *fading, *bias;    /* [heads of values] */
+  float *matrices;               /* [places][heads of values][value_dim / PANEL][key_dim][PANEL]; the last block is narrower */
+} Recurrent;
+
+/* The positions of a step, and what the maps made of them: overwritten. */
+typedef struct {
+  const Stretch *stretches;
+  int64_t n, t;          /* stretches, positions */
+  const int64_t *copies; /* [t] the place to which the state behind a position is copied, or -1; or null: there are none */
+  float *inputs, *gates;
+  int64_t inputs_stride, gates_stride;
+} Advance;
+
+/* Floats of a thread's room. */
+int64_t petiole_recurrent_room(const Recurrent *r);
+
+/* Advances the states of all rows. The outputs stand where the inputs had values, or b. Called by every thread of a region;
+ * ends with a barrier. */
+void advance_states(const Recurrent *r, const Advance *a, float *room);
+
+/* What a position costs beside the maps, in multiply-adds. */
+INLINE int64_t recurrent_cost(const Recurrent *r) {
+  return (int64_t)r->convolution.kernel * r->convolution.channels + 3ll * r->key_heads * r->each * r->key_dim * r->value_dim;
+}

@@ -1,0 +1,87 @@
+"""A mixer that keeps a state as recurrent.h and convolution.h lay it out, field by field."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int32, c_void_p
+
+from petiole.gpu_worker.models.parts.recurrent.delta_net import DeltaNetWeights
+from petiole.gpu_worker.models.parts.recurrent.mixing import RecurrentWeights
+from petiole.gpu_worker.models.parts.recurrent.states import LayerState
+from petiole.gpu_worker.models.plan import DeltaNet, Recurrent
+from petiole.gpu_worker.runtime.cpu.native.products.weights import KINDS, Weights
+
+
+class ConvolutionStruct(ctypes.Structure):
+    _fields_ = [
+        ("kernel", c_int32),
+        ("channels", c_int32),
+        ("kind", c_int32),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("inputs", c_void_p),
+    ]
+
+
+class PartStruct(ctypes.Structure):
+    _fields_ = [("first", c_int32), ("apart", c_int32)]
+
+
+class RecurrentStruct(ctypes.Structure):
+    _fields_ = [
+        ("convolution", ConvolutionStruct),
+        ("key_heads", c_int32),
+        ("each", c_int32),
+        ("key_dim", c_int32),
+        ("value_dim", c_int32),
+        *((name, PartStruct) for name in ("queries", "keys", "values", "z", "b", "a")),
+        ("fading", c_void_p),
+        ("bias", c_void_p),
+        ("matrices", c_void_p),
+    ]
+
+
+def recurrent_struct(
+    plan: Recurrent, weights: RecurrentWeights, state: LayerState, memory: Weights
+) -> RecurrentStruct:
+    """A mixer over its states, which it orders as it likes. memory: keeps the weights."""
+    bias = None if isinstance(weights, DeltaNetWeights) else weights.bias
+    struct = RecurrentStruct(
+        ConvolutionStruct(
+            kernel=plan.kernel,
+            channels=plan.channels,
+            kind=KINDS[state.inputs.dtype],
+            weight=memory.floats(weights.convolution.t()),
+            bias=memory.floats(bias),
+            inputs=state.inputs.data_ptr(),
+        )
+    )
+    if not isinstance(plan, DeltaNet):
+        return struct
+    assert isinstance(weights, DeltaNetWeights)
+    assert state.matrices is not None
+    each = plan.value_heads // plan.key_heads
+    struct.key_heads, struct.each = plan.key_heads, each
+    struct.key_dim, struct.value_dim = plan.key_dim, plan.value_dim
+    for name, first, apart in _parts(plan, each):
+        setattr(struct, name, PartStruct(first, apart))
+    struct.fading, struct.bias = memory.floats(weights.fading), memory.floats(weights.bias)
+    struct.matrices = state.matrices.data_ptr()
+    return struct
+
+
+def _parts(plan: DeltaNet, each: int) -> list[tuple[str, int, int]]:
+    """Where the part of each head of keys begins among the outputs of a map, and how far the next one is."""
+    key, values = plan.key_dim, each * plan.value_dim
+    if plan.grouped:
+        inputs, gates = 2 * (key + values), 2 * each
+        ends = {"queries": 0, "keys": key, "values": 2 * key, "z": 2 * key + values}
+        return [*((name, at, inputs) for name, at in ends.items()), ("b", 0, gates), ("a", each, gates)]
+    return [
+        ("queries", 0, key),
+        ("keys", plan.key_size, key),
+        ("values", 2 * plan.key_size, values),
+        ("z", plan.channels, values),
+        ("b", 0, each),
+        ("a", plan.value_heads, each),
+    ]
