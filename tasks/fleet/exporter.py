@@ -254,6 +254,39 @@ def _figures(workers: list[WorkerReport]) -> Iterator[Metric]:
     yield hits
     yield ends
     yield failures
+    yield from _recurrent([worker for worker in workers if worker.states])
+
+
+def _recurrent(workers: list[WorkerReport]) -> Iterator[Metric]:
+    """Metrics of layers that keep a state, of workers whose model has some."""
+    states = GaugeMetricFamily(
+        "petiole_recurrent_states", "States of layers that keep one, a sequence each.", labels=(*_LABELS, "state")
+    )
+    snapshots = GaugeMetricFamily(
+        "petiole_state_snapshots", "Copies of states, from which prompts go on.", labels=(*_LABELS, "state")
+    )
+    changes = CounterMetricFamily(
+        "petiole_state_snapshot_changes",
+        "Copies of states that were made or evicted.",
+        labels=(*_LABELS, "change"),
+    )
+    hits = CounterMetricFamily(
+        "petiole_state_lookup_tokens",
+        "Prompt tokens looked up for layers that keep a state, by whether these could go on behind them.",
+        labels=(*_LABELS, "found"),
+    )
+    for worker in workers:
+        labels, figures = _labels(worker), worker.states
+        held, free = figures.get("states_held", 0), figures.get("snapshots_free", 0)
+        states.add_metric((*labels, "held"), held)
+        states.add_metric((*labels, "free"), figures.get("states_total", 0) - held)
+        snapshots.add_metric((*labels, "cached"), figures.get("snapshots_total", 0) - free)
+        snapshots.add_metric((*labels, "free"), free)
+        for change in ("made", "evicted"):
+            changes.add_metric((*labels, change), figures.get(f"snapshots_{change}", 0))
+        for found in ("hit", "missed"):
+            hits.add_metric((*labels, found), figures.get(f"state_{found}_tokens", 0))
+    yield from (states, snapshots, changes, hits)
 
 
 def _labels(worker: WorkerReport) -> tuple[str, str]:

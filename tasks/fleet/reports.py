@@ -99,6 +99,7 @@ class WorkerReport(BaseModel):
     pages_free: int = 0
     pages_cached: int = 0
     windows: dict[str, dict[str, int]] = {}  # pages and hits of the layers with a window, by window
+    states: dict[str, int] = {}  # states, snapshots and hits of the layers that keep a state; empty: none does
     hit_rate: float = 0.0  # share of prompt tokens found in the prefix cache
     tokens_per_s: float = 0.0
     lease_age_s: float = 0.0  # since the leases were last renewed

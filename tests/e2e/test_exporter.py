@@ -15,8 +15,10 @@ import pytest
 from petiole.tasks.fleet import exporter
 from petiole.tasks.fleet.reports import LOST_AFTER_S, WorkerReport, report, workers
 from petiole.tasks.keys import SENT_HEADER, WORKERS_KEY
+from petiole.tasks.worker.reports.reporter import engine_figures
 from tests.support.scraping import Figures, exporting
 from tests.support.site import REPOSITORY, RedisServer, Site, eventually
+from tests.support.toy_engine import request, toy_engine
 
 pytestmark = pytest.mark.e2e
 
@@ -98,6 +100,25 @@ def test_a_lost_worker_is_down_and_has_no_figures(own_site: Site) -> None:
         figures = scrape()
         assert figures["petiole_worker_up", ""] == figures["petiole_worker_ready", ""] == 0
         assert ("petiole_num_requests_running", "") not in figures
+
+
+def test_layers_that_keep_a_state_have_figures(own_site: Site) -> None:
+    with toy_engine(machine={"snapshots": 30}) as engine:
+        for _ in range(2):
+            engine.generate([request([1 + i % 40 for i in range(50)], 4, ignore_eos=True)])
+        told = engine_figures(engine.stats())
+    with exporting(own_site) as scrape:
+
+        def reported() -> Figures | None:
+            report(own_site.redis, WorkerReport(worker="a@host", **told))
+            return found if ("petiole_recurrent_states", "held") in (found := scrape()) else None
+
+        figures = eventually(reported, "the report is fresh")
+    assert figures["petiole_recurrent_states", "held"] == 0
+    assert figures["petiole_recurrent_states", "free"] == told["states"]["states_total"] == 8
+    assert figures["petiole_state_snapshots", "cached"] == figures["petiole_state_snapshot_changes_total", "made"]
+    assert figures["petiole_state_snapshots", "cached"] > 0
+    assert figures["petiole_state_lookup_tokens_total", "hit"] == 49
 
 
 def test_a_worker_that_drains_is_seen_until_it_has_ended(own_site: Site) -> None:

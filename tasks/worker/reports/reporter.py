@@ -26,6 +26,7 @@ _SAME = {
     *("pages_total", "pages_free", "pages_cached"),
     *("prompt_tokens", "generated_tokens", "draft_tokens", "accepted_draft_tokens"),
 }
+_OF_STATES = re.compile(r"(states|snapshots)_\w+|state_(hit|missed)_tokens")
 _OF_WINDOW = re.compile(r"window_(\d+)_(\w+)")
 
 
@@ -35,9 +36,10 @@ def engine_figures(stats: dict[str, Any]) -> dict[str, Any]:
     for name, number in stats.items():
         if found := _OF_WINDOW.fullmatch(name):
             windows.setdefault(found[1], {})[found[2]] = number
+    states = {name: number for name, number in stats.items() if _OF_STATES.fullmatch(name)}
     hit_rate = float(stats.get("prefix_hit_rate", 0.0))
     same = {field: stats[field] for field in _SAME if field in stats}
-    return {"hit_rate": hit_rate, "windows": windows, **same}
+    return {"hit_rate": hit_rate, "windows": windows, "states": states, **same}
 
 
 class Reporter:
