@@ -5,6 +5,8 @@ shapes."""
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -58,6 +60,8 @@ from petiole.gpu_worker.models.weights.reading import (
 )
 from petiole.gpu_worker.models.weights.source import CheckpointWeights
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
+
+log = logging.getLogger(__name__)
 
 _PROGRESS_FROM_BYTES = 256 * 2**20
 
@@ -123,8 +127,23 @@ def load_model(folder: Path, model: Model, options: LoadOptions) -> Decoder:
         if only_check:
             return checked
         source.log()
+        if model.read is read_decoder and (left_out := parts_left_out(checkpoint, names)):
+            log.info("the text part of this checkpoint is served, without %s", ", ".join(left_out))
         with _progress(checkpoint.n_bytes(), folder.name) as advance:
             return model.read(source, model, replace(options, on_read=advance))
+
+
+def parts_left_out(checkpoint: Checkpoint, names: Names) -> list[str]:
+    """What a checkpoint has beside its model of text, such as an encoder of images, with numbers of tensors."""
+    own = names.prefix_in(checkpoint), names.head_in(checkpoint) + "."
+    if not own[0]:
+        return []
+    parts = Counter(
+        ".".join(name.split(".")[: 2 if name.startswith("model.") else 1])
+        for name in checkpoint.names()
+        if not name.startswith(own) and "/" not in name
+    )
+    return [f"{part}.* ({n} tensor{'s' * (n > 1)})" for part, n in sorted(parts.items())]
 
 
 def _has_head(checkpoint: Checkpoint, names: Names) -> bool:

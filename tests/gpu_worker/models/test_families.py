@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from bench.driver import Driver
 from petiole.gpu_worker.errors import ModelError
@@ -61,6 +63,20 @@ def test_the_text_part_of_a_model_of_images_is_served(
     sequence = driver.sequence(ids, ALL)
     got = table(driver.finish_step(*driver.launch("verify", [sequence], [ids], [len(ids)])))
     assert relative_error(got, reference(model, ids)) < 1e-4
+
+
+def test_the_log_names_what_is_left_out(
+    tmp_path: Path, open_runtime: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    wrapped("qwen3.5").save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    more = {"mtp.fc.weight": torch.zeros(2, 2), "mtp.norm.weight": torch.zeros(2)}
+    save_file({**stored, **more}, tmp_path / "model.safetensors")
+    with caplog.at_level("INFO", "petiole"):
+        open_runtime(tmp_path)
+    n = sum(name.startswith("model.visual.") for name in stored)
+    said = f"the text part of this checkpoint is served, without model.visual.* ({n} tensors), mtp.* (2 tensors)"
+    assert caplog.text.count(said) == 1
 
 
 def test_cross_attention_is_refused_by_name() -> None:
