@@ -21,6 +21,7 @@ import torch
 
 from bench import floors, load
 from bench.checkpoints import QWEN3_06B, SMALL, SMALL_LONG, TINY, Shape, checkpoint, write_adapter
+from bench.groups import beside_dense
 from bench.report import percentile, progress
 from bench.runs import Bench, arguments, opened
 from petiole.gpu_worker import Constraint, Engine, Request, SamplingParams
@@ -294,6 +295,7 @@ WORKLOADS: dict[str, Callable[[Bench], None]] = {
     "constrained": constrained,
     "speculative": speculative,
     "lora": lora_mix,
+    "groups": beside_dense,
 }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -16,6 +17,17 @@ from bench.report import Report, best_of
 _SIDE = 1024
 
 
+class Needs(Protocol):
+    """What steps of a model read and compute, such as a `Shape`."""
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def decode_bytes(self, batch: int, context: int) -> int: ...
+
+    def operations(self, tokens: int, context: float, outputs: int) -> float: ...
+
+
 @dataclass(frozen=True)
 class Machine:
     """Measured rates: bytes a second that reading a working set reaches, and operations a second of a matmul."""
@@ -23,16 +35,16 @@ class Machine:
     bandwidth: float
     rate: float
 
-    def decode_step_s(self, shape: Shape, batch: int, context: int) -> float:
+    def decode_step_s(self, shape: Needs, batch: int, context: int) -> float:
         """The slower of reading weights and KV, and the arithmetic."""
         reading = shape.decode_bytes(batch, context) / self.bandwidth
         return max(reading, shape.operations(batch, context, batch) / self.rate)
 
-    def prefill_s(self, shape: Shape, tokens: int, cached: int = 0) -> float:
+    def prefill_s(self, shape: Needs, tokens: int, cached: int = 0) -> float:
         reading = shape.weight_bytes / self.bandwidth
         return max(reading, shape.operations(tokens, cached + tokens / 2, 1) / self.rate)
 
-    def batch_s(self, shape: Shape, requests: int, prompt: int, output: int, batch: int) -> float:
+    def batch_s(self, shape: Needs, requests: int, prompt: int, output: int, batch: int) -> float:
         """All of `requests`, `batch` at a time: their prompts, then their decode steps."""
         context = prompt + output // 2
         steps = -(-requests // batch) * (output - 1)

@@ -1,0 +1,166 @@
+"""Models whose layers do not keep everything, beside a dense one of the same sizes: their speed, their floors, and
+what prompts find again. Random weights; a workload of `bench.engine`."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench import floors, load
+from bench.checkpoints import SMALL, Shape, config, write_tokenizer
+from bench.cuda import RandomWeights
+from bench.report import progress
+from bench.runs import Bench
+from petiole.gpu_worker import Engine, EngineConfig, Request
+from petiole.gpu_worker.models.families.registry import model_of
+from petiole.gpu_worker.models.plan import ModelPlan
+from petiole.gpu_worker.runtime.memory.states import state_bytes
+from petiole.gpu_worker.runtime.runtime import ModelRuntime
+
+WINDOW = 128
+PROMPT, OUTPUT = 64, 32
+QWEN35_SLICE = Shape("a sixth of Qwen3.5-0.8B, bf16", "bfloat16", 32_768, 1024, 3584, 4, 8, 2, 256)
+"""Four of its 24 layers, and an eighth of its vocabulary."""
+
+_DENSE: dict[str, Any] = {}
+_WINDOWED = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "use_sliding_window": True,
+    "sliding_window": WINDOW,
+    "max_window_layers": 1,
+}
+_WITH_STATES = {"architectures": ["Qwen3_5ForCausalLM"], "full_attention_interval": 3}
+_OF_SMALL = {f"linear_{name}": size for name, size in (("num_key_heads", 4), ("num_value_heads", 4))} | {
+    f"linear_{name}": SMALL.head_dim for name in ("key_head_dim", "value_head_dim")
+}
+_OF_SLICE = {"linear_num_key_heads": 16, "linear_num_value_heads": 16, "full_attention_interval": 4}
+KINDS = {
+    "dense": _DENSE,
+    f"windows of {WINDOW} in 5 of 6 layers": _WINDOWED,
+    "states in 4 of 6 layers": _WITH_STATES | _OF_SMALL,
+}
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What steps of a plan read and compute: see `floors.Needs`."""
+
+    name: str
+    dtype: str
+    plan: ModelPlan
+    weight_bytes: int
+
+    @property
+    def _size(self) -> int:
+        return {"float32": 4, "bfloat16": 2}[self.dtype]
+
+    def decode_bytes(self, batch: int, context: int) -> int:
+        """Weights, the keys and values that are seen, and states, which are read and written."""
+        seen = sum(2 * mixer.kv_size * min(context, mixer.window or context) for _, mixer in self.plan.attending)
+        own = seen * self._size + 2 * state_bytes(self.plan, self._size)
+        return self.weight_bytes + batch * own
+
+    def operations(self, tokens: int, context: float, outputs: int) -> float:
+        plan, head = self.plan, self.plan.vocab_size * self.plan.hidden_size
+        dense = 2 * (self.weight_bytes // self._size - head) * tokens + 2 * head * outputs
+        seen = sum(4 * mixer.q_size * min(context, mixer.window or context) for _, mixer in plan.attending)
+        stored = 6 * state_bytes(plan, 0) // 4  # three multiply-adds for each number of a matrix
+        return dense + (seen + stored) * tokens
+
+
+@contextmanager
+def opened(bench: Bench, shape: Shape, kind: dict[str, Any], **options: Any) -> Iterator[tuple[Engine, Counted]]:
+    """An engine of random weights of a kind, with the sizes of a shape."""
+    raw = config(shape) | kind
+    with tempfile.TemporaryDirectory(prefix="petiole-bench-") as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(raw))
+        write_tokenizer(shape.vocab_size, Path(folder))
+        settings = EngineConfig(
+            model=folder, device="cpu", dtype=shape.dtype, num_threads=bench.threads, **options  # type: ignore[arg-type]
+        )  # fmt: skip
+        with Engine(settings, runtime=ModelRuntime(settings, source=RandomWeights())) as engine:
+            load.at_concurrency(engine, load.requests(2, 8, 4), 2)
+            counted = Counted(shape.name, shape.dtype, model_of(raw).plan, int(engine.stats()["weight_bytes"]))
+            yield engine, counted
+
+
+def beside_dense(bench: Bench) -> None:
+    """Throughput against the floor, and the hit rates of a shared prompt and of conversations."""
+    rows = bench.pick(4, 8)
+    for kind, settings in progress(list(KINDS.items()), "groups"):
+        with opened(bench, SMALL, settings, max_num_seqs=rows) as (engine, counted):
+            machine = floors.Machine(floors.read_bandwidth(counted.weight_bytes), floors.matrix_rate(SMALL.dtype))
+            runs = [
+                load.at_concurrency(engine, load.requests(rows, PROMPT, OUTPUT, seed=i), rows)
+                for i in range(bench.pick(1, 5))
+            ]
+            rates = [run.tokens_per_s for run in runs]
+            best = rows * OUTPUT / machine.batch_s(counted, rows, PROMPT, OUTPUT, rows)
+            name = f"{SMALL.name}, {kind}"
+            sizes = f"{PROMPT} in, {OUTPUT} out, {rows} at once"
+            bench.report.add(f"{name}, {sizes}", max(rates), "tokens/s", floor=best, samples=rates)
+            bench.report.add(f"{name}: hit rate, one prompt before {rows} questions", shared(bench, engine), "")
+            bench.report.add(f"{name}: hit rate of a conversation's last turn", talk(bench, engine), "")
+    compiled(bench)
+
+
+def shared(bench: Bench, engine: Engine) -> float:
+    """Found again, of the prompts of questions behind one common beginning: from the third one on, all of it."""
+    common = load.prompts(1, bench.pick(64, 512), seed=900)[0]
+    asked = [common + tail for tail in load.prompts(bench.pick(4, 8), 16, seed=901)]
+    return hit_rate(engine, asked)
+
+
+def talk(bench: Bench, engine: Engine) -> float:
+    history = load.prompts(1, bench.pick(32, 256), seed=902)[0]
+    rate = 0.0
+    for turn in range(bench.pick(2, 4)):
+        history = history + load.prompts(1, 48, seed=903 + turn)[0]
+        result = engine.generate([Request(prompt=history, sampling=load.greedy(16))])[0]
+        rate = result.usage.cached_prompt_tokens / result.usage.prompt_tokens
+        history = history + list(result.token_ids)
+    return rate
+
+
+def hit_rate(engine: Engine, prompts: Sequence[Sequence[int]]) -> float:
+    """One after the other."""
+    usage = [
+        engine.generate([Request(prompt=list(prompt), sampling=load.greedy(4))])[0].usage for prompt in prompts
+    ]
+    return sum(one.cached_prompt_tokens for one in usage) / sum(one.prompt_tokens for one in usage)
+
+
+def compiled(bench: Bench) -> None:
+    """Delta nets in compiled code beside torch: decodes at some numbers of rows, and a prompt."""
+    shape, kind = (SMALL, _WITH_STATES | _OF_SMALL) if bench.quick else (QWEN35_SLICE, _WITH_STATES | _OF_SLICE)
+    with ExitStack() as stack:
+        sides = {}
+        for native in ("on", "off"):
+            os.environ["PETIOLE_NATIVE"] = native
+            stack.callback(os.environ.pop, "PETIOLE_NATIVE", None)
+            sides[native], counted = stack.enter_context(
+                opened(bench, shape, kind, max_num_seqs=16, prefix_cache="off")
+            )
+        machine = floors.Machine(floors.read_bandwidth(counted.weight_bytes), floors.matrix_rate(shape.dtype))
+        for rows, prompt, output in bench.pick(
+            ((2, 16, 8),), ((1, 16, 32), (8, 16, 32), (16, 16, 32), (1, 512, 2))
+        ):
+
+            def rate(native: str, n: int = rows, prompt: int = prompt, output: int = output) -> float:
+                return load.at_concurrency(sides[native], load.requests(n, prompt, output), n).tokens_per_s
+
+            bench.report.compare(
+                f"{shape.name}, {prompt} in, {output} out, {rows} at once: compiled against torch",
+                "tokens/s",
+                partial(rate, "on"),
+                partial(rate, "off"),
+                rounds=bench.pick(1, 3),
+                floor=rows * output / machine.batch_s(counted, rows, prompt, output, rows),
+            )
