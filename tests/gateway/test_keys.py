@@ -259,6 +259,10 @@ def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
             assert shown.count("acme") == 2
             assert shown.count("requests 60") == 2, "the tenant's limits stay"
             assert not [one for one in (key, other) if one in shown]
+            assert petiole("keys", "webhook", "acme", "https://a.example/x", **told).stdout.startswith("whsec_")
+            assert petiole("keys", "list", **told).stdout.count("https://a.example/x") == 2
+            assert petiole("keys", "webhook", "acme", **told).returncode == 1
+            assert petiole("keys", "webhook", "acme", "--remove", **told).stdout == "removed\n"
             assert petiole("keys", "revoke", "zzzz", **told).returncode == 1
             assert petiole("keys", "revoke", keys.name_of(keys.digest_of(key)), **told).returncode == 0
             eventually(lambda: http.get("/v1/models", headers=bearer(key)).status_code == 401, "it is revoked")

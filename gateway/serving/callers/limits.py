@@ -3,7 +3,7 @@ script looks and counts, so no two requests get what is left for one.
 
 How many tokens a request takes is known at its end. So its limits hold an estimate for it, and the script that
 writes the end corrects what was held (`enter`, before all scripts): whichever gateway has died meanwhile. A task
-counts as running until then, or until `GIVE_UP_S`.
+counts as running until then, or until `GIVE_UP_S` (see `running`).
 
 Beside the limits, a queue may be too long to join. Then, too, the answer is 429, with the time after which another
 try makes sense."""
@@ -20,6 +20,7 @@ from petiole.gateway.core.caller import Caller, Limits, caller, tell
 from petiole.gateway.core.failures import Failure, invalid
 from petiole.gateway.core.plan import Plan
 from petiole.gateway.core.record import Record
+from petiole.gateway.serving.callers.running import looks
 from petiole.gateway.serving.patience import patiently
 from petiole.tasks.app.blocking import LOOKUPS
 from petiole.tasks.fleet import queues, reports
@@ -77,8 +78,10 @@ async def _count(asks: Caller, held: Sequence[int], tasks: Sequence[str]) -> int
     """The slot in which it counts. Raises `Failure`."""
     keys = [*account_keys(asks.name), *account_keys(asks.name, asks.key)]
     limits = [one or -1 for of in asks.of_both for one in _of(of)]
-    reply = await patiently(lambda: admission()(keys, [GIVE_UP_S, *held, *limits, *tasks]))
-    wait_ms, what, slot, *report = reply
+    asked = [GIVE_UP_S, *held, *limits, *tasks]
+    wait_ms, what, slot, *report = await patiently(lambda: admission()(keys, asked))
+    if what == b"concurrent" and await looks().forget_ended(keys[1::2]):
+        wait_ms, what, slot, *report = await patiently(lambda: admission()(keys, asked))
     _tell(report)
     if wait_ms:
         why = _WHY[what.decode() if isinstance(what, bytes) else what]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -14,8 +15,9 @@ from petiole.gateway.core.caller import ANYBODY, Caller, Limits, Tenant, asking
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.core.plan import Call, Plan
 from petiole.gateway.core.record import Record
-from petiole.gateway.serving.callers import limits
-from petiole.tasks.keys import account_keys
+from petiole.gateway.serving.callers import limits, usage
+from petiole.tasks.fleet.usage import days
+from petiole.tasks.keys import account_keys, stream_keys, usage_keys
 from petiole.tasks.record.ledger import HELD_HEADER, SLOT_MS
 from petiole.tasks.settings import settings
 from tests.support.site import RedisServer
@@ -127,6 +129,26 @@ def test_a_limit_of_0_in_the_settings_is_none(client: redis.Redis) -> None:
     assert not isinstance(run(lambda: outcome(plan()), who)[0], Failure)
 
 
+def test_what_a_worker_of_the_version_before_has_ended_counts_no_longer(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its script leaves the task among those that run."""
+    who, plans = caller(Limits(concurrent=3), Limits(concurrent=3)), [plan() for _ in range(3)]
+    for one in plans:
+        assert not isinstance(run(lambda: outcome(one), who)[0], Failure)  # noqa: B023
+    assert isinstance(run(lambda: outcome(plan()), who)[0], Failure), "all run"
+    for one in plans[:2]:
+        client.hset(stream_keys(one.record.tasks[0]).state, mapping={"attempt": 1, "done": "{}"})
+
+    async def again() -> list[Any]:
+        return [await outcome(plan()) for _ in range(3)]
+
+    outcomes, _ = run(again, who)
+    assert [isinstance(one, Failure) for one in outcomes] == [False, False, True]
+    for key in ("", "key"):
+        assert client.zcard(account_keys("acme", key)[1]) == 3
+
+
 def test_keys_of_a_tenant_share_its_limit_and_other_tenants_do_not(client: redis.Redis) -> None:
     most = Limits(requests=2)
     for key in ("one", "two"):
@@ -181,6 +203,16 @@ def test_what_was_used_over_a_minute_ago_counts_no_longer(client: redis.Redis) -
     client.hdel(used, f"requests:{slot - 5}")
     assert not isinstance(run(lambda: outcome(plan()), who)[0], Failure)
     assert not client.hexists(used, f"requests:{slot - 20}")
+
+
+def test_an_answer_has_no_more_sums_of_usage_than_a_bound(client: redis.Redis) -> None:
+    for name, number in (("acme", 3), ("globex", usage.MOST_ROWS)):
+        sums = {json.dumps([name, f"m{one}"]) + " requests": 1 for one in range(number)}
+        client.hset(usage_keys(days(2)[1])[1], mapping=sums)
+    with pytest.raises(Failure, match="days: must be so few"):
+        run(lambda: usage.used("3"), ANYBODY)
+    rows, _ = run(lambda: usage.used("3"), caller(Limits()))
+    assert [row["model"] for row in rows] == ["m0", "m1", "m2"]
 
 
 def test_a_queue_that_is_too_long_is_not_joined(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
