@@ -234,9 +234,13 @@ class Engine:
         """Queue one text of an accepted request. While the engine drains, too."""
         handle = Handle(request, self, on_admitted=on_admitted, on_done=on_done)
         self._parts[handle] = output = RequestOutput(handle)
+        self._prepare(output)
+        return handle
+
+    def _prepare(self, output: RequestOutput) -> None:
+        """Have an accepted request prepared, or prepared again."""
         if not self._intake.put(output):
             self._text.refuse(output, EngineClosed("the engine is shutting down"))
-        return handle
 
     def generate(self, requests: Iterable[Request]) -> list[Result]:
         """Submit all requests and return their results in order. Raises the first request's error."""
@@ -259,19 +263,23 @@ class Engine:
             self._text.refuse(output, error)
 
     def _begin_texts(self, output: RequestOutput, texts: TextInputs, arrival_s: float) -> None:
-        run = TextRun(
-            output.handle,
-            texts,
-            self._submit_text,
-            partial(self._text.end, output),
-            window=2 * self.config.max_num_seqs,
-            arrival_s=arrival_s,
-        )
-
         def begin() -> None:
             if output.ended:
                 return
-            self._runs[output.handle] = run
+            if texts.prepared.fingerprint != self.limits.fingerprint:  # another model was loaded meanwhile
+                self._prepare(output)
+                return
+            if (begun := self._runs.get(output.handle)) is not None:
+                begun.start_over(texts)
+                return
+            run = self._runs[output.handle] = TextRun(
+                output.handle,
+                texts,
+                self._submit_text,
+                partial(self._text.end, output),
+                window=2 * self.config.max_num_seqs,
+                arrival_s=arrival_s,
+            )
             run.start() if output.requested_end is None else run.end(output.requested_end)
 
         self._text.call(begin)
@@ -320,6 +328,13 @@ class Engine:
             run.end(end)
         else:
             output.requested_end = end
+
+    def _change_model(self) -> None:
+        """On the text thread, before anything of the new model comes: no request of texts mixes two models."""
+        for handle, run in tuple(self._runs.items()):
+            output = self._open.get(handle)
+            if run.reloaded(self.limits.fingerprint) and output is not None:
+                self._prepare(output)
 
     def _finalize(self, seq: ScheduledSequence, end: End) -> None:
         if not seq.finalized:
@@ -395,9 +410,9 @@ class Engine:
         """Find the weights of `model`, downloading them if necessary, while the engine goes on serving.
 
         Returns a function that replaces the weights: it drains the pipeline, flushes the prefix cache, requeues
-        the running sequences for recompute, and loads. If the loading fails, the weights are lost, and the next
-        step fails as after a device error. Raises ModelError if the model is not compatible with the current
-        one."""
+        the running sequences for recompute, and loads. Requests of texts do not mix two models: see `TextRun`.
+        If the loading fails, the weights are lost, and the next step fails as after a device error. Raises
+        ModelError if the model is not compatible with the current one."""
         try:
             load = self.runtime.prepare_reload(model)
             text = reload_text(self.config, self.tokenizer, model) if self._own_text and self.tokenizer else None
@@ -411,11 +426,13 @@ class Engine:
             self.scheduler.requeue_all()
             load(self._loop.beat)
             preparer = self._intake.preparer
-            self.scheduler.state.limits = preparer.limits = self.runtime.limits
             if text is not None:
                 self.tokenizer, preparer.compile_constraint = text
                 preparer.tokenizer = self.tokenizer
+            self.scheduler.state.limits = preparer.limits = self.runtime.limits
             self._text.model = self.runtime.limits.model
+            self._text.call(self._change_model)
+            self._text.flush()
 
         return lambda: self._call(reload)
 

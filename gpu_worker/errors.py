@@ -56,6 +56,11 @@ class HandedBack(EngineError):  # noqa: N818
     """The request ended unfinished. The tokens generated so far have been delivered as deltas."""
 
 
+class ModelChanged(EngineError):  # noqa: N818
+    """A part of the request was answered by a model that the engine no longer serves. Its texts must all be
+    answered by one model."""
+
+
 class ModelError(ValueError):
     """A model folder or adapter that cannot be loaded: missing, truncated, or of an unknown kind."""
 

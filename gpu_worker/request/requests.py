@@ -98,6 +98,7 @@ class Request:
     `resume_prompt_tokens`: of how many of the prompt's tokens these attempts have delivered log-probabilities.
     `resume_adapter_key`: the `Handle.adapter_key` of these attempts. If the current adapter's key differs, the
     request fails with AdapterChanged.
+    `resume_fingerprint`: the model of these attempts, if it is known. Texts of another one fail with ModelChanged.
     `salt`: isolates the prefix caches of tenants.
     `constraint`: may also be a `ConstraintState` of the caller's, such as
     `gpu_worker.constraints.SkillConstraint`."""
@@ -124,6 +125,7 @@ class Request:
     resume_bins: Sequence[Sequence[int] | None] = ()
     resume_prompt_tokens: int = 0
     resume_adapter_key: str | None = None
+    resume_fingerprint: str | None = None
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property

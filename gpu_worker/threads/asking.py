@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from petiole.gpu_worker.errors import EngineError, InvalidRequest, require
+from petiole.gpu_worker.errors import EngineError, InvalidRequest, ModelChanged, require
 from petiole.gpu_worker.request import Embedding, Request, Result, SamplingParams, Scoring
 from petiole.gpu_worker.request.texts import MOST_INSTRUCTION, TextLimits
 from petiole.gpu_worker.runtime.interface import Float32Array, ModelLimits
@@ -23,7 +23,7 @@ from petiole.gpu_worker.threads import pairs
 from petiole.gpu_worker.threads.pairs import Tokens
 from petiole.gpu_worker.threads.subjects import no_tokenizer
 from petiole.gpu_worker.threads.text import Made
-from petiole.gpu_worker.threads.texts import TextInputs
+from petiole.gpu_worker.threads.texts import TextInputs, changed
 from petiole.outputs import Prepared
 from petiole.vectors import MOST_TEXTS
 
@@ -75,7 +75,9 @@ class TextRequests:
         return partial(limits.written, asked=asked)
 
     def inputs(self, request: Request) -> TextInputs:
-        """The texts of a request, but for those that an earlier attempt has delivered."""
+        """The texts of a request, but for those that an earlier attempt has delivered.
+
+        Also raises ModelChanged."""
         self.check_kind(request)
         given = [name for name in ("prompt", "messages", "skill") if getattr(request, name) is not None]
         require(not given, given[0] if given else "", "must not be given with texts", "both")
@@ -87,22 +89,25 @@ class TextRequests:
         require(len(texts) > 0, field, "must not be empty", "0 texts")
         done = len(request.resume_token_ids)
         require(done <= len(texts), "resume_token_ids", f"must have at most {len(texts)} texts", done)
+        begun_with, served = request.resume_fingerprint, self.limits.fingerprint
+        if done and begun_with is not None and begun_with != served:
+            raise ModelChanged(changed(done, begun_with, served))
         if self.tokenizer is None:
             raise no_tokenizer(field)
-        sampling, answer = ONE, dict[str, object]()
+        sampling, answer = ONE, dict[str, object](fingerprint=served)
         made: Callable[[Result], Made | None] = _of_head
         if scoring is None:
             asked = request.embedding or Embedding()
             assert limits is not None, "a model of vectors"
             limits.check(asked, len(texts))
-            answer = {"dimensions": limits.dimensions_of(asked), "encoding": asked.encoding}
+            answer |= {"dimensions": limits.dimensions_of(asked), "encoding": asked.encoding}
             encode: Callable[[str, object], Tokens] = partial(
                 self._text, limits, limits.prompt(asked), asked.truncate
             )
         elif limits is not None:
             limits.check_scoring(scoring, len(texts))
             if scoring.classes:
-                answer = {"labels": list(limits.labels)}
+                answer["labels"] = list(limits.labels)
             encode = partial(self._classified, limits, scoring)
         else:
             require(len(texts) <= MOST_TEXTS, field, f"must be at most {MOST_TEXTS}", len(texts))

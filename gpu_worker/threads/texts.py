@@ -9,6 +9,9 @@ texts of several requests take turns. What is made of a text, its vector or its 
 all texts before it is. So what is delivered is always a beginning, and a later attempt goes on at the text behind
 it.
 
+One model answers all texts of a request. If another one is loaded meanwhile, a request of which nothing is
+delivered is prepared again and starts over; any other ends with ModelChanged.
+
 Everything here runs on the text thread."""
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from petiole.gpu_worker.errors import EngineError, HandedBack
+from petiole.gpu_worker.errors import EngineError, HandedBack, ModelChanged
 from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.request import Delta, FinishReason, Request, Result, SamplingParams, Timing, Usage
 from petiole.gpu_worker.scheduling.stopping import End, Finish
@@ -73,6 +76,7 @@ class TextRun:
         self._sent: list[Made] = []
         self._open: set[Handle] = set()
         self._end: End | None = None
+        self._waiting = False  # to start over
         self._cached = 0
         self._admitted_s: float | None = None
         self._first_s: float | None = None
@@ -80,6 +84,26 @@ class TextRun:
     # ------------------------------------------------------------ events
 
     def start(self) -> None:
+        self._go_on()
+
+    def reloaded(self, fingerprint: str) -> bool:
+        """The engine serves this model now. Whether the request is to be prepared again, and to `start_over`."""
+        begun_with = self._inputs.prepared.fingerprint
+        if self.handle.done() or self._waiting or begun_with == fingerprint:
+            return False
+        self._abandon()
+        delivered = self._inputs.done + self._delivered
+        if self._end is None and not delivered:
+            self._waiting = True
+            return True
+        self._end = self._end or ModelChanged(changed(delivered, begun_with, fingerprint))
+        self._go_on()
+        return False
+
+    def start_over(self, inputs: TextInputs) -> None:
+        """With the request as it was prepared for another model."""
+        assert self._waiting, f"request {self.handle.request.request_id} has not been abandoned"
+        self._waiting, self._inputs, self._next, self._cached, self._first_s = False, inputs, 0, 0, None
         self._go_on()
 
     def end(self, end: End) -> None:
@@ -96,9 +120,9 @@ class TextRun:
             self.handle._admit()
 
     def _part_done(self, k: int, part: Handle) -> None:
-        self._open.discard(part)
-        if self.handle.done():
+        if part not in self._open or self.handle.done():
             return
+        self._open.discard(part)
         if part.error is not None:
             self.end(part.error)
             return
@@ -130,6 +154,14 @@ class TextRun:
         over = self._end is not None or self._delivered == n
         if over and not self._open:
             self._conclude(self._end or Finish(FinishReason.STOP))
+
+    def _abandon(self) -> None:
+        """Cancel the texts in the engine, and forget what is made and not delivered."""
+        parts = tuple(self._open)
+        self._open.clear()
+        self._made.clear()
+        for part in parts:
+            part.cancel()
 
     def _submit_next(self) -> None:
         k, request = self._next, self.handle.request
@@ -201,6 +233,11 @@ class TextRun:
                 **self._field(self._sent),
             )
         )
+
+
+def changed(n_texts: int, begun_with: str, served: str) -> str:
+    """The message of a ModelChanged."""
+    return f"{n_texts} texts were answered by model {begun_with}, and model {served} is served now"
 
 
 def _ms(since_s: float, until_s: float) -> float:

@@ -42,5 +42,8 @@ SCHEMAS: dict[str, type[Common]] = {
 CONTINUED = {GENERATE: "prompt", QUERY: "question", POINT: "object", DETECT: "object", RERANK: "query"}
 """In a chain, the text of the previous task is appended to this option; in a chat, it becomes a message."""
 
+BY_TEXT = frozenset({EMBED, RERANK, SCORE, CLASSIFY})
+"""Their output has an entry for each text or pair, in place of a token, and one model makes all entries."""
+
 OF_TEXTS = frozenset({EMBED, CLASSIFY})
 """In a chain, the text of the previous task becomes one of their texts, and so does each text of a group."""

@@ -193,6 +193,9 @@ class Answer(Shown, EndOfOutput):
     """The numbers of each vector of `embed`."""
     encoding: Encoding | None = None
     """How they are written: `float32`, `float16`, `int8` or `bits`."""
+    fingerprint: str | None = None
+    """Of a task of texts: the digest of the model that made all its vectors or scores. Only vectors of the same
+    one can be compared."""
     labels: list[str] | None = None
     """The classes of `classify`, in the order of each text's scores."""
     ranking: list[Ranked] | None = None

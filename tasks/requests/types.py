@@ -573,6 +573,9 @@ class GenerationDict(TypedDict):
     """The numbers of each vector of `embed`."""
     encoding: NotRequired[Literal["float32", "float16", "int8", "bits"]]
     """How they are written: `float32`, `float16`, `int8` or `bits`."""
+    fingerprint: NotRequired[str]
+    """Of a task of texts: the digest of the model that made all its vectors or scores. Only vectors of the same
+    one can be compared."""
     labels: NotRequired[list[str]]
     """The classes of `classify`, in the order of each text's scores."""
     ranking: NotRequired[list[RankedDict]]

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.errors import InvalidRequest, ModelChanged
 from petiole.tasks.fleet import control
 from petiole.tasks.requests.schemas import MAX_PROMPT_CHARACTERS
 from petiole.tasks.streams.readers import AsyncGeneration
@@ -39,13 +39,14 @@ class EmbeddingTask(GenerationTask):
 
         The texts become tasks of at most `batch` texts, some of which are submitted ahead. `on_progress(n)` is
         called whenever the vectors of the first n texts are there. `timeout_s` limits the wait for each task.
-        `options` are those of `delay`. If a task fails, the others are cancelled, and its error is raised. The
-        results of the tasks are forgotten once they are read."""
+        `options` are those of `delay`. If a task fails, the others are cancelled, and its error is raised;
+        ModelChanged, too, if another model answers the rest. The results of the tasks are forgotten once they are
+        read."""
         most = most_texts(options.get("dimensions") or _WIDEST, options.get("encoding", "float32"))
         if type(batch) is not int or batch < 1:
             raise InvalidRequest("batch", "must be a whole number of at least 1", batch)
         waiting, joined = deque[AsyncGeneration](), list[str]()
-        dimensions, encoding = 0, options.get("encoding", "float32")
+        dimensions, encoding, made_by = 0, options.get("encoding", "float32"), ""
         try:
             parts = batches(texts, min(batch, most))
             while True:
@@ -55,6 +56,11 @@ class EmbeddingTask(GenerationTask):
                     return Vectors(joined, dimensions, encoding)
                 value = waiting[0].get(timeout=timeout_s)
                 waiting.popleft().forget()
+                now_by = value.get("fingerprint") or ""  # a worker of the version before does not say it
+                if made_by and now_by and made_by != now_by:
+                    so_far = f"{len(joined)} texts were answered by model {made_by}"
+                    raise ModelChanged(f"{so_far}, and the next ones by model {now_by}")
+                made_by = made_by or now_by
                 joined += value["vectors"]
                 dimensions = value["dimensions"]
                 if on_progress is not None:

@@ -77,16 +77,18 @@ def write_modules(
         (folder / "sentence_bert_config.json").write_text(json.dumps(sizes))
 
 
-def write_qwen3_embedder(folder: Path, **changes: Any) -> Any:
+def write_qwen3_embedder(
+    folder: Path, seed: str = "qwen3-embedding", prompts: Mapping[str, str] = PROMPTS, **changes: Any
+) -> Any:
     """As Qwen3-Embedding is stored: a decoder without a head, whose tensors have no prefix."""
     config = transformers.Qwen3Config(**QWEN3 | changes)
     config._attn_implementation = "eager"
-    model = drawn(transformers.Qwen3Model(config), "qwen3-embedding")
+    model = drawn(transformers.Qwen3Model(config), seed)
     model.save_pretrained(folder)
     raw = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(raw | {"architectures": ["Qwen3ForCausalLM"]}))
     write_tokenizer(folder, "$A </s>", "$A $B </s>")
-    write_modules(folder, "lasttoken", prompts=PROMPTS)
+    write_modules(folder, "lasttoken", prompts=prompts)
     return model
 
 
@@ -162,11 +164,11 @@ def write_classifier(folder: Path, name: str, n_labels: int = 1, **changes: Any)
     return model
 
 
-def write_judge(folder: Path, template: str = TEMPLATE, **changes: Any) -> Any:
+def write_judge(folder: Path, template: str = TEMPLATE, seed: str = "qwen3-reranker", **changes: Any) -> Any:
     """A model that generates, and has the tokens "yes" and "no"."""
     config = transformers.Qwen3Config(**QWEN3 | {"max_position_embeddings": 1024} | changes)
     config._attn_implementation = "eager"
-    model = drawn(transformers.Qwen3ForCausalLM(config), "qwen3-reranker")
+    model = drawn(transformers.Qwen3ForCausalLM(config), seed)
     model.save_pretrained(folder)
     backend = write_tokenizer(folder, "$A", "$A $B")
     backend.add_tokens(["yes", "no"])

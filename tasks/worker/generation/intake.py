@@ -19,6 +19,7 @@ from petiole.gpu_worker.request import Request
 from petiole.tasks.errors import InvalidRequest, PetioleError
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.record.ledger import Account
+from petiole.tasks.requests.kinds import BY_TEXT
 from petiole.tasks.requests.schemas import Common
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.servers.masters import caused_by_call
@@ -70,10 +71,11 @@ class Intake:
             self._thread.join(5.0)
 
     def record_model(self) -> None:
-        """After a reload: record the engine's new model as the model of all tasks that run here."""
+        """After a reload: record the engine's new model as the model of all tasks that run here, but for those
+        that are not continued with it: another model has answered some of their texts."""
         with self._beginning:  # attempts begin with the new model from now on
             jobs = list(self._services.jobs.values())
-            begun = {job.task_id: job.begun.attempt for job in jobs if job.begun and job.placed}
+            begun = {job.task_id: job.begun.attempt for job in jobs if job.begun and _continued(job)}
             keys = [stream_keys(task_id).state for task_id in begun]
             arguments = [self._services.engine.limits.fingerprint, *begun.values()]
             if begun:
@@ -229,6 +231,7 @@ class Intake:
                 resume_bins=written.entries("bins"),
                 resume_prompt_tokens=len(written.entries("prompt_logprobs")),
                 resume_adapter_key=(begun.adapter or None) if written.deltas else None,
+                resume_fingerprint=(begun.model or None) if written.token_ids else None,
             )
         except PetioleError as error:
             return failed(error)
@@ -251,6 +254,12 @@ class Intake:
         if type(priority) is not int:
             return 0
         return -priority if scheme(self._services.settings.broker_url) in RABBITMQ else priority
+
+
+def _continued(job: JobDriver) -> bool:
+    """Whether the engine continues a task after a reload."""
+    by_text = job.messages.current.task_name in BY_TEXT
+    return job.outbox is not None and job.placed and not (by_text and job.outbox.end)
 
 
 def _keys(task_id: str) -> tuple[str, str, str]:

@@ -26,8 +26,9 @@ def engine_request(
     resume_bins: Sequence[Sequence[int] | None] = (),
     resume_prompt_tokens: int = 0,
     resume_adapter_key: str | None = None,
+    resume_fingerprint: str | None = None,
 ) -> Request:
-    """The engine's request. It is the same on every worker of a model, but for the resumed tokens and adapter."""
+    """The engine's request. It is the same on every worker of a model, but for what it resumes."""
     sampling = task_request.sampling()
     if sampling["seed"] is None:
         sampling["seed"] = seed_of(task_id)
@@ -52,6 +53,7 @@ def engine_request(
         resume_bins=tuple(resume_bins),
         resume_prompt_tokens=resume_prompt_tokens,
         resume_adapter_key=resume_adapter_key,
+        resume_fingerprint=resume_fingerprint,
         request_id=task_id,
     )
     return presentation.with_marks(request)

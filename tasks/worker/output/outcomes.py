@@ -140,7 +140,7 @@ def public(error: BaseException) -> Exception:
                 " (name the queue of a vision model's workers, queue=...)" if error.limit == NO_SKILLS else ""
             )
             return errors.InvalidRequest(option, error.limit + elsewhere, error.value)
-        case engine_errors.AdapterChanged():
+        case engine_errors.AdapterChanged() | engine_errors.ModelChanged():
             return errors.ModelChanged(str(error))
         case engine_errors.AdapterError():
             return errors.InvalidRequest("adapter", "must be one that can be loaded", str(error))

@@ -144,9 +144,10 @@ class Outbox:
         self._publisher._add(self, delta)
 
     def prepare(self, prepared: Prepared) -> None:
-        """Announce what is known of the task before it is admitted, unless its log has begun already."""
+        """Announce what is known of the task before it is admitted, unless its log has begun already. Texts may be
+        prepared again, for another model."""
         self.prompt_tokens = prepared.prompt_tokens
-        self.prepared = codec.announced(self._opening, prepared)
+        self.prepared, self.prepared_sent = codec.announced(self._opening, prepared), False
         self._publisher._mark(self)
 
     def admit(self, adapter: str) -> None:
