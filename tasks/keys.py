@@ -91,7 +91,7 @@ class StreamKeys(NamedTuple):
     channel: str
     """Pub/sub: the same deltas."""
     state: str
-    """Hash: submitted, attempt, deaths, retries, model, adapter, prepared, running, done, cancel, and
+    """Hash: submitted, attempt, deaths, retries, model, adapter, prepared, running, done, retired, cancel, and
     `message:NAME` (`begin.lua`)."""
     interest: str
     """String with a short TTL: a reader exists (see `cancel_on_disconnect`)."""

@@ -277,7 +277,7 @@ class Following:
                 raise StreamExpired(f"task {self.task_id}: it has ended, and its log is gone") from None
             shown = ShownPiece.model_fields.keys()
             same = StreamDelta.model_fields.keys() & GenerationResult.model_fields.keys() - shown
-            if self.start and self.assembler.next < len(whole.token_ids):
+            if self.start and whole.text and self.assembler.next < len(whole.token_ids):
                 raise StreamExpired(f"task {self.task_id}: its log is gone before token {self.assembler.next}")
             if whole.prompt_logprobs and not self.assembler.position.entries and not self.start:
                 ids = [entry.token_id for entry in whole.prompt_logprobs]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,9 +14,11 @@ import tokenizers
 from celery import chain, chord, group
 
 from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.requests.results import GenerationResult
+from petiole.tasks.worker.completion.claims import RETIRING_MS
 from petiole.vectors import Vectors
-from tests.support.site import REPOSITORY, Site
+from tests.support.site import REPOSITORY, Site, eventually
 from tests.support.text_models import cosine, reference, write_qwen3_embedder
 
 TEXTS = [f"text number {k}" for k in range(40)]
@@ -56,13 +59,13 @@ def together(site: Site, task: Any, field: str) -> list[Any]:
 
 def test_vectors_come_as_result_and_as_stream(site: Site, model: tuple[Path, Any]) -> None:
     task = embed(site, TEXTS).apply_async()
-    value = site.get(task)
+    value, logged, sent = site.get(task), site.tokens(task), together(site, task, "vectors")
     tokenizer = tokenizers.Tokenizer.from_file(str(model[0] / "tokenizer.json"))
     ids = [tokenizer.encode(text).ids for text in TEXTS]
     for vector, one in zip(Vectors.of(value), ids, strict=True):
         assert cosine(vector, reference(model[1], one, "lasttoken")) > 0.99999
-    assert value["token_ids"] == site.tokens(task) == [len(one) for one in ids]
-    assert value["vectors"] == together(site, task, "vectors")
+    assert value["token_ids"] == logged == [len(one) for one in ids]
+    assert value["vectors"] == sent
     result = GenerationResult.model_validate(value)
     assert (result.dimensions, result.encoding, result.finish_reason, result.attempt) == (64, "float32", "stop", 1)
     assert result.usage.prompt_tokens == sum(map(len, ids))
@@ -72,18 +75,82 @@ def test_no_text_is_computed_twice_after_a_death(site: Site) -> None:
     """What the log has is not computed again: the second attempt begins at the text behind it."""
     value = site.get(embed(site, TEXTS).apply_async(task_id="whole"))
     doomed = embed(site, TEXTS).apply_async(task_id="die-9-embed")
-    again = site.get(doomed)
+    again, log = site.get(doomed), site.log(doomed)
     site.start_worker()  # in place of the one that has died
     assert again["attempt"] == 2
-    assert again["vectors"] == value["vectors"] == together(site, doomed, "vectors")
+    assert again["vectors"] == value["vectors"] == [one for delta in log for one in delta.get("vectors") or ()]
     assert again["token_ids"] == value["token_ids"]
-    log = site.log(doomed)
     starts = [delta["index"] for delta in log]
     ends = [delta["index"] + len(delta["token_ids"]) for delta in log]
     assert starts == [0, *ends[:-1]], "no gap, and nothing twice"
     first = [delta for delta in log if delta["attempt"] == 1]
     assert sum(len(delta["token_ids"]) for delta in first) >= 9
     assert log[-1]["attempt"] == 2
+
+
+LATE = """
+import json, sys
+from petiole.tasks.streams.readers import Stream
+
+def read(start):
+    deltas = [*Stream(sys.argv[1], start=start, timeout_s=60)]
+    joined = {name: [one for delta in deltas for one in getattr(delta, name) or ()] for name in NAMES}
+    return joined | {"finish_reason": deltas[-1].finish_reason}
+
+NAMES = ("vectors", "token_ids")
+print(json.dumps({start: read(start) for start in (0, 7, 40)}))
+"""
+
+
+def ran(site: Site, code: str, *arguments: str) -> str:
+    """What a producer prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={"PETIOLE_BROKER_URL": site.url, "PATH": "", "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_vectors_are_stored_once(site: Site) -> None:
+    """Once the task is completed its log goes, and later readers are served from the result."""
+    task = embed(site, TEXTS).apply_async()
+    value = site.get(task)
+    eventually(lambda: "retired" in site.state(task), "the task is completed")
+    keys = stream_keys(task.id)
+    assert 0 < site.redis.pttl(keys.log) <= RETIRING_MS
+    assert site.redis.ttl(keys.state) > RETIRING_MS / 1000
+    site.redis.delete(keys.log)  # as if it had expired
+    for start, read in json.loads(ran(site, LATE, task.id)).items():
+        assert read["vectors"] == value["vectors"][int(start) :]
+        assert read["token_ids"] == value["token_ids"][int(start) :]
+        assert read["finish_reason"] == "stop"
+
+
+def test_vectors_stay_in_a_log_that_is_kept_longer_than_the_result(site: Site) -> None:
+    silent = embed(site, TEXTS).apply_async(ignore_result=True)
+    short = embed(site, TEXTS, result_expires_s=60, stream_ttl_s=600).apply_async()
+    for task in (silent, short):
+        assert [*site.deltas(task)][-1][1]["finish_reason"] == "stop"
+    site.get(short)
+    eventually(lambda: not site.unfinished(), "their messages are settled")
+    for task in (silent, short):
+        assert "retired" not in site.state(task)
+        assert site.redis.pttl(stream_keys(task.id).log) > RETIRING_MS
+
+
+def test_a_message_that_comes_again_after_its_log_and_result_are_gone_stores_nothing(site: Site) -> None:
+    task = embed(site, TEXTS).apply_async(task_id="comes-again")
+    site.get(task)
+    eventually(lambda: "retired" in site.state(task), "the task is completed")
+    task.forget()
+    site.redis.delete(stream_keys(task.id).log)
+    embed(site, TEXTS).apply_async(task_id="comes-again")
+    eventually(lambda: not site.unfinished(), "its message is settled")
+    assert site.app.AsyncResult("comes-again").state == "PENDING"
 
 
 def test_groups_chords_and_chains(site: Site) -> None:
@@ -118,14 +185,7 @@ else:
 
 
 def test_many_texts_are_split_and_joined(site: Site) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", MANY],
-        env={"PETIOLE_BROKER_URL": site.url, "PATH": "", "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
+    ran(site, MANY)
 
 
 def test_bad_input_fails_by_name(site: Site) -> None:

@@ -23,7 +23,7 @@ local function begin(i)
   local known = redis.call('HGET', state, 'retries')
   if known and retries > whole(known) then
     redis.call('DEL', log, completion)
-    redis.call('HDEL', state, 'running', 'done', 'model', 'adapter', 'deaths', 'prepared')
+    redis.call('HDEL', state, 'running', 'done', 'model', 'adapter', 'deaths', 'prepared', 'retired')
   end
   local was = redis.call('HMGET', state, 'running', 'done', 'cancel', 'model', 'adapter', 'deaths', message)
   local attempt, deaths = 0, whole(was[6] or 0)

@@ -27,9 +27,13 @@ from petiole.tasks.servers.answers import DamagedKey
 from petiole.tasks.settings import settings
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.broker.ledger import lease_ms
+from petiole.tasks.worker.completion.backend import expires_of
 from petiole.tasks.worker.scripts import Claim
 
 logger = logging.getLogger(__name__)
+
+RETIRING_MS = 60_000
+"""How long the log stays, of a task whose output is read from its result."""
 
 
 def linked(request: Any) -> bool:
@@ -68,10 +72,23 @@ def mark(request: Any) -> None:
         connections.streams().set(stream_keys(request.id).completion, "done", ex=settings().stream_ttl_s)
 
 
+def retire(request: Any, attempt: int) -> None:
+    """Let the log expire of a task that is completed, and has its whole output in its stored result. Those who
+    read the log now have `RETIRING_MS` for it, later readers get the result. Unless the result is not stored, or
+    is not kept as long as the log."""
+    kwargs, known = request._context.kwargs, settings()
+    log_s = (kwargs.get("stream_ttl_s") if isinstance(kwargs, dict) else None) or known.stream_ttl_s
+    result_s = expires_of(request._context) or known.result_expires_s
+    if not request.ignore_result and log_s <= result_s:
+        keys = stream_keys(request.id)
+        scripts.load(connections.streams(), "retire")([keys.log, keys.state], [RETIRING_MS, attempt])
+
+
 def completed(request: Any) -> bool:
     """Whether the task is completed."""
+    keys, client = stream_keys(request.id), connections.streams()
     try:
-        done = connections.streams().get(stream_keys(request.id).completion) == b"done"
+        done = client.get(keys.completion) == b"done" or bool(client.hexists(keys.state, "retired"))
     except DamagedKey:
         done = False  # the next claim overwrites the key
     return done or _shown(request)

@@ -96,13 +96,8 @@ class Completion:
             self._hand_on()
             return
         self.tell(report)
-        if report is OtherDelivery.ANSWERED:
-            try:
-                claims.mark(self.request)
-            except Exception as error:  # only a note: if the message comes again, nothing is sent twice
-                if not refuses(error):
-                    raise
-                logger.debug("task %s is completed, which is not recorded: %s", self.task_id, error)
+        if report is OtherDelivery.ANSWERED:  # if the message comes again, nothing is sent twice
+            self._note(partial(claims.mark, self.request))
 
     def _taken(self) -> Report | None:
         on_consumer = self.for_consumer
@@ -201,7 +196,19 @@ class Completion:
         """Record that the task is completed."""
         if not self.plain:
             claims.mark(self.request)
+        result = self._outcome.result
+        if result is not None and "vectors" in result and not isinstance(value, ExceptionInfo):
+            self._note(partial(claims.retire, self.request, result["attempt"]))
         return Completed(value)
+
+    def _note(self, note: Callable[[], object]) -> None:
+        """Write what the task may be without, unless Redis refuses it."""
+        try:
+            note()
+        except Exception as error:
+            if not refuses(error):
+                raise
+            logger.debug("task %s is completed, which is not recorded: %s", self.task_id, error)
 
 
 def _name(step: Step) -> str:
