@@ -130,7 +130,8 @@ def _pooled_as(model: Model) -> str:
         return ""
     denses = [(dense.name, dense.activation) for dense in pooling.denses]
     prompts = None if texts is None else sorted(texts.prompts.items()), texts and texts.default_prompt
-    return f"{pooling.kind} {pooling.normalize} {denses} {prompts}"
+    taken = texts and (texts.max_tokens, texts.lower_case)
+    return f"{pooling.kind} {pooling.normalize} {denses} {prompts} {taken}"
 
 
 def _joined(digest: str, plan: ModelPlan) -> str:

@@ -131,7 +131,7 @@ class TextRequests:
         assert self.tokenizer is not None
         whole = check_text(field, text)
         require(whole != "", field, "must not be empty", "an empty string")
-        whole = prompt + (whole.lower() if limits.lower_case else whole)
+        whole = _lowered(limits, prompt + whole)
         encode = self.tokenizer.encode_cut if truncate else self.tokenizer.encode
         ids = encode(whole, field=field, max_tokens=limits.max_tokens)
         require(len(ids) > 0, field, "must have a token", "none")
@@ -147,7 +147,7 @@ class TextRequests:
             return pairs.asked(
                 self.tokenizer, pair, scoring.instruction, field=field, max_tokens=most, truncate=scoring.truncate
             )
-        pair = (pair[0].lower(), pair[1].lower()) if limits.lower_case else pair
+        pair = _lowered(limits, pair[0]), _lowered(limits, pair[1])
         tokens = pairs.joined(self.tokenizer, pair, field=field, max_tokens=most, truncate=scoring.truncate)
         return tokens if limits.types else Tokens(tokens.ids)
 
@@ -177,6 +177,11 @@ class TextRequests:
             raise InvalidRequest(field, model, f"{self.limits.model}, which lacks one")
         sampling = SamplingParams(max_tokens=1, temperature=0.0, allowed_token_ids=[no, yes], logprobs=2)
         return sampling, partial(_share_of, yes)
+
+
+def _lowered(limits: TextLimits, text: str) -> str:
+    """In lower case, if the model's files ask for that: its prompt, too, as sentence-transformers has it."""
+    return text.lower() if limits.lower_case else text
 
 
 def _of_head(result: Result) -> Made | None:
