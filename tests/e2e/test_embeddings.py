@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from petiole.tasks.worker.completion.claims import RETIRING_MS
 from petiole.vectors import Vectors
 from tests.support.site import REPOSITORY, Site, eventually
 from tests.support.text_models import cosine, reference, write_qwen3_embedder
+from tests.support.trials import rest
 
 TEXTS = [f"text number {k}" for k in range(40)]
 
@@ -186,6 +188,61 @@ else:
 
 def test_many_texts_are_split_and_joined(site: Site) -> None:
     ran(site, MANY)
+
+
+SOME = """
+import json, sys
+from pathlib import Path
+from petiole import embed
+
+def tell(n):
+    print(n, flush=True)
+    input()  # until the accident has happened
+
+n, batch, path = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+joined = embed.many((f"text number {k}" for k in range(n)), batch=batch, timeout_s=120, on_progress=tell)
+path.write_text(json.dumps([*joined.data]))
+"""
+
+
+def embedded(site: Site, path: Path, n: int, batch: int, accidents: Mapping[int, Callable[[], object]]) -> Any:
+    """The vectors of `n` texts. Before more than so many are there, an accident happens."""
+    command, due = [sys.executable, "-c", SOME, str(n), str(batch), str(path)], sorted(accidents)
+    environment = {"PETIOLE_BROKER_URL": site.url, "PATH": "", "PYTHONPATH": str(REPOSITORY)}
+    pipe, text = subprocess.PIPE, True
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=text) as producer:
+        assert producer.stdin is not None
+        assert producer.stdout is not None
+        assert producer.stderr is not None
+        for line in producer.stdout:
+            while due and due[0] <= int(line):
+                accidents[due.pop(0)]()
+            producer.stdin.write("\n")
+            producer.stdin.flush()
+        errors = producer.stderr.read()
+    assert producer.returncode == 0, errors
+    assert not due, "every accident has happened"
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize(("n", "batch", "every", "seed"), rest([(600, 20, 150, 1), (10_000, 100, 500, 2)]))
+def test_kills_and_a_restart_of_redis_lose_and_double_no_vector(
+    site: Site, tmp_path: Path, n: int, batch: int, every: int, seed: int
+) -> None:
+    """Of many texts, while workers are killed one after the other, and Redis is started again."""
+    draw = random.Random(seed)
+
+    def kill() -> None:
+        draw.choice([worker for worker in site.workers if worker.alive()]).kill()
+        site.start_worker()
+
+    at = [draw.randrange(start, start + every, batch) for start in range(batch, n - 2 * every, every)]
+    accidents: dict[int, Callable[[], object]] = dict.fromkeys(at, kill)
+    accidents[at[len(at) // 2] + 1] = site.server.restart
+    whole = embedded(site, tmp_path / "undisturbed", n, batch, {})
+    assert len(set(whole)) == n, "no two texts have the same vector"
+    assert embedded(site, tmp_path / "disturbed", n, batch, accidents) == whole
+    eventually(lambda: not site.unfinished(), "all messages are settled")
 
 
 def test_bad_input_fails_by_name(site: Site) -> None:
