@@ -90,6 +90,7 @@ class Engine:
         self._open: dict[Handle, RequestOutput] = {}
         self._parts: dict[Handle, RequestOutput] = {}  # the texts of open requests that are in the engine
         self._runs: dict[Handle, TextRun] = {}  # of open requests of texts; used on the text thread
+        self._n_texts = 0
         self._lock = threading.Lock()
         self._closed = True  # not started yet, or shut down
         manager = build_manager(
@@ -277,12 +278,17 @@ class Engine:
                 texts,
                 self._submit_text,
                 partial(self._text.end, output),
+                self._count_texts,
                 window=2 * self.config.max_num_seqs,
                 arrival_s=arrival_s,
             )
             run.start() if output.requested_end is None else run.end(output.requested_end)
 
         self._text.call(begin)
+
+    def _count_texts(self, n: int) -> None:
+        """On the text thread."""
+        self._n_texts += n
 
     def _outputs(self) -> list[RequestOutput]:
         return [*self._open.values(), *self._parts.values()]
@@ -554,6 +560,7 @@ class Engine:
             "prefill_steps": counters.prefill_steps,
             "prompt_tokens": counters.prompt_tokens,
             "generated_tokens": counters.generated_tokens,
+            "texts": self._n_texts,
             "zombie_outputs": counters.zombie_outputs,
             "preemptions": counters.preemptions,
             "encoded_images": counters.encoded_images,

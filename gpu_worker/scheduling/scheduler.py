@@ -236,7 +236,7 @@ class Scheduler:
                         seq.apply(fresh)
                         if sampled > 1:
                             state.counters.speculation.record(sampled - 1, len(fresh) - 1)
-                    n_applied += len(fresh)
+                    n_applied += 0 if seq.request.pooled else len(fresh)
                     if seq.first_token_s is None:
                         seq.first_token_s = now
                     out.append(Generated(seq, fresh, extras and extras.keep(seq, len(fresh))))

@@ -57,7 +57,7 @@ class Submit(Protocol):
 
 class TextRun:
     """The run of one request. window: how many of its texts are in the engine at once. `finish` ends the
-    request's handle."""
+    request's handle. `count` is called with how many texts are delivered."""
 
     def __init__(
         self,
@@ -65,11 +65,13 @@ class TextRun:
         inputs: TextInputs,
         submit: Submit,
         finish: Callable[[Result | BaseException], None],
+        count: Callable[[int], None],
         *,
         window: int,
         arrival_s: float,
     ) -> None:
         self.handle, self._inputs, self._submit, self._finish = handle, inputs, submit, finish
+        self._count = count
         self._window, self._arrival_s = window, arrival_s
         self._next = self._delivered = 0  # of `tokens`
         self._made: dict[int, Made] = {}  # not delivered
@@ -193,6 +195,7 @@ class TextRun:
             self._delivered += 1
         if made:
             self._sent += made
+            self._count(len(made))
             counts = self._counts(first)
             self.handle._push(Delta(self._inputs.done + first, counts, "", **self._field(made)))
 

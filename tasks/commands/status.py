@@ -44,7 +44,7 @@ def show(options: argparse.Namespace) -> int:
 
 STATUS_COLUMNS = (
     *("worker", "state", "version", "model", "device", "running", "waiting", "slots"),
-    *("held", "to store", "pages used", "hit rate", "tokens/s", "lease", "starts", "seen"),
+    *("held", "to store", "pages used", "hit rate", "tokens/s", "texts/s", "lease", "starts", "seen"),
 )
 
 
@@ -151,6 +151,7 @@ def _status_row(worker: reports.WorkerReport, life: lives.Life | None) -> tuple[
         f"{worker.pages_used / worker.pages_total:.0%}" if worker.pages_total else "",
         f"{worker.hit_rate:.0%}",
         f"{worker.tokens_per_s:.0f}",
+        f"{worker.texts_per_s:.0f}",
         f"{worker.lease_age_s:.1f} s",
         starts,
         seen,

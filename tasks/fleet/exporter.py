@@ -46,6 +46,7 @@ _GAUGES = {
 _COUNTERS = {
     "prompt_tokens": ("prompt_tokens", "Prompt tokens computed, without those found in the prefix cache."),
     "generation_tokens": ("generated_tokens", "Tokens generated."),
+    "texts": ("texts", "Texts and pairs of texts of which vectors or scores were made."),
     "prompt_tokens_cached": (
         "cached_prompt_tokens",
         "Prompt tokens found in the prefix cache, of ended generations.",

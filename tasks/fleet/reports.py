@@ -102,10 +102,12 @@ class WorkerReport(BaseModel):
     states: dict[str, int] = {}  # states, snapshots and hits of the layers that keep a state; empty: none does
     hit_rate: float = 0.0  # share of prompt tokens found in the prefix cache
     tokens_per_s: float = 0.0
+    texts_per_s: float = 0.0  # of which vectors or scores are made
     lease_age_s: float = 0.0  # since the leases were last renewed
     streams_behind_s: float = 0.0  # since the first failed flush of the streams; 0 while flushes succeed
     prompt_tokens: int = 0  # computed: those found in the prefix cache are not included
     generated_tokens: int = 0
+    texts: int = 0
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
     preemptions: int = 0

@@ -35,7 +35,7 @@ from petiole.tasks.worker.reports import heartbeat
 from petiole.tasks.worker.reports.facts import facts_of
 from petiole.tasks.worker.reports.incidents import incidents
 from petiole.tasks.worker.reports.marker import Marker
-from petiole.tasks.worker.reports.reporter import Reporter, engine_figures
+from petiole.tasks.worker.reports.reporter import Rate, Reporter, engine_figures
 from petiole.tasks.worker.reports.surroundings import Memory, say_if_clocks_differ
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,10 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 loaded_adapters=services.adapters.names(),
             )
 
-        def report(tokens_per_s: float) -> WorkerReport:
+        tokens = Rate(lambda: int(engine.stats().get("generated_tokens", 0)))
+        texts = Rate(lambda: int(engine.stats().get("texts", 0)))
+
+        def report() -> WorkerReport:
             served = queues()
             return WorkerReport(
                 worker=worker.hostname,
@@ -124,7 +127,8 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 version=at_start,
                 queues=served,
                 result_marker=marker.name,
-                tokens_per_s=round(tokens_per_s, 1),
+                tokens_per_s=tokens(),
+                texts_per_s=texts(),
                 lease_age_s=round(engine.heartbeat_age_s() if on_rabbitmq else leases.lease_age_s, 1),
                 streams_behind_s=round(services.publisher.behind_s, 3),
                 held_messages=held_messages(),
@@ -140,7 +144,6 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             worker=worker.hostname,
             report=report,
             facts=facts,
-            tokens=lambda: int(engine.stats().get("generated_tokens", 0)),
             marker=marker,
         )
         pool.reporter.start()

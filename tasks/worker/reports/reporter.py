@@ -24,7 +24,7 @@ _SAME = {
     *("steps", "evicted_pages", "zombie_outputs", "expert_imbalance"),
     *("encoded_images", "image_hits", "encode_s"),
     *("pages_total", "pages_free", "pages_cached"),
-    *("prompt_tokens", "generated_tokens", "draft_tokens", "accepted_draft_tokens"),
+    *("prompt_tokens", "generated_tokens", "texts", "draft_tokens", "accepted_draft_tokens"),
 }
 _OF_STATES = re.compile(r"(states|snapshots)_\w+|state_(hit|missed)_tokens")
 _OF_WINDOW = re.compile(r"window_(\d+)_(\w+)")
@@ -42,28 +42,40 @@ def engine_figures(stats: dict[str, Any]) -> dict[str, Any]:
     return {"hit_rate": hit_rate, "windows": windows, "states": states, **same}
 
 
+class Rate:
+    """By how much a count has grown since the last call, or since the beginning, a second."""
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
+        self._before, self._since = count(), time.monotonic()
+
+    def __call__(self) -> float:
+        now, count = time.monotonic(), self._count()
+        rate = (count - self._before) / max(now - self._since, 1e-3)
+        self._before, self._since = count, now
+        return round(rate, 1)
+
+
 class Reporter:
-    """Reports every two seconds. `report(tokens_per_s)` returns a report, `facts()` what the model is and takes,
-    `tokens()` the tokens made so far. The facts stay when the worker ends."""
+    """Reports every two seconds. `report()` returns a report, `facts()` what the model is and takes. They stay
+    when the worker ends."""
 
     def __init__(
         self,
         client: redis.Redis,
         *,
         worker: str,
-        report: Callable[[float], reports.WorkerReport],
+        report: Callable[[], reports.WorkerReport],
         facts: Callable[[], ModelFacts],
-        tokens: Callable[[], int],
         marker: Marker,
     ) -> None:
-        self._client, self._worker, self._report, self._tokens = client, worker, report, tokens
+        self._client, self._worker, self._report = client, worker, report
         self._facts = facts
-        self._before, self._since, self._forget_at = 0, 0.0, 0.0
+        self._forget_at = 0.0
         self._marker = marker
         self._thread = Periodic("petiole-report", self._try)
 
     def start(self) -> None:
-        self._before, self._since = self._tokens(), time.monotonic()
         self._marker.start()
         self._thread.start()
 
@@ -78,7 +90,7 @@ class Reporter:
 
     def _try(self) -> float:
         try:
-            reports.report(self._client, self._report(self._rate()))
+            reports.report(self._client, self._report())
             if (facts := self._facts()).queues:
                 models.publish(self._client, facts)
             if time.monotonic() >= self._forget_at:
@@ -88,10 +100,3 @@ class Reporter:
         except Exception as error:  # any exception: the next report tries again
             logger.debug("no report: %r", error, exc_info=True)
         return reports.REPORT_INTERVAL_S
-
-    def _rate(self) -> float:
-        """Tokens a second since the last report."""
-        now, count = time.monotonic(), self._tokens()
-        rate = (count - self._before) / max(now - self._since, 1e-3)
-        self._before, self._since = count, now
-        return rate
