@@ -10,7 +10,7 @@ from msgspec import structs
 
 from petiole.gateway.core.record import Record
 
-TaskName = Literal["generate", "chat", "embed", "rerank", "score"]
+TaskName = Literal["generate", "chat", "embed", "rerank", "score", "classify"]
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ TASKS: Mapping[str, Any] = {
     "embed": definitions.embed,
     "rerank": definitions.rerank,
     "score": definitions.score,
+    "classify": definitions.classify,
 }
 
 

@@ -14,8 +14,10 @@ from petiole.gateway.serving import bodies, generations
 from petiole.gateway.serving.answering import checked, large_answer, new_id
 from petiole.gateway.serving.catalogue import catalogue
 from petiole.gateway.serving.counting import count
+from petiole.gateway.serving.patience import patiently
 from petiole.gateway.serving.sse import unless_gone
-from petiole.gateway.texts.requests import Embeddings, Made, Rerank, Score
+from petiole.gateway.texts.requests import Classify, Embeddings, Made, OfTexts, Rerank, Score
+from petiole.tasks.streams import ends
 
 
 async def embed(request: Request) -> Response:
@@ -35,14 +37,18 @@ async def score(request: Request) -> Response:
     return await _answered(request, await bodies.read(request, Score))
 
 
-async def _answered(request: Request, asked: Embeddings | Rerank | Score) -> Response:
+async def classify(request: Request) -> Response:
+    return await _answered(request, await bodies.read(request, Classify))
+
+
+async def _answered(request: Request, asked: Embeddings | Rerank | Score | Classify) -> Response:
     found = await catalogue().find(asked.model)
     plan = checked(lambda: asked.plan(new_id(asked.PREFIX), int(time.time()), found))
-    made = await unless_gone(request, _made(plan))
+    made = await unless_gone(request, _made(asked, plan))
     return await large_answer(lambda: asked.answer(plan.record, made))
 
 
-async def _made(plan: Plan) -> Made:
+async def _made(asked: OfTexts, plan: Plan) -> Made:
     """What a worker makes of the texts. Raises `Failure`."""
     generation, made = await generations.begin(plan), Made()
     try:
@@ -50,7 +56,7 @@ async def _made(plan: Plan) -> Made:
             if delta is None:
                 continue
             made.vectors += delta.vectors or ()
-            made.scores += [scores[0] for scores in delta.scores or ()]
+            made.scores += delta.scores or ()
             if delta.error is not None:
                 raise generation.failure(delta.error)
             if delta.finish_reason not in (None, "stop"):
@@ -59,6 +65,8 @@ async def _made(plan: Plan) -> Made:
                 made.prompt_tokens = delta.usage.prompt_tokens
     finally:
         await generation.aclose()
+    if asked.LABELS and (end := await patiently(lambda: ends.aend(plan.record.tasks[0]))) is not None:
+        made.labels += end.labels or ()
     return made
 
 
@@ -69,4 +77,5 @@ def routes() -> list[Route]:
 
 def routes_at_the_root() -> list[Route]:
     """vLLM has these beside /v1."""
-    return [Route("/rerank", rerank, methods=["POST"]), Route("/score", score, methods=["POST"])]
+    handlers = {"rerank": rerank, "score": score, "classify": classify}
+    return [Route(f"/{name}", handler, methods=["POST"]) for name, handler in handlers.items()]

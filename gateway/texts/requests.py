@@ -1,5 +1,5 @@
-"""Embeddings as OpenAI has them; rerank as Cohere, Jina and vLLM, score as vLLM: which task a request becomes, and
-its answer. Pure."""
+"""Embeddings as OpenAI has them; rerank as Cohere, Jina and vLLM, score and classify as vLLM: which task a request
+becomes, and its answer. Pure."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ KEEP_S = 600
 
 @dataclass
 class Made:
-    """What a task's log says of its texts."""
+    """What a task's log says of its texts, and its end of the classes."""
 
     vectors: list[str] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
+    scores: list[list[float]] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
     prompt_tokens: int = 0
 
 
@@ -36,6 +37,8 @@ class OfTexts(Asked):
     PREFIX: ClassVar[str]
     NAMES: ClassVar[dict[str, str]]
     """By an option of the task: the client's field."""
+    LABELS: ClassVar[bool] = False
+    """Whether the answer names classes."""
 
     model: str = Field(min_length=1, max_length=1024)
     priority: int | None = Field(default=None, ge=0, le=9)
@@ -163,10 +166,11 @@ class Rerank(OfTexts):
         return Call("rerank", options)
 
     def answer(self, record: Record, made: Made) -> dict[str, Any]:
-        order = sorted(range(len(made.scores)), key=lambda index: -made.scores[index])
+        scores = [score for (score,) in made.scores]
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])
         texts, results = self.texts, []
         for index in order[: self.top_n or len(order)]:  # 0, as in vLLM: all
-            found: dict[str, Any] = {"index": index, "relevance_score": made.scores[index]}
+            found: dict[str, Any] = {"index": index, "relevance_score": scores[index]}
             if self.return_documents:
                 found["document"] = {"text": texts[index]}
             results.append(found)
@@ -205,9 +209,39 @@ class Score(OfTexts):
             "object": "list",
             "created": record.created,
             "model": self.model,
-            "data": [{"index": at, "object": "score", "score": score} for at, score in enumerate(made.scores)],
+            "data": [{"index": at, "object": "score", "score": score} for at, (score,) in enumerate(made.scores)],
             "usage": _usage(made),
         }
+
+
+class Classify(OfTexts):
+    PREFIX: ClassVar = "classify-"
+    NAMES: ClassVar = {"texts": "input"}
+    LABELS: ClassVar = True
+
+    input: str | list[str]
+
+    def call(self) -> Call:
+        return Call("classify", {"texts": _listed(self.input)})
+
+    def answer(self, record: Record, made: Made) -> dict[str, Any]:
+        data = (
+            {"index": at, "label": _likeliest(scores, made.labels), "probs": scores, "num_classes": len(scores)}
+            for at, scores in enumerate(made.scores)
+        )
+        return {
+            "id": record.id,
+            "object": "list",
+            "created": record.created,
+            "model": self.model,
+            "data": data,
+            "usage": _usage(made),
+        }
+
+
+def _likeliest(scores: Sequence[float], labels: Sequence[str]) -> str | None:
+    """The label with the highest score; None if a worker has not named the labels."""
+    return labels[max(range(len(scores)), key=scores.__getitem__)] if len(labels) == len(scores) else None
 
 
 def _listed(texts: str | list[str]) -> list[str]:

@@ -178,6 +178,16 @@ def test_score_over_http(site: Site, gateway: Gateway) -> None:
     assert [one["index"] for one in answer["data"]] == list(range(12))
 
 
+def test_classify_over_http(site: Site, gateway: Gateway) -> None:
+    answer = httpx2.post(f"{gateway.url}/classify", json={"model": "classifier", "input": DOCUMENTS}).json()
+    value = site.get(task(site, "classify", "classifier", texts=DOCUMENTS).apply_async())
+    assert [one["probs"] for one in answer["data"]] == value["scores"]
+    best = [value["labels"][scores.index(max(scores))] for scores in value["scores"]]
+    assert [one["label"] for one in answer["data"]] == best
+    assert {one["num_classes"] for one in answer["data"]} == {3}
+    assert answer["usage"]["total_tokens"] == sum(value["token_ids"])
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param", "message"),
     [
@@ -202,6 +212,8 @@ def test_score_over_http(site: Site, gateway: Gateway) -> None:
             "text_2[0]",
             "must have at most 66 tokens",
         ),
+        ("/classify", {"model": "classifier", "input": ["a", ""]}, "input[1]", "must not be empty"),
+        ("/classify", {"model": "embedder", "input": "a"}, "input", "makes vectors"),
     ],
 )
 def test_bad_input_over_http_names_the_field(
