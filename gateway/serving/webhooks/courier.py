@@ -48,18 +48,17 @@ class Courier:
             self._running = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
+        failed = ""
         while True:
-            pause_s = POLL_S
+            before, failed = failed, ""
             try:
                 while await self.round():
                     pass
-            except (Failure, redis.RedisError, OSError) as error:  # the notices wait
-                logger.warning("webhooks cannot be told: %s", type(error).__name__)
-                pause_s = OUTAGE_S
-            except Exception as error:
-                logger.error("webhooks cannot be told: %s", type(error).__name__)
-                pause_s = OUTAGE_S
-            await asyncio.sleep(pause_s)
+            except Exception as error:  # the notices wait
+                failed = type(error).__name__
+                if failed != before:  # an outage is said once
+                    logger.warning("webhooks cannot be told: %s", failed)
+            await asyncio.sleep(OUTAGE_S if failed else POLL_S)
 
     async def round(self) -> bool:
         """Take what is due, and begin to tell it. Returns whether more responses may be due."""
