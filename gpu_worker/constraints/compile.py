@@ -76,7 +76,7 @@ def _limited(most: int, value: Any, inner: ConstraintState | None, tokenizer: To
 
     limit = Budget(
         most,
-        thought["open"].strip().encode(),
+        thought["open"].lstrip().encode(),
         thought["close"],
         closing,
         tokenizer.token_bytes,

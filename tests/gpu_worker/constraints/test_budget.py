@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from typing import Any
@@ -14,6 +15,7 @@ from petiole.gpu_worker.constraints import BudgetState, compile_constraint
 from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 from petiole.gpu_worker.protocols import ConstraintState
 from petiole.gpu_worker.text import load_tokenizer
+from petiole.tasks.templates.writing import WRITINGS, composed
 from tests.support.toy_engine import BoldProposer
 
 TOKENIZER = load_tokenizer(resolve_model("petiole-tiny"))
@@ -82,6 +84,30 @@ def test_a_thought_ends_with_its_budget_whatever_the_model_says(seed: int, asked
         thought.decode()
         answer = rest.split(b'"arguments": ')[-1].removesuffix(b"}\n</tool_call>")
         assert json.loads(answer)["city"] in ("Rome", "Oslo")
+
+
+THINKING = sorted(name for name, writing in WRITINGS.items() if writing.thought)
+
+
+@pytest.mark.parametrize("name", THINKING)
+def test_every_family_closes_its_thought_and_the_answer_follows(name: str) -> None:
+    """Also where nothing is left for the thought, and whether the prompt or the model begins it. What the budget
+    forces, the grammar allows."""
+    writing, rng = WRITINGS[name], random.Random(name)
+    assert writing.thought is not None
+    tools = [{"name": "f", "parameters": CITY, "strict": True}]
+    answer = ("json_schema", CITY)
+    asked = [composed(writing, (), least=0, most=None, answer=one) for one in (None, answer)]
+    if writing.calls:
+        asked += [composed(writing, tools, least=least, most=1, answer=None) for least in (0, 1)]
+    closing = len(TOKENIZER.encode(writing.thought.close, add_special_tokens=False))
+    close = writing.thought.close.encode()
+    for form, budget, thinks in itertools.product(asked, (0, 1, 9), ("open", "free")):
+        state = state_of(budget, thinks, form | {"free": form["answer"] is None and not form["calls"]})
+        if thinks == "free":
+            assert all(map(state.consume, TOKENIZER.encode(writing.thought.open, add_special_tokens=False)))
+        tokens = walk(state, rng, most=budget + LATE + closing)
+        assert b"".join(map(TOKENIZER.token_bytes, tokens)).count(close) == 1
 
 
 def test_a_thought_that_ends_earlier_is_left_alone() -> None:
