@@ -1,6 +1,6 @@
 """Batches: rows of token ids whose answers carry the loss, grouped by length so that little is padding."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -59,6 +59,9 @@ def draw_row(tokenizer: Tokenizer, rng: Random, shares: Mapping[str, float]) -> 
     return row if len(row.tokens) <= MAX_ROW_TOKENS else draw_row(tokenizer, rng, shares)
 
 
+DrawRow = Callable[[Tokenizer, Random, Mapping[str, float]], Row]
+
+
 def batch_of(rows: Sequence[Row]) -> Batch:
     """Rows side by side. An answer weighs sqrt(its length) in all, so that long ones do not drown short."""
     length = max(len(row.tokens) for row in rows)
@@ -72,12 +75,17 @@ def batch_of(rows: Sequence[Row]) -> Batch:
 
 
 def draw_batches(
-    tokenizer: Tokenizer, rng: Random, shares: Mapping[str, float], step_tokens: int, batch_tokens: int
+    tokenizer: Tokenizer,
+    rng: Random,
+    shares: Mapping[str, float],
+    step_tokens: int,
+    batch_tokens: int,
+    draw: DrawRow = draw_row,
 ) -> list[Batch]:
     """The batches of one optimizer step: about `step_tokens` tokens, at most about `batch_tokens` in each."""
     rows: list[Row] = []
     while sum(len(row.tokens) for row in rows) < step_tokens:
-        rows.append(draw_row(tokenizer, rng, shares))
+        rows.append(draw(tokenizer, rng, shares))
     rows.sort(key=lambda row: len(row.tokens))
     batches: list[list[Row]] = [[]]
     for row in rows:

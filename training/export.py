@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from training import tokenizer
+from training.dialogue import CHAT_TEMPLATE
 from training.model import Qwen3, Shape
 from training.tokenizer import END_OF_TEXT_ID, IM_END_ID
 from training.train import DEFAULT_CHECKPOINT, load_model
@@ -40,7 +41,7 @@ def config_of(shape: Shape) -> dict[str, object]:
     }
 
 
-def export(model: Qwen3, folder: Path) -> None:
+def export(model: Qwen3, folder: Path, chat_template: str = CHAT_TEMPLATE) -> None:
     """Write weights, configuration and tokenizer; the weights are rounded to bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: weight.to(torch.bfloat16).contiguous() for name, weight in model.state_dict().items()}
@@ -54,7 +55,7 @@ def export(model: Qwen3, folder: Path) -> None:
         "max_new_tokens": 1024,
     }
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
-    tokenizer.save(folder)
+    tokenizer.save(folder, chat_template)
 
 
 def main() -> None:

@@ -54,7 +54,7 @@ def build() -> Tokenizer:
     return tokenizer
 
 
-def save(folder: Path) -> None:
+def save(folder: Path, chat_template: str = dialogue.CHAT_TEMPLATE) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json`."""
     build().save(str(folder / "tokenizer.json"))
     config = {
@@ -66,6 +66,6 @@ def save(folder: Path) -> None:
         "unk_token": None,
         "additional_special_tokens": [dialogue.IM_START, dialogue.IM_END],
         "clean_up_tokenization_spaces": False,
-        "chat_template": dialogue.CHAT_TEMPLATE,
+        "chat_template": chat_template,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from training import tokenizer as tokenizers_
-from training.data import Batch, draw_batches
+from training.data import Batch, DrawRow, draw_batches, draw_row
 from training.model import Qwen3, Shape
 from training.optimizer import optimizers
 from training.skills import DRAWS
@@ -52,7 +52,7 @@ class Progress:
 
     def shares(self) -> dict[str, float]:
         """How often to draw each skill: what is not learnt yet more, what costs many tokens less."""
-        return {skill: (KEEP_WARM + 1 - self.right[skill]) / self.length[skill] ** 0.5 for skill in DRAWS}
+        return {skill: (KEEP_WARM + 1 - self.right[skill]) / self.length[skill] ** 0.5 for skill in self.right}
 
 
 def learning_rate_factor(step: int, elapsed: float) -> float:
@@ -117,16 +117,29 @@ def load_model(path: Path) -> tuple[Qwen3, dict[str, Any]]:
 
 
 def train(args: argparse.Namespace) -> None:
-    torch.set_num_threads(1)
-    threads = ThreadPoolExecutor(args.threads, initializer=lambda: torch.set_num_threads(1))
     torch.manual_seed(args.seed)
-    progress = Progress()
     if args.checkpoint.exists():
         model, state = load_model(args.checkpoint)
-        progress = Progress(**state["progress"])
     else:
         model, state = Qwen3(Shape()), {}
-    opts = optimizers(model, MATRIX_LR, OTHER_LR)
+    go_on(args, model, state, Progress(), (MATRIX_LR, OTHER_LR))
+
+
+def go_on(
+    args: argparse.Namespace,
+    model: Qwen3,
+    state: dict[str, Any],
+    progress: Progress,
+    rates: tuple[float, float],
+    draw: DrawRow = draw_row,
+) -> None:
+    """Train `model` until its minutes are over. `state`: of a checkpoint, if there is one. `progress`: where it
+    begins without. `rates`: of the matrices and of the rest. `draw`: what it learns from."""
+    torch.set_num_threads(1)
+    threads = ThreadPoolExecutor(args.threads, initializer=lambda: torch.set_num_threads(1))
+    if state:
+        progress = Progress(**state["progress"])
+    opts = optimizers(model, *rates)
     for opt, saved in zip(opts, state.get("optimizers", []), strict=False):
         opt.load_state_dict(saved)
     tokenizer = tokenizers_.build()
@@ -134,11 +147,11 @@ def train(args: argparse.Namespace) -> None:
     budget_s, last_save, last_log = args.minutes * 60, time.monotonic(), time.monotonic()
     while progress.elapsed_s < budget_s:
         began = time.monotonic()
-        batches = draw_batches(tokenizer, rng, progress.shares(), args.step_tokens, args.batch_tokens)
+        batches = draw_batches(tokenizer, rng, progress.shares(), args.step_tokens, args.batch_tokens, draw)
         loss = learn(model, batches, progress, threads)
         factor = learning_rate_factor(progress.step, progress.elapsed_s / budget_s)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for opt, rate in zip(opts, (MATRIX_LR, OTHER_LR), strict=True):
+        for opt, rate in zip(opts, rates, strict=True):
             for group in opt.param_groups:
                 group["lr"] = rate * factor
             opt.step()
@@ -160,19 +173,24 @@ def train(args: argparse.Namespace) -> None:
     save(args.checkpoint, model, opts, progress)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(about: str | None, minutes: float, checkpoint: Path) -> argparse.Namespace:
+    """What a run is asked for. `minutes`, `checkpoint`: the defaults of one kind of run."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--minutes", type=float, default=79, help="wall time of the whole run, resumptions included"
+        "--minutes", type=float, default=minutes, help="wall time of the whole run, resumptions included"
     )
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--checkpoint", type=Path, default=DEFAULT_CHECKPOINT)
+    parser.add_argument("--checkpoint", type=Path, default=checkpoint)
     parser.add_argument("--step-tokens", type=int, default=4500)
     parser.add_argument("--batch-tokens", type=int, default=1500)
     parser.add_argument("--save-every-s", type=float, default=120)
     parser.add_argument("--log-every-s", type=float, default=30)
     parser.add_argument("--seed", type=int, default=1)
-    train(parser.parse_args())
+    return parser.parse_args()
+
+
+def main() -> None:
+    train(arguments(__doc__, 79, DEFAULT_CHECKPOINT))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ With a real model:
     test_real_engine         the model that ships
     test_plan_command        what `petiole plan` says, a worker reports
     test_tools             tools and reasoning: results, streams, enforced calls
+    test_tiny_tools        the small model that calls tools by itself, and the agent loops of the docs
     test_states              a model whose layers keep states
     test_text_options        options of chat templates and of special tokens
     test_adapters            adapters whose files change

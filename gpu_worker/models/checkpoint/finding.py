@@ -1,5 +1,5 @@
 """Finds a checkpoint, opens and identifies it. A model's name is a folder, a GGUF file, a model that ships with
-the project ("petiole-tiny", "petiole-tiny-vision") or a Hugging Face hub id.
+the project (`SHIPPED`) or a Hugging Face hub id.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from petiole.gpu_worker.models.checkpoint.gguf.tensors import GgufTensors
 from petiole.gpu_worker.models.checkpoint.opening import config_of, is_gguf
 from petiole.gpu_worker.models.checkpoint.safetensors import DTYPES, Checkpoint
 
-SHIPPED = ("petiole-tiny", "petiole-tiny-vision")
+SHIPPED = {
+    "petiole-tiny": "petiole_tiny",
+    "petiole-tiny-tools": "petiole_tiny/tools",
+    "petiole-tiny-vision": "petiole_tiny_vision",
+}
+"""Their folders in `models`, by their names."""
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 _HUB_COPIES = ["consolidated*.safetensors", "original/*", "onnx/*"]
 """Files on the hub that are not downloaded: copies of the weights in other formats."""
@@ -31,7 +36,7 @@ def resolve_model(model: str, revision: str | None = None, *, download: bool = T
     Respects HF_TOKEN, HF_HOME and HF_HUB_OFFLINE, like huggingface_hub.
     """
     if model in SHIPPED:
-        return Path(__file__).parent.parent / model.replace("-", "_")
+        return Path(__file__).parent.parent / SHIPPED[model]
     try:
         path = Path(model).expanduser()
         if path.is_dir():

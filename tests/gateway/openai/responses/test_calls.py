@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import re
 from typing import Any
 
 import openai
 import pytest
 
 from petiole.tasks.keys import gateway_key
-from tests.support.site import REPOSITORY, Site, eventually
+from tests.support.site import Site, eventually
 
 CITY = {"enum": ["Paris", "Rome"]}
 SCHEMA = {"type": "object", "properties": {"city": CITY}, "required": ["city"], "additionalProperties": False}
@@ -96,58 +93,6 @@ def test_a_response_that_nobody_read_has_its_call_when_its_log_is_gone(client: o
     site.redis.delete(gateway_key(f"{begun.id}:output"), *site.redis.scan_iter(f"petiole:{{{begun.id}}}:*"))
     [call] = client.responses.retrieve(begun.id).output
     assert (call.type, call.name) == ("function_call", "weather")  # type: ignore[union-attr]
-
-
-# ---------------------------------------------------------------- the examples of docs/tools.md
-
-ONCE = "parallel_tool_calls=False"
-CHANGES = {
-    'model="MODEL"': 'model="tooled"',
-    "response_id=before": f"response_id=before, tool_choice='none' if before else 'required', {ONCE}",
-    '"Weather", ': f"'Weather', model_settings=agents.ModelSettings(tool_choice='required', {ONCE}), ",
-}
-"""What makes a model call that would not do so by itself."""
-
-
-def run(client: openai.OpenAI, mark: str, **names: Any) -> tuple[str, list[str]]:
-    """What an example prints, and the cities that its tool was asked for."""
-    page = (REPOSITORY / "docs" / "tools.md").read_text()
-    [code] = [block for block in re.findall(r"```python\n(.*?)```", page, re.S) if mark in block]
-    code = code.replace("http://127.0.0.1:8000/v1", str(client.base_url))
-    for printed, run_as in CHANGES.items():
-        code = code.replace(printed, run_as)
-    asked: list[str] = []
-
-    def weather(city: str) -> dict[str, int]:
-        asked.append(city)
-        return {"celsius": 20}
-
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(code, {"openai": openai, "json": json, "weather": weather, "parameters": PARAMETERS, **names})
-    return printed.getvalue().strip(), asked
-
-
-PARAMETERS = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 40}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
-
-
-def test_the_example_with_openais_client(client: openai.OpenAI) -> None:
-    said, asked = run(client, "openai.OpenAI(")
-    assert said
-    assert len(asked) == 1
-
-
-def test_the_example_with_openais_agents(client: openai.OpenAI) -> None:
-    agents = pytest.importorskip("agents", reason="openai-agents is not installed")
-    agents.set_tracing_disabled(True)
-    said, asked = run(client, "agents.", agents=agents)
-    assert said
-    assert len(asked) == 1
 
 
 def test_tools_are_counted(client: openai.OpenAI) -> None:
