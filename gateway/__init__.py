@@ -17,7 +17,7 @@ Each line may import what stands below it.
 
     program      `petiole serve`: the application under uvicorn
     application  the ASGI application: which room answers which path
-    batches/     OpenAI's batch lines, as rows of `petiole batch`
+    batches/     OpenAI's files and batches
     observing    the access log and the figures, without prompts; faults of the gateway itself
     origins      which web pages may call it
     authorizing  who asks: a key and its tenant, before anything else is done

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from petiole.gateway.anthropic import endpoints as messages
 from petiole.gateway.authorizing import Authorized
+from petiole.gateway.batches import endpoints as batches
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.dialects import error_answer
 from petiole.gateway.observing import METRICS, Observed, count_notice
@@ -79,6 +80,7 @@ def _below_v1() -> list[BaseRoute]:
         *endpoints.routes(),
         *responses.routes(),
         *texts.routes(),
+        *batches.routes(),
         *page.routes_of_the_fleet(),
     ]
 

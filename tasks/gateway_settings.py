@@ -41,6 +41,14 @@ class GatewaySettings(BaseModel):
     gateway_max_body_bytes: int = Field(
         default=64 * 2**20, ge=1024, le=2**30, description="largest body of an HTTP request"
     )
+    gateway_files: str = Field(
+        default="",
+        description="folder or URL, such as s3://bucket/files, of /v1/files, which gateways and workers share; "
+        "empty: none",
+    )
+    gateway_max_file_bytes: int = Field(
+        default=200 * 2**20, ge=1024, le=2**40, description="largest file of /v1/files"
+    )
     gateway_prepared_s: float = Field(
         default=5.0,
         ge=0,

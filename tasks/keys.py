@@ -6,6 +6,7 @@ scripts get the names as arguments.
     of one task         `StreamKeys`
     of one image        `image_key`
     of the gateway      `gateway_key`
+    of batches          `batch_key`, `batch_lease_key`, `batches_key`, `OPEN_BATCHES_KEY`
     of the broker       `LedgerKeys`
     of tenants          `usage_keys`, `account_keys`, `watched_key`
     of the whole fleet  `WORKERS_KEY`, `LIVES_KEY`, `MODELS_KEY`, `QUARANTINE_KEY`, `PROBE_KEY`
@@ -64,6 +65,26 @@ def gateway_key(name: str) -> str:
     """String with a TTL: a record of the gateway's, such as what was asked (`gateway.core.record`). `name`: its
     id."""
     return f"petiole:gateway:{name}"
+
+
+_BATCHES = "petiole:batches:{all}"
+OPEN_BATCHES_KEY = f"{_BATCHES}:open"
+"""Set: the batches that a runner has to work on (`submission.batches.durable.records`)."""
+
+
+def batch_key(name: str) -> str:
+    """Hash: a batch. The braces of all these keys are the same, because scripts take several of them."""
+    return f"{_BATCHES}:batch:{name}"
+
+
+def batch_lease_key(name: str) -> str:
+    """String with a TTL: which runner has the batch."""
+    return f"{_BATCHES}:lease:{name}"
+
+
+def batches_key(tenant: str) -> str:
+    """Sorted set: a tenant's batches, by when they were made."""
+    return f"{_BATCHES}:of:{tenant}"
 
 
 def usage_keys(day: str) -> tuple[str, str]:

@@ -1,4 +1,13 @@
-"""OpenAI's batches, over `tasks.submission.batches`.
+"""OpenAI's files and batches, over `tasks.submission.batches`.
 
-lines  OpenAI's batch lines, as a form of `petiole batch`
+Files lie in a folder or bucket that all gateways and workers see. A batch is the object of `petiole batch
+--detach`: workers run it, and a gateway holds nothing of it.
+
+Each line may import what stands below it.
+
+endpoints  the handlers of /files and /batches
+jobs       batches: made, shown, cancelled
+files      files, in the storage and beside it in Redis
+place      where the storage is, and whether all share it
+lines      OpenAI's batch lines, as a form of `petiole batch`
 """

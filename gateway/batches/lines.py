@@ -4,11 +4,16 @@ its answer has the body that the same request gets over HTTP. The body is made o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
+import msgspec
+
+from petiole.gateway.core import of_tenant
+from petiole.gateway.core.caller import ANYBODY, Caller
 from petiole.gateway.core.failures import Failure, failure_of, invalid
 from petiole.gateway.core.parts import Whole
 from petiole.gateway.core.plan import Plan
@@ -25,11 +30,12 @@ from petiole.tasks.errors import InvalidRequest, shorten
 from petiole.tasks.fleet.models import Found, directory
 from petiole.tasks.requests.results import GenerationResult, ShownPiece, StreamDelta
 from petiole.tasks.settings import settings
-from petiole.tasks.submission.batches.forms import Call, Line, Outcome, Work
+from petiole.tasks.submission.batches.forms import Call, Fault, Line, NotRun, Outcome, Work
 from petiole.tasks.submission.batches.sources import Row
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 MOST_ID_CHARACTERS = 512
+_UNKNOWN = "model_not_found"
 
 
 class _Kind(NamedTuple):
@@ -46,13 +52,20 @@ SAME = StreamDelta.model_fields.keys() & GenerationResult.model_fields.keys() - 
 
 
 class BatchLines:
-    """`endpoint`: the only one that lines may name; None: any."""
+    """`endpoint`: the only one that lines may name; None: any. `caller`: a `Caller` as JSON, whose lines they
+    are."""
 
-    def __init__(self, options: Mapping[str, Any] | None = None, endpoint: str | None = None) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, Any] | None = None,
+        endpoint: str | None = None,
+        caller: Mapping[str, Any] | None = None,
+    ) -> None:
         if options:
             name = min(options)
             raise InvalidRequest(name, "must be in the lines' bodies: they are OpenAI's", shorten(options[name]))
         self._endpoint = endpoint
+        self._caller = ANYBODY if caller is None else msgspec.convert(caller, Caller)
 
     def about(self) -> dict[str, Any]:
         return {"lines": "openai", **({"endpoint": self._endpoint} if self._endpoint else {})}
@@ -60,15 +73,45 @@ class BatchLines:
     def work(self, row: Row) -> Work:
         plan, kind = self._plan(row)
         where = {"queue": plan.record.queue} if plan.record.queue != settings().queue else {}
-        calls = [Call(f"tasks.{call.task}", {**call.options, **where}) for call in plan.calls]
+        submission = of_tenant.submission(self._caller, where)
+        calls = [
+            Call(f"tasks.{call.task}", {**of_tenant.options(self._caller, call.options), **submission})
+            for call in plan.calls
+        ]
         return Work(calls, partial(_line, row, replace(plan, calls=()), kind))
 
+    def faults(self, rows: Iterable[Row]) -> Iterator[Fault]:
+        """Lines that are no requests, and ids that two lines have. What is wrong in a body is its line's alone."""
+        seen: dict[int, int] = {}
+        for row in rows:
+            try:
+                custom_id = self._request_of(row)[0]
+            except InvalidRequest as error:
+                yield Fault("invalid_request", f"{error.field}: {error.limit}", row.number, error.field)
+                continue
+            name = int.from_bytes(blake2b(custom_id.encode(errors="surrogatepass"), digest_size=8).digest())
+            if (first := seen.setdefault(name, row.number)) != row.number:
+                message = f"custom_id: must be another than that of line {first + 1}"
+                yield Fault("duplicate_custom_id", message, row.number, "custom_id")
+
     def refusal(self, row: Row, error: Exception) -> Line:
+        if isinstance(error, NotRun):
+            shown = {"code": error.code, "message": str(error)}
+            return Line(False, {**_head(row), "response": None, "error": shown})
         cause = error.__cause__
         return _refused(row, cause if isinstance(cause, Failure) else failure_of(error))
 
     def _plan(self, row: Row) -> tuple[Plan, _Kind]:
         """Raises `InvalidRequest`, caused by a `Failure` if the body is wrong, and `Unavailable`."""
+        _, url, body = self._request_of(row)
+        kind = _KINDS[url]
+        try:
+            return self._made(row, kind, body), kind
+        except Failure as failure:
+            raise InvalidRequest(failure.param or "body", failure.message, "the line") from failure
+
+    def _request_of(self, row: Row) -> tuple[str, str, object]:
+        """A line's `custom_id`, `url` and `body`. Raises `InvalidRequest`."""
         value = row.value()
         custom_id, method, url = (value.get(name) for name in ("custom_id", "method", "url"))
         if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MOST_ID_CHARACTERS:
@@ -81,14 +124,9 @@ class BatchLines:
             raise InvalidRequest("url", f"must be {known}", shorten(url))
         if unknown := sorted(value.keys() - {"custom_id", "method", "url", "body"}):
             raise InvalidRequest(unknown[0], "is not part of a batch's line", shorten(value[unknown[0]]))
-        kind = _KINDS[str(url)]
-        try:
-            return self._made(row, kind, value.get("body")), kind
-        except Failure as failure:
-            raise InvalidRequest(failure.param or "body", failure.message, "the line") from failure
+        return custom_id, str(url), value.get("body")
 
-    @staticmethod
-    def _made(row: Row, kind: _Kind, body: object) -> Plan:
+    def _made(self, row: Row, kind: _Kind, body: object) -> Plan:
         if not isinstance(body, dict):
             raise invalid("body", f"body: must be a JSON object, got {shorten(body)}", "invalid_type")
         asked = bodies.as_request(body, kind.body)
@@ -98,15 +136,24 @@ class BatchLines:
             raise invalid("messages", f"messages: images must be data URLs in a batch, got {shorten(urls[0])}")
         name, now = f"{kind.prefix}{row.digest:016x}{row.number:x}", int(time.time())
         plan: Any = asked
-        try:
-            found: Found = directory.find(asked.model, settings().queue)
-        except InvalidRequest as error:
-            raise invalid("model", str(error), "model_not_found", 404) from None
+        found = self._found(asked.model)
         try:
             made: Plan = plan.plan(name, now, found, True)
         except InvalidRequest as error:
             raise failure_of(error) from None
         return made
+
+    def _found(self, model: str) -> Found:
+        """Raises `Failure`."""
+        if not self._caller.may_ask(model):
+            raise invalid(
+                "model", f"model: must be one that the key may ask for, got {shorten(model)}", _UNKNOWN, 404
+            )
+        own = self._caller.tenant.queue
+        try:
+            return directory.find(model, own or settings().queue, own)
+        except InvalidRequest as error:
+            raise invalid("model", str(error), _UNKNOWN, 404) from None
 
 
 def _line(row: Row, plan: Plan, kind: _Kind, outcomes: Sequence[Outcome]) -> Line:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from petiole.tasks.commands import batches
 from petiole.tasks.commands.terminal import is_rich
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.submission.batches import sources
@@ -24,7 +25,12 @@ SHOWN_EVERY_S = 0.25
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("input", help="JSONL, CSV or Parquet; .gz, too; -: JSONL from standard input")
+    command.add_argument(
+        "input",
+        help="JSONL, CSV or Parquet; .gz, too; -: JSONL from standard input. Or, of batches with --detach: "
+        "list, or show, cancel or resume with an ID",
+    )
+    command.add_argument("id", nargs="?", help="with show, cancel and resume: of a batch, or its output")
     command.add_argument("-o", "--output", help="JSONL: a line for each row")
     command.add_argument("--task", default="generate", help="of rows that name none (default: %(default)s)")
     command.add_argument(
@@ -54,10 +60,21 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="check all rows, run a sample, and estimate tokens and time"
     )
     command.add_argument("--sample", type=int, metavar="ROWS", help="with --dry-run (default: twice the places)")
+    command.add_argument("--detach", action="store_true", help="let the workers run it, without this process")
+    command.add_argument(
+        "--expires-after", type=float, metavar="HOURS", help="with --detach: end it then (default: never)"
+    )
+    command.add_argument("--wait", action="store_true", help="with --detach, resume and show: until it has ended")
+    command.add_argument("--json", action="store_true", help="with list and show: print JSON")
+    command.add_argument("--leased", action="store_true", help=argparse.SUPPRESS)
     command.add_argument("--retry-failed", action="store_true", help="send rows again that have failed")
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.input in batches.VERBS:
+        return batches.run(options)
+    if options.id is not None:
+        raise InvalidRequest("ID", f"is for {', '.join(batches.VERBS)} alone", options.id)
     if options.output is None and not options.dry_run:
         raise InvalidRequest("--output", "must be given, unless --dry-run is", "nothing")
     submission = {name: getattr(options, name) for name in ("queue", "model", "priority")}
@@ -76,6 +93,8 @@ def run(options: argparse.Namespace) -> int:
         **{name: _value(text) for name, text in (_pair("--set", one) for one in options.set)},
         **{name: value for name, value in submission.items() if value is not None},
     )
+    if options.detach and not options.dry_run:
+        return batches.detach(made, options)
     if options.dry_run:
         return show_estimate(estimate(made, options.sample))
     with stopped_by_signals(made), watching(options.output) as watch:

@@ -10,6 +10,7 @@ journal is in Redis, or is sent again."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -18,18 +19,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from petiole.tasks.app.application import App
 from petiole.tasks.errors import BatchError, InvalidRequest
 from petiole.tasks.settings import warn_a_producer
+from petiole.tasks.submission.batches import storage
 from petiole.tasks.submission.batches.exchange import AWAY, WRONG, Exchange
 from petiole.tasks.submission.batches.flight import Flight, Rate, Sent, window
 from petiole.tasks.submission.batches.forms import Form, Line
-from petiole.tasks.submission.batches.journal import Entry, Journal, total_digest
+from petiole.tasks.submission.batches.journal import Entry, Journal, Output, total_digest
 from petiole.tasks.submission.batches.progress import Progress, RowResult
 from petiole.tasks.submission.batches.sources import Row, Source
+from petiole.tasks.submission.batches.tape import FileTape, Tape
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
 AWAY_PAUSE_S = 1.0
@@ -42,16 +44,22 @@ SENT_TOGETHER = 256
 @dataclass
 class Batch:
     """Rows on their way through the fleet. Iterating runs it, and yields results as rows end; `run` runs it to its
-    end. `stop` and `cancel` may be called from any thread."""
+    end. `stop` and `cancel` may be called from any thread.
+
+    `tape`: opens the journal's tape; None: a file beside the output. `reread`: all rows again, for a batch that
+    may end before they do. `joining`: called before the output is made; `joined`: it is made."""
 
     app: App
     source: Source
     form: Form
-    output: Path | None = None
+    output: Output | None = None
     submission: Mapping[str, Any] = field(default_factory=dict)
     in_order: bool = True
     again: bool = False
     progress: Progress = field(default_factory=Progress)
+    tape: Callable[[], Tape] | None = None
+    reread: Callable[[], Source] | None = None
+    joining: Callable[[], object] = lambda: None
 
     def __post_init__(self) -> None:
         self.exchange = Exchange(self.app, self.submission.get("queue"), self.submission.get("model"))
@@ -59,6 +67,8 @@ class Batch:
         self.journal: Journal | None = None
         self._stopping = threading.Event()
         self._cancelling = False
+        self._unended: Exception | None = None
+        self.joined = False
         self._flight = Flight()
         self._unsent: Row | None = None
         self._retry: deque[Sent] = deque()
@@ -88,8 +98,10 @@ class Batch:
         same batch finds their results later."""
         self._stopping.set()
 
-    def cancel(self) -> None:
-        """`stop`, and cancel the rows on their way."""
+    def cancel(self, error: Exception | None = None) -> None:
+        """`stop`, and cancel the rows on their way. `error`: make the output all the same, in which the rows that
+        have not ended have this error. It takes `reread`."""
+        self._unended = error
         self._cancelling = True
         self._stopping.set()
 
@@ -132,11 +144,12 @@ class Batch:
     def _open(self) -> None:
         if self.output is None:
             return
-        self.journal = journal = Journal(self.output, self.form.about(), self._id)
+        tape = self.tape() if self.tape is not None else FileTape(self.output.location)
+        self.journal = journal = Journal(tape, self.form.about(), self._id)
         self._id = journal.batch
         if self.again and journal.complete is None:
             journal.forget_failures()
-        self._sent_before = self._most_sent = int(journal.facts.get("sent", 0))
+        self._sent_before = self._most_sent = journal.sent_before
         self.progress.before = self.progress.ended = journal.count
         self.progress.failed = journal.failed
 
@@ -251,7 +264,7 @@ class Batch:
             if ended != row.digest:
                 raise BatchError(
                     f"{self.source.name}: row {row.number} has changed since its result was written: choose "
-                    f"another output, or remove {self.journal and self.journal.path}"
+                    f"another output, or remove {self.journal and self.journal.tape.name}"
                 )
 
     def _known(self, group: list[Sent]) -> None:
@@ -322,7 +335,8 @@ class Batch:
     def _forget(self, now: float, all: bool = False) -> None:
         """Forget the results of what is on disk. Those of rows that were sent more than once stay to the end: a
         second message must find that its task is completed."""
-        if not self._written or (now - self._synced_at < SYNC_S and not all):
+        sync_s = SYNC_S if self.journal is None else self.journal.tape.sync_s
+        if not self._written or (now - self._synced_at < sync_s and not all):
             return
         if self.journal is not None:
             self.journal.sync()
@@ -352,37 +366,68 @@ class Batch:
     # ------------------------------------------------------------ the end
 
     def _finish(self) -> None:
-        if self._cancelling and (ids := list(self._flight.of)):
-            self.exchange.cancel(ids)
-            if self.journal is not None:
-                self.journal.note(round=self.journal.round + 1)
+        if self._cancelling:
+            self._cancel()
         try:
             self._forget(time.monotonic(), all=True)
             if self.complete:
                 self.exchange.forget(self._kept)
         except AWAY as error:
             self.progress.note = f"results stay in Redis until they expire: {error}"
-        if self.journal is not None and self.complete:
-            if self._seen != (count := self.journal.count):
-                raise BatchError(
-                    f"{self.source.name} has {self._seen} rows, and {self.journal.path} has {count} results"
-                )
-            self.journal.join(self.in_order)
+        if self.journal is not None:
+            self.journal.sync()
+            if self.complete:
+                self._join(self.journal)
+            elif self._unended is not None:
+                self._join_what_ended(self.journal, self._unended)
+
+    def _cancel(self) -> None:
+        if ids := {*self._flight.of, *self._sent_by_others()}:
+            self.exchange.cancel(sorted(ids))
+        if self.journal is not None:
+            self.journal.note(round=self.journal.round + 1)
+
+    def _sent_by_others(self) -> Iterator[str]:
+        """The tasks that an earlier run may have sent, and that are not known to have ended."""
+        if self.journal is None or self.reread is None:
+            return
+        for row in self.reread():
+            if row.number >= self._sent_before:
+                return
+            if not self.journal.digest_of(row.number):
+                with contextlib.suppress(InvalidRequest, *AWAY):
+                    yield from self._sendable(row).ids
+
+    def _join(self, journal: Journal) -> None:
+        if self._seen != (count := journal.count):
+            raise BatchError(
+                f"{self.source.name} has {self._seen} rows, and {journal.tape.name} has {count} results"
+            )
+        assert self.output is not None
+        self.joining()
+        journal.join(self.output, self.in_order)
+        journal.conclude()
+        self.joined = True
+
+    def _join_what_ended(self, journal: Journal, error: Exception) -> None:
+        assert self.output is not None
+        assert self.reread is not None
+        self.joining()
+        rows = (row for row in self.reread() if not journal.digest_of(row.number))
+        journal.join(self.output, self.in_order, (self.form.refusal(row, error) for row in rows))
+        self.joined = True
 
     def _verify(self, complete: Mapping[str, Any]) -> None:
         """The output is there: see whether it is that of these rows."""
         assert self.journal is not None
         assert self.output is not None
         digests = array("Q", (row.digest for row in self.source))
-        if (
-            not self.output.exists()
-            or len(digests) != complete["rows"]
-            or total_digest(digests) != complete["digest"]
-        ):
+        found = storage.size(self.output.location) is not None or self.output.failures is not None
+        if not found or len(digests) != complete["rows"] or total_digest(digests) != complete["digest"]:
             raise BatchError(
-                f"{self.output} is of other rows than {self.source.name}: choose another output, or remove it and "
-                f"{self.journal.path.name}"
+                f"{self.output.location} is of other rows than {self.source.name}: choose another output, or "
+                f"remove it and {self.journal.tape.name}"
             )
-        self._exhausted = True
+        self._exhausted = self.joined = True
         self.progress.rows = self.progress.ended = self.progress.before = complete["rows"]
         self.progress.failed = complete["failed"]

@@ -11,11 +11,12 @@ from petiole.tasks.app.application import app as celery_app
 
 if TYPE_CHECKING:
     from petiole.tasks.submission.batches import batch as loop
-    from petiole.tasks.submission.batches import forms, sources
+    from petiole.tasks.submission.batches import forms, journal, sources
     from petiole.tasks.submission.batches.batch import Batch
 else:
     loop = _lazy.module("petiole.tasks.submission.batches.batch")
     forms = _lazy.module("petiole.tasks.submission.batches.forms")
+    journal = _lazy.module("petiole.tasks.submission.batches.journal")
     sources = _lazy.module("petiole.tasks.submission.batches.sources")
 
 ALLOWED = frozenset({"queue", "model", "priority", "headers", "time_limit", "soft_time_limit", "confirm"})
@@ -82,7 +83,7 @@ def batch(
         app,
         source,
         form,
-        None if output is None else Path(output),
+        None if output is None else journal.Output(str(output)),
         submission,
         in_order=order == "input",
         again=retry_failed,

@@ -6,14 +6,14 @@ lines are a form of the gateway's, which stands above this room: a string names 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from petiole.tasks import errors
-from petiole.tasks.errors import InvalidRequest, PetioleError
+from petiole.tasks.errors import BatchError, InvalidRequest, PetioleError
 from petiole.tasks.requests.celery_options import SUBMISSION
 from petiole.tasks.requests.kinds import CONTINUED
 from petiole.tasks.requests.names import CHAT, EMBED
@@ -24,6 +24,14 @@ OPENAI = "petiole.gateway.batches.lines"
 NOT_SHOWN = ("attempt", "timing", "token_ids")
 """Fields of results that lines have only where they are asked for: two runs do not agree in them, or they double
 the size."""
+
+
+class NotRun(BatchError):  # noqa: N818
+    """A row has not ended when its batch did. `code`: OpenAI's."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Call(NamedTuple):
@@ -64,6 +72,15 @@ class Work(NamedTuple):
     line: Callable[[Sequence[Outcome]], Line]
 
 
+class Fault(NamedTuple):
+    """What is wrong with an input. `row`: counted from 0; None: with all of it. `param`: the field."""
+
+    code: str
+    message: str
+    row: int | None = None
+    param: str | None = None
+
+
 class Form(Protocol):
     def about(self) -> dict[str, Any]:
         """What this form does with its rows, as JSON: two batches that differ in it are two."""
@@ -73,6 +90,9 @@ class Form(Protocol):
 
     def refusal(self, row: Row, error: Exception) -> Line:
         """The line of a row that has become no task."""
+
+    def faults(self, rows: Iterable[Row]) -> Iterator[Fault]:
+        """What is wrong with these rows as a whole, such as two of one name."""
 
 
 @dataclass
@@ -144,6 +164,9 @@ class Requests:
 
     def refusal(self, row: Row, error: Exception) -> Line:
         return Line(False, {**self._head(row), "error": _shown(errors.describe(error))})
+
+    def faults(self, rows: Iterable[Row]) -> Iterator[Fault]:
+        yield from ()
 
     @staticmethod
     def _head(row: Row) -> dict[str, Any]:

@@ -1,34 +1,26 @@
-"""The file beside a batch's output. It alone says which rows have ended, and how.
+"""The journal of a batch, beside its output. It alone says which rows have ended, and how.
 
     {"batch": ID, "round": 1, "about": {...}}            facts; a later line adds to them or replaces some
     ROW <tab> DIGEST <tab> + or - <tab> the row's line   in the order in which rows end; -: it has failed
 
-Lines are appended, and never changed. A process that dies while it writes leaves a torn last line, which the next
-one cuts. `join` makes the output of the lines: in the order of the rows, or as they ended. The output appears
-whole, or not at all. What is left of the journal then is one line of facts, with the number and the digest of all
-rows. So a later run sees whether its rows are those of the output.
-
-One process at a time has a journal."""
+Lines are appended, and never changed; a tape (`tape`) says where they are. `join` makes the output of the lines:
+in the order of the rows, or as they ended. The output appears whole, or not at all. What is left of the journal
+then is one line of facts, with the number and the digest of all rows. So a later run sees whether its rows are
+those of the output."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
-from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from petiole.tasks.errors import BatchError
-
-try:
-    import fcntl
-except ImportError:  # Windows: nobody stops a second process there
-    fcntl = None  # type: ignore[assignment]
-
-ENDING = ".journal"
+from petiole.tasks.submission.batches import storage
+from petiole.tasks.submission.batches.forms import Line
+from petiole.tasks.submission.batches.tape import Tape
 
 
 class Entry(NamedTuple):
@@ -40,51 +32,41 @@ class Entry(NamedTuple):
     line: bytes
 
 
+class Output(NamedTuple):
+    """Where a batch's lines go. `failures`: where those of rows go that have failed; None: to the others. With it,
+    a file without lines does not appear."""
+
+    location: str
+    failures: str | None = None
+
+    def of(self, good: bool) -> str:
+        return self.location if good or self.failures is None else self.failures
+
+
 class Journal:
     """`ended`: by row, its digest; 0: it has not ended. `failed`: how many of them have failed. All methods raise
     `BatchError` if a file cannot be read or written, because the disk is full, say."""
 
-    def __init__(self, output: Path, about: Mapping[str, Any], new_id: str) -> None:
-        """Open the journal of this output, or begin one. `about`: what the batch does with its rows; a journal
+    def __init__(self, tape: Tape, about: Mapping[str, Any], new_id: str) -> None:
+        """Go on with the journal of this tape, or begin it. `about`: what the batch does with its rows; a journal
         that says otherwise is another batch's."""
-        self.output, self.path = output, output.with_name(output.name + ENDING)
+        self.tape = tape
         self.ended = array("Q")
         self.failed = 0
         self.facts: dict[str, Any] = {}
-        if output.exists() and not self.path.exists():
-            raise BatchError(
-                f"{output} exists, and {self.path.name} does not: choose another output, or remove this one"
-            )
-        with _named(self.path):
-            self._file: IO[bytes] = self.path.open("a+b")
         try:
-            self._lock()
             self._read()
             if not self.facts:
                 self.note(batch=new_id, round=1, about=dict(about))
             elif self.facts.get("about") != about:
-                raise BatchError(f"{self.path} is of another batch: {_differences(self.facts['about'], about)}")
+                raise BatchError(f"{tape.name} is of another batch: {_differences(self.facts['about'], about)}")
         except BaseException:
-            self._file.close()
+            tape.close()
             raise
 
-    def _lock(self) -> None:
-        if fcntl is None:
-            return
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise BatchError(f"{self.path}: another process is at work on this batch") from None
-
     def _read(self) -> None:
-        """Read all lines, and cut a torn last one."""
-        end = 0
         failed: set[int] = set()
-        self._file.seek(0)
-        for raw in self._file:
-            if not raw.endswith(b"\n"):
-                break
-            end += len(raw)
+        for _, raw in self.tape.lines():
             if raw.startswith(b"{"):
                 self.facts |= (new := json.loads(raw))
                 if "again" in new:
@@ -94,8 +76,6 @@ class Journal:
             row = int(number)
             self._set(row, int(digest, 16))
             (failed.discard if good == b"+" else failed.add)(row)
-        self._file.truncate(end)
-        self._file.seek(0, os.SEEK_END)
         self.failed = len(failed)
 
     @property
@@ -126,48 +106,41 @@ class Journal:
             self.ended.frombytes(bytes(8 * (row + 1 - len(self.ended))))
         self.ended[row] = digest
 
+    @property
+    def sent_before(self) -> int:
+        """Rows before this one may have been sent by an earlier run."""
+        return max(int(self.facts.get("sent", 0)), self.tape.sent())
+
     # ------------------------------------------------------------ writing
 
     def note(self, **facts: Any) -> None:
         """Add or replace facts. They are on disk when this returns."""
-        self._write(json.dumps(facts).encode() + b"\n")
-        self.sync()
+        self.tape.write(json.dumps(facts).encode() + b"\n")
+        self.tape.sync()
         self.facts |= facts
 
     def sent(self, rows: int) -> None:
         """Note that rows before this one may have been sent."""
-        self._write(json.dumps({"sent": rows}).encode() + b"\n")
+        if not self.tape.send(rows):
+            self.tape.write(json.dumps({"sent": rows}).encode() + b"\n")
         self.facts["sent"] = rows
 
     def append(self, entries: Iterable[Entry]) -> None:
         """Write how rows have ended: all, or nothing."""
         entries = list(entries)
-        self._write(
+        self.tape.write(
             b"".join(b"%d\t%016x\t%b\t%b\n" % (e.row, e.digest, b"+" if e.good else b"-", e.line) for e in entries)
         )
         for entry in entries:
             self._set(entry.row, entry.digest)
             self.failed += not entry.good
 
-    def _write(self, data: bytes) -> None:
-        with _named(self.path):
-            end = self._file.seek(0, os.SEEK_END)
-            try:
-                self._file.write(data)
-                self._file.flush()
-            except OSError:
-                with contextlib.suppress(OSError):
-                    self._file.close()  # it tries to write what is left
-                os.truncate(self.path, end)
-                raise
-
     def sync(self) -> None:
         """Wait until all that is written is on disk."""
-        with _named(self.path):
-            os.fsync(self._file.fileno())
+        self.tape.sync()
 
     def close(self) -> None:
-        self._file.close()
+        self.tape.close()
 
     def forget_failures(self) -> None:
         """Rows that have failed have not ended: they are sent again, as new tasks."""
@@ -187,26 +160,29 @@ class Journal:
 
     # ------------------------------------------------------------ the output
 
-    def join(self, in_order: bool) -> None:
-        """Make the output. It can be tried again."""
-        made = self.output.with_name(self.output.name + ".joining")
-        with _named(self.output):
-            try:
-                with made.open("wb") as file:
-                    for line in self._in_order() if in_order else self._as_ended():
-                        file.write(line + b"\n")
-                    file.flush()
-                    os.fsync(file.fileno())
-                made.replace(self.output)
-            except OSError:
-                made.unlink(missing_ok=True)
-                raise
+    def join(self, output: Output, in_order: bool, rest: Iterable[Line] = ()) -> None:
+        """Make the output. It can be tried again. `rest`: lines of rows that have not ended."""
+        with contextlib.ExitStack() as stack:
+            files: dict[str, IO[bytes]] = {}
+
+            def write(good: bool, line: bytes) -> None:
+                where = output.of(good)
+                if where not in files:
+                    files[where] = stack.enter_context(storage.written(where))
+                files[where].write(line + b"\n")
+
+            if output.failures is None:
+                files[output.location] = stack.enter_context(storage.written(output.location))
+            for place in self._in_order() if in_order else self._as_ended():
+                _, _, good, line = self.tape.line_at(place)[:-1].split(b"\t", 3)
+                write(good == b"+", line)
+            for one in rest:
+                write(one.good, one.json)
+
+    def conclude(self) -> None:
+        """The output is there, with all rows. Facts are left of the journal."""
         facts = {**self.facts, "complete": {"rows": len(self.ended), "failed": self.failed, "digest": self.digest}}
-        with _named(self.path):
-            left = self.path.with_name(self.path.name + ".joining")
-            left.write_text(json.dumps(facts) + "\n")
-            self._file.close()
-            left.replace(self.path)
+        self.tape.replace(json.dumps(facts).encode() + b"\n")
         self.facts = facts
 
     @property
@@ -215,47 +191,31 @@ class Journal:
         return total_digest(self.ended)
 
     def _entries(self) -> Iterator[Entry]:
-        self._file.seek(0)
-        for raw in self._file:
+        for _, raw in self.tape.lines():
             if not raw.startswith(b"{"):
                 number, digest, good, line = raw[:-1].split(b"\t", 3)
                 yield Entry(int(number), int(digest, 16), good == b"+", line)
 
     def _places(self) -> array[int]:
-        """By row, where its last line begins."""
-        places, at = array("Q", bytes(8 * len(self.ended))), 0
-        self._file.seek(0)
-        for raw in self._file:
+        """By row, 1 more than the place of its last line; 0: it has none."""
+        places = array("Q", bytes(8 * len(self.ended)))
+        for place, raw in self.tape.lines():
             if not raw.startswith(b"{"):
-                places[int(raw[: raw.index(b"\t")])] = at
-            at += len(raw)
+                places[int(raw[: raw.index(b"\t")])] = place + 1
         return places
 
-    def _in_order(self) -> Iterator[bytes]:
-        for place in self._places():
-            self._file.seek(place)
-            yield self._file.readline()[:-1].split(b"\t", 3)[3]
+    def _in_order(self) -> Iterator[int]:
+        for row, place in enumerate(self._places()):
+            if place and self.ended[row]:
+                yield place - 1
 
-    def _as_ended(self) -> Iterator[bytes]:
-        places, at = self._places(), 0
-        self._file.seek(0)
-        for raw in self._file:
+    def _as_ended(self) -> Iterator[int]:
+        places = self._places()
+        for place, raw in self.tape.lines():
             if not raw.startswith(b"{"):
-                number, _, _, line = raw[:-1].split(b"\t", 3)
-                if places[int(number)] == at:
-                    yield line
-            at += len(raw)
-
-
-@contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """A context in which an error of the system becomes a `BatchError` about this file."""
-    try:
-        yield
-    except OSError as error:
-        raise BatchError(
-            f"{path}: {error.strerror or error}. What is written stays; the same batch goes on"
-        ) from error
+                row = int(raw[: raw.index(b"\t")])
+                if places[row] == place + 1 and self.ended[row]:
+                    yield place
 
 
 def total_digest(digests: array[int]) -> str:

@@ -1,4 +1,4 @@
-"""Rows, read one by one: of a JSONL, CSV or Parquet file, or of an iterable.
+"""Rows, read one by one: of a JSONL, CSV or Parquet file at a location (`storage`), or of an iterable.
 
 A row of JSONL stays bytes until it is sent, so that the rows that have ended already cost no parsing. Each row has
 a digest, by which a later run sees that it reads the same rows."""
@@ -13,10 +13,11 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from hashlib import blake2b
 from itertools import chain
-from pathlib import Path
-from typing import IO, Any, NamedTuple
+from pathlib import Path, PurePath
+from typing import IO, Any, NamedTuple, cast
 
 from petiole.tasks.errors import InvalidRequest, shorten
+from petiole.tasks.submission.batches import storage
 
 MAX_ROW_BYTES = 64 * 2**20
 FORMATS = ("jsonl", "csv", "parquet")
@@ -62,10 +63,11 @@ class Row(NamedTuple):
 
 
 class Source:
-    """`total`: how many rows there are, if that is known before they are read. `name`: for messages."""
+    """`total`: how many rows there are, if that is known before they are read. `name`: for messages; that of a
+    file is its location, and `format` its format."""
 
-    def __init__(self, name: str, rows: Iterator[Row], total: int | None = None) -> None:
-        self.name, self.total, self._rows = name, total, rows
+    def __init__(self, name: str, rows: Iterator[Row], total: int | None = None, format: str = "") -> None:
+        self.name, self.total, self.format, self._rows = name, total, format, rows
 
     def __iter__(self) -> Iterator[Row]:
         return self._rows
@@ -82,7 +84,7 @@ def source_of(rows: object, format: str | None = None) -> Source:
     """The rows of a file, given its path (`-`: standard input), or of an iterable of objects. Raises
     `InvalidRequest`."""
     if isinstance(rows, str | Path):
-        return _of_file(Path(rows), format)
+        return _of_file(str(rows), format)
     if isinstance(rows, bytes | Mapping) or not isinstance(rows, Iterable):
         raise InvalidRequest("rows", "must be a file's path, or an iterable of rows", shorten(rows))
     return Source("rows", _of_iterable(rows), len(rows) if isinstance(rows, Sized) else None)
@@ -98,26 +100,26 @@ def _of_iterable(rows: Iterable[Any]) -> Iterator[Row]:
             yield Row(number, repr(row).encode(), f"must be an object with names, not {type(row).__name__}")
 
 
-def _of_file(path: Path, format: str | None) -> Source:
-    zipped = path.suffix == ".gz"
-    chosen = format or _ENDINGS.get((path.with_suffix("") if zipped else path).suffix.lower())
-    if str(path) == "-":
-        chosen = chosen or "jsonl"
+def _of_file(location: str, format: str | None) -> Source:
+    name = location.rpartition("/")[2].lower()
+    zipped = name.endswith(".gz")
+    ending = PurePath(name.removesuffix(".gz")).suffix
+    chosen = format or _ENDINGS.get(ending) or ("jsonl" if location == "-" else None)
     if chosen not in FORMATS:
-        raise InvalidRequest("format", f"must be one of {', '.join(FORMATS)} for {path}", format)
+        raise InvalidRequest("format", f"must be one of {', '.join(FORMATS)} for {location}", format)
     if chosen == "parquet":
-        return _of_parquet(path)
-    file: IO[bytes] = sys.stdin.buffer if str(path) == "-" else _opened(path, zipped)
-    countable = not zipped and path.is_file()
+        return _of_parquet(location)
+    file = _opened(location, zipped)
+    countable = not zipped and not storage.is_url(location) and Path(location).is_file()
     if chosen == "csv":
-        total = sum(1 for _ in _of_csv(path, _opened(path, zipped))) if countable else None
-        return Source(str(path), _of_csv(path, file), total)
-    return Source(str(path), _of_jsonl(file), _lines(path) if countable else None)
+        total = sum(1 for _ in _of_csv(location, _opened(location, zipped))) if countable else None
+        return Source(location, _of_csv(location, file), total, chosen)
+    return Source(location, _of_jsonl(file), _lines(Path(location)) if countable else None, chosen)
 
 
-def _opened(path: Path, zipped: bool) -> IO[bytes]:
-    opened: Any = gzip.open(path) if zipped else path.open("rb")  # noqa: SIM115 - its reader closes it
-    return opened  # type: ignore[no-any-return]
+def _opened(location: str, zipped: bool) -> IO[bytes]:
+    file = storage.opened(location)
+    return cast(IO[bytes], gzip.open(file)) if zipped else file
 
 
 def _lines(path: Path) -> int:
@@ -145,13 +147,13 @@ def _of_jsonl(file: IO[bytes]) -> Iterator[Row]:
             number += 1
 
 
-def _of_csv(path: Path, file: IO[bytes]) -> Iterator[Row]:
+def _of_csv(name: str, file: IO[bytes]) -> Iterator[Row]:
     csv.field_size_limit(MAX_ROW_BYTES)
     with file, io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="") as text:
         reader = csv.DictReader(text, restkey="", restval=None)
         names = reader.fieldnames or []
         if len({*names}) < len(names):
-            raise InvalidRequest("columns", f"must have names of their own in {path}", shorten(names))
+            raise InvalidRequest("columns", f"must have names of their own in {name}", shorten(names))
         for number, row in enumerate(reader):
             fault = ""
             if "" in row and "" not in names:
@@ -163,12 +165,12 @@ def _of_csv(path: Path, file: IO[bytes]) -> Iterator[Row]:
             yield Row(number, row, fault)
 
 
-def _of_parquet(path: Path) -> Source:
+def _of_parquet(location: str) -> Source:
     try:
         from pyarrow import parquet
     except ImportError as error:
-        raise InvalidRequest("format", f"parquet needs 'petiole[parquet]' ({error})", str(path)) from None
-    file = parquet.ParquetFile(path)
+        raise InvalidRequest("format", f"parquet needs 'petiole[parquet]' ({error})", location) from None
+    file = parquet.ParquetFile(storage.opened(location))
 
     def rows() -> Iterator[Row]:
         number = 0
@@ -177,4 +179,4 @@ def _of_parquet(path: Path) -> Source:
                 yield Row(number, row)
                 number += 1
 
-    return Source(str(path), rows(), int(file.metadata.num_rows))
+    return Source(location, rows(), int(file.metadata.num_rows), "parquet")

@@ -30,6 +30,7 @@ from petiole.tasks.urls import RABBITMQ, scheme
 from petiole.tasks.worker.broker import transport
 from petiole.tasks.worker.broker.leases import LeaseKeeper
 from petiole.tasks.worker.generation.counters import CountingThreads
+from petiole.tasks.worker.hosting import BatchHost
 from petiole.tasks.worker.pool.pool import EX_USAGE, EnginePool, Undecided
 from petiole.tasks.worker.reports import heartbeat
 from petiole.tasks.worker.reports.facts import facts_of
@@ -150,6 +151,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         tenants = {f"{settings().queue}.{tenant}" for tenant in settings().weights}
         pool.counters = CountingThreads(worker.app, worker.hostname, set(queues()) - tenants)
         pool.counters.start()
+        BatchHost(worker.hostname, settings().visibility_timeout_s).start()
 
 
 def held_messages() -> int:

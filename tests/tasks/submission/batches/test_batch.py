@@ -17,6 +17,7 @@ from petiole.tasks.submission.batches.batch import Batch
 from petiole.tasks.submission.batches.exchange import Exchange, Fleet
 from petiole.tasks.submission.batches.flight import Sent
 from petiole.tasks.submission.batches.forms import Call, Line, Outcome, Requests, Work
+from petiole.tasks.submission.batches.journal import Output
 from petiole.tasks.submission.batches.sources import Row, Source
 
 ROWS = 40
@@ -80,7 +81,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Batch
 
     def made(form: Failing, rows: Iterator[Row] | None = None, **given: Any) -> Batch:
         rows = rows or (Row(k, {"k": k}) for k in range(ROWS))
-        return Batch(app, Source("rows", rows), form, tmp_path / "out.jsonl", **given)
+        return Batch(app, Source("rows", rows), form, Output(str(tmp_path / "out.jsonl")), **given)
 
     return made
 

@@ -11,11 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from petiole.tasks.errors import BatchError
-from petiole.tasks.submission.batches.journal import Entry, Journal
+from petiole.tasks.submission.batches.journal import Entry, Journal, Output
+from petiole.tasks.submission.batches.tape import FileTape
 
 
 def entry(row: int, good: bool = True, word: str = "") -> Entry:
     return Entry(row, 2**63 + row, good, json.dumps({"row": row, "good": good, "word": word}).encode())
+
+
+def opened(output: Path, about: dict[str, str], name: str = "id") -> Journal:
+    return Journal(FileTape(str(output)), about, name)
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -30,7 +35,7 @@ def test_cut_anywhere_it_goes_on_and_every_row_is_once_in_the_output(
     output = tmp_path_factory.mktemp("journal") / "out.jsonl"
     order = random_.sample(range(rows), rows)
     while True:
-        journal = Journal(output, {"task": "generate"}, "id")
+        journal = opened(output, {"task": "generate"})
         left = [row for row in order if not journal.digest_of(row)]
         for row in left:
             journal.sent(row)
@@ -38,16 +43,18 @@ def test_cut_anywhere_it_goes_on_and_every_row_is_once_in_the_output(
             if random_.random() < 0.3:
                 break
         else:
-            journal.join(in_order)
+            journal.join(Output(str(output)), in_order)
+            journal.conclude()
             journal.close()
             break
         journal.close()
-        whole = journal.path.read_bytes()
-        journal.path.write_bytes(whole[: random_.randrange(whole.index(b"\n"), len(whole) + 1)])
+        path = Path(journal.tape.name)
+        whole = path.read_bytes()
+        path.write_bytes(whole[: random_.randrange(whole.index(b"\n"), len(whole) + 1)])
     ended = [line["row"] for line in lines(output)]
     assert sorted(ended) == list(range(rows))
     assert ended == sorted(ended) or not in_order
-    left_over = Journal(output, {"task": "generate"}, "other")
+    left_over = opened(output, {"task": "generate"}, "other")
     assert left_over.complete == {"rows": rows, "failed": 0, "digest": left_over.complete["digest"]}  # type: ignore[index]
     assert left_over.batch == "id" or len(whole) < 60
     left_over.close()
@@ -55,28 +62,28 @@ def test_cut_anywhere_it_goes_on_and_every_row_is_once_in_the_output(
 
 def test_rows_that_failed_may_be_sent_again_and_their_last_line_counts(tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
-    journal = Journal(output, {}, "id")
+    journal = opened(output, {})
     journal.append([entry(0), entry(1, good=False), entry(2, good=False)])
     journal.forget_failures()
     assert (journal.count, journal.failed, journal.round) == (1, 0, 2)
     journal.append([entry(1)])
     journal.close()
-    journal = Journal(output, {}, "id")
+    journal = opened(output, {})
     assert [bool(journal.digest_of(row)) for row in range(3)] == [True, True, False]
     journal.append([entry(2, good=False)])
     assert journal.failed == 1
-    journal.join(in_order=False)
+    journal.join(Output(str(output)), in_order=False)
     assert [(line["row"], line["good"]) for line in lines(output)] == [(0, True), (1, True), (2, False)]
 
 
 def test_one_process_has_it_and_one_batch(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "out.jsonl", {"task": "generate"}, "id")
+    journal = opened(tmp_path / "out.jsonl", {"task": "generate"})
     with pytest.raises(BatchError, match="another process"):
-        Journal(tmp_path / "out.jsonl", {"task": "generate"}, "id")
+        opened(tmp_path / "out.jsonl", {"task": "generate"})
     journal.close()
     with pytest.raises(BatchError, match='task was "generate" and is "chat"'):
-        Journal(tmp_path / "out.jsonl", {"task": "chat"}, "id")
+        opened(tmp_path / "out.jsonl", {"task": "chat"})
     (tmp_path / "other.jsonl").write_text("mine")
     with pytest.raises(BatchError, match="exists"):
-        Journal(tmp_path / "other.jsonl", {}, "id")
+        opened(tmp_path / "other.jsonl", {})
     assert not (tmp_path / "other.jsonl.journal").exists()

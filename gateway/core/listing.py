@@ -7,17 +7,23 @@ from typing import Any
 
 from petiole.gateway.core.failures import invalid
 
-MOST = 100
-_USUAL = "20"
+MOST, USUAL = 100, 20
 _MOST_DIGITS = 9
 
 
-def listed(items: Sequence[Mapping[str, Any]], query: Mapping[str, str], order: str = "desc") -> dict[str, Any]:
-    """A page of these items, which are oldest first. `order`: which end comes first, unless the query says so.
+def listed(
+    items: Sequence[Mapping[str, Any]],
+    query: Mapping[str, str],
+    order: str = "desc",
+    most: int = MOST,
+    usual: int = USUAL,
+) -> dict[str, Any]:
+    """A page of these items, which are oldest first. `order`, `usual`: which end comes first, and how many there
+    are, unless the query says so; `most` it may ask for.
     An empty page has empty ids, because OpenAI's description knows no null there. Raises `Failure`."""
-    limit, order = query.get("limit", _USUAL), query.get("order", order)
-    if not (limit.isascii() and limit.isdecimal() and len(limit) <= _MOST_DIGITS and 1 <= int(limit) <= MOST):
-        raise invalid("limit", f"limit: must be a number from 1 to {MOST}, got {limit[:64]!r}", "invalid_value")
+    limit, order = query.get("limit", str(usual)), query.get("order", order)
+    if not (limit.isascii() and limit.isdecimal() and len(limit) <= _MOST_DIGITS and 1 <= int(limit) <= most):
+        raise invalid("limit", f"limit: must be a number from 1 to {most}, got {limit[:64]!r}", "invalid_value")
     if order not in ("asc", "desc"):
         raise invalid("order", f"order: must be asc or desc, got {order[:64]!r}", "invalid_value")
     rest = list(items) if order == "asc" else list(items)[::-1]

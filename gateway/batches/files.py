@@ -1,0 +1,166 @@
+"""Files: their content in the storage, what is known of them in Redis. A tenant finds its own.
+
+What a batch writes is a file, too. Its id and all that is known of it follow from the batch."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, NamedTuple
+
+import msgspec
+
+from petiole.gateway.batches.place import blocking, file_at, place
+from petiole.gateway.core.caller import caller
+from petiole.gateway.core.failures import Failure, invalid
+from petiole.gateway.serving.patience import patiently
+from petiole.tasks.keys import gateway_key
+from petiole.tasks.servers import connections
+from petiole.tasks.submission.batches import storage
+from petiole.tasks.submission.batches.durable import records
+from petiole.tasks.submission.batches.durable.records import Record
+
+SHORTEST_S, LONGEST_S = 3600, 30 * 86_400
+PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
+MOST_LISTED = 10_000
+_BLOCK = 2**20
+_LISTED = "/files"
+_PARTS = {"output": "output", "errors": "failures"}
+
+
+class File(msgspec.Struct, frozen=True):
+    id: str
+    at: str
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+
+    def shown(self) -> dict[str, Any]:
+        facts: dict[str, Any] = msgspec.to_builtins(self)
+        del facts["at"]
+        return {**facts, "object": "file", "status": "processed", "status_details": None}
+
+
+class Ends(NamedTuple):
+    """When a file that is made now expires."""
+
+    seconds: int = LONGEST_S
+
+    @classmethod
+    def of(cls, field: str, anchor: object, seconds: object) -> Ends:
+        """Raises `Failure`."""
+        if anchor is None and seconds is None:
+            return cls()
+        if anchor != "created_at":
+            raise invalid(f"{field}[anchor]", f"{field}[anchor]: must be created_at, got {str(anchor)[:64]!r}")
+        if not (isinstance(seconds, int) and SHORTEST_S <= seconds <= LONGEST_S):
+            limit = f"must be a number from {SHORTEST_S} to {LONGEST_S}"
+            raise invalid(f"{field}[seconds]", f"{field}[seconds]: {limit}, got {str(seconds)[:64]!r}")
+        return cls(seconds)
+
+
+async def create(content: IO[bytes], filename: str, purpose: str, ends: Ends) -> File:
+    root = await place().root()
+    await place().sweep(root)
+    now, name = int(time.time()), f"file-{secrets.token_hex(12)}"
+    at = file_at(root, name, now + ends.seconds)
+
+    def written() -> int:
+        content.seek(0)
+        with storage.written(at) as file:
+            shutil.copyfileobj(content, file, _BLOCK)
+        return content.tell()
+
+    made = File(name, at, await blocking(written), now, now + ends.seconds, filename, purpose)
+    commands: list[tuple[Any, ...]] = [
+        ("SET", _key(name), msgspec.json.encode(made), "EX", ends.seconds),
+        ("ZADD", _key(_LISTED), now, name),
+        ("EXPIRE", _key(_LISTED), LONGEST_S),
+    ]
+    await patiently(lambda: connections.aperform(commands))
+    return made
+
+
+async def get(name: str) -> File:
+    """Raises `Failure`: 404 if the caller has no such file."""
+    await place().root()
+    missing = Failure(404, f"no file with id {name[:128]!r} is known", code="not_found", param="file_id")
+    if found := re.fullmatch("file-(batch_[0-9a-f]{24})-(output|errors)", name):
+        record = await blocking(lambda: records.get(found[1]))
+        made = None if record is None or record.spec.tenant != caller().name else await of_batch(record, found[2])
+        if made is None:
+            raise missing
+        return made
+    if not re.fullmatch("file-[0-9a-f]{24}", name):
+        raise missing
+    [raw] = await patiently(lambda: connections.aperform([("GET", _key(name))]))
+    if not isinstance(raw, bytes):
+        raise missing
+    return msgspec.json.decode(raw, type=File)
+
+
+async def of_batch(record: Record, part: str) -> File | None:
+    """What a batch that has ended has written. `part`: output or errors. None: nothing."""
+    at = getattr(record.spec, _PARTS[part])
+    if not record.ended or at is None:
+        return None
+    if (size := await blocking(lambda: storage.size(at))) is None:
+        return None
+    ends = int(at.rpartition(".")[2])
+    name, since = f"{record.id}_{part}.jsonl", record.time_of(record.status) or 0
+    return File(f"file-{record.id}-{part}", at, size, since, ends, name, "batch_output")
+
+
+async def listed() -> list[File]:
+    """The caller's, the oldest first. Those that have expired leave the list."""
+    await place().root()
+    key, tenant = _key(_LISTED), caller().name
+    [raw] = await patiently(lambda: connections.aperform([("ZRANGE", key, 0, -1)]))
+    names = [name.decode() for name in raw]
+    found = await patiently(lambda: connections.aperform([("GET", _key(name)) for name in names])) if names else []
+    if gone := [name for name, one in zip(names, found, strict=True) if one is None]:
+        await patiently(lambda: connections.aperform([("ZREM", key, *gone)]))
+    files = [msgspec.json.decode(one, type=File) for one in found if isinstance(one, bytes)]
+    for record in await blocking(lambda: records.listed(tenant)):
+        if "endpoint" in record.facts:
+            files += [made for part in _PARTS if (made := await of_batch(record, part)) is not None]
+    return sorted(files, key=lambda file: (file.created_at, file.id))
+
+
+async def delete(file: File) -> None:
+    await blocking(lambda: storage.remove(file.at))
+    commands = [("DEL", _key(file.id)), ("ZREM", _key(_LISTED), file.id)]
+    await patiently(lambda: connections.aperform(commands))
+
+
+def content(file: File) -> Iterator[bytes]:
+    """Blocks. Raises `StorageError`."""
+    with storage.opened(file.at) as opened:
+        while block := opened.read(_BLOCK):
+            yield block
+
+
+def number(text: str | None) -> int | str | None:
+    """A form's field as a number, where it is one."""
+    return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 12 else text
+
+
+def of_form(fields: Mapping[str, str]) -> tuple[str, Ends]:
+    """Purpose, and when it expires. Raises `Failure`."""
+    purpose = fields.get("purpose")
+    if purpose is None:
+        raise invalid("purpose", "purpose: is required", "missing_required_parameter")
+    if purpose not in PURPOSES:
+        limit = f"must be one of {', '.join(PURPOSES)}"
+        raise invalid("purpose", f"purpose: {limit}, got {purpose[:64]!r}", "invalid_value")
+    anchor, seconds = (fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
+    return purpose, Ends.of("expires_after", anchor, number(seconds))
+
+
+def _key(name: str) -> str:
+    return gateway_key(caller().place_of(name))

@@ -1,0 +1,102 @@
+"""Where the files of /files are: `PETIOLE_GATEWAY_FILES`, a folder or a URL that all gateways and workers see.
+
+A file of one gateway must be there for all. So the first gateway leaves a marker in the storage, and its content
+in Redis; a gateway that finds another content is in another folder of the same name, and serves no files."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from petiole.gateway.core.failures import Failure, invalid
+from petiole.gateway.serving.patience import patiently
+from petiole.tasks.app.blocking import ProcessThreads
+from petiole.tasks.errors import BatchError
+from petiole.tasks.keys import gateway_key
+from petiole.tasks.servers import connections
+from petiole.tasks.settings import settings
+from petiole.tasks.submission.batches import storage
+
+THREADS = ProcessThreads("files", size=4, most=1000)
+KNOWN_FOR_S = 60.0
+SWEPT_EVERY_S = 3600.0
+_MARKER = "petiole-files"
+_REMEMBERED_S = 30 * 86_400
+
+T = TypeVar("T")
+
+
+async def blocking(call: Callable[[], T]) -> T:
+    """What the call returns, which reads or writes files, or asks Redis. It may be made again. Raises
+    `Failure`."""
+    try:
+        return await patiently(lambda: THREADS.run(call))
+    except BatchError as error:
+        raise Failure(
+            503, f"the files cannot be reached at the moment: {error}", code="files_unavailable"
+        ) from None
+
+
+class Place:
+    """What an event loop knows of the storage."""
+
+    def __init__(self) -> None:
+        self._checked_at = self._swept_at = float("-inf")
+
+    async def root(self) -> str:
+        """Raises `Failure` where there is no storage, or not all share it."""
+        found = settings().gateway_files
+        if not found:
+            raise invalid(None, "this gateway has no storage for files: see PETIOLE_GATEWAY_FILES", "no_storage")
+        root = storage.absolute(found)
+        if time.monotonic() - self._checked_at > KNOWN_FOR_S:
+            await self._check(root)
+            self._checked_at = time.monotonic()
+        return root
+
+    async def _check(self, root: str) -> None:
+        marker = storage.joined(root, _MARKER)
+        key = gateway_key(f"/files/{hashlib.sha256(root.encode()).hexdigest()[:16]}")
+        client = connections.async_streams()
+        here = await blocking(lambda: storage.read(marker) if storage.size(marker) is not None else b"")
+        raw = await patiently(lambda: client.get(key))
+        known = raw if isinstance(raw, bytes) else b""
+        if not here and not known:
+            here = secrets.token_hex(16).encode()
+            await blocking(lambda: storage.write(marker, here))
+        if here and not known:
+            await patiently(lambda: client.set(key, here, nx=True, ex=_REMEMBERED_S))
+            raw = await patiently(lambda: client.get(key))
+            known = raw if isinstance(raw, bytes) else b""
+        if here != known:
+            message = (
+                f"PETIOLE_GATEWAY_FILES: must be one folder that all gateways share; {root} is another one here"
+            )
+            raise Failure(503, message, code="storage_not_shared")
+        await patiently(lambda: client.expire(key, _REMEMBERED_S))
+
+    async def sweep(self, root: str) -> None:
+        """Remove files whose time is over. Their names say when that is, so nobody has to remember them."""
+        if time.monotonic() - self._swept_at < SWEPT_EVERY_S:
+            return
+        self._swept_at = time.monotonic()
+        await blocking(lambda: remove_expired(root))
+
+
+def file_at(root: str, name: str, expires_at: int) -> str:
+    return storage.joined(root, f"{name}.{expires_at}")
+
+
+def remove_expired(root: str) -> None:
+    now = time.time()
+    for name in storage.names(root):
+        _, dot, ends = name.rpartition(".")
+        if dot and ends.isdecimal() and int(ends) < now:
+            storage.remove(storage.joined(root, name))
+
+
+place = connections.PerLoop(Place)
+"""The running event loop's."""

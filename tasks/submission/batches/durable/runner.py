@@ -1,0 +1,192 @@
+"""A runner: runs one batch for as long as it has the lease.
+
+    validating ──► in_progress ──► finalizing ──► completed
+        │              │  └──► cancelling ──► cancelled        the client's wish
+        └──► failed    └──► expired                            its time is over
+
+One thread renews the lease, writes the counts, and hears of a cancellation; the caller's thread runs the loop. A
+runner that dies, stops or cannot write leaves the batch open. The next one reads the pages and goes on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from petiole.tasks.app.application import App
+from petiole.tasks.errors import BatchError, InvalidRequest
+from petiole.tasks.submission.batches import forms, sources, storage
+from petiole.tasks.submission.batches.batch import Batch
+from petiole.tasks.submission.batches.durable import records
+from petiole.tasks.submission.batches.durable.records import Lease, LeaseLost, Record, Spec
+from petiole.tasks.submission.batches.exchange import AWAY
+from petiole.tasks.submission.batches.forms import Fault, Form, NotRun
+from petiole.tasks.submission.batches.journal import Output
+from petiole.tasks.submission.batches.sources import Source
+from petiole.tasks.submission.batches.storage import StorageError
+from petiole.tasks.submission.batches.tape import PAGES, PagedTape
+
+logger = logging.getLogger(__name__)
+
+RENEWALS_A_LEASE = 4
+MOST_FAULTS = 100
+"""That a batch's record names."""
+
+CANCELLED = NotRun("batch_cancelled", "This request was not run before the batch was cancelled.")
+EXPIRED = NotRun("batch_expired", "This request was not run before the batch expired.")
+
+
+def form_of(spec: Spec) -> Form:
+    """Raises `InvalidRequest`, and `PetioleError` where packages are missing."""
+    if spec.lines == "openai":
+        return forms.openai_lines(**spec.form, **({"caller": spec.caller} if spec.caller else {}))
+    return forms.Requests(**spec.form)
+
+
+class Runner:
+    def __init__(self, app: App, record: Record, lease: Lease) -> None:
+        self._app, self._record, self._lease = app, record, lease
+        self._batch: Batch | None = None
+        self._ending: NotRun | None = None
+        self._stopping = threading.Event()
+        self._over = threading.Event()
+
+    def stop(self) -> None:
+        """End soon, and leave the batch to another runner. May be called from any thread."""
+        self._stopping.set()
+        if self._batch is not None:
+            self._batch.stop()
+
+    def run(self) -> str:
+        """Returns the status in which the batch is left."""
+        keeper = threading.Thread(target=self._keep, name="petiole-lease", daemon=True)
+        keeper.start()
+        try:
+            return self._run()
+        except StorageError as error:  # no release: the next try is when the lease has ended
+            logger.warning("%s: %s", self._record.id, error)
+            self._lease.hold(note=str(error))
+            return self._record.status
+        except (InvalidRequest, BatchError) as error:
+            return self._failed([Fault("invalid_batch", str(error))])
+        except LeaseLost as error:
+            logger.warning("%s", error)
+            return self._record.status
+        finally:
+            self._over.set()
+            keeper.join()
+
+    def _run(self) -> str:
+        spec, form = self._record.spec, form_of(self._record.spec)
+        again = self._record.status == "validating" and self._record.facts.get("again") == "1"
+        self._hear(self._record.status)
+        if self._record.status == "validating":
+            if spec.checks_first and (faults := list(islice(self._faults(form), MOST_FAULTS))):
+                return self._failed(faults)
+            self._move(("validating",), "in_progress")
+        self._batch = batch = Batch(
+            self._app,
+            self._source(),
+            form,
+            Output(spec.output, spec.failures),
+            spec.submission,
+            in_order=spec.in_order,
+            again=again,
+            tape=lambda: PagedTape(spec.output, self._lease),
+            reread=self._source,
+            joining=lambda: self._move(("in_progress",), "finalizing"),
+        )
+        if self._ending is not None:
+            batch.cancel(self._ending)
+        if self._stopping.is_set():
+            batch.stop()
+        batch.run()
+        self._lease.hold(**self._facts())
+        if batch.complete:
+            return self._move(("validating", "in_progress", "finalizing", "cancelling"), "completed")
+        if self._ending is None or not batch.joined:
+            self._lease.release()
+            return self._record.status
+        ended = "expired" if self._ending is EXPIRED else "cancelled"
+        return self._move(("in_progress", "finalizing", "cancelling"), ended)
+
+    def _source(self) -> Source:
+        return sources.source_of(self._record.spec.input, self._record.spec.format)
+
+    def _faults(self, form: Form) -> Any:
+        source, rows = self._source(), 0
+
+        def counted() -> Any:
+            nonlocal rows
+            for row in source:
+                rows += 1
+                yield row
+
+        yield from form.faults(counted())
+        if rows == 0:
+            yield Fault("empty_file", "the input has no rows")
+
+    def _failed(self, faults: Sequence[Fault]) -> str:
+        errors = json.dumps([fault._asdict() for fault in faults])
+        return self._move(("validating", "in_progress", "finalizing", "cancelling"), "failed", errors=errors)
+
+    def _move(self, of: Sequence[str], to: str, **facts: Any) -> str:
+        """Raises `LeaseLost`."""
+        status = records.move(self._record, of, to, self._lease.token, **facts)
+        if status is None:
+            raise LeaseLost(f"{self._record.id}: another runner has this batch, or it was removed")
+        return status
+
+    # ------------------------------------------------------------ the other thread
+
+    def _keep(self) -> None:
+        while not self._over.wait(self._lease.ttl_s / RENEWALS_A_LEASE):
+            try:
+                status = self._lease.hold(**self._facts())
+            except AWAY:
+                if not self._lease.held:
+                    self.stop()
+                continue
+            if status is None:
+                self.stop()
+                return
+            self._hear(status)
+
+    def _hear(self, status: str) -> None:
+        """End the batch if its client wants that, or if its time is over."""
+        if self._ending is not None:
+            return
+        expires_at = self._record.number("expires_at")
+        if status == "cancelling":
+            self._ending = CANCELLED
+        elif expires_at and time.time() >= expires_at and status != "finalizing":
+            self._ending = EXPIRED
+        if self._ending is not None and self._batch is not None:
+            self._batch.cancel(self._ending)
+
+    def _facts(self) -> dict[str, Any]:
+        if self._batch is None:
+            return {}
+        shown = self._batch.progress
+        before = self._record
+        return {
+            **({} if shown.rows is None else {"rows": shown.rows}),
+            "ended": shown.ended,
+            "failed": shown.failed,
+            "on_their_way": shown.on_their_way,
+            "rows_per_s": round(shown.rows_per_s, 2),
+            "note": shown.note,
+            **{
+                name: before.number(name) + getattr(shown, name)
+                for name in ("prompt_tokens", "cached_prompt_tokens", "completion_tokens")
+            },
+        }
+
+
+def forget(record: Record) -> None:
+    """Remove what the batch has left beside its output."""
+    storage.remove_folder(record.spec.output + PAGES)

@@ -1,0 +1,194 @@
+"""Files by their location: a path, or a URL such as `s3://bucket/rows.jsonl`, which fsspec reads and writes.
+
+A file appears whole or not at all, and is on disk when it appears. What cannot be read or written raises
+`StorageError`, which names the location."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from petiole.tasks.errors import BatchError
+
+_UNFINISHED = ".unfinished"
+
+
+class StorageError(BatchError):
+    """A file cannot be read or written now. Another try, or another machine, may succeed."""
+
+
+def is_url(location: str) -> bool:
+    return "://" in location
+
+
+def joined(folder: str, name: str) -> str:
+    return f"{folder.rstrip('/')}/{name}"
+
+
+def absolute(location: str) -> str:
+    """The location as any process on this machine understands it."""
+    return location if is_url(location) else str(Path(location).absolute())
+
+
+@contextlib.contextmanager
+def named(location: str, more: str = "") -> Iterator[None]:
+    """A context in which an error of the system becomes a `StorageError` about this file."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{location}: {error.strerror or error}{more}") from error
+
+
+def writing(location: str) -> contextlib.AbstractContextManager[None]:
+    return named(location, ". What is written stays; the same batch goes on")
+
+
+def opened(location: str) -> IO[bytes]:
+    """For reading, from its beginning. `-`: standard input."""
+    if location == "-":
+        return sys.stdin.buffer
+    with named(location):
+        if not is_url(location):
+            return Path(location).open("rb")
+        system, path = _system(location)
+        found: IO[bytes] = system.open(path, "rb")
+        return found
+
+
+def read(location: str) -> bytes:
+    with named(location), opened(location) as file:
+        return file.read()
+
+
+def size(location: str) -> int | None:
+    """In bytes. None: there is no such file."""
+    with named(location):
+        try:
+            if not is_url(location):
+                return Path(location).stat().st_size
+            system, path = _system(location)
+            return int(system.size(path))
+        except FileNotFoundError:
+            return None
+
+
+def names(folder: str) -> list[str]:
+    """The names of the finished files in this folder, in order. A folder that does not exist has none."""
+    with named(folder):
+        try:
+            if not is_url(folder):
+                found = [path.name for path in Path(folder).iterdir()]
+            else:
+                system, path = _system(folder)
+                system.invalidate_cache()
+                found = [str(one).rpartition("/")[2] for one in system.ls(path, detail=False)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+    return sorted(name for name in found if name and not name.endswith(_UNFINISHED))
+
+
+@contextlib.contextmanager
+def written(location: str) -> Iterator[IO[bytes]]:
+    """A file to write. It appears, in place of an older one, when the context ends without an error."""
+    with writing(location), _of_url(location) if is_url(location) else _of_path(Path(location)) as file:
+        yield file
+
+
+def write(location: str, data: bytes) -> None:
+    with written(location) as file:
+        file.write(data)
+
+
+def remove(location: str) -> None:
+    """A file that does not exist is no error."""
+    with named(location), contextlib.suppress(FileNotFoundError):
+        if is_url(location):
+            system, path = _system(location)
+            system.rm_file(path)
+        else:
+            Path(location).unlink()
+
+
+def remove_folder(folder: str) -> None:
+    """With the files in it."""
+    for name in names(folder):
+        remove(joined(folder, name))
+    if not is_url(folder):
+        with contextlib.suppress(OSError):
+            for left in Path(folder).glob(f"*{_UNFINISHED}"):
+                left.unlink()
+            Path(folder).rmdir()
+
+
+@contextlib.contextmanager
+def _of_path(path: Path) -> Iterator[IO[bytes]]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = path.with_name(f"{path.name}.{os.getpid()}{_UNFINISHED}")
+    try:
+        with made.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        made.replace(path)
+    except BaseException:
+        made.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Let a name in it outlive a power cut, where the system can say so."""
+    with contextlib.suppress(OSError):
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+@contextlib.contextmanager
+def _of_url(location: str) -> Iterator[IO[bytes]]:
+    system, path = _system(location)
+    with contextlib.suppress(OSError, NotImplementedError):  # buckets have no folders
+        system.makedirs(path.rpartition("/")[0], exist_ok=True)
+    file: Any = system.open(path, "wb", autocommit=False)
+    buffered = io.BufferedWriter(_Unclosed(file), 2**20)
+    try:
+        yield buffered
+        buffered.flush()
+        file.close()
+    except BaseException:
+        with contextlib.suppress(Exception):
+            file.discard()
+        raise
+    file.commit()
+
+
+class _Unclosed(io.RawIOBase):
+    """A file that only its owner closes."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._file.write(bytes(data))
+        return len(data)
+
+
+def _system(location: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path in it."""
+    try:
+        import fsspec  # type: ignore[import-untyped]
+
+        system, path = fsspec.core.url_to_fs(location)
+    except (ImportError, ValueError) as error:
+        raise StorageError(f"{location}: needs fsspec and its driver, as in 'petiole[s3]' ({error})") from None
+    return system, str(path)

@@ -1,0 +1,252 @@
+"""openai-python's `client.files` and `client.batches`, unchanged."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from petiole.gateway.serving.callers import keys
+from tests.support.gateway import Gateway
+from tests.support.site import Site, eventually
+
+CHAT = "/v1/chat/completions"
+ENDED = ("completed", "failed", "expired", "cancelled")
+DOCUMENT = {
+    "tenants": {"acme": {"salt": "one"}, "initech": {"salt": "other", "models": ["other-*"]}},
+    "keys": {
+        keys.digest_of("of-acme"): {"tenant": "acme"},
+        keys.digest_of("of-initech"): {"tenant": "initech"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("files")
+
+
+@pytest.fixture(scope="module")
+def served(site: Site, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    known = {
+        "PETIOLE_BROKER_URL": site.url,
+        "PETIOLE_GATEWAY_FILES": folder,
+        "PETIOLE_GATEWAY_MAX_FILE_BYTES": 50_000,
+    }
+    with Gateway(tmp_path_factory.mktemp("serve"), **known) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def client(served: Gateway) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=served.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def line(name: str, **body: Any) -> dict[str, Any]:
+    asked = {"model": "petiole-tiny", "temperature": 0, "max_tokens": 8, **body}
+    asked.setdefault("messages", [{"role": "user", "content": "Count from 1 to 5."}])
+    return {"custom_id": name, "method": "POST", "url": CHAT, "body": asked}
+
+
+def uploaded(client: openai.OpenAI, rows: list[Any], name: str = "in.jsonl") -> openai.types.FileObject:
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    return client.files.create(file=(name, content), purpose="batch")
+
+
+def begun(client: openai.OpenAI, rows: list[Any], **more: Any) -> openai.types.Batch:
+    file = uploaded(client, rows)
+    return client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h", **more)
+
+
+def until_ended(client: openai.OpenAI, name: str) -> openai.types.Batch:
+    def seen() -> openai.types.Batch | None:
+        found = client.batches.retrieve(name)
+        return found if found.status in ENDED else None
+
+    found: openai.types.Batch = eventually(seen, "the batch has ended")
+    return found
+
+
+def lines(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    assert file_id is not None
+    return [json.loads(one) for one in client.files.content(file_id).text.splitlines()]
+
+
+def test_a_batch_from_its_file_to_its_files(client: openai.OpenAI) -> None:
+    rows = [line("a"), line("b", max_tokens=0), line("c", messages=[{"role": "user", "content": "Hello"}])]
+    batch = begun(client, rows, metadata={"night": "1"})
+    assert (batch.object, batch.endpoint, batch.metadata) == ("batch", CHAT, {"night": "1"})
+    assert batch.expires_at == batch.created_at + 86_400
+    found = until_ended(client, batch.id)
+    assert (found.status, found.errors, found.metadata) == ("completed", None, {"night": "1"})
+    assert found.request_counts is not None
+    assert found.request_counts.model_dump() == {"total": 3, "completed": 2, "failed": 1}
+    assert found.usage is not None
+    assert found.usage.output_tokens > 0
+    assert found.created_at <= (found.in_progress_at or 0) <= (found.completed_at or 0)
+    good, bad = lines(client, found.output_file_id), lines(client, found.error_file_id)
+    assert [one["custom_id"] for one in good] == ["a", "c"]
+    direct = client.chat.completions.create(**rows[0]["body"])
+    assert good[0]["response"]["status_code"] == 200
+    assert good[0]["response"]["body"]["choices"][0]["message"]["content"] == direct.choices[0].message.content
+    assert [(one["custom_id"], one["response"]["status_code"]) for one in bad] == [("b", 400)]
+    output = client.files.retrieve(found.output_file_id or "")
+    assert (output.purpose, output.filename) == ("batch_output", f"{batch.id}_output.jsonl")
+    assert output.bytes == len(client.files.content(output.id).content)
+
+
+def test_a_file_that_is_no_batch_fails_before_anything_runs(client: openai.OpenAI) -> None:
+    rows = [line("a"), line("a"), {"custom_id": "b"}, [], {**line("d"), "url": "/v1/completions"}]
+    found = until_ended(client, begun(client, rows).id)
+    assert (found.status, found.output_file_id, found.error_file_id) == ("failed", None, None)
+    assert found.errors is not None
+    assert [(one.line, one.code, one.param) for one in found.errors.data or ()] == [
+        (2, "duplicate_custom_id", "custom_id"),
+        (3, "invalid_request", "method"),
+        (4, "invalid_request", "row"),
+        (5, "invalid_request", "url"),
+    ]
+    assert found.request_counts is not None
+    assert found.request_counts.total == 0
+    empty = client.files.create(file=("in.jsonl", b"\n"), purpose="batch")
+    batch = client.batches.create(input_file_id=empty.id, endpoint=CHAT, completion_window="24h")
+    failed = until_ended(client, batch.id)
+    assert failed.errors is not None
+    assert [one.code for one in failed.errors.data or ()] == ["empty_file"]
+
+
+def test_cancelled_it_keeps_what_has_ended(client: openai.OpenAI, site: Site) -> None:
+    batch = begun(client, [line(f"r{k}", max_tokens=400, seed=k) for k in range(150)])
+    eventually(lambda: client.batches.retrieve(batch.id).status == "in_progress", "it runs")
+    cancelled = client.batches.cancel(batch.id)
+    assert cancelled.status in ("cancelling", "cancelled")
+    found = until_ended(client, batch.id)
+    assert (found.status, found.cancelled_at is not None) == ("cancelled", True)
+    assert found.request_counts is not None
+    not_run = lines(client, found.error_file_id)
+    assert {one["error"]["code"] for one in not_run if one["response"] is None} == {"batch_cancelled"}
+    assert len(not_run) == 150 - found.request_counts.completed
+    with pytest.raises(openai.ConflictError, match="a batch that is cancelled cannot be cancelled"):
+        client.batches.cancel(batch.id)
+
+
+def test_files_are_listed_read_and_deleted(client: openai.OpenAI, folder: Path) -> None:
+    made = [uploaded(client, [line("a")], f"{k}.jsonl") for k in range(3)]
+    notes = client.files.create(
+        file=("notes.txt", io.BytesIO(b"text")),
+        purpose="user_data",
+        expires_after={"anchor": "created_at", "seconds": 3600},
+    )
+    assert notes.expires_at == notes.created_at + 3600
+    listed = [file.id for file in client.files.list(limit=2)]  # the SDK turns the pages
+    assert {notes.id, *(file.id for file in made)} <= {*listed}
+    assert len(listed) == len({*listed})
+    assert notes.id in [file.id for file in client.files.list(purpose="user_data")]
+    assert client.files.content(notes.id).content == b"text"
+    assert client.files.delete(notes.id).deleted
+    assert not [path for path in folder.iterdir() if path.name.startswith(notes.id)]
+    for call in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(openai.NotFoundError, match="no file with id"):
+            call(notes.id)
+
+
+def test_batches_are_listed_in_pages(client: openai.OpenAI) -> None:
+    made = [begun(client, [line("a")]).id for _ in range(3)]
+    listed = [batch.id for batch in client.batches.list(limit=2)]
+    assert [one for one in listed if one in made] == sorted(made, key=listed.index)
+    assert {*made} <= {*listed}
+    for name in made:
+        until_ended(client, name)
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"input_file_id": "file-000000000000000000000000"}, "file_id"),
+        ({"input_file_id": "../../etc/passwd"}, "file_id"),
+        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"completion_window": "1d"}, "completion_window"),
+        ({"completion_window": "9999h"}, "completion_window"),
+        ({"metadata": {"a": "x" * 513}}, "metadata.a"),
+        ({"metadata": {str(k): "x" for k in range(17)}}, "metadata"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after[seconds]"),
+        ({"more": 1}, "more"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_wrong_batches_are_refused(client: openai.OpenAI, asked: dict[str, Any], field: str) -> None:
+    file = uploaded(client, [line("a")])
+    good = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
+    with pytest.raises(openai.APIStatusError) as refused:
+        client.post("/batches", body={**good, **asked}, cast_to=object)
+    assert refused.value.status_code in (400, 404)
+    assert refused.value.param == field
+
+
+def test_wrong_files_are_refused(client: openai.OpenAI, served: Gateway, gateway: Gateway) -> None:
+    notes = client.files.create(file=("notes.txt", b"text"), purpose="user_data")
+    with pytest.raises(openai.BadRequestError, match="must be a file of purpose batch"):
+        client.batches.create(input_file_id=notes.id, endpoint=CHAT, completion_window="24h")
+    with pytest.raises(openai.APIStatusError) as large:
+        client.files.create(file=("in.jsonl", b"x" * 200_000), purpose="batch")
+    assert large.value.status_code == 413
+    with pytest.raises(openai.BadRequestError, match="purpose: must be one of"):
+        client.post("/files", body={"purpose": "x"}, files={"file": ("a", b"b")}, cast_to=object)
+    with pytest.raises(openai.BadRequestError, match="file: is required"):
+        client.post("/files", body={"purpose": "batch"}, files={"other": ("a", b"b")}, cast_to=object)
+    assert httpx2.post(f"{served.url}/files", json={}).status_code == 400
+    with (
+        openai.OpenAI(base_url=gateway.url, api_key="none", max_retries=0) as elsewhere,
+        pytest.raises(openai.BadRequestError, match="PETIOLE_GATEWAY_FILES"),
+    ):
+        elsewhere.files.create(file=("a", b"b"), purpose="batch")
+
+
+def test_another_folder_of_the_same_name_is_refused(
+    site: Site, folder: Path, client: openai.OpenAI, tmp_path: Path
+) -> None:
+    uploaded(client, [line("a")])
+    marker = folder / "petiole-files"
+    before = marker.read_bytes()
+    marker.write_bytes(b"of another folder")
+    try:
+        with Gateway(tmp_path, PETIOLE_BROKER_URL=site.url, PETIOLE_GATEWAY_FILES=folder) as gateway:
+            answer = httpx2.get(f"{gateway.url}/files")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage_not_shared")
+    finally:
+        marker.write_bytes(before)
+
+
+def test_tenants_are_apart(site: Site, tmp_path: Path) -> None:
+    told = {"PETIOLE_GATEWAY_KEYS": json.dumps(DOCUMENT), "PETIOLE_GATEWAY_FILES": tmp_path / "files"}
+    with (
+        Gateway(tmp_path, PETIOLE_BROKER_URL=site.url, **told) as gateway,
+        openai.OpenAI(base_url=gateway.url, api_key="of-acme", max_retries=0) as acme,
+        openai.OpenAI(base_url=gateway.url, api_key="of-initech", max_retries=0) as initech,
+    ):
+        batch = begun(acme, [line("a")])
+        found = until_ended(acme, batch.id)
+        assert found.request_counts is not None
+        assert found.request_counts.completed == 1
+        assert [one.id for one in initech.batches.list()] == []
+        assert [one.id for one in initech.files.list()] == []
+        for file_id in (batch.input_file_id, found.output_file_id or ""):
+            with pytest.raises(openai.NotFoundError):
+                initech.files.content(file_id)
+            with pytest.raises(openai.NotFoundError):
+                initech.files.delete(file_id)
+        for call in (initech.batches.retrieve, initech.batches.cancel):
+            with pytest.raises(openai.NotFoundError):
+                call(batch.id)
+        with pytest.raises(openai.NotFoundError):
+            initech.batches.create(input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h")
+        refused = until_ended(initech, begun(initech, [line("a")]).id)
+        [bad] = lines(initech, refused.error_file_id)
+        assert bad["response"]["body"]["error"]["code"] == "model_not_found"
