@@ -6,7 +6,7 @@ models        `petiole models`: the models of the last days, and their names
 plan          `petiole plan`: what a model needs, and what a machine serves of it
 usage         `petiole usage`: what each tenant has used
 steering      `petiole pause`, `resume`, `reload` and `drain`
-batch         `petiole batch`: the rows of a file through the fleet
+batch/        `petiole batch`: the rows of a file through the fleet
 conversation  `petiole chat`: a conversation in the terminal
 demo          `petiole demo`: an embedded Redis, a worker and eight streams
 terminal      tables, live views and errors, with or without rich

@@ -18,7 +18,8 @@ from kombu.exceptions import OperationalError
 
 import petiole
 from petiole.tasks import settings, worker_side
-from petiole.tasks.commands import batch, conversation, keys, models, plan, status, steering, usage
+from petiole.tasks.commands import conversation, keys, models, plan, status, steering, usage
+from petiole.tasks.commands.batch import command as batch
 from petiole.tasks.commands.terminal import error_text, print_table
 from petiole.tasks.errors import InvalidSettings, PetioleError
 from petiole.tasks.fleet import control, reports

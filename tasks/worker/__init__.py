@@ -9,7 +9,6 @@ Each line may import what stands below it. Nobody above imports any of it: Celer
     completion/  what follows the end, once: links, results, STARTED; waiting for another delivery
     foreign/     tasks of the application's own, on threads
     delivery/    one message: what Celery passes to the pool, and how it is settled
-    hosting      starts runners of batches, processes beside the worker
     broker/      messages on Redis: take, own, lease, set aside
     reports/     a worker's reports on itself: to `petiole status`, Prometheus and its supervisor
     output/      the outgoing half of the streams, and outcomes

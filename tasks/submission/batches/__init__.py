@@ -2,20 +2,23 @@
 
     rows ─ source ─► row ─ a form ─► calls ─ exchange ─► tasks ... results ─ a form ─► a line ─ journal ─► output
 
-Only the journal, a file beside the output, says which rows have ended. A row's results are forgotten in Redis
+Only the journal, beside the output, says which rows have ended. A row's results are forgotten in Redis
 after its line is on disk. The ids of a row's tasks follow from batch, row and content, so a row that is sent
 twice is one task, and whoever dies at whatever instant leaves nothing that the same call cannot go on from.
 
 Each line may import what stands below it.
 
 definitions  `petiole.batch`: cheap to import
+durable/     a batch that outlives its client: its state in Redis, its runner
 estimate     what a batch would cost, from a sample
 batch        the loop: send, collect, write, forget; progress, cancel
 exchange     tasks and results in Redis, many in a round trip
 flight       which rows are on their way, how many there may be, and which are lost: no input, no output
 forms        a row's form: its tasks, and the line of its results
 template     a prompt with columns
-journal      the file beside the output
+journal      what is written beside the output
+tape         where a journal's lines are: in a file, or in pages
 progress     what a batch says while it runs
 sources      rows of JSONL, CSV and Parquet files and of iterables, read lazily
+storage      files by their location: a path, or a URL that fsspec reads and writes
 """

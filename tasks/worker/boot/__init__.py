@@ -5,4 +5,5 @@ patches     what is replaced in Celery and kombu, and which of their private nam
 discretion  keeps users' text out of the log: exceptions without their messages
 program     the program's exit, its connections' URLs, and its log
 step        the bootstep between pool and consumer: starts leases, reports (and fills them in), heartbeat
+hosting     starts runners of batches, processes beside the worker
 """

@@ -27,10 +27,10 @@ from petiole.tasks.fleet.reports import WorkerReport, version
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.urls import RABBITMQ, scheme
+from petiole.tasks.worker.boot.hosting import BatchHost
 from petiole.tasks.worker.broker import transport
 from petiole.tasks.worker.broker.leases import LeaseKeeper
 from petiole.tasks.worker.generation.counters import CountingThreads
-from petiole.tasks.worker.hosting import BatchHost
 from petiole.tasks.worker.pool.pool import EX_USAGE, EnginePool, Undecided
 from petiole.tasks.worker.reports import heartbeat
 from petiole.tasks.worker.reports.facts import facts_of

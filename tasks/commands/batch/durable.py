@@ -120,6 +120,8 @@ def host(options: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: runner.stop())
     if options.leased:
+        lease.hold()
+        print("begun", flush=True)  # from now on this process renews the lease
         threading.Thread(target=_stop_at_the_end, args=(runner,), daemon=True).start()
     began_at = time.monotonic()
     left = runner.run()

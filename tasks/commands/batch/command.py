@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from petiole.tasks.commands import batches
+from petiole.tasks.commands.batch import durable
 from petiole.tasks.commands.terminal import is_rich
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.submission.batches import sources
@@ -71,10 +71,12 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.input in batches.VERBS:
-        return batches.run(options)
+    if options.input in durable.VERBS:
+        return durable.run(options)
     if options.id is not None:
-        raise InvalidRequest("ID", f"is for {', '.join(batches.VERBS)} alone", options.id)
+        raise InvalidRequest("ID", f"is for {', '.join(durable.VERBS)} alone", options.id)
+    if options.detach and options.input == "-":
+        raise InvalidRequest("input", "must be a file, with --detach", "-")
     if options.output is None and not options.dry_run:
         raise InvalidRequest("--output", "must be given, unless --dry-run is", "nothing")
     submission = {name: getattr(options, name) for name in ("queue", "model", "priority")}
@@ -94,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
         **{name: value for name, value in submission.items() if value is not None},
     )
     if options.detach and not options.dry_run:
-        return batches.detach(made, options)
+        return durable.detach(made, options)
     if options.dry_run:
         return show_estimate(estimate(made, options.sample))
     with stopped_by_signals(made), watching(options.output) as watch:

@@ -1,0 +1,5 @@
+"""`petiole batch`. Each line may import what stands below it.
+
+command  the options; the rows of a file with a bar, until all have ended or Ctrl-C
+durable  `--detach`, and list, show, cancel, resume of such batches; a worker's runner
+"""

@@ -1,0 +1,96 @@
+"""A worker is a host of batches: it claims open ones, and starts a runner for each, a process beside it.
+
+    claimed ──► the process starts; its host renews the lease ──► it says "begun", and renews the lease itself
+
+A runner stops when its standard input ends. So it does not outlive its worker, however that ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from contextlib import suppress
+
+import redis
+
+from petiole.tasks.errors import PetioleError
+from petiole.tasks.servers import connections
+from petiole.tasks.submission.batches.durable import hosting
+from petiole.tasks.submission.batches.durable.records import Lease
+from petiole.tasks.worker.periodic import Periodic
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+MOST_RUNNERS = 4
+"""Of one worker. Other batches wait for a host, or for the end of one of these."""
+RENEWALS_A_LEASE = 4
+
+
+class _Runner:
+    """A process that runs a batch, or will."""
+
+    def __init__(self, lease: Lease) -> None:
+        self.lease, self._begun = lease, False
+        command = [sys.executable, "-m", "petiole.tasks.commands.cli", "batch", "run", lease.name, "--leased"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        told = {"token": lease.token, "generation": lease.generation, "ttl_s": lease.ttl_s}
+        self._process.stdin.write(json.dumps(told).encode() + b"\n")
+        self._process.stdin.flush()  # and it stays open
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def begun(self) -> bool:
+        """Whether it renews the lease itself."""
+        if not self._begun:
+            assert self._process.stdout is not None
+            with suppress(BlockingIOError):
+                self._begun = bool(os.read(self._process.stdout.fileno(), 1))
+        return self._begun
+
+    def close(self) -> None:
+        """Its process has ended."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+
+class BatchHost:
+    def __init__(self, worker: str, ttl_s: float) -> None:
+        self._worker, self._ttl_s = worker, ttl_s
+        self._runners: list[_Runner] = []
+        self._thread = Periodic("petiole-batches", self._look)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _look(self) -> float:
+        for gone in [one for one in self._runners if not one.alive]:
+            gone.close()
+            self._runners.remove(gone)
+        starting = [one for one in self._runners if not one.begun]
+        try:
+            for one in starting:
+                one.lease.hold()
+            if not starting and len(self._runners) < MOST_RUNNERS:
+                self._start()
+        except (*connections.LOST, redis.RedisError, PetioleError):
+            logger.debug("open batches cannot be looked for", exc_info=True)
+        begins = any(not one.begun for one in self._runners)
+        return min(LOOK_S, self._ttl_s / RENEWALS_A_LEASE) if begins else LOOK_S
+
+    def _start(self) -> None:
+        """The next runner. One at a time: several would start more slowly than one by one."""
+        for lease in hosting.claimed(self._worker, self._ttl_s):
+            logger.info("batch %s: a runner starts", lease.name)
+            self._runners.append(_Runner(lease))
+            return

@@ -1,0 +1,311 @@
+"""Whatever ends a runner, the next one goes on: each row is once in the output, no finished row is sent again."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from petiole.tasks.app.application import app
+from petiole.tasks.errors import BatchError
+from petiole.tasks.settings import settings
+from petiole.tasks.submission.batches import batch as loop
+from petiole.tasks.submission.batches import storage, tape
+from petiole.tasks.submission.batches.definitions import batch
+from petiole.tasks.submission.batches.durable import hosting, records, submitting
+from petiole.tasks.submission.batches.durable.records import Lease, LeaseLost, Record, Spec
+from petiole.tasks.submission.batches.durable.runner import Runner
+from petiole.tasks.submission.batches.exchange import Exchange, Fleet
+from petiole.tasks.submission.batches.flight import Sent
+from petiole.tasks.submission.batches.forms import Outcome
+from petiole.tasks.submission.batches.storage import StorageError
+from tests.support.site import RedisServer
+
+ROWS = 40
+TTL_S = 30.0
+
+
+class Killed(BaseException):
+    """As by SIGKILL: nothing is written any more."""
+
+
+class Workers:
+    """They end a task as soon as somebody looks for it. `sent`: how often each was sent; `forgotten`: whose result
+    is gone."""
+
+    def __init__(self) -> None:
+        self.sent: dict[str, int] = {}
+        self.forgotten: set[str] = set()
+        self.cancelled: set[str] = set()
+        self.idle = False
+        self.die: Any = lambda: None
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
+    made = Workers()
+
+    class Prompt(Exchange):
+        def fleet(self) -> Fleet:
+            return Fleet(4)
+
+        def send(self, rows: Iterable[Sent]) -> Iterator[tuple[Sent, Exception | None]]:
+            for sent in rows:
+                for task_id in sent.ids:
+                    assert task_id not in made.forgotten, "a finished row is not sent again"
+                    made.sent[task_id] = made.sent.get(task_id, 0) + 1
+                made.die()
+                yield sent, None
+
+        def outcomes(self, task_ids: Sequence[str]) -> dict[str, Outcome]:
+            if made.idle:
+                return {}
+            known = [task_id for task_id in task_ids if task_id in made.sent and task_id not in made.forgotten]
+            usage = {"prompt_tokens": 2, "completion_tokens": 3}
+            return {task_id: Outcome({"text": task_id.split("-")[3], "usage": usage}) for task_id in known}
+
+        def forget(self, task_ids: Sequence[str]) -> None:
+            made.forgotten |= {*task_ids}
+            made.die()
+
+        def cancel(self, task_ids: Sequence[str]) -> None:
+            made.cancelled |= {*task_ids}
+
+    monkeypatch.setattr(loop, "Exchange", Prompt)
+    for pause in ("AWAY_PAUSE_S", "SHORTEST_PAUSE_S", "LONGEST_PAUSE_S"):
+        monkeypatch.setattr(loop, pause, 0.0)
+    monkeypatch.setattr(tape.PagedTape, "sync_s", 0.0)
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("runner"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def client(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[redis.Redis]:
+    monkeypatch.setenv("PETIOLE_BROKER_URL", server.url)
+    settings.cache_clear()
+    with redis.Redis(unix_socket_path=str(server.socket)) as client:
+        client.flushall()
+        yield client
+    settings.cache_clear()
+
+
+def begun(folder: Path | str, rows: int = ROWS, **more: Any) -> Record:
+    location = storage.joined(str(folder), "in.jsonl")
+    lines = "".join(json.dumps({"prompt": str(k)}) + "\n" for k in range(rows))
+    storage.write(location, lines.encode())
+    made = batch(location, storage.joined(str(folder), "out.jsonl"), fields=["text"], priority=9)
+    return submitting.begin(submitting.spec_of(made), **more)
+
+
+def ran(record: Record) -> str:
+    lease = Lease.claim(record.id, TTL_S)
+    assert lease is not None
+    return Runner(app, submitting.known(record.id), lease).run()
+
+
+def output(record: Record) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in storage.read(record.spec.output).splitlines()]
+
+
+def check(record: Record, rows: int = ROWS) -> None:
+    assert output(record) == [{"row": k, "text": str(k)} for k in range(rows)]
+
+
+@pytest.mark.parametrize("where", ["folder", "memory://bucket"])
+def test_from_beginning_to_end(client: redis.Redis, workers: Workers, tmp_path: Path, where: str) -> None:
+    record = begun(tmp_path if where == "folder" else f"{where}/{tmp_path.name}")
+    assert (record.status, record.has_runner, records.open_ids()) == ("validating", False, [record.id])
+    assert ran(record) == "completed"
+    found = submitting.known(record.id)
+    assert [found.number(name) for name in ("rows", "ended", "failed")] == [
+        ROWS if where == "folder" else 0,
+        ROWS,
+        0,
+    ]
+    assert [found.number(f"{name}_tokens") for name in ("prompt", "completion")] == [2 * ROWS, 3 * ROWS]
+    assert [found.time_of(status) is not None for status in ("in_progress", "finalizing", "completed")] == [
+        True
+    ] * 3
+    check(record)
+    assert (records.open_ids(), found.has_runner, [one.id for one in records.listed()]) == ([], False, [record.id])
+    assert {*workers.sent} == workers.forgotten
+    assert Lease.claim(record.id, TTL_S) is None
+    assert sum(client.memory_usage(key) or 0 for key in client.keys("petiole:*")) < 10_000
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_whatever_ends_a_runner_the_next_one_goes_on(
+    client: redis.Redis, workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Killed between any two effects, a full disk, a lease that is lost and found by another."""
+    random_ = random.Random(seed)
+    record, write = begun(tmp_path), storage.write
+    leases: list[Lease] = []
+
+    def die() -> None:
+        if random_.random() < 0.08:
+            raise Killed
+
+    def writing(location: str, data: bytes) -> None:
+        match random_.randrange(20):
+            case 0:
+                raise StorageError(f"{location}: No space left on device")
+            case 1:
+                raise Killed
+            case 2:
+                client.delete(f"petiole:batches:{{all}}:lease:{record.id}")
+        write(location, data)
+
+    workers.die = die
+    monkeypatch.setattr(storage, "write", writing)
+    for _ in range(200):
+        lease = Lease.claim(record.id, TTL_S)
+        assert lease is not None
+        leases.append(lease)
+        try:
+            status = Runner(app, submitting.known(record.id), lease).run()
+        except Killed:
+            status = "killed"
+        if status == "completed":
+            break
+        client.delete(f"petiole:batches:{{all}}:lease:{record.id}")  # it has run out
+    else:
+        raise AssertionError(f"seed {seed}: the batch does not end: {submitting.known(record.id).facts}")
+    check(record)
+    assert [lease.generation for lease in leases] == [*range(1, len(leases) + 1)]
+
+
+def test_a_runner_that_has_lost_its_lease_writes_nothing_more(client: redis.Redis, tmp_path: Path) -> None:
+    record = begun(tmp_path)
+    old = Lease.claim(record.id, TTL_S)
+    assert old is not None
+    assert Lease.claim(record.id, TTL_S) is None
+    client.delete(f"petiole:batches:{{all}}:lease:{record.id}")
+    new = Lease.claim(record.id, TTL_S)
+    assert new is not None
+    assert new.generation == old.generation + 1
+    before = submitting.known(record.id).facts
+    assert old.hold(ended=7) is None
+    assert records.move(record, ("validating",), "completed", old.token) is None
+    old.release()
+    with pytest.raises(LeaseLost):
+        old.send(5)
+    with pytest.raises(LeaseLost):
+        old.check()
+    assert submitting.known(record.id).facts == before
+    assert new.hold(ended=7) == "validating"
+
+
+def test_a_cancelled_batch_has_a_line_for_each_row_and_goes_on_when_it_is_resumed(
+    client: redis.Redis, workers: Workers, tmp_path: Path
+) -> None:
+    record = begun(tmp_path)
+    workers.idle = True
+    lease = Lease.claim(record.id, 0.4)
+    assert lease is not None
+    workers.die = lambda: submitting.cancel(record)  # while rows are on their way
+    assert Runner(app, record, lease).run() == "cancelled"
+    sent = {*workers.sent}
+    assert sent == workers.cancelled
+    found = output(record)
+    assert [line["row"] for line in found] == [*range(ROWS)]
+    assert {line["error"]["message"] for line in found} == {
+        "This request was not run before the batch was cancelled."
+    }
+    workers.idle, workers.die = False, lambda: None
+    assert ran(submitting.resume(submitting.known(record.id))) == "completed"
+    check(record)
+    assert not {*workers.sent} - sent & sent
+
+
+def test_cancelled_while_nobody_runs_it(client: redis.Redis, workers: Workers, tmp_path: Path) -> None:
+    record = begun(tmp_path)
+    assert submitting.cancel(record) == "cancelling"
+    assert ran(record) == "cancelled"
+    assert (len(output(record)), workers.sent) == (ROWS, {})
+
+
+def test_a_batch_whose_time_is_over_expires(client: redis.Redis, workers: Workers, tmp_path: Path) -> None:
+    record = begun(tmp_path, expires_in_s=-1)
+    assert ran(record) == "expired"
+    assert {line["error"]["message"] for line in output(record)} == {
+        "This request was not run before the batch expired."
+    }
+
+
+def test_failed_rows_are_sent_again_where_that_is_asked(
+    client: redis.Redis, workers: Workers, tmp_path: Path
+) -> None:
+    location = tmp_path / "in.jsonl"
+    location.write_text('{"prompt": "0"}\n[]\n')
+    spec = submitting.spec_of(batch(str(location), str(tmp_path / "out.jsonl"), fields=["text"]))
+    assert ran(submitting.begin(spec)) == "completed"
+    record = submitting.begin(spec)
+    assert (record.status, record.number("failed")) == ("validating", 1)
+    assert ran(record) == "completed"
+    assert submitting.known(record.id).number("failed") == 1
+
+
+def test_the_same_command_finds_its_batch_and_another_is_refused(
+    client: redis.Redis, workers: Workers, tmp_path: Path
+) -> None:
+    record = begun(tmp_path)
+    assert begun(tmp_path).facts["created_at"] == record.facts["created_at"]
+    location, out = str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl")
+    with pytest.raises(BatchError, match="has other rows or options"):
+        submitting.begin(submitting.spec_of(batch(location, out, fields=["text"], priority=9, max_tokens=3)))
+    with pytest.raises(BatchError, match="no such file"):
+        submitting.begin(Spec(str(tmp_path / "missing.jsonl"), out))
+    with pytest.raises(BatchError, match="is of a batch with --detach"):
+        batch(location, out, fields=["text"]).run()
+    other = str(tmp_path / "other.jsonl")
+    Path(f"{other}.journal").write_text("")
+    with pytest.raises(BatchError, match="is of a batch without --detach"):
+        submitting.begin(submitting.spec_of(batch(location, other)))
+    assert ran(record) == "completed"
+    assert ran(begun(tmp_path)) == "completed"
+    check(record)
+
+
+def test_a_host_claims_what_it_can_run_and_says_why_not(client: redis.Redis, tmp_path: Path) -> None:
+    record = begun(tmp_path)
+    (tmp_path / "out.jsonl.pages" / "marker").write_text("of another folder")
+    assert list(hosting.claimed("w0", TTL_S)) == []
+    assert list(submitting.known(record.id).blind) == ["w0"]
+    tape.mark(record.spec.output, record.spec.marker)
+    [lease] = hosting.claimed("w0", TTL_S)
+    assert lease.name == record.id
+    assert submitting.known(record.id).blind == {}
+    assert list(hosting.claimed("w1", TTL_S)) == []
+    lease.release()
+    (tmp_path / "in.jsonl").unlink()
+    assert list(hosting.claimed("w1", TTL_S)) == []
+    assert submitting.known(record.id).blind == {"w1": f"{tmp_path / 'in.jsonl'}: no such file here"}
+
+
+def test_rows_that_have_changed_fail_the_batch(client: redis.Redis, workers: Workers, tmp_path: Path) -> None:
+    record = begun(tmp_path)
+
+    def die() -> None:
+        if workers.forgotten:
+            raise Killed
+
+    workers.die = die
+    with pytest.raises(Killed):
+        ran(record)
+    client.delete(f"petiole:batches:{{all}}:lease:{record.id}")
+    (tmp_path / "in.jsonl").write_text('{"prompt": "other"}\n' * ROWS)
+    assert ran(record) == "failed"
+    [fault] = submitting.known(record.id).errors
+    assert "has changed since its result was written" in fault["message"]
