@@ -14,7 +14,7 @@ from petiole.gateway.batches import files, jobs
 from petiole.gateway.batches.jobs import CreateBatch
 from petiole.gateway.batches.place import place
 from petiole.gateway.core.failures import Failure, invalid
-from petiole.gateway.core.listing import listed
+from petiole.gateway.openai.responses.listing import listed
 from petiole.gateway.serving import bodies
 from petiole.gateway.serving.answering import json_answer
 from petiole.gateway.serving.sse import ClientGone

@@ -3,6 +3,7 @@ its answer has the body that the same request gets over HTTP. The body is made o
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from petiole.gateway.core import of_tenant
-from petiole.gateway.core.caller import ANYBODY, Caller
+from petiole.gateway.core.caller import ANYBODY, Caller, asking
 from petiole.gateway.core.failures import Failure, failure_of, invalid
 from petiole.gateway.core.parts import Whole
 from petiole.gateway.core.plan import Plan
@@ -25,6 +26,7 @@ from petiole.gateway.openai.chat import ChatCompletion
 from petiole.gateway.openai.completions import TextCompletion
 from petiole.gateway.openai.sampling import Sampling
 from petiole.gateway.serving import bodies
+from petiole.gateway.serving.webhooks import waiting
 from petiole.tasks import errors
 from petiole.tasks.errors import InvalidRequest, shorten
 from petiole.tasks.fleet.models import Found, directory
@@ -93,6 +95,15 @@ class BatchLines:
             if (first := seen.setdefault(name, row.number)) != row.number:
                 message = f"custom_id: must be another than that of line {first + 1}"
                 yield Fault("duplicate_custom_id", message, row.number, "custom_id")
+
+    def told(self, name: str, status: str, at: int) -> None:
+        """Its tenant's webhook hears of it, where there is one."""
+
+        async def tell() -> None:
+            with asking(self._caller):
+                await waiting.notify(f"batch.{status}", name, at)
+
+        asyncio.run(tell())
 
     def refusal(self, row: Row, error: Exception) -> Line:
         if isinstance(error, NotRun):

@@ -12,7 +12,6 @@
     notices    what a webhook is told, and its signature
     events     events, their numbers, and what is left of them after a number
     streams    deltas in, numbered events as bytes out, by a view
-    listing    lists in pages, as OpenAI's clients turn them
     failures   what a client is told of an error: status, code, the field it is about
 
 **Numbers.** A sequence number counts emitted characters and structural events, one each, from 0. An event has the

@@ -159,6 +159,7 @@ def seed_of() -> int:
     return int(os.environ.get("PETIOLE_TRIAL_SEED") or random.randrange(10**6))
 
 
+@pytest.mark.slow
 def test_killed_workers_and_runners_and_a_restart_of_redis(own_site: Site, tmp_path: Path) -> None:
     folder = tmp_path / "batch"
     folder.mkdir()

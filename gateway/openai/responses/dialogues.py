@@ -13,10 +13,10 @@ from starlette.routing import BaseRoute, Route
 
 from petiole.gateway.core.asking import Asked
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.core.listing import listed
 from petiole.gateway.core.record import Record
 from petiole.gateway.openai.responses import items, turns
 from petiole.gateway.openai.responses.items import Item
+from petiole.gateway.openai.responses.listing import listed
 from petiole.gateway.serving import bodies, kept, records
 from petiole.gateway.serving.answering import checked, fetched, json_answer, new_id
 from petiole.tasks.settings import settings

@@ -12,12 +12,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from petiole.gateway.core.failures import Failure, invalid
-from petiole.gateway.core.listing import listed
 from petiole.gateway.core.plan import Call, Plan
 from petiole.gateway.core.record import Record
 from petiole.gateway.core.streams import Stream
 from petiole.gateway.openai.answers import DONE
 from petiole.gateway.openai.responses import compaction, dialogues, items, resource, socket, submitting, turns
+from petiole.gateway.openai.responses.listing import listed
 from petiole.gateway.openai.responses.request import KIND, NAMES, Compact, CountInput, CreateResponse
 from petiole.gateway.openai.responses.view import ResponsesView, error_event
 from petiole.gateway.serving import bodies, generations, kept, records

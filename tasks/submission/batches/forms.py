@@ -94,6 +94,9 @@ class Form(Protocol):
     def faults(self, rows: Iterable[Row]) -> Iterator[Fault]:
         """What is wrong with these rows as a whole, such as two of one name."""
 
+    def told(self, name: str, status: str, at: int) -> None:
+        """A durable batch of this form has ended, at this time in seconds."""
+
 
 @dataclass
 class Requests:
@@ -167,6 +170,8 @@ class Requests:
 
     def faults(self, rows: Iterable[Row]) -> Iterator[Fault]:
         yield from ()
+
+    def told(self, name: str, status: str, at: int) -> None: ...
 
     @staticmethod
     def _head(row: Row) -> dict[str, Any]:

@@ -139,7 +139,16 @@ class Runner:
         status = records.move(self._record, of, to, self._lease.token, **facts)
         if status is None:
             raise LeaseLost(f"{self._record.id}: another runner has this batch, or it was removed")
+        if status in records.ENDED:
+            self._tell(status)
         return status
+
+    def _tell(self, status: str) -> None:
+        """It is over: what fails here changes nothing."""
+        try:
+            form_of(self._record.spec).told(self._record.id, status, int(time.time()))
+        except Exception:
+            logger.warning("%s: nobody could be told that it is %s", self._record.id, status, exc_info=True)
 
     # ------------------------------------------------------------ the other thread
 

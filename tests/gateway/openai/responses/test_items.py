@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.core.listing import listed
 from petiole.gateway.openai.responses import compaction, items, tools
+from petiole.gateway.openai.responses.listing import listed
 from petiole.gateway.openai.responses.request import Before, CreateResponse, Times
 from petiole.gateway.serving.bodies import as_request
 from petiole.tasks.errors import InvalidRequest
