@@ -16,6 +16,8 @@ from petiole.gateway.serving.callers import keys
 from tests.support.gateway import Gateway
 from tests.support.site import Site, eventually
 
+pytest.importorskip("python_multipart", reason="an environment from before files could be uploaded")
+
 CHAT = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
 DOCUMENT = {
@@ -195,10 +197,9 @@ def test_wrong_files_are_refused(client: openai.OpenAI, served: Gateway, gateway
     with pytest.raises(openai.APIStatusError) as large:
         client.files.create(file=("in.jsonl", b"x" * 200_000), purpose="batch")
     assert large.value.status_code == 413
-    with pytest.raises(openai.BadRequestError, match="purpose: must be one of"):
-        client.post("/files", body={"purpose": "x"}, files={"file": ("a", b"b")}, cast_to=object)
-    with pytest.raises(openai.BadRequestError, match="file: is required"):
-        client.post("/files", body={"purpose": "batch"}, files={"other": ("a", b"b")}, cast_to=object)
+    for purpose, field, why in (("x", "file", "purpose: must be one of"), ("batch", "other", "file: is required")):
+        answer = httpx2.post(f"{served.url}/files", data={"purpose": purpose}, files={field: ("a", b"b")})
+        assert (answer.status_code, why in answer.text) == (400, True)
     assert httpx2.post(f"{served.url}/files", json={}).status_code == 400
     with (
         openai.OpenAI(base_url=gateway.url, api_key="none", max_retries=0) as elsewhere,
