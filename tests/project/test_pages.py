@@ -1,16 +1,21 @@
-"""The examples of docs/testing.md and docs/django.md are run as they are printed."""
+"""The examples of docs/testing.md and docs/django.md run as printed; the page of the latter also in Chromium."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.support.site import REPOSITORY
+from tests.support.browser import chromium
+from tests.support.proxy import Proxy
+from tests.support.site import REPOSITORY, Site, eventually
 
 
 def files(page: str) -> dict[str, str]:
@@ -42,15 +47,23 @@ def test_an_example(tmp_path: Path, names: tuple[str, ...]) -> None:
 
 # ---------------------------------------------------------------- docs/django.md
 
-REST_OF_SETTINGS = """
-SECRET_KEY = "of a test"
-DEBUG = True
-ROOT_URLCONF = "shop.urls"
-INSTALLED_APPS = ["shop"]
-ALLOWED_HOSTS = ["*"]
-DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "shop.sqlite3"}}
-DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-"""
+HTML = re.compile(r"```html\n<!-- ([\w/]+\.html) -->\n(.*?)```", re.S)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """What a reader has who has followed the page."""
+    made = run(tmp_path, "-m", "django", "startproject", "shop", ".")
+    assert made.returncode == 0, made.stderr
+    settings = (tmp_path / "shop" / "settings.py").read_text()
+    for name, text in (
+        files("django.md") | dict(HTML.findall((REPOSITORY / "docs/django.md").read_text()))
+    ).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(settings + text if name == "shop/settings.py" else text)
+    return tmp_path
+
+
 MORE_TESTS = """
 
 import asyncio
@@ -118,16 +131,93 @@ class More(TransactionTestCase):
 
 
 @pytest.mark.e2e
-def test_a_django_project(tmp_path: Path) -> None:
-    for name, text in files("django.md").items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    for package in ("shop", "shop/management", "shop/management/commands"):
-        (tmp_path / package / "__init__.py").touch()
-    with (tmp_path / "shop" / "settings.py").open("a") as settings:
-        settings.write(REST_OF_SETTINGS + "PETIOLE_MAX_ATTEMPTS = 7\n")
-    with (tmp_path / "shop" / "tests.py").open("a") as tests:
+def test_a_django_project(project: Path) -> None:
+    with (project / "shop" / "settings.py").open("a") as settings:
+        settings.write("PETIOLE_MAX_ATTEMPTS = 7\n")
+    with (project / "shop" / "tests.py").open("a") as tests:
         tests.write(MORE_TESTS)
-    ran = run(tmp_path, "-m", "django", "test", "--verbosity=2", DJANGO_SETTINGS_MODULE="shop.settings")
+    ran = run(project, "manage.py", "test", "--verbosity=2")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "Ran 9 tests" in ran.stderr
+
+
+WATCHED = """
+window.opened = 0;
+window.events = [];
+window.ended = false;
+const Plain = window.EventSource;
+window.EventSource = class extends Plain {
+  constructor(...given) {
+    super(...given);
+    this.addEventListener("open", () => window.opened++);
+    this.addEventListener("message", (event) => window.events.push([event.lastEventId, event.data]));
+    this.addEventListener("end", () => window.ended = true);
+  }
+};
+"""
+SERVERS = {
+    "wsgi": ("manage.py", "runserver", "--noreload", "127.0.0.1:0"),
+    "asgi": ("-m", "uvicorn", "--port=0", "shop.asgi:application"),
+}
+
+
+@contextmanager
+def served(project: Path, *command: str, **environment: str) -> Iterator[int]:
+    """The project behind its server. Yields the port."""
+    log = project / "server.log"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PETIOLE_")}
+    here = {"PYTHONPATH": f"{REPOSITORY}:{project}", "PYTHONUNBUFFERED": "1"}
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            [sys.executable, *command],
+            env={**kept, **here, **environment},
+            cwd=project,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        found = eventually(lambda: re.search(r"http://127.0.0.1:(\d+)", log.read_text()), f"{command} serves")
+        yield int(found[1])
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("interface", SERVERS)
+def test_in_a_browser_whose_connection_is_cut_each_delta_comes_once(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, interface: str
+) -> None:
+    page = project / "shop" / "templates" / "chat.html"
+    if interface == "asgi":
+        page.write_text(page.read_text().replace("answers/${id}", "answers/${id}/async"))
+    with chromium() as browser, Site(tmp_path_factory.mktemp("site"), PETIOLE_FAKE_STEP_MS=40) as site:
+        site.worker()
+        with served(project, *SERVERS[interface], PETIOLE_BROKER_URL=site.url) as port:
+            proxy = Proxy(("127.0.0.1", 0), ("127.0.0.1", port))
+            try:
+                tab = browser.new_page()
+                tab.set_default_timeout(90_000)
+                tab.add_init_script(WATCHED)
+                tab.goto(f"http://127.0.0.1:{proxy.port}/")
+                tab.locator("input[name=question]").fill("Who are you?")
+                with tab.expect_response("**/ask") as asked:
+                    tab.get_by_role("button", name="Ask").click()
+                tab.wait_for_function("window.events.length > 3")
+                proxy.cut()
+                tab.wait_for_function("window.ended")
+                opened, events = tab.evaluate("[window.opened, window.events]")
+                log = site.log(asked.value.json()["id"])
+                shown = tab.locator("#answer").text_content()
+                if pictures := os.environ.get("PETIOLE_PICTURES"):
+                    tab.screenshot(path=Path(pictures) / f"django_{interface}.png")
+            finally:
+                proxy.close()
+    assert opened > 1, "the connection was not cut while it had events"
+    assert shown == "".join(delta["text"] for delta in log)
+    deltas = [json.loads(data) for _, data in events]
+    assert [token for delta in deltas for token in delta["token_ids"]] == [
+        token for delta in log for token in delta["token_ids"]
+    ]
+    assert len({number for number, _ in events}) == len(events)
+    assert deltas[-1]["finish_reason"] == "length"

@@ -7,7 +7,8 @@ A whole installation, and who uses it:
     site             a real redis-server, real workers, and a producer that sees what they do
     rabbitmq         a RabbitMQ of a test's own
     watched          a Redis with replicas and sentinels
-    proxy            a proxy before a Redis socket, whose connections can be cut or made to hang
+    proxy            a proxy before a server, whose connections can be cut or made to hang
+    browser          Chromium, if there is one
     certificates     a CA, and a certificate for servers and clients
     client           a producer in a process of its own
     reader           a reader of a stream on a thread of its own

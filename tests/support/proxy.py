@@ -1,4 +1,4 @@
-"""A proxy before a Redis socket, whose connections can be cut, made to hang, or to answer garbage."""
+"""A proxy before a server, whose connections can be cut, made to hang, or to answer garbage."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+Address = Path | tuple[str, int]
+"""A socket's path, or a host and a port."""
+
 
 class Proxy:
-    """Forwards bytes between its own socket and Redis's, with two threads a connection."""
+    """Forwards bytes between its own socket and the server's, with two threads a connection."""
 
-    def __init__(self, path: Path, upstream: Path) -> None:
+    def __init__(self, path: Address, upstream: Address) -> None:
         self.path, self.upstream = path, upstream
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
+        self._listener = socket.socket(_family(path))
+        self._listener.bind(_plain(path))
         self._listener.listen(128)
         self._mutex = threading.Lock()
         self._open: set[socket.socket] = set()
@@ -25,6 +28,10 @@ class Proxy:
     @property
     def url(self) -> str:
         return f"redis+socket://{self.path}?virtual_host=0"
+
+    @property
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
 
     def cut(self) -> None:
         """Cut all connections."""
@@ -42,7 +49,7 @@ class Proxy:
         """Every reply is replaced by this, until it is called with None."""
         self._garbage = garbage
 
-    def lead_to(self, upstream: Path) -> None:
+    def lead_to(self, upstream: Address) -> None:
         """Another Redis, from now on."""
         self.upstream = upstream
         self.cut()
@@ -52,7 +59,8 @@ class Proxy:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.cut()
-        self.path.unlink(missing_ok=True)
+        if isinstance(self.path, Path):
+            self.path.unlink(missing_ok=True)
 
     def _accept(self) -> None:
         while True:
@@ -60,9 +68,9 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            server = socket.socket(socket.AF_UNIX)
+            server = socket.socket(_family(self.upstream))
             try:
-                server.connect(str(self.upstream))
+                server.connect(_plain(self.upstream))
             except OSError:
                 client.close()
                 server.close()
@@ -84,3 +92,11 @@ class Proxy:
             self._open.discard(one)
             self._hanging.discard(one)
         one.close()
+
+
+def _family(address: Address) -> socket.AddressFamily:
+    return socket.AF_UNIX if isinstance(address, Path) else socket.AF_INET
+
+
+def _plain(address: Address) -> str | tuple[str, int]:
+    return str(address) if isinstance(address, Path) else address

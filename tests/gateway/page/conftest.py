@@ -1,32 +1,22 @@
-"""A fleet that takes its time, with an engine whose text is known beforehand; and a browser, if there is one:
-Playwright, and a Chromium of the system's or of Playwright's own."""
+"""A fleet that takes its time, with an engine whose text is known beforehand; and a browser, if there is one."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from petiole.tasks.fleet import models
+from tests.support.browser import chromium
 from tests.support.gateway import Gateway
 from tests.support.site import Site, eventually
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = os.environ.get("PETIOLE_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-    with api.sync_playwright() as playwright:
-        try:
-            browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        except api.Error as error:
-            pytest.skip(f"needs chromium: {str(error).splitlines()[0]}")
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="package")
