@@ -140,7 +140,7 @@ def warm_up(runtime: Runtime, prompt_tokens: int = 16, decodes: int = 3) -> None
 
 
 def _run_image(runtime: Runtime, limits: ImageLimits, processor: Processor) -> None:
-    """Encode a white picture, then run a prefill that ends behind the image, and a decode. This also loads the
+    """Encode a white picture, then run a prefill that ends after the image, and a decode. This also loads the
     libraries that read files. An image that does not fit into the KV cache is left out."""
     prepared = processor.prepared(pictures.warm_up(), 0)
     image, begin = RequestImage.of(prepared), limits.lead

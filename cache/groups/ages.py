@@ -51,7 +51,7 @@ class AgeQueue:
         self._times[pages] = 0
 
     def take(self, count: int) -> Pages:
-        """Remove and return the `count` oldest pages; all of them if there are not so many."""
+        """Remove and return the `count` oldest pages; all of them if there are fewer."""
         taken: list[Pages] = []
         missing = count
         while missing > 0 and self._runs:

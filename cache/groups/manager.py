@@ -88,7 +88,7 @@ class GroupedManager(KVCacheManager):
         self.table.keep(row, ends)
 
     def _known(self, tokens: CacheTokens, namespace: CacheNamespace | None) -> Pages:
-        """The pages that the cache knows of these tokens, whichever groups can go on behind them."""
+        """The pages that the cache knows of these tokens, whichever groups can go on after them."""
         return self.cache.find(tokens.prefix(self._reuse_limit(tokens)), namespace)
 
     def _reusable(self, tokens: CacheTokens, namespace: CacheNamespace | None) -> CacheTokens:

@@ -33,11 +33,11 @@ class LayerGroup(Protocol):
     missed_tokens: int
 
     def serves(self, pages: Pages) -> Served:
-        """bool [len(pages) + 1]: whether the group can go on behind the first i pages of a cached prefix. Always
+        """bool [len(pages) + 1]: whether the group can go on after the first i pages of a cached prefix. Always
         True for 0."""
 
     def begin(self, row: int, pages: Pages) -> None:
-        """Let a row go on behind cached pages."""
+        """Let a row go on after cached pages."""
 
     def slide(self, matrix: Int32s, rows: Pages, starts: NDArray[np.integer]) -> None:
         """Give back what no step of these rows reads that begins at `starts` or beyond."""
@@ -59,7 +59,7 @@ class LayerGroup(Protocol):
 
 
 def deepest(served: Iterable[Served], n_pages: int) -> int:
-    """The most leading pages, of `n_pages`, behind which all groups can go on."""
+    """The most leading pages, of `n_pages`, after which all groups can go on."""
     everywhere = np.ones(n_pages + 1, dtype=np.bool_)
     for one in served:
         everywhere &= one[: n_pages + 1]

@@ -1,7 +1,7 @@
 """A group of layers that keep a state: each position changes it, so a state serves at one position alone.
 
 The state of a running row belongs to the row, and no other row reads it. What others can go on from is a
-*snapshot*: a copy of the state behind an exact position p, filed under the page that ends there. So a snapshot
+*snapshot*: a copy of the state after an exact position p, filed under the page that ends there. So a snapshot
 moves and goes with its page, and the prefix cache need not know of it.
 
     a row's prompt   |---------|---------------|--------|-|
@@ -33,7 +33,7 @@ EVERY = 2048
 """Positions between two snapshots of a long sequence that has no other reason for one, up to whole pages."""
 
 FIRST_ENDS, LAST_ENDS = 4, 12
-"""Of a prompt with many messages, the ends of so many of the first and of the last get a snapshot."""
+"""Of a prompt with many messages, the ends of this many of the first and of the last get a snapshot."""
 
 _NONE = np.empty(0, dtype=np.int64)
 
@@ -41,7 +41,7 @@ _NONE = np.empty(0, dtype=np.int64)
 @dataclass(frozen=True, slots=True)
 class Snapshots:
     """What a step keeps of its rows' states, in the order of the rows and positions. of: whose each is, as an
-    index in the step; positions: behind which the state is copied; slots: where to; pages: those that end
+    index in the step; positions: after which the state is copied; slots: where to; pages: those that end
     there."""
 
     of: NDArray[np.int64]
@@ -73,7 +73,7 @@ class StateGroup:
     # ------------------------------------------------------------ rows
 
     def begin(self, row: int, pages: Pages) -> None:
-        """Let a row go on behind cached pages, the last of which has a snapshot."""
+        """Let a row go on after cached pages, the last of which has a snapshot."""
         self._begins[row] = len(pages) * self.page_size
         if len(pages):
             self.pool.hold(pages[-1:])
@@ -85,7 +85,7 @@ class StateGroup:
         return 0 if page is None else int(self.pool.of[page])
 
     def keep(self, row: int, ends: ArrayLike) -> None:
-        """Note positions from which other sequences may go on. An end directly behind another one adds nothing."""
+        """Note positions from which other sequences may go on. An end directly after another one adds nothing."""
         size = self.page_size
         noted = np.asarray(ends, dtype=np.int64) // size * size
         found = np.union1d(self._ends.get(row, _NONE), noted[noted > self._begins[row]])

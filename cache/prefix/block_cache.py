@@ -184,7 +184,7 @@ class BlockCache(CountingCache[int, Pages]):
         new = pages[start:end].copy()
         parents, hashed = np.concatenate([_last(chain.pages), new[:-1]]), np.array(hashes, dtype=np.uint64)
         extended = BlockChain(np.concatenate([chain.pages, new]), hashes[-1], chain.namespace)
-        self.page_table.adopt_pages(new)  # behind all that may fail: nobody would own the pages
+        self.page_table.adopt_pages(new)  # after all that may fail: nobody would own the pages
         self._tokens[new] = codes[start * size : end * size].reshape(-1, size)
         self._hashes[new] = hashed
         self._parents[new] = parents

@@ -147,7 +147,7 @@ class PrefixCache(Protocol[Node]):
         token_idx: int,
         page_idx: int,
     ) -> InsertResult[Node]:
-        """`insert` behind `node`, which ends at `token_idx` and `page_idx`. The caller's lock on it moves to the
+        """`insert` after `node`, which ends at `token_idx` and `page_idx`. The caller's lock on it moves to the
         result's node."""
 
     def withdraw(self, node: Node, keep_kv: int, pages: Pages, batch_idx: int) -> tuple[Node | None, int] | None:

@@ -129,7 +129,7 @@ class RadixPrefixCache(CountingCache[TreeNode, TreeNode | None]):
         end = boundary(codes, kv + self._make_room(len(codes) - kv, behind))
         if end > kv:
             parent, segment, own = self._land(node, inside), compact(codes[kv:end]), unwritable(given[kv:end])
-            self.page_table.adopt_pages(own)  # behind all that may fail: nobody would own the pages
+            self.page_table.adopt_pages(own)  # after all that may fail: nobody would own the pages
             leaf = self._grow(parent, segment, own, tokens.images)
             self.stats.inserted_pages += end - kv
             self._touch(leaf)

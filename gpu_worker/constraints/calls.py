@@ -5,7 +5,7 @@ instead, composed to one grammar.
     [thought] (text [calls] | answer)     where one may come
 
 Whoever asks says how calls are written, as data. A mark may be a special token or plain text. Text is read up to
-the next mark, so a mark that is plain text cannot be said without what belongs behind it. Where the prompt has
+the next mark, so a mark that is plain text cannot be said without what belongs after it. Where the prompt has
 begun the thought, it must end before anything else comes.
 
     {"thought": {"open", "close", "after"} or null, "thinks": "open", "closed" or "free",

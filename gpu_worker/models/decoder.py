@@ -105,7 +105,7 @@ class Decoder:
     """A plan's weights and its forward pass. tables: the rotary table of each layer, None for one that rotates
     nothing; layers of one `plan.Rotary` share theirs.
 
-    embedding: [vocab, hidden]; norm: behind the last layer. pooler: of a model of texts. `value_tokens`, `images`
+    embedding: [vocab, hidden]; norm: after the last layer. pooler: of a model of texts. `value_tokens`, `images`
     and `processor`: None for a text model."""
 
     plan: ModelPlan
@@ -199,7 +199,7 @@ class Decoder:
         return attended(mixer, weights, i, qkv, step.positions, self.tables[i], step.attention, self.kernels)
 
     def _first_inputs(self, hidden: Tensor, step: Forward) -> Tensor:
-        """Embeddings with what stands behind them."""
+        """Embeddings with what stands after them."""
         if self.positions is not None:
             hidden = hidden + self.positions[step.positions]
         if self.token_types is not None:

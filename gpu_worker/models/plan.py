@@ -165,13 +165,13 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """A mixer that keeps a state: a gated delta rule behind a causal convolution.
+    """A mixer that keeps a state: a gated delta rule after a causal convolution.
 
         queries, keys, values = silu(convolution(projection(x)));  queries, keys: of length 1 in each head
         S *= exp(-exp(decay) * softplus(a + bias))
         S += key (x) sigmoid(b) * (value - S key);  output = norm(S query / sqrt(key_dim)) * silu(z)
 
-    Each head of keys serves value_heads / key_heads heads of values, one behind the other. a, b, z: projections of
+    Each head of keys serves value_heads / key_heads heads of values, one after the other. a, b, z: projections of
     x, a and b with one number a head of values. kernel: positions that the convolution reads, its own included.
     norm: of each head of the output. grouped: the projections are stored by heads of keys, [query | key | values |
     z] and [b | a] of each; else [queries | keys | values], z, b and a of all heads.
@@ -262,7 +262,7 @@ class Router:
 
     score: "softmax": a softmax over all experts; "chosen": over the chosen ones alone; "sigmoid": each by itself.
     normalised: weights are divided by their sum. factor: of weights. correction: a stored number of each expert
-    is added to its score for the choice alone. groups: experts lie in so many groups, of which the `best_groups`
+    is added to its score for the choice alone. groups: experts lie in this many groups, of which the `best_groups`
     with the largest sum of two scores count. bias: of the logits.
 
     of_stream: the inputs are the residual stream, divided by its root mean square with `eps`, times a stored
@@ -348,7 +348,7 @@ class PerLayerInput:
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """One more product behind the pooling, and what follows it. name: of its stored layer. norm_name: of its
+    """One more product after the pooling, and what follows it. name: of its stored layer. norm_name: of its
     norm's."""
 
     name: str
@@ -365,7 +365,7 @@ Scale = Literal["none", "sigmoid", "softmax"]
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """What a model of texts makes of the hidden states of a text, behind the last norm, in float32:
+    """What a model of texts makes of the hidden states of a text, after the last norm, in float32:
 
         v = the first, the last, or the mean of all;  for each dense: v = norm(act(dense(v)))
 
@@ -381,11 +381,11 @@ class Pooling:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """A decoder, or with `pooling` a model of texts, which has no head and generates nothing. norm: behind the
+    """A decoder, or with `pooling` a model of texts, which has no head and generates nothing. norm: after the
     last layer. dtype: the type of the weights, empty if config.json does not name it. eos_token_ids: the family's,
     used if the model's files name none. learned_positions, token_types: rows of tables that are added to the
     embeddings (token types: row 0, and row 1 for the second text of a pair). first_position: the row of the first
-    position; the rows before it are not positions. embedding_norm: behind these."""
+    position; the rows before it are not positions. embedding_norm: after these."""
 
     architecture: str
     vocab_size: int
@@ -485,7 +485,7 @@ class ModelPlan:
     @property
     def most_positions(self) -> int:
         """The largest `max_model_len`. Linear and dynamic scaling stretch the context by their factor. Some
-        checkpoints name the context before it, and some the one behind it, so only `max_position` is a safe
+        checkpoints name the context before it, and some the one after it, so only `max_position` is a safe
         default."""
         scaled = (r.original_max_position * r.factor for r in self.rotaries if r.kind in ("linear", "dynamic"))
         return max(self.max_position, *(int(min(one, MAX_POSITION)) for one in scaled), 0)

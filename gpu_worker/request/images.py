@@ -30,7 +30,7 @@ class PreparedImage:
     """An image cut into crops.
 
     content_hash: 128 bits that identify its content; n_positions: how many positions it takes.
-    pixels: uint8 [crops, height, width, 3]; tiling: rows and columns of the crops behind the first.
+    pixels: uint8 [crops, height, width, 3]; tiling: rows and columns of the crops after the first.
     rotary: int32 [axes, n_positions], rotary positions from 0 on, for a model where they differ from KV indices.
     """
 
@@ -115,7 +115,7 @@ def whole_regions(regions: tuple[Region, ...], position: int, room: int) -> int:
 
 def rotary_positions(n_prompt: int, images: Mapping[int, RequestImage]) -> Int32Array | None:
     """int32 [axes, n_prompt], or None if they are the KV indices. A text token takes one position on all axes, and
-    the next position is behind the farthest one so far."""
+    the next position is after the farthest one so far."""
     axes = max((0 if image.rotary is None else len(image.rotary) for image in images.values()), default=0)
     if not axes:
         return None

@@ -92,7 +92,7 @@ class StateUpdates:
     """What a step does with the states of layers that keep one, beside advancing those of its rows by its
     positions. begun: rows whose first step this is; sources: the snapshot from which each goes on, 0: from
     nothing; starts: their first positions. kept: the sequence index of each state that is copied; positions:
-    behind which the copy is made; snapshots: where to. All int32, in order."""
+    after which the copy is made; snapshots: where to. All int32, in order."""
 
     begun: Int32Array
     sources: Int32Array

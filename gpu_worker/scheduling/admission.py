@@ -139,7 +139,7 @@ class Cutting:
         return bool(self._being_cut)
 
     def at_hand(self, seq: ScheduledSequence, n_cached: int, *, first: bool) -> bool:
-        """Whether all images behind the first `n_cached` positions have their crops at hand. Starts to cut the
+        """Whether all images after the first `n_cached` positions have their crops at hand. Starts to cut the
         images that do not. `first`: no waiting sequence ranks better."""
         ready = True
         for begin, image in seq.images.items():

@@ -342,7 +342,7 @@ class Planner:
         return self._new_pages(seq, seq.prefill_target - seq.scheduled_position)
 
     def _admit(self, seq: ScheduledSequence, budget: int, now: float, promised: Amount) -> bool:
-        """Admit a sequence. Returns False if it and all behind it must wait."""
+        """Admit a sequence. Returns False if it and all after it must wait."""
         state = self.state
         if state.num_allocated >= state.config.max_num_seqs or not self._fits(seq, promised):
             return False

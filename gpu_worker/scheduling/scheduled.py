@@ -223,7 +223,7 @@ class ScheduledSequence(SchedulableSequence):
         allocation.share(self.kv_position)
 
     def ends(self, eos_ids: Collection[int]) -> npt.NDArray[np.int64]:
-        """The positions behind which other sequences may go on: the ends of the messages that it knows, as far as
+        """The positions after which other sequences may go on: the ends of the messages that it knows, as far as
         an end-of-sequence token ends each, and of its prompt."""
         behind = np.flatnonzero(np.isin(self.tokens(), list(eos_ids))) + 1
         return np.append(behind, self.num_input_tokens)

@@ -17,7 +17,7 @@ about them is derived from their queue:
     discard                                                        remove the oldest   (of a zombie: finalized)
 
 Preconditions count the tokens that outstanding operations will yield. A decode and a final prefill chunk yield
-exactly one token, so a decode may be scheduled behind them: the sequence then has exactly one tail token. A
+exactly one token, so a decode may be scheduled after them: the sequence then has exactly one tail token. A
 speculative operation yields an unknown number of tokens; it is exclusive until it is applied.
 
 Prefill computes the positions up to a target. The target is normally the prompt, and the last chunk yields the

@@ -3,7 +3,7 @@
 The text so far equals the decoded output, except for the bytes of an incomplete character. These are held back
 until the character is complete, or until `flush` (or a byte that cannot continue it) turns them into U+FFFD.
 The constructor is told which special tokens yield no text, and which tokens stand `before` the output, if any:
-some decoders drop a space at the beginning of a text, but not behind other text.
+some decoders drop a space at the beginning of a text, but not after other text.
 
 There is one difference from decoding all tokens at once. For a run of byte-fallback tokens that is not valid
 UTF-8, the library replaces every byte of the run, also those of valid characters. Here valid characters stay,

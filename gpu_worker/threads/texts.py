@@ -6,7 +6,7 @@
 
 Each text is a request of its own, so it is planned, preempted, cancelled and handed back like every other, and the
 texts of several requests take turns. What is made of a text, its vector or its scores, is delivered once that of
-all texts before it is. So what is delivered is always a beginning, and a later attempt goes on at the text behind
+all texts before it is. So what is delivered is always a beginning, and a later attempt goes on at the text after
 it.
 
 One model answers all texts of a request. If another one is loaded meanwhile, a request of which nothing is

@@ -68,7 +68,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A layer as the checkpoint has it: the parts of a product that lie in it, one behind the other."""
+    """A layer as the checkpoint has it: the parts of a product that lie in it, one after the other."""
 
     layer: int
     linear: LinearName

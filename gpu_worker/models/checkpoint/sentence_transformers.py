@@ -1,6 +1,6 @@
 """The files of sentence-transformers beside a checkpoint: how its texts are pooled, and how it is asked.
 
-modules.json                         the modules behind the transformer, a folder each
+modules.json                         the modules after the transformer, a folder each
 1_Pooling/config.json                in the old names (`pooling_mode_mean_tokens`) or the new one (`pooling_mode`)
 2_Dense/config.json, model.safetensors
 config_sentence_transformers.json    prompts by name
@@ -52,7 +52,7 @@ _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
 
 @dataclass(frozen=True, slots=True)
 class Modules:
-    """The modules behind a transformer. folders: those that have weights."""
+    """The modules after a transformer. folders: those that have weights."""
 
     pooling: Pooling
     folders: tuple[str, ...]

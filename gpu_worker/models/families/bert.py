@@ -1,5 +1,5 @@
-"""Encoders with learned positions and norms behind each addition: BERT, RoBERTa and XLM-RoBERTa. Positions of the
-latter two begin behind the row of the padding token."""
+"""Encoders with learned positions and norms after each addition: BERT, RoBERTa and XLM-RoBERTa. Positions of the
+latter two begin after the row of the padding token."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NAMES = Names(
 
 
 def bert(raw: JsonObject, *, padded: bool = False) -> ModelPlan:
-    """padded: whether the positions begin behind the padding token's row."""
+    """padded: whether the positions begin after the padding token's row."""
     kind = raw.get("position_embedding_type") or "absolute"
     if kind != "absolute":
         raise ModelError(f"config.json: position_embedding_type must be absolute, got {kind!r}")

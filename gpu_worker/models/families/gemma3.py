@@ -1,4 +1,4 @@
-"""Gemma 3, the text part: norms of 1 + w before and behind attention and feed-forward, local layers with a window
+"""Gemma 3, the text part: norms of 1 + w before and after attention and feed-forward, local layers with a window
 and a rotation of their own, scaled embeddings. Gemma 4 shares much of it."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: norms stand only behind attention and feed-forward, and over all heads at once. OLMo 3 has local
+"""OLMo 2 and 3: norms stand only after attention and feed-forward, and over all heads at once. OLMo 3 has local
 layers, whose rotation is never scaled."""
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class VisionEncoder:
         return self.patches(patches_of(crops, self.config.geometry, self.dtype)) + self.positions
 
     def finished(self, hidden: Tensor) -> Tensor:
-        """[n, grid², dim] behind the last layer -> [n, grid, grid, dim]."""
+        """[n, grid², dim] after the last layer -> [n, grid, grid, dim]."""
         grid = self.config.geometry.grid
         return layer_norm(hidden, self.norm).view(len(hidden), grid, grid, -1)
 

@@ -34,7 +34,7 @@ class StepAttention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
-    """qkv: the outputs for queries, keys and values one behind the other (`plan.Attention.qkv_sizes`). sinks:
+    """qkv: the outputs for queries, keys and values one after the other (`plan.Attention.qkv_sizes`). sinks:
     [heads]."""
 
     qkv: Linear

@@ -52,7 +52,7 @@ class TorchKernels:
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """A float32 weight multiplies before rounding, a weight of the type of x behind it, as in transformers."""
+    """A float32 weight multiplies before rounding, a weight of the type of x after it, as in transformers."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     if weight is None:

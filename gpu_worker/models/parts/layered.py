@@ -32,7 +32,7 @@ class LayeredEncoder(Protocol):
         ...
 
     def finished(self, hidden: Tensor) -> Tensor:
-        """[n, positions, hidden] behind the last layer -> features [n, ...]."""
+        """[n, positions, hidden] after the last layer -> features [n, ...]."""
         ...
 
 

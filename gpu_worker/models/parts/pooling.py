@@ -33,7 +33,7 @@ class Pooler:
     denses: tuple[DenseWeights, ...]
 
     def pooled(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
-        """[T, hidden], all positions of texts of these lengths, behind the last norm -> float32 [texts, hidden]. A
+        """[T, hidden], all positions of texts of these lengths, after the last norm -> float32 [texts, hidden]. A
         text's sum runs over its own positions alone, so it has the same bits in any batch."""
         rows, at = [], 0
         for n in lengths:

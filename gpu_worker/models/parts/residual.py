@@ -11,7 +11,7 @@ from petiole.gpu_worker.models.plan import Norm
 
 class Residual:
     """hidden [T, hidden], changed in place. An addition waits until the stream is read: kernels compute an
-    addition and the norm behind it in one pass."""
+    addition and the norm after it in one pass."""
 
     def __init__(self, hidden: Tensor, kernels: Kernels) -> None:
         self._hidden, self._kernels = hidden, kernels

@@ -4,7 +4,7 @@ reading     copies tensors from their source onto the device: whole, joined, as 
 described   formats of the weights in memory, for operators
 source      a checkpoint as the source of tensors and of quantised layers
 fused       experts that a checkpoint stores in one tensor, as a layer each
-stacked     layers of one size, one behind the other
+stacked     layers of one size, one after the other
 formats/    readers of quantised checkpoints, one a format
 quantising  plain weights as four-bit codes
 coded       the one form of quantised weights, and the `Linear` that computes every such form

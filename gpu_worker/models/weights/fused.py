@@ -22,7 +22,7 @@ _STORED = {
     "weight_packed": ("_blocks",),
     "weight_scale": ("_scales",),
 }
-"""How the tensor with all experts is called, behind the name of the product."""
+"""How the tensor with all experts is called, after the name of the product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,5 +110,5 @@ def _rows(product: str, outputs: int, *, interleaved: bool) -> slice:
 
 
 def _flat(axes: tuple[int, ...], *, packed: bool) -> tuple[int, ...]:
-    """Blocks of codes lie one behind the other."""
+    """Blocks of codes lie one after the other."""
     return (axes[0] * axes[1],) if packed and len(axes) == 2 else axes

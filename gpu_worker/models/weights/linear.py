@@ -46,7 +46,7 @@ class Int8Linear:
 
 @dataclass(frozen=True, slots=True)
 class JoinedLinear:
-    """The outputs of several layers, one behind the other, where these are not stored alike."""
+    """The outputs of several layers, one after the other, where these are not stored alike."""
 
     parts: tuple[Linear, ...]
     bias: Tensor | None = None

@@ -18,7 +18,7 @@ LINEARS: tuple[LinearName, ...] = ("qkv", "out", "gate_up", "down")
 
 
 WEIGHTS = (".weight", ".weight_packed", ".qweight")
-"""The tensor with a layer's weights, plain or quantised, has one of these behind the layer's name."""
+"""The tensor with a layer's weights, plain or quantised, has one of these after the layer's name."""
 
 
 class Tensors(Protocol):
@@ -147,7 +147,7 @@ LLAMA = Names()
 
 @dataclass(frozen=True, slots=True)
 class StoredLinear:
-    """A product of `inputs` whose outputs are `parts` one behind the other, in stored layers `names` with `sizes`
+    """A product of `inputs` whose outputs are `parts` one after the other, in stored layers `names` with `sizes`
     outputs. Either each part has a name, or one name has all parts."""
 
     names: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Layers of one size, one behind the other in the memory of one layer: whatever the format, they are read together
+"""Layers of one size, one after the other in the memory of one layer: whatever the format, they are read together
 like queries, keys and values, and can be had one by one."""
 
 from __future__ import annotations

@@ -288,7 +288,7 @@ class CudaExecutor:
         """Compile and load the kernels outside the graphs, on row 0: an eager step, sampling with all filters."""
         one = np.ones(1, dtype=np.int32)
         batch = StepBatch("prefill", 0 * one, 0 * one, 2 * one, np.zeros(2, np.int32), one, -one, (), NO_UPDATES)
-        if self._slots[0].bidirectional is not None:  # a region, and one position behind it
+        if self._slots[0].bidirectional is not None:  # a region, and one position after it
             region, three = np.array([[0, 0, 2]], np.int32), np.zeros(3, np.int32)
             batch = replace(batch, lengths=3 * one, token_ids=three, regions=region)
         with torch.inference_mode():

@@ -13,7 +13,7 @@ used. The results are logits (and numbers, for models with values).
     inputs    .  p  x  y     .  .  .  p     p  x  y  z          p: pending   x, y, z: drafts   .: padding
     outputs      1  2  3              7     8  9  10 11         the inputs whose logits are sampled, put together
 
-In a prefill or a mixed step, rows of any length lie one behind the other. The padding follows the last row, and
+In a prefill or a mixed step, rows of any length lie one after the other. The padding follows the last row, and
 belongs to no row of the attention: the padding's values are undefined, and reach nothing but page 0. The results
 are hidden states. The output head is applied to them after the graph, because most chunks sample nothing.
 

@@ -2,7 +2,7 @@
 
     decode, verify   all rows have the same number of positions (`Shape.queries`). There is one graph per batch
                      size of a ladder.
-    append           rows of any number of positions, one behind the other: prefills and mixed steps. There are two
+    append           rows of any number of positions, one after the other: prefills and mixed steps. There are two
                      graphs for each number of tokens of a ladder: for few rows, and for as many as there may be.
 
 FlashInfer must know the number of rows of a captured step. It may split each of a few rows among several blocks of

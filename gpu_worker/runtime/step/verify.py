@@ -1,7 +1,7 @@
 """Verification: how many of a row's drafts are the tokens that were sampled in their place.
 
 inputs     p  x  y     p  x        p: pending   x, y: drafts
-drafts     x  y -1     x -1        each sampled token is compared with the draft behind its input
+drafts     x  y -1     x -1        each sampled token is compared with the draft after its input
 sampled    x  z  .     x  w
 accepted   2           2           up to and with the first that differs, which is the row's next input
 """

@@ -1,7 +1,7 @@
 """Mixers that keep a state (`plan.Recurrent`). Each line may import what stands below it.
 
 mixing       any of them, in one step
-delta_net    a gated delta rule behind a convolution, with an output gate
+delta_net    a gated delta rule after a convolution, with an output gate
 short        a convolution between two gates
 delta_rule   the rule: position by position, or in chunks
 convolution  a causal convolution of each channel

@@ -45,7 +45,7 @@ def _one(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, stored: Tenso
 
 
 def _chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, stored: Tensor) -> tuple[Tensor, Tensor]:
-    """All with the dimension of positions behind that of heads."""
+    """All with the dimension of positions after that of heads."""
     total = g.cumsum(-1)
     kept = total.exp()[..., None]  # of S0, at each position
     fading = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
@@ -54,5 +54,5 @@ def _chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, stored: Ten
     wanted = beta[..., None] * (v - kept * torch.matmul(k, stored))
     change = torch.linalg.solve_triangular(earlier, wanted, upper=False, unitriangular=True)
     outputs = kept * torch.matmul(q, stored) + torch.matmul(torch.matmul(q, keys) * fading, change)
-    left = (total[..., -1:] - total).exp()[..., None]  # of each change, behind the chunk
+    left = (total[..., -1:] - total).exp()[..., None]  # of each change, after the chunk
     return outputs, kept[..., -1:, :] * stored + torch.matmul((k * left).transpose(-1, -2), change)

@@ -14,7 +14,7 @@ from petiole.gpu_worker.models.weights.linear import Linear
 
 @dataclass(frozen=True, slots=True)
 class ShortConvolutionWeights:
-    """inputs: the outputs for b, c and x one behind the other. convolution: [channels, kernel]; bias:
+    """inputs: the outputs for b, c and x one after the other. convolution: [channels, kernel]; bias:
     [channels]."""
 
     inputs: Linear

@@ -30,7 +30,7 @@ class LayerState:
 class Span:
     """The next positions of n rows, equally many of each. places: int64 [n], of the rows' states. at: int64 [n,
     positions], which of the step's T positions they are. copied: int64 [k], which of the n states are copied
-    behind the span; copies: int64 [k], to which places."""
+    after the span; copies: int64 [k], to which places."""
 
     places: Tensor
     at: Tensor

@@ -25,7 +25,7 @@ def nibbles(packed: Tensor) -> Tensor:
 
 
 def joined(codes: Tensor) -> Tensor:
-    """The inverse of `nibbles`, with a zero behind an odd number of codes."""
+    """The inverse of `nibbles`, with a zero after an odd number of codes."""
     if codes.shape[-1] % 2:
         codes = torch.nn.functional.pad(codes, (0, 1))
     return codes[..., 0::2] | codes[..., 1::2] << 4

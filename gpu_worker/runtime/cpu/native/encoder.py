@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _ROWS = 1024
 """Positions at a time, but at least those of one crop: more would take much memory and be no faster."""
 _BEHIND = 64
-"""Elements behind the last value of a head. Vector instructions read them, but ignore their values."""
+"""Elements after the last value of a head. Vector instructions read them, but ignore their values."""
 
 
 class NativeEncoder:

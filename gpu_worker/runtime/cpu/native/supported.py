@@ -93,7 +93,7 @@ def with_sizes(
     ends: str | None = None,
 ) -> Support:
     """The answer when sizes and forms of codes are looked at, too, and layers together. known: the answer without.
-    lanes: the size of heads must be a multiple. ends: what is not computed before and behind the layers."""
+    lanes: the size of heads must be a multiple. ends: what is not computed before and after the layers."""
     if not layers:
         return Support("a model without layers")
     if hidden % 2:

@@ -81,7 +81,7 @@ EMPTY = LinearStruct(block=_PANEL)
 
 
 class _Room:
-    """Memory for matrices one behind the other, in pages of 2 MB if the system has them. The part that is not used
+    """Memory for matrices one after the other, in pages of 2 MB if the system has them. The part that is not used
     yet costs nothing: the system hands out a page when something is written to it."""
 
     _LEAST = 1 << 30
@@ -91,7 +91,7 @@ class _Room:
         self._left, self._next = 0, 0
 
     def at_least(self, n_bytes: int) -> int:
-        """The address of so many free bytes."""
+        """The address of this many free bytes."""
         if self._left < n_bytes:
             memory = new_tensor((max(n_bytes, self._LEAST),), torch.uint8, torch.device("cpu"))
             self._kept.append(memory)
@@ -99,7 +99,7 @@ class _Room:
         return self._next
 
     def take(self, n_bytes: int) -> None:
-        """The next matrix begins behind these bytes, on a line of the cache."""
+        """The next matrix begins after these bytes, on a line of the cache."""
         n_bytes = min(-(-n_bytes // _LINE) * _LINE, self._left)
         self._left -= n_bytes
         self._next += n_bytes
