@@ -16,12 +16,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import trials
 from tests.support.trials import is_slow
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 with suppress(OSError):
     ctypes.CDLL("libcuda.so.1")
     del os.environ["TRITON_INTERPRET"]
+
 
 settings.register_profile(
     "any machine",
@@ -31,6 +33,12 @@ settings.register_profile(
     derandomize="CI" in os.environ,
 )
 settings.load_profile("any machine")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any test is imported."""
+    trials.short = config.option.markexpr == "not slow"
+
 
 LONG = (
     "tests/chaos",

@@ -4,7 +4,8 @@ A trial repeats with many seeds, kills, versions, servers or cases what one shor
 of trials and, beside each, its representatives: the tests of that file that `make test` runs. So `make test` has
 every kind of test. A name without brackets stands for the test with all its parameters.
 
-`rest` does the same for the parameters of one test; a single test has the marker itself.
+`rest` does the same for the parameters of one test; a single test has the marker itself. Of the examples of
+slow properties `make test` tries a quarter (`examples`).
 """
 
 from __future__ import annotations
@@ -84,3 +85,12 @@ def rest(values: Iterable[Any], short: int = 1) -> list[Any]:
     listed = [value if isinstance(value, tuple) else (value,) for value in values]
     marks = [()] * short + [pytest.mark.slow] * (len(listed) - short)
     return [pytest.param(*value, marks=mark) for value, mark in zip(listed, marks, strict=False)]
+
+
+short = False
+"""Whether this is `make test`."""
+
+
+def examples(most: int) -> int:
+    """How many examples a property tries that takes long for each."""
+    return most // 4 if short else most

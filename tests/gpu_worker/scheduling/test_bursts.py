@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from petiole.gpu_worker.scheduling.preemption import Holder, Need, Room, giving_way
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from tests.support.stepped import Bench, sequence
+from tests.support.trials import examples
 
 URGENT, BATCH = 0, 9
 
@@ -66,7 +67,7 @@ def test_a_burst_starts_as_soon_as_one_urgent_sequence_does(policy: str, slots: 
     assert steps[0] == steps[1] <= 2
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     rows=st.integers(1, 12),
     free=st.integers(0, 3),
@@ -140,7 +141,7 @@ def test_urgent_sequences_whose_turn_has_not_come_take_no_rows() -> None:
         assert len(seen.sequences) <= 1
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     n_pages=st.integers(66, 200),
     n=st.integers(1, 8),
@@ -188,7 +189,7 @@ def held(seq: ScheduledSequence, pages: int, reserved: int = 0) -> Holder:
     return Holder(seq, pages, reserved)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     holders=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 8), st.integers(0, 3)), max_size=6),
     waiting=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12)), max_size=4),

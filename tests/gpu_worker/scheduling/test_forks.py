@@ -17,6 +17,7 @@ from petiole.gpu_worker.scheduling.admission import forked
 from petiole.gpu_worker.scheduling.scheduled import Arrival, ScheduledSequence, SequenceInputs
 from petiole.gpu_worker.scheduling.stopping import Finish, StopRules
 from tests.support.stepped import Bench, sequence
+from tests.support.trials import examples
 
 RUN = 4
 ANSWER = 7  # every token that the runtime makes
@@ -146,7 +147,7 @@ def test_two_rows_with_one_answer_keep_one_copy_after_a_fork() -> None:
     assert table.matrix[rows[0].row, :30].tolist() == table.matrix[rows[1].row, :30].tolist()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data())
 def test_forks_at_any_time_reuse_what_their_origin_had_committed(data: st.DataObject) -> None:
     """Against a model of two lines. Every step, `Bench` checks who owns a page, and what the device reads."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from petiole.gpu_worker.scheduling.batching import StepPlan
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from tests.support.stepped import Bench, sequence
+from tests.support.trials import examples
 
 CHUNK = 8
 
@@ -30,7 +31,7 @@ def chunks_waited_for(bench: Bench, short: ScheduledSequence, long: ScheduledSeq
     return sum(long in plan.chunks for plan in bench.plans[begun : own + 1])
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     arrivals=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), max_size=CHUNK),
     slots=st.integers(1, 2),
@@ -58,7 +59,7 @@ def test_a_short_prompt_waits_for_one_chunk_of_a_long_one(
     assert max([chunks_waited_for(bench, short, long, begun) for short, begun in shorts], default=0) <= most
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     running=st.lists(st.integers(4, 12), min_size=1, max_size=6),
     before=st.integers(1, 12),
@@ -86,7 +87,7 @@ def test_a_prefill_waits_for_at_most_two_decode_completions(
     assert completed <= 2
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     n=st.integers(CHUNK + 1, 60),
     size=st.integers(1, CHUNK),
@@ -164,7 +165,7 @@ def test_a_prompt_that_is_mostly_cached_is_short() -> None:
     assert prefills(bench)[-1].lengths == [2]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     running=st.lists(st.integers(4, 30), min_size=1, max_size=6),
     prompts=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 40)), max_size=8),

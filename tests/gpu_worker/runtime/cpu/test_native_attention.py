@@ -25,7 +25,7 @@ from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.forward import NativeDecoder, native_decoder
 from petiole.gpu_worker.runtime.memory.kv import KVCache, new_kv_cache
 from tests.support.plans import plan_of
-from tests.support.trials import rest
+from tests.support.trials import examples, rest
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="no C compiler")
 
@@ -139,7 +139,7 @@ def in_pieces(native: NativeDecoder, lengths: Sequence[int], pieces: Iterable[in
 
 
 @pytest.mark.parametrize("dtype", rest([torch.bfloat16, torch.float32]), ids=str)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(config=CONFIGS, page_size=st.sampled_from([1, 16]), lengths=LENGTHS, pieces=PIECES)
 def test_a_few_queries_get_the_same_bits_as_many(
     dtype: torch.dtype, config: ModelPlan, page_size: int, lengths: list[int], pieces: list[int]
@@ -153,7 +153,7 @@ def test_a_few_queries_get_the_same_bits_as_many(
     assert all(torch.equal(a, b) for a, b in zip(few, many, strict=True))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(config=CONFIGS, page_size=st.sampled_from([1, 16]), lengths=LENGTHS)
 def test_many_queries_get_what_torch_computes(config: ModelPlan, page_size: int, lengths: list[int]) -> None:
     """Up to rounding: the scores are large, so an embedding's last bit alone moves some logits by 3e-5."""

@@ -34,6 +34,7 @@ from petiole.gpu_worker.runtime.memory.kv import KVCache
 from tests.gpu_worker.runtime.cpu.test_native_attention import CPU, MAX_LENGTH, scattered_cache, step
 from tests.support.families import EVERY_FAMILY
 from tests.support.plans import Drawn
+from tests.support.trials import examples
 
 pytestmark = pytest.mark.skipif(load_library() is None, reason="no C compiler")
 
@@ -197,7 +198,7 @@ def steps(plan: ModelPlan, lengths: Sequence[int]) -> list[Steps]:
     return [prompts, Steps(plan, rows, lengths, [1] * len(lengths))]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(plan=plans(), page_size=st.sampled_from([1, 16]), lengths=LENGTHS)
 def test_it_computes_what_torch_computes(plan: ModelPlan, page_size: int, lengths: list[int]) -> None:
     cache, other = (scattered_cache(plan, page_size, 3, torch.float32) for _ in range(2))
@@ -211,7 +212,7 @@ def test_it_computes_what_torch_computes(plan: ModelPlan, page_size: int, length
 
 
 @DTYPES
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(plan=plans(), page_size=st.sampled_from([1, 16]), lengths=LENGTHS, data=st.data())
 def test_outputs_get_the_same_bits_whatever_else_is_wanted(
     dtype: torch.dtype, plan: ModelPlan, page_size: int, lengths: list[int], data: st.DataObject
@@ -230,7 +231,7 @@ def test_outputs_get_the_same_bits_whatever_else_is_wanted(
 
 
 @DTYPES
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(plan=plans(), page_size=st.sampled_from([1, 16]), lengths=LENGTHS, chunk=st.sampled_from([1, 5, 64]))
 def test_a_prompt_gets_the_same_bits_alone_in_a_batch_and_in_chunks(
     dtype: torch.dtype, plan: ModelPlan, page_size: int, lengths: list[int], chunk: int
