@@ -1,4 +1,4 @@
-"""How the pages are written: no word that says nothing, and none that a reader must read twice."""
+"""How the pages are written: no word that says nothing, none that a reader must read twice, and not too many."""
 
 from __future__ import annotations
 
@@ -15,8 +15,18 @@ BANNED = (
     *("so many", "due to the fact"),
 )
 
+PAGES = [page for page in pages() if page == "README.md" or page.startswith("docs/")]
+MOST_WORDS, MOST_LINES = 35_000, 300
+"""Of all pages together, without the bars of tables; of each page."""
 
-@pytest.mark.parametrize("page", [page for page in pages() if page == "README.md" or page.startswith("docs/")])
+
+@pytest.mark.parametrize("page", PAGES)
 def test_no_banned_words(page: str) -> None:
     text = re.sub(r"`[^`]*`", "", " ".join(prose(REPOSITORY / page).lower().split()))
     assert [word for word in BANNED if re.search(rf"\b{word}\b", text)] == []
+
+
+def test_the_pages_are_short() -> None:
+    texts = {page: (REPOSITORY / page).read_text() for page in PAGES}
+    assert [page for page, text in texts.items() if text.count("\n") > MOST_LINES] == []
+    assert sum(any(map(str.isalnum, word)) for text in texts.values() for word in text.split()) <= MOST_WORDS
