@@ -56,9 +56,15 @@ typedef float vp __attribute__((vector_size(4 * WIDTH), aligned(4)));
 typedef int32_t vpi __attribute__((vector_size(4 * WIDTH), aligned(4)));
 typedef uint32_t vpu __attribute__((vector_size(4 * WIDTH), aligned(4)));
 typedef uint16_t vph __attribute__((vector_size(2 * WIDTH), aligned(2)));
-typedef int8_t vpb __attribute__((vector_size(WIDTH), aligned(1)));
 
 INLINE vp part_at(const float *p) { return *(const vp *)p; }
+INLINE vpi widen_part(const void *p) { /* WIDTH bytes */
+#if WIDTH == 8
+  return (vpi)_mm256_cvtepi8_epi32(_mm_loadl_epi64(p));
+#else
+  return widen_bytes(p);
+#endif
+}
 INLINE vp spread(float x) { return x - (vp){0}; }
 
 INLINE vf load(const float *p) { return *(const vf *)p; }

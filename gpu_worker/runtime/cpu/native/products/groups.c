@@ -16,25 +16,13 @@
 
 /* ---------------------------------------------------------------- values */
 
-/* The codes of EIGHT inputs to WIDTH outputs. */
-typedef struct {
-  const char *bytes;
-#if WIDTH == 8
-  vpu pairs[EIGHT / 2]; /* values in bfloat16: of an even input, and in the upper half of the next one */
-#else
-  vpu lanes;
-#endif
-} Chunk;
-
 /* From the codes of EIGHT inputs to those of the next. */
 INLINE int64_t step_of(int kind) { return kind == FOUR ? ROW4 : EIGHT * PANEL; }
 
-/* row: of a panel's codes; part: which outputs of it */
-INLINE Chunk open_chunk(int kind, const Groups *g, const char *row, int part) {
-  Chunk c = {.bytes = row + part * WIDTH};
-  if (kind != FOUR) return c;
-  const char *codes = row + part * WIDTH * EIGHT / 2;
 #if WIDTH == 8
+/* The values of two inputs' four-bit codes: bytes of bfloat16 come from tables and meet, in a float's lane, in the order
+ * even input, odd input. */
+INLINE void values_of_four(const Groups *g, const char *codes, vp values[2][PARTS]) {
   const __m256i low = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)g->halves[0]));
   const __m256i high = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)g->halves[1]));
   const __m256i mask = _mm256_set1_epi8(15), both = _mm256_loadu_si256((const __m256i *)codes);
@@ -42,38 +30,57 @@ INLINE Chunk open_chunk(int kind, const Groups *g, const char *row, int part) {
   for (int half = 0; half < 2; half++) {
     const __m256i index = _mm256_and_si256(half ? _mm256_srli_epi16(both, 4) : both, mask);
     const __m256i first = _mm256_shuffle_epi8(low, index), second = _mm256_shuffle_epi8(high, index);
-    c.pairs[2 * half] = (vpu)_mm256_unpacklo_epi8(first, second);
-    c.pairs[2 * half + 1] = (vpu)_mm256_unpackhi_epi8(first, second);
+    const vpu pairs[2] = {(vpu)_mm256_unpacklo_epi8(first, second), (vpu)_mm256_unpackhi_epi8(first, second)};
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+      values[0][2 * half + i] = (vp)(pairs[i] << 16);
+      values[1][2 * half + i] = (vp)(pairs[i] & 0xFFFF0000u);
+    }
   }
-#else
-  (void)g;
-  c.lanes = *(const vpu *)codes;
-#endif
-  return c;
 }
-
-/* The values of input i. */
-INLINE vp value_at(int kind, const Groups *g, const Chunk *c, int i) {
-  if (kind == FOUR) {
-#if WIDTH == 8
-    (void)g;
-    return (vp)(i % 2 ? c->pairs[i / 2] & 0xFFFF0000u : c->pairs[i / 2] << 16);
-#elif defined(__AVX512F__)
-    return (vp)_mm512_permutexvar_ps((__m512i)(c->lanes >> 4 * i), _mm512_loadu_ps(g->values)); /* reads four bits */
 #else
-    const vpu codes = c->lanes >> 4 * i & 15;
-    vp found = {0};
-    for (int lane = 0; lane < WIDTH; lane++) found[lane] = g->values[codes[lane]];
-    return found;
+/* The values of WIDTH outputs' codes for input i of EIGHT. */
+INLINE vp value_of_four(const Groups *g, const char *codes, int i) {
+  const vpu lanes = *(const vpu *)codes >> 4 * i;
+#ifdef __AVX512F__
+  return (vp)_mm512_permutexvar_ps((__m512i)lanes, _mm512_loadu_ps(g->values)); /* reads four bits */
+#else
+  vp found = {0};
+  for (int lane = 0; lane < WIDTH; lane++) found[lane] = g->values[lanes[lane] & 15];
+  return found;
 #endif
-  }
-  const vpb codes = *(const vpb *)(c->bytes + i * PANEL);
-  const vpi wide = __builtin_convertvector(codes, vpi);
+}
+#endif
+
+/* The values of WIDTH codes of eight bits. */
+INLINE vp value_of_byte(int kind, const char *codes) {
+  const vpi wide = widen_part(codes);
   if (kind == INT8) return __builtin_convertvector(wide, vp);
   const vpi size = wide & 0x7F, small = size < 8; /* e4m3: see e4m3.h. There is no code that is not a number */
   const vpi large = (size << 20) + (120 << 23);
   const vpi found = (small & (vpi)(__builtin_convertvector(size, vp) * 0x1p-9f)) | (~small & large);
   return (vp)(found | (wide & (vpi)((vpu){0} + 0x80000000u)));
+}
+
+/* The values of inputs i and i + 1. row: the codes of EIGHT inputs to a panel */
+INLINE void two_values(int kind, const Groups *g, const char *row, int i, vp values[2][PARTS]) {
+#if WIDTH == 8
+  if (kind == FOUR) {
+    values_of_four(g, row + i / 2 * PANEL, values);
+    return;
+  }
+#endif
+#pragma GCC unroll 2
+  for (int odd = 0; odd < 2; odd++)
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS; part++) {
+#if WIDTH != 8
+      if (kind == FOUR) values[odd][part] = value_of_four(g, row + part * WIDTH * EIGHT / 2, i + odd);
+      else
+#endif
+        values[odd][part] = value_of_byte(kind, row + (i + odd) * PANEL + part * WIDTH);
+    }
+  (void)g;
 }
 
 /* WIDTH scales or zeros, from number `i` of them on. */
@@ -115,18 +122,20 @@ INLINE void add_run(int mb, vp sums[MB][PARTS], const Scaling *s, float *c, int6
 INLINE void run_of_codes(int kind, int mb, int n, const Groups *g, const float *x, const char *w, const Scaling *s,
                          float *c, int64_t ldc) {
   vp sums[MB][PARTS] = {0};
-  for (int i = 0; i < n; i += EIGHT, w += step_of(kind)) {
+  for (int i = 0; i < n; i += EIGHT, w += step_of(kind))
 #pragma GCC unroll 4
-    for (int part = 0; part < PARTS; part++) {
-      const Chunk chunk = open_chunk(kind, g, w, part);
-#pragma GCC unroll 8
-      for (int k = 0; k < EIGHT; k++) {
-        const vp value = value_at(kind, g, &chunk, k);
+    for (int k = 0; k < EIGHT; k += 2) {
+      vp values[2][PARTS];
+      two_values(kind, g, w, k, values);
+#pragma GCC unroll 2
+      for (int odd = 0; odd < 2; odd++)
 #pragma GCC unroll 16
-        for (int j = 0; j < mb; j++) sums[j][part] += value * spread(x[j * KC + i + k]);
-      }
+        for (int j = 0; j < mb; j++) {
+          const vp in = spread(x[j * KC + i + k + odd]);
+#pragma GCC unroll 4
+          for (int part = 0; part < PARTS; part++) sums[j][part] += values[odd][part] * in;
+        }
     }
-  }
   add_run(mb, sums, s, c, ldc);
 }
 
@@ -171,10 +180,13 @@ static void some_of_floats(int mb, int n, const float *x, const float *w, const 
 INLINE void widen_run(int kind, int n, const Groups *g, const char *w, float *out) {
   for (int i = 0; i < n; i += EIGHT, w += step_of(kind))
 #pragma GCC unroll 4
-    for (int part = 0; part < PARTS; part++) {
-      const Chunk chunk = open_chunk(kind, g, w, part);
-#pragma GCC unroll 8
-      for (int k = 0; k < EIGHT; k++) *(vp *)(out + (i + k) * PANEL + part * WIDTH) = value_at(kind, g, &chunk, k);
+    for (int k = 0; k < EIGHT; k += 2) {
+      vp values[2][PARTS];
+      two_values(kind, g, w, k, values);
+#pragma GCC unroll 2
+      for (int odd = 0; odd < 2; odd++)
+#pragma GCC unroll 4
+        for (int part = 0; part < PARTS; part++) *(vp *)(out + (i + k + odd) * PANEL + part * WIDTH) = values[odd][part];
     }
 }
 
@@ -240,11 +252,11 @@ static void pack_codes(int kind, const uint8_t *rows, int n, int64_t k, uint8_t 
   for (int i = 0; i < n; i++)
     for (int64_t c = 0; c < k / EIGHT; c++) {
       const uint8_t *codes = rows + i * row + c * EIGHT / 2;
-      uint8_t *chunk = out + c * ROW4 + i / WIDTH * WIDTH * EIGHT / 2;
+      uint8_t *row = out + c * ROW4;
 #pragma GCC unroll 8
       for (int input = 0; input < EIGHT; input++) {
-        const int64_t nibble = nibble_at(i % WIDTH, input);
-        chunk[nibble / 2] |= (uint8_t)((codes[input / 2] >> input % 2 * 4 & 15) << nibble % 2 * 4);
+        const int64_t nibble = nibble_at(i, input);
+        row[nibble / 2] |= (uint8_t)((codes[input / 2] >> input % 2 * 4 & 15) << nibble % 2 * 4);
       }
     }
 }

@@ -8,17 +8,14 @@
  * of the inputs; zero times the sum of these inputs is taken away; the rest times the scale is added to the sum of the runs
  * before. Every number of rows makes these sums, so a row gets the same bits beside any others.
  *
- * Panels of bytes lie as pack.h says. Those of four bits hold, for 8 inputs after the next 8, chunks of WIDTH outputs:
- *
- *     k = 0 .. 7:   outputs 0 .. WIDTH - 1   outputs WIDTH .. 2 WIDTH - 1   ...       4 WIDTH bytes each
- *
- * Within a chunk they lie as `nibble_at` says, so that few instructions make vectors of floats of them. Scales and zeros
- * of a panel are rows of 32, [groups][PANEL], apart from the codes. */
+ * Panels of bytes lie as pack.h says. Those of four bits hold the codes of 8 inputs, then those of the next 8. Among these
+ * they lie as `nibble_at` says, so that few instructions make vectors of floats of them. Scales and zeros of a panel are
+ * rows of 32, [groups][PANEL], apart from the codes. */
 #pragma once
 #include "matrix.h"
 
 #define HALF 6 /* numbers in float16; F32 and BF16 are the other kinds of scales and zeros */
-#define EIGHT 8 /* inputs whose four-bit codes lie in one chunk */
+#define EIGHT 8 /* inputs whose four-bit codes lie together */
 
 typedef struct Groups {
   const char *scales, *zeros;           /* of whole panels; zeros may be null */
@@ -37,12 +34,14 @@ INLINE int64_t run_of(const Groups *g) { return g->size % 32 && g->size % 32 == 
 /* Bytes of the four-bit codes of EIGHT inputs to a panel. */
 #define ROW4 (EIGHT * PANEL / 2)
 
-/* Outputs of a chunk. With AVX2 alone, a vector has 8 floats. */
+/* The place of the code of output o and input k among a row's nibbles, two a byte, the lower first. */
 #if WIDTH == 8
-/* The place of the code of output o and input k among a chunk's nibbles, two a byte, the lower first. A look-up gives the
- * bytes of bfloat16: those of an even input and of the next one meet in a float's lane. */
+/* AVX2: two inputs in a vector of bytes, so that an input meets all outputs while it is in a register. A byte's lower half
+ * belongs to the first 16 outputs. A look-up gives the bytes of bfloat16 by halves of 16 bytes, and within a half first those
+ * of 4 outputs and then those of 4 others are interleaved: each of a part of 8 lies in both halves. */
 INLINE int64_t nibble_at(int64_t o, int64_t k) {
-  return (o / 4 * 16 + k % 4 / 2 * 8 + o % 4 * 2 + k % 2) * 2 + k / 4;
+  const int64_t upper = o / 16, part = o / 8 % 2, half = o / 4 % 2;
+  return (k / 2 * PANEL + half * 16 + part * 8 + o % 4 * 2 + k % 2) * 2 + upper;
 }
 #else
 INLINE int64_t nibble_at(int64_t o, int64_t k) { return o * EIGHT + k; } /* an output's codes are a lane */

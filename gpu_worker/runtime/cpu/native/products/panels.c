@@ -19,11 +19,7 @@ INLINE void widen(int kind, const char *at, vp rows[2][PARTS]) {
   for (int part = 0; part < PARTS; part++) {
     const char *p = at + part * WIDTH * AT_ONCE(kind) * size_of(kind);
     if (kind == F32) rows[0][part] = part_at((const float *)p);
-#if WIDTH == LANES
-    else if (kind == INT8) rows[0][part] = __builtin_convertvector(widen_bytes(p), vf);
-#else
-    else if (kind == INT8) rows[0][part] = __builtin_convertvector(__builtin_convertvector(*(const vpb *)p, vpi), vp);
-#endif
+    else if (kind == INT8) rows[0][part] = __builtin_convertvector(widen_part(p), vp);
     else {
       const vpu pairs = *(const vpu *)p;
       rows[0][part] = (vp)(pairs << 16);
