@@ -1,9 +1,10 @@
 """A whole load at once, beside other engines: output tokens a second, with the time for the prompts.
 
 On the CPU the peers are transformers (one padded batch of `generate`; with the small model also its continuous
-batching), llama.cpp, OpenVINO GenAI and vLLM; on CUDA, transformers. All sides take turns on the same threads. The
-peer of a row is the best of the others. The report names peers that are not installed, or that refuse this device,
-with the reason. `bench/peers/outside.py` says how to install peers that need an environment of their own.
+batching), llama.cpp, OpenVINO GenAI and vLLM; in four bits, llama.cpp (Q4_0) and OpenVINO GenAI; on CUDA,
+transformers. All sides take turns on the same threads. The peer of a row is the best of the others. The report
+names peers that are not installed, or that refuse this device, with the reason. `bench/peers/outside.py` says how
+to install peers that need an environment of their own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import partial
 import torch
 
 from bench import load
-from bench.checkpoints import QWEN3_06B, SMALL, Shape, checkpoint
+from bench.checkpoints import QWEN3_06B, QWEN3_06B_INT4, SMALL, Shape, checkpoint
 from bench.load import Case
 from bench.peers.llama_cpp import LlamaCpp, open_peer
 from bench.peers.outside import NAMES, Outside
@@ -26,7 +27,7 @@ from bench.report import NotAvailableError, progress
 from bench.runs import Bench, arguments, opened
 
 OURS = "petiole"
-_TARGET = 1.3
+_TARGET, _TARGET_INT4 = 1.3, 1.1
 _FINALISTS = 2  # peers that go on after the first round
 
 Side = Callable[[list[list[int]], int], float]
@@ -35,16 +36,16 @@ Side = Callable[[list[list[int]], int], float]
 
 @dataclass(frozen=True)
 class Loads:
-    """Loads on one model. `outside`: with peers in processes of their own."""
+    """Loads on one model. `outside`: the peers in processes of their own."""
 
     shape: Shape
     cases: tuple[Case, ...]
-    outside: bool = False
+    outside: tuple[str, ...] = ()
     target: float | None = None
 
 
-def _large(n: int, prompt: int, output: int) -> Case:
-    return Case(QWEN3_06B, n, prompt, output, n, rounds=7)
+def _large(n: int, prompt: int, output: int, shape: Shape = QWEN3_06B) -> Case:
+    return Case(shape, n, prompt, output, n, rounds=7)
 
 
 LOADS = {
@@ -59,8 +60,14 @@ LOADS = {
             _large(64, 64, 64),
             _large(8, 512, 1),
         ),
-        outside=True,
+        outside=tuple(NAMES),
         target=_TARGET,
+    ),
+    "int4": Loads(
+        QWEN3_06B_INT4,
+        tuple(_large(n, 128, output, QWEN3_06B_INT4) for n, output in ((1, 48), (8, 32), (16, 32), (64, 64))),
+        outside=("openvino",),
+        target=_TARGET_INT4,
     ),
 }
 TINIEST = Loads(SMALL, (Case(SMALL, 2, 64, 4, 2, 1),))
@@ -84,13 +91,15 @@ def measure(bench: Bench, loads: Loads) -> None:
 def peers(bench: Bench, loads: Loads, model: str, stack: ExitStack) -> dict[str, Side]:
     """The peers that this machine has, by name."""
     sides: dict[str, Side] = {}
-    try:
-        peer = Transformers(model, loads.shape.dtype, bench.device)
-        sides["transformers' generate"] = peer.generate
-        if not loads.outside:
-            sides["transformers' continuous batching"] = peer.continuous_batching
-    except NotAvailableError as error:
-        bench.report.absent["transformers"] = str(error)
+    four_bits = loads.shape.four_bits
+    if not four_bits:
+        try:
+            peer = Transformers(model, loads.shape.dtype, bench.device)
+            sides["transformers' generate"] = peer.generate
+            if not loads.outside:
+                sides["transformers' continuous batching"] = peer.continuous_batching
+        except NotAvailableError as error:
+            bench.report.absent["transformers"] = str(error)
     if bench.device != "cpu":
         return sides
     threads = bench.threads or torch.get_num_threads()
@@ -102,10 +111,10 @@ def peers(bench: Bench, loads: Loads, model: str, stack: ExitStack) -> dict[str,
         sides["llama.cpp"] = partial(_llama, llama)
     lengths = [(case.n, case.prompt + case.output) for case in loads.cases]
     most = (max(n for n, _ in lengths), max(each for _, each in lengths), max(n * each for n, each in lengths))
-    for kind, name in NAMES.items() if loads.outside else ():
+    for kind, name in ((kind, NAMES[kind]) for kind in loads.outside):
         try:
-            outside = stack.enter_context(closing(Outside(kind, model, threads=threads, most=most)))
-            sides[name] = outside.tokens_per_s
+            outside = Outside(kind, model, threads=threads, most=most, four_bits=four_bits)
+            sides[name] = stack.enter_context(closing(outside)).tokens_per_s
         except NotAvailableError as error:
             bench.report.absent[name] = str(error)
     return sides

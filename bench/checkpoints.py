@@ -9,8 +9,9 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -18,7 +19,8 @@ _BYTES = {"float32": 4, "bfloat16": 2}
 @dataclass(frozen=True)
 class Shape:
     """A Qwen3 decoder with a tied head. Sizes as in Hugging Face's `config.json`. experts: of each layer, each a
-    feed-forward of `intermediate_size`, of which a position takes `chosen`; 0: a dense decoder."""
+    feed-forward of `intermediate_size`, of which a position takes `chosen`; 0: a dense decoder. four_bits: each
+    side makes four bits of the checkpoint's layers and head, one scale for 32 inputs."""
 
     name: str
     dtype: str
@@ -32,6 +34,13 @@ class Shape:
     max_positions: int = 2048
     experts: int = 0
     chosen: int = 0
+    four_bits: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What an engine is told beside the checkpoint."""
+        quantised = {"weight_quantization": "int4", "head_quantization": "int4"} if self.four_bits else {}
+        return {"dtype": self.dtype, **quantised}
 
     @property
     def layer_parameters(self) -> int:
@@ -50,7 +59,12 @@ class Shape:
     @property
     def weight_bytes(self) -> int:
         """Of a dense decoder a decode step reads all of them once: the head is the embedding."""
-        return self.parameters * _BYTES[self.dtype]
+        return round(self.parameters * self._weight_bytes)
+
+    @property
+    def _weight_bytes(self) -> float:
+        """Of one weight; in four bits also its share of a scale."""
+        return 4.5 / 8 if self.four_bits else _BYTES[self.dtype]
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -60,8 +74,8 @@ class Shape:
         """Of the experts those that at least one sequence takes, if all are taken equally often."""
         taken = self.experts * (1 - (1 - self.chosen / self.experts) ** batch) if self.experts else 1
         unread = self.n_layers * (self.layer_parameters - self._layer_parameters(taken))
-        weights = self.weight_bytes - unread * _BYTES[self.dtype]
-        return weights + batch * context * self.kv_bytes_per_token
+        weights = self.weight_bytes - unread * self._weight_bytes
+        return round(weights) + batch * context * self.kv_bytes_per_token
 
     def operations(self, tokens: int, context: float, outputs: int) -> float:
         """Multiplications and additions for `tokens` positions that see `context` others each on average."""
@@ -71,6 +85,7 @@ class Shape:
 
 
 QWEN3_06B = Shape("Qwen3-0.6B shape, bf16", "bfloat16", 151_936, 1024, 3072, 28, 16, 8, 128)
+QWEN3_06B_INT4 = replace(QWEN3_06B, name="Qwen3-0.6B shape, int4", four_bits=True)
 SMALL = Shape("6.8 M shape, fp32", "float32", 8192, 256, 768, 6, 4, 2, 64)
 MIXTURE = Shape("22 M mixture, fp32", "float32", 8192, 256, 256, 6, 4, 2, 64, experts=16, chosen=4)
 SMALL_LONG = Shape("6.8 M shape, fp32", "float32", 8192, 256, 768, 6, 4, 2, 64, max_positions=20_480)

@@ -1,10 +1,11 @@
 """Decode and prefill on the CPU: tokens a second beside transformers and llama.cpp.
 
-The models are random weights in the shapes of Qwen3-0.6B (bf16), of a 6.8 M-parameter model and of a mixture of 16
-experts, of which a token takes 4 (float32). llama.cpp is not asked for the mixture. Each
-side computes the same prompts once. In every round it decodes the same number of tokens behind them. Sides
-alternate in one run, on the same number of threads, each with its faster attention. llama.cpp takes part if
-`llama-cpp-python` and `gguf` are installed. The peer of a row is the best of the others."""
+The models are random weights in the shapes of Qwen3-0.6B (bf16), of a 6.8 M-parameter model and of a mixture of
+16 experts, of which a token takes 4 (float32). The first also runs in four bits, without transformers.
+llama.cpp is not asked for the mixture. Each side computes the same prompts once. In every round it decodes the
+same number of tokens behind them. Sides alternate in one run, on the same number of threads, each with its
+faster attention. llama.cpp takes part if `llama-cpp-python` and `gguf` are installed. The peer of a row is the
+best of the others."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from bench import floors, load
-from bench.checkpoints import MIXTURE, QWEN3_06B, SMALL, Shape, checkpoint
+from bench.checkpoints import MIXTURE, QWEN3_06B, QWEN3_06B_INT4, SMALL, Shape, checkpoint
 from bench.driver import Driver
 from bench.peers.llama_cpp import open_peer
 from bench.report import Report, arguments
@@ -91,6 +92,12 @@ CASES = {
     "small": Case(SMALL, 64, 64, decode=(Goal(1, 0.6, "1.0"), Goal(8, 1.2, "2"), Goal(32, 2.0, "3"))),
     "mixture": Case(MIXTURE, 64, 32, decode=(Goal(1, 1.0, "2"), Goal(8, 1.2, "2"), Goal(32, 1.2, "2"))),
     "large": LARGE,
+    "int4": Case(
+        QWEN3_06B_INT4,
+        128,
+        12,
+        decode=(Goal(1, 1.3, "1.3", floors=1.25), *(Goal(size, 1.3, "1.3") for size in (8, 16, 64))),
+    ),
 }
 TINIEST = Case(SMALL, 64, 8, decode=(Goal(8, 1.2, "2"),))
 
@@ -123,7 +130,8 @@ def measure(case: Case, report: Report, rounds: int, threads: int, json_path: st
     with checkpoint(shape) as folder:
         runtime = opened(case, folder, threads)
         llama = None if shape.experts else open_peer(folder, shape, threads)
-        sides: list[Side] = [Ours(runtime), Transformers(folder, shape), *([llama] if llama else [])]
+        sides: list[Side] = [Ours(runtime), *([] if shape.four_bits else [Transformers(folder, shape)])]
+        sides += [llama] if llama else []
         load.settle()
         try:
             for goal in case.decode:
@@ -169,11 +177,10 @@ def opened(case: Case, folder: str, threads: int, **options: Any) -> ModelRuntim
         EngineConfig(
             model=folder,
             device="cpu",
-            dtype=case.shape.dtype,  # type: ignore[arg-type]
             max_num_seqs=max(goal.size for goal in case.decode),
             max_model_len=1024,
             num_threads=threads,
-            **options,
+            **{**case.shape.settings, **options},
         )
     )
 
@@ -221,6 +228,9 @@ def in_turns(work: Mapping[str, Work], tokens: int, rounds: int) -> dict[str, li
 def judge(report: Report, name: str, goal: Goal, rates: dict[str, list[float]]) -> None:
     medians = {side: statistics.median(found) for side, found in rates.items()}
     others = {side: rate for side, rate in medians.items() if side not in (Ours.name, FLOOR)}
+    if not others:
+        report.add(name, medians[Ours.name], "tokens/s", floor=medians[FLOOR])
+        return
     peer = goal.against or max(others, key=lambda side: others[side])
     ratios = [a / b for a, b in zip(rates[Ours.name], rates[peer], strict=True)]
     report.add(

@@ -33,9 +33,8 @@ class Bench:
         config = EngineConfig(
             model=model,
             device=self.device,  # type: ignore[arg-type]
-            dtype=shape.dtype,  # type: ignore[arg-type]
             num_threads=self.threads,
-            **options,
+            **{**shape.settings, **options},
         )
         with Engine(config, tracer=tracer) as engine:
             load.at_concurrency(engine, load.requests(2, 8, 4), 2)

@@ -1,7 +1,7 @@
 """llama.cpp as a peer, through the low-level interface of `llama-cpp-python`: batched decodes, greedy, no text.
 
 Optional: if `llama_cpp` or `gguf` is not installed, `open_peer` returns None. The model is written as GGUF from
-the same random checkpoint, in the same type."""
+the same random checkpoint, in the same type, or in Q4_0."""
 
 from __future__ import annotations
 
@@ -183,6 +183,9 @@ def write_gguf(folder: Path, shape: Shape, path: Path) -> None:
         wide = tensor.dim() == 1 or tensor.dtype == torch.float32
         array = tensor.float().numpy() if wide else tensor.view(torch.uint8).numpy()
         kind = gguf.GGMLQuantizationType.F32 if wide else gguf.GGMLQuantizationType.BF16
+        if shape.four_bits and tensor.dim() == 2:
+            kind = gguf.GGMLQuantizationType.Q4_0
+            array = gguf.quants.quantize(tensor.float().numpy(), kind)
         writer.add_tensor(_gguf_name(name), array, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -26,10 +26,13 @@ NAMES = {"openvino": "OpenVINO GenAI", "vllm": "vLLM"}
 class Outside:
     """`kind`: a key of NAMES. Raises NotAvailableError where it does not run."""
 
-    def __init__(self, kind: str, folder: str, *, threads: int, most: tuple[int, int, int]) -> None:
-        """`most`: sequences at once, tokens of one, and tokens of all at once."""
+    def __init__(
+        self, kind: str, folder: str, *, threads: int, most: tuple[int, int, int], four_bits: bool = False
+    ) -> None:
+        """`most`: sequences at once, tokens of one, and tokens of all at once. four_bits: of the weights"""
         python = os.environ.get(f"BENCH_{kind.upper()}_PYTHON") or sys.executable
-        asked = {"folder": folder, "threads": threads, "sequences": most[0], "tokens": most[1], "all": most[2]}
+        sizes = {"sequences": most[0], "tokens": most[1], "all": most[2]}
+        asked = {"folder": folder, "threads": threads, "four_bits": four_bits, **sizes}
         try:
             self._child = subprocess.Popen(
                 [python, str(_SCRIPT), kind, json.dumps(asked)],
