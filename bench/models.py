@@ -97,6 +97,7 @@ CASES = {
         128,
         12,
         decode=(Goal(1, 1.3, "1.3", floors=1.25), *(Goal(size, 1.3, "1.3") for size in (8, 16, 64))),
+        savings=tuple(Saving("int8 inputs", {"activation_quantization": "int8"}, size, 128) for size in (1, 8)),
     ),
 }
 TINIEST = Case(SMALL, 64, 8, decode=(Goal(8, 1.2, "2"),))

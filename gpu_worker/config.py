@@ -86,6 +86,7 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     weight_quantization: Literal["none", "int8", "int4", "fp8"] = "none"
     head_quantization: Literal["auto", "none", "int8", "int4"] = "auto"
+    activation_quantization: Literal["none", "int8"] = "none"
     kv_dtype: Literal["auto", "fp8"] = "auto"
     max_model_len: int = 0
     max_num_seqs: int = 0

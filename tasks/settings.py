@@ -90,6 +90,10 @@ class EngineSettings(BaseModel):
     head_quantization: Literal["auto", "none", "int8", "int4"] = Field(
         default="auto", description="quantize the output head when loading; auto: in int8 if the weights are, too"
     )
+    activation_quantization: Literal["none", "int8"] = Field(
+        default="none",
+        description="inputs of layers with four-bit weights in eight bits: quicker on CPUs, not exact",
+    )
     kv_dtype: Literal["auto", "fp8"] = Field(
         default="auto", description="dtype of the KV cache; fp8 takes half the memory of 16 bits"
     )

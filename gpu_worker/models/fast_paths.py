@@ -230,7 +230,7 @@ _FIELDS: dict[type, str] = {
     DenseLinear: "weight bias",
     Int8Linear: "weight scale bias",
     Fp8Linear: "weight scale quantize_rows bias",
-    CodedLinear: "weight bias",
+    CodedLinear: "weight bias int8_inputs",
     Coded: "form codes scales zeros multiplier",
     Form: "outputs inputs group table codes scales zeros multiplier",
     VisionConfig: "dim heads layers ff projection geometry",

@@ -45,6 +45,7 @@ from petiole.gpu_worker.models.plan import (
     Rotary,
     Router,
 )
+from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear, takes_int8
 from petiole.gpu_worker.models.weights.formats.declared import declared_by
 from petiole.gpu_worker.models.weights.fused import ExpertTensors
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
@@ -69,7 +70,7 @@ _PROGRESS_FROM_BYTES = 256 * 2**20
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     """The target device and format of weights. `max_positions`: length of the rotary tables. `on_read`: told how
-    many bytes have been read.
+    many bytes have been read. `int8_inputs`: where four-bit integers allow it, inputs meet them in eight bits.
 
     On the "meta" device, loading only checks that all tensors exist and have the right shape; it reads none.
     """
@@ -79,6 +80,7 @@ class LoadOptions:
     max_positions: int
     quantization: Quantization = "none"
     head_quantization: HeadQuantization = "none"
+    int8_inputs: bool = False
     kernels: Kernels = field(default_factory=TorchKernels)
     storage: Storage = field(default_factory=Storage)
     on_read: Callable[[int], object] = lambda n_bytes: None
@@ -88,6 +90,9 @@ class LoadOptions:
 
     def advance(self, n_bytes: int) -> object:
         return self.on_read(n_bytes)
+
+    def coded(self, weight: Coded, bias: Tensor | None) -> CodedLinear:
+        return CodedLinear(weight, bias, self.int8_inputs and takes_int8(weight.form))
 
     def quantize_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.kernels.quantize_rows(x)

@@ -56,6 +56,14 @@ def head_quantization(config: EngineConfig, platform: Platform) -> HeadQuantizat
     return wanted
 
 
+def int8_inputs(config: EngineConfig, platform: Platform) -> bool:
+    """Whether inputs of layers with four-bit weights are in eight bits."""
+    wanted = config.activation_quantization
+    if wanted not in platform.quantizations:
+        raise ModelError(f"activation_quantization: {wanted} is not for {platform.device.kind} (int8: cpu)")
+    return wanted == "int8"
+
+
 def require_states_alone(config: EngineConfig, model: ModelPlan) -> None:
     """Refuse what would spoil states: a rejected draft would have changed them, and texts that are computed whole
     have no row."""

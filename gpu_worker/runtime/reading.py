@@ -24,6 +24,7 @@ from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.models.weights.reading import Storage, TensorSource
 from petiole.gpu_worker.runtime.derived import (
     head_quantization,
+    int8_inputs,
     max_model_len,
     quantization,
     same_shape,
@@ -114,6 +115,7 @@ class ModelReader:
             max_positions=info.max_model_len + 1,
             quantization=quantization(self._config, self._platform),
             head_quantization=head_quantization(self._config, self._platform),
+            int8_inputs=int8_inputs(self._config, self._platform),
             kernels=self._platform.kernels,
             storage=storage,
         )
@@ -144,7 +146,9 @@ def _quantised(digest: str, config: EngineConfig, platform: Platform) -> str:
     """The fingerprint of weights that are quantised while they are loaded: they are other weights, so a task that
     began with them does not go on with the plain ones. Weights that are loaded as they are keep theirs."""
     layers, head = quantization(config, platform), head_quantization(config, platform)
-    return digest if layers == head == "none" else _with(digest, f"layers {layers}, head {head}")
+    if layers != "none" or head != "none":
+        digest = _with(digest, f"layers {layers}, head {head}")
+    return _with(digest, "inputs int8") if int8_inputs(config, platform) else digest
 
 
 def _with(digest: str, more: object) -> str:

@@ -27,6 +27,7 @@ E2M1 = (*_HALF, *(-value for value in _HALF))
 """Tables: integers whose zero is 8, integers with zeros beside them, and floats with two bits of exponent and one
 of mantissa."""
 
+_MOST, _LEAST_PEAK = 127.0, 2.0**-100
 _VALUES_AT_ONCE = 2**22
 """So many weights are floats at a time."""
 
@@ -210,16 +211,36 @@ def _pairs(table: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.stack((values[byte & 15], values[byte >> 4]), 1)
 
 
+def takes_int8(form: Form) -> bool:
+    """Whether inputs in eight bits may meet these codes: integers of four bits."""
+    return form.table in (SIGNED, UNSIGNED)
+
+
+def rounded(x: Tensor, group: int) -> Tensor:
+    """float32 [..., inputs] -> the nearest of 255 values between a run's largest input and its negative. A run has
+    32 inputs, or 16 where groups are that short."""
+    run = 16 if group % 32 == 16 else 32
+    padded = F.pad(x, (0, -x.shape[-1] % run))
+    runs = padded.view(*x.shape[:-1], -1, run)
+    peaks = runs.abs().amax(-1, keepdim=True)
+    found = (runs * (_MOST / peaks)).round() * (peaks / _MOST)
+    return torch.where(peaks >= _LEAST_PEAK, found, 0).flatten(-2)[..., : x.shape[-1]]
+
+
 @dataclass(frozen=True, slots=True)
 class CodedLinear:
-    """A linear layer whose weights are `Coded`; inputs and outputs are not quantised. It widens the weights to
-    float32 whenever it is called, some outputs at a time: exact and slow."""
+    """A linear layer whose weights are `Coded`. It widens the weights to float32 whenever it is called, some
+    outputs at a time: exact and slow. int8_inputs: each row's inputs are rounded to integers and a step for a run
+    of them (`rounded`), as kernels do that multiply integers; only beside `takes_int8`."""
 
     weight: Coded
     bias: Tensor | None = None
+    int8_inputs: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
         form, wide = self.weight.form, x.float()
+        if self.int8_inputs:
+            wide = rounded(wide, form.group)
         step = max(1, _VALUES_AT_ONCE // form.inputs)
         starts = range(0, form.outputs, step)
         parts = [wide @ self.weight.rows(i, min(i + step, form.outputs)).values().t() for i in starts]

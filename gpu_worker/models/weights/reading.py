@@ -90,6 +90,7 @@ class Destination(Protocol):
     def empty(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor: ...
     def advance(self, n_bytes: int) -> object: ...
     def quantize_rows(self, x: Tensor) -> tuple[Tensor, Tensor]: ...
+    def coded(self, weight: Coded, bias: Tensor | None) -> CodedLinear: ...
 
 
 def read_tensor(
@@ -135,7 +136,7 @@ def read_head(
         for start in range(0, len(weight) if to.device.type != "meta" else 0, _HEAD_ROWS):
             end = min(start + _HEAD_ROWS, len(weight))
             quantise_int4(weight[start:end].float(), coded.rows(start, end))
-        return CodedLinear(coded, added)
+        return to.coded(coded, added)
     values, scale = to.empty(weight.shape, torch.int8), to.empty(weight.shape[:1])
     parts = zip(*(torch.split(tensor, _HEAD_ROWS) for tensor in (weight, values, scale)), strict=True)
     for part, to_values, to_scale in parts:
@@ -172,11 +173,11 @@ def _as_stored(
     there = [layer for layer in stored if layer is not None]
     form = common_form([layer.form for layer in there])
     if len(there) == len(names) and form is not None:
-        return CodedLinear(_coded(there, form, to), bias)
+        return to.coded(_coded(there, form, to), bias)
     parts = [
         DenseLinear(_joined(source, [name + ".weight"], [size], (inputs,), to))
         if layer is None
-        else CodedLinear(_coded([layer], layer.form, to))
+        else to.coded(_coded([layer], layer.form, to), None)
         for name, size, layer in zip(names, sizes, stored, strict=True)
     ]
     return JoinedLinear(tuple(parts), bias)
@@ -212,7 +213,7 @@ def _in_four_bits(
         to.advance(source.copy(name + ".weight", full))
         if to.device.type != "meta":
             quantise_int4(full, part)
-    return CodedLinear(whole, bias)
+    return to.coded(whole, bias)
 
 
 def _quantized(

@@ -35,8 +35,8 @@ def rows_of(linear: Linear, start: int, end: int) -> Linear:
             return Int8Linear(weight[part], scale[part], None if bias is None else bias[part])
         case Fp8Linear(weight, scale, quantize_rows, bias):
             return Fp8Linear(weight[part], scale[:, part], quantize_rows, None if bias is None else bias[part])
-        case CodedLinear(weight, bias):
-            return CodedLinear(weight.rows(start, end), None if bias is None else bias[part])
+        case CodedLinear(weight, bias, int8_inputs):
+            return CodedLinear(weight.rows(start, end), None if bias is None else bias[part], int8_inputs)
         case JoinedLinear(parts, bias):
             return _of_joined(parts, start, end, None if bias is None else bias[part])
     raise TypeError(f"a {type(linear).__name__} has no outputs to choose from")

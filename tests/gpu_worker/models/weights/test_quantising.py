@@ -109,13 +109,21 @@ def test_weights_that_are_quantised_here_have_fingerprints_of_their_own(
     """A task that began with one kind of weights never goes on with another."""
     folder, _ = checkpoint("qwen3")
 
-    def of(layers: str = "none", head: str = "auto") -> str:
-        runtime = open_runtime(folder, weight_quantization=layers, head_quantization=head)
+    def of(layers: str = "none", head: str = "auto", inputs: str = "none") -> str:
+        runtime = open_runtime(
+            folder, weight_quantization=layers, head_quantization=head, activation_quantization=inputs
+        )
         found: str = runtime.limits.fingerprint
         return found
 
-    kinds = [("none", "auto"), ("none", "int8"), ("none", "int4"), ("int8", "auto"), ("int8", "none")]
-    kinds += [("int4", "auto"), ("int4", "int8"), ("int4", "int4")]
+    kinds: list[tuple[str, ...]] = [
+        ("none", "auto"),
+        ("none", "int8"),
+        ("none", "int4"),
+        ("int8", "auto"),
+        ("int8", "none"),
+    ]
+    kinds += [("int4", "auto"), ("int4", "int8"), ("int4", "int4"), ("int4", "int4", "int8")]
     prints = [of(*kind) for kind in kinds]
     assert len(set(prints)) == len(kinds)
     assert prints[0] == fingerprint(folder), "as before there was a choice"

@@ -58,6 +58,7 @@ def trace(driver, sequences, chunk=0, steps=5):
         {"dtype": "bfloat16", "weight_quantization": "int8"},
         {"weight_quantization": "int4"},
         {"dtype": "bfloat16", "weight_quantization": "int4", "head_quantization": "int4"},
+        {"weight_quantization": "int4", "head_quantization": "int4", "activation_quantization": "int8"},
         {"kv_dtype": "fp8"},
         {"dtype": "bfloat16", "kv_dtype": "fp8"},
     ],

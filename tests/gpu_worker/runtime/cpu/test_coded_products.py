@@ -10,7 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.weights.coded import E2M1, SIGNED, UNSIGNED, Coded, CodedLinear, Form
+from petiole.gpu_worker.models.weights.coded import (
+    E2M1,
+    SIGNED,
+    UNSIGNED,
+    Coded,
+    CodedLinear,
+    Form,
+    rounded,
+    takes_int8,
+)
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.products.weights import Weights, unknown_form
 
@@ -71,8 +80,8 @@ def product(library: ctypes.CDLL, linear: ctypes.Structure, x: Tensor, outputs: 
     return y
 
 
-def products(form: Form, rows: Sequence[int]) -> tuple[dict[int, Tensor], Tensor]:
-    """The products of so many rows of the same inputs, and what they should be."""
+def products(form: Form, rows: Sequence[int], int8_inputs: bool = False) -> tuple[dict[int, Tensor], Tensor]:
+    """The products of so many rows of the same inputs, of which one is zero, and what they should be."""
     library = load_library()
     if library is None:
         pytest.skip("no C compiler")
@@ -81,9 +90,11 @@ def products(form: Form, rows: Sequence[int]) -> tuple[dict[int, Tensor], Tensor
     weight = random_weight(form, generator)
     bias = torch.randn(form.outputs, generator=generator)
     x = torch.randn(max(rows), form.inputs, generator=generator)
-    expected = x.double() @ weight.values().double().t() + bias  # before the codes change their places
+    x[min(2, len(x) - 1)] = 0
+    known = rounded(x, form.group) if int8_inputs else x
+    expected = known.double() @ weight.values().double().t() + bias  # before the codes change their places
     kept = Weights(library)
-    linear = kept.linear(CodedLinear(weight, bias))
+    linear = kept.linear(CodedLinear(weight, bias, int8_inputs))
     return {m: product(library, linear, x[:m].clone(), form.outputs) for m in rows}, expected
 
 
@@ -94,6 +105,30 @@ def test_sums_are_those_of_the_weights_and_the_same_bits_for_any_number_of_rows(
     assert (all_rows - expected).abs().max() <= 1e-6 * expected.abs().max()
     for rows, y in found.items():
         assert torch.equal(y, all_rows[:rows]), f"{rows} rows"
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if takes_int8(form)])
+def test_rounded_inputs_are_integers_and_a_step_for_each_run(name: str) -> None:
+    """The same bits for any number of rows, too: one row's steps depend on no other row."""
+    found, expected = products(FORMS[name], ROWS, int8_inputs=True)
+    all_rows = found[max(ROWS)]
+    tie = 2e-3  # an input in the middle between two integers may be rounded to either
+    assert (all_rows - expected).abs().max() <= tie * expected.abs().max()
+    assert (all_rows - expected).norm() <= 1e-4 * expected.norm()
+    exact = products(FORMS[name], (max(ROWS),))[1]
+    assert 1e-4 < (all_rows - exact).norm() / exact.norm() < 2e-2, "eight bits lose little"
+    for rows, y in found.items():
+        assert torch.equal(y, all_rows[:rows]), f"{rows} rows"
+
+
+@pytest.mark.parametrize("table", [SIGNED, UNSIGNED])
+def test_torch_rounds_inputs_as_the_kernels_do(table: tuple[float, ...]) -> None:
+    form = Form(48, 152, 32, table, scales=torch.float16)
+    weight, x = random_weight(form, torch.Generator().manual_seed(1)), torch.randn(3, 5, 152)
+    x[0, 0], x[0, 1, :32], x[0, 2] = 0, 0, 1e-38
+    found = CodedLinear(weight, int8_inputs=True)(x)
+    torch.testing.assert_close(found, rounded(x, 32) @ weight.values().t())
+    assert (rounded(x, 32) - x).abs().max() <= x.abs().max() / 254 * 1.0001
 
 
 def test_only_values_that_the_compiled_code_holds_exactly_are_known() -> None:

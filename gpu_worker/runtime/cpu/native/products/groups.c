@@ -100,10 +100,11 @@ INLINE vp numbers_at(int kind, const char *from, int64_t i) {
 
 /* ---------------------------------------------------------------- runs */
 
-/* Scales and zeros of a run's group, and the sums of its inputs for each row, or null where there are no zeros. */
+/* Scales and zeros of a run's group, and for each row the sums of the run's inputs, or null where there are no zeros, and
+ * the steps of inputs that are rounded, or null. */
 typedef struct {
   vp scales[PARTS], zeros[PARTS];
-  const float *inputs;
+  const float *inputs, *steps;
 } Scaling;
 
 /* c [mb, PANEL] += the sums of a run, scaled. */
@@ -114,13 +115,14 @@ INLINE void add_run(int mb, vp sums[MB][PARTS], const Scaling *s, float *c, int6
     for (int part = 0; part < PARTS; part++) {
       vp total = sums[j][part];
       if (s->inputs) total -= s->zeros[part] * spread(s->inputs[j]);
+      if (s->steps) total *= spread(s->steps[j]);
       *(vp *)(c + j * ldc + part * WIDTH) += total * s->scales[part];
     }
 }
 
 /* Codes become floats in registers. n: a multiple of EIGHT */
-INLINE void run_of_codes(int kind, int mb, int n, const Groups *g, const float *x, const char *w, const Scaling *s,
-                         float *c, int64_t ldc) {
+INLINE void run_of_codes(int kind, int mb, int n, const Groups *g, const float *x, int64_t ldx, const char *w,
+                         const Scaling *s, float *c, int64_t ldc) {
   vp sums[MB][PARTS] = {0};
   for (int i = 0; i < n; i += EIGHT, w += step_of(kind))
 #pragma GCC unroll 4
@@ -131,7 +133,7 @@ INLINE void run_of_codes(int kind, int mb, int n, const Groups *g, const float *
       for (int odd = 0; odd < 2; odd++)
 #pragma GCC unroll 16
         for (int j = 0; j < mb; j++) {
-          const vp in = spread(x[j * KC + i + k + odd]);
+          const vp in = spread(x[j * ldx + i + k + odd]);
 #pragma GCC unroll 4
           for (int part = 0; part < PARTS; part++) sums[j][part] += values[odd][part] * in;
         }
@@ -153,9 +155,9 @@ INLINE void run_of_floats(int mb, int n, const float *x, const float *w, const S
 }
 
 /* constants, so that each case is unrolled */
-INLINE void some_of_codes(int kind, int mb, int n, const Groups *g, const float *x, const char *w, const Scaling *s,
-                          float *c, int64_t ldc) {
-#define CASE(mb) case mb: run_of_codes(kind, mb, n, g, x, w, s, c, ldc); break;
+INLINE void some_of_codes(int kind, int mb, int n, const Groups *g, const float *x, int64_t ldx, const char *w,
+                          const Scaling *s, float *c, int64_t ldc) {
+#define CASE(mb) case mb: run_of_codes(kind, mb, n, g, x, ldx, w, s, c, ldc); break;
   switch (mb) {
     CASE(1) CASE(2)
 #if DIRECT == 4
@@ -200,37 +202,176 @@ INLINE float sum_of(const float *x, int n) {
 
 /* ---------------------------------------------------------------- panels */
 
+/* Where the parts of a panel lie. */
+typedef struct {
+  const char *codes, *scales, *zeros;
+} Panel;
+
+static Panel panel_at(const Linear *l, int64_t p) {
+  const Groups *g = l->groups;
+  const int64_t at = p * parts(l->k, g->size) * PANEL;
+  if (p >= l->n / PANEL) return (Panel){weights_to(l, p * PANEL), g->tail_scales, g->zeros ? g->tail_zeros : NULL};
+  return (Panel){weights_to(l, p * PANEL), g->scales + at * size_of_number(g->scale_kind),
+                 g->zeros ? g->zeros + at * size_of_number(g->zero_kind) : NULL};
+}
+
+/* inputs: the sums of the run's inputs, where there are zeros */
+INLINE Scaling scaling_at(const Groups *g, const Panel *panel, int64_t from, const float *inputs, const float *steps) {
+  Scaling s = {.inputs = panel->zeros ? inputs : NULL, .steps = steps};
+#pragma GCC unroll 4
+  for (int part = 0; part < PARTS; part++) {
+    s.scales[part] = numbers_at(g->scale_kind, panel->scales, from / g->size * PANEL + part * WIDTH);
+    if (panel->zeros) s.zeros[part] = numbers_at(g->zero_kind, panel->zeros, from / g->size * PANEL + part * WIDTH);
+  }
+  return s;
+}
+
 INLINE void panel_of_kind(int kind, const Linear *l, int64_t p, int m, const float *x, float *sums, int64_t lds, Bench *b) {
   const Groups *g = l->groups;
-  const int64_t n_groups = parts(l->k, g->size), run = run_of(g), whole = p < l->n / PANEL;
-  const char *w = weights_to(l, p * PANEL);
-  const char *scales = whole ? g->scales + p * n_groups * PANEL * size_of_number(g->scale_kind) : g->tail_scales;
-  const char *zeros = !g->zeros ? NULL : whole ? g->zeros + p * n_groups * PANEL * size_of_number(g->zero_kind) : g->tail_zeros;
+  const int64_t run = run_of(g);
+  const Panel panel = panel_at(l, p);
+  const char *w = panel.codes;
   const int n_tiles = (int)parts(m, m > DIRECT ? MB : DIRECT);
   float inputs[ROWS];
   for (int j = 0; j < m; j++) memset(sums + j * lds, 0, sizeof(float) * PANEL);
   for (int64_t from = 0; from < l->k; from += run, w += run / EIGHT * step_of(kind)) {
     const int n = (int)smaller(run, l->k - from);
     const float *in = x + from / KC * m * KC + from % KC;
-    Scaling s = {.inputs = zeros ? inputs : NULL};
-#pragma GCC unroll 4
-    for (int part = 0; part < PARTS; part++) {
-      s.scales[part] = numbers_at(g->scale_kind, scales, from / g->size * PANEL + part * WIDTH);
-      if (zeros) s.zeros[part] = numbers_at(g->zero_kind, zeros, from / g->size * PANEL + part * WIDTH);
-    }
-    for (int j = 0; zeros && j < m; j++) inputs[j] = sum_of(in + j * KC, n);
+    Scaling s = scaling_at(g, &panel, from, inputs, NULL);
+    for (int j = 0; s.inputs && j < m; j++) inputs[j] = sum_of(in + j * KC, n);
     if (m > DIRECT) widen_run(kind, n, g, w, b->panel);
     for (int left = n_tiles, first = 0; left; left--) {
       const int mb = (m - first) / left;
       if (m > DIRECT) some_of_floats(mb, n, in + first * KC, b->panel, &s, sums + first * lds, lds);
-      else some_of_codes(kind, mb, n, g, in + first * KC, w, &s, sums + first * lds, lds);
+      else some_of_codes(kind, mb, n, g, in + first * KC, KC, w, &s, sums + first * lds, lds);
       first += mb;
-      if (zeros) s.inputs += mb;
+      if (s.inputs) s.inputs += mb;
+    }
+  }
+}
+
+/* ---------------------------------------------------------------- rounded inputs */
+
+#define MOST 127.0f
+#define LEAST_PEAK 0x1p-100f /* inputs below are zeros */
+#define TO_INTEGER 0x1.8p23f /* added to a float and taken away, it leaves the nearest integer, the even one of two */
+
+/* A product's inputs as round_inputs makes them. */
+typedef struct {
+  int8_t *bytes;
+  float *steps, *sums;
+} Rounded;
+
+static Rounded rounded_at(const Linear *l, int64_t m, void *at) {
+  int8_t *bytes = at;
+  float *steps = (float *)(bytes + parts(l->k, KC) * m * KC);
+  return (Rounded){bytes, steps, steps + parts(l->k, run_of(l->groups)) * m};
+}
+
+void round_inputs(const Linear *l, const float *x, int64_t ldx, int64_t m, void *out) {
+  const Rounded r = rounded_at(l, m, out);
+  const int64_t run = run_of(l->groups);
+  for (int64_t from = 0; from < l->k; from += run)
+    for (int64_t j = 0; j < m; j++) {
+      const int n = (int)smaller(run, l->k - from);
+      const float *in = x + j * ldx + from;
+      int8_t *bytes = r.bytes + from / KC * m * KC + j * KC + from % KC;
+      float peak = 0;
+      int sum = 0;
+      for (int i = 0; i < n; i++) peak = fabsf(in[i]) > peak ? fabsf(in[i]) : peak;
+      const float times = peak >= LEAST_PEAK ? MOST / peak : 0;
+      for (int i = 0; i < n; i++) bytes[i] = (int8_t)(int)(in[i] * times + TO_INTEGER - TO_INTEGER);
+      for (int i = 0; i < n; i++) sum += bytes[i];
+      r.steps[from / run * m + j] = times > 0 ? peak / MOST : 0;
+      r.sums[from / run * m + j] = (float)sum;
+    }
+}
+
+#if WIDTH == 8
+/* totals += the sums of n inputs, EIGHT or twice as many: so a sum of products has 16 bits. */
+INLINE void add_integers(int mb, int n, const int8_t *x, const char *w, __m256i totals[2][PARTS]) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  __m256i sums[2][2] = {0};
+#pragma GCC unroll 8
+  for (int i = 0; i < n; i += 2, w += PANEL) {
+    const __m256i both = _mm256_loadu_si256((const __m256i *)w), lower = _mm256_and_si256(both, mask);
+    const __m256i upper = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+#pragma GCC unroll 2
+    for (int j = 0; j < mb; j++) {
+      int16_t pair;
+      memcpy(&pair, x + j * KC + i, sizeof(pair));
+      const __m256i in = _mm256_set1_epi16(pair);
+      sums[j][0] = _mm256_add_epi16(sums[j][0], _mm256_maddubs_epi16(lower, in));
+      sums[j][1] = _mm256_add_epi16(sums[j][1], _mm256_maddubs_epi16(upper, in));
+    }
+  }
+#pragma GCC unroll 2
+  for (int j = 0; j < mb; j++)
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+      const __m256i found = sums[j][half], signs = _mm256_srai_epi16(found, 15);
+      __m256i *total = totals[j] + 2 * half;
+      total[0] = _mm256_add_epi32(total[0], _mm256_unpacklo_epi16(found, signs));
+      total[1] = _mm256_add_epi32(total[1], _mm256_unpackhi_epi16(found, signs));
+    }
+}
+
+/* The sums of a run, of `mb` rows. A value is the first one plus the code. */
+INLINE void run_of_integers(int mb, int n, const Groups *g, const int8_t *x, const char *w, const float *inputs,
+                            const Scaling *s, float *c, int64_t ldc) {
+  __m256i totals[2][PARTS];
+#pragma GCC unroll 2
+  for (int j = 0; j < mb; j++)
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS; part++) totals[j][part] = _mm256_set1_epi32((int)(g->values[0] * inputs[j]));
+  int i = 0;
+  for (; i + 2 * EIGHT <= n; i += 2 * EIGHT) add_integers(mb, 2 * EIGHT, x + i, w + i / 2 * PANEL, totals);
+  if (i < n) add_integers(mb, EIGHT, x + i, w + i / 2 * PANEL, totals);
+  vp found[MB][PARTS];
+#pragma GCC unroll 2
+  for (int j = 0; j < mb; j++)
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS; part++) found[j][part] = (vp)_mm256_cvtepi32_ps(totals[j][part]);
+  add_run(mb, found, s, c, ldc);
+}
+#else
+/* Integers as floats: their sums are exact, too. */
+INLINE void run_of_integers(int mb, int n, const Groups *g, const int8_t *x, const char *w, const float *inputs,
+                            const Scaling *s, float *c, int64_t ldc) {
+  float wide[2][RUN];
+  (void)inputs;
+  for (int j = 0; j < mb; j++)
+    for (int i = 0; i < n; i++) wide[j][i] = x[j * KC + i];
+  some_of_codes(FOUR, mb, n, g, wide[0], RUN, w, s, c, ldc);
+}
+#endif
+
+static void panel_of_rounded(const Linear *l, int64_t p, int m, void *x, float *sums, int64_t lds) {
+  const Groups *g = l->groups;
+  const int64_t run = run_of(g);
+  const Panel panel = panel_at(l, p);
+  const Rounded in = rounded_at(l, m, x);
+  const char *w = panel.codes;
+  for (int j = 0; j < m; j++) memset(sums + j * lds, 0, sizeof(float) * PANEL);
+  for (int64_t from = 0; from < l->k; from += run, w += run / EIGHT * ROW4) {
+    const int n = (int)smaller(run, l->k - from);
+    const int8_t *bytes = in.bytes + from / KC * m * KC + from % KC;
+    const float *inputs = in.sums + from / run * m;
+    Scaling s = scaling_at(g, &panel, from, inputs, in.steps + from / run * m);
+    for (int j = 0; j < m; j += 2) {
+      if (j + 1 < m) run_of_integers(2, n, g, bytes + j * KC, w, inputs + j, &s, sums + j * lds, lds);
+      else run_of_integers(1, n, g, bytes + j * KC, w, inputs + j, &s, sums + j * lds, lds);
+      s.steps += 2;
+      if (s.inputs) s.inputs += 2;
     }
   }
 }
 
 void product_of_groups(const Linear *l, int64_t p, int m, const float *x, float *sums, int64_t lds, Bench *b) {
+  if (l->groups->rounded) {
+    panel_of_rounded(l, p, m, (void *)x, sums, lds);
+    return;
+  }
   /* constants, so that each case is a loop of its own */
   if (l->kind == FOUR) panel_of_kind(FOUR, l, p, m, x, sums, lds, b);
   else if (l->kind == INT8) panel_of_kind(INT8, l, p, m, x, sums, lds, b);

@@ -2,6 +2,9 @@
  *
  *     weight = (value of the code - zero) * scale of the group * scale of the output
  *
+ * Inputs that are `rounded` are integers from -127 to 127, and a step for each run: the sum of a run is that of integers, so it
+ * is exact in any order, and the step multiplies what is left when zeros have been taken away.
+ *
  * A code has four bits (FOUR) and stands for one of 16 values, or it is a byte (INT8, E4M3) and its own value.
  *
  * Values are exact in float32. A sum runs over a run of 32 inputs (16 where groups are that short) from zero in the order
@@ -24,6 +27,7 @@ typedef struct Groups {
   int32_t scale_kind, zero_kind;
   float values[16];      /* of four-bit codes */
   uint8_t halves[2][16]; /* the bytes of these in bfloat16, the lower ones first */
+  int32_t rounded;       /* whether inputs are; codes of four bits are integers then, one after the other */
 } Groups;
 
 INLINE int64_t size_of_number(int kind) { return kind == F32 ? 4 : 2; }
@@ -47,5 +51,11 @@ INLINE int64_t nibble_at(int64_t o, int64_t k) {
 INLINE int64_t nibble_at(int64_t o, int64_t k) { return o * EIGHT + k; } /* an output's codes are a lane */
 #endif
 
-/* sums [m][lds] = x W of a panel; x: [ceil(k / KC)][m][KC] */
+/* Runs of inputs that are rounded: 0 where they are not. */
+INLINE int64_t rounded_runs(const Linear *l) { return l->groups && l->groups->rounded ? run_of(l->groups) : 0; }
+
+/* x [m, k] -> bytes [ceil(k / KC)][m][KC], then floats [ceil(k / run)][m]: steps, and as many: the sums of each run's bytes */
+void round_inputs(const Linear *l, const float *x, int64_t ldx, int64_t m, void *out);
+
+/* sums [m][lds] = x W of a panel; x: [ceil(k / KC)][m][KC], or what round_inputs made */
 void product_of_groups(const Linear *l, int64_t p, int m, const float *x, float *sums, int64_t lds, Bench *b);

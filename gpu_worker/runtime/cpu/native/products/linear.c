@@ -3,6 +3,7 @@
 
 #include "../arithmetic/functions.h"
 
+#include "groups.h"
 #include "pack.h"
 #include "panels.h"
 #include "tiles.h"
@@ -136,10 +137,14 @@ static void sums_of(const Linear *l, int64_t p, int m, const float *x, int64_t l
     return;
   }
 #endif
-  const int as_is = m == 1 && !HALF_INPUTS(l->kind);
-  if (!as_is && (x != b->held || b->whole_rows)) slice(l->kind, x, ldx, m, l->k, b->inputs);
+  const int64_t runs = rounded_runs(l);
+  const int as_is = m == 1 && !HALF_INPUTS(l->kind) && !runs;
+  if (!as_is && (x != b->held || b->form != runs)) {
+    if (runs) round_inputs(l, x, ldx, m, b->inputs);
+    else slice(l->kind, x, ldx, m, l->k, b->inputs);
+  }
   b->held = x;
-  b->whole_rows = 0;
+  b->form = runs;
   product(l, p, m, as_is ? (const char *)x : b->inputs, sums, lds, b);
 }
 
@@ -163,9 +168,9 @@ static void pair_of_outputs(const Linear *l, int64_t p, int64_t q, int m, const 
   const int n = (int)parts(m, WIDE), bytes = l->kind == INT8_HALF;
   const int64_t terms = n > 1 ? k : KC; /* of many rows, all: no sum waits in memory */
   uint16_t *halves = b->inputs;
-  for (int j = 0; (x != b->held || !b->whole_rows) && j < m; j++) narrow(x + j * k, k, halves + j * k);
+  for (int j = 0; (x != b->held || b->form != WHOLE_ROWS) && j < m; j++) narrow(x + j * k, k, halves + j * k);
   b->held = x;
-  b->whole_rows = 1;
+  b->form = WHOLE_ROWS;
   for (int64_t from = 0; from < k; from += terms, w += terms / 2 * ldw) {
     const int64_t kc = smaller(terms, k - from);
     for (int left = n, at = 0; left; left--) {

@@ -12,6 +12,7 @@
 #else
 #define MB 3
 #endif
+#define WHOLE_ROWS -1
 /* Input rows that stay in the second-level cache while the weights pass by. */
 #ifdef TILES
 #define ROWS 256
@@ -42,7 +43,7 @@ typedef struct {
   void *inputs;      /* [ceil(k / KC)][rows][KC] or, for wide tiles, [rows][k]: float, or bfloat16 where HALF_INPUTS.
                       * With TILES those of an adapter's map, as tiles.h packs them, or a row before it is packed */
   const float *held; /* whose copy `inputs` is */
-  int whole_rows;    /* whether that is [rows][k] */
+  int64_t form;      /* of that copy: 0: sliced; WHOLE_ROWS: [rows][k]; else rounded in runs of so many inputs */
   float *sums;       /* [2][ROWS][PAIR] */
   void *panel;       /* widened weights: [KC][PANEL] floats, or [k / 2][PAIR] pairs of bfloat16, or two chunks of tiles.c */
   const char *widened; /* with TILES: the weights whose chunk lies in `panel`, or null */

@@ -52,6 +52,7 @@ class GroupsStruct(ctypes.Structure):
         ("zero_kind", c_int32),
         ("values", c_float * _VALUES),
         ("halves", c_uint8 * _VALUES * 2),
+        ("rounded", c_int32),
     ]
 
 
@@ -164,6 +165,7 @@ class Weights:
             scale_kind=_NUMBERS[scales.dtype],
             zero_kind=_NUMBERS[torch.float32 if zeros is None else zeros.dtype],
             values=(c_float * _VALUES)(*form.table),
+            rounded=linear.int8_inputs,
         )
         self._kept.append(groups)
         packed = LinearStruct(
