@@ -16,7 +16,7 @@ BANNED = (
 )
 
 PAGES = [page for page in pages() if page == "README.md" or page.startswith("docs/")]
-MOST_WORDS, MOST_LINES = 35_000, 300
+MOST_WORDS, MOST_LINES = 36_000, 300
 """Of all pages together, without the bars of tables; of each page."""
 
 
