@@ -1,7 +1,7 @@
 """The durability trial: background responses are streamed to unmodified clients while workers are killed every
 five seconds, gateways every seven, and Sentinel makes another Redis the master. Clients come back to any gateway
 with the number of their last event. No event is lost or doubled, each text is that of an undisturbed run, and what
-has a schema matches it.
+has a schema matches it. The ledger of usage has each response once, with the tokens that its client was told.
 
 `PETIOLE_TRIAL_RESPONSES` says how many (16; 1,000 take some minutes), `PETIOLE_TRIAL_SEED` repeats a run."""
 
@@ -23,7 +23,8 @@ import jsonschema
 import openai
 import pytest
 
-from petiole.tasks.fleet import models
+from petiole.gateway.serving.callers.keys import digest_of
+from petiole.tasks.fleet import models, usage
 from tests.gateway.conftest import REAL
 from tests.support.gateway import Gateway
 from tests.support.site import PATIENCE_S, Site, eventually
@@ -35,6 +36,8 @@ RESPONSES = int(os.environ.get("PETIOLE_TRIAL_RESPONSES", "16"))
 SEED = int(os.environ.get("PETIOLE_TRIAL_SEED", "0")) or random.randrange(1, 2**31)
 AT_ONCE = 8
 WORKER_EVERY_S, GATEWAY_EVERY_S = 5.0, 7.0
+KEY, TENANT = "ptl-" + "a" * 43, "acme"
+KEYS = {"tenants": {TENANT: {"salt": "x"}}, "keys": {digest_of(KEY): {"tenant": TENANT}}}
 LAST = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
 
 PERSON: dict[str, Any] = {
@@ -110,7 +113,8 @@ class Trial:
         eventually(lambda: models.models(site.redis), "the workers have said what they serve")
 
     def gateway(self) -> Gateway:
-        settings = {"PETIOLE_CONFIRM_REPLICAS": 1, "PETIOLE_CONFIRM_TIMEOUT_S": 10}
+        settings: dict[str, Any] = {"PETIOLE_CONFIRM_REPLICAS": 1, "PETIOLE_CONFIRM_TIMEOUT_S": 10}
+        settings["PETIOLE_GATEWAY_KEYS"] = json.dumps(KEYS)
         return Gateway(self.folder, PETIOLE_BROKER_URL=self.site.url, **settings)
 
     # ------------------------------------------------------------ accidents
@@ -155,7 +159,7 @@ class Trial:
             gateway = self.gateways[seen.connections % 2]
             seen.connections += 1
             with contextlib.suppress(openai.APIError, httpx2.HTTPError):
-                client = openai.OpenAI(base_url=gateway.url, api_key="none", max_retries=0, timeout=20)
+                client = openai.OpenAI(base_url=gateway.url, api_key=KEY, max_retries=0, timeout=20)
                 events = (
                     client.responses.retrieve(seen.name, stream=True, starting_after=seen.last)
                     if seen.name
@@ -170,7 +174,7 @@ class Trial:
         return seen
 
     def undisturbed(self, kind: int) -> str:
-        with openai.OpenAI(base_url=self.gateways[0].url, api_key="none") as client:
+        with openai.OpenAI(base_url=self.gateways[0].url, api_key=KEY) as client:
             return client.responses.create(**asked(kind)).output_text
 
 
@@ -213,6 +217,11 @@ def test_no_event_is_lost_or_doubled_whoever_dies(trial: Trial) -> None:
             accident.result()
     print(f"seed {SEED}: {trial.killed}, {sum(one.connections for one in seen)} connections")
     assert all(trial.killed.values())
+    entered = [json.loads(entry) for entry in usage.entries(2, TENANT)]
+    used = {entry["task"]: (entry["prompt"], entry["output"]) for entry in entered}
+    assert len(used) == len(entered), f"a task is entered twice: seed {SEED}"
+    told = {one.name: (one.final.usage.input_tokens, one.final.usage.output_tokens) for one in seen}
+    assert {name: used.get(name) for name in told} == told, f"the ledger: seed {SEED}"
     for one in seen:
         where = f"kind {one.kind}, {one.name}, seed {SEED}"
         assert not one.faults, where
