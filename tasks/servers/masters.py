@@ -8,6 +8,7 @@ changes nothing.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -82,6 +83,21 @@ class _Connection(_CheckedConnection, Answers):
 
 
 class _AsyncConnection(_CheckedConnection, AsyncAnswers):
+    replies_elsewhere = False
+    """Another task than the sender's reads the replies, so that a sender who leaves may leave one behind."""
+
+    async def send_packed_command(self, *args: Any, **options: Any) -> None:
+        """redis-py sends with `asyncio.wait_for`. Before Python 3.12 that loses a cancellation that comes when all
+        is sent, and the sender would go on as if nobody had cancelled it."""
+        connection: Any = super()
+        task = asyncio.current_task()
+        cancelled = 0 if task is None else task.cancelling()
+        await connection.send_packed_command(*args, **options)
+        if task is not None and task.cancelling() > cancelled:
+            if not self.replies_elsewhere:
+                await self.disconnect(nowait=True)
+            raise asyncio.CancelledError
+
     async def read_response(self, *args: Any, **options: Any) -> Any:
         connection: Any = super()
         try:

@@ -124,6 +124,7 @@ class _SharedConnection:
     def __init__(self, pool: Any, connection: Any) -> None:
         self.lost: str | None = None
         self._pool, self._connection = pool, connection
+        connection.replies_elsewhere = True
         self._subscribers: dict[bytes, set[Subscription]] = {}
         self._pending: deque[asyncio.Future[Exception | None]] = deque()
         self._reader: asyncio.Task[None] | None = None
@@ -161,6 +162,7 @@ class _SharedConnection:
                 subscriber.wake()
         self._subscribers.clear()
         await self._connection.disconnect(nowait=True)
+        self._connection.replies_elsewhere = False
         await self._pool.release(self._connection)
 
     async def execute(self, timeout_s: float, *command: str) -> None:

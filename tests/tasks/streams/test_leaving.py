@@ -1,0 +1,40 @@
+"""Readers that leave, all at once and at any moment, are gone, and the readers that stay miss nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import redis
+from celery import Celery
+
+from petiole.tasks.requests.results import StreamDelta
+from petiole.tasks.streams.handing import HandingStream
+from tests.tasks.streams.conftest import Writer, token_ids
+
+TURNS = 60
+"""Of the event loop, that a reader's first commands take at most."""
+
+
+def test_readers_that_are_cancelled_between_any_two_turns_of_the_loop_end(
+    app: Celery, client: redis.Redis
+) -> None:
+    async def leave() -> list[int]:
+        staying: list[StreamDelta] = []
+        reader = HandingStream("stays", staying.append, app=app)
+        await reader.open()
+        reading = asyncio.create_task(reader.run())
+        for turns in range(TURNS):
+            streams = [HandingStream(f"t{turns}-{k}", lambda _: None, app=app, prepared=True) for k in range(20)]
+            leaving = [asyncio.create_task(stream.run()) for stream in streams]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            for task in leaving:
+                task.cancel()
+            _, there = await asyncio.wait(leaving, timeout=30)
+            assert not there, f"{len(there)} readers went on, cancelled after {turns} turns"
+        Writer(client, "stays").finish(1)
+        async with asyncio.timeout(30):
+            await reading
+        return token_ids(staying)
+
+    assert asyncio.run(leave()) == [1]
