@@ -78,7 +78,8 @@ class Connection:
         ends_at = time.monotonic() + LIVES_S
         while (left_s := ends_at - time.monotonic()) > 0:
             try:
-                frame = await asyncio.wait_for(self._frames.get(), left_s)
+                async with asyncio.timeout(left_s):
+                    frame = await self._frames.get()
             except TimeoutError:
                 break
             if not await self._turn(frame):

@@ -1,0 +1,45 @@
+"""A WebSocket's client that leaves right after what it has said."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from petiole.gateway.openai.responses.socket import Connection
+
+
+class Leaving:
+    """A client whose last frame is read with its leaving. Some turns of the event loop lie before each."""
+
+    def __init__(self, turns: int) -> None:
+        self._turns = turns
+        self._messages: list[dict[str, Any]] = [
+            {"type": "websocket.receive", "text": "{}"},
+            {"type": "websocket.disconnect"},
+        ]
+
+    async def receive(self) -> dict[str, Any]:
+        for _ in range(self._turns):
+            await asyncio.sleep(0)
+        return self._messages.pop(0)
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_client_that_leaves_with_its_last_frame_ends_the_connection(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answered(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(Connection, "_turn", answered)
+
+    async def served() -> None:
+        client: Any = Leaving(turns)
+        serving = asyncio.create_task(Connection(client).run())
+        _, there = await asyncio.wait({serving}, timeout=30)
+        assert not there, "the connection waits for frames of a client that has left"
+        await serving
+
+    asyncio.run(served())
