@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from ipaddress import IPv4Network, IPv6Network
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_UNICAST = ipaddress.ip_network("2000::/3")
+"""All that is given out of IPv6. What is not has old ways to write an IPv4 address, or a site's own."""
 
 
 def public(address: str) -> bool:
@@ -17,7 +19,10 @@ def public(address: str) -> bool:
     found = ipaddress.ip_address(address)
     if isinstance(found, ipaddress.IPv6Address):
         translated = ipaddress.IPv4Address(int(found) & 0xFFFF_FFFF) if found in _NAT64 else None
-        found = found.ipv4_mapped or found.sixtofour or translated or found
+        as_v4 = found.ipv4_mapped or found.sixtofour or translated
+        if as_v4 is None and found not in _UNICAST:
+            return False
+        found = as_v4 or found
     return found.is_global and not found.is_multicast
 
 

@@ -67,12 +67,14 @@ def test_allowed_hosts() -> None:
 @pytest.mark.parametrize(
     "address",
     ["127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0", "100.64.0.1", "224.0.0.1",
-     "::1", "fe80::1", "fc00::1", "::ffff:10.0.0.1", "2002:0a00:0001::1", "ff02::1", "::"],
+     "::1", "fe80::1", "fc00::1", "::ffff:10.0.0.1", "2002:0a00:0001::1", "ff02::1", "::",
+     "::7f00:1", "::ffff:0:7f00:1", "64:ff9b:1::7f00:1", "64:ff9b::7f00:1", "fec0::1"],
 )  # fmt: skip
 def test_addresses_that_are_not_public(address: str) -> None:
     assert not public(address)
     assert public("93.184.216.34")
     assert public("2606:2800:220:1::1")
+    assert public("64:ff9b::5db8:d822")
 
 
 def test_an_image_within_limits_becomes_a_data_url(port: int) -> None:
