@@ -42,7 +42,7 @@ def run(host: str | None, port: int | None, greeting: str = "") -> int:
                 flush=True,
             )
             host = LOOPBACK
-    if hosts.is_loopback(host) and not known.gateway_open:
+    if known.gateway_hosts or (hosts.is_loopback(host) and not known.gateway_open):
         hosts.guard()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, known.gateway_port if port is None else port), family=family)

@@ -368,9 +368,16 @@ def test_without_keys_it_listens_on_loopback_alone_and_says_so(tmp_path: Path) -
         ) as gateway:
             assert gateway.url.startswith("http://0.0.0.0:")
         with Gateway(
-            tmp_path, host="0.0.0.0", PETIOLE_BROKER_URL=redis.url, PETIOLE_GATEWAY_OPEN="true"
+            tmp_path,
+            host="0.0.0.0",
+            PETIOLE_BROKER_URL=redis.url,
+            PETIOLE_GATEWAY_OPEN="true",
+            PETIOLE_GATEWAY_HOSTS="gateway,0.0.0.0",
         ) as gateway:
             assert gateway.url.startswith("http://0.0.0.0:")
+            for host, status in (("gateway:8000", 200), ("rebound.example", 403)):
+                answer = httpx2.get(f"{gateway.url}/models", headers={"host": host})
+                assert answer.status_code == status
     finally:
         redis.kill()
 

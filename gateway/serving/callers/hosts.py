@@ -1,5 +1,5 @@
-"""By which names a gateway on loopback that has no keys may be called: those of loopback, and those in
-`PETIOLE_GATEWAY_HOSTS`.
+"""By which names a gateway that has no keys may be called, on loopback or with `PETIOLE_GATEWAY_HOSTS`: those of
+loopback, and those in that setting.
 
 The rule that a page of another origin reads no answer looks at names alone. So a page whose own name leads to
 127.0.0.1 since it was loaded (DNS rebinding) could read every answer. But its browser says that name."""
