@@ -150,7 +150,11 @@ class AsyncMasterPool(redis.asyncio.BlockingConnectionPool):
         super().__init__(connection_class=type("Connection", (_AsyncConnection, connection_class), {}), **options)
 
     async def get_connection(self, *args: Any, **options: Any) -> Any:
-        connection: Any = await super().get_connection(*(args or redis_py.COMMAND), **options)  # type: ignore[no-untyped-call]
+        try:
+            connection: Any = await super().get_connection(*(args or redis_py.COMMAND), **options)  # type: ignore[no-untyped-call]
+        except asyncio.CancelledError:
+            await self._pass_on()
+            raise
         try:
             if not connection.checked:
                 try:
@@ -163,6 +167,14 @@ class AsyncMasterPool(redis.asyncio.BlockingConnectionPool):
             await self.release(connection)
             raise
         return connection
+
+    async def _pass_on(self) -> None:
+        """Before Python 3.13, a caller that is cancelled when its turn has come takes the turn with it, and those
+        behind it would wait although connections are free."""
+        condition = getattr(self, "_condition", None)  # old versions of redis-py have a queue
+        if condition is not None:
+            async with condition:
+                condition.notify()
 
     async def _check(self, connection: Any) -> None:
         try:

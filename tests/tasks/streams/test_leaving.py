@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import pytest
 import redis
 from celery import Celery
 
 from petiole.tasks.requests.results import StreamDelta
+from petiole.tasks.servers import connections
+from petiole.tasks.settings import settings
 from petiole.tasks.streams.handing import HandingStream
 from tests.tasks.streams.conftest import Writer, token_ids
 
@@ -38,3 +42,35 @@ def test_readers_that_are_cancelled_between_any_two_turns_of_the_loop_end(
         return token_ids(staying)
 
     assert asyncio.run(leave()) == [1]
+
+
+def test_callers_that_are_cancelled_when_their_turn_has_come_leave_the_connections_to_others(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PETIOLE_STREAM_CONNECTIONS", "2")
+    settings.cache_clear()
+
+    async def ping() -> list[object]:
+        return await connections.aperform([("PING",)])
+
+    async def waits(caller: asyncio.Task[list[object]]) -> None:
+        """Until it stands in the line: it gets there without waiting for anything else."""
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not caller.done()
+
+    async def stay() -> list[object]:
+        pool: Any = connections.async_streams().connection_pool
+        held = [await pool.get_connection() for _ in range(2)]
+        leaving = [asyncio.create_task(ping()) for _ in held]
+        await waits(leaving[-1])
+        staying = asyncio.create_task(ping())
+        await waits(staying)
+        for connection in held:
+            await pool.release(connection)
+        for task in leaving:
+            task.cancel()
+        async with asyncio.timeout(15):
+            return await staying
+
+    assert asyncio.run(stay()) == [True]
