@@ -45,7 +45,7 @@ from petiole.gpu_worker.models.plan import (
     Rotary,
     Router,
 )
-from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear, takes_int8
+from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear, takes_int8, takes_int8_inputs
 from petiole.gpu_worker.models.weights.formats.declared import declared_by
 from petiole.gpu_worker.models.weights.fused import ExpertTensors
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
@@ -134,6 +134,11 @@ def load_model(folder: Path, model: Model, options: LoadOptions) -> Decoder:
         source.log()
         if model.read is read_decoder and (left_out := parts_left_out(checkpoint, names)):
             log.info("the text part of this checkpoint is served, without %s", ", ".join(left_out))
+        if options.int8_inputs and not any(takes_int8_inputs(part) for part in (checked.layers, checked.head)):
+            log.warning(
+                "activation_quantization=int8 changes nothing for %s, which has no integers of four bits",
+                folder.name,
+            )
         with _progress(checkpoint.n_bytes(), folder.name) as advance:
             return model.read(source, model, replace(options, on_read=advance))
 

@@ -59,7 +59,7 @@ def head_quantization(config: EngineConfig, platform: Platform) -> HeadQuantizat
 def int8_inputs(config: EngineConfig, platform: Platform) -> bool:
     """Whether inputs of layers with four-bit weights are in eight bits."""
     wanted = config.activation_quantization
-    if wanted not in platform.quantizations:
+    if wanted not in {"none", "int8"}.intersection(platform.quantizations):
         raise ModelError(f"activation_quantization: {wanted} is not for {platform.device.kind} (int8: cpu)")
     return wanted == "int8"
 

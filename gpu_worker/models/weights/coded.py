@@ -13,7 +13,7 @@ Kernels know this form, and no format. `CodedLinear` is the reference: it comput
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Protocol
 
 import torch
@@ -246,3 +246,12 @@ class CodedLinear:
         parts = [wide @ self.weight.rows(i, min(i + step, form.outputs)).values().t() for i in starts]
         y = torch.cat(parts, -1)
         return (y if self.bias is None else y + self.bias).to(x.dtype)
+
+
+def takes_int8_inputs(part: object) -> bool:
+    """Whether some linear layer in a part of a decoder, or in a sequence of parts, has `int8_inputs`."""
+    if isinstance(part, CodedLinear):
+        return part.int8_inputs
+    if isinstance(part, tuple | list):
+        return any(takes_int8_inputs(one) for one in part)
+    return is_dataclass(part) and any(takes_int8_inputs(getattr(part, field.name)) for field in fields(part))

@@ -135,6 +135,22 @@ def test_a_head_of_another_device_is_refused(open_runtime: Any, checkpoint: Any)
         open_runtime(checkpoint("qwen3")[0], head_quantization="fp8")
 
 
+def test_eight_bit_inputs_that_nothing_takes_are_named(
+    open_runtime: Any, checkpoint: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_runtime(checkpoint("qwen3")[0], weight_quantization="int4", activation_quantization="int8")
+    assert "activation_quantization" not in caplog.text
+    open_runtime(checkpoint("qwen3")[0], weight_quantization="int8", activation_quantization="int8")
+    assert "activation_quantization=int8 changes nothing" in caplog.text
+
+
+@pytest.mark.parametrize("value", ["int4", "fp8"])
+def test_inputs_in_other_types_are_refused(open_runtime: Any, checkpoint: Any, value: str) -> None:
+    """Also those in which weights may be."""
+    with pytest.raises(Exception, match="activation_quantization"):
+        open_runtime(checkpoint("qwen3")[0], activation_quantization=value)
+
+
 def test_a_reload_quantises_the_new_weights_in_place(
     open_runtime: Any, checkpoint: Callable[[str], tuple[Path, Any]]
 ) -> None:
