@@ -3,7 +3,8 @@
     FileTape   a file beside the output, for a batch whose process stays on one machine. A lock keeps others out
     PagedTape  a folder, or a bucket. Each `sync` makes a page, which is never changed. Any machine goes on with a
                new *generation*: its pages stand behind those of all earlier ones. So a process that has lost its
-               lease, and does not know it yet, can write no page over another one's, nor behind it
+               lease, and does not know it yet, can write no page over another one's, nor behind it. Pages outlive
+               Redis, which counts generations: one that begins there anew stands behind the pages all the same
 
 A line has a place, a number that finds it again."""
 
@@ -171,7 +172,9 @@ class PagedTape:
             raise BatchError(
                 f"{output} exists, and {self.name} does not: choose another output, or remove this one"
             )
-        self._own = 0
+        before = max((int(name.partition("-")[0]) for name in self._pages), default=0)
+        self._generation = max(cursor.generation, before + 1)
+        self._own, self._token = 0, os.urandom(4).hex()
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         for page in range(len(self._pages) + 1):
@@ -205,7 +208,7 @@ class PagedTape:
         self._cursor.check()
 
     def _write_page(self) -> None:
-        name = f"{self._cursor.generation:08}-{self._own:08}"
+        name = f"{self._generation:08}-{self._own:08}-{self._token}"
         storage.write(storage.joined(self.name, name), bytes(self._unwritten))
         self._own += 1
         self._pages.append(name)

@@ -207,6 +207,41 @@ def test_a_runner_that_has_lost_its_lease_writes_nothing_more(client: redis.Redi
     assert new.hold(ended=7) == "validating"
 
 
+def test_a_batch_that_redis_has_forgotten_goes_on_where_its_pages_end(
+    client: redis.Redis, workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die() -> None:
+        if workers.forgotten:
+            raise Killed
+
+    workers.die = die
+    monkeypatch.setattr(tape, "_MOST_PAGES", 1)  # pages are read again
+    with pytest.raises(Killed):
+        ran(begun(tmp_path))
+    workers.die = lambda: None
+    finished = {*workers.forgotten}
+    client.flushall()
+    record = begun(tmp_path)
+    assert record.facts.get("generation") is None
+    assert ran(record) == "completed"
+    check(record)
+    assert {workers.sent[task_id] for task_id in finished} == {1}
+
+
+def test_two_runners_of_one_generation_write_no_page_over_each_other(
+    client: redis.Redis, workers: Workers, tmp_path: Path
+) -> None:
+    """As when the primary of Redis dies with the claim that its replica has not heard of."""
+    record = begun(tmp_path)
+    leases = [Lease(record.id, "token", TTL_S, 1, 0) for _ in range(2)]
+    tapes = [tape.PagedTape(record.spec.output, lease) for lease in leases]
+    for k, one in enumerate(tapes):
+        one.write(b"%d\n" % k)
+        one.sync()
+    found = tape.PagedTape(record.spec.output, leases[0]).lines()
+    assert sorted(line for _, line in found) == [b"0\n", b"1\n"]
+
+
 def test_a_cancelled_batch_has_a_line_for_each_row_and_goes_on_when_it_is_resumed(
     client: redis.Redis, workers: Workers, tmp_path: Path
 ) -> None:
