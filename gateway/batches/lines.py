@@ -130,12 +130,12 @@ class BatchLines:
             raise InvalidRequest("custom_id", limit, shorten(custom_id))
         if method != "POST":
             raise InvalidRequest("method", 'must be "POST"', shorten(method))
-        if url not in _KINDS or (self._endpoint is not None and url != self._endpoint):
+        if not isinstance(url, str) or url not in _KINDS or (self._endpoint is not None and url != self._endpoint):
             known = self._endpoint or " or ".join(_KINDS)
             raise InvalidRequest("url", f"must be {known}", shorten(url))
         if unknown := sorted(value.keys() - {"custom_id", "method", "url", "body"}):
             raise InvalidRequest(unknown[0], "is not part of a batch's line", shorten(value[unknown[0]]))
-        return custom_id, str(url), value.get("body")
+        return custom_id, url, value.get("body")
 
     def _made(self, row: Row, kind: _Kind, body: object) -> Plan:
         if not isinstance(body, dict):

@@ -27,7 +27,7 @@ from petiole.tasks.settings import warn_a_producer
 from petiole.tasks.submission.batches import storage
 from petiole.tasks.submission.batches.exchange import AWAY, WRONG, Exchange
 from petiole.tasks.submission.batches.flight import Flight, Rate, Sent, window
-from petiole.tasks.submission.batches.forms import Form, Line
+from petiole.tasks.submission.batches.forms import Form, Line, Outcome
 from petiole.tasks.submission.batches.journal import Entry, Journal, Output, total_digest
 from petiole.tasks.submission.batches.progress import Progress, RowResult
 from petiole.tasks.submission.batches.sources import Row, Source
@@ -217,7 +217,9 @@ class Batch:
                     self._unsent = row
                     try:
                         sent = self._sendable(row)
-                    except InvalidRequest as error:
+                    except WRONG as error:
+                        if isinstance(error, AWAY):
+                            raise
                         refused.append((row, self.form.refusal(row, error)))
                         self._unsent = None
                         continue
@@ -312,7 +314,7 @@ class Batch:
 
     def _arrived(self, outcomes: Mapping[str, Any]) -> None:
         ending = list(self._flight.ending(outcomes))
-        lines = [(sent.row, sent.work.line(inputs)) for sent, inputs in ending]
+        lines = [(sent.row, self._line(sent, inputs)) for sent, inputs in ending]
         for task_id, outcome in outcomes.items():
             self._flight.end(task_id, outcome)
         for outcome in chain.from_iterable(inputs for _, inputs in ending):
@@ -321,6 +323,13 @@ class Batch:
             self.progress.completion_tokens += outcome.usage.get("completion_tokens", 0)
         self._end(lines)
         self._written += [sent for sent, _ in ending]
+
+    def _line(self, sent: Sent, inputs: list[Outcome]) -> Line:
+        """Results that the form cannot show are the row's error: a later try would find the same ones."""
+        try:
+            return sent.work.line(inputs)
+        except WRONG as error:
+            return self.form.refusal(sent.row, error)
 
     def _end(self, rows: list[tuple[Row, Line]]) -> None:
         """Rows have ended: write their lines."""
@@ -395,7 +404,7 @@ class Batch:
             if row.number >= self._sent_before:
                 return
             if not self.journal.digest_of(row.number):
-                with contextlib.suppress(InvalidRequest, *AWAY):
+                with contextlib.suppress(*WRONG, *AWAY):
                     yield from self._sendable(row).ids
 
     def _join(self, journal: Journal) -> None:

@@ -85,6 +85,8 @@ class BatchHost:
                 self._start()
         except (*connections.LOST, redis.RedisError, PetioleError):
             logger.debug("open batches cannot be looked for", exc_info=True)
+        except Exception:  # the thread must not end: nobody else here hosts batches
+            logger.warning("open batches cannot be looked for", exc_info=True)
         begins = any(not one.begun for one in self._runners)
         return min(LOOK_S, self._ttl_s / RENEWALS_A_LEASE) if begins else LOOK_S
 

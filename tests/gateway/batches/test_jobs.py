@@ -106,6 +106,7 @@ def test_a_batch_from_its_file_to_its_files(client: openai.OpenAI) -> None:
 
 def test_a_file_that_is_no_batch_fails_before_anything_runs(client: openai.OpenAI) -> None:
     rows = [line("a"), line("a"), {"custom_id": "b"}, [], {**line("d"), "url": "/v1/completions"}]
+    rows.append({**line("e"), "url": []})
     found = until_ended(client, begun(client, rows).id)
     assert (found.status, found.output_file_id, found.error_file_id) == ("failed", None, None)
     assert found.errors is not None
@@ -114,6 +115,7 @@ def test_a_file_that_is_no_batch_fails_before_anything_runs(client: openai.OpenA
         (3, "invalid_request", "method"),
         (4, "invalid_request", "row"),
         (5, "invalid_request", "url"),
+        (6, "invalid_request", "url"),
     ]
     assert found.request_counts is not None
     assert found.request_counts.total == 0

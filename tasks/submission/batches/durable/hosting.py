@@ -19,7 +19,10 @@ def claimed(worker: str, ttl_s: float) -> Iterator[Lease]:
     for record in records.several(open_ids):
         if record.has_runner:
             continue
-        why = blindness(record)
+        try:
+            why = blindness(record)
+        except Exception as error:  # of a later version, say: another host may know it
+            why = f"{record.id}: {type(error).__name__}: {error}"
         if why != record.blind.get(worker, ""):
             records.tell_blind(record.id, worker, why)
         if not why and (lease := Lease.claim(record.id, ttl_s)) is not None:

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
+import redis
+
 from petiole.tasks.app.application import App
 from petiole.tasks.errors import BatchError, InvalidRequest
 from petiole.tasks.submission.batches import forms, sources, storage
@@ -35,6 +37,10 @@ logger = logging.getLogger(__name__)
 RENEWALS_A_LEASE = 4
 MOST_FAULTS = 100
 """That a batch's record names."""
+MOST_CHARACTERS = 500
+"""Of a fault's text, which may be of the client's file."""
+MOST_BREAKS = 5
+"""Runners that an error ends which nobody expects, before the batch has failed."""
 
 CANCELLED = NotRun("batch_cancelled", "This request was not run before the batch was cancelled.")
 EXPIRED = NotRun("batch_expired", "This request was not run before the batch expired.")
@@ -76,9 +82,24 @@ class Runner:
         except LeaseLost as error:
             logger.warning("%s", error)
             return self._record.status
+        except (*AWAY, redis.RedisError) as error:
+            logger.warning("%s: %s", self._record.id, error)
+            return self._record.status
+        except Exception as error:
+            return self._broken(error)
         finally:
             self._over.set()
             keeper.join()
+
+    def _broken(self, error: Exception) -> str:
+        """Another runner tries it when the lease has ended. A batch that breaks each of them must not do so for
+        ever."""
+        logger.exception("%s: the runner breaks", self._record.id)
+        breaks = self._record.number("breaks") + 1
+        if breaks >= MOST_BREAKS:
+            return self._failed([Fault("internal_error", f"{breaks} runners have broken: {type(error).__name__}")])
+        self._lease.hold(breaks=breaks, note=f"a runner has broken: {type(error).__name__}")
+        return self._record.status
 
     def _run(self) -> str:
         spec, form = self._record.spec, form_of(self._record.spec)
@@ -131,7 +152,7 @@ class Runner:
             yield Fault("empty_file", "the input has no rows")
 
     def _failed(self, faults: Sequence[Fault]) -> str:
-        errors = json.dumps([fault._asdict() for fault in faults])
+        errors = json.dumps([_short(fault)._asdict() for fault in faults])
         return self._move(("validating", "in_progress", "finalizing", "cancelling"), "failed", errors=errors)
 
     def _move(self, of: Sequence[str], to: str, **facts: Any) -> str:
@@ -194,6 +215,11 @@ class Runner:
                 for name in ("prompt_tokens", "cached_prompt_tokens", "completion_tokens")
             },
         }
+
+
+def _short(fault: Fault) -> Fault:
+    param = fault.param and fault.param[:MOST_CHARACTERS]
+    return fault._replace(message=fault.message[:MOST_CHARACTERS], param=param)
 
 
 def forget(record: Record) -> None:

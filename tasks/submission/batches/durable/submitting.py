@@ -72,7 +72,14 @@ def resume(record: Record, expires_in_s: int | None = None, again: bool = False)
         return record
     expires_at = "" if expires_in_s is None else int(time.time()) + expires_in_s
     records.move(
-        record, ENDED, "validating", again="1" if again else "", note="", errors="", expires_at=expires_at
+        record,
+        ENDED,
+        "validating",
+        again="1" if again else "",
+        note="",
+        errors="",
+        breaks="",
+        expires_at=expires_at,
     )
     return known(record.id)
 

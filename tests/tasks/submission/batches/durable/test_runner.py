@@ -17,7 +17,7 @@ from petiole.tasks.settings import settings
 from petiole.tasks.submission.batches import batch as loop
 from petiole.tasks.submission.batches import storage, tape
 from petiole.tasks.submission.batches.definitions import batch
-from petiole.tasks.submission.batches.durable import hosting, records, submitting
+from petiole.tasks.submission.batches.durable import hosting, records, runner, submitting
 from petiole.tasks.submission.batches.durable.records import Lease, LeaseLost, Record, Spec
 from petiole.tasks.submission.batches.durable.runner import Runner
 from petiole.tasks.submission.batches.exchange import Exchange, Fleet
@@ -240,6 +240,37 @@ def test_two_runners_of_one_generation_write_no_page_over_each_other(
         one.sync()
     found = tape.PagedTape(record.spec.output, leases[0]).lines()
     assert sorted(line for _, line in found) == [b"0\n", b"1\n"]
+
+
+def test_a_batch_that_breaks_each_runner_fails(
+    client: redis.Redis, workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = begun(tmp_path)
+
+    def broken() -> None:
+        raise LookupError("of the form")
+
+    workers.die = broken
+    for _ in range(runner.MOST_BREAKS - 1):
+        assert ran(record) in ("validating", "in_progress")
+        assert "LookupError" in submitting.known(record.id).facts["note"]
+        assert submitting.known(record.id).has_runner  # a pause until the next try
+        client.delete(f"petiole:batches:{{all}}:lease:{record.id}")
+    assert ran(record) == "failed"
+    assert [fault["code"] for fault in submitting.known(record.id).errors] == ["internal_error"]
+    workers.die = lambda: None
+    assert ran(submitting.resume(submitting.known(record.id))) == "completed"
+    check(record)
+
+
+def test_a_batch_that_this_version_cannot_read_is_another_hosts(client: redis.Redis, tmp_path: Path) -> None:
+    strange, known = begun(tmp_path / "later"), begun(tmp_path / "now")
+    spec = json.loads(client.hget(f"petiole:batches:{{all}}:batch:{strange.id}", "spec") or b"")
+    spec["form"]["of_a_later_version"] = 1
+    client.hset(f"petiole:batches:{{all}}:batch:{strange.id}", "spec", json.dumps(spec))
+    assert [lease.name for lease in hosting.claimed("w0", TTL_S)] == [known.id]
+    list(hosting.claimed("w0", TTL_S))
+    assert "of_a_later_version" in submitting.known(strange.id).blind["w0"]
 
 
 def test_a_cancelled_batch_has_a_line_for_each_row_and_goes_on_when_it_is_resumed(
