@@ -10,19 +10,21 @@ import gzip
 import io
 import json
 import sys
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path, PurePath
 from typing import IO, Any, NamedTuple, cast
 
-from petiole.tasks.errors import InvalidRequest, shorten
+from petiole.tasks.errors import BatchError, InvalidRequest, shorten
 from petiole.tasks.submission.batches import storage
 
 MAX_ROW_BYTES = 64 * 2**20
 FORMATS = ("jsonl", "csv", "parquet")
 _ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 _PAGE = 1000
+_BROKEN = (gzip.BadGzipFile, EOFError, zlib.error, csv.Error)
 
 
 class Row(NamedTuple):
@@ -108,13 +110,31 @@ def _of_file(location: str, format: str | None) -> Source:
     if chosen not in FORMATS:
         raise InvalidRequest("format", f"must be one of {', '.join(FORMATS)} for {location}", format)
     if chosen == "parquet":
-        return _of_parquet(location)
+        source = _of_parquet(location)
+        return Source(location, _read(location, iter(source)), source.total, chosen)
     file = _opened(location, zipped)
     countable = not zipped and not storage.is_url(location) and Path(location).is_file()
     if chosen == "csv":
-        total = sum(1 for _ in _of_csv(location, _opened(location, zipped))) if countable else None
-        return Source(location, _of_csv(location, file), total, chosen)
-    return Source(location, _of_jsonl(file), _lines(Path(location)) if countable else None, chosen)
+        total = (
+            sum(1 for _ in _read(location, _of_csv(location, _opened(location, zipped)))) if countable else None
+        )
+        return Source(location, _read(location, _of_csv(location, file)), total, chosen)
+    return Source(
+        location, _read(location, _of_jsonl(file)), _lines(Path(location)) if countable else None, chosen
+    )
+
+
+def _read(location: str, rows: Iterator[Row]) -> Iterator[Row]:
+    """Raises `StorageError` if the file cannot be read now, and another `BatchError` if it never can."""
+    try:
+        with storage.reached(location):
+            yield from rows
+    except BatchError as error:
+        if isinstance(error.__cause__, _BROKEN):
+            raise BatchError(str(error)) from error
+        raise
+    except _BROKEN as error:
+        raise BatchError(f"{location}: {error}") from error
 
 
 def _opened(location: str, zipped: bool) -> IO[bytes]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from petiole.tasks.errors import BatchError
+from petiole.tasks.errors import BatchError, PetioleError
 
 _UNFINISHED = ".unfinished"
 
@@ -44,6 +44,20 @@ def named(location: str, more: str = "") -> Iterator[None]:
         raise StorageError(f"{location}: {error.strerror or error}{more}") from error
 
 
+@contextlib.contextmanager
+def reached(location: str) -> Iterator[None]:
+    """`named`, for what only this file's system does: a bucket's driver has errors of its own for it."""
+    try:
+        with named(location):
+            yield
+    except PetioleError:
+        raise
+    except Exception as error:
+        if not is_url(location):
+            raise
+        raise StorageError(f"{location}: {type(error).__name__}: {error}") from error
+
+
 def writing(location: str) -> contextlib.AbstractContextManager[None]:
     return named(location, ". What is written stays; the same batch goes on")
 
@@ -52,7 +66,7 @@ def opened(location: str) -> IO[bytes]:
     """For reading, from its beginning. `-`: standard input."""
     if location == "-":
         return sys.stdin.buffer
-    with named(location):
+    with reached(location):
         if not is_url(location):
             return Path(location).open("rb")
         system, path = _system(location)
@@ -61,13 +75,13 @@ def opened(location: str) -> IO[bytes]:
 
 
 def read(location: str) -> bytes:
-    with named(location), opened(location) as file:
+    with reached(location), opened(location) as file:
         return file.read()
 
 
 def size(location: str) -> int | None:
     """In bytes. None: there is no such file."""
-    with named(location):
+    with reached(location):
         try:
             if not is_url(location):
                 return Path(location).stat().st_size
@@ -79,7 +93,7 @@ def size(location: str) -> int | None:
 
 def names(folder: str) -> list[str]:
     """The names of the finished files in this folder, in order. A folder that does not exist has none."""
-    with named(folder):
+    with reached(folder):
         try:
             if not is_url(folder):
                 found = [path.name for path in Path(folder).iterdir()]
@@ -106,7 +120,7 @@ def write(location: str, data: bytes) -> None:
 
 def remove(location: str) -> None:
     """A file that does not exist is no error."""
-    with named(location), contextlib.suppress(FileNotFoundError):
+    with reached(location), contextlib.suppress(FileNotFoundError):
         if is_url(location):
             system, path = _system(location)
             system.rm_file(path)
@@ -156,30 +170,34 @@ def _of_url(location: str) -> Iterator[IO[bytes]]:
     system, path = _system(location)
     with contextlib.suppress(OSError, NotImplementedError):  # buckets have no folders
         system.makedirs(path.rpartition("/")[0], exist_ok=True)
-    file: Any = system.open(path, "wb", autocommit=False)
-    buffered = io.BufferedWriter(_Unclosed(file), 2**20)
+    with reached(location):
+        file: Any = system.open(path, "wb", autocommit=False)
+    buffered = io.BufferedWriter(_Unclosed(location, file), 2**20)
     try:
         yield buffered
         buffered.flush()
-        file.close()
+        with reached(location):
+            file.close()
     except BaseException:
         with contextlib.suppress(Exception):
             file.discard()
         raise
-    file.commit()
+    with reached(location):
+        file.commit()
 
 
 class _Unclosed(io.RawIOBase):
     """A file that only its owner closes."""
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
+    def __init__(self, location: str, file: Any) -> None:
+        self._location, self._file = location, file
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
-        self._file.write(bytes(data))
+        with reached(self._location):
+            self._file.write(bytes(data))
         return len(data)
 
 

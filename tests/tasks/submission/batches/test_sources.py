@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import gzip
+import io
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.submission.batches import sources
+from petiole.tasks.errors import BatchError, InvalidRequest
+from petiole.tasks.submission.batches import sources, storage
 from petiole.tasks.submission.batches.forms import Outcome, Requests
 from petiole.tasks.submission.batches.sources import Row, source_of
+from petiole.tasks.submission.batches.storage import StorageError
 from petiole.tasks.submission.batches.template import Template
 
 
@@ -120,3 +122,31 @@ def test_a_row_is_a_request_of_any_task_or_data_for_a_prompt() -> None:
         Requests().work(Row(0, {"prompt": "a", "queue": "b"}))
     with pytest.raises(InvalidRequest, match="prompt: has no place in caption"):
         Requests("caption", prompt="{x}")
+
+
+def test_a_broken_file_is_told_from_one_that_cannot_be_read_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "in.jsonl.gz"
+    whole = gzip.compress(b'{"prompt": "a"}\n' * 1000)
+    for content in (whole[:-20], b"no gzip"):
+        path.write_bytes(content)
+        with pytest.raises(BatchError) as broken:
+            list(source_of(path))
+        assert not isinstance(broken.value, StorageError)
+
+    class Away(io.BytesIO):
+        error: Exception
+
+        def readline(self, size: int | None = -1, /) -> bytes:
+            raise self.error
+
+    for location, Away.error in (
+        (str(tmp_path / "in.jsonl"), OSError(5, "Input/output error")),
+        ("memory://rows/in.jsonl", LookupError("of the driver")),
+    ):
+        storage.write(location, b"{}\n")
+        with monkeypatch.context() as patched:
+            patched.setattr(storage, "opened", lambda _: Away())
+            with pytest.raises(StorageError, match=r"in\.jsonl: .*(Input|driver)"):
+                list(source_of(location))
