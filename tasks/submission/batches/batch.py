@@ -47,7 +47,8 @@ class Batch:
     end. `stop` and `cancel` may be called from any thread.
 
     `tape`: opens the journal's tape; None: a file beside the output. `reread`: all rows again, for a batch that
-    may end before they do. `joining`: called before the output is made; `joined`: it is made."""
+    may end before they do. `opened`: called when the journal is open, and `again` is noted there. `joining`:
+    called before the output is made; `joined`: it is made."""
 
     app: App
     source: Source
@@ -59,6 +60,7 @@ class Batch:
     progress: Progress = field(default_factory=Progress)
     tape: Callable[[], Tape] | None = None
     reread: Callable[[], Source] | None = None
+    opened: Callable[[], object] = lambda: None
     joining: Callable[[], object] = lambda: None
 
     def __post_init__(self) -> None:
@@ -149,6 +151,7 @@ class Batch:
         self._id = journal.batch
         if self.again and journal.complete is None:
             journal.forget_failures()
+        self.opened()
         self._sent_before = self._most_sent = journal.sent_before
         self.progress.before = self.progress.ended = journal.count
         self.progress.failed = journal.failed

@@ -161,7 +161,8 @@ class Journal:
     # ------------------------------------------------------------ the output
 
     def join(self, output: Output, in_order: bool, rest: Iterable[Line] = ()) -> None:
-        """Make the output. It can be tried again. `rest`: lines of rows that have not ended."""
+        """Make the output. It can be tried again. `rest`: lines of rows that have not ended. It appears only if
+        the tape is still this process's."""
         with contextlib.ExitStack() as stack:
             files: dict[str, IO[bytes]] = {}
 
@@ -178,6 +179,7 @@ class Journal:
                 write(good == b"+", line)
             for one in rest:
                 write(one.good, one.json)
+            self.tape.sync()
 
     def conclude(self) -> None:
         """The output is there, with all rows. Facts are left of the journal."""

@@ -142,7 +142,7 @@ def remove_folder(folder: str) -> None:
 @contextlib.contextmanager
 def _of_path(path: Path) -> Iterator[IO[bytes]]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    made = path.with_name(f"{path.name}.{os.getpid()}{_UNFINISHED}")
+    made = path.with_name(f"{path.name}.{os.urandom(6).hex()}{_UNFINISHED}")  # containers share process ids
     try:
         with made.open("wb") as file:
             yield file

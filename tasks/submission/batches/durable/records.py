@@ -29,7 +29,7 @@ OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 """A runner has to work on it."""
 ENDED = ("completed", "failed", "cancelled", "expired")
 KEEP_S = 30 * 86_400
-"""How long a record is there after the last change of its status."""
+"""How long a record is there after the last change of its status, or after its last runner."""
 _SOURCES = scripts.sources(Path(__file__).parent / "lua", {})
 
 
@@ -162,7 +162,7 @@ def move(
 
 def tell_blind(name: str, worker: str, why: str) -> None:
     """Note why a worker cannot run this batch; empty: it can."""
-    connections.streams().hset(batch_key(name), f"blind:{worker}", why)
+    _script("tell")([batch_key(name)], [f"blind:{worker}", why])
 
 
 def remove(record: Record) -> None:
@@ -204,7 +204,7 @@ class Lease:
         began_at = time.monotonic()
         pairs = [part for pair in _texts(facts).items() for part in pair]
         keys = [batch_lease_key(self.name), batch_key(self.name)]
-        reply = _script("hold")(keys, [self.token, int(self.ttl_s * 1000), *pairs])
+        reply = _script("hold")(keys, [self.token, int(self.ttl_s * 1000), KEEP_S, *pairs])
         self._until = began_at + self.ttl_s if isinstance(reply, bytes) else 0.0
         return reply.decode() if isinstance(reply, bytes) else None
 

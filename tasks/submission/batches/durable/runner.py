@@ -103,7 +103,7 @@ class Runner:
 
     def _run(self) -> str:
         spec, form = self._record.spec, form_of(self._record.spec)
-        again = self._record.status == "validating" and self._record.facts.get("again") == "1"
+        again = self._record.facts.get("again") == "1"
         self._hear(self._record.status)
         if self._record.status == "validating":
             if spec.checks_first and (faults := list(islice(self._faults(form), MOST_FAULTS))):
@@ -119,7 +119,8 @@ class Runner:
             again=again,
             tape=lambda: PagedTape(spec.output, self._lease),
             reread=self._source,
-            joining=lambda: self._move(("in_progress",), "finalizing"),
+            opened=lambda: self._lease.hold(again=""),
+            joining=self._joining,
         )
         if self._ending is not None:
             batch.cancel(self._ending)
@@ -134,6 +135,11 @@ class Runner:
             return self._record.status
         ended = "expired" if self._ending is EXPIRED else "cancelled"
         return self._move(("in_progress", "finalizing", "cancelling"), ended)
+
+    def _joining(self) -> None:
+        """A batch whose time is over is not `finalizing`: the next runner must see that it is over."""
+        if self._ending is None:
+            self._move(("in_progress",), "finalizing")
 
     def _source(self) -> Source:
         return sources.source_of(self._record.spec.input, self._record.spec.format)

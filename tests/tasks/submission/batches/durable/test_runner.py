@@ -15,7 +15,7 @@ from petiole.tasks.app.application import app
 from petiole.tasks.errors import BatchError
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.batches import batch as loop
-from petiole.tasks.submission.batches import storage, tape
+from petiole.tasks.submission.batches import forms, journal, storage, tape
 from petiole.tasks.submission.batches.definitions import batch
 from petiole.tasks.submission.batches.durable import hosting, records, runner, submitting
 from petiole.tasks.submission.batches.durable.records import Lease, LeaseLost, Record, Spec
@@ -23,6 +23,7 @@ from petiole.tasks.submission.batches.durable.runner import Runner
 from petiole.tasks.submission.batches.exchange import Exchange, Fleet
 from petiole.tasks.submission.batches.flight import Sent
 from petiole.tasks.submission.batches.forms import Outcome
+from petiole.tasks.submission.batches.sources import Row
 from petiole.tasks.submission.batches.storage import StorageError
 from tests.support.site import RedisServer
 
@@ -271,6 +272,109 @@ def test_a_batch_that_this_version_cannot_read_is_another_hosts(client: redis.Re
     assert [lease.name for lease in hosting.claimed("w0", TTL_S)] == [known.id]
     list(hosting.claimed("w0", TTL_S))
     assert "of_a_later_version" in submitting.known(strange.id).blind["w0"]
+
+
+def test_what_redis_has_forgotten_comes_back_by_no_runner_and_no_host(
+    client: redis.Redis, workers: Workers, tmp_path: Path
+) -> None:
+    record = begun(tmp_path)
+    key = f"petiole:batches:{{all}}:batch:{record.id}"
+    lease = Lease.claim(record.id, TTL_S)
+    assert lease is not None
+    client.expire(key, 60)
+    assert lease.hold() == "validating"
+    assert int(str(client.ttl(key))) > 60, "a batch that runs is not forgotten"
+    client.delete(key)
+    assert lease.hold(ended=1) is None
+    records.tell_blind(record.id, "w0", "no such file")
+    assert client.exists(key) == 0
+    lease.release()
+    assert ran(begun(tmp_path)) == "completed"
+
+
+def test_an_output_appears_only_by_the_runner_that_has_the_batch(
+    client: redis.Redis, workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One stood still while it made the output of a cancelled batch, which went on meanwhile, and is complete."""
+    record = begun(tmp_path)
+    workers.idle = True
+    submitting.cancel(record)
+    old = Lease.claim(record.id, TTL_S)
+    assert old is not None
+    refusal = forms.Requests.refusal
+
+    def standing(self: forms.Requests, row: Row, error: Exception) -> forms.Line:
+        monkeypatch.setattr(forms.Requests, "refusal", refusal)
+        client.delete(f"petiole:batches:{{all}}:lease:{record.id}")
+        assert ran(submitting.known(record.id)) == "cancelled"
+        workers.idle = False
+        assert ran(submitting.resume(submitting.known(record.id))) == "completed"
+        old._until = 0.0  # its time is over, too
+        return refusal(self, row, error)
+
+    monkeypatch.setattr(forms.Requests, "refusal", standing)
+    assert Runner(app, submitting.known(record.id), old).run() != "cancelled"
+    assert submitting.known(record.id).status == "completed"
+    check(record)
+
+
+def test_a_batch_that_expires_while_its_runner_dies_runs_no_further_row(
+    client: redis.Redis, workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, written = begun(tmp_path, expires_in_s=-1), storage.written
+
+    def dying(location: str) -> Any:
+        if location == record.spec.output:
+            raise Killed
+        return written(location)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "written", dying)
+        with pytest.raises(Killed):
+            ran(record)
+    client.delete(f"petiole:batches:{{all}}:lease:{record.id}")
+    assert (ran(submitting.known(record.id)), workers.sent) == ("expired", {})
+
+
+def test_failed_rows_are_sent_again_although_the_first_runner_dies(
+    client: redis.Redis, workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = tmp_path / "in.jsonl"
+    location.write_text("[]\n" + '{"prompt": "0"}\n' * (ROWS - 1))
+    record = submitting.begin(submitting.spec_of(batch(str(location), str(tmp_path / "out.jsonl"))))
+
+    def die() -> None:
+        if workers.forgotten:
+            raise Killed
+
+    workers.die = die
+    with pytest.raises(Killed):
+        ran(record)
+    client.delete(f"petiole:batches:{{all}}:lease:{record.id}")
+    workers.die = lambda: None
+    assert submitting.cancel(record) == "cancelling"
+    assert ran(submitting.known(record.id)) == "cancelled"
+    record = submitting.resume(submitting.known(record.id), again=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(journal.Journal, "forget_failures", lambda _: killed())
+        with pytest.raises(Killed):
+            ran(record)
+    client.delete(f"petiole:batches:{{all}}:lease:{record.id}")
+    noted: list[dict[str, Any]] = []
+    note = journal.Journal.note
+
+    def noting(self: journal.Journal, **facts: Any) -> None:
+        noted.append(facts)
+        note(self, **facts)
+
+    monkeypatch.setattr(journal.Journal, "note", noting)
+    assert ran(submitting.known(record.id)) == "completed"
+    assert [facts["again"] for facts in noted] == [1]
+    assert submitting.known(record.id).facts["again"] == ""
+
+
+def killed() -> None:
+    raise Killed
 
 
 def test_a_cancelled_batch_has_a_line_for_each_row_and_goes_on_when_it_is_resumed(
