@@ -26,6 +26,8 @@ from petiole.tasks.submission.batches.durable.records import Record
 SHORTEST_S, LONGEST_S = 3600, 30 * 86_400
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
 MOST_LISTED = 10_000
+MOST_CHARACTERS = 255
+"""Of a file's name."""
 _BLOCK = 2**20
 _LISTED = "/files"
 _PARTS = {"output": "output", "errors": "failures"}
@@ -76,7 +78,8 @@ async def create(content: IO[bytes], filename: str, purpose: str, ends: Ends) ->
             shutil.copyfileobj(content, file, _BLOCK)
         return content.tell()
 
-    made = File(name, at, await blocking(written), now, now + ends.seconds, filename, purpose)
+    shown = filename[:MOST_CHARACTERS].encode(errors="replace").decode()  # in a form's charset it may be anything
+    made = File(name, at, await blocking(written), now, now + ends.seconds, shown, purpose)
     commands: list[tuple[Any, ...]] = [
         ("SET", _key(name), msgspec.json.encode(made), "EX", ends.seconds),
         ("ZADD", _key(_LISTED), now, name),
@@ -92,7 +95,8 @@ async def get(name: str) -> File:
     missing = Failure(404, f"no file with id {name[:128]!r} is known", code="not_found", param="file_id")
     if found := re.fullmatch("file-(batch_[0-9a-f]{24})-(output|errors)", name):
         record = await blocking(lambda: records.get(found[1]))
-        made = None if record is None or record.spec.tenant != caller().name else await of_batch(record, found[2])
+        known = record is not None and record.spec.tenant == caller().name and of_gateway(record)
+        made = await of_batch(record, found[2]) if record is not None and known else None
         if made is None:
             raise missing
         return made
@@ -102,6 +106,11 @@ async def get(name: str) -> File:
     if not isinstance(raw, bytes):
         raise missing
     return msgspec.json.decode(raw, type=File)
+
+
+def of_gateway(record: Record) -> bool:
+    """Whether it was made by a request, and not by `petiole batch`."""
+    return "endpoint" in record.facts
 
 
 async def of_batch(record: Record, part: str) -> File | None:
@@ -127,7 +136,7 @@ async def listed() -> list[File]:
         await patiently(lambda: connections.aperform([("ZREM", key, *gone)]))
     files = [msgspec.json.decode(one, type=File) for one in found if isinstance(one, bytes)]
     for record in await blocking(lambda: records.listed(tenant)):
-        if "endpoint" in record.facts:
+        if of_gateway(record):
             files += [made for part in _PARTS if (made := await of_batch(record, part)) is not None]
     return sorted(files, key=lambda file: (file.created_at, file.id))
 

@@ -102,7 +102,7 @@ async def get(name: str) -> Record:
     found = None
     if re.fullmatch("batch_[0-9a-f]{24}", name):
         found = await blocking(lambda: records.get(name))
-    if found is None or found.spec.tenant != caller().name or not _of_gateway(found):
+    if found is None or found.spec.tenant != caller().name or not files.of_gateway(found):
         raise Failure(404, f"no batch with id {name[:128]!r} is known", code="not_found", param="batch_id")
     return found
 
@@ -111,12 +111,7 @@ async def listed() -> list[Record]:
     """The caller's, the oldest first."""
     tenant = caller().name
     found = await blocking(lambda: records.listed(tenant))
-    return [record for record in reversed(found) if _of_gateway(record)]
-
-
-def _of_gateway(record: Record) -> bool:
-    """Whether it was made by a request, and not by `petiole batch`."""
-    return "endpoint" in record.facts
+    return [record for record in reversed(found) if files.of_gateway(record)]
 
 
 async def cancel(record: Record) -> Record:

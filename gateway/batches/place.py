@@ -18,11 +18,13 @@ from petiole.tasks.errors import BatchError
 from petiole.tasks.keys import gateway_key
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
-from petiole.tasks.submission.batches import storage
+from petiole.tasks.submission.batches import storage, tape
 
 THREADS = ProcessThreads("files", size=4, most=1000)
 KNOWN_FOR_S = 60.0
 SWEPT_EVERY_S = 3600.0
+UNFINISHED_FOR_S = 86_400.0
+"""A file that is unfinished for longer is of a process that has died."""
 _MARKER = "petiole-files"
 _REMEMBERED_S = 30 * 86_400
 
@@ -79,7 +81,8 @@ class Place:
         await patiently(lambda: client.expire(key, _REMEMBERED_S))
 
     async def sweep(self, root: str) -> None:
-        """Remove files whose time is over. Their names say when that is, so nobody has to remember them."""
+        """Remove files, and pages of batches, whose time is over. Their names say when that is, so nobody has to
+        remember them."""
         if time.monotonic() - self._swept_at < SWEPT_EVERY_S:
             return
         self._swept_at = time.monotonic()
@@ -93,9 +96,14 @@ def file_at(root: str, name: str, expires_at: int) -> str:
 def remove_expired(root: str) -> None:
     now = time.time()
     for name in storage.names(root):
-        _, dot, ends = name.rpartition(".")
-        if dot and ends.isdecimal() and int(ends) < now:
+        _, dot, ends = name.removesuffix(tape.PAGES).rpartition(".")
+        if not dot or not ends.isdecimal() or int(ends) >= now:
+            continue
+        if name.endswith(tape.PAGES):
+            storage.remove_folder(storage.joined(root, name))
+        else:
             storage.remove(storage.joined(root, name))
+    storage.remove_unfinished(root, UNFINISHED_FOR_S)
 
 
 place = connections.PerLoop(Place)

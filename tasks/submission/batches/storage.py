@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -137,6 +138,17 @@ def remove_folder(folder: str) -> None:
             for left in Path(folder).glob(f"*{_UNFINISHED}"):
                 left.unlink()
             Path(folder).rmdir()
+
+
+def remove_unfinished(folder: str, after_s: float) -> None:
+    """Remove what processes have left that died while they wrote, this long ago. A bucket has no such files."""
+    if is_url(folder):
+        return
+    with named(folder):
+        for left in Path(folder).glob(f"*{_UNFINISHED}"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - left.stat().st_mtime > after_s:
+                    left.unlink()
 
 
 @contextlib.contextmanager

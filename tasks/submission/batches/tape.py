@@ -167,7 +167,7 @@ class PagedTape:
         self._cursor = cursor
         self._unwritten = bytearray()
         self._kept: OrderedDict[int, bytes] = OrderedDict()
-        self._pages = [name for name in storage.names(self.name) if name[:1].isdigit()]
+        self._pages = _pages(self.name)
         if not self._pages and storage.size(output) is not None:
             raise BatchError(
                 f"{output} exists, and {self.name} does not: choose another output, or remove this one"
@@ -233,9 +233,19 @@ class PagedTape:
         self._unwritten.clear()
 
 
+def _pages(folder: str) -> list[str]:
+    return [name for name in storage.names(folder) if name[:1].isdigit()]
+
+
 def mark(output: str, token: str) -> None:
     """Leave a file by which others find out whether they see this folder."""
     storage.write(storage.joined(output + PAGES, _MARKER), token.encode())
+
+
+def unmark(output: str) -> None:
+    """Leave nothing, where no page is."""
+    if not _pages(output + PAGES):
+        storage.remove_folder(output + PAGES)
 
 
 def sees(output: str, token: str) -> str:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +16,11 @@ import httpx2
 import openai
 import pytest
 
+from petiole.gateway.batches import place
 from petiole.gateway.serving.callers import keys
+from petiole.tasks.submission.batches import storage
 from tests.support.gateway import Gateway
-from tests.support.site import Site, eventually
+from tests.support.site import REPOSITORY, Site, eventually
 
 pytest.importorskip("python_multipart", reason="an environment from before files could be uploaded")
 
@@ -223,6 +229,56 @@ def test_another_folder_of_the_same_name_is_refused(
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage_not_shared")
     finally:
         marker.write_bytes(before)
+
+
+def test_a_batch_of_the_command_is_no_file_of_the_gateway(
+    site: Site, client: openai.OpenAI, tmp_path: Path
+) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "Hello", "max_tokens": 1}\n')
+    command = [sys.executable, "-m", "petiole.tasks.commands.cli", "batch", "in.jsonl", "-o", "out.9", "--detach"]
+    known = {**os.environ, **site.environment, "PYTHONPATH": str(REPOSITORY)}
+    ran = subprocess.run([*command, "--wait", "--json"], env=known, cwd=tmp_path, capture_output=True, text=True)
+    assert json.loads(ran.stdout)["status"] == "completed", ran.stderr
+    name = f"file-{json.loads(ran.stdout)['id']}-output"
+    for call in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(openai.NotFoundError, match="no file with id"):
+            call(name)
+    assert (tmp_path / "out.9").exists()
+
+
+def test_what_is_left_of_expired_batches_and_dead_processes_is_swept(tmp_path: Path) -> None:
+    now = int(time.time())
+    for ends in (now - 9, now + 999):
+        for name in (
+            f"a-output.{ends}",
+            f"a-output.{ends}.pages/marker",
+            f"a-output.{ends}.pages/00000001-00000000",
+        ):
+            storage.write(str(tmp_path / name), b"rows")
+    for age_s in (0, 2 * place.UNFINISHED_FOR_S):
+        left = tmp_path / f"file-{age_s:.0f}.{now + 999}.0123.unfinished"
+        left.write_bytes(b"rows")
+        os.utime(left, (now - age_s, now - age_s))
+    (tmp_path / "petiole-files").write_text("marker")
+    place.remove_expired(str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"a-output.{now + 999}",
+        f"a-output.{now + 999}.pages",
+        f"file-0.{now + 999}.0123.unfinished",
+        "petiole-files",
+    ]
+
+
+def test_a_files_name_is_short_and_text(client: openai.OpenAI, served: Gateway) -> None:
+    long = client.files.create(file=("n" * 2000, b"text"), purpose="user_data")
+    assert long.filename == "n" * 255
+    body = (
+        b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n'
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="+2AA-"\r\n\r\ntext\r\n--b--\r\n'
+    )
+    kind = {"content-type": "multipart/form-data; charset=utf-7; boundary=b"}
+    answer = httpx2.post(f"{served.url}/files", content=body, headers=kind)
+    assert (answer.status_code, answer.json().get("filename")) == (200, "?")
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ import redis
 
 from petiole.tasks.app.application import App
 from petiole.tasks.errors import BatchError, InvalidRequest
-from petiole.tasks.submission.batches import forms, sources, storage
+from petiole.tasks.submission.batches import forms, sources
 from petiole.tasks.submission.batches.batch import Batch
 from petiole.tasks.submission.batches.durable import records
 from petiole.tasks.submission.batches.durable.records import Lease, LeaseLost, Record, Spec
@@ -30,7 +30,7 @@ from petiole.tasks.submission.batches.forms import Fault, Form, NotRun
 from petiole.tasks.submission.batches.journal import Output
 from petiole.tasks.submission.batches.sources import Source
 from petiole.tasks.submission.batches.storage import StorageError
-from petiole.tasks.submission.batches.tape import PAGES, PagedTape
+from petiole.tasks.submission.batches.tape import PagedTape
 
 logger = logging.getLogger(__name__)
 
@@ -226,8 +226,3 @@ class Runner:
 def _short(fault: Fault) -> Fault:
     param = fault.param and fault.param[:MOST_CHARACTERS]
     return fault._replace(message=fault.message[:MOST_CHARACTERS], param=param)
-
-
-def forget(record: Record) -> None:
-    """Remove what the batch has left beside its output."""
-    storage.remove_folder(record.spec.output + PAGES)

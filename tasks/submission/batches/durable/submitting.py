@@ -101,10 +101,12 @@ def until(name: str, condition: Callable[[Record], bool], wait_s: float = WAIT_S
 
 def taken(record: Record) -> Record:
     """Wait until a worker has the batch. Raises `BatchError` if none of the workers can run it: then it is
-    removed."""
+    removed, unless it has had a runner."""
     found = until(record.id, lambda one: one.has_runner or one.ended or _hopeless(one))
     if not found.has_runner and not found.ended and _hopeless(found):
-        records.remove(found)
+        if not found.number("generation"):
+            records.remove(found)
+            tape.unmark(found.spec.output)
         why = "; ".join(f"{worker}: {why}" for worker, why in sorted(found.blind.items()))
         raise BatchError(f"no worker can run a batch with these files: {why}")
     return found

@@ -464,6 +464,27 @@ def test_a_host_claims_what_it_can_run_and_says_why_not(client: redis.Redis, tmp
     assert submitting.known(record.id).blind == {"w1": f"{tmp_path / 'in.jsonl'}: no such file here"}
 
 
+def test_a_batch_without_a_host_is_left_only_if_it_has_had_a_runner(
+    client: redis.Redis, workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submitting, "_hopeless", lambda _: True)
+    record = begun(tmp_path)
+    with pytest.raises(BatchError, match="no worker can run"):
+        submitting.taken(record)
+    assert (records.get(record.id), records.listed()) == (None, [])
+    assert not Path(record.spec.output + tape.PAGES).exists()
+    record = begun(tmp_path)
+    workers.die = lambda: killed() if workers.forgotten else None
+    with pytest.raises(Killed):
+        ran(record)
+    client.delete(f"petiole:batches:{{all}}:lease:{record.id}")
+    with pytest.raises(BatchError, match="no worker can run"):
+        submitting.taken(record)
+    workers.die = lambda: None
+    assert ran(submitting.known(record.id)) == "completed"
+    check(record)
+
+
 def test_rows_that_have_changed_fail_the_batch(client: redis.Redis, workers: Workers, tmp_path: Path) -> None:
     record = begun(tmp_path)
 
