@@ -33,10 +33,11 @@ def blindness(record: Record) -> str:
     """Why this process cannot run the batch; empty: it can."""
     try:
         form_of(record.spec)
-        if storage.size(record.spec.input) is None:
+        unseen = tape.sees(record.spec.output, record.spec.marker) if record.spec.marker else ""
+        if storage.size(record.spec.input) is None and (unseen or not record.spec.beside):
             return f"{record.spec.input}: no such file here"
     except InvalidRequest:
         return ""  # the runner says what is wrong
     except PetioleError as error:
         return str(error)
-    return tape.sees(record.spec.output, record.spec.marker) if record.spec.marker else ""
+    return unseen

@@ -52,6 +52,11 @@ class Spec:
     caller: Mapping[str, Any] = field(default_factory=dict)
     marker: str = ""
 
+    @property
+    def beside(self) -> bool:
+        """Whether the input is in the output's folder: who sees that folder knows whether the input is there."""
+        return self.input.rpartition("/")[0] == self.output.rpartition("/")[0]
+
     @classmethod
     def read(cls, raw: str) -> Spec:
         """Fields of a later version are left out."""

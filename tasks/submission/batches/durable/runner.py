@@ -21,7 +21,7 @@ import redis
 
 from petiole.tasks.app.application import App
 from petiole.tasks.errors import BatchError, InvalidRequest
-from petiole.tasks.submission.batches import forms, sources
+from petiole.tasks.submission.batches import forms, sources, storage
 from petiole.tasks.submission.batches.batch import Batch
 from petiole.tasks.submission.batches.durable import records
 from petiole.tasks.submission.batches.durable.records import Lease, LeaseLost, Record, Spec
@@ -103,6 +103,8 @@ class Runner:
 
     def _run(self) -> str:
         spec, form = self._record.spec, form_of(self._record.spec)
+        if storage.size(spec.input) is None:  # its host has seen the folder
+            return self._failed([Fault("input_file_missing", "the input was removed, or has expired")])
         again = self._record.facts.get("again") == "1"
         self._hear(self._record.status)
         if self._record.status == "validating":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -460,8 +461,19 @@ def test_a_host_claims_what_it_can_run_and_says_why_not(client: redis.Redis, tmp
     assert list(hosting.claimed("w1", TTL_S)) == []
     lease.release()
     (tmp_path / "in.jsonl").unlink()
+    assert submitting.known(record.id).spec.beside
+    [lease] = hosting.claimed("w1", TTL_S)  # it sees the folder, so the input is nowhere
+    assert Runner(app, submitting.known(record.id), lease).run() == "failed"
+    assert [fault["code"] for fault in submitting.known(record.id).errors] == ["input_file_missing"]
+
+
+def test_an_input_elsewhere_may_be_seen_by_another_host(client: redis.Redis, tmp_path: Path) -> None:
+    record = begun(tmp_path)
+    elsewhere = tmp_path / "more" / "in.jsonl"
+    spec = {**json.loads(json.dumps(asdict(record.spec))), "input": str(elsewhere)}
+    client.hset(f"petiole:batches:{{all}}:batch:{record.id}", "spec", json.dumps(spec))
     assert list(hosting.claimed("w1", TTL_S)) == []
-    assert submitting.known(record.id).blind == {"w1": f"{tmp_path / 'in.jsonl'}: no such file here"}
+    assert submitting.known(record.id).blind == {"w1": f"{elsewhere}: no such file here"}
 
 
 def test_a_batch_without_a_host_is_left_only_if_it_has_had_a_runner(
