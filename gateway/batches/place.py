@@ -5,6 +5,7 @@ in Redis; a gateway that finds another content is in another folder of the same 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 import time
@@ -27,6 +28,8 @@ UNFINISHED_FOR_S = 86_400.0
 """A file that is unfinished for longer is of a process that has died."""
 _MARKER = "petiole-files"
 _REMEMBERED_S = 30 * 86_400
+_MARKED_WITHIN_S = 30
+_TRIES, _PAUSE_S = 10, 0.1
 
 T = TypeVar("T")
 
@@ -60,20 +63,32 @@ class Place:
         return root
 
     async def _check(self, root: str) -> None:
+        """One gateway writes the marker, and the others wait for it."""
         marker = storage.joined(root, _MARKER)
         key = gateway_key(f"/files/{hashlib.sha256(root.encode()).hexdigest()[:16]}")
-        client = connections.async_streams()
-        here = await blocking(lambda: storage.read(marker) if storage.size(marker) is not None else b"")
-        raw = await patiently(lambda: client.get(key))
-        known = raw if isinstance(raw, bytes) else b""
-        if not here and not known:
-            here = secrets.token_hex(16).encode()
-            await blocking(lambda: storage.write(marker, here))
+        client, mine = connections.async_streams(), secrets.token_hex(16).encode()
+
+        async def known_there() -> bytes:
+            raw = await patiently(lambda: client.get(key))
+            return raw if isinstance(raw, bytes) else b""
+
+        async def claimed() -> bool:
+            return bool(await patiently(lambda: client.set(key, mine, nx=True, ex=_MARKED_WITHIN_S)))
+
+        for _ in range(_TRIES):
+            here = await blocking(lambda: storage.read(marker) if storage.size(marker) is not None else b"")
+            known = await known_there()
+            if here:
+                break
+            if not known and await claimed():
+                await blocking(lambda: storage.write(marker, mine))
+                here = known = mine
+                break
+            await asyncio.sleep(_PAUSE_S)
         if here and not known:
             await patiently(lambda: client.set(key, here, nx=True, ex=_REMEMBERED_S))
-            raw = await patiently(lambda: client.get(key))
-            known = raw if isinstance(raw, bytes) else b""
-        if here != known:
+            known = await known_there()
+        if not here or here != known:
             message = (
                 f"PETIOLE_GATEWAY_FILES: must be one folder that all gateways share; {root} is another one here"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -18,6 +19,7 @@ import pytest
 
 from petiole.gateway.batches import place
 from petiole.gateway.serving.callers import keys
+from petiole.tasks.settings import settings
 from petiole.tasks.submission.batches import storage
 from tests.support.gateway import Gateway
 from tests.support.site import REPOSITORY, Site, eventually
@@ -279,6 +281,23 @@ def test_a_files_name_is_short_and_text(client: openai.OpenAI, served: Gateway) 
     kind = {"content-type": "multipart/form-data; charset=utf-7; boundary=b"}
     answer = httpx2.post(f"{served.url}/files", content=body, headers=kind)
     assert (answer.status_code, answer.json().get("filename")) == (200, "?")
+
+
+def test_gateways_that_begin_together_agree_on_one_marker(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PETIOLE_BROKER_URL", site.url)
+    monkeypatch.setenv("PETIOLE_GATEWAY_FILES", str(tmp_path))
+    settings.cache_clear()
+
+    async def begin() -> list[str]:
+        return await asyncio.gather(*(place.Place().root() for _ in range(8)))
+
+    try:
+        assert asyncio.run(begin()) == [str(tmp_path)] * 8
+        assert asyncio.run(begin()) == [str(tmp_path)] * 8
+    finally:
+        settings.cache_clear()
 
 
 @pytest.mark.slow
