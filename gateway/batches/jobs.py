@@ -16,6 +16,7 @@ from petiole.gateway.batches.files import Ends
 from petiole.gateway.batches.place import blocking, file_at, place
 from petiole.gateway.core.caller import ANYBODY, caller
 from petiole.gateway.core.failures import Failure, invalid
+from petiole.gateway.serving.webhooks import waiting
 from petiole.tasks.submission.batches import tape
 from petiole.tasks.submission.batches.durable import records, submitting
 from petiole.tasks.submission.batches.durable.records import Record, Spec
@@ -72,7 +73,7 @@ async def create(asked: CreateBatch) -> Record:
         output=file_at(root, f"{name}-output", until),
         failures=file_at(root, f"{name}-errors", until),
         lines="openai",
-        form={"endpoint": asked.endpoint},
+        form={"endpoint": asked.endpoint, **({"watched": True} if await waiting.watching() else {})},
         format="jsonl",
         checks_first=True,
         tenant=asks.name,

@@ -55,18 +55,19 @@ SAME = StreamDelta.model_fields.keys() & GenerationResult.model_fields.keys() - 
 
 class BatchLines:
     """`endpoint`: the only one that lines may name; None: any. `caller`: a `Caller` as JSON, whose lines they
-    are."""
+    are. `watched`: its tenant has a webhook, which the settings of this process may not name."""
 
     def __init__(
         self,
         options: Mapping[str, Any] | None = None,
         endpoint: str | None = None,
         caller: Mapping[str, Any] | None = None,
+        watched: bool = False,
     ) -> None:
         if options:
             name = min(options)
             raise InvalidRequest(name, "must be in the lines' bodies: they are OpenAI's", shorten(options[name]))
-        self._endpoint = endpoint
+        self._endpoint, self._watched = endpoint, watched
         self._caller = ANYBODY if caller is None else msgspec.convert(caller, Caller)
 
     def about(self) -> dict[str, Any]:
@@ -101,7 +102,8 @@ class BatchLines:
 
         async def tell() -> None:
             with asking(self._caller):
-                await waiting.notify(f"batch.{status}", name, at)
+                tell_it = waiting.add if self._watched else waiting.notify
+                await tell_it(f"batch.{status}", name, at)
 
         asyncio.run(tell())
 

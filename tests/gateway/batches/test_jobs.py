@@ -18,7 +18,9 @@ import openai
 import pytest
 
 from petiole.gateway.batches import place
+from petiole.gateway.batches.lines import BatchLines
 from petiole.gateway.serving.callers import keys
+from petiole.gateway.serving.webhooks import waiting
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.batches import storage
 from tests.support.gateway import Gateway
@@ -296,6 +298,21 @@ def test_gateways_that_begin_together_agree_on_one_marker(
     try:
         assert asyncio.run(begin()) == [str(tmp_path)] * 8
         assert asyncio.run(begin()) == [str(tmp_path)] * 8
+    finally:
+        settings.cache_clear()
+
+
+def test_a_worker_tells_webhooks_that_only_the_gateways_settings_name(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PETIOLE_BROKER_URL", site.url)
+    settings.cache_clear()
+    try:
+        for watched, notices in ((False, []), (True, [b"batch_0"])):
+            form = BatchLines(caller={"name": "told-by-settings"}, watched=watched)
+            form.told("batch_0", "completed", 1)
+            found = asyncio.run(waiting.take("told-by-settings", 9))
+            assert [json.loads(one)["about"].encode() for one in found] == notices
     finally:
         settings.cache_clear()
 
