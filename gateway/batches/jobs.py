@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import secrets
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from petiole.gateway.batches import files
 from petiole.gateway.batches.files import Ends
 from petiole.gateway.batches.place import blocking, file_at, place
-from petiole.gateway.core.caller import ANYBODY, caller
+from petiole.gateway.core.caller import ANYBODY, caller, request
 from petiole.gateway.core.failures import Failure, invalid
 from petiole.gateway.serving.webhooks import waiting
 from petiole.tasks.submission.batches import tape
@@ -22,6 +23,8 @@ from petiole.tasks.submission.batches.durable import records, submitting
 from petiole.tasks.submission.batches.durable.records import Record, Spec
 
 MOST_HOURS = 24 * 30
+RETRIED_FOR_S = 600.0
+"""For so long an SDK's retry finds the batch that its first try has made."""
 _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 
 
@@ -66,7 +69,9 @@ async def create(asked: CreateBatch) -> Record:
     if file.purpose != "batch":
         message = f"input_file_id: must be a file of purpose batch, got one of {file.purpose}"
         raise invalid("input_file_id", message, "invalid_value")
-    root, name, asks = await place().root(), records.new_id(), caller()
+    if (first := await _repeated()) is not None:
+        return first
+    root, name, asks, made_by = await place().root(), _new_id(), caller(), request()
     until = int(time.time()) + window_s + ends.seconds
     spec = Spec(
         input=file.at,
@@ -85,17 +90,52 @@ async def create(asked: CreateBatch) -> Record:
         "endpoint": asked.endpoint,
         "completion_window": asked.completion_window,
         "metadata": json.dumps(asked.metadata),
+        "digest": "" if made_by is None else made_by.digest,
     }
 
     def begun() -> Record | None:
         tape.mark(spec.output, spec.marker)
-        records.create(name, spec, window_s, **facts)
-        return records.get(name)
+        created, found = records.create(name, spec, window_s, **facts), records.get(name)
+        if not created and found is not None:  # another try was first: the marker is its
+            tape.mark(found.spec.output, found.spec.marker)
+        return found
 
     made = await blocking(begun)
     if made is None:
         raise Failure(503, "the batch was lost while it was made; try again", code="unavailable")
     return made
+
+
+def _new_id() -> str:
+    """With an `Idempotency-Key` it follows from the key, so two requests at once make one batch."""
+    made, asks = request(), caller()
+    if made is None or not made.idempotency_key:
+        return records.new_id()
+    of = json.dumps([asks.name, asks.key, made.idempotency_key])
+    return f"batch_{hashlib.sha256(of.encode()).hexdigest()[:24]}"
+
+
+async def _repeated() -> Record | None:
+    """The batch that an earlier try of this request has made: by its `Idempotency-Key`, or, for an SDK's retry,
+    the only one of the same request that is this new. Raises `Failure`."""
+    made = request()
+    if made is None or not made.digest:
+        return None
+    if made.idempotency_key:
+        name = _new_id()
+        found = await blocking(lambda: records.get(name))
+        if found is not None and found.facts.get("digest") != made.digest:
+            raise invalid(None, "Idempotency-Key: was used for another request", "idempotency_key_reused")
+        return found
+    if not made.retries:
+        return None
+    since = time.time() - RETRIED_FOR_S
+    same = [
+        record
+        for record in await listed()
+        if record.facts.get("digest") == made.digest and record.number("created_at") >= since
+    ]
+    return same[0] if len(same) == 1 else None
 
 
 async def get(name: str) -> Record:

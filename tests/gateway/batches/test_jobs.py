@@ -317,6 +317,25 @@ def test_a_worker_tells_webhooks_that_only_the_gateways_settings_name(
         settings.cache_clear()
 
 
+def test_a_request_that_is_repeated_makes_one_batch(client: openai.OpenAI) -> None:
+    file = uploaded(client, [line("a")])
+
+    def made(endpoint: str = CHAT, **headers: str) -> str:
+        body = {"input_file_id": file.id, "endpoint": endpoint, "completion_window": "24h"}
+        told = {name.replace("_", "-"): value for name, value in headers.items()}
+        answer: Any = client.post("/batches", body=body, cast_to=object, options={"headers": told})
+        return str(answer["id"])
+
+    first = made()
+    assert made(x_stainless_retry_count="1") == first
+    second = made()
+    assert second != first
+    assert made(x_stainless_retry_count="1") not in (first, second)  # whose retry it is is not known
+    assert made(idempotency_key="k") == made(idempotency_key="k") != made(idempotency_key="other")
+    with pytest.raises(openai.BadRequestError, match="was used for another request"):
+        made("/v1/completions", idempotency_key="k")
+
+
 @pytest.mark.slow
 def test_tenants_are_apart(site: Site, tmp_path: Path) -> None:
     told = {"PETIOLE_GATEWAY_KEYS": json.dumps(DOCUMENT), "PETIOLE_GATEWAY_FILES": tmp_path / "files"}

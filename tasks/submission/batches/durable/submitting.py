@@ -54,7 +54,8 @@ def begin(spec: Spec, expires_in_s: int | None = None, again: bool = False) -> R
     found = records.get(name)
     if found is None:
         tape.mark(spec.output, token)
-        records.create(name, replace(spec, marker=token), expires_in_s)
+        if not records.create(name, replace(spec, marker=token), expires_in_s):
+            tape.mark(spec.output, known(name).spec.marker)  # another client was first
     elif not _same(found.spec, spec):
         raise BatchError(f"{spec.output} is of {name}, which has other rows or options: choose another output")
     elif found.status in ENDED:

@@ -497,6 +497,21 @@ def test_a_batch_without_a_host_is_left_only_if_it_has_had_a_runner(
     check(record)
 
 
+def test_two_clients_that_begin_a_batch_at_once_leave_the_marker_of_its_record(
+    client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tape.mark
+
+    def marking(output: str, token: str) -> None:
+        monkeypatch.setattr(tape, "mark", mark)
+        begun(tmp_path)
+        mark(output, token)
+
+    monkeypatch.setattr(tape, "mark", marking)
+    record = begun(tmp_path)
+    assert tape.sees(record.spec.output, record.spec.marker) == ""
+
+
 def test_rows_that_have_changed_fail_the_batch(client: redis.Redis, workers: Workers, tmp_path: Path) -> None:
     record = begun(tmp_path)
 
