@@ -358,7 +358,8 @@ class Publisher:
         """Continue with the piece that begins at `end`, where the log, of `entries` entries, ends."""
         with self._changed:
             starts = [piece.index for piece in outbox.pieces]
-            if end not in starts and end != outbox.end:
+            anew = not entries and bool(starts) and starts[0] < 0  # the log was lost while it had the prompt alone
+            if not anew and end not in starts and end != outbox.end:
                 logger.error("stream %s: its log does not end with a delta of this attempt", outbox.task_id)
                 outbox.listener.on_mismatch()
                 return

@@ -13,8 +13,9 @@ from tests.support.gateway import Gateway
 from tests.support.site import Site, eventually
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
+    """Closed behind the last page: while it is open, no other test of this process may begin an event loop."""
     with chromium() as browser:
         yield browser
 

@@ -27,7 +27,7 @@ def test_entries_of_an_iterator_are_encoded_one_by_one() -> None:
 def test_vectors_are_numbers_or_base64() -> None:
     for form, shown in (("float", [[0.0, -0.5], [1.0, -0.5], [2.0, -0.5]]), ("base64", VECTORS)):
         asked = Embeddings(model="m", input="x", encoding_format=form)  # type: ignore[arg-type]
-        answer = json.loads(piecewise(asked.answer(RECORD, Made(VECTORS, [], 7))))
+        answer = json.loads(piecewise(asked.answer(RECORD, Made(vectors=VECTORS, prompt_tokens=7))))
         assert [one["embedding"] for one in answer["data"]] == shown
         assert [one["index"] for one in answer["data"]] == [0, 1, 2]
         assert answer["usage"]["prompt_tokens"] == 7

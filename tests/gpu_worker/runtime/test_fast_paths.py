@@ -30,7 +30,21 @@ from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.pooling import Pooler
 from petiole.gpu_worker.models.parts.rotary import rotary_table
-from petiole.gpu_worker.models.plan import Experts, Growth, ModelPlan, PerLayerInput, Pooling, Rotary, Router
+from petiole.gpu_worker.models.plan import (
+    DeltaNet,
+    Experts,
+    FeedForward,
+    Growth,
+    Layer,
+    ModelPlan,
+    Norm,
+    PerLayerInput,
+    Pooling,
+    Recurrent,
+    Rotary,
+    Router,
+    ShortConvolution,
+)
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.request.images import ImageLimits
 from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor
@@ -50,6 +64,7 @@ from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from tests.gpu_worker.runtime.cpu.test_native_encoder import random_encoder
 from tests.gpu_worker.runtime.cpu.test_native_parallel import VOCAB as MOONDREAM_VOCAB
 from tests.gpu_worker.runtime.cpu.test_native_parallel import random_decoder as random_moondream
+from tests.gpu_worker.runtime.cpu.test_native_states import decoder_of
 from tests.support import fake_flashinfer
 from tests.support.other_decoders import (
     CPU,
@@ -271,11 +286,19 @@ def test_a_new_field_is_refused_by_name_until_it_is_listed(kind: type, monkeypat
     monkeypatch.setitem(fast_paths._FIELDS, kind, " ".join(others))
     moondream, encoder = random_moondream(*moondream_plan()), random_encoder(encoder_config(), torch.float32)
     decoders = [known_decoder(), moondream, *(variant(known_decoder()) for variant in FUSED_ONLY.values())]
-    decoders.append(PLANS["experts alone"](known_decoder()))
+    decoders += [PLANS["experts alone"](known_decoder()), *map(with_states, RECURRENT)]
     said = [fast_paths.supports(decoder, VALUES, PARTS).reason for decoder in decoders]
     said.append(fast_paths.supports_encoder(encoder, VALUES, PARTS).reason)
     if kind.__name__ not in ("Fp8Linear", "PerLayerWeights", "PerLayerTables"):
         assert any(f"{last} of the class {kind.__name__}" in (one or "") for one in said)
+
+
+RECURRENT = (DeltaNet(1, 2, 16, 32, 4, Norm(), grouped=False), ShortConvolution(64, 3, bias=True))
+
+
+def with_states(mixer: Recurrent) -> Decoder:
+    layer = Layer(mixer, FeedForward(66), Norm(), feed_forward_norm=Norm())
+    return decoder_of(ModelPlan("test", 64, 64, (layer,), Norm(), 64), torch.float32)
 
 
 def of_texts() -> Decoder:
@@ -290,7 +313,7 @@ def test_each_field_of_a_plan_is_refused_until_it_is_listed(values: fast_paths.V
     per_layer, growth = "per-layer inputs", "queries that grow"
     decoders = {PerLayerInput: PLANS[per_layer](known_decoder()), Growth: PLANS[growth](known_decoder())}
     decoders |= dict.fromkeys((Experts, Router), PLANS["experts alone"](known_decoder()))
-    decoders[Pooling] = of_texts()
+    decoders |= {Pooling: of_texts(), **{type(mixer): with_states(mixer) for mixer in RECURRENT}}
     for kind, listed in values.items():
         decoder = decoders.get(kind, known_decoder())
         if fast_paths.supports(decoder, values, PARTS).reason is not None:
