@@ -84,7 +84,6 @@ def test_the_prompt_comes_before_the_output_and_each_token_once(
                 if delta.index < 0:
                     assert delta.logprobs is not None
                     assert [entry.token_id for entry in delta.logprobs] == list(delta.token_ids)
-                    assert len(delta.token_ids) <= 8  # and the first, which takes no computing
             given = [token for delta in deltas if delta.index < 0 for token in delta.token_ids]
             assert given == PROMPTS[0][known:]
             assert at == 3
