@@ -319,6 +319,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
             self._copy_later(self.indices[: len(indices)], indices)
         else:
             assert int(queries.min()) >= 1
+            blocks = int((-(-queries * (sizes[0] // sizes[1]) // 128)).sum()) * sizes[1]
+            assert disable_split_kv == (int(pages.max()) * sizes[-1] <= 40 * blocks)
             self.bounds, self.indices = torch.empty_like(lengths), torch.empty_like(indices)
             self.indptr, self.last_page_len = torch.empty_like(indptr), torch.empty_like(last_page_len)
             self._copies.clear()

@@ -97,12 +97,13 @@ def forward(decoder: Decoder, hidden: Tensor, step: Forward) -> Tensor:
         for plan, layer in zip(decoder.plan.layers, decoder.layers, strict=True)
         for norm in ((plan.mixer_norm, layer.mixer_norm), (plan.feed_forward_norm, layer.feed_forward_norm))
     ]
+    norms.append(norms[0])  # nobody reads what the last product writes for it
     stream = begin(hidden, norms[0])
     for i, layer in enumerate(decoder.layers):
         qkv = product(stream, layer.attention.qkv)
         stream = added(decoder.attend(i, qkv, step), layer.attention.out, stream, norms[2 * i + 1])
         inner = product(stream, layer.dense.gate_up, gated=True)
-        stream = added(inner, layer.dense.down, stream, (norms + norms[:1])[2 * i + 2])
+        stream = added(inner, layer.dense.down, stream, norms[2 * i + 2])
     return hidden
 
 
@@ -116,8 +117,7 @@ def begin(hidden: Tensor, norm: tuple[Tensor, float]) -> Residual:
     n, width = hidden.shape
     weight, eps = norm
     scaled = torch.empty_like(hidden)
-    squares = torch.zeros((MOST_ROWS, width // NARROW.outputs), dtype=torch.float32, device=hidden.device)
-    options = overlapped(hidden)
+    squares = torch.empty((MOST_ROWS, width // NARROW.outputs), dtype=torch.float32, device=hidden.device)
     _begin[(width // NARROW.outputs,)](
         hidden,
         scaled,
@@ -130,7 +130,7 @@ def begin(hidden: Tensor, norm: tuple[Tensor, float]) -> Residual:
         ROWS=MOST_ROWS,
         OUTPUTS=NARROW.outputs,
         num_warps=1,
-        **options,
+        **overlapped(hidden),
     )
     return Residual(hidden, scaled, squares, eps)
 
