@@ -105,7 +105,7 @@ class Client:
     def ask(self, method: str, path: str, body: object = None) -> None:
         payload = b"" if body is None else json.dumps(body).encode()
         key = f"authorization: Bearer {KEY}\r\n"  # SDKs always send one
-        head = f"{method} {path} HTTP/1.1\r\nhost: bench\r\n{key}content-length: {len(payload)}\r\n\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n{key}content-length: {len(payload)}\r\n\r\n"
         self._writer.write(head.encode() + payload)
 
     async def events(self, until: bytes = b"[DONE]") -> int:
