@@ -87,6 +87,7 @@ class EngineConfig:
     weight_quantization: Literal["none", "int8", "int4", "fp8"] = "none"
     head_quantization: Literal["auto", "none", "int8", "int4"] = "auto"
     activation_quantization: Literal["none", "int8"] = "none"
+    snapshot_quantization: Literal["none", "int8"] = "none"
     kv_dtype: Literal["auto", "fp8"] = "auto"
     max_model_len: int = 0
     max_num_seqs: int = 0

@@ -94,6 +94,10 @@ class EngineSettings(BaseModel):
         default="none",
         description="inputs of layers with four-bit weights in eight bits: quicker on CPUs, not exact",
     )
+    snapshot_quantization: Literal["none", "int8"] = Field(
+        default="none",
+        description="copies of states in eight bits: more of them, not exact; needs PETIOLE_EXACT=off",
+    )
     kv_dtype: Literal["auto", "fp8"] = Field(
         default="auto", description="dtype of the KV cache; fp8 takes half the memory of 16 bits"
     )

@@ -271,6 +271,7 @@ def _new_states(config: EngineConfig, decoder: Decoder, platform: Platform, pool
         snapshots=pools.snapshots,
         dtype=decoder.dtype,
         device=platform.place,
+        rounded=config.snapshot_quantization == "int8",
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.config import EngineConfig, switch
 from petiole.gpu_worker.errors import InvalidRequest, ModelError
+from petiole.gpu_worker.models.parts.recurrent.states import RUN
 from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.models.weights.reading import HeadQuantization, Quantization
 from petiole.gpu_worker.runtime.memory.container import cpu_quota
@@ -65,10 +66,19 @@ def int8_inputs(config: EngineConfig, platform: Platform) -> bool:
 
 
 def require_states_alone(config: EngineConfig, model: ModelPlan) -> None:
-    """Refuse what would spoil states: a rejected draft would have changed them, and texts that are computed whole
-    have no row."""
+    """Refuse what would spoil states: a rejected draft would have changed them, texts that are computed whole
+    have no row, and rounded snapshots are not exact."""
     if not model.keeps_states:
         return
+    if config.snapshot_quantization != "none":
+        given = config.snapshot_quantization
+        if switch("exact") != "off":
+            limit = "must be none without PETIOLE_EXACT=off: a rounded state gives other logits"
+            raise InvalidRequest("snapshot_quantization", limit, given)
+        widths = [mixer.matrices[-1] for _, mixer in model.recurrent if mixer.matrices is not None]
+        if odd := [width for width in widths if width % RUN]:
+            limit = f"must be none for a state with values of {odd[0]} dimensions, no multiple of {RUN}"
+            raise InvalidRequest("snapshot_quantization", limit, given)
     if model.whole_texts:
         raise ModelError(
             f"pooling must be that of the last token for {model.architecture}, whose layers keep a state"

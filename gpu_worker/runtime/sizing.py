@@ -30,7 +30,7 @@ from petiole.gpu_worker.runtime.cpu.platform import CpuPlatform
 from petiole.gpu_worker.runtime.derived import require_states_alone
 from petiole.gpu_worker.runtime.device.cpu import CpuDevice
 from petiole.gpu_worker.runtime.memory.container import host_memory_left
-from petiole.gpu_worker.runtime.memory.room import page_bytes, pool_bytes
+from petiole.gpu_worker.runtime.memory.room import page_bytes, pool_bytes, snapshot_bytes
 from petiole.gpu_worker.runtime.memory.states import state_bytes
 from petiole.gpu_worker.runtime.platform import Platform
 from petiole.gpu_worker.runtime.reading import ModelReader
@@ -51,9 +51,10 @@ class Sizes:
     """What a model needs, and what a machine serves of it.
 
     weights: bytes by type in memory. weight_format: as in `Computing`. kv_bytes_per_token: in all layers; those of
-    `windows` hold it as long as a window reaches. state_bytes: of a sequence, and of a snapshot. pages, snapshots:
-    with the reserved one. pool_bytes: of keys, values and snapshots. tokens: that the pages hold, cached prefixes
-    included. sequences: of `length` tokens, which run at once. bounded_by: the setting that allows no more."""
+    `windows` hold it as long as a window reaches. state_bytes: of a sequence; snapshot_bytes: of a snapshot.
+    pages, snapshots: with the reserved one. pool_bytes: of keys, values and snapshots. tokens: that the pages
+    hold, cached prefixes included. sequences: of `length` tokens, which run at once. bounded_by: the setting that
+    allows no more."""
 
     model: str
     architecture: str
@@ -66,6 +67,7 @@ class Sizes:
     kv_bytes_per_token: int
     windows: tuple[Window, ...]
     state_bytes: int
+    snapshot_bytes: int
     rows: int
     max_num_batched_tokens: int
     max_model_len: int
@@ -135,6 +137,7 @@ def _sizes(
         kv_bytes_per_token=page_bytes(config, plan, size) // config.page_size,
         windows=tuple(_windows(plan, pools)),
         state_bytes=state_bytes(plan, decoder.dtype.itemsize),
+        snapshot_bytes=snapshot_bytes(config, plan, decoder.dtype.itemsize),
         rows=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=longest,

@@ -56,11 +56,15 @@ def window_pools(engine: EngineConfig, model: ModelPlan, n_pages: int) -> tuple[
 LEAST_SNAPSHOTS = 8
 
 
+def snapshot_bytes(engine: EngineConfig, model: ModelPlan, bytes_per_element: int) -> int:
+    return state_bytes(model, bytes_per_element, rounded=engine.snapshot_quantization == "int8")
+
+
 def snapshots_of(engine: EngineConfig, model: ModelPlan, bytes_per_element: int, n_pages: int) -> int:
     """The number of snapshots of layers that keep a state, with the reserved one, beside `n_pages` pages: so
     many that they take as much memory as the KV does, but at least some; without a prefix cache, one that is never
     used. 0: no layer keeps a state."""
-    each = state_bytes(model, bytes_per_element)
+    each = snapshot_bytes(engine, model, bytes_per_element)
     if each and engine.prefix_cache == "off":
         return 2
     kv = n_pages * page_bytes(engine, model, bytes_per_element)
@@ -73,7 +77,7 @@ def pool_bytes(engine: EngineConfig, model: ModelPlan, bytes_per_element: int, n
     kept = model.kept_windows
     elements = sum(2 * mixer.kv_size * pages.get(kept[i], n_pages) for i, mixer in model.caches)
     snapshots = snapshots_of(engine, model, bytes_per_element, n_pages)
-    states = snapshots * state_bytes(model, bytes_per_element)
+    states = snapshots * snapshot_bytes(engine, model, bytes_per_element)
     return elements * engine.page_size * bytes_per_element + states
 
 

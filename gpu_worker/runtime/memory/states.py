@@ -3,8 +3,8 @@
     place   0           rows              rows + snapshots
             |-- rows ---|-- snapshots --|
 
-The state of a row stands at the row's number, that of snapshot c at rows + c. The pool knows how far each row's
-state has come: a step must begin there, so no position changes a state twice.
+The state of a row stands at the row's number, that of snapshot c at rows + c. Snapshots may be rounded. The pool
+knows how far each row's state has come: a step must begin there, so no position changes a state twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.models.host_memory import new_zeros
-from petiole.gpu_worker.models.parts.recurrent.states import LayerState, RecurrentStep, Span
+from petiole.gpu_worker.models.parts.recurrent.states import RUN, LayerState, RecurrentStep, Rounded, Span
 from petiole.gpu_worker.models.plan import ModelPlan, Recurrent
 from petiole.gpu_worker.runtime.interface import Int32Array, Progress, StateUpdates
 
@@ -50,11 +50,9 @@ class StatePool:
         n_rows = len(self.reached)
         for row, snapshot, start in zip(updates.begun, updates.sources, updates.starts, strict=True):
             self.reached[row] = start
-            for state in self._tensors():
-                if snapshot:
-                    state[row] = state[n_rows + snapshot]
-                else:
-                    state[row] = 0
+            for layer in self.layers:
+                if layer is not None:
+                    layer.begin(int(row), n_rows + int(snapshot) if snapshot else None)
         assert (self.reached[rows] == starts).all(), "a state is not where its step begins"
         self.reached[rows] += lengths
         if not len(updates.kept):
@@ -64,35 +62,47 @@ class StatePool:
         copies[behind - 1] = n_rows + updates.snapshots
         return torch.from_numpy(copies)
 
-    def _tensors(self) -> Iterator[Tensor]:
-        return (tensor for layer in self.layers if layer is not None for tensor in layer.tensors)
-
 
 def new_state_pool(
-    plan: ModelPlan, *, rows: int, snapshots: int, dtype: torch.dtype, device: torch.device
+    plan: ModelPlan,
+    *,
+    rows: int,
+    snapshots: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    rounded: bool = False,
 ) -> StatePool | None:
-    """None if no layer keeps a state."""
-    own, places = dict(plan.recurrent), rows + snapshots
+    """None if no layer keeps a state. rounded: the matrices of snapshots are in eight bits."""
+    own = dict(plan.recurrent)
     if not own:
         return None
-    layers = tuple(_layer(own[i], places, dtype, device) if i in own else None for i in range(plan.n_layers))
+
+    def layer(mixer: Recurrent) -> LayerState:
+        inputs = new_zeros((rows + snapshots, mixer.kernel - 1, mixer.channels), dtype, device)
+        if mixer.matrices is None:
+            return LayerState(inputs)
+        if not rounded:
+            return LayerState(inputs, new_zeros((rows + snapshots, *mixer.matrices), torch.float32, device))
+        numbers = int(np.prod(mixer.matrices))
+        codes = new_zeros((snapshots, numbers), torch.int8, device)
+        scales = new_zeros((snapshots, numbers // RUN), torch.float32, device)
+        return LayerState(
+            inputs, new_zeros((rows, *mixer.matrices), torch.float32, device), Rounded(codes, scales)
+        )
+
+    layers = tuple(layer(own[i]) if i in own else None for i in range(plan.n_layers))
     return StatePool(layers, np.zeros(rows, dtype=np.int64), snapshots)
 
 
-def state_bytes(plan: ModelPlan, bytes_per_element: int) -> int:
-    """Bytes of the states of one row, or of a snapshot, in all layers."""
+def state_bytes(plan: ModelPlan, bytes_per_element: int, *, rounded: bool = False) -> int:
+    """Bytes of the states of one row, or of a snapshot, in all layers. rounded: of a snapshot whose matrices are
+    in eight bits."""
     total = 0
     for _, mixer in plan.recurrent:
         total += (mixer.kernel - 1) * mixer.channels * bytes_per_element
-        total += 0 if mixer.matrices is None else 4 * int(np.prod(mixer.matrices))
+        numbers = 0 if mixer.matrices is None else int(np.prod(mixer.matrices))
+        total += numbers + 4 * (numbers // RUN) if rounded else 4 * numbers
     return total
-
-
-def _layer(mixer: Recurrent, places: int, dtype: torch.dtype, device: torch.device) -> LayerState:
-    inputs = new_zeros((places, mixer.kernel - 1, mixer.channels), dtype, device)
-    if mixer.matrices is None:
-        return LayerState(inputs)
-    return LayerState(inputs, new_zeros((places, *mixer.matrices), torch.float32, device))
 
 
 def _spans(

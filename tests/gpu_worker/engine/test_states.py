@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from petiole.gpu_worker import Engine, EngineConfig, FinishReason, Request, SamplingParams
+from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.models.plan import DeltaNet, FeedForward, Layer, ModelPlan, Norm
+from petiole.gpu_worker.runtime.derived import require_states_alone
+from tests.support.families import build_model
 from tests.support.toy_engine import EOS, Expected, expected, request, toy_engine
 
 SYSTEM = [1 + i % 40 for i in range(50)]
@@ -107,3 +112,37 @@ def open_runtime(config: EngineConfig) -> Any:
     from petiole.gpu_worker.runtime.runtime import ModelRuntime
 
     return ModelRuntime(config)
+
+
+def test_rounded_snapshots_give_nearly_the_same_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_model("qwen3.5", linear_value_head_dim=32).save_pretrained(tmp_path)
+    prompt = [3 + (7 * i) % 300 for i in range(90)]
+    asked = Request(prompt=prompt, sampling=SamplingParams(temperature=0.0, max_tokens=1, logprobs=5))
+    monkeypatch.setenv("PETIOLE_EXACT", "off")
+    shown, held = [], []
+    for rounded in ("none", "int8"):
+        config = EngineConfig(
+            model=str(tmp_path), device="cpu", dtype="float32", max_num_seqs=4, num_pages=400,
+            snapshot_quantization=rounded,
+        )  # fmt: skip
+        with Engine(config, runtime=open_runtime(config)) as engine:
+            first, again = (engine.generate([asked])[0] for _ in range(2))
+            held.append(engine.stats()["snapshots_total"])
+        assert [first.usage.cached_prompt_tokens, again.usage.cached_prompt_tokens] == [0, 89]
+        shown += [dict(made.logprobs[0].top) for made in (first, again)]
+    exact, *others = shown
+    assert others[0] == others[1] == exact
+    assert others[2] != exact
+    assert others[2] == pytest.approx(exact, abs=0.5)  # random weights make much of small differences
+    assert held[1] > 2 * held[0]
+
+
+@pytest.mark.parametrize(("exact", "value_dim", "limit"), [("auto", 128, "PETIOLE_EXACT=off"), ("off", 40, "40")])
+def test_rounded_snapshots_are_refused(
+    exact: str, value_dim: int, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = DeltaNet(key_heads=1, value_heads=1, key_dim=16, value_dim=value_dim, kernel=4, norm=Norm())
+    plan = ModelPlan("test", 50, 32, (Layer(net, FeedForward(64), Norm(), feed_forward_norm=Norm()),), Norm(), 99)
+    monkeypatch.setenv("PETIOLE_EXACT", exact)
+    with pytest.raises(InvalidRequest, match=f"snapshot_quantization: must be none .*{limit}"):
+        require_states_alone(EngineConfig(snapshot_quantization="int8"), plan)

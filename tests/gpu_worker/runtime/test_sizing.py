@@ -47,7 +47,7 @@ def foreseen(sizes: Sizes) -> dict[str, Any]:
     same = ("weight_bytes", "weight_format", "pages", "snapshots", "rows", "max_model_len")
     return {name: getattr(sizes, name) for name in (*same, "max_num_batched_tokens")} | {
         "windows": tuple((group.window, group.pages) for group in sizes.windows if group.pages),
-        "kv_bytes": sizes.pool_bytes - sizes.snapshots * sizes.state_bytes,
+        "kv_bytes": sizes.pool_bytes - sizes.snapshots * sizes.snapshot_bytes,
     }
 
 

@@ -52,8 +52,7 @@ def delta_net(
         q, k, v = _heads(plan, F.silu(mixed))
         out, stored = delta_rule(q, k, v, g[span.at], beta[span.at], state.matrices[span.places])
         outputs[span.at] = out
-        span.put(state.inputs, before)
-        span.put(state.matrices, stored)
+        state.put(span, before, stored)
     gated = normed(plan.norm, weights.norm, outputs.to(x.dtype), kernels).float() * F.silu(z.float())
     return weights.out(gated.to(x.dtype).flatten(1))
 

@@ -38,5 +38,5 @@ def short_convolution(
         step.progress()
         mixed, before = convolved(inputs[span.at], state.inputs[span.places], weights.convolution, weights.bias)
         outputs[span.at] = mixed.to(x.dtype)
-        span.put(state.inputs, before)
+        state.put(span, before)
     return weights.out(c * outputs)

@@ -90,12 +90,14 @@ def decoder_of(plan: ModelPlan, dtype: torch.dtype) -> Decoder:
 class Machine:
     """A decoder over pools of its own, in compiled code or in torch."""
 
-    def __init__(self, plan: ModelPlan, dtype: torch.dtype, *, compiled: bool = True) -> None:
+    def __init__(
+        self, plan: ModelPlan, dtype: torch.dtype, *, compiled: bool = True, rounded: bool = False
+    ) -> None:
         self.cache: KVCache = scattered_cache(plan, 1, ROWS, dtype)
         if not compiled:
             for pool in (*self.cache.keys, *self.cache.values):
                 pool.zero_()  # torch multiplies what it hides by 0
-        states = new_state_pool(plan, rows=ROWS, snapshots=SNAPSHOTS, dtype=dtype, device=CPU)
+        states = new_state_pool(plan, rows=ROWS, snapshots=SNAPSHOTS, dtype=dtype, device=CPU, rounded=rounded)
         assert states is not None
         self.states: StatePool = states
         self.decoder = decoder_of(plan, dtype)
@@ -205,3 +207,33 @@ def test_the_same_bits_behind_a_snapshot(
         found = machine.run([row], [position], [lengths[row] - position], sources=[snapshot])
         at = sum(lengths[:row])
         assert torch.equal(found, whole[at + position : at + lengths[row]])
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "torch"])
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(16, 32), (5, 96)])
+def test_a_rounded_snapshot_is_off_by_at_most_half_a_step_of_each_run(
+    compiled: bool, key_dim: int, value_dim: int
+) -> None:
+    net = DeltaNet(key_heads=2, value_heads=4, key_dim=key_dim, value_dim=value_dim, kernel=4, norm=NORM)
+    plan = ModelPlan("test", VOCAB, HIDDEN, (Layer(net, FeedForward(66), NORM, feed_forward_norm=NORM),), NORM, 99)
+    exact = Machine(plan, torch.float32, compiled=compiled)
+    rounded = Machine(plan, torch.float32, compiled=compiled, rounded=True)
+    for machine in (exact, rounded):
+        machine.run([0, 1], [0, 0], [20, 9], kept=[(0, 13, 1), (1, 8, 3)], outputs=None)
+        machine.run([2], [8], [1], sources=[3])
+    wanted, found = (machine.states.layers[0] for machine in (exact, rounded))
+    assert wanted is not None
+    assert wanted.matrices is not None
+    assert found is not None
+    assert found.matrices is not None
+    assert found.rounded is not None
+    assert len(found.matrices) == ROWS
+    assert torch.equal(found.matrices[:2], wanted.matrices[:2])
+    for row, snapshot in ((0, 1), (1, 3)):
+        copy = torch.empty_like(found.matrices[row])
+        found.rounded.read(snapshot, copy)
+        runs, read = (m.flatten().view(-1, 32) for m in (wanted.matrices[ROWS + snapshot], copy))
+        step = runs.abs().amax(-1, keepdim=True) / 127
+        assert ((read - runs).abs() <= 0.501 * step).all()
+    assert not torch.equal(found.matrices[2], wanted.matrices[2])
+    torch.testing.assert_close(found.matrices[2], wanted.matrices[2], rtol=0, atol=float(step.max()))

@@ -5,6 +5,8 @@
  */
 #include "recurrent.h"
 
+#include <float.h>
+
 #include "../arithmetic/functions.h"
 #include "delta_rule.h"
 
@@ -57,6 +59,26 @@ static void finish_gates(const Recurrent *r, float *gates) {
   }
 }
 
+/* PANEL numbers -> codes and their scale */
+static void round_line(const float *x, int8_t *codes, float *scale) {
+  float most = 0.0f;
+  for (int i = 0; i < PANEL; i++) most = fmaxf(most, fabsf(x[i]));
+  *scale = most / 127.0f;
+  const float by = *scale > FLT_MIN ? 1.0f / *scale : 0.0f;
+  for (int i = 0; i < PANEL; i++) codes[i] = (int8_t)fminf(fmaxf(rintf(x[i] * by), -127.0f), 127.0f);
+}
+
+/* What a head has stored at n dimensions, from number `at` of its place on -> the copy at another place */
+static void copy_lines(const Recurrent *r, const float *stored, int64_t place, int64_t of_place, int64_t at, int64_t n) {
+  for (int64_t k = 0; k < r->key_dim; k++) {
+    const int64_t to = (r->codes ? place - r->places : place) * of_place + at + k * n;
+    if (r->codes)
+      round_line(stored + k * PANEL, r->codes + to, r->scales + to / PANEL);
+    else
+      memcpy(r->matrices + to, stored + k * PANEL, sizeof(float) * (size_t)n);
+  }
+}
+
 /* The rule at up to PANEL dimensions, from `from` on, of head i of values. */
 static void store_values(const Recurrent *r, const Advance *a, const Stretch *s, int64_t i, int64_t from, float *room) {
   const int64_t head = i / r->each, within = i % r->each, d = r->key_dim, n = smaller(PANEL, r->value_dim - from);
@@ -77,8 +99,7 @@ static void store_values(const Recurrent *r, const Advance *a, const Stretch *s,
     apply_delta_rule(stored, d, &change, some);
     memcpy(values, some, sizeof(float) * (size_t)n);
     const int64_t copy = a->copies ? a->copies[t] : -1, last = t + 1 == s->t + s->n;
-    float *to = copy < 0 ? NULL : r->matrices + copy * of_place + at;
-    for (int64_t k = 0; k < d && to; k++) memcpy(to + k * n, stored + k * PANEL, sizeof(float) * (size_t)n);
+    if (copy >= 0) copy_lines(r, stored, copy, of_place, at, n);
     for (int64_t k = 0; k < d && last && n < PANEL; k++)
       memcpy(own + k * n, stored + k * PANEL, sizeof(float) * (size_t)n);
   }

@@ -16,6 +16,9 @@ typedef struct {
   Part b, a;                     /* of the map of gates */
   const float *fading, *bias;    /* [heads of values] */
   float *matrices;               /* [places][heads of values][value_dim / PANEL][key_dim][PANEL]; the last block is narrower */
+  int8_t *codes;                 /* or null: copies are rounded, from place `places` on, laid out as matrices are */
+  float *scales;                 /* one for each PANEL of codes */
+  int64_t places;                /* of matrices */
 } Recurrent;
 
 /* The positions of a step, and what the maps made of them: overwritten. */

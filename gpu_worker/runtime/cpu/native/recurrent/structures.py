@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_int32, c_void_p
+from ctypes import c_int32, c_int64, c_void_p
 
 from petiole.gpu_worker.models.parts.recurrent.delta_net import DeltaNetWeights
 from petiole.gpu_worker.models.parts.recurrent.mixing import RecurrentWeights
@@ -38,6 +38,9 @@ class RecurrentStruct(ctypes.Structure):
         ("fading", c_void_p),
         ("bias", c_void_p),
         ("matrices", c_void_p),
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("places", c_int64),
     ]
 
 
@@ -66,7 +69,9 @@ def recurrent_struct(
     for name, first, apart in _parts(plan, each):
         setattr(struct, name, PartStruct(first, apart))
     struct.fading, struct.bias = memory.floats(weights.fading), memory.floats(weights.bias)
-    struct.matrices = state.matrices.data_ptr()
+    struct.matrices, struct.places = state.matrices.data_ptr(), len(state.matrices)
+    if state.rounded is not None:
+        struct.codes, struct.scales = state.rounded.codes.data_ptr(), state.rounded.scales.data_ptr()
     return struct
 
 
