@@ -4,6 +4,9 @@ trials have their marker, and what takes long begins first.
 Continuous integration (`CI` is set) tries the same examples each time; everyone else tries new ones.
 
 Without CUDA's driver Triton interprets the kernels. It settles that when it is imported, by transformers perhaps.
+
+A process that shares the cores with others computes on one thread, unless a test asks for more, and threads that
+wait do not spin. OpenMP settles both when torch is imported.
 """
 
 from __future__ import annotations
@@ -18,6 +21,10 @@ from hypothesis import HealthCheck, settings
 
 from tests.support import trials
 from tests.support.trials import is_slow
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("GOMP_SPINCOUNT", "100")
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 with suppress(OSError):
