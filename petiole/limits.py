@@ -20,6 +20,7 @@ RepetitionPenalty = Annotated[float, Ge(0.01), Le(100)]
 Penalty = Annotated[float, Ge(-2), Le(2)]
 Bias = Annotated[float, Ge(-1000), Le(1000)]
 Seed = Annotated[int, Ge(-(2**63)), Lt(2**64)]
+MOST_LOGPROB_TOKENS = 128
 Logprobs = Annotated[int, Ge(0), Le(20)]
 DeadlineS = Annotated[float, Gt(0), Le(1e9)]
 """The highest value is about a tenth of the longest timeout of a lock."""

@@ -30,9 +30,7 @@ class ChatCompletion(Sampling):
         "chat_template": "is not served: the model's own is used",
         "mm_processor_kwargs": "is not served",
     }
-    IGNORED: ClassVar = Sampling.IGNORED | {
-        "prediction", "verbosity", "include_reasoning",
-    }  # fmt: skip
+    IGNORED: ClassVar = Sampling.IGNORED | {"prediction", "verbosity"}
 
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=10_000)
     max_completion_tokens: int | None = None
@@ -44,6 +42,7 @@ class ChatCompletion(Sampling):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     thinking_token_budget: int | None = None
+    include_reasoning: bool = True
     modalities: list[str] = Field(default_factory=lambda: ["text"])
 
     documents: list[dict[str, Any]] | None = None
@@ -57,6 +56,8 @@ class ChatCompletion(Sampling):
             raise InvalidRequest("modalities", 'must be ["text"]', shorten(self.modalities))
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs", "needs logprobs", "no logprobs")
+        if self.return_token_ids and not self.include_reasoning:
+            raise InvalidRequest("include_reasoning", "must be true with return_token_ids", False)
         if not self.add_generation_prompt and not self.continue_final_message:
             raise InvalidRequest("add_generation_prompt", "must be true unless a message is continued", False)
         return self
@@ -65,7 +66,7 @@ class ChatCompletion(Sampling):
         """What it becomes, under this id. `stays`: it goes on when its client has gone. `images`:
         those of the http URLs in the messages. Raises `InvalidRequest`."""
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        options, names = self.options(found, stays, (self.top_logprobs or 0) if self.logprobs else None)
+        options, names = self.options(found, stays, self._likeliest)
         options["messages"] = conversation.messages(self.messages, images)
         options["max_tokens"] = "rest" if limit is None else limit
         names["logprobs"] = "top_logprobs"
@@ -105,14 +106,19 @@ class ChatCompletion(Sampling):
             names,
         )
 
+    @property
+    def _likeliest(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
     def _shown(self) -> dict[str, Any]:
         """What the view reads."""
         known = {
             "usage": bool(self.stream_options.get("include_usage")),
-            "top_logprobs": (self.top_logprobs or 0) if self.logprobs else None,
+            "top_logprobs": self.beside(self._likeliest),
             "as_ids": self.return_tokens_as_token_ids,
             "token_ids": self.return_token_ids,
             "prompt_logprobs": self.prompt_logprobs,
+            "unthought": not self.include_reasoning,
             "metadata": self.metadata,
             "store": self.store,
             "parts": True,

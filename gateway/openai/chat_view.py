@@ -52,7 +52,8 @@ class ChatView:
                 case "content":
                     return [Event("text", None, part.text, part.tokens)]
                 case "reasoning":
-                    return [Event("reasoning", None, part.text, part.tokens)]
+                    hidden = self._asked.get("unthought")
+                    return [] if hidden else [Event("reasoning", None, part.text, part.tokens)]
                 case "call":
                     return [Event("arguments", self._calls[choice] - 1, part.text)]
         if isinstance(part, Opened):
@@ -170,7 +171,7 @@ def _message(asked: dict[str, Any], output: Whole) -> dict[str, Any]:
     calls = [_call(piece, piece.text) for piece in output.pieces if piece.kind == "call"]
     content, reasoning = output.text(), output.text("reasoning")
     said: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
-    if reasoning:
+    if reasoning and not asked.get("unthought"):
         said |= _reasoning(asked, reasoning)
     return said | ({"tool_calls": calls} if calls else {})
 

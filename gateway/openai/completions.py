@@ -32,12 +32,12 @@ class TextCompletion(Sampling):
         "suffix": "is not served",
         "prompt_embeds": "is not served",
     }
-    IGNORED: ClassVar = Sampling.IGNORED | {"add_special_tokens"}
 
     prompt: Any
     max_tokens: int = MAX_TOKENS
     logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
     echo: bool = False
+    add_special_tokens: bool = True
 
     @field_validator("prompt", mode="after")
     @classmethod
@@ -57,6 +57,10 @@ class TextCompletion(Sampling):
     def _sensible(self) -> Any:
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("max_tokens", "must be at least 1 without echo", 0)
+        if not self.add_special_tokens:
+            raise InvalidRequest(
+                "add_special_tokens", "must be true: a prompt without them is one of token ids", False
+            )
         if self.n * len(self.prompt) > MOST_PROMPTS:
             limit = f"must give at most {MOST_PROMPTS} choices in all"
             raise InvalidRequest("n", limit, f"{self.n} for each of {len(self.prompt)} prompts")
@@ -80,7 +84,7 @@ class TextCompletion(Sampling):
         echoes = [one if isinstance(one, str) else next(texts) for one in self.prompt] if self.echo else None
         known = {
             "usage": bool(self.stream_options.get("include_usage")),
-            "logprobs": self.logprobs,
+            "logprobs": self.beside(self.logprobs),
             "as_ids": self.return_tokens_as_token_ids,
             "token_ids": self.return_token_ids,
             "echoes": echoes,

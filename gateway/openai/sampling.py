@@ -31,6 +31,7 @@ NAMES = {
 _SAME = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "min_tokens", "ignore_eos", "logit_bias", "stop", "stop_token_ids", "skip_special_tokens", "allowed_token_ids",
+    "bad_words", "logprob_token_ids",
 )  # fmt: skip
 """What a task has under the same name."""
 
@@ -40,8 +41,6 @@ class Sampling(Asked):
 
     REFUSED: ClassVar = {
         "best_of": "is not served: use n",
-        "bad_words": "is not served: use logit_bias",
-        "logprob_token_ids": "is not served: use top_logprobs",
         "truncate_prompt_tokens": "is not served: a prompt that is too long is refused",
         "use_beam_search": "is not served",
         "length_penalty": "is not served",
@@ -78,6 +77,8 @@ class Sampling(Asked):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    logprob_token_ids: list[int] | None = None
     cache_salt: str | None = None
     priority: int | None = Field(default=None, ge=0, le=9)
     return_token_ids: bool = False
@@ -124,6 +125,10 @@ class Sampling(Asked):
             options["affinity"] = self.prompt_cache_key
         return options
 
+    def beside(self, likeliest: int | None) -> int | None:
+        """How many log-probabilities are shown beside that of each token, where `likeliest` were asked for."""
+        return likeliest if likeliest is None else len(self.logprob_token_ids or ()) or likeliest
+
     def constraint(self) -> formats.Constraint | None:
         """Raises `InvalidRequest`."""
         return formats.constraint(self.response_format, self.structured_outputs)
@@ -131,6 +136,8 @@ class Sampling(Asked):
     def options(self, found: Found, stays: bool, likeliest: int | None) -> tuple[dict[str, Any], dict[str, str]]:
         """The options that are the same for all choices, and the client's names of options. `stays`: the task goes
         on when its client has gone. `likeliest`: as of `_with_logprobs`. Raises `InvalidRequest`."""
+        if likeliest is None and self.logprob_token_ids:
+            raise InvalidRequest("logprob_token_ids", "needs logprobs", "no logprobs")
         options, names = self._with_logprobs(likeliest), dict(NAMES)
         if self.prompt_logprobs is not None:
             options |= {"prompt_logprobs": self.prompt_logprobs, "logprob_texts": True}

@@ -47,8 +47,10 @@ class SamplingParams:
     logit_bias: Mapping[int, limits.Bias] = field(default_factory=dict)
     allowed_token_ids: Sequence[int] | None = None
     banned_token_ids: Sequence[int] = ()
+    bad_words: Sequence[str] = ()
     seed: limits.Seed | None = None
     logprobs: limits.Logprobs | None = None
+    logprob_token_ids: Sequence[int] = ()
     logprob_texts: bool = False
     prompt_logprobs: limits.Logprobs | None = None
     ignore_eos: bool = False
@@ -57,6 +59,11 @@ class SamplingParams:
     stop_token_sequences: Sequence[Sequence[int]] = ()
     skip_special_tokens: bool = True
     include_stop: bool = False
+
+    @property
+    def beside(self) -> int | None:
+        """How many tokens' log-probabilities are reported beside that of each token; None: none at all."""
+        return None if self.logprobs is None else len(self.logprob_token_ids) or self.logprobs
 
 
 ConstraintKind = Literal["json_schema", "regex", "choice", "grammar", "calls"]

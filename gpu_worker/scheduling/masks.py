@@ -3,8 +3,9 @@
 The mask of an output depends on all tokens before it. Therefore a step's forward is launched first, then all
 earlier steps with one of its constrained sequences are committed, and then the mask is computed, while the device
 runs the forward. The mask of a positional skill follows from the number of tokens before the output: nothing is
-committed for it. Nor for a thought that stays within its budget, where any token may come. In a verify step, the
-mask of a draft position assumes that the drafts before it are accepted.
+committed for it. Nor for a thought that stays within its budget, or where no banned word can be complete: any
+token may come there. In a verify step, the mask of a draft position assumes that the drafts before it are
+accepted.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import cast
 import numpy as np
 
 from petiole.gpu_worker.constraints import (
+    BannedState,
     BudgetState,
     ConstraintState,
     PositionalConstraint,
@@ -51,7 +53,8 @@ def awaiting_commit(sequences: Iterable[ScheduledSequence]) -> list[ScheduledSeq
 
 def _is_free(seq: ScheduledSequence) -> bool:
     """Whether any token may come at every place that is in flight. If so, a commit changes nothing about it."""
-    return isinstance(seq.constraint, BudgetState) and seq.constraint.is_free_for(seq.outstanding_yield)
+    state = seq.constraint
+    return isinstance(state, BannedState | BudgetState) and state.is_free_for(seq.outstanding_yield)
 
 
 def compute_mask(

@@ -351,7 +351,7 @@ def _extras(seq: ScheduledSequence, output: StepOutput, offset: int, n: int) -> 
         made = lines[offset : offset + n].tolist()
         numbers = [kinds.numbers(token_id, line) for token_id, line in zip(ids, made, strict=True)]
         values = [kinds.shown(token_id, of) for token_id, of in zip(ids, numbers, strict=True)]
-    k = seq.request.sampling.logprobs
+    k = seq.request.sampling.beside
     if k is None or output.logprobs is None:
         return Extras(None, numbers, values) if numbers is not None else None
     logprobs = []

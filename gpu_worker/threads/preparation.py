@@ -16,7 +16,7 @@ import xxhash
 
 from petiole import limits
 from petiole.gpu_worker.config import EngineConfig
-from petiole.gpu_worker.constraints import ConstraintState, SkillConstraint
+from petiole.gpu_worker.constraints import BannedState, Bans, ConstraintState, SkillConstraint, spellings
 from petiole.gpu_worker.errors import AdapterChanged, InvalidRequest, require
 from petiole.gpu_worker.request import Constraint, Request, SamplingParams
 from petiole.gpu_worker.request.images import IMAGE, check_images
@@ -99,6 +99,7 @@ class Preparer:
         request, given, resumed = subject.request, subject.prompt, self._resumed(request)
         prompt = given.ids
         check_sampling(request.sampling, self.limits)
+        request, bans = self._banning(request)
         self._check_request(request, resumed.ids)
         self._check_scores(request, given)
         rules = StopRules.of(
@@ -106,7 +107,7 @@ class Preparer:
         )
         check_min_tokens(request.sampling, rules.end_ids, self.limits.vocab_size)
         self._check_fits(len(prompt), rules)
-        constraint, tokenizer = self._constraint(request, prompt, resumed), self._text_tokenizer(request)
+        constraint, tokenizer = self._constraint(request, prompt, resumed, bans), self._text_tokenizer(request)
         tokenizer = tokenizer if subject.has_text and not request.pooled else None
         words = [token for token in prompt if token != IMAGE]
         output.open(tokenizer, words, rules, self._reading(subject, resumed), self.asking.writer(request))
@@ -235,15 +236,34 @@ class Preparer:
         what = f"{needed} pages for {n_prompt} prompt tokens and {rules.max_output_tokens} output tokens"
         require(needed <= pages, "max_tokens", limit, what)
 
-    def _constraint(self, request: Request, prompt: Sequence[int], resumed: InputTokens) -> ConstraintState | None:
-        if request.constraint is None:
-            return None
+    def _banning(self, request: Request) -> tuple[Request, Bans | None]:
+        """The request with its bad words of one token among the banned tokens, and the longer ones."""
+        sampling = request.sampling
+        words = texts_of("bad_words", sampling.bad_words)
+        if not words:
+            return request, None
+        if self.tokenizer is None:
+            raise no_tokenizer("bad_words")
+        found = spellings(words, self.tokenizer, self.limits.vocab_size)
+        single = sorted(tokens[0] for tokens in found if len(tokens) == 1)
+        sampling = replace(sampling, banned_token_ids=[*sampling.banned_token_ids, *single])
+        check_sampling(sampling, self.limits)
+        longer = frozenset(tokens for tokens in found if len(tokens) > 1)
+        return replace(request, sampling=sampling), Bans(longer, self.limits.vocab_size) if longer else None
+
+    def _constraint(
+        self, request: Request, prompt: Sequence[int], resumed: InputTokens, bans: Bans | None
+    ) -> ConstraintState | None:
+        state = request.constraint if not isinstance(request.constraint, Constraint) else None
         if isinstance(request.constraint, Constraint):
             compiler = self.compile_constraint
             require(compiler is not None, "constraint", "needs a tokenizer", request.constraint.kind)
             state = cast(ConstraintCompiler, compiler)(self._after(prompt, request.constraint))
-        else:  # a state made by the caller, such as a skill's
-            state = request.constraint
+        if bans is not None:
+            require(not isinstance(state, SkillConstraint), "bad_words", "must be empty: a skill decides", "some")
+            state = BannedState(bans, state)
+        if state is None:
+            return None
         for position, token in enumerate(resumed.ids):
             if not state.finished and not self._consume(state, token, resumed.numbers.get(position, ())):
                 raise InvalidRequest(f"resume_token_ids[{position}]", "must match the constraint", token)
@@ -293,15 +313,19 @@ class Preparer:
         return key
 
     def _text_tokenizer(self, request: Request) -> Tokenizer | None:
-        stop = request.sampling.stop
-        require(
-            isinstance(stop, Sequence) and not isinstance(stop, str), "stop", "must be a list of strings", stop
-        )
-        for i, text in enumerate(stop):
-            require(check_text(f"stop[{i}]", text) != "", f"stop[{i}]", "must not be empty", "an empty string")
+        stop = texts_of("stop", request.sampling.stop)
         if stop and self.tokenizer is None:
             raise no_tokenizer("stop")
         return self.tokenizer
+
+
+def texts_of(field: str, texts: Sequence[str]) -> Sequence[str]:
+    """The same texts. Raises InvalidRequest if one of them is none, or empty."""
+    listed = isinstance(texts, Sequence) and not isinstance(texts, str)
+    require(listed, field, "must be a list of strings", texts)
+    for i, text in enumerate(texts):
+        require(check_text(f"{field}[{i}]", text) != "", f"{field}[{i}]", "must not be empty", "an empty string")
+    return texts
 
 
 def resolve_seed(request: Request) -> int:
@@ -322,6 +346,14 @@ def check_sampling(sampling: SamplingParams, model: ModelLimits) -> None:
         require((getattr(sampling, name) or 0) <= model.vocab_size, name, limit, getattr(sampling, name))
     wanted = sampling.logprobs is not None or sampling.prompt_logprobs is not None
     require(wanted or not sampling.logprob_texts, "logprob_texts", "needs logprobs", "no logprobs")
+    some = sampling.logprobs is not None or not sampling.logprob_token_ids
+    require(some, "logprob_token_ids", "needs logprobs", "no logprobs")
+    require(
+        len(sampling.logprob_token_ids) <= limits.MOST_LOGPROB_TOKENS,
+        "logprob_token_ids",
+        f"must have at most {limits.MOST_LOGPROB_TOKENS} entries",
+        len(sampling.logprob_token_ids),
+    )
     _check_token_sets(sampling, model.vocab_size)
 
 
@@ -347,6 +379,7 @@ def _check_token_sets(sampling: SamplingParams, vocab_size: int) -> None:
         allowed = check_token_ids("allowed_token_ids", sampling.allowed_token_ids, vocab_size)
         require(bool(set(allowed) - banned), "allowed_token_ids", "must leave a token that is not banned", allowed)
     check_token_ids("stop_token_ids", sampling.stop_token_ids, vocab_size)
+    check_token_ids("logprob_token_ids", sampling.logprob_token_ids, vocab_size)
     sequences = sampling.stop_token_sequences
     listed = isinstance(sequences, Sequence) and not isinstance(sequences, str)
     require(listed, "stop_token_sequences", "must be a list of lists of token ids", sequences)

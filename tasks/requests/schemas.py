@@ -33,6 +33,7 @@ from petiole.tasks.requests.hints import instead_of
 MAX_PROMPT_CHARACTERS = 4_000_000
 MAX_PROMPT_TOKENS = 1_000_000
 MAX_STOPS = 64
+MAX_BAD_WORDS = 1024
 MAX_SALT_CHARACTERS = 256
 MAX_SCHEMA_CHARACTERS = 1_000_000  # of a JSON schema, of all tools, or of all variables of a chat template
 RESERVED_VARIABLES = frozenset(
@@ -158,12 +159,19 @@ class Sampling(Declared):
     """The output consists of these tokens only."""
     banned_token_ids: TokenIds = Field(default_factory=list)
     """The output contains none of these tokens."""
+    bad_words: list[StopString] = Field(default_factory=list, max_length=MAX_BAD_WORDS)
+    """The output contains none of these words: where the tokens of one would be complete, with a space before it
+    or without, its last token is not drawn. Other tokens can still spell a word."""
     seed: limits.Seed | None = None
     """The same request with the same seed draws the same tokens. `None`: derived from the task's id. See
     docs/requests.md#seeds."""
     logprobs: limits.Logprobs | None = None
     """Report the log-probability of each output token, and those of the likeliest tokens at the same index: this
     many."""
+    logprob_token_ids: Annotated[TokenIds, Field(max_length=limits.MOST_LOGPROB_TOKENS)] = Field(
+        default_factory=list
+    )
+    """With `logprobs`: report the log-probabilities of these tokens, up to 128, instead of the likeliest ones'."""
     logprob_texts: bool = False
     """Report the text and the bytes of each of these tokens, too. Needs `logprobs` or `prompt_logprobs`."""
     prompt_logprobs: limits.Logprobs | None = None
@@ -233,6 +241,8 @@ class Options(Common, Sampling):
     def _texts_of_logprobs(self) -> Self:
         if self.logprob_texts and self.logprobs is None and self.prompt_logprobs is None:
             raise InvalidRequest("logprob_texts", "needs logprobs", "no logprobs")
+        if self.logprob_token_ids and self.logprobs is None:
+            raise InvalidRequest("logprob_token_ids", "needs logprobs", "no logprobs")
         return self
 
     @model_validator(mode="after")

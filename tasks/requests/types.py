@@ -44,12 +44,17 @@ class Sampling(TypedDict, total=False):
     """The output consists of these tokens only."""
     banned_token_ids: list[int]
     """The output contains none of these tokens."""
+    bad_words: list[str]
+    """The output contains none of these words: where the tokens of one would be complete, with a space before it
+    or without, its last token is not drawn. Other tokens can still spell a word."""
     seed: int | None
     """The same request with the same seed draws the same tokens. `None`: derived from the task's id. See
     docs/requests.md#seeds."""
     logprobs: int | None
     """Report the log-probability of each output token, and those of the likeliest tokens at the same index: this
     many. From 0 to 20."""
+    logprob_token_ids: list[int]
+    """With `logprobs`: report the log-probabilities of these tokens, up to 128, instead of the likeliest ones'."""
     logprob_texts: bool
     """Report the text and the bytes of each of these tokens, too. Needs `logprobs` or `prompt_logprobs`. Default:
     False."""

@@ -199,7 +199,7 @@ class CreateResponse(Sampling, Told):
             "text": self.text or None,
             "tools": tools.shown(self.tools),
             "parts": True,
-            "logprobs": likeliest,
+            "logprobs": self.beside(likeliest),
             "before": list(before.turns),
             "conversation": before.conversation,
             "keep_s": None if self.expires_after is None else self.kept_s(times),

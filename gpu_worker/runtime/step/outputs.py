@@ -82,7 +82,8 @@ class OutputSampler:
         outputs |= sides
         k = plan.top_logprobs
         if k is not None:
-            chosen, ids, top = logprobs(logits.float(), token_ids, k)
+            named = None if plan.named is None else self._up(plan.named)
+            chosen, ids, top = logprobs(logits.float(), token_ids, k, named)
             outputs |= {"logprobs": chosen, "top_ids": ids.int(), "top_logprobs": top}
         if plan.uses & Uses.PENALTIES:
             self._states.count(rows, token_ids, None if accepted is None else self._counted(batch, accepted))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from petiole.cache import ragged_arange
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.device.interface import upload
 from petiole.gpu_worker.runtime.interface import Int32Array, RowBinding, StepBatch, TokenMask
@@ -46,7 +47,7 @@ _PARAMETERS = np.dtype(
 class Uses:
     """Bit flags: the sampling stages that a row uses. A step's flags are those of its outputs, ORed."""
 
-    DRAW, TOP_K, TOP_P, MIN_P, PENALTIES, BIAS, LOGPROBS, MIN_TOKENS = (1 << bit for bit in range(8))
+    DRAW, TOP_K, TOP_P, MIN_P, PENALTIES, BIAS, LOGPROBS, MIN_TOKENS, NAMED = (1 << bit for bit in range(9))
 
 
 _FILTERS = {"top_k": Uses.TOP_K, "top_p": Uses.TOP_P, "min_p": Uses.MIN_P}
@@ -76,6 +77,8 @@ class OutputPlan:
     rows: int64 [O]. positions: int64 [O], of the tokens to be sampled. drafts: see `drafts_of`; None if nothing
     is verified. draft_pairs: int64 [n, 2], (output, token) for each draft that precedes an output in its row, if
     the row has penalties. ends: int64 [n, 2], (output, token) for each end token of an output before `min_tokens`.
+    named: int64 [n, 3], (output, place, token) for each token that is reported in place of a likely one;
+    None if there is none.
     sampled: see `StepInputs`. scores: of the prompts; None if none is scored.
     """
 
@@ -87,6 +90,7 @@ class OutputPlan:
     ends: npt.NDArray[np.int64]
     uses: int
     vocab_size: int
+    named: npt.NDArray[np.int64] | None = None
     sampled: npt.NDArray[np.int64] | None = None
     scores: ScorePlan | None = None
 
@@ -122,6 +126,7 @@ class RowStates:
         self._adapters = np.zeros(n_rows, dtype=np.int32)
         self._rotary_offsets = np.zeros(n_rows, dtype=np.int64)
         self._ends = [_NO_TOKENS] * n_rows
+        self._named = [_NO_TOKENS] * n_rows
         self._seen: Tensor | None = None
         self._counts: Tensor | None = None
         self._bias: Tensor | None = None
@@ -145,7 +150,7 @@ class RowStates:
                 s.presence_penalty,
                 s.frequency_penalty,
                 binding.seed & 0xFFFFFFFFFFFFFFFF,
-                -1 if s.logprobs is None else s.logprobs,
+                -1 if s.beside is None else s.beside,
                 is_biased(s),
                 len(binding.prompt_token_ids) + s.min_tokens,
             )
@@ -153,6 +158,7 @@ class RowStates:
             self._adapters[binding.row] = binding.adapter_slot
             self._rotary_offsets[binding.row] = binding.rotary_offset
             self._ends[binding.row] = self._known(binding.end_token_ids) if s.min_tokens else _NO_TOKENS
+            self._named[binding.row] = np.array(s.logprob_token_ids, dtype=np.int64)
 
     def adapters(self, rows: Int32Array) -> Int32Array:
         return self._adapters[rows]
@@ -172,7 +178,8 @@ class RowStates:
             pairs = draft_pairs(batch, inputs, (used & Uses.PENALTIES) != 0)
         if uses & Uses.MIN_TOKENS:
             ends = self._early_ends(rows, np.flatnonzero(positions < parameters["first_end"]))
-        plan = OutputPlan(rows, parameters, positions, drafts, pairs, ends, uses, self._vocab_size)
+        named = self._named_at(rows, np.flatnonzero(used & Uses.NAMED)) if uses & Uses.NAMED else None
+        plan = OutputPlan(rows, parameters, positions, drafts, pairs, ends, uses, self._vocab_size, named)
         if (scored := batch.scored) is None or inputs.scored is None:
             return plan
         scores = ScorePlan(inputs.scored, scored.token_ids.astype(np.int64), scored.top)
@@ -184,6 +191,13 @@ class RowStates:
         if not tokens:
             return _NO_PAIRS
         return np.stack([np.repeat(early, [len(ids) for ids in tokens]), np.concatenate(tokens)], axis=1)
+
+    def _named_at(self, rows: npt.NDArray[np.int64], outputs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """`OutputPlan.named` of these outputs."""
+        tokens = [self._named[row] for row in rows[outputs].tolist()]
+        lengths = np.array([len(ids) for ids in tokens])
+        places = ragged_arange(np.zeros_like(lengths), lengths)
+        return np.stack([np.repeat(outputs, lengths), places, np.concatenate(tokens)], axis=1)
 
     def _known(self, token_ids: Iterable[int]) -> npt.NDArray[np.int64]:
         """int64 [n], sorted: the distinct ids that the model has. The tokenizer may have others."""
@@ -256,6 +270,7 @@ def uses_of(s: SamplingParams) -> int:
         | Uses.BIAS * is_biased(s)
         | Uses.LOGPROBS * (s.logprobs is not None)
         | Uses.MIN_TOKENS * (s.min_tokens > 0)
+        | Uses.NAMED * (s.logprobs is not None and bool(s.logprob_token_ids))
     )
 
 

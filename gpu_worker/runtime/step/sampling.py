@@ -200,8 +200,15 @@ def _nucleus(choice: Choice) -> Tensor:
     return torch.zeros_like(choice.temperature, dtype=torch.bool) if choice.top_p is None else choice.top_p < 1
 
 
-def logprobs(logits: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(log-probabilities of `token_ids` [O], top k ids [O, k], log-probabilities of the top k [O, k])."""
+def logprobs(
+    logits: Tensor, token_ids: Tensor, k: int, named: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(log-probabilities of `token_ids` [O], top k ids [O, k], log-probabilities of the top k [O, k]).
+
+    named: int64 [n, 3], (output, place, token): tokens to report in place of likely ones."""
     table = logits.log_softmax(-1)
     top, ids = table.topk(k, dim=-1)
+    if named is not None:
+        output, place, token = named.unbind(1)
+        ids[output, place], top[output, place] = token, table[output, token]
     return table.gather(1, token_ids[:, None]).squeeze(1), ids, top

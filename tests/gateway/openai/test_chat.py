@@ -124,6 +124,29 @@ def test_log_probabilities_have_texts_and_bytes(client: openai.OpenAI) -> None:
     assert first.model_extra == {"prompt_token_ids": prompt}
 
 
+def test_words_are_banned_and_tokens_named(client: openai.OpenAI) -> None:
+    named = {
+        **ASKED,
+        "logprobs": True,
+        "extra_body": {"bad_words": ["3", "nor this"], "logprob_token_ids": [15, 16]},
+    }
+    whole = client.chat.completions.create(**named).choices[0]
+    assert whole.logprobs is not None
+    tokens = whole.logprobs.content or []
+    assert "3" not in [token.token for token in tokens]
+    assert (whole.message.content or "").startswith("1, 2, ")
+    assert all([one.token for one in token.top_logprobs] == ["0", "1"] for token in tokens)
+    assert tokens[0].logprob == tokens[0].top_logprobs[1].logprob, "it is a 1"
+    chunks = client.chat.completions.create(**named, stream=True)
+    shown = [chunk.choices[0].logprobs for chunk in chunks]
+    assert [token for one in shown if one for token in one.content or ()] == tokens
+    asked = {**ASKED, "prompt": "1, 2, ", "logprobs": 0, "extra_body": {"logprob_token_ids": [15, 16]}}
+    del asked["messages"]
+    found = client.completions.create(**asked).choices[0].logprobs
+    assert found is not None
+    assert all({"0", "1"} <= top.keys() for top in found.top_logprobs or ())
+
+
 def test_formats_stops_and_choices(client: openai.OpenAI) -> None:
     schema = {
         "type": "object",
@@ -195,6 +218,9 @@ def test_absent_max_tokens_means_the_rest_of_the_context(client: openai.OpenAI) 
         ({"n": 0}, "n", "invalid_type"),
         ({"temprature": 1}, "temprature", "unknown_parameter"),
         ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
+        ({"logprob_token_ids": [2]}, "logprob_token_ids", "invalid_value"),
+        ({"bad_words": ["a", ""]}, "bad_words[1]", "invalid_value"),
+        ({"include_reasoning": False, "return_token_ids": True}, "include_reasoning", "invalid_value"),
         ({"functions": [{"name": "f"}]}, "functions", "invalid_value"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),

@@ -94,6 +94,19 @@ def test_a_setting_leaves_one_name_of_reasoning_when_a_request_comes(name: str) 
     assert message[name] == "hm é"
 
 
+def test_reasoning_is_left_out_where_a_request_says_so() -> None:
+    record = structs.replace(RECORD, asked={"parts": True, "unthought": True})
+    stream, whole, reading = Stream(ChatView(record), record), Whole(), Reading.of(record, 0)
+    for delta in log([9]):
+        for part in reading.read(delta):
+            whole.add(part)
+    sent = [*stream.begin(), *(frame for delta in log([9]) for frame in stream.read(0, delta))]
+    said = [atom for atom in atoms(frames(log([9]))) if not (isinstance(atom, tuple) and atom[0] == "reasoning")]
+    assert atoms(sent) == said
+    [message] = [choice["message"] for choice in chat_view.whole(record, [whole])["choices"]]
+    assert message.keys() == {"role", "content", "refusal", "tool_calls"}
+
+
 PIECES = [
     "<think>", "</think>", "<tool_call>", '{"name": "weather", "arguments": {"city": "é"}}', "</tool_call>",
     "<tool", "hm é", "😀", " ", "\n", '{"name"', "I look.",
