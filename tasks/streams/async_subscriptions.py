@@ -76,6 +76,18 @@ class Subscription:
             self._hear = None
         raise self._shared.error()
 
+    async def unless_heard(self, look: asyncio.Future[bool]) -> bool:
+        """What the look says; True as soon as a message comes, which tells by its number what was missed."""
+        assert self._shared is not None
+        if not self._messages and self._shared.lost is None:
+            self._waiting = asyncio.get_running_loop().create_future()
+            look.add_done_callback(lambda _: self.wake())
+            try:
+                await self._waiting
+            finally:
+                self._waiting = None
+        return bool(self._messages) or (look.done() and look.result())
+
     async def _change(self, timeout_s: float) -> None:
         """Wait until `wake`, or for this long."""
         loop = asyncio.get_running_loop()

@@ -401,7 +401,8 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
 
     async def _quiet(self, entries: int, unannounced: bool) -> bool:
         stream = Silent(self.task_id, self.app.backend, entries, unannounced, self.interest())
-        return await silences().quiet(stream)
+        look = silences().quiet(stream)
+        return await (look if self._subscription is None else self._subscription.unless_heard(look))
 
     async def _pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

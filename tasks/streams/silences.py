@@ -43,14 +43,14 @@ class Silences:
         self._waiting: list[tuple[Silent, asyncio.Future[bool]]] = []
         self._looking: set[asyncio.Task[None]] = set()
 
-    async def quiet(self, stream: Silent) -> bool:
+    def quiet(self, stream: Silent) -> asyncio.Future[bool]:
         """Whether it is certain that nothing has happened. If the look fails, it is not."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[bool] = loop.create_future()
         self._waiting.append((stream, answer))
         if len(self._waiting) == 1:
             loop.call_later(TOGETHER_S, self._begin)
-        return await answer
+        return answer
 
     def _begin(self) -> None:
         waiting, self._waiting = self._waiting, []

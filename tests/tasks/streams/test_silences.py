@@ -94,3 +94,27 @@ def test_what_pubsub_loses_is_found_by_streams_that_look_together(
 
     assert asyncio.run(read()) == [[0, 1, 2]] * len(names)
     assert max(looks) > 1
+
+
+def test_what_comes_while_a_stream_looks_is_not_held_up(
+    app: Celery, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The looks take an hour."""
+    monkeypatch.setattr(following, "SILENCE_S", 0.01)
+    monkeypatch.setattr(silences, "TOGETHER_S", 3600)
+
+    async def collected(name: str) -> list[int]:
+        return token_ids([delta async for delta in readers.AsyncStream(name, app=app)])
+
+    async def read() -> list[list[int]]:
+        names = ["t", "u"]
+        reading = [asyncio.create_task(collected(name)) for name in names]
+        async with asyncio.timeout(60):
+            while len(silences.silences()._waiting) < len(names):
+                await asyncio.sleep(0.01)
+            for writer in [Writer(client, name) for name in names]:
+                writer.write(0)
+                writer.finish(1)
+            return await asyncio.gather(*reading)
+
+    assert asyncio.run(read()) == [[0, 1], [0, 1]]
