@@ -23,9 +23,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from petiole.gpu_worker.models.parts.recurrent.states import RUN, Rounded
 from petiole.gpu_worker.models.parts.rotary import Rotation
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.runtime.cuda.fused import accept, adapters, choose, layers, products
+from petiole.gpu_worker.runtime.cuda.fused import states as fused_states
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import Choice
 
@@ -154,6 +156,22 @@ def terms() -> None:
     adapters.add_terms(x, y, a, b, *(torch.zeros(n, dtype=torch.int32) for n in (16, 5)))
 
 
+def states(heads: int, rounded: bool) -> None:
+    """Of Qwen3.5: heads of 128, a kernel of four."""
+    rows, n, channels = 8, 64, 2 * 16 * 128 + heads * 128
+    places, bounds, of, copies = (torch.zeros(many, dtype=torch.int32) for many in (rows, rows + 1, n, n))
+    x, kernel = torch.empty((n, channels), dtype=torch.bfloat16), torch.empty((channels, 4), dtype=torch.bfloat16)
+    inputs = torch.empty((16, 3, channels), dtype=torch.bfloat16)
+    fused_states.convolve(x, kernel, None, inputs, places, bounds, of, copies)
+    q, v, gates = torch.empty((n, 16, 128)), torch.empty((n, heads, 128)), torch.empty((n, heads))
+    kept = None
+    if rounded:
+        numbers = heads * 128 * 128
+        kept = Rounded(torch.empty((8, numbers), dtype=torch.int8), torch.empty((8, numbers // RUN)))
+    matrices = torch.empty((8, heads, 128, 128))
+    fused_states.apply_delta_rule(q, q, v, gates, gates, matrices, kept, places, bounds, copies)
+
+
 def residual(hidden: int) -> products.Residual:
     x, norm = torch.empty((16, hidden), dtype=torch.bfloat16), torch.empty(hidden, dtype=torch.bfloat16)
     return products.begin(x, (norm, 1e-6))
@@ -192,6 +210,8 @@ VARIANTS: dict[str, Callable[[], Tensor | None]] = {
     "of 4096": eight_bits,
     "with values": accepted,
     "of rank 16": terms,
+    "of 32 heads": lambda: states(32, rounded=False),
+    "of 16 heads, into eight bits": lambda: states(16, rounded=True),
     "normed, 1024": lambda: product(1024),
     "normed, 4096": lambda: product(4096),
     "normed, with a bias, 1024": lambda: product(1024, biased=True),

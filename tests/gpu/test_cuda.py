@@ -21,7 +21,7 @@ from petiole.gpu_worker.runtime.interface import PENDING, VALUES
 from petiole.gpu_worker.runtime.step.noise import gumbel, noise_keys
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
 from tests.support.agreement import MIDDLE, agree, same_but_for_near_ties
-from tests.support.families import FAMILIES, write_adapter
+from tests.support.families import FAMILIES, WITH_STATES, write_adapter
 from tests.support.values import OWN, WithValues
 
 WINDOWED = {"mistral", "qwen2-window", "gpt-oss"}
@@ -65,6 +65,27 @@ def decodes_agree(driver, model, prompts):
     steps = [table(driver.prefill(sequences)), *(table(driver.decode(sequences)) for _ in range(4))]
     expected = [reference(model, s.prompt + s.output[:-1])[-len(steps) :] for s in sequences]
     agree(np.concatenate(np.stack(steps, axis=1)), np.concatenate(expected), model)
+
+
+@pytest.mark.parametrize("family", sorted(WITH_STATES))
+@pytest.mark.parametrize("graphs", ["on", "off"])
+def test_layers_with_a_state_agree_with_transformers(family, graphs, checkpoint, open_runtime):
+    """Prompts in chunks beside decodes, and behind snapshots."""
+    folder, model = checkpoint(family)
+    driver, ids = Driver(open_runtime(folder, cuda_graphs=graphs)), tokens(60)
+    first, beside = driver.sequence(ids, ALL), driver.sequence(tokens(7, 5), ALL)
+    for position in (1, 30, 59, 61):
+        driver.keep(first, position)
+    driver.prefill([beside])
+    driver.prefill([first], [17])
+    got = table(driver.finish_step(*driver.launch("mixed", [beside, first], [[-1], ids[17:]], [1, 1])))
+    seen = [(beside.prompt + beside.output)[:8], ids]
+    agree(got, np.array([reference(model, one)[-1] for one in seen]), model)
+    driver.decode_many([beside, first], 3)
+    for position in first.snapshots:
+        known = (first.prompt + first.output)[:position]
+        other = driver.fork(first, known + tokens(5, seed=position), position)
+        agree(table(driver.prefill([other])), reference(model, other.prompt)[-1:], model)
 
 
 @pytest.mark.parametrize(

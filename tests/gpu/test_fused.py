@@ -20,6 +20,7 @@ if DEVICE == "cpu" and not known:
     pytest.skip("numpy 2.4 is not known to the interpreter of Triton before 3.7", allow_module_level=True)
 
 from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.parts.recurrent.states import Rounded
 from petiole.gpu_worker.models.parts.rotary import Rotation
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.runtime.cuda.fused import choose as fused
@@ -27,6 +28,7 @@ from petiole.gpu_worker.runtime.cuda.fused import products
 from petiole.gpu_worker.runtime.cuda.fused.accept import accept as fused_accept
 from petiole.gpu_worker.runtime.cuda.fused.adapters import add_terms
 from petiole.gpu_worker.runtime.cuda.fused.layers import gather_pages, rotate_and_store, token_slots, write_pages
+from petiole.gpu_worker.runtime.cuda.fused.states import apply_delta_rule, convolve
 from petiole.gpu_worker.runtime.step.noise import noise_keys
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import Choice, choose
@@ -309,3 +311,75 @@ def test_a_product_that_is_added_knows_the_next_norm(n, hidden, inner):
     torch.testing.assert_close(products.product(sums, after).float(), normed, **near)
     afresh = products.product(products.begin(value, (norm, 1e-5)), after)
     torch.testing.assert_close(products.product(sums, after), afresh, **near)
+
+
+BOUNDS, PLACES = [0, 1, 8, 8, 13], [2, 5, 0, 1]
+"""Four rows, one of them of padding, whose positions are followed by two of padding."""
+COPIES = [-1, -1, 6, -1, -1, -1, -1, 7, 8, -1, -1, -1, -1, -1, -1]
+
+
+def int32(*numbers):
+    return torch.tensor(numbers, dtype=torch.int32, device=DEVICE)
+
+
+def rows_of_a_step():
+    of = [0, *[1] * 7, *[3] * 5, 0, 0]
+    return int32(*PLACES), int32(*BOUNDS), int32(*of), int32(*COPIES)
+
+
+def normal(*shape, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("channels", "width", "biased"), some([(300, 4, False), (70, 3, True), (40, 1, False)], short=3)
+)
+def test_a_convolution_over_what_is_stored(channels, width, biased, dtype):
+    places, bounds, of, copies = rows_of_a_step()
+    x, kernel = normal(15, 2 * channels, dtype=dtype)[:, channels:], normal(channels, width, dtype=dtype)
+    bias = normal(channels, dtype=dtype) if biased else None
+    stored = normal(9, width - 1, channels, dtype=dtype)
+    wanted = stored.clone()
+    expected = plain.convolve(x, kernel, bias, wanted, places, bounds, of, copies)
+    mixed = convolve(x, kernel, bias, stored, places, bounds, of, copies)
+    assert torch.equal(stored, wanted)
+    torch.testing.assert_close(mixed[:13], expected[:13], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize(
+    ("key_heads", "heads", "key_dim", "value_dim"),
+    some([(1, 3, 16, 64), (2, 2, 24, 32), (4, 8, 128, 128)], short=2),
+)
+def test_the_delta_rule_over_what_is_stored(key_heads, heads, key_dim, value_dim, rounded):
+    places, bounds, _, copies = rows_of_a_step()
+    q, k = (torch.nn.functional.normalize(normal(15, key_heads, key_dim + i)[..., i:], dim=-1) for i in range(2))
+    v, g, beta = normal(15, heads, value_dim), -normal(15, heads).abs(), normal(15, heads).sigmoid()
+    stored, kept, kept_here = normal(6 if rounded else 9, heads, key_dim, value_dim), None, None
+    if rounded:
+        kept, kept_here = (
+            Rounded(
+                torch.zeros(3, heads * key_dim * value_dim, dtype=torch.int8, device=DEVICE),
+                torch.zeros(3, heads * key_dim * value_dim // 32, device=DEVICE),
+            )
+            for _ in range(2)
+        )
+    wanted = stored.clone()
+    expected = plain.apply_delta_rule(q, k, v, g, beta, wanted, kept, places, bounds, copies)
+    outputs = apply_delta_rule(q, k, v, g, beta, stored, kept_here, places, bounds, copies)
+    torch.testing.assert_close(outputs[:13], expected[:13], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(stored, wanted, rtol=1e-5, atol=1e-5)
+    if kept is not None and kept_here is not None:
+        every = torch.arange(3, device=DEVICE)
+        step = float(kept.scales.max())
+        torch.testing.assert_close(kept_here.read(every), kept.read(every), rtol=0, atol=1.01 * step)
+
+
+def test_states_of_other_sizes_than_the_step_are_refused():
+    places, bounds, of, copies = rows_of_a_step()
+    with pytest.raises(ValueError, match="must fit"):
+        convolve(normal(15, 8), normal(8, 4), None, normal(9, 3, 9), places, bounds, of, copies)
+    q, v, gates = normal(15, 2, 8), normal(15, 4, 32), normal(15, 4)
+    with pytest.raises(ValueError, match="must fit"):
+        apply_delta_rule(q, q, v, gates, gates, normal(9, 4, 32, 8), None, places, bounds, copies)

@@ -9,6 +9,7 @@ buffer again too early, or plans one wrapper twice for two steps in flight, gets
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import sys
 import types
@@ -17,6 +18,8 @@ import torch
 from packaging.version import Version
 
 from petiole.gpu_worker.models.decoder import Decoder
+from petiole.gpu_worker.models.parts.recurrent.convolution import convolved
+from petiole.gpu_worker.models.parts.recurrent.delta_rule import delta_rule
 from petiole.gpu_worker.runtime.cuda import fused
 from petiole.gpu_worker.runtime.cuda.attention import installed
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
@@ -144,6 +147,56 @@ def add_terms(x, y, a, b, slots, ranks):
             if slot:
                 outputs.copy_(outputs.float() + matrix[slot, :, : ranks[slot]].float() @ inner)
             first += matrix.shape[1]
+
+
+# ---------------------------------------------------------------- gpu_worker.runtime.cuda.fused.states
+
+
+def check_rows(places, bounds, copies, n):
+    check_int32(places, bounds, copies)
+    assert len(bounds) == len(places) + 1
+    assert len(copies) == n
+    assert int(bounds[0]) == 0
+    assert int(bounds.diff().min()) >= 0
+    assert int(bounds[-1]) <= n, "padding follows the last row"
+
+
+def convolve(x, kernel, bias, inputs, places, bounds, of, copies):
+    check_rows(places, bounds, copies, len(x))
+    assert x.stride(1) == 1
+    assert inputs.is_contiguous()
+    mixed = torch.full(x.shape, math.nan, dtype=torch.float32)
+    for i, (place, (first, end)) in enumerate(
+        zip(places.tolist(), itertools.pairwise(bounds.tolist()), strict=True)
+    ):
+        assert (of[first:end] == i).all()
+        before = inputs[place : place + 1].clone()
+        for t in range(first, end):
+            mixed[t : t + 1], before = (part[0] for part in convolved(x[None, t : t + 1], before, kernel, bias))
+            before = before[None]
+            if copies[t] >= 0:
+                inputs[copies[t]] = before[0]
+        inputs[place] = before[0]
+    return mixed
+
+
+def apply_delta_rule(q, k, v, g, beta, matrices, rounded, places, bounds, copies):
+    check_rows(places, bounds, copies, len(v))
+    assert {part.dtype for part in (q, k, v, g, beta, matrices)} == {torch.float32}
+    each = v.shape[1] // k.shape[1]
+    q, k = (part.repeat_interleave(each, dim=1) for part in (q, k))
+    outputs = torch.full_like(v, math.nan)
+    for place, (first, end) in zip(places.tolist(), itertools.pairwise(bounds.tolist()), strict=True):
+        stored = matrices[place : place + 1].clone()
+        for t in range(first, end):
+            one = (part[None, t : t + 1] for part in (q, k, v, g, beta))
+            outputs[None, t : t + 1], stored = delta_rule(*one, stored)
+            if copies[t] >= 0 and rounded is None:
+                matrices[copies[t]] = stored[0]
+            elif copies[t] >= 0:
+                rounded.put(copies[t : t + 1].long() - len(matrices), stored)
+        matrices[place] = stored[0]
+    return outputs
 
 
 # ---------------------------------------------------------------- the wrappers
@@ -377,6 +430,7 @@ def install(monkeypatch):
     layers = (rotate_and_store, write_pages, gather_pages, token_slots, quantize_rows)
     module("petiole.gpu_worker.runtime.cuda.fused.layers", *layers)
     module("petiole.gpu_worker.runtime.cuda.fused.adapters", add_terms)
+    module("petiole.gpu_worker.runtime.cuda.fused.states", convolve, apply_delta_rule)
     module("petiole.gpu_worker.runtime.cuda.fused.choose", choose)
     module("petiole.gpu_worker.runtime.cuda.fused.accept", accept)
     products = module("petiole.gpu_worker.runtime.cuda.fused.products", fits, forward)
@@ -392,5 +446,5 @@ def compute_as_on_cuda(runtime):
         decoder = dataclasses.replace(decoder, kernels=FlashInferKernels())
     memory = runtime._memory
     parts = (decoder, memory.cache, memory.bank, memory.states.pending, runtime.config)
-    runtime._executor = CudaExecutor(*parts, runtime._device, runtime._stream, eager)
+    runtime._executor = CudaExecutor(*parts, runtime._device, runtime._stream, eager, memory.recurrent)
     return runtime

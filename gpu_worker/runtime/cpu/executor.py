@@ -86,7 +86,8 @@ class CpuExecutor:
         if self._native is not None:
             copies = None
             if self._recurrent is not None and inputs.states is not None:
-                copies = self._recurrent.begin(inputs.batch_rows, inputs.starts, inputs.lengths, inputs.states)
+                found = self._recurrent.begin(inputs.batch_rows, inputs.starts, inputs.lengths, inputs.states)
+                copies = None if found is None else torch.from_numpy(found)
             step = partial(
                 self._native.forward, slot_id, token_ids, positions, rows, outputs, adapters,
                 copies=copies, rotary=rotary, limits=limits,

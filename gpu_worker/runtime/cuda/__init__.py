@@ -6,6 +6,7 @@ executor    a captured graph for steps up to some size, one eager pass for all o
 shapes      which steps are captured
 graphs      steps as CUDA graphs
 capture     makes a graph of the kernels that a task launches
+states      the states of a step's rows
 attention/  paged attention
 known       the plans that CUDA computes
 encoder     the image encoder as CUDA graphs

@@ -28,7 +28,7 @@ from petiole.gpu_worker.models.fast_paths import (
     unknown_value,
     with_known_crops,
 )
-from petiole.gpu_worker.models.plan import Layer, ModelPlan
+from petiole.gpu_worker.models.plan import Attention, DeltaNet, Layer, ModelPlan
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import NO_NUMBER
@@ -50,11 +50,13 @@ from petiole.gpu_worker.runtime.cuda.encoder import EncoderGraphs
 from petiole.gpu_worker.runtime.cuda.graphs import Graphs, new_step_buffers, states_of
 from petiole.gpu_worker.runtime.cuda.known import ATTENTION, CAPTURED, ENCODED
 from petiole.gpu_worker.runtime.cuda.shapes import Shape, append_shapes, uniform_shapes
-from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream, staged, upload
+from petiole.gpu_worker.runtime.cuda.states import StatesOnCuda
+from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream, staged, upload, upload_together
 from petiole.gpu_worker.runtime.interface import FEATURES, NO_UPDATES, StepBatch, StepKind
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from petiole.gpu_worker.runtime.memory.room import sampling_bytes
-from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates, lay_out
+from petiole.gpu_worker.runtime.memory.states import StatePool
+from petiole.gpu_worker.runtime.step.inputs import Int64Array, StepInputs, StepStates, lay_out
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import Choice, likeliest
 from petiole.gpu_worker.runtime.step.segments import Run, Segmented, segmented
@@ -83,23 +85,19 @@ def require_flashinfer(model: ModelPlan) -> None:
 
 def require_known(model: ModelPlan) -> None:
     """Raises MachineError if FlashInfer's kernels would silently compute this model wrongly."""
-    if model.keeps_states:
-        raise MachineError(
-            f"CUDA does not compute {model.architecture} yet, whose layers keep a state; device=cpu serves this "
-            "model"
-        )
     if model.whole_texts:
         raise MachineError(
             f"CUDA does not pool {model.architecture} yet, whose vectors are of all positions; device=cpu serves "
             "this model"
         )
-    for mixer in model.attentions:
+    for _, mixer in model.attending:
         if mixer.head_dim not in HEAD_SIZES:
             known = ", ".join(map(str, HEAD_SIZES))
             raise MachineError(
                 f"head_dim: must be {known} on CUDA, got {mixer.head_dim}; device=cpu serves this model"
             )
-    found = Support(None, tuple(unknown_value(mixer, ATTENTION) for mixer in model.attentions))
+    unknown = {i: unknown_value(mixer, ATTENTION) for i, mixer in model.attending}
+    found = Support(None, tuple(unknown.get(i) for i in range(model.n_layers)))
     if found.reason is not None:
         raise MachineError(f"CUDA does not compute {found.reason} yet; device=cpu serves this model")
 
@@ -114,17 +112,12 @@ def working_bytes(engine: EngineConfig, model: ModelPlan, itemsize: int, encode_
     if engine.prefill_policy == "mixed":
         tokens = max(tokens, engine.chunk_size + outputs)
     tokens += max((shape.positions for shape in shapes["append"]), default=0)  # of the graphs' pool
-    widest = max(
-        3 * model.hidden_size
-        + 2 * (layer.attention.q_size + 2 * layer.attention.kv_size)
-        + _fed_width(layer, model)
-        for layer in model.layers
-    )
+    widest = max(3 * model.hidden_size + _mixed_width(layer) + _fed_width(layer, model) for layer in model.layers)
     if model.per_layer is not None:
         widest += 4 * model.n_layers * model.per_layer.width
     with_logits = max(shape.rows for shape in shapes["decode"]) * (1 + engine.speculative_tokens)
     logits = 4 * model.vocab_size * (6 * outputs + 2 * with_logits)
-    n_captured, n_kinds = sum(map(len, shapes.values())), len({Kind.of(mixer) for mixer in model.attentions})
+    n_captured, n_kinds = sum(map(len, shapes.values())), len({Kind.of(mixer) for _, mixer in model.attending})
     plans = n_captured * (PLAN_BYTES + _LENGTHS_BYTES) + 2 * _WRAPPER_BYTES  # + causal, bidirectional
     columns = -(-longest // engine.page_size)
     page_lists = 4 * (3 * engine.max_num_seqs + 1) * columns  # each slot's, and the table
@@ -132,6 +125,16 @@ def working_bytes(engine: EngineConfig, model: ModelPlan, itemsize: int, encode_
     activations = tokens * widest * itemsize + 2 * encode_bytes  # an encode is warmed up outside the graphs' pool
     kept = 2 * n_kinds * plans + page_lists + logits + states
     return WORKSPACE_BYTES + kept + activations + _SLACK_BYTES
+
+
+def _mixed_width(layer: Layer) -> int:
+    """Numbers of a position between the products of its mixer; float32 ones count twice."""
+    mixer = layer.mixer
+    if isinstance(mixer, Attention):
+        return 2 * (mixer.q_size + 2 * mixer.kv_size)
+    if isinstance(mixer, DeltaNet):
+        return sum(mixer.input_sizes) + 8 * mixer.channels + 6 * mixer.value_size
+    return 8 * mixer.channels
 
 
 def _fed_width(layer: Layer, model: ModelPlan) -> int:
@@ -220,6 +223,7 @@ class CudaExecutor:
         device: Device,
         stream: DeviceStream,
         capture: Capture,
+        recurrent: StatePool | None = None,
     ) -> None:
         crops = with_known_crops(decoder)
         unknown = supports(decoder, CAPTURED, CAPTURED_PARTS).reason
@@ -231,7 +235,7 @@ class CudaExecutor:
             )
             config, capture = replace(config, cuda_graphs="off"), eager
         self._decoder, self._cache, self._bank = decoder, cache, bank
-        self._pending = pending
+        self._pending, self._recurrent = pending, recurrent
         self._geometry = Geometry(decoder.plan, cache, decoder.dtype)
         shapes = captured_shapes(config, cache.table.shape[1] * cache.page_size)
         workspace = new_workspace(cache.device)
@@ -261,7 +265,8 @@ class CudaExecutor:
         return f"sm_{major}{minor}"
 
     def _new_slot(self, shapes: dict[str, list[Shape]], workspace: Tensor, device: Device) -> _Slot:
-        model = (self._decoder, self._geometry, self._pending, self._bank)
+        states = None if self._recurrent is None else self._recurrent.layers
+        model = (self._decoder, self._geometry, self._pending, self._bank, states)
         buffers = new_step_buffers([*chain(*shapes.values())], self._decoder, self._geometry, device)
         graphs = {layout: Graphs(*model, workspace, buffers, some) for layout, some in shapes.items()}
         images, bidirectional = self._decoder.images, None
@@ -276,13 +281,15 @@ class CudaExecutor:
         return cast(ImageDecoder, self._decoder).encode(crops)
 
     def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
-        slot = self._slots[slot_id]
+        slot, copies = self._slots[slot_id], None
+        if self._recurrent is not None and inputs.states is not None:
+            copies = self._recurrent.begin(inputs.batch_rows, inputs.starts, inputs.lengths, inputs.states)
         for layout in _LAYOUTS[inputs.kind]:
             graphs = slot.graphs[layout]
             if not inputs.kept and (shape := graphs.shape_for(inputs)) is not None:
-                return graphs.run(shape, inputs)
+                return graphs.run(shape, inputs, copies)
         self._cache.update(inputs.pages)
-        return self._append(slot, segmented(inputs))
+        return self._append(slot, segmented(inputs), copies)
 
     def _warm_up(self) -> None:
         """Compile and load the kernels outside the graphs, on row 0: an eager step, sampling with all filters."""
@@ -300,7 +307,7 @@ class CudaExecutor:
             values = None if self._decoder.value_tokens is None else self._pending.values[:1]
             accept(token_ids, values, self._up(np.array([0, 1, 0, -1])), 1, self._pending)
 
-    def _append(self, slot: _Slot, step: Segmented) -> StepStates:
+    def _append(self, slot: _Slot, step: Segmented, copies: Int64Array | None = None) -> StepStates:
         inputs = step.inputs
         rows, positions = self._up(inputs.rows), self._up(inputs.positions.astype(np.int32))
         attention = self._attention(slot, step, rows, positions)
@@ -313,9 +320,20 @@ class CudaExecutor:
         embedded = self._embed(inputs, rows, token_ids, given < 0)
         for begin, features in inputs.kept.get(FEATURES, ()):
             embedded[begin : begin + features.shape[1]] = features[0]
-        hidden = self._decoder.forward(embedded, Forward(rotary, attention, terms, token_ids))
+        hidden = self._decoder.forward(
+            embedded, Forward(rotary, attention, terms, token_ids, states=self._states(inputs, copies))
+        )
         outputs = hidden[self._up(inputs.output_inputs)]
         return states_of(self._decoder, outputs)
+
+    def _states(self, inputs: StepInputs, copies: Int64Array | None) -> StatesOnCuda | None:
+        if self._recurrent is None:
+            return None
+        bounds = np.concatenate([[0], np.cumsum(inputs.lengths)])
+        of = np.arange(len(inputs.batch_rows)).repeat(inputs.lengths)
+        copies = np.full(len(of), -1) if copies is None else copies
+        arrays = [array.astype(np.int32) for array in (inputs.batch_rows, bounds, of, copies)]
+        return StatesOnCuda(self._recurrent.layers, *upload_together(arrays, self._cache.device))
 
     def _embed(self, inputs: StepInputs, rows: Tensor, token_ids: Tensor, pending: Tensor) -> Tensor:
         """pending: bool [T], which tokens come from their rows' pending buffers."""

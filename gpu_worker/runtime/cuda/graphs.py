@@ -44,6 +44,7 @@ from petiole.cache import ragged_arange
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder, Forward
 from petiole.gpu_worker.models.fast_paths import Parts, supports
+from petiole.gpu_worker.models.parts.recurrent.states import LayerState
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.request.values import NO_NUMBER
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
@@ -57,10 +58,11 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
 from petiole.gpu_worker.runtime.cuda.capture import Capture
 from petiole.gpu_worker.runtime.cuda.known import FUSED
 from petiole.gpu_worker.runtime.cuda.shapes import Shape
+from petiole.gpu_worker.runtime.cuda.states import StatesOnCuda
 from petiole.gpu_worker.runtime.cuda.terms import CapturedTerms
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
 from petiole.gpu_worker.runtime.interface import NO_UPDATES, VALUES, VECTORS, Int32Array
-from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
+from petiole.gpu_worker.runtime.step.inputs import Int64Array, StepInputs, StepStates
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.values import ValuedDecoder, embed_all, made_of_all
 
@@ -74,8 +76,9 @@ FUSED_PARTS: Parts = frozenset({FlashInferKernels, DenseLinear})
 """The parts in whose place `fused.products` computes. See `models.fast_paths`."""
 
 _ROWS, _POSITIONS, _ROTARY, _TOKENS, _ADAPTERS, _OUTPUTS, _BATCH_ROWS, _QUERIES, _INDPTR, _LAST = range(10)
-_UPDATES = slice(10, 13)  # rows, columns and pages of new entries of the page table
-_FIELDS = 13
+_OF, _COPIES = 10, 11  # see `StatesOnCuda`
+_UPDATES = slice(12, 15)  # rows, columns and pages of new entries of the page table
+_FIELDS = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +132,13 @@ class Graphs:
         geometry: Geometry,
         pending: PendingInputs,
         bank: AdapterBank | None,
+        states: Sequence[LayerState | None] | None,
         workspace: Tensor,
         buffers: StepBuffers,
         shapes: Sequence[Shape],
     ) -> None:
-        """shapes: of one layout, the smallest first."""
-        self._decoder, self._geometry, self._bank = decoder, geometry, bank
+        """states: of each layer, if some keep one. shapes: of one layout, the smallest first."""
+        self._decoder, self._geometry, self._bank, self._states = decoder, geometry, bank, states
         self._pending = pending
         self._buffers, self._shapes = buffers, shapes
         self._wrappers = {shape: new_wrappers(geometry, shape, workspace, buffers.indices) for shape in shapes}
@@ -217,7 +221,11 @@ class Graphs:
         attention = FlashInferAttention(self._geometry, slots, self._wrappers[shape].wrappers)
         pending, token_ids = self._token_ids(n, rows.long())
         embedded = self._embed(rows.long(), token_ids, pending)
-        hidden = layers(embedded, Forward(field(_ROTARY, n), attention, terms, token_ids))
+        states = None
+        if self._states is not None:
+            bounds = field(_QUERIES, shape.rows + 1)
+            states = StatesOnCuda(self._states, batch_rows, bounds, field(_OF, n), field(_COPIES, n))
+        hidden = layers(embedded, Forward(field(_ROTARY, n), attention, terms, token_ids, states=states))
         if shape.queries != 1:
             hidden = hidden[field(_OUTPUTS, n)]
         if not shape.queries:
@@ -256,9 +264,10 @@ class Graphs:
     def _adapted(self, inputs: StepInputs) -> bool:
         return self._bank is not None and bool(inputs.adapters.any())
 
-    def run(self, shape: Shape, inputs: StepInputs) -> StepStates:
-        """Stage, plan and replay one step whose `shape_for` this is. Called in stream order."""
-        self._prepare(shape, inputs)
+    def run(self, shape: Shape, inputs: StepInputs, copies: Int64Array | None = None) -> StepStates:
+        """Stage, plan and replay one step whose `shape_for` this is. Called in stream order. copies: see
+        `StatePool.begin`."""
+        self._prepare(shape, inputs, copies)
         self._replays[shape, self._adapted(inputs)]()
         n, buffers = len(inputs.output_inputs), self._buffers
         if not shape.queries:
@@ -266,7 +275,7 @@ class Graphs:
         logits, values = buffers.logits[:n], buffers.values[:n]
         return StepStates(lambda: logits, {} if self._decoder.value_tokens is None else {VALUES: lambda _: values})
 
-    def _prepare(self, shape: Shape, inputs: StepInputs | None) -> None:
+    def _prepare(self, shape: Shape, inputs: StepInputs | None, copies: Int64Array | None = None) -> None:
         """Fill the slot's buffers with a step padded to this shape, or with padding alone, and plan the attention
         over them."""
         host, rows, n = self._buffers.host.numpy(), shape.rows, shape.positions
@@ -278,6 +287,11 @@ class Graphs:
         indptr, last = host_page_counts(lengths, self._geometry.cache.page_size)
         host[_INDPTR, : rows + 1] = indptr
         host[_LAST, :rows] = last
+        np.cumsum(queries, out=host[_QUERIES, 1 : rows + 1])
+        host[_OF, : queries.sum()] = np.arange(rows).repeat(queries)
+        host[_COPIES, :n] = -1
+        if copies is not None:
+            host[_COPIES, : len(copies)] = copies
         self._buffers.device.copy_(self._buffers.host, non_blocking=True)
         pinned, indices = self._buffers.host, self._buffers.indices[: int(indptr[-1])]
         planned = pinned[_INDPTR, : rows + 1], indices, pinned[_LAST, :rows]
@@ -285,7 +299,6 @@ class Graphs:
         if isinstance(wrappers, DecodeWrappers):
             wrappers.plan(*planned)
         else:
-            np.cumsum(queries, out=host[_QUERIES, 1 : rows + 1])
             wrappers.plan(pinned[_QUERIES, : rows + 1], *planned)
 
     def _stage(self, shape: Shape, host: np.ndarray, inputs: StepInputs) -> None:

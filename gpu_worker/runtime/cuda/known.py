@@ -4,12 +4,30 @@ products. See `models.fast_paths`."""
 from __future__ import annotations
 
 from petiole.gpu_worker.models.fast_paths import ANY, COMMON, Values, changed
-from petiole.gpu_worker.models.plan import Attention, FeedForward, Layer, ModelPlan, Norm
+from petiole.gpu_worker.models.plan import (
+    Attention,
+    DeltaNet,
+    FeedForward,
+    Layer,
+    ModelPlan,
+    Norm,
+    ShortConvolution,
+)
 
 ATTENTION: Values = COMMON
 """What FlashInfer computes, with `fused.layers`. The rest is refused on CUDA: there is no other attention."""
 
-CAPTURED: Values = COMMON
+CAPTURED: Values = changed(
+    COMMON,
+    {
+        Layer: {"mixer": {Attention, DeltaNet, ShortConvolution}},
+        DeltaNet: {
+            **dict.fromkeys(("key_heads", "value_heads", "key_dim", "value_dim", "kernel", "grouped"), ANY),
+            "norm": {Norm},
+        },
+        ShortConvolution: dict.fromkeys(("channels", "kernel", "bias"), ANY),
+    },
+)
 """What may be captured: a forward of the decoder, which the host does not look into."""
 
 ENCODED = changed(CAPTURED, {Attention: {"rotary": {None}, "mask": {"bidirectional"}, "sinks": {False}}})
@@ -26,6 +44,7 @@ FUSED = changed(
             "per_layer": {None},
         },
         Layer: {
+            "mixer": {Attention},
             "feed_forward": {FeedForward},
             "mixer_norm": {Norm},
             "mixer_out_norm": {None},

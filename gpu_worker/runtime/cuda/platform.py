@@ -25,7 +25,8 @@ from petiole.gpu_worker.runtime.cuda.executor import (
 from petiole.gpu_worker.runtime.device.cuda import CudaDevice, CudaStream
 from petiole.gpu_worker.runtime.device.interface import DeviceStream
 from petiole.gpu_worker.runtime.interface import Progress
-from petiole.gpu_worker.runtime.memory.room import page_bytes, require_pages
+from petiole.gpu_worker.runtime.memory.room import page_bytes, pages_in, require_pages
+from petiole.gpu_worker.runtime.memory.states import state_bytes
 from petiole.gpu_worker.runtime.platform import StepMemory, encode_bytes, largest_region
 
 
@@ -64,8 +65,11 @@ class CudaPlatform:
         do not need hold cached prefixes."""
         self.release_memory()  # temporary tensors of the weight conversion
         working = working_bytes(config, decoder.plan, decoder.dtype.itemsize, encode_bytes(decoder))
-        each, free = page_bytes(config, decoder.plan, kv_dtype.itemsize), self.room(config) - working
-        return config.num_pages or require_pages(config, free // each, each, free)
+        plan, size = decoder.plan, kv_dtype.itemsize
+        rows = (config.max_num_seqs + 1) * state_bytes(plan, decoder.dtype.itemsize)
+        free = self.room(config) - working - rows
+        fitting = pages_in(config, plan, size, free, windows=False)
+        return config.num_pages or require_pages(config, fitting, page_bytes(config, plan, size), free)
 
     def new_executor(
         self,
@@ -95,6 +99,7 @@ class CudaPlatform:
                 self.device,
                 stream,
                 capture_one,
+                memory.recurrent,
             )
 
     def release_memory(self) -> None:

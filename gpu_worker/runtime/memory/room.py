@@ -71,9 +71,12 @@ def snapshots_of(engine: EngineConfig, model: ModelPlan, bytes_per_element: int,
     return 1 + max(min(kv // each, n_pages), LEAST_SNAPSHOTS) if each else 0
 
 
-def pool_bytes(engine: EngineConfig, model: ModelPlan, bytes_per_element: int, n_pages: int) -> int:
-    """Bytes of the pools of all groups, with `n_pages` pages of the layers that keep everything."""
-    pages = dict(window_pools(engine, model, n_pages))
+def pool_bytes(
+    engine: EngineConfig, model: ModelPlan, bytes_per_element: int, n_pages: int, *, windows: bool = True
+) -> int:
+    """Bytes of the pools of all groups, with `n_pages` pages of the layers that keep everything. windows: whether
+    layers with a window have pools of their own."""
+    pages = dict(window_pools(engine, model, n_pages)) if windows else {}
     kept = model.kept_windows
     elements = sum(2 * mixer.kv_size * pages.get(kept[i], n_pages) for i, mixer in model.caches)
     snapshots = snapshots_of(engine, model, bytes_per_element, n_pages)
@@ -81,10 +84,15 @@ def pool_bytes(engine: EngineConfig, model: ModelPlan, bytes_per_element: int, n
     return elements * engine.page_size * bytes_per_element + states
 
 
-def pages_in(engine: EngineConfig, model: ModelPlan, bytes_per_element: int, room: int) -> int:
+def pages_in(
+    engine: EngineConfig, model: ModelPlan, bytes_per_element: int, room: int, *, windows: bool = True
+) -> int:
     """The most pages of the layers that keep everything, for which `pool_bytes` is at most `room`."""
     most = (WINDOW_PART + 1) * (max(room, 0) // page_bytes(engine, model, bytes_per_element) + 1)
-    return bisect_right(range(most), room, key=partial(pool_bytes, engine, model, bytes_per_element)) - 1
+    return (
+        bisect_right(range(most), room, key=partial(pool_bytes, engine, model, bytes_per_element, windows=windows))
+        - 1
+    )
 
 
 def require_pages(engine: EngineConfig, n_pages: int, each_bytes: int, free_bytes: int) -> int:

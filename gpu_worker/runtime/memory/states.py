@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from petiole.gpu_worker.models.host_memory import new_zeros
-from petiole.gpu_worker.models.parts.recurrent.states import RUN, LayerState, RecurrentStep, Rounded, Span
+from petiole.gpu_worker.models.parts.recurrent.states import RUN, LayerState, Rounded, Span, StepBySpans
 from petiole.gpu_worker.models.plan import ModelPlan, Recurrent
+from petiole.gpu_worker.runtime.device.interface import upload
 from petiole.gpu_worker.runtime.interface import Int32Array, Progress, StateUpdates
 
 Int64Array = npt.NDArray[np.int64]
@@ -36,23 +36,30 @@ class StatePool:
 
     def advance(
         self, rows: Int64Array, starts: Int32Array, lengths: Int32Array, updates: StateUpdates, progress: Progress
-    ) -> RecurrentStep:
-        """Begin the rows that begin, and say what a step of these rows does. The decoder does it."""
+    ) -> StepBySpans:
+        """Begin the rows that begin, and prepare a step of these rows in torch."""
         self.begin(rows, starts, lengths, updates)
         spans = _spans(rows, starts, lengths, updates, len(self.reached))
-        return RecurrentStep(self.layers, list(spans), progress)
+        return StepBySpans(self.layers, list(spans), progress)
 
     def begin(
         self, rows: Int64Array, starts: Int32Array, lengths: Int32Array, updates: StateUpdates
-    ) -> Tensor | None:
-        """Begin the rows that begin. Returns int64 [T]: the place to which the states behind each of the step's
-        positions are copied, or -1; None if there are no copies. Whoever calls this advances the states."""
-        n_rows = len(self.reached)
-        for row, snapshot, start in zip(updates.begun, updates.sources, updates.starts, strict=True):
-            self.reached[row] = start
-            for layer in self.layers:
-                if layer is not None:
-                    layer.begin(int(row), n_rows + int(snapshot) if snapshot else None)
+    ) -> Int64Array | None:
+        """Begin the rows that begin, in stream order. Returns the place to which the states behind each of the
+        step's T positions are copied, or -1; None if there are no copies. Whoever calls this advances the
+        states."""
+        n_rows, going_on = len(self.reached), updates.sources > 0
+        self.reached[updates.begun] = updates.starts
+        own = [layer for layer in self.layers if layer is not None]
+        if not going_on.all():
+            fresh = upload(updates.begun[~going_on].astype(np.int64), own[0].device)
+            for layer in own:
+                layer.clear(fresh)
+        if going_on.any():
+            pairs = np.stack([updates.begun, n_rows + updates.sources])[:, going_on].astype(np.int64)
+            later, places = upload(pairs, own[0].device)
+            for layer in own:
+                layer.restore(later, places)
         assert (self.reached[rows] == starts).all(), "a state is not where its step begins"
         self.reached[rows] += lengths
         if not len(updates.kept):
@@ -60,7 +67,7 @@ class StatePool:
         copies = np.full(int(lengths.sum()), -1, dtype=np.int64)
         behind = (np.cumsum(lengths) - lengths)[updates.kept] + updates.positions - starts[updates.kept]
         copies[behind - 1] = n_rows + updates.snapshots
-        return torch.from_numpy(copies)
+        return copies
 
 
 def new_state_pool(

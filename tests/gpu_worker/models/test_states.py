@@ -11,11 +11,10 @@ import torch
 
 from bench.driver import Driver
 from petiole.gpu_worker.config import BATCHING, EngineConfig
-from petiole.gpu_worker.errors import InvalidRequest, MachineError, ModelError
+from petiole.gpu_worker.errors import InvalidRequest, ModelError
 from petiole.gpu_worker.models.families.registry import find_model, model_of
 from petiole.gpu_worker.models.parts.recurrent.convolution import convolved
 from petiole.gpu_worker.models.parts.recurrent.delta_rule import CHUNK, delta_rule
-from petiole.gpu_worker.runtime.cuda import executor as cuda_executor
 from petiole.gpu_worker.runtime.memory.room import (
     LEAST_SNAPSHOTS,
     page_bytes,
@@ -177,12 +176,6 @@ def test_drafts_are_refused_by_name(checkpoint):
     folder, _ = checkpoint("qwen3.5")
     with pytest.raises(InvalidRequest, match=r"speculative_tokens.*must be 0 for Qwen3_5ForCausalLM.*got 3"):
         ModelRuntime(EngineConfig(model=str(folder), device="cpu", speculative_tokens=3))
-
-
-def test_cuda_refuses_states_by_name(checkpoint, monkeypatch):
-    monkeypatch.setattr(cuda_executor, "require_version", lambda: None)
-    with pytest.raises(MachineError, match="does not compute Lfm2ForCausalLM yet, whose layers keep a state"):
-        cuda_executor.require_flashinfer(plan_of("lfm2", checkpoint))
 
 
 def test_weights_with_other_states_are_refused(checkpoint, open_runtime, tmp_path):

@@ -10,9 +10,7 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.parts.kernels import Kernels
 from petiole.gpu_worker.models.parts.norms import NormWeights, normed
-from petiole.gpu_worker.models.parts.recurrent.convolution import convolved
-from petiole.gpu_worker.models.parts.recurrent.delta_rule import delta_rule
-from petiole.gpu_worker.models.parts.recurrent.states import LayerState, RecurrentStep
+from petiole.gpu_worker.models.parts.recurrent.states import RecurrentStep
 from petiole.gpu_worker.models.plan import DeltaNet
 from petiole.gpu_worker.models.weights.linear import Linear
 
@@ -39,20 +37,13 @@ class DeltaNetWeights:
 
 
 def delta_net(
-    plan: DeltaNet, weights: DeltaNetWeights, x: Tensor, state: LayerState, step: RecurrentStep, kernels: Kernels
+    plan: DeltaNet, weights: DeltaNetWeights, i: int, x: Tensor, step: RecurrentStep, kernels: Kernels
 ) -> Tensor:
-    """[T, hidden] -> [T, hidden]. Advances the states of the step's rows."""
-    assert state.matrices is not None
+    """Layer i: [T, hidden] -> [T, hidden]. Advances the states of the step's rows."""
     inputs, z, b, a = _projected(plan, weights, x)
     beta, g = b.float().sigmoid(), weights.fading * F.softplus(a.float() + weights.bias)
-    outputs = torch.empty((len(x), plan.value_heads, plan.value_dim), dtype=torch.float32, device=x.device)
-    for span in step.spans:
-        step.progress()
-        mixed, before = convolved(inputs[span.at], state.inputs[span.places], weights.convolution)
-        q, k, v = _heads(plan, F.silu(mixed))
-        out, stored = delta_rule(q, k, v, g[span.at], beta[span.at], state.matrices[span.places])
-        outputs[span.at] = out
-        state.put(span, before, stored)
+    q, k, v = _heads(plan, F.silu(step.convolve(i, inputs, weights.convolution)))
+    outputs = step.apply_delta_rule(i, q, k, v, g, beta)
     gated = normed(plan.norm, weights.norm, outputs.to(x.dtype), kernels).float() * F.silu(z.float())
     return weights.out(gated.to(x.dtype).flatten(1))
 
@@ -73,13 +64,10 @@ def _projected(plan: DeltaNet, weights: DeltaNetWeights, x: Tensor) -> tuple[Ten
 
 
 def _heads(plan: DeltaNet, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """float32 [n, positions, channels] -> queries and keys [n, positions, value_heads, key_dim], values [n,
-    positions, value_heads, value_dim]."""
+    """float32 [T, channels] -> queries and keys [T, key_heads, key_dim], values [T, value_heads, value_dim]."""
     q, k, v = torch.split(mixed, [plan.key_size, plan.key_size, plan.value_size], dim=-1)
-    q, k = (_of_length_1(part.reshape(*part.shape[:2], plan.key_heads, plan.key_dim)) for part in (q, k))
-    each = plan.value_heads // plan.key_heads
-    q, k = (part.repeat_interleave(each, dim=2) if each > 1 else part for part in (q, k))
-    return q * plan.key_dim**-0.5, k, v.reshape(*v.shape[:2], plan.value_heads, plan.value_dim)
+    q, k = (_of_length_1(part.reshape(-1, plan.key_heads, plan.key_dim)) for part in (q, k))
+    return q * plan.key_dim**-0.5, k, v.reshape(-1, plan.value_heads, plan.value_dim)
 
 
 def _of_length_1(x: Tensor) -> Tensor:

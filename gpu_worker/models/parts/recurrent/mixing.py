@@ -17,10 +17,8 @@ def recurrent(
     plan: Recurrent, weights: RecurrentWeights, i: int, x: Tensor, step: RecurrentStep, kernels: Kernels
 ) -> Tensor:
     """Layer i's mixer: [T, hidden] -> [T, hidden]."""
-    state = step.layers[i]
-    assert state is not None, "a layer without its states"
     if isinstance(plan, DeltaNet):
         assert isinstance(weights, DeltaNetWeights)
-        return delta_net(plan, weights, x, state, step, kernels)
+        return delta_net(plan, weights, i, x, step, kernels)
     assert isinstance(weights, ShortConvolutionWeights)
-    return short_convolution(weights, x, state, step)
+    return short_convolution(weights, i, x, step)

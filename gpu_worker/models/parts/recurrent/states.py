@@ -1,8 +1,10 @@
 """The states of layers, and what a step does with them.
 
 A state belongs to a row, which a step advances by its positions. Behind positions that the step names, the state
-is copied to a snapshot. So the positions of a row fall into spans that end where a copy is made; rows with a
-single position, as in a decode, share a span.
+is copied to a snapshot.
+
+`StepBySpans` is the reference, in torch: the positions of a row fall into spans that end where a copy is made.
+Rows with a single position, as in a decode, share a span.
 
 The matrices of snapshots may be rounded to eight bits (`Rounded`): then 3.6 times as many fit into a pool."""
 
@@ -10,9 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from petiole.gpu_worker.models.parts.recurrent.convolution import convolved
+from petiole.gpu_worker.models.parts.recurrent.delta_rule import delta_rule
 
 RUN = 32
 """Numbers of a rounded matrix that share a scale: neighbours among the dimensions of values."""
@@ -34,9 +40,10 @@ class Rounded:
         self.codes[snapshots] = codes.flatten(1).to(torch.int8)
         self.scales[snapshots] = scales.squeeze(-1)
 
-    def read(self, snapshot: int, to: Tensor) -> None:
-        runs = self.codes[snapshot].view(-1, RUN) * self.scales[snapshot][:, None]
-        to.copy_(runs.view(to.shape))
+    def read(self, snapshots: Tensor) -> Tensor:
+        """int64 [n] -> float32 [n, numbers]."""
+        codes = self.codes[snapshots]
+        return (codes.view(len(codes), -1, RUN) * self.scales[snapshots][..., None]).flatten(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +57,31 @@ class LayerState:
     matrices: Tensor | None = None
     rounded: Rounded | None = None
 
-    def begin(self, row: int, place: int | None) -> None:
-        """Let a row go on from the snapshot at a place; None: from nothing."""
-        self.inputs[row] = 0 if place is None else self.inputs[place]
-        if self.matrices is None:
-            return
-        if place is not None and self.rounded is not None:
-            self.rounded.read(place - len(self.matrices), self.matrices[row])
-        else:
-            self.matrices[row] = 0 if place is None else self.matrices[place]
+    @property
+    def device(self) -> torch.device:
+        return self.inputs.device
 
-    def put(self, span: Span, inputs: Tensor, matrices: Tensor | None = None) -> None:
-        """Store the new states of the rows of a span, and their copies."""
+    def clear(self, rows: Tensor) -> None:
+        """Let rows, int64 [n], begin from nothing."""
+        self.inputs[rows] = 0
+        if self.matrices is not None:
+            self.matrices[rows] = 0
+
+    def restore(self, rows: Tensor, places: Tensor) -> None:
+        """Let rows go on from the snapshots at these places: int64 [n] each."""
+        self.inputs[rows] = self.inputs[places]
+        if self.matrices is not None and self.rounded is not None:
+            self.matrices[rows] = self.rounded.read(places - len(self.matrices)).view(-1, *self.matrices.shape[1:])
+        elif self.matrices is not None:
+            self.matrices[rows] = self.matrices[places]
+
+    def put_inputs(self, span: Span, inputs: Tensor) -> None:
+        """Store the new inputs of the rows of a span, and their copies."""
         self.inputs[span.places] = inputs
         self.inputs[span.copies] = inputs[span.copied]
-        if self.matrices is None or matrices is None:
-            return
+
+    def put_matrices(self, span: Span, matrices: Tensor) -> None:
+        assert self.matrices is not None
         self.matrices[span.places] = matrices
         if self.rounded is None:
             self.matrices[span.copies] = matrices[span.copied]
@@ -85,11 +101,49 @@ class Span:
     copies: Tensor
 
 
+class RecurrentStep(Protocol):
+    """Advances the states of a step's rows by its T positions, layer by layer."""
+
+    def convolve(self, i: int, x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Layer i's convolution over its stored inputs and x [T, channels]: float32 [T, channels]. kernel:
+        [channels, kernel]; bias: [channels]."""
+        ...
+
+    def apply_delta_rule(self, i: int, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+        """Layer i's delta rule: float32 [T, value_heads, value_dim]. q, k: [T, key_heads, key_dim]; v: [T,
+        value_heads, value_dim]; g, beta: [T, value_heads]; all float32."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class RecurrentStep:
-    """layers: of each layer of the model; None: it keeps no state. spans: of one row in the order of positions.
-    progress: called for each span of a layer."""
+class StepBySpans:
+    """A `RecurrentStep` in torch. layers: of each layer of the model; None: it keeps no state. spans: of one row
+    in the order of positions. progress: called for each span of a layer."""
 
     layers: Sequence[LayerState | None]
     spans: Sequence[Span]
     progress: Callable[[], None]
+
+    def convolve(self, i: int, x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
+        state, mixed = self._of(i), torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        for span in self.spans:
+            self.progress()
+            mixed[span.at], before = convolved(x[span.at], state.inputs[span.places], kernel, bias)
+            state.put_inputs(span, before)
+        return mixed
+
+    def apply_delta_rule(self, i: int, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+        state, outputs, each = self._of(i), torch.empty_like(v), v.shape[1] // k.shape[1]
+        assert state.matrices is not None
+        q, k = (part.repeat_interleave(each, dim=1) if each > 1 else part for part in (q, k))
+        for span in self.spans:
+            self.progress()
+            q_, k_, v_, g_, beta_ = (part[span.at] for part in (q, k, v, g, beta))
+            outputs[span.at], stored = delta_rule(q_, k_, v_, g_, beta_, state.matrices[span.places])
+            state.put_matrices(span, stored)
+        return outputs
+
+    def _of(self, i: int) -> LayerState:
+        state = self.layers[i]
+        assert state is not None, "a layer without its states"
+        return state

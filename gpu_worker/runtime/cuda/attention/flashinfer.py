@@ -123,7 +123,7 @@ class Geometry:
     @property
     def kinds(self) -> list[Kind]:
         """The distinct kinds of layers: each needs a plan of its own."""
-        return sorted({Kind.of(mixer) for mixer in self.plan.attentions})
+        return sorted({Kind.of(mixer) for _, mixer in self.plan.attending})
 
     def pages(self, layer: int) -> tuple[Tensor, Tensor]:
         """The keys [n_pages, page_size, Hkv, D], and the values."""
@@ -175,7 +175,7 @@ class FlashInferAttention:
     ) -> Tensor:
         from petiole.gpu_worker.runtime.cuda.fused.layers import rotate_and_store
 
-        cache, kind = self.geometry.cache, Kind.of(self.geometry.plan.attentions[layer])
+        cache, kind = self.geometry.cache, Kind.of(self.geometry.plan.layers[layer].attention)
         if q.shape[1:] != (kind.heads, kind.head_dim):
             planned = f"{kind.heads} heads of {kind.head_dim}"
             raise ValueError(f"queries: must be of {planned}, as planned, got {list(q.shape[1:])}")

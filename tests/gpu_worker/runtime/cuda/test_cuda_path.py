@@ -43,7 +43,7 @@ from tests.gpu_worker.engine.test_prompt_logprobs import check as check_scores
 from tests.gpu_worker.models.test_generation import MIN_TOKENS, N_TOKENS, PROMPTS, oracle, oracle_of_min_tokens
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
 from tests.support import fake_flashinfer
-from tests.support.families import FAMILIES, write_adapter
+from tests.support.families import FAMILIES, WITH_STATES, write_adapter
 from tests.support.plans import each_mixer
 from tests.support.values import OWN, WithValues
 
@@ -74,6 +74,38 @@ def test_a_greedy_generation_equals_that_of_transformers(family, chunk, checkpoi
     folder, model = checkpoint(family)
     outputs = Driver(open_cuda(folder)).generate(PROMPTS, N_TOKENS, chunk=chunk, depth=2)
     assert outputs == [oracle(model, prompt) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("chunk", [0, 4])
+@pytest.mark.parametrize("family", sorted(WITH_STATES))
+def test_layers_with_a_state_generate_what_transformers_generates(family, chunk, checkpoint, open_cuda, replayed):
+    folder, model = checkpoint(family)
+    outputs = Driver(open_cuda(folder)).generate(PROMPTS, N_TOKENS, chunk=chunk, depth=2)
+    assert outputs == [oracle(model, prompt) for prompt in PROMPTS]
+    assert replayed
+
+
+@pytest.mark.parametrize("family", sorted(WITH_STATES))
+@pytest.mark.parametrize("settings", [{}, {"cuda_graphs": "off"}], ids=str)
+def test_a_row_goes_on_behind_a_snapshot(family, settings, checkpoint, open_runtime, monkeypatch, cpu_path):
+    fake_flashinfer.install(monkeypatch)
+    folder, model = checkpoint(family)
+    runtime = open_runtime(folder, **settings)
+    driver, ids = Driver(fake_flashinfer.compute_as_on_cuda(runtime)), tokens(60)
+    first, beside = driver.sequence(ids, ALL), driver.sequence(tokens(7, 5), ALL)
+    for position in (1, 30, 59, 61):
+        driver.keep(first, position)
+    driver.prefill([beside])
+    driver.prefill([first], [17])
+    got = table(driver.finish_step(*driver.launch("mixed", [beside, first], [[-1], ids[17:]], [1, 1])))
+    seen = [(beside.prompt + beside.output)[:8], ids]
+    assert relative_error(got, np.array([reference(model, one)[-1] for one in seen])) < 1e-5
+    driver.decode_many([beside, first], 3)
+    for position in first.snapshots:
+        known = (first.prompt + first.output)[:position]
+        other = driver.fork(first, known + tokens(5, seed=position), position)
+        got = table(driver.prefill([other]))
+        assert relative_error(got, reference(model, other.prompt)[-1:]) < 1e-5
 
 
 @pytest.mark.parametrize("sampling", MIN_TOKENS, ids=lambda sampling: sampling.min_tokens)
@@ -192,7 +224,9 @@ def test_a_captured_step_takes_the_pages_of_rows_that_were_remapped(drafts, chec
     """Many entries of the page table in a step that has room for as many as it has positions."""
     replayed, run = [], Graphs.run
     monkeypatch.setattr(
-        Graphs, "run", lambda self, shape, i: replayed.append(len(i.pages.rows)) or run(self, shape, i)
+        Graphs,
+        "run",
+        lambda self, shape, i, *more: replayed.append(len(i.pages.rows)) or run(self, shape, i, *more),
     )
     folder, model = checkpoint("qwen3")
     driver = Driver(open_cuda(folder, speculative_tokens=drafts))
@@ -214,7 +248,7 @@ def test_captured_verify_steps_give_the_tokens_of_plain_decoding(setting, checkp
     row that is too short for padding has a step without."""
     replayed, run = [], Graphs.run
     monkeypatch.setattr(
-        Graphs, "run", lambda self, shape, i: replayed.append(shape.queries) or run(self, shape, i)
+        Graphs, "run", lambda self, shape, i, *more: replayed.append(shape.queries) or run(self, shape, i, *more)
     )
     runtime = open_cuda(checkpoint("qwen3")[0], speculative_tokens=3, graph_batch_sizes=(1, 4))
     sampling = SamplingParams(temperature=0.7, **setting)
@@ -246,9 +280,7 @@ def test_captured_verify_steps_give_the_tokens_of_plain_decoding(setting, checkp
 def replayed(monkeypatch):
     """The shapes of the captured steps that are replayed."""
     shapes, run = [], Graphs.run
-    monkeypatch.setattr(
-        Graphs, "run", lambda self, shape, inputs: shapes.append(shape) or run(self, shape, inputs)
-    )
+    monkeypatch.setattr(Graphs, "run", lambda self, shape, *more: shapes.append(shape) or run(self, shape, *more))
     return shapes
 
 

@@ -113,7 +113,9 @@ def test_only_prefills_of_images_are_not_captured(open_late: OpenEngine, monkeyp
     def listen(to: list[tuple[str, bool]], inputs: StepInputs) -> None:
         to.append((inputs.kind, inputs.limits is not None))
 
-    monkeypatch.setattr(Graphs, "run", lambda self, shape, i: listen(replayed, i) or run(self, shape, i))
+    monkeypatch.setattr(
+        Graphs, "run", lambda self, shape, i, *more: listen(replayed, i) or run(self, shape, i, *more)
+    )
     monkeypatch.setattr(
         CudaExecutor, "_append", lambda self, *step: listen(eager, step[1].inputs) or append(self, *step)
     )
