@@ -93,6 +93,15 @@ TINY = Shape("petiole-tiny", "float32", 512, 256, 512, 4, 4, 2, 64)
 """The shape of the model that ships with the project; computed in float32 here, as bench/engine.py sets it."""
 
 
+@dataclass(frozen=True)
+class Described:
+    """A model of another family than a `Shape`, from its `config.json`."""
+
+    name: str
+    dtype: str
+    raw: dict[str, Any]
+
+
 @contextmanager
 def checkpoint(shape: Shape) -> Iterator[str]:
     """A folder with the shape's random checkpoint, removed afterwards. petiole-tiny has its own weights."""

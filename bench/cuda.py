@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bench.checkpoints import QWEN3_06B, Shape, config
+from bench.checkpoints import QWEN3_06B, Described, Shape, config
 from bench.load import settle
 from bench.moondream import Seeing
 from petiole.gpu_worker.config import EngineConfig
@@ -61,7 +61,7 @@ def release() -> None:
 class opened:  # noqa: N801 - reads as what it is, a context
     """A runtime of random weights, closed at the end; and the folder with its `config.json`."""
 
-    def __init__(self, shape: Shape | Seeing, device: str = "cuda", **settings: object) -> None:
+    def __init__(self, shape: Shape | Seeing | Described, device: str = "cuda", **settings: object) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self.folder = self._folder.name
         raw = config(shape) if isinstance(shape, Shape) else shape.raw

@@ -20,20 +20,25 @@ from typing import Any
 
 import torch
 
-from bench.checkpoints import Shape
+from bench.checkpoints import Described, Shape, config
 from bench.cuda import GRAPHS, QWEN3_8B, SMALL, Card, copy_bandwidth, matrix_rate, opened, release, seconds, tokens
 from bench.driver import Driver, Stream
 from bench.gpu_attention import attending
 from bench.gpu_layers import layering
 from bench.gpu_serving import beside_mixed, beside_transformers, beside_vllm, workload
 from bench.gpu_vision import images, questions
+from bench.groups import QWEN35_SIZES, WITH_STATES, Counted
 from bench.parts import Parts, apart, failed, measured, read
 from bench.report import Report, arguments, table
 from petiole.gpu_worker.engine import Engine
+from petiole.gpu_worker.models.families.registry import model_of
 from petiole.gpu_worker.request import Request, SamplingParams
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 
 CONTEXT = 512
+QWEN35_08B = Shape(
+    "Qwen3.5-0.8B shape, bf16", "bfloat16", 248_320, 1024, 3584, 24, 8, 2, 256, max_positions=16_384
+)
 CEILINGS = "ceilings"
 VARIANT = "" if GRAPHS == "on" else ", eager"
 CUT_OFF = "cut off"
@@ -112,7 +117,7 @@ def prefilled(runtime: ModelRuntime, batch: int, longest: int = CONTEXT) -> tupl
 
 
 def decode(
-    report: Report, runtime: ModelRuntime, shape: Shape, card: Card, targets: dict[int, float | None]
+    report: Report, runtime: ModelRuntime, shape: Shape | Counted, card: Card, targets: dict[int, float | None]
 ) -> None:
     """Wall time of a step with two in flight, as the engine runs it; and the time that the device alone takes."""
     for batch, target in targets.items():
@@ -158,7 +163,14 @@ def device_seconds(runtime: ModelRuntime, driver: Driver, sequences: list[Stream
     return statistics.median(times)
 
 
-def prefill(report: Report, runtime: ModelRuntime, shape: Shape, card: Card, length: int = 8192) -> None:
+def prefill(
+    report: Report,
+    runtime: ModelRuntime,
+    shape: Shape | Counted,
+    card: Card,
+    length: int = 8192,
+    target: float | None = 0.55,
+) -> None:
     rounds = []
     for _ in range(5):
         driver = Driver(runtime)
@@ -169,7 +181,7 @@ def prefill(report: Report, runtime: ModelRuntime, shape: Shape, card: Card, len
     operations = shape.operations(length, length / 2, 1)
     rate = operations / min(rounds)
     name = f"{shape.name}: prefill of {length}"
-    report.add(name, rate / 1e12, "TFLOP/s", floor=card.rate / 1e12, target=0.55, samples=rounds)
+    report.add(name, rate / 1e12, "TFLOP/s", floor=card.rate / 1e12, target=target, samples=rounds)
 
 
 def skewed(report: Report, runtime: ModelRuntime, shape: Shape, card: Card, batch: int, longest: int) -> None:
@@ -182,13 +194,15 @@ def skewed(report: Report, runtime: ModelRuntime, shape: Shape, card: Card, batc
     report.add(name, took * 1e3, "ms", floor=floor * 1e3, better="lower")
 
 
-def decode_kernels(report: Report, runtime: ModelRuntime, shape: Shape, batch: int, steps: int = 10) -> None:
+def decode_kernels(
+    report: Report, runtime: ModelRuntime, shape: Shape | Counted, batch: int, steps: int = 10
+) -> None:
     driver, sequences = prefilled(runtime, batch)
     name = f"{shape.name}, a decode step, batch {batch}"
     kernels(report, name, lambda: driver.decode_many(sequences, steps), steps)
 
 
-def prefill_kernels(report: Report, runtime: ModelRuntime, shape: Shape, length: int) -> None:
+def prefill_kernels(report: Report, runtime: ModelRuntime, shape: Shape | Counted, length: int) -> None:
     driver = Driver(runtime)
     driver.prefill([driver.sequence(tokens(length))])  # the weights, loaded once
     sequence = driver.sequence(tokens(length))
@@ -299,6 +313,18 @@ def large_fp8(report: Report, card: Card) -> None:
             report.add(name, took * 1e3, "ms", floor=floor * 1e3, better="lower")
 
 
+def with_states(report: Report, card: Card) -> None:
+    """Three of four layers are delta nets, whose states are read and written in float32."""
+    raw = config(QWEN35_08B) | WITH_STATES | QWEN35_SIZES
+    model = Described(QWEN35_08B.name, QWEN35_08B.dtype, raw)
+    with opened(model, graph_batch_sizes=(1, 16, 64), max_num_seqs=64, max_model_len=9216) as runtime:
+        counted = Counted(model.name, model.dtype, model_of(raw).plan, runtime.limits.computing.weight_bytes)
+        decode(report, runtime, counted, card, {1: None, 16: None, 64: None})
+        prefill(report, runtime, counted, card, target=None)
+        decode_kernels(report, runtime, counted, 16)
+        prefill_kernels(report, runtime, counted, 512)
+
+
 PARTS: dict[str, Callable[[Report, Card], None]] = {
     "8b": large,
     "0.6b": small,
@@ -312,6 +338,7 @@ PARTS: dict[str, Callable[[Report, Card], None]] = {
     "layers": layering,
     "sampling": sampling,
     "8b-fp8": large_fp8,
+    "states": with_states,
     "vllm": beside_vllm,
 }
 

@@ -36,15 +36,15 @@ _WINDOWED = {
     "sliding_window": WINDOW,
     "max_window_layers": 1,
 }
-_WITH_STATES = {"architectures": ["Qwen3_5ForCausalLM"], "full_attention_interval": 3}
+WITH_STATES = {"architectures": ["Qwen3_5ForCausalLM"], "full_attention_interval": 3}
 _OF_SMALL = {f"linear_{name}": size for name, size in (("num_key_heads", 4), ("num_value_heads", 4))} | {
     f"linear_{name}": SMALL.head_dim for name in ("key_head_dim", "value_head_dim")
 }
-_OF_SLICE = {"linear_num_key_heads": 16, "linear_num_value_heads": 16, "full_attention_interval": 4}
+QWEN35_SIZES = {"linear_num_key_heads": 16, "linear_num_value_heads": 16, "full_attention_interval": 4}
 KINDS = {
     "dense": _DENSE,
     f"windows of {WINDOW} in 5 of 6 layers": _WINDOWED,
-    "states in 4 of 6 layers": _WITH_STATES | _OF_SMALL,
+    "states in 4 of 6 layers": WITH_STATES | _OF_SMALL,
 }
 
 
@@ -139,7 +139,7 @@ def hit_rate(engine: Engine, prompts: Sequence[Sequence[int]]) -> float:
 
 def compiled(bench: Bench) -> None:
     """Delta nets in compiled code beside torch: decodes at some numbers of rows, and a prompt."""
-    shape, kind = (SMALL, _WITH_STATES | _OF_SMALL) if bench.quick else (QWEN35_SLICE, _WITH_STATES | _OF_SLICE)
+    shape, kind = (SMALL, WITH_STATES | _OF_SMALL) if bench.quick else (QWEN35_SLICE, WITH_STATES | QWEN35_SIZES)
     with ExitStack() as stack:
         sides = {}
         for native in ("on", "off"):
