@@ -346,14 +346,6 @@ def check_sampling(sampling: SamplingParams, model: ModelLimits) -> None:
         require((getattr(sampling, name) or 0) <= model.vocab_size, name, limit, getattr(sampling, name))
     wanted = sampling.logprobs is not None or sampling.prompt_logprobs is not None
     require(wanted or not sampling.logprob_texts, "logprob_texts", "needs logprobs", "no logprobs")
-    some = sampling.logprobs is not None or not sampling.logprob_token_ids
-    require(some, "logprob_token_ids", "needs logprobs", "no logprobs")
-    require(
-        len(sampling.logprob_token_ids) <= limits.MOST_LOGPROB_TOKENS,
-        "logprob_token_ids",
-        f"must have at most {limits.MOST_LOGPROB_TOKENS} entries",
-        len(sampling.logprob_token_ids),
-    )
     _check_token_sets(sampling, model.vocab_size)
 
 
@@ -379,7 +371,10 @@ def _check_token_sets(sampling: SamplingParams, vocab_size: int) -> None:
         allowed = check_token_ids("allowed_token_ids", sampling.allowed_token_ids, vocab_size)
         require(bool(set(allowed) - banned), "allowed_token_ids", "must leave a token that is not banned", allowed)
     check_token_ids("stop_token_ids", sampling.stop_token_ids, vocab_size)
-    check_token_ids("logprob_token_ids", sampling.logprob_token_ids, vocab_size)
+    named = check_token_ids("logprob_token_ids", sampling.logprob_token_ids, vocab_size)
+    most = min(limits.MOST_LOGPROB_TOKENS, vocab_size)
+    require(len(named) <= most, "logprob_token_ids", f"must have at most {most} entries", len(named))
+    require(not named or sampling.logprobs is not None, "logprob_token_ids", "needs logprobs", "no logprobs")
     sequences = sampling.stop_token_sequences
     listed = isinstance(sequences, Sequence) and not isinstance(sequences, str)
     require(listed, "stop_token_sequences", "must be a list of lists of token ids", sequences)

@@ -270,7 +270,7 @@ def uses_of(s: SamplingParams) -> int:
         | Uses.BIAS * is_biased(s)
         | Uses.LOGPROBS * (s.logprobs is not None)
         | Uses.MIN_TOKENS * (s.min_tokens > 0)
-        | Uses.NAMED * (s.logprobs is not None and bool(s.logprob_token_ids))
+        | Uses.NAMED * (s.logprobs is not None and len(s.logprob_token_ids) > 0)
     )
 
 
