@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 
 from petiole.tasks.fleet import control
-from tests.e2e.test_batch import check, lines, rows_in, start
+from tests.e2e.test_batch import check, lines, rows_in
+from tests.support import nursery
 from tests.support.site import Site, Worker, eventually
 
 LEASE: dict[str, Any] = {"PETIOLE_VISIBILITY_TIMEOUT_S": 4, "PETIOLE_DRAIN_SECONDS": 0}
 
 
 def petiole(site: Site, *arguments: object) -> tuple[int, str]:
-    ran = start(site, *arguments)
-    printed, said = ran.communicate(timeout=120)
-    return ran.returncode, printed + said
+    ran = nursery.petiole("batch", *map(str, arguments), **site.environment)
+    return ran.returncode, ran.stdout + ran.stderr
 
 
 def shown(site: Site, output: Path) -> dict[str, Any]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,8 +10,9 @@ import pytest
 
 from petiole.tasks.errors import ModelChanged
 from tests.support.client import client
+from tests.support.nursery import petiole
 from tests.support.scraping import Figures, exporting
-from tests.support.site import REPOSITORY, Site, eventually
+from tests.support.site import Site, eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -22,9 +20,7 @@ EX_SOFTWARE = 70
 
 
 def status(site: Site) -> str:
-    command = [sys.executable, "-m", "petiole.tasks.commands.cli", "status", "--once"]
-    environment = {**os.environ, **site.environment, "PYTHONPATH": str(REPOSITORY)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
+    return petiole("status", "--once", **site.environment).stdout
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 
 from petiole.tasks.fleet import reports, serving
 from petiole.tasks.fleet.reports import WorkerReport
+from tests.support import nursery
 from tests.support.client import client
 from tests.support.site import REPOSITORY, Site, eventually
 
@@ -139,6 +140,8 @@ def test_who_gives_up_after_a_moment_is_warned_before(served: Site) -> None:
 
 
 def petiole(site: Site, *arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
+    if not typed:
+        return nursery.petiole(*arguments, **site.environment)
     return subprocess.run(
         [sys.executable, "-m", "petiole.tasks.commands.cli", *arguments],
         env={**os.environ, **site.environment},

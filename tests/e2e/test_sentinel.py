@@ -24,6 +24,7 @@ from petiole.tasks.streams.readers import AsyncStream, Stream
 from tests.support.certificates import Certificates, server_with_tls
 from tests.support.client import client
 from tests.support.fake_engine import expected
+from tests.support.nursery import petiole
 from tests.support.scraping import exporting
 from tests.support.site import REPOSITORY, Site, eventually
 from tests.support.watched import PASSWORD, SENTINEL_PASSWORD, Watched
@@ -249,8 +250,7 @@ def test_certificates_are_checked_on_both_sides(
 
 
 def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "petiole.tasks.commands.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
+    return petiole(*arguments)
 
 
 def produce() -> Any:

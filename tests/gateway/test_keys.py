@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,8 @@ from petiole.tasks.errors import InvalidSettings
 from petiole.tasks.keys import account_keys, stream_keys
 from petiole.tasks.settings import settings
 from tests.support.gateway import Gateway
-from tests.support.site import REPOSITORY, RedisServer, Site, eventually
+from tests.support.nursery import petiole
+from tests.support.site import RedisServer, Site, eventually
 
 ACME, INITECH = "ptl-" + "a" * 43, "ptl-" + "i" * 43
 DOCUMENT = {
@@ -234,13 +232,6 @@ def test_salts_of_tenants_meet_nowhere() -> None:
 
 
 # ---------------------------------------------------------------- keys in Redis and in the settings
-
-
-def petiole(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "petiole.tasks.commands.cli", *words]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=REPOSITORY, env={**os.environ, **environment}
-    )
 
 
 def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Doubles and real servers for the tests.
 
     trials           which tests only `make test-all` runs
+    nursery          workers and gateways of `make test`, forked by a process that has their libraries
 
 A whole installation, and who uses it:
 

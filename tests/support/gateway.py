@@ -6,14 +6,12 @@ with Gateway(folder, PETIOLE_BROKER_URL=site.url) as gateway:
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tests.support import nursery
 from tests.support.site import PATIENCE_S, REPOSITORY, eventually
 
 
@@ -25,26 +23,10 @@ class Gateway:
     def __init__(self, folder: Path, host: str = "127.0.0.1", **environment: Any) -> None:
         Gateway._count += 1
         self.log = folder / f"gateway{Gateway._count}.log"
-        full = {
-            **os.environ,
-            **{name: str(value) for name, value in environment.items()},
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH", "")))),
-            "PYTHONUNBUFFERED": "1",
-        }
-        command = [
-            sys.executable,
-            "-m",
-            "petiole.tasks.commands.cli",
-            "serve",
-            "--host",
-            host,
-            "--port",
-            str(environment.get("PETIOLE_GATEWAY_PORT", 0)),
-        ]
+        port = str(environment.get("PETIOLE_GATEWAY_PORT", 0))
+        command = ["petiole.tasks.commands.cli", "serve", "--host", host, "--port", port]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, cwd=REPOSITORY, env=full, stdout=log, stderr=subprocess.STDOUT
-            )
+            self.process = nursery.start(command, nursery.surroundings(**environment), REPOSITORY, log)
 
     @cached_property
     def url(self) -> str:

@@ -30,6 +30,7 @@ from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import embedded
 from petiole.tasks.servers.connections import connect
 from petiole.tasks.settings import Settings
+from tests.support import nursery
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE_S = 90.0
@@ -101,15 +102,9 @@ class Worker:
     ) -> None:
         self.name, self.node, self.arguments = name, f"{name}@test", arguments
         self.log = folder / f"{name}.log"
-        command = [str(python), "-m", "celery", "-A", app, "worker", "-l", "INFO", "-n", self.node]
+        command = ["celery", "-A", app, "worker", "-l", "INFO", "-n", self.node, *arguments]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*command, *arguments],
-                cwd=repository,
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+            self.process = nursery.start(command, environment, repository, log, python=python)
 
     @property
     def output(self) -> str:

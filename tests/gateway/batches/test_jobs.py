@@ -6,8 +6,6 @@ import asyncio
 import io
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +22,8 @@ from petiole.gateway.serving.webhooks import waiting
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.batches import storage
 from tests.support.gateway import Gateway
-from tests.support.site import REPOSITORY, Site, eventually
+from tests.support.nursery import petiole
+from tests.support.site import Site, eventually
 
 pytest.importorskip("python_multipart", reason="an environment from before files could be uploaded")
 
@@ -239,9 +238,8 @@ def test_a_batch_of_the_command_is_no_file_of_the_gateway(
     site: Site, client: openai.OpenAI, tmp_path: Path
 ) -> None:
     (tmp_path / "in.jsonl").write_text('{"prompt": "Hello", "max_tokens": 1}\n')
-    command = [sys.executable, "-m", "petiole.tasks.commands.cli", "batch", "in.jsonl", "-o", "out.9", "--detach"]
-    known = {**os.environ, **site.environment, "PYTHONPATH": str(REPOSITORY)}
-    ran = subprocess.run([*command, "--wait", "--json"], env=known, cwd=tmp_path, capture_output=True, text=True)
+    command = ("batch", "in.jsonl", "-o", "out.9", "--detach", "--wait", "--json")
+    ran = petiole(*command, folder=tmp_path, **site.environment)
     assert json.loads(ran.stdout)["status"] == "completed", ran.stderr
     name = f"file-{json.loads(ran.stdout)['id']}-output"
     for call in (client.files.retrieve, client.files.content, client.files.delete):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
 from tests.support.gateway import Gateway
-from tests.support.site import REPOSITORY, Site
+from tests.support.nursery import petiole
+from tests.support.site import Site
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Count from 1 to 5."}]
@@ -52,14 +50,7 @@ def test_bodies_are_those_of_http(site: Site, gateway: Gateway, tmp_path: Path) 
         [],
     ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, *bad]))
-    ran = subprocess.run(
-        [sys.executable, "-m", "petiole.tasks.commands.cli", "batch", "in.jsonl", "-o", "out.jsonl"],
-        env={**os.environ, **site.environment, "PYTHONPATH": str(REPOSITORY)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ran = petiole("batch", "in.jsonl", "-o", "out.jsonl", folder=tmp_path, **site.environment)
     assert ran.returncode == 1, ran.stderr
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert len(lines) == len(rows) + len(bad)
