@@ -111,7 +111,7 @@ def test_likely_tokens_whose_groups_are_one_leave_enough_for_a_nucleus():
     assert torch.equal(fused.choose(logits.to(DEVICE), moved(choice)).cpu(), choose(logits, choice))
 
 
-@pytest.mark.parametrize("n", [1, 40])
+@pytest.mark.parametrize("n", some([1, 40]))
 def test_logits_that_are_no_numbers_are_not_drawn(n):
     logits = torch.zeros(n, 600)
     logits[:, ::2] = float("nan")
@@ -121,8 +121,8 @@ def test_logits_that_are_no_numbers_are_not_drawn(n):
         assert (fused.choose(logits.to(DEVICE), moved(choice)) % 2 == 1).all()
 
 
-def test_equal_logits_stay_or_go_together():
-    n = 80
+@pytest.mark.parametrize("n", some([80], short=0))
+def test_equal_logits_stay_or_go_together(n):
     logits = torch.zeros(n, 1000, device=DEVICE)
     logits[:, 10:20] = 4.0  # ten share the second place
     logits[:, 3] = 9.0
@@ -267,7 +267,7 @@ def test_adapters_of_other_sizes_than_the_layer_are_refused(inputs, outputs):
     assert not y.any()
 
 
-@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("biased", some([True, False]))
 @pytest.mark.parametrize(("n", "outputs", "inputs"), [(1, 96, 256), (5, 128, 512), (16, 80, 768)], ids=str)
 def test_a_product_with_what_precedes_and_follows_it(n, outputs, inputs, biased):
     """The interpreter multiplies no bfloat16."""

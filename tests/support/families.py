@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,31 @@ WITH_STATES: dict[str, tuple[str, dict[str, Any]]] = {
 """Families some of whose layers keep a state."""
 
 EVERY_FAMILY = FAMILIES | WITH_STATES
+OF_EACH_KIND = (
+    "qwen3",
+    "mistral",
+    "gemma4-per-layer",
+    "phi4-mini",
+    "granite",
+    "smollm3",
+    "ministral3",
+    "gpt-oss",
+    "glm4-moe",
+    "qwen3.5",
+    "lfm2",
+)
+"""A family of each kind: norms of heads, windows, shared keys and inputs of layers, long rotations, multipliers,
+layers without rotation, growing queries, sinks, groups of experts beside shared ones, delta nets, convolutions."""
+
+
+def by_family(*more: Any) -> list[Any]:
+    """Parameters: every family, with each of `more` if there are any. `make test` tries one of each kind."""
+    return [
+        pytest.param(*values, marks=() if values[0] in OF_EACH_KIND else pytest.mark.slow)
+        for values in product(sorted(EVERY_FAMILY), *([more] if more else []))
+    ]
+
+
 MIXTURES = {
     "qwen3-moe",
     "qwen3-moe-raw",

@@ -12,6 +12,7 @@ from petiole.gpu_worker import Engine, EngineConfig, EngineError
 from petiole.gpu_worker.request import Request
 from petiole.gpu_worker.scheduling.admission import RUN_TOKENS
 from tests.support.toy_engine import Expected, expected, request, toy_engine
+from tests.support.trials import rest
 
 MAX_MODEL_LEN = 600
 PROMPT = [5, 6, 7, 8]
@@ -46,7 +47,7 @@ def answer_so_far(engine: Engine, origin: Request, n: int) -> tuple[Any, list[in
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())
-@pytest.mark.parametrize("adapter", [None, "a"])
+@pytest.mark.parametrize("adapter", rest(["a", None]))
 def test_a_fork_of_a_running_answer_reuses_what_was_read(policy: dict[str, Any], adapter: str | None) -> None:
     origin = request(PROMPT, 580, ignore_eos=True, adapter=adapter, temperature=0.8, seed=1)
     with long_engine(jitter=lambda: time.sleep(0.0002), **policy) as engine:

@@ -82,7 +82,7 @@ PROMPTS: list[list[int | PreparedImage]] = [
 ]
 
 
-@pytest.mark.parametrize("pipeline", ["on", "off"])
+@pytest.mark.parametrize("pipeline", rest(["on", "off"]))
 @pytest.mark.parametrize("policy", ["pipelined", "drain", "mixed"])
 @pytest.mark.parametrize(
     ("cache", "page_size", "chunk"), [("radix", 1, 20), ("radix", 1, 512), ("block", 16, 25), ("off", 4, 20)]

@@ -11,7 +11,8 @@ import torch
 from bench.driver import Driver
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.cpu.native import build, stack
-from tests.support.families import EVERY_FAMILY, MIXTURES, WITH_STATES
+from tests.support.families import EVERY_FAMILY, MIXTURES, WITH_STATES, by_family
+from tests.support.trials import rest
 
 VOCAB = 320
 ALL = SamplingParams(temperature=0.0, logprobs=VOCAB)
@@ -45,8 +46,9 @@ def error_of_most(got, expected):
     return np.median([relative_error(one, other) for one, other in zip(got, expected, strict=True)])
 
 
-@pytest.mark.parametrize("family", sorted(EVERY_FAMILY))
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [*((family, "float32") for family in sorted(EVERY_FAMILY)), *by_family("bfloat16")]
+)
 def test_every_position_of_a_full_prefill(family, dtype, checkpoint, open_runtime, tmp_path):
     folder, model = checkpoint(family)
     rounded = copy.deepcopy(model).to(getattr(torch, dtype))
@@ -85,8 +87,8 @@ def test_bfloat16_on_a_processor_without_products_for_it(checkpoint, open_runtim
     test_a_prompt_of_several_blocks_of_keys("bfloat16", checkpoint, open_runtime)
 
 
-@pytest.mark.parametrize("family", sorted(EVERY_FAMILY))
-@pytest.mark.parametrize("chunk", [1, 7, 16])
+@pytest.mark.parametrize("family", by_family())
+@pytest.mark.parametrize("chunk", rest([7, 1, 16]))
 def test_a_chunked_prefill(family, chunk, checkpoint, open_runtime):
     folder, model = checkpoint(family)
     driver = Driver(open_runtime(folder))
@@ -98,7 +100,7 @@ def test_a_chunked_prefill(family, chunk, checkpoint, open_runtime):
     assert relative_error(got, reference(model, ids)[-1:]) < 1e-4
 
 
-@pytest.mark.parametrize("family", sorted(EVERY_FAMILY))
+@pytest.mark.parametrize("family", by_family())
 def test_an_append_after_a_prefix_that_another_sequence_computed(family, checkpoint, open_runtime):
     folder, model = checkpoint(family)
     driver = Driver(open_runtime(folder))
@@ -111,7 +113,7 @@ def test_an_append_after_a_prefix_that_another_sequence_computed(family, checkpo
     assert relative_error(got, reference(model, shared + mine)[-1:]) < 1e-4
 
 
-@pytest.mark.parametrize("family", sorted(EVERY_FAMILY))
+@pytest.mark.parametrize("family", by_family())
 def test_a_batched_decode_of_mixed_lengths(family, checkpoint, open_runtime):
     folder, model = checkpoint(family)
     driver = Driver(open_runtime(folder))

@@ -23,7 +23,7 @@ from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
 from petiole.gpu_worker.runtime.memory.kv import new_kv_cache
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
-from tests.support.families import EVERY_FAMILY, MIXTURES, write_adapter
+from tests.support.families import MIXTURES, by_family, write_adapter
 from tests.support.moondream import PROMPT, write_adapter_of_moondream, write_model
 from tests.support.plans import each_feed_forward, each_mixer
 
@@ -143,7 +143,7 @@ PRODUCTS = r".*\.(self_attn|mlp)\.(q|k|v|o|qkv|gate|up|gate_up|down)_proj"
 NAMES = {"lfm2": r".*\.(self_attn\.(q|k|v|out)_proj|feed_forward\.w[123])"}
 
 
-@pytest.mark.parametrize("family", sorted(EVERY_FAMILY))
+@pytest.mark.parametrize("family", by_family())
 def test_every_family_takes_adapters_on_attention_and_mlp(family, checkpoint, open_runtime, tmp_path):
     folder, base = checkpoint(family)
     targets = NAMES.get(family, ATTENTION if family in MIXTURES else PRODUCTS)

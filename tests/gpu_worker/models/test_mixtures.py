@@ -20,6 +20,7 @@ from tests.gpu_worker.models.weights.test_experts import dequantised, mxfp4_as_r
 from tests.gpu_worker.models.weights.test_quantising import requantised
 from tests.gpu_worker.runtime.cpu.test_batch_invariance import prompts, trace
 from tests.support.quantised import FORMATS
+from tests.support.trials import rest
 
 Tensors = dict[str, Tensor]
 Written = Callable[[str], tuple[Path, Any]]
@@ -67,7 +68,7 @@ def compiled(cpu_path: str, caplog: pytest.LogCaptureFixture) -> Callable[[], bo
 
 
 @pytest.mark.parametrize("name", ["ct w4 groups, zeros", "ct nvfp4", "gptq 4 v1", "awq", "ct int8", "fp8 blocks"])
-@pytest.mark.parametrize("family", ["qwen3-moe", "mixtral"])
+@pytest.mark.parametrize("family", rest(["qwen3-moe", "mixtral"]))
 def test_experts_of_every_kind_of_format_compute_what_transformers_does(
     family: str, name: str, checkpoint: Written, open_runtime: Any, compiled: Any, tmp_path: Path
 ) -> None:
@@ -119,7 +120,7 @@ def in_four_bits(tensors: Tensors) -> Tensors:
     return {name: of(name, tensor) for name, tensor in tensors.items()}
 
 
-@pytest.mark.parametrize("family", ["qwen3-moe", "mixtral", "glm4-moe", "gpt-oss"])
+@pytest.mark.parametrize("family", rest(["qwen3-moe", "gpt-oss", "mixtral", "glm4-moe"], 2))
 def test_experts_in_four_bits_compute_with_the_weights_that_the_codes_stand_for(
     family: str, checkpoint: Written, open_runtime: Any, compiled: Any, tmp_path: Path
 ) -> None:
@@ -161,7 +162,7 @@ ROUTES: dict[str, tuple[Callable[[Tensors], Tensors], int, Callable[[list[int]],
 each expert has computed: of equal experts the one with the lower number comes first."""
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", rest(ROUTES, 2))
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("cpu_path", ["native"], indirect=True)
 def test_a_sequence_gets_the_same_bits_wherever_a_router_sends_it(

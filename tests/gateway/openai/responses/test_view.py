@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
@@ -20,6 +20,7 @@ from petiole.gateway.openai.responses.view import DELTA, ResponsesView, error_ev
 from petiole.outputs import Prepared, Timing
 from petiole.tasks.requests.results import StreamDelta, ToolCall
 from tests.gateway.core.test_streams import CUTS, TEXTS, deltas
+from tests.support.trials import examples
 
 NAME = "resp_" + "0" * 32
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -98,6 +99,7 @@ def atoms(events: Iterable[dict[str, Any]]) -> list[Any]:
     return found
 
 
+@settings(max_examples=examples(100))
 @given(CUTS, CUTS, REASONS)
 def test_calls_and_reasoning_from_each_number_however_the_output_fell_into_deltas(
     one: list[int], other: list[int], reason: str
