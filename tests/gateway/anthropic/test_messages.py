@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 import openai
@@ -13,7 +14,10 @@ import pytest
 
 from tests.support.gateway import Gateway
 
-anthropic = pytest.importorskip("anthropic")
+if TYPE_CHECKING:
+    import anthropic
+
+pytestmark = pytest.mark.skipif(find_spec("anthropic") is None, reason="anthropic is not installed")
 
 COUNT: Any = [{"role": "user", "content": "Count from 1 to 5."}]
 ASKED: dict[str, Any] = {
@@ -34,6 +38,8 @@ TOOLED: dict[str, Any] = {
 
 
 def made(url: str) -> anthropic.Anthropic:
+    import anthropic  # for seconds: only the process whose tests use it imports it
+
     return anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key="none", max_retries=0)
 
 
@@ -148,6 +154,8 @@ def test_stops_beginnings_and_schemas(client: anthropic.Anthropic) -> None:
 
 
 def test_errors_are_anthropics(client: anthropic.Anthropic, gateway: Gateway) -> None:
+    import anthropic
+
     def refused(**more: Any) -> tuple[int, str, str]:
         with pytest.raises(anthropic.APIStatusError) as error:
             client.messages.create(**{**ASKED, **more})
@@ -171,6 +179,8 @@ def test_errors_are_anthropics(client: anthropic.Anthropic, gateway: Gateway) ->
 
 
 def test_models_are_listed_for_either_kind_of_client(client: anthropic.Anthropic, gateway: Gateway) -> None:
+    import anthropic
+
     assert [model.id for model in client.models.list()] == ["petiole-tiny"]
     assert client.models.retrieve("petiole-tiny").type == "model"
     with pytest.raises(anthropic.NotFoundError):
