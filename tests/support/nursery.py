@@ -55,9 +55,11 @@ LIBRARIES = (
 )
 """What a worker or a gateway imports and what reads none of Petiole's settings meanwhile."""
 REPOSITORY = Path(__file__).resolve().parents[2]
-READ_LATE = ("PETIOLE_", "PYTEST_", "PYTHONWARNINGS")
+READ_LATE = ("PETIOLE_", "PYTEST_", "PYTHONWARNINGS", "SHOP_", "DOOM", "CUTTING_", "FALLS")
 """How the names of variables begin that no library reads when it is imported."""
 LARGEST = 2**17
+MOST = 2
+"""How many environments have a nursery: the first order's may be a rare one."""
 
 
 def early(environment: Mapping[str, str]) -> dict[str, str]:
@@ -161,10 +163,12 @@ def start(
 ) -> Forked | subprocess.Popen[bytes]:
     """`python -m ARGUMENTS`: forked in `make test`. errors: where they go if not to `output`."""
     if trials.short and str(python) == sys.executable and hasattr(os, "pidfd_open"):
-        if not _nurseries:
-            _nurseries.append(Nursery(environment, folder))
-        if _nurseries[0].suits(environment):
-            return _nurseries[0].start(arguments, environment, folder, output, errors)
+        suitable = [nursery for nursery in _nurseries if nursery.suits(environment)]
+        if not suitable and len(_nurseries) < MOST:
+            suitable = [Nursery(environment, folder)]
+            _nurseries.extend(suitable)
+        if suitable:
+            return suitable[0].start(arguments, environment, folder, output, errors)
     return subprocess.Popen(
         [str(python), "-m", *arguments],
         cwd=folder,

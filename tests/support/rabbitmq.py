@@ -64,7 +64,7 @@ class RabbitServer:
             with socket.socket() as probe:
                 return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
-        eventually(listens, "rabbitmq-server listens", 90.0)
+        eventually(listens, "rabbitmq-server listens", 180.0)
 
     def stop(self) -> None:
         self.process.terminate()
