@@ -20,7 +20,6 @@ from petiole.cache import CacheNamespace, CacheToken, CacheTokens, CoordToken, I
 from petiole.cache.pages.pool import CACHED
 from petiole.cache.tokens import page_boundary, reuse_limit
 from tests.cache.toy_kv import PAGE_SIZES, ToyEngine, ToySequence, fingerprints
-from tests.support.trials import examples
 
 NAMESPACES = [None, None, CacheNamespace(lora_id=7), CacheNamespace(image_hash=3, salt="tenant")]
 SINGLES: list[CacheToken] = [TextToken(0), TextToken(1), CoordToken(0.1, 0), SizeToken(0.1, 0.2, 0, 1)]
@@ -340,7 +339,7 @@ class BlockMachine(CacheMachine):
 
 
 budget = settings(
-    max_examples=examples(100),
+    max_examples=100,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),
