@@ -47,7 +47,7 @@ class Shape:
         return self._layer_parameters(self.experts or 1)
 
     def _layer_parameters(self, experts: float) -> int:
-        """Of a layer with so many feed-forwards, and with its router."""
+        """Of a layer with this many feed-forwards, and with its router."""
         attention = self.hidden_size * self.head_dim * (2 * self.n_heads + 2 * self.n_kv_heads)
         norms, router = 2 * self.hidden_size + 2 * self.head_dim, self.experts * self.hidden_size
         return attention + norms + router + round(experts * 3 * self.hidden_size * self.intermediate_size)

@@ -39,7 +39,7 @@ FIGURES: dict[str, tuple[str, str, Callable[[load.Run], float]]] = {
 
 
 def requests(n: int, seed: int, prompt: int = PROMPT, output: int = OUTPUT) -> list[Request]:
-    """Prompts and outputs of so many tokens on average; prompts are spread as people's are, a few very long."""
+    """Prompts and outputs of this many tokens on average; prompts are spread as people's are, a few very long."""
     draw = np.random.default_rng(seed)
     lengths = np.clip(draw.lognormal(np.log(prompt) - 0.5, 1.0, n), 16, LONGEST).astype(int).tolist()
     outputs = draw.integers(output // 2, output * 3 // 2 + 1, n).tolist()

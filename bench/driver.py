@@ -119,7 +119,7 @@ class Driver:
         return self.finish_step(*self.launch("decode", sequences, inputs, [1] * len(sequences), mask))
 
     def verify(self, sequences: Sequence[Stream], drafts: Sequence[Sequence[int]]) -> StepOutput:
-        """Verify drafts behind each pending token. The KV of rejected drafts is forgotten."""
+        """Verify drafts after each pending token. The KV of rejected drafts is forgotten."""
         inputs = [[PENDING, *d] for d in drafts]
         before = [s.length for s in sequences]
         step = self.launch("verify", sequences, inputs, [len(i) for i in inputs])

@@ -155,7 +155,7 @@ def scores(bench: Bench) -> None:
 
 
 def words(n: int, length: int, seed: int = 0) -> list[str]:
-    """Texts of so many words, which are a token each."""
+    """Texts of this many words, which are a token each."""
     drawn = np.random.default_rng(seed).integers(len(SPECIAL), SMALL.vocab_size, (n, length))
     return [" ".join(f"w{number}" for number in line) for line in drawn.tolist()]
 

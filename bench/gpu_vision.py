@@ -125,7 +125,7 @@ def images(
 
 
 def encode_seconds(runtime: Any, image: PreparedImage, rounds: int = 10) -> float:
-    """Seconds of one encode behind others, so that the host is ahead of the device."""
+    """Seconds of one encode after others, so that the host is ahead of the device."""
     runtime.synchronize()
     start = time.perf_counter()
     for i in range(rounds):

@@ -112,7 +112,7 @@ def beside_dense(bench: Bench) -> None:
 
 
 def shared(bench: Bench, engine: Engine) -> float:
-    """Found again, of the prompts of questions behind one common beginning: from the third one on, all of it."""
+    """Found again, of the prompts of questions after one common beginning: from the third one on, all of it."""
     common = load.prompts(1, bench.pick(64, 512), seed=900)[0]
     asked = [common + tail for tail in load.prompts(bench.pick(4, 8), 16, seed=901)]
     return hit_rate(engine, asked)

@@ -161,7 +161,7 @@ def poisson(engine: Engine, requests: Sequence[Request], per_second: float, seed
 def while_prefilled(engine: Engine, length: int, n: int, per_second: float) -> Run:
     """At least `n` short requests, each submitted before the first token of a long prompt ahead of it.
 
-    The first comes right behind the long prompt, the others as Poisson arrivals while the long prompt is
+    The first comes right after the long prompt, the others as Poisson arrivals while the long prompt is
     prefilled. If the machine has prefilled it before `n` have come, another long prompt follows."""
     caught: list[Stream] = []
     while len(caught) < n:

@@ -3,7 +3,7 @@
 The models are random weights in the shapes of Qwen3-0.6B (bf16), of a 6.8 M-parameter model and of a mixture of
 16 experts, of which a token takes 4 (float32). The first also runs in four bits, without transformers.
 llama.cpp is not asked for the mixture. Each side computes the same prompts once. In every round it decodes the
-same number of tokens behind them. Sides alternate in one run, on the same number of threads, each with its
+same number of tokens after them. Sides alternate in one run, on the same number of threads, each with its
 faster attention. llama.cpp takes part if `llama-cpp-python` and `gguf` are installed. The peer of a row is the
 best of the others."""
 
@@ -46,7 +46,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Saving:
-    """Settings with which a decode step of `size` sequences behind prompts of `prompt` tokens should be shorter.
+    """Settings with which a decode step of `size` sequences after prompts of `prompt` tokens should be shorter.
     most: the share of a step without them that it may take."""
 
     name: str

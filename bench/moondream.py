@@ -55,7 +55,7 @@ class Seeing:
         return n_crops * crop + 2 * positions * vision.projection * (2 * dim + hidden)
 
     def prefill_operations(self, n_tokens: int) -> float:
-        """The operations of an image, the text behind it, and the first token."""
+        """The operations of an image, the text after it, and the first token."""
         text, hidden = self.config.text, self.config.text.hidden_size
         image = 1 + self.config.vision.geometry.grid**2
         seen = image**2 + n_tokens * (image + n_tokens / 2)

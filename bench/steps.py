@@ -25,7 +25,7 @@ class Step:
     """The content of one step, beside `running` sequences that had their first token, and its seconds.
 
     `context`: positions that its sequences had before the step, if they were counted.
-    `delayed`: a prefill was launched behind it while it was in flight, which takes the host longer than a decode.
+    `delayed`: a prefill was launched after it while it was in flight, which takes the host longer than a decode.
     """
 
     kind: str
@@ -82,7 +82,7 @@ class Recorder:
 
 class StepTime(Protocol):
     """The times of steps. `in_s`, `out_s`: from a submission to the scheduler, and from a commit to the reader.
-    `delay_s`: how much longer a decode step seems to take if a prefill is launched behind it."""
+    `delay_s`: how much longer a decode step seems to take if a prefill is launched after it."""
 
     @property
     def in_s(self) -> float: ...

@@ -34,10 +34,10 @@ PROBE_KEY = "petiole:nothing"
 """Never exists. Writing to it shows whether Redis takes writes."""
 
 USAGE_KEY = "petiole:usage"
-"""With a day behind it: two hashes, what each task has used and the day's sums (`record.ledger`)."""
+"""With a day after it: two hashes, what each task has used and the day's sums (`record.ledger`)."""
 
 MARKER_PREFIX = "petiole-results-"
-"""With a random part behind it: the task id under which a worker stores a result of no task in its result backend.
+"""With a random part after it: the task id under which a worker stores a result of no task in its result backend.
 Whoever finds that result looks for results in the right place (`fleet.markers`). It expires as results do."""
 
 SENT_HEADER = "petiole-sent"

@@ -125,7 +125,7 @@ class _Batch:
         return time.perf_counter() - began
 
     def decode(self, n_tokens: int) -> float:
-        """Decode tokens behind the prompts, and forget these tokens."""
+        """Decode tokens after the prompts, and forget these tokens."""
         began = time.perf_counter()
         for position in range(self._length, self._length + n_tokens):
             self._run([(token, position, i) for i, token in enumerate(self._tokens)], last_only=False)

@@ -65,7 +65,7 @@ class WindowGroup:
     # ------------------------------------------------------------ rows
 
     def begin(self, row: int, pages: Pages) -> None:
-        """Let a row go on behind cached pages."""
+        """Let a row go on after cached pages."""
         read = self.read_from(pages)
         self.pool.hold(read)
         self._first[row], self._end[row] = len(pages) - len(read), len(pages)

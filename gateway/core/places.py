@@ -52,7 +52,7 @@ class Places:
             self._waiting.append(_Waiting(begin, max(self._next, begin + 1), token, hidden))
 
     def emit(self, text: str, at: int | None = None, *, said: bool = True) -> Sequence[Placed]:
-        """The tokens that come with this text. `at`: where it is in the output; None: behind what was emitted
+        """The tokens that come with this text. `at`: where it is in the output; None: after what was emitted
         before. `said`: it is content."""
         first = self._emitted if at is None else at
         self._emitted = first + len(text)
@@ -66,7 +66,7 @@ class Places:
 
     def rest(self, length: int, *, said: bool = True) -> list[Placed]:
         """Those that no character came for. `length`: how many characters the output has. `said`: its last ones
-        are content, and so are the tokens behind them."""
+        are content, and so are the tokens after them."""
         rest = [Placed(0, token, said and end > length) for _, end, token, _ in self._waiting]
         self._waiting.clear()
         return rest

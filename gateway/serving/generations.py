@@ -109,7 +109,7 @@ class Generation:
         self._wake()
 
     def _read(self, reading: asyncio.Task[None]) -> None:
-        """A reader has ended: behind the last delta, or by what prevents the reading."""
+        """A reader has ended: after the last delta, or by what prevents the reading."""
         self._running -= 1
         if not reading.cancelled():
             self._fault = self._fault or reading.exception()

@@ -51,7 +51,7 @@ async def forget(*names: str) -> None:
 
 
 async def keep(longer: Mapping[str, int]) -> None:
-    """Let each of these names expire after so many seconds from now."""
+    """Let each of these names expire after this many seconds from now."""
 
     async def renewed() -> None:
         async with connections.async_streams().pipeline(transaction=False) as pipe:
@@ -69,7 +69,7 @@ async def entries(name: str) -> list[str]:
 
 
 async def append(name: str, new: Sequence[str], seen: int, keep_s: int) -> bool:
-    """Append these entries behind the `seen` ones. False if there are others behind them."""
+    """Append these entries after the `seen` ones. False if there are others after them."""
     key = _key(name)
 
     async def appended() -> bool:

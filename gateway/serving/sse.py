@@ -18,7 +18,7 @@ from petiole.gateway.serving.generations import Generation
 T = TypeVar("T")
 
 ALIVE = b": alive\n"
-"""A comment. An empty line behind it would be an event to openai-python, one with the `id` of the last and without
+"""A comment. An empty line after it would be an event to openai-python, one with the `id` of the last and without
 data."""
 
 

@@ -1,11 +1,11 @@
-"""A thought that may have so many tokens, and is closed by force then.
+"""A thought that may have this many tokens, and is closed by force then.
 
     before   the output may begin a thought, or something else
     inside   the tokens of the thought are counted, up to the mark that closes it. When the budget is used up, the
              tokens of this mark come, one after the other
     behind   all is as without a budget
 
-It stands around another constraint, such as a schema behind the thought, or around none. The position follows from
+It stands around another constraint, such as a schema after the thought, or around none. The position follows from
 the output's tokens alone. So preemption, resume and drafts need nothing of their own."""
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Position(NamedTuple):
     forced: tuple[int, ...] = ()
 
     def after(self, token: int, budget: Budget) -> Position:
-        """The position behind a token that is allowed here."""
+        """The position after a token that is allowed here."""
         if self.place == "behind" or self.forced:
             return self._replace(forced=self.forced[1:]) if len(self.forced) > 1 else Position("behind")
         text = self.text + budget.bytes_of(token)

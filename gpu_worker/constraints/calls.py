@@ -93,7 +93,7 @@ class _Composer:
 
     def _unmarked(self, asked: Mapping[str, Any], calls: Sequence[tuple[str, str]]) -> str:
         """The first call, where no mark begins it, with the text before it. It has begun with the character `next`
-        behind a tool's name. Text up to a name may go on as text, so the lexer decides at that character."""
+        after a tool's name. Text up to a name may go on as text, so the lexer decides at that character."""
         begins = asked["begins"]
         alternatives = []
         for call, (_, rest) in zip(asked["calls"], calls, strict=True):

@@ -5,7 +5,7 @@ kombu makes a new client for every message, which takes a fifth of the time of a
 one thread at a time, and so may its client.
 
 A replicated Redis replies before its replicas have a write. If the primary dies right after the reply, the replica
-that takes its place may not have the message. A submission that asks for confirmation sends `WAIT` behind the
+that takes its place may not have the message. A submission that asks for confirmation sends `WAIT` after the
 message, on the same connection: `WAIT` covers the writes of its own connection only. On RabbitMQ a quorum queue
 has a message on a majority of nodes before it confirms.
 

@@ -34,7 +34,7 @@ _PRELUDE = (_FOLDER / "prelude.lua").read_text()
 
 
 def sources(folder: Path, constants: Mapping[str, Mapping[str, int | str]]) -> dict[str, str]:
-    """The scripts under `folder`, each behind the prelude and the constants that it shares with Python."""
+    """The scripts under `folder`, each after the prelude and the constants that it shares with Python."""
     texts = {file.stem: file.read_text() for file in sorted(folder.rglob("*.lua"))}
     return {
         name: _PRELUDE + _locals(constants.get(name, {})) + text

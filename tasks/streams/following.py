@@ -29,7 +29,7 @@ from petiole.tasks.streams.assembly import StreamAssembler
 
 SILENCE_S = 1.0  # time without a delta before the log is read: pub/sub may lose messages
 LOST_FOR_S = 60.0  # time without a connection before giving up
-LOOKS_TOGETHER = 30  # of so many looks in a row, all but the last are shared with other streams
+LOOKS_TOGETHER = 30  # of this many looks in a row, all but the last are shared with other streams
 PROBES = 16  # entries that are looked at together, to find the one with a token
 LOG_GONE_FOR = 10  # silences in a row, each with the log missing, after which the log counts as expired
 LAST = {SUCCESS, FAILURE, REVOKED}
@@ -157,7 +157,7 @@ class Following:
         yield from self.hand_out(new)
 
     def unread(self) -> Generator[Step, Any, list[StreamDelta]]:
-        """The log's deltas behind the reader's position. The position moves behind them at once. So yield them
+        """The log's deltas after the reader's position. The position moves after them at once. So yield them
         before any operation that may fail."""
         while True:
             if not self.begun:

@@ -1,7 +1,7 @@
 """What stands between the marks of a call: a reader for each way in which families write calls.
 
-A reader is fed the text behind the opening mark, and tells `Calls` what it finds as soon as that is certain. It is
-`done` behind the last character of the calls, or `failed` at the first one that cannot belong to any.
+A reader is fed the text after the opening mark, and tells `Calls` what it finds as soon as that is certain. It is
+`done` after the last character of the calls, or `failed` at the first one that cannot belong to any.
 
     Arguments    the arguments as one value; the name was in the opening mark
     Object       {"name": ..., "arguments": ...}

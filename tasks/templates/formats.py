@@ -125,7 +125,7 @@ FAMILIES: dict[str, Format] = {
         ),
         # Qwen3-Coder, Qwen 3.5 and later
         Format("qwen-xml", _qwen_xml()),
-        # Llama 3.1 and later: a call is the whole answer, or behind a mark
+        # Llama 3.1 and later: a call is the whole answer, or after a mark
         Format(
             "llama",
             _template(

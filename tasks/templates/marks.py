@@ -55,7 +55,7 @@ class Marks:
         self._first = re.compile("|".join([self._beginning(at) for at in sorted(start)]))
 
     def _beginning(self, at: int) -> str:
-        """What a mark begins with, from this instruction on: a character, and what may come behind it."""
+        """What a mark begins with, from this instruction on: a character, and what may come after it."""
         step = self._program.steps[at]
         assert step.set is not None
         after = [self._program.steps[k] for k in self._program.closure([step.to[0]])]

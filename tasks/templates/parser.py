@@ -8,13 +8,13 @@
 It is pure and causal. What was told is never taken back. However a text is split, the events are the same, but for
 how texts are split. The rules for what a template does not say:
 
-- A mark behind which no call begins is text, up to the first character that cannot be part of a call.
+- A mark that no call follows is text, up to the first character that cannot be part of a call.
 - From the tool's name on, it is a call. If its arguments are not valid, or end too early, the arguments are what
   the model wrote, up to the mark that ends the call, and the call is not `complete`.
 - In a string of the arguments all is data, also a mark.
 - Behind a call content goes on. The mark that ends the call is left out there, once.
 - Without tools, marks of calls are text.
-- Spaces before a mark are left out. So are spaces behind a mark, where nothing of the kind came before. All other
+- Spaces before a mark are left out. So are spaces after a mark, where nothing of the kind came before. All other
   spaces stay, those at the end of the output, too."""
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Parser:
         self._rest = ""
         self._spaces: list[str] = []
         self._spaces_at = 0  # where the first of them is in the output
-        self._held: list[str] = []  # behind the opening mark of what may be a call
+        self._held: list[str] = []  # after the opening mark of what may be a call
         self._held_at = 0
         self._fresh = False  # nothing but spaces since a mark
         self._told: set[Kind] = set()

@@ -123,7 +123,7 @@ class Template:
         }
 
     def after(self, field: Field) -> Watch:
-        """The marks that may come behind a call, whose own end was not read yet."""
+        """The marks that may come after a call, whose own end was not read yet."""
         return self._after.get(id(field), self.with_calls)
 
     def _watch(self, opens: Sequence[Field], more: Node | None = None) -> Watch:

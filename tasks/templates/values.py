@@ -152,7 +152,7 @@ class Value:
     # ------------------------------------------------------------ strings
 
     def _begin_string(self, text: str, at: int, final: bool) -> int:
-        """The place behind a quote; `at` if more text must decide; -1 if no string begins."""
+        """The place after a quote; `at` if more text must decide; -1 if no string begins."""
         letter = text[at]
         if letter == '"' or (letter == "'" and self._dialect.python):
             self._end, self._escapes = letter, True

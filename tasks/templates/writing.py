@@ -37,8 +37,8 @@ class Tags:
 
 @dataclass(frozen=True)
 class Begins:
-    """Where a call without a mark has begun: patterns of the text before the tool's name, of what comes behind the
-    name, and of the character that decides. `then`: what a call writes behind these, up to its arguments."""
+    """Where a call without a mark has begun: patterns of the text before the tool's name, of what comes after the
+    name, and of the character that decides. `then`: what a call writes after these, up to its arguments."""
 
     before: str
     after: str

@@ -35,7 +35,7 @@ SOURCES = record_scripts.SOURCES | record_scripts.sources(
     Path(__file__).parent,
     {"take": {"AFFINITY_HEADER": AFFINITY_HEADER, **Take.__members__}, "claim": Claim.__members__},
 )
-"""Each script, behind the prelude and its constants."""
+"""Each script, after the prelude and its constants."""
 
 
 def load(client: redis.Redis, name: str) -> record_scripts.Script:

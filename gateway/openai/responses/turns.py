@@ -238,7 +238,7 @@ async def join(name: str, turn: str, seen: int) -> None:
 
 
 async def note(record: Record, entries: Sequence[str]) -> None:
-    """Append these entries, behind whatever is there. Raises `Failure`."""
+    """Append these entries, after whatever is there. Raises `Failure`."""
     for _ in range(_TRIES):
         seen = len(await entries_of(record))
         if await kept.append(f"{record.id}:turns", entries, seen, settings().gateway_keep_s):

@@ -36,7 +36,7 @@ class MoondreamProcessor:
         return SKILLS[call.name](call.options, self.config, n_images, codec)
 
     def conversation(self, messages: Sequence[Mapping[str, Any]]) -> SkillCall:
-        """One turn of the user is a query; an image may stand before or behind its text."""
+        """One turn of the user is a query; an image may stand before or after its text."""
         roles = [message.get("role") for message in messages]
         require(
             roles == ["user"],

@@ -2,9 +2,9 @@
 
     FileTape   a file beside the output, for a batch whose process stays on one machine. A lock keeps others out
     PagedTape  a folder, or a bucket. Each `sync` makes a page, which is never changed. Any machine goes on with a
-               new *generation*: its pages stand behind those of all earlier ones. So a process that has lost its
-               lease, and does not know it yet, can write no page over another one's, nor behind it. Pages outlive
-               Redis, which counts generations: one that begins there anew stands behind the pages all the same
+               new *generation*: its pages stand after those of all earlier ones. So a process that has lost its
+               lease, and does not know it yet, can write no page over another one's, nor after it. Pages outlive
+               Redis, which counts generations: one that begins there anew stands after the pages all the same
 
 A line has a place, a number that finds it again."""
 

@@ -32,7 +32,7 @@ _stock: Any = pyamqp
 DELIVERY = "sLbss"
 """The arguments of a delivery, in py-amqp's notation: consumer tag, delivery tag, redelivered, exchange, routing
 key."""
-_ARGUMENTS_AT = 4  # behind the ids of class and method
+_ARGUMENTS_AT = 4  # after the ids of class and method
 
 
 class Content(_amqp.Message):  # type: ignore[misc]

@@ -27,6 +27,6 @@ def route_to(queue: str, app: Celery) -> Route:
 
 
 def add_route(app: Celery, queue: str) -> None:
-    """Add the router, behind the routes that a user has set."""
+    """Add the router, after the routes that a user has set."""
     routes = app.conf.task_routes or []
     app.conf.task_routes = [*(routes if isinstance(routes, list | tuple) else [routes]), route_to(queue, app)]

@@ -93,7 +93,7 @@ class NativeDecoder:
         token_ids, positions, rows: int64 [T]. The inputs of a row are neighbours, and their positions ascend.
         outputs: int64 [O], strictly ascending: the inputs whose logits are wanted. adapter_slots: [T]. The forward
         writes the KV of every input, and reads the KV of the positions that the input sees. It advances the states
-        of the rows. copies: int64 [T], the place to which the states behind each input are copied, or -1.
+        of the rows. copies: int64 [T], the place to which the states after each input are copied, or -1.
 
         hidden: float32 [T, hidden], the inputs' embeddings; None: the embeddings of the token ids. The forward
         overwrites its first O rows with the outputs' hidden states before the final norm. rotary: int64 [T],

@@ -137,7 +137,7 @@ class Stack:
         written to `logits`, [O, vocab]. token_ids: int64 [T]; if given, the inputs are the embeddings of these
         tokens, whose table is the head, times the embedding factor. extra: float32 [T, hidden], which is added to
         the inputs. positions, rows, rotary, limits: int64 [T]. copies: int64 [T], the place to which the states
-        behind each position are copied, or -1. per_layer: float32 [T, layers * width], the rows of
+        after each position are copied, or -1. per_layer: float32 [T, layers * width], the rows of
         the table of per-layer inputs; overwritten. adapters: [T], see `NativeAdapters`."""
         t, n_threads = len(hidden), torch.get_num_threads()
         if t > self._most or n_threads != self._step.n_threads:

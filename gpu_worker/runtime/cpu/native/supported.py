@@ -130,7 +130,7 @@ def _unknown_layer(layers: Sequence[Layer], i: int, lanes: int) -> str | None:
     if (found := _unknown_fed(layer)) is not None:
         return found
     if layer.parallel and layer.post_norm:
-        return "a parallel layer whose norms stand behind the addition"
+        return "a parallel layer whose norms stand after the addition"
     if not isinstance(mixer, Attention):
         return _unknown_recurrent(mixer)
     if mixer.head_dim % lanes or mixer.head_dim > _MOST_HEAD:
@@ -168,7 +168,7 @@ def _unknown_fed(layer: Layer) -> str | None:
     if experts.dense_gate and layer.feed_forward is None:
         return "a gate of no feed-forward"
     if layer.parallel or layer.post_norm:
-        return "experts in a layer that is parallel, or whose norms stand behind the addition"
+        return "experts in a layer that is parallel, or whose norms stand after the addition"
     return f"{experts.router.experts} experts" if experts.router.experts > _MOST_EXPERTS else None
 
 

@@ -270,7 +270,7 @@ REFUSED: dict[str, Callable[[ModelPlan], ModelPlan]] = {
     "a norm over all heads that have gates (layer 0 of 2)": lambda plan: changed(
         plan, 0, mixer=replace(plan.layers[0].mixer, norm_whole=True, output_gate=True)
     ),
-    "a parallel layer whose norms stand behind the addition (layer 1 of 2)": lambda plan: changed(
+    "a parallel layer whose norms stand after the addition (layer 1 of 2)": lambda plan: changed(
         plan, 1, parallel=True, post_norm=True
     ),
 }

@@ -6,7 +6,7 @@
 /* A desk for the layers of several shapes and steps of `t` positions. */
 Desk new_desk(const Heads *const *shapes, int64_t n, int64_t t, Scratch *s);
 
-/* Of each position: its heads' queries `head` apart, and behind each one its gate, where these are gated. */
+/* Of each position: its heads' queries `head` apart, and after each its gate, where these are gated. */
 typedef struct {
   const float *at;
   int64_t stride, head;

@@ -23,7 +23,7 @@ typedef struct {
 typedef struct {
   const char *pool;  /* of the first of the unit's heads */
   const int64_t *at; /* from there to each position */
-  int64_t n, size;   /* at least LANES positions, so many bytes a number */
+  int64_t n, size;   /* at least LANES positions, this many bytes a number */
 } Next;
 
 /* Position i, the line with number c of its heads. */

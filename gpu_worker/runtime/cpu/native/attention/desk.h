@@ -4,9 +4,9 @@
 #include "heads.h"
 
 #define KEYS 128 /* at most KC */
-#define FEW 8 /* so many queries meet the keys where those lie; for more, keys are laid out once */
+#define FEW 8 /* this many queries meet the keys where those lie; for more, keys are laid out once */
 #define HEADS 64 /* of a unit, at most */
-#define UNITS 4 /* so many units each thread should have */
+#define UNITS 4 /* this many units each thread should have */
 #define NOTHING -1e30f
 
 /* Tiles multiply many queries. A few are multiplied in place by vectors of floats, which were rounded to bfloat16, in the

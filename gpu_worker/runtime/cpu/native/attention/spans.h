@@ -20,7 +20,7 @@ int64_t find_spans(const Heads *c, int64_t n_inputs, const int64_t *inputs, int 
                    const int64_t *positions, const int64_t *limits, Span *spans);
 int64_t find_units(const Heads *c, const Span *spans, int64_t n, int n_threads, Unit *units);
 
-/* Whether so many queries read keys and values in place. */
+/* Whether this many queries read keys and values in place. */
 INLINE int is_few(const Heads *c, int64_t m) {
   return m <= FEW && c->head_dim % (c->kv_kind == F32 ? LANES : 2 * LANES) == 0;
 }

@@ -1,6 +1,6 @@
-/* What lies between two maps: attention, and what is computed position by position.
+/* What lies between two products: attention, and what is computed position by position.
  *
- * What a map gives is added to the hidden state as it is, or waits in `added`, until the next map's inputs are prepared. So
+ * What a product gives is added to the hidden state as it is, or waits in `added`, until the next one's inputs are prepared. So
  * norms, additions and activations of a position take one pass.
  */
 #include "between.h"
@@ -34,7 +34,7 @@ static void pick_rows(const Plan *p, Activations x, int64_t width) {
   }
 }
 
-/* What a map gave is added to a position's hidden state. */
+/* What a product gave is added to a position's hidden state. */
 static void add(const Norm *norm, float factor, float *given, float *hidden, int n) {
   normalise(given, norm, given, n);
   for (int c = 0; c < n; c++) hidden[c] += factor * given[c];
@@ -63,7 +63,7 @@ static void end_layer(const Model *m, const Layer *l, const Step *s, int64_t t) 
 
 static const Norm none = {NO_NORM, 0, NULL, NULL};
 
-/* The inputs of the map behind a norm. row: a thread's own scratch */
+/* The inputs of the product after a norm. row: a thread's own scratch */
 static void set_normed(const Model *m, const Plan *p, const Norm *norm, int64_t t, float *row) {
   const Step *s = &p->step;
   normalise(s->hidden + t * m->hidden, norm, p->packed ? row : s->normed + t * m->hidden, m->hidden);
@@ -138,7 +138,7 @@ void finish_inputs(const Model *m, const Step *s, Bench *b) {
   project_per_layer(m, s, b);
 }
 
-/* Those of OUT, behind a mixer that keeps a state. */
+/* Those of OUT, after a mixer that keeps a state. */
 static void set_recurrent(const Layer *l, const Plan *p, int64_t t, float *row) {
   const Step *s = &p->step;
   const Recurrent *r = l->recurrent;

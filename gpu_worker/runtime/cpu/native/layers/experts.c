@@ -73,7 +73,7 @@ static void choose(const Experts *e, float *scores, int32_t *chosen, float *shar
     shares[j] = shares[j] / by_sum * e->factor * (e->shares ? e->shares[chosen[j]] : 1.0f);
 }
 
-/* Where the pairs of each expert begin, and the units of its two maps: [n + 1] each. */
+/* Where the pairs of each expert begin, and the units of its two matrices: [n + 1] each. */
 typedef struct {
   int64_t *starts, *up, *down;
 } Routes;
@@ -100,7 +100,7 @@ static void sort_pairs(const Step *s, const Experts *e, const Routes *r) {
   r->starts[0] = 0;
 }
 
-/* y of all pairs, each with the map of its expert. */
+/* y of all pairs, each with the matrix of its expert. */
 static void multiply_pairs(const Linear *each, int n, const int64_t *starts, const int64_t *units, const float *x, float *y,
                            Bench *b) {
   int64_t expert = 0;

@@ -1,9 +1,9 @@
 /* A decoder's forward on a CPU, from token ids to logits in one call.
  *
  * If the caches hold the weights, each thread computes its own share of the sequences from the first layer to the last
- * (`share`): no thread waits, and the output of one map is in the thread's own cache for the next map. For large weights,
- * few sequences or one long prompt, all threads work together: they divide the outputs of each map, so that each weight
- * is read once, and meet after the map.
+ * (`share`): no thread waits, and the output of one product is in the thread's own cache for the next one. For large weights,
+ * few sequences or one long prompt, all threads work together: they divide the outputs of each matrix, so that each weight
+ * is read once, and meet after the product.
  *
  * Activations are float32, or packed in bfloat16 (`can_pack`). Weights and the KV cache are read as they are stored, and
  * widened in registers. If the processor multiplies bfloat16 (DOT), activations are rounded to bfloat16 instead. The
@@ -12,7 +12,7 @@
  * and in chunks. products/panels.c and attention/attend.c say how.
  *
  * A model is data: layers of any sizes, with what their plan says (model.h). Nothing reads what layers make of a position
- * without logits, except its keys and values, and the states of its row. So behind the last ones that are stored the outputs
+ * without logits, except its keys and values, and the states of its row. So after the last ones that are stored the outputs
  * alone are computed.
  *
  * Vectors are those of the compiler (vector_size), not of one instruction set.
@@ -29,7 +29,7 @@
 #define REPORT_S 1.0
 #endif
 
-/* What the adapters add to a map. */
+/* What the adapters add to a product. */
 static void adapt(const Model *m, const Map *map, int64_t at, const Plan *p, Bench *b) {
   const Step *s = &p->step;
   const int64_t own = p->n_runs ? adapted_at(m->layers + at / MAPS, at % MAPS) : -1;
@@ -45,16 +45,16 @@ static void report(const Step *s, double *last) {
   s->progress();
 }
 
-/* What has been done of a map. */
+/* What has been done of a product. */
 enum { NOTHING_YET = 0, PREPARED = 1, MULTIPLIED = 2 };
 
-/* A step or a share of one, on `n_threads` threads. The threads run one region up to each map that is the library's,
- * which has threads of its own. Returns how many maps the library has failed at: they are computed here. */
+/* A step or a share of one, on `n_threads` threads. The threads run one region up to each product that is the library's,
+ * which has threads of its own. Returns how many products the library has failed at: they are computed here. */
 static int compute(const Model *m, const Step *s, int n_threads, const Library *library) {
   const Room first = new_room(m, s, &(Scratch){s->scratch, 0});
   const Plans plans = new_plans(m, s, n_threads, &first);
   const int64_t head = (int64_t)m->n_layers * MAPS, n_maps = head + 1;
-  int stage = NOTHING_YET, failures = 0; /* of the map `from` */
+  int stage = NOTHING_YET, failures = 0; /* of the product `from` */
   double reported = omp_get_wtime();
   for (int64_t from = 0, end; from < n_maps; from = end) {
     for (end = stage ? from + 1 : from; end < n_maps; end++) {
@@ -92,7 +92,7 @@ static int compute(const Model *m, const Step *s, int n_threads, const Library *
   return failures;
 }
 
-/* Whether all adapters of a step have the sizes of the model's maps. Others would write beyond a row's outputs. */
+/* Whether all adapters of a step have the sizes of the model's matrices. Others would write beyond a row's outputs. */
 static int adapters_fit(const Model *m, const Step *s) {
   const LowRank *last = NULL;
   for (int64_t t = 0; s->adapters && t < s->t; t++) {
@@ -108,7 +108,7 @@ static int adapters_fit(const Model *m, const Step *s) {
   return 1;
 }
 
-/* Returns how many maps the library has failed at, or -1 if an adapter does not fit: then nothing is computed. Shares are
+/* Returns how many products the library has failed at, or -1 if an adapter does not fit: then nothing is computed. Shares are
  * computed without the library: its threads are those of a step. */
 int32_t petiole_forward(const Model *m, const Step *s) {
   Step shares[s->n_threads];

@@ -16,10 +16,10 @@ typedef struct {
   const float *weight, *bias;
 } Norm;
 
-/* The maps of a layer, in their order. Of a mixer that keeps a state QKV gives its inputs, and NET_GATES its gates. */
+/* The matrices of a layer, in their order. Of a mixer that keeps a state QKV gives its inputs, and NET_GATES its gates. */
 enum { QKV, NET_GATES, OUT, GATE_UP, DOWN, ROUTER, PER_LAYER_GATE, PER_LAYER_OUT, MAPS };
 
-#define ADAPTED 4 /* maps of attention and of a feed-forward, which LoRA adapters change */
+#define ADAPTED 4 /* matrices of attention and of a feed-forward, which LoRA adapters change */
 
 enum { SOFTMAX = 0, OF_CHOSEN = 1, SIGMOID = 2 };
 
@@ -60,7 +60,7 @@ typedef struct {
   int32_t shape;           /* layers whose heads have the same sizes share one: see Model */
   int32_t borrowed;        /* whether the keys and values are another layer's: this one has none */
   int32_t values_are_keys; /* values are keys before their norm and rotation */
-  int32_t output_gate;     /* behind each head of queries lies its gate */
+  int32_t output_gate;     /* after each head of queries lies its gate */
   int32_t norm_whole;      /* the norms of queries and of keys stand over all heads at once */
   int32_t inner, activation, gated;
   int32_t per_layer, per_layer_activation; /* numbers of the per-layer input, or 0 */
@@ -71,7 +71,7 @@ typedef struct {
   const Recurrent *recurrent; /* the mixer, if it keeps a state; null: it is attention */
 } Layer;
 
-/* Where an adapter has what it adds to one of a layer's maps; -1: it has nothing for that map. */
+/* Where an adapter has what it adds to one of a layer's matrices; -1: it has nothing for that matrix. */
 INLINE int64_t adapted_at(const Layer *l, int64_t map) {
   const int64_t at = map == QKV ? 0 : map >= OUT && map <= DOWN ? map - NET_GATES : -1;
   return l->recurrent && map < GATE_UP ? -1 : at;
@@ -110,7 +110,7 @@ typedef struct {
   const int64_t *rotary;    /* [t] the positions by which queries and keys are rotated */
   const int64_t *limits;    /* [t] the end of the positions that each sees, or null: all up to itself */
   const int64_t *rows;      /* [t] page-table rows */
-  const int64_t *copies;    /* [t] the place to which the states behind a position are copied, or -1; or null */
+  const int64_t *copies;    /* [t] the place to which the states after a position are copied, or -1; or null */
   const float *extra;       /* [t, hidden], which is added to the embeddings, or null */
   float *per_layer;         /* [t, layers, per_layer_width]: rows of the table, which become per-layer inputs; or null */
   float *projected;         /* [t, layers, per_layer_width] */
@@ -121,7 +121,7 @@ typedef struct {
   float *mixed;             /* [t, q] */
   float *gates;             /* [t, outputs of gate_up]; unused where these are GATED; before, those of net_gates */
   float *acted;             /* [t, inner] */
-  float *added;             /* [t, hidden]: what a map gives, where it is not added to `hidden` as it is */
+  float *added;             /* [t, hidden]: what a product gives, where it is not added to `hidden` as it is */
   float *streamed;          /* [t, hidden]: inputs of routers that read the hidden state */
   float *scores;            /* [t, experts] */
   int32_t *chosen, *places; /* [t, chosen] experts, ascending; where among the pairs each lies */
@@ -129,7 +129,7 @@ typedef struct {
   float *pairs;             /* [t * chosen, hidden]: of a position and an expert, by expert; inputs, then outputs */
   float *pair_gates, *pair_acted; /* [t * chosen, outputs of gate_up], [t * chosen, inner] */
   int64_t *routes;          /* [3][experts + 1], see experts.c */
-  const LowRank *const *adapters; /* [t] low-rank maps, [layers][ADAPTED], or null; null where the step has none */
+  const LowRank *const *adapters; /* [t] low-rank pairs, [layers][ADAPTED], or null; null where the step has none */
   float *reduced;           /* [t, most outputs of an A], where there are adapters */
   int64_t reduced_stride;
   uint16_t *halves;         /* [t, most terms of a sum], for the library */
@@ -139,5 +139,5 @@ typedef struct {
   int32_t n_threads;
   char *scratch;            /* [threads] of `scratch_stride` bytes; see petiole_scratch */
   int64_t scratch_stride;
-  void (*progress)(void);   /* called every REPORT_S seconds of a step, between two maps; or null */
+  void (*progress)(void);   /* called every REPORT_S seconds of a step, between two products; or null */
 } Step;

@@ -1,4 +1,4 @@
-/* Plans of a step: its positions as attention computes them, its maps, and the memory of a thread. */
+/* Plans of a step: its positions as attention computes them, its matrices, and the memory of a thread. */
 #include "plans.h"
 
 #include "../products/tiles.h"
@@ -49,7 +49,7 @@ int64_t petiole_scratch(const Model *m, const Step *s) {
   return none.used;
 }
 
-/* Whether what the maps of a step take can be packed: they all multiply on tiles, and packed it is no larger, which takes
+/* Whether what the matrices of a step take can be packed: they all multiply on tiles, and packed it is no larger, which takes
  * SIDE rows. */
 static int can_pack(const Model *m, const Step *s) {
 #ifdef TILES

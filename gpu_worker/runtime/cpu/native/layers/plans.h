@@ -12,7 +12,7 @@ typedef struct {
 
 /* What is computed of a step: all positions, or its outputs. */
 typedef struct {
-  Step step; /* `t` and `o`: so many positions */
+  Step step; /* `t` and `o`: this many positions */
   const int64_t *inputs; /* [t] the step's that these are, ascending */
   const Cut *cuts; /* [shapes] */
   const Run *runs;
@@ -20,7 +20,7 @@ typedef struct {
   int packed; /* whether normed, mixed and acted are packed in bfloat16 */
 } Plan;
 
-/* Up to the last keys and values, or states, that are stored all positions are computed, behind those the outputs alone. In
+/* Up to the last keys and values, or states, that are stored all positions are computed, after those the outputs alone. In
  * the `last` layer that stores some their queries lie among those of all, in layers `behind` it by themselves. */
 typedef struct {
   Plan all, last, behind;
@@ -28,7 +28,7 @@ typedef struct {
   int64_t n_stretches;
 } Plans;
 
-/* A step's linear maps, in their order: MAPS for each layer, then the head. Some have no outputs. */
+/* A step's matrices, in their order: MAPS for each layer, then the head. Some have no outputs. */
 typedef struct {
   const Linear *l;
   int64_t rows;
@@ -61,7 +61,7 @@ Plans new_plans(const Model *m, const Step *s, int n_threads, const Room *room);
 const Plan *plan_at(const Model *m, const Plans *plans, int64_t at);
 Map map_at(const Model *m, const Plan *p, int64_t at);
 
-/* Whether the map of gates and ups multiplies them, too. An adapter changes them before. */
+/* Whether the matrix of gates and ups multiplies them, too. An adapter changes them before. */
 INLINE int is_gated(const Layer *l, const Step *s) {
   return l->gated && !is_bent(&l->bend) && l->inner % PANEL == 0 && !l->maps[GATE_UP].library && !s->adapters;
 }

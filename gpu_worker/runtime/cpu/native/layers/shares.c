@@ -4,7 +4,7 @@
 #define LEAST 8              /* positions of a share: fewer do not make up for reading all weights */
 #define CACHED (64ll << 20) /* bytes of weights that every thread may read for itself */
 #define UNEQUAL 8            /* the largest share may exceed the mean by 1 / UNEQUAL of it */
-#define READ_COST 32         /* a float of the KV cache that is read costs about as much as so many multiply-adds */
+#define READ_COST 32         /* a float of the KV cache that is read costs about as much as this many multiply-adds */
 
 /* Positions [from, to), for thread i. */
 static Step part_of(const Model *m, const Step *s, int64_t from, int64_t to, int i) {

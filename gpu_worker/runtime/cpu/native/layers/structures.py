@@ -1,4 +1,4 @@
-"""`Structures`: the layers of a plan, and what stands before and behind them, as structures of C."""
+"""`Structures`: the layers of a plan, and what stands before and after them, as structures of C."""
 
 from __future__ import annotations
 

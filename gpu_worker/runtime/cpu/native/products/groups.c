@@ -7,7 +7,7 @@
 
 #define RUN 32 /* the longest */
 
-/* Beside so many rows at most, codes become floats in registers; beside more, in memory that stays in the first cache. */
+/* Beside at most this many rows codes become floats in registers, beside more in memory that the first cache holds. */
 #ifdef __AVX512F__
 #define DIRECT 4
 #else
@@ -380,7 +380,7 @@ void product_of_groups(const Linear *l, int64_t p, int m, const float *x, float 
 
 /* ---------------------------------------------------------------- packing */
 
-/* rows [n <= PANEL][k] -> a panel. Outputs behind the last have codes of zero bits. */
+/* rows [n <= PANEL][k] -> a panel. Outputs after the last have codes of zero bits. */
 static void pack_codes(int kind, const uint8_t *rows, int n, int64_t k, uint8_t *out) {
   const int64_t row = kind == FOUR ? k / 2 : k;
   memset(out, 0, (size_t)(PANEL * row));

@@ -1,4 +1,4 @@
-/* Linear maps: their panels among the threads of a region, and what becomes of the sums. */
+/* Products: a matrix's panels among the threads of a region, and what becomes of the sums. */
 #include "linear.h"
 
 #include "../arithmetic/functions.h"
@@ -177,7 +177,7 @@ static void pair_of_outputs(const Linear *l, int64_t p, int64_t q, int m, const 
       const int mb = (m - at) / left;
       const uint16_t *in = halves + at * k + from;
       const int64_t share = kc / 2 * (n - left) * (row / n), panel = n > 1 ? l->stride * PANEL / l->block : kc / 4 * row;
-      /* The next pair lies behind this one. If the panels lie apart, each one's next lies behind it. */
+      /* The next pair lies after this one. If the panels lie apart, each one's next lies after it. */
       const char *next = w - before_rows(l) + share;
       if (q == p + 1) next += 2 * panel;
       else next += share < panel ? panel : apart;
@@ -206,7 +206,7 @@ INLINE int64_t unit_of(const Linear *l, int64_t m, How how) {
   return how == GATED || is_wide(l, m) ? 2 : l->block / PANEL;
 }
 
-/* Unit `i` of a map, for ROWS inputs at most. */
+/* Unit `i` of a matrix, for ROWS inputs at most. */
 INLINE void compute_unit(const Linear *l, int64_t i, int64_t m, const float *x, float *y, How how, Bench *b) {
   const int64_t each = unit_of(l, m, how), panels = parts(l->n, PANEL), units = parts(panels, each);
   const int64_t first = i / units * ROWS, p0 = i % units * (how == GATED ? 1 : each), rows = smaller(ROWS, m - first);

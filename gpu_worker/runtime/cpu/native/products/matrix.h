@@ -1,4 +1,4 @@
-/* A linear map: where its weights lie, and the memory of a thread that multiplies with them. */
+/* A matrix: where its weights lie, and the memory of a thread that multiplies with them. */
 #pragma once
 #include "../arithmetic/scratch.h"
 
@@ -31,7 +31,7 @@ typedef struct {
   const float *bias;  /* [n] or null */
   int32_t n, k, kind, block; /* k is even for BF16 and INT8_HALF; block is a multiple of PANEL */
   void *library;        /* the same weights as a library has them, or null; see library.h */
-  int64_t library_from; /* so many rows or more are the library's */
+  int64_t library_from; /* this many rows or more are the library's */
   int64_t stride;       /* from one block to the next, in bytes */
   const struct Groups *groups; /* of inputs that share a scale, see groups.h; or null */
   int32_t activation;   /* of gates, where GATED: see functions.h */
@@ -39,11 +39,11 @@ typedef struct {
 
 /* A thread's own memory for products of at most `rows` inputs of at most `k` terms. */
 typedef struct {
-  void *packed;      /* of the first thread, for all: the inputs of a map as tiles.h packs them */
+  void *packed;      /* of the first thread, for all: the inputs of a matrix as tiles.h packs them */
   void *inputs;      /* [ceil(k / KC)][rows][KC] or, for wide tiles, [rows][k]: float, or bfloat16 where HALF_INPUTS.
-                      * With TILES those of an adapter's map, as tiles.h packs them, or a row before it is packed */
+                      * With TILES those of an adapter's matrix, as tiles.h packs them, or a row before it is packed */
   const float *held; /* whose copy `inputs` is */
-  int64_t form;      /* of that copy: 0: sliced; WHOLE_ROWS: [rows][k]; else rounded in runs of so many inputs */
+  int64_t form;      /* of that copy: 0: sliced; WHOLE_ROWS: [rows][k]; else rounded in runs of this many inputs */
   float *sums;       /* [2][ROWS][PAIR] */
   void *panel;       /* widened weights: [KC][PANEL] floats, or [k / 2][PAIR] pairs of bfloat16, or two chunks of tiles.c */
   const char *widened; /* with TILES: the weights whose chunk lies in `panel`, or null */
@@ -62,7 +62,7 @@ typedef struct {
 INLINE int64_t input_size(int kind) { return HALF_INPUTS(kind) ? 2 : 4; }
 INLINE int64_t size_of(int kind) { return kind == F32 ? 4 : kind == BF16 || kind == TWELVE ? 2 : 1; }
 
-/* Inputs or outputs of a map: floats, row by row, or `packed` in bfloat16, as tiles.h packs inputs. */
+/* Inputs or outputs of a matrix: floats, row by row, or `packed` in bfloat16, as tiles.h packs inputs. */
 typedef struct {
   void *at;
   int packed;

@@ -101,7 +101,7 @@ static int64_t shorten_block(const uint16_t *block, const uint16_t *exponents, i
 }
 
 /* The rows of panel p -> a block in bfloat16. Outputs without any weight but zero, which are scaled by 0, have ones, and so
- * have those behind the last. exponents: what is to be added to the weights' bits, [PANEL][2] */
+ * have those after the last. exponents: what is to be added to the weights' bits, [PANEL][2] */
 static void block_of_panel(const Linear *l, int64_t p, uint16_t *block, uint16_t *exponents) {
   const int64_t n = smaller(PANEL, l->n - p * PANEL);
   pack_block(BF16, PANEL, l->weight + p * l->k * PANEL * 2, (int)n, l->k, (char *)block);

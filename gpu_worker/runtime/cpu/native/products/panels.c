@@ -1,4 +1,4 @@
-/* Linear maps over weights that were rearranged once (pack.h).
+/* Products with weights that were rearranged once (pack.h).
  *
  * A product is: take one input, multiply the vector beside it, add to the sums of a panel's 32 outputs. No sum crosses
  * lanes, weights are read in order, and each output is one chain of additions over k = 0, 1, 2, ... That chain is
@@ -113,7 +113,7 @@ TILE_FUNCTION(near_bf16, BF16)
 #ifdef BY_VECTORS
 #define VECTORS (PAIR / LANES)
 
-/* c [mb][PAIR] (+)= x [mb, kc] W, for a pair of panels, the second one's weights `apart` bytes behind the first one's. Six
+/* c [mb][PAIR] (+)= x [mb, kc] W, for a pair of panels, the second one's weights `apart` bytes after the first one's. Six
  * rows meet four vectors, so that a load feeds more products than in a tile of one panel; the sums are the same chains.
  * lines: of 64 bytes that are asked for in a step. widened: room for the pairs that bytes become, or null. */
 INLINE void wide_tile(int kind, int lines, int mb, int64_t kc, const uint16_t *x, int64_t ldx, const char *w, int64_t apart,

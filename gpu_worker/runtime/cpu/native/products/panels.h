@@ -10,7 +10,7 @@ typedef struct {
 
 /* c [m, PANEL] (+)= x [m, kc] w [kc, PANEL]. Rows of x are KC apart, those of c `ldc`. `half`: x and w are bfloat16,
  * w in pairs [ceil(kc / 2)][PANEL][2]; an odd kc is rounded up. Only with DOT. With TILES w lies as `multiply_tiles` takes
- * it, and whole tiles are multiplied: c has rows up to a multiple of 16, and behind the last of kc, up to a multiple of
+ * it, and whole tiles are multiplied: c has rows up to a multiple of 16, and after the last of kc, up to a multiple of
  * DEPTH, x has zeros, and w has numbers. */
 void multiply(int half, int m, int kc, const void *x, const void *w, float *c, int64_t ldc, int add);
 

@@ -14,7 +14,7 @@
  *
  * Weights lie far away, and seldom as tiles take them. A chunk of a panel at a time is widened to pairs of bfloat16, in
  * memory that stays in the first-level cache. While a chunk is multiplied with one block of inputs after another, the next
- * chunk is widened, a few rows for each four products, and the weights behind it are asked for: so the processor reads and
+ * chunk is widened, a few rows for each four products, and the weights after it are asked for: so the processor reads and
  * multiplies at the same time. After each block there is time for other work (`meanwhile`).
  *
  * One or two inputs are multiplied by vectors of floats, in the same order of the terms (`sums_of_few`).
@@ -27,8 +27,8 @@
 #define CHUNK 256       /* terms widened at a time: two chunks and a block of inputs fill the first cache */
 #define MANY (8 * SIDE) /* inputs. Beside fewer, which are multiplied sooner, a chunk is half as long */
 
-#define FEW 2           /* so many inputs, or one, vectors multiply */
-#define BEHIND 6144     /* bytes: the weights that lie so far behind those that are read are asked for */
+#define FEW 2           /* this many inputs, or one, vectors multiply */
+#define BEHIND 6144     /* bytes: the weights that lie this far after those that are read are asked for */
 
 /* The compiler does not know that instructions on tiles read and write memory. */
 #define SETTLE_MEMORY() __asm__ volatile("" ::: "memory")
@@ -191,7 +191,7 @@ INLINE Widening chunk_at(const Reading *r, int64_t i, char *out) {
   return (Widening){at[0], at[1] + further, r->ldw, 0, kc / 2, parts(kc, DEPTH) * SIDE, out};
 }
 
-/* The first chunk of a panel may have been widened beside the last one of the panel before. (Of a map's inputs, the last
+/* The first chunk of a panel may have been widened beside the last one of the panel before. (Of a matrix's inputs, the last
  * ones may be fewer than those before, and need no more of it.) */
 INLINE void sums_of_panel(int kind, const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, Bench *b) {
   const Reading r = {weights_to(l, p * PANEL), next < 0 ? NULL : weights_to(l, next * PANEL), l->k,

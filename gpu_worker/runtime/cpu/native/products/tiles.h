@@ -28,7 +28,7 @@ INLINE uint16_t *packed_at(void *at, int64_t k, int64_t j, int64_t c) {
 /* The bytes that such inputs take: with k a multiple of DEPTH no more than floats, if m is at least SIDE. */
 INLINE int64_t packed_size(int64_t m, int64_t k) { return parts(m, 2 * SIDE) * packed_inputs(NULL, k).block; }
 
-/* Row j of an input [k] -> bfloat16 at its place, and zeros behind the last. */
+/* Row j of an input [k] -> bfloat16 at its place, and zeros after the last. */
 void pack_row(const float *x, int64_t k, int64_t j, void *out);
 
 /* Between these two calls a thread may multiply on tiles. end_tiles takes what begin_tiles gave. */

@@ -11,7 +11,7 @@ typedef struct {
 } Convolution;
 
 /* The channels `from` .. `from + n - 1` of a stretch, in place: inputs become outputs. x: where those channels of the step's
- * first position lie; stride: from one position to the next. copies: see `Advance`. The state of the row moves behind the
+ * first position lie; stride: from one position to the next. copies: see `Advance`. The state of the row moves after the
  * stretch. before: room for [kernel - 1][n]. */
 void convolve(const Convolution *c, int64_t from, int64_t n, const Stretch *s, const int64_t *copies, float *x,
               int64_t stride, float *before);

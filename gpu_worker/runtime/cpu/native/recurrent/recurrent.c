@@ -33,7 +33,7 @@ static void set_length(float *x, int64_t n, float length) {
   for (int64_t i = 0; i < n; i++) x[i] *= by;
 }
 
-/* Head i of [queries | keys | values] behind the convolution and its activation; queries and keys get their lengths. */
+/* Head i of [queries | keys | values] after the convolution and its activation; queries and keys get their lengths. */
 static void finish_head(const Recurrent *r, const Advance *a, const Stretch *s, int64_t i, float *room) {
   const int64_t keys = r->key_heads, value = i - 2 * keys, dim = value < 0 ? r->key_dim : r->value_dim;
   const int64_t from = value < 0 ? i * dim : 2 * keys * r->key_dim + value * dim;

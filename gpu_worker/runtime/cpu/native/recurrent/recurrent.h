@@ -2,18 +2,18 @@
 #pragma once
 #include "convolution.h"
 
-/* Where a part of each head of keys lies among a map's outputs: that of the first, and how far one is from the next. */
+/* Where a part of each head of keys lies among a matrix's outputs: that of the first, and how far one is from the next. */
 typedef struct {
   int32_t first, apart;
 } Part;
 
-/* A gated delta net behind a convolution, of [queries | keys | values] in the order of heads. Without heads of keys: a short
- * convolution between two gates, whose map gives [b | c | x]. */
+/* A gated delta net after a convolution, of [queries | keys | values] in the order of heads. Without heads of keys: a short
+ * convolution between two gates, whose inputs' matrix gives [b | c | x]. */
 typedef struct {
   Convolution convolution;
   int32_t key_heads, each, key_dim, value_dim; /* each: heads of values that a head of keys serves */
-  Part queries, keys, values, z; /* among the outputs of the map of inputs */
-  Part b, a;                     /* of the map of gates */
+  Part queries, keys, values, z; /* among the outputs of the matrix of inputs */
+  Part b, a;                     /* of the matrix of gates */
   const float *fading, *bias;    /* [heads of values] */
   float *matrices;               /* [places][heads of values][value_dim / PANEL][key_dim][PANEL]; the last block is narrower */
   int8_t *codes;                 /* or null: copies are rounded, from place `places` on, laid out as matrices are */
@@ -21,11 +21,11 @@ typedef struct {
   int64_t places;                /* of matrices */
 } Recurrent;
 
-/* The positions of a step, and what the maps made of them: overwritten. */
+/* The positions of a step, and what the products made of them: overwritten. */
 typedef struct {
   const Stretch *stretches;
   int64_t n, t;          /* stretches, positions */
-  const int64_t *copies; /* [t] the place to which the state behind a position is copied, or -1; or null: there are none */
+  const int64_t *copies; /* [t] the place to which the state after a position is copied, or -1; or null: there are none */
   float *inputs, *gates;
   int64_t inputs_stride, gates_stride;
 } Advance;
@@ -37,7 +37,7 @@ int64_t petiole_recurrent_room(const Recurrent *r);
  * ends with a barrier. */
 void advance_states(const Recurrent *r, const Advance *a, float *room);
 
-/* What a position costs beside the maps, in multiply-adds. */
+/* What a position costs beside the products, in multiply-adds. */
 INLINE int64_t recurrent_cost(const Recurrent *r) {
   return (int64_t)r->convolution.kernel * r->convolution.channels + 3ll * r->key_heads * r->each * r->key_dim * r->value_dim;
 }
