@@ -406,9 +406,8 @@ def shown(default: object) -> str:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)).replace(
-        "|  |", "| |"
-    )
+    lines = [*(f"| {' | '.join(row)} |" for row in (head, *rows))]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]).replace("|  |", "| |")
 
 
 def linked_from(page_name: str, text: str) -> str:

@@ -59,24 +59,23 @@ class ModelFacts(BaseModel):
     model_config = ConfigDict(defer_build=True, extra="allow", protected_namespaces=())
 
     fingerprint: str
-    """Identifies the contents of the checkpoint, and how its weights are quantised while they are loaded."""
+    """A digest of the checkpoint's contents and its quantisation while loading."""
     model: str = ""
-    """The checkpoint, as the worker's settings name it."""
+    """The worker's `PETIOLE_MODEL`."""
     names: list[str] = []
-    """The names under which producers ask for it (`PETIOLE_SERVED_NAMES`)."""
+    """The names under which producers ask for it."""
     owned_by: str = ""
     """Who published the checkpoint, if it is from the hub."""
     queues: list[str] = []
-    """The queues from which its workers take tasks."""
+    """The queues of its workers."""
     adapters: dict[str, str] = {}
-    """The adapters that producers ask for as they ask for a model (`PETIOLE_SERVED_ADAPTERS`): by name, a folder
-    or a hub id."""
+    """By name, the adapters of `PETIOLE_SERVED_ADAPTERS`."""
     takes_adapters: bool = False
-    """Whether a request may name other LoRA adapters, too."""
+    """Whether requests may name other adapters."""
     loaded_adapters: list[str] = []
-    """The adapters of the last requests of the worker that wrote this."""
+    """The adapters of that worker's last requests."""
     max_model_len: int = 0
-    """The most tokens of a prompt and its output together."""
+    """The most tokens of prompt and output."""
     vocab_size: int = 0
     """The number of token ids."""
     chat: bool = False
@@ -88,25 +87,23 @@ class ModelFacts(BaseModel):
     reasoning: bool = False
     """Whether its chat template knows reasoning."""
     embeddings: bool = False
-    """Whether it makes vectors of texts. See docs/embeddings.md."""
+    """Whether it makes vectors of texts."""
     dimensions: int = 0
     """The numbers of such a vector."""
     prompts: list[str] = []
-    """The names of the prompts that may stand before a text."""
+    """The names of prompts before a text."""
     labels: list[str] = []
-    """The labels of a classifier; a reranker has one. See docs/embeddings.md#scores."""
+    """The labels of a classifier; a reranker has one."""
     response_template: dict[str, Any] | None = None
-    """How its output is divided into reasoning, content and tool calls: `response_template` in
-    tokenizer_config.json."""
+    """How its output is divided: `response_template` in tokenizer_config.json."""
     tool_format: str | None = None
-    """The name of the format of its reasoning and tool calls: `tool_parser_type` in tokenizer_config.json, or the
-    one that its chat template shows. See docs/tools.md."""
+    """The format of its reasoning and tool calls. See docs/tools.md#families."""
     special_tokens: dict[str, str] = {}
     """The texts of its special tokens, by id."""
     worker: str = ""
     """The worker that wrote this last."""
     version: str = ""
-    """The version of Petiole of that worker."""
+    """That worker's version of Petiole."""
     since: float = 0.0
     """When the first worker wrote this, by Redis's clock."""
     age_s: float = 0.0

@@ -13,11 +13,11 @@ class Submission(TypedDict, total=False):
     others Celery's."""
 
     priority: int
-    """On Redis 0, the default, is served first. On RabbitMQ the highest number is."""
+    """On Redis 0, the default, goes first; on RabbitMQ the highest number."""
     queue: str
-    """The queue of other workers, such as those of another model."""
+    """The queue of other workers."""
     model: str
-    """The model, by one of its names: decides the queue, and the adapter if it is an adapter's name. See
+    """A name of a model or a named adapter, which decides the queue. See
     docs/models.md#asking-for-a-model-by-name."""
     countdown: float
     """Seconds until the task may begin."""
@@ -28,27 +28,28 @@ class Submission(TypedDict, total=False):
     headers: dict[str, Any]
     """Headers of the message, such as `{"tenant": "acme"}`."""
     task_id: str
-    """The id of the task. By default a new one."""
+    """The task's id; by default a new one. The same id again is the same task. See
+    docs/reliability.md#attempts."""
     link: Any
     """Signatures to submit when the task has succeeded."""
     link_error: Any
     """Signatures to submit when the task has failed."""
     soft_time_limit: float
-    """The generation ends with the output that it has this many seconds after its admission."""
+    """The generation ends this many seconds after admission, as with `deadline_s`."""
     time_limit: float
     """The generation fails this many seconds after its admission."""
     ignore_result: bool
     """Store no result. The output is in the stream only."""
     retry: bool
-    """False: if the broker cannot be reached, do not try again."""
+    """False: do not try again to reach the broker."""
     require_worker: bool
     """Raise `NoWorker` if no worker of the queue has been seen within six seconds."""
     confirm: int
-    """Raise `Unconfirmed` unless this many replicas of the broker's Redis have the task. See
+    """Raise `Unconfirmed` unless this many replicas have the task. See
     docs/reliability.md#a-submission-that-outlives-the-primary."""
     registered: bool
-    """Note the task in Redis before it is sent. Then `end` tells it from an unknown one while it waits in its
-    queue. It costs a round trip."""
+    """Note the task in Redis first, for one more round trip: then `end` and `sse` tell a waiting task from an
+    unknown one."""
 
 
 SUBMISSION = frozenset(Submission.__annotations__)

@@ -33,7 +33,7 @@ class Piece(Received):
     task_id: str
     """The id of the task."""
     attempt: int
-    """The delivery that generated the delta: 1, and higher after a worker was lost or has handed the task back."""
+    """The delivery that made the delta: 1, or more after a worker was lost or handed the task back."""
     index: int
     """The position of `token_ids[0]` in the output. Below 0: in the prompt, whose last token is at -1."""
     token_ids: list[int]
@@ -42,21 +42,19 @@ class Piece(Received):
     """The text of these tokens. It may lag behind them: an incomplete character or a possible stop string is held
     back. The last delta has the rest."""
     values: list[float | list[float] | None] | None = None
-    """For tokens that carry a value, such as a part of a point: what it stands for; null for text tokens."""
+    """For tokens that carry a value, such as a part of a point: the value; null for text."""
     bins: list[list[int] | None] | None = None
-    """For the same tokens: the whole numbers that the model made with each, from which the values follow. A
-    resumed request continues from these."""
+    """The whole numbers from which the values follow, and from which a resumed request continues."""
     items: list[dict[str, float] | None] | None = None
-    """For skills: the point or box that each token completes, or null; missing if no token completes any. See
-    docs/vision.md."""
+    """For skills: the point or box that each token completes, or null. See docs/vision.md."""
     logprobs: list[TokenLogprobs] | None = None
     """If `logprobs` was given: one `{"token_id", "logprob", "top": [[id, logprob], …]}` for each token."""
     vectors: list[str] | None = None
-    """For `embed`, whose output has an entry for each text: its vector, as base64. In `token_ids` stands each
-    text's number of tokens. See docs/embeddings.md#vectors."""
+    """Of `embed`: the vector of each text, as base64; `token_ids` has its number of tokens. See
+    docs/embeddings.md#vectors."""
     scores: list[list[float]] | None = None
-    """For `score` and `rerank` the score of each pair, for `classify` those of all labels. In `token_ids` stands
-    each text's number of tokens."""
+    """Of `score` and `rerank`: one for each pair; of `classify`: those of all labels; `token_ids` has the number
+    of tokens."""
 
 
 class EndOfOutput(Received):
@@ -68,11 +66,11 @@ class EndOfOutput(Received):
     stop_reason: str | int | None = None
     """Which condition ended the output."""
     usage: Usage | None = None
-    """`prompt_tokens`, how many of them were found in the prefix cache (`cached_prompt_tokens`),
-    `completion_tokens`, and `reasoning_tokens` where they are counted."""
+    """`prompt_tokens`, `cached_prompt_tokens` (those of them that the prefix cache had), `completion_tokens`,
+    `reasoning_tokens`."""
     timing: Timing | None = None
     """Milliseconds since arrival in the engine: `queue_ms` until admission, `ttft_ms` until the first token,
-    `total_ms`. `prefill_ms` is a duration. `ended_at` is the time of the end, in seconds since 1970."""
+    `total_ms`. `prefill_ms` is a duration, `ended_at` in seconds since 1970."""
     model: str | None = None
     """The name in the worker's `PETIOLE_MODEL`."""
 
@@ -178,28 +176,27 @@ class Answer(Shown, EndOfOutput):
     """All of a result but the tokens and their text, which are in the log."""
 
     attempt: int | None = None
-    """1, or more after a worker was lost or handed the task on."""
+    """The delivery that ended the task, from 1 on."""
     answer: str | None = None
-    """The answer of `query`."""
+    """Of `query`."""
     reasoning: Reasoning | None = None
-    """The model's reasoning: before the answer of `query`, if `reasoning` was given, and in conversations."""
+    """The model's reasoning, of `chat` and `query`."""
     caption: str | None = None
-    """The caption of `caption`."""
+    """Of `caption`."""
     points: list[Point] | None = None
-    """The points of `point`: `[{"x": 0.5, "y": 0.25}, ...]`, as shares of the picture's width and height."""
+    """Of `point`: `[{"x": 0.5, "y": 0.25}, ...]`, as shares of width and height."""
     objects: list[Box] | None = None
-    """The boxes of `detect`: `[{"x_min": 0.1, "y_min": 0.2, "x_max": 0.5, "y_max": 0.9}, ...]`."""
+    """Of `detect`: `[{"x_min": 0.1, "y_min": 0.2, "x_max": 0.5, "y_max": 0.9}, ...]`."""
     dimensions: int | None = None
-    """The numbers of each vector of `embed`."""
+    """Of `embed`: the numbers of each vector."""
     encoding: Encoding | None = None
-    """How they are written: `float32`, `float16`, `int8` or `bits`."""
+    """How vectors are written."""
     fingerprint: str | None = None
-    """Of a task of texts: the digest of the model that made all its vectors or scores. Only vectors of the same
-    one can be compared."""
+    """The digest of the model that made vectors or scores: only those of the same one can be compared."""
     labels: list[str] | None = None
-    """The classes of `classify`, in the order of each text's scores."""
+    """Of `classify`: the classes, in the order of scores."""
     ranking: list[Ranked] | None = None
-    """The documents of `rerank`, the best first: `[{"index": 2, "score": 0.98}, ...]`."""
+    """Of `rerank`, the best first: `[{"index": 2, "score": 0.98}, ...]`."""
 
 
 class End(Answer):
@@ -214,21 +211,18 @@ class Output(Received):
     """All the output of a task."""
 
     text: str
-    """The output, without the end token and stop strings (unless `include_stop` is true) and without special
-    tokens (unless `skip_special_tokens` is false)."""
+    """The output, without end token and stop strings (unless `include_stop`) and special tokens (unless
+    `skip_special_tokens` is false)."""
     token_ids: list[int]
     """The output, with the end token or the tokens of the stop string."""
     logprobs: list[TokenLogprobs] | None = None
-    """If `logprobs` was given: those of each token, as in the deltas."""
+    """As in the deltas."""
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """If `prompt_logprobs` was given: those of each token of the prompt. Nothing precedes the first one, whose
-    `logprob` is 0."""
+    """Those of each token of the prompt; the first one's is 0."""
     vectors: list[str] | None = None
-    """The vectors of `embed`, as base64, in the order of the texts. `petiole.Vectors.of(result)` reads them. In
-    `token_ids` stands each text's number of tokens."""
+    """Of `embed`, in the order of the texts, as base64; `petiole.Vectors.of(result)` reads them."""
     scores: list[list[float]] | None = None
-    """For `score` and `rerank` a list of one number for each pair, in their order; for `classify` a list for each
-    text, with a number for each of `labels`."""
+    """A list for each pair or text, in their order: one number, or of `classify` one for each of `labels`."""
 
 
 class GenerationResult(Answer, Output):
@@ -239,8 +233,8 @@ class GenerationResult(Answer, Output):
     """
 
     finish_reason: FinishReason
-    """`stop` (end token or stop condition), `length` (`max_tokens` or the model's context) or `deadline`.
-    Cancelled tasks have no result: their state is REVOKED."""
+    """`stop` (end token or stop condition), `length` (`max_tokens`, the context) or `deadline`. Cancelled tasks
+    are REVOKED, without a result."""
     stop_reason: str | int | None
     """`"eos"`, `"max_tokens"`, `"max_model_len"`, `"constraint"` (nothing can follow), or the stop string, id or
     sequence."""

@@ -96,19 +96,17 @@ class Common(Declared):
     """Options of every task."""
 
     salt: str = Field(default="", max_length=MAX_SALT_CHARACTERS)
-    """Only requests with the same salt share cached prefixes. Give each tenant its own."""
+    """Only requests with the same salt share cached prefixes: one for each tenant."""
     affinity: str | None = Field(default=None, min_length=1, max_length=MAX_SALT_CHARACTERS)
-    """Give the same affinity to tasks that begin alike. On a Redis broker they run on one worker while it has
-    room. A chat needs no affinity, because Petiole makes one of its first messages. A task about an image needs
-    none, because Petiole makes one of the image. See docs/scaling.md#conversations-stay-where-they-began."""
+    """Give the same to tasks that begin alike: on a Redis broker they run on one worker while it has room. Chats
+    and tasks about an image get one without asking. See docs/scaling.md#conversations-stay-where-they-began."""
     deadline_s: limits.DeadlineS | None = None
-    """The generation ends this many seconds after admission, with the output so far, as `deadline`."""
+    """The generation ends this many seconds after admission, with its output so far."""
     stream_ttl_s: RetentionS | None = None
-    """The stream stays readable for this many seconds after its last delta; at most, and by default,
+    """Seconds that the stream stays readable after its last delta; at most, and by default,
     `PETIOLE_STREAM_TTL_S`."""
     result_expires_s: RetentionS | None = None
-    """The result is kept for this many seconds; at most, and by default, `PETIOLE_RESULT_EXPIRES_S`. With another
-    result backend than Redis, all results are kept equally long."""
+    """Seconds that the result is kept, on Redis; at most, and by default, `PETIOLE_RESULT_EXPIRES_S`."""
     cancel_on_disconnect: bool = False
     """Cancel the task when the reader of its stream goes away. See docs/streams.md#going-away."""
 
@@ -133,28 +131,26 @@ class Sampling(Declared):
     """How tokens are drawn, and what ends the output: the fields of the engine's `SamplingParams`."""
 
     max_tokens: MaxTokens = 256
-    """The output has at most this many tokens; `"rest"`: as many as the context has room for. Prompt
-    and output together also end at the model's context
-    (`PETIOLE_MAX_MODEL_LEN`)."""
+    """The most tokens of the output; `"rest"`: all that the context has room for."""
     min_tokens: limits.MinTokens = 0
     """No end token or stop condition ends the output before this many tokens. See
     docs/requests.md#not-before-min_tokens."""
     temperature: limits.Temperature = 1.0
-    """0 always takes the likeliest token; higher values vary more."""
+    """0: always the likeliest token; higher values vary more."""
     top_k: limits.TopK = 0
-    """Draw from the k likeliest tokens only; 0: from all."""
+    """Draw from the k likeliest tokens; 0: from all."""
     top_p: limits.TopP = 1.0
-    """Draw only from the likeliest tokens that together have this probability, after `temperature` and `top_k`."""
+    """Draw from the likeliest tokens that together have this probability, after `temperature` and `top_k`."""
     min_p: limits.MinP = 0.0
     """Leave out tokens less likely than this share of the likeliest token's probability."""
     repetition_penalty: limits.RepetitionPenalty = 1.0
-    """Above 1: tokens of prompt and output are repeated less."""
+    """Above 1: fewer repetitions of tokens of prompt and output."""
     presence_penalty: limits.Penalty = 0.0
-    """Subtracted from the logit of each token that the output contains."""
+    """Subtracted from the logits of the output's tokens."""
     frequency_penalty: limits.Penalty = 0.0
-    """Subtracted from a token's logit once for each time that the output contains the token."""
+    """Subtracted from a token's logit for each time that the output has it."""
     logit_bias: LogitBias = Field(default_factory=dict)
-    """Numbers to add to logits, by token id; -1000 to 1000."""
+    """Added to logits, by token id; -1000 to 1000."""
     allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
     """The output consists of these tokens only."""
     banned_token_ids: TokenIds = Field(default_factory=list)
@@ -163,33 +159,26 @@ class Sampling(Declared):
     """The output contains none of these words: where the tokens of one would be complete, with a space before it
     or without, its last token is not drawn. Other tokens can still spell a word."""
     seed: limits.Seed | None = None
-    """The same request with the same seed draws the same tokens. `None`: derived from the task's id. See
-    docs/requests.md#seeds."""
+    """Decides what is drawn. `None`: derived from the task's id. See docs/requests.md#seeds."""
     logprobs: limits.Logprobs | None = None
-    """Report the log-probability of each output token, and those of the likeliest tokens at the same index: this
-    many."""
-    logprob_token_ids: Annotated[TokenIds, Field(max_length=limits.MOST_LOGPROB_TOKENS)] = Field(
-        default_factory=list
-    )
-    """With `logprobs`: report the log-probabilities of these tokens, up to 128, instead of the likeliest ones'."""
+    """The log-probability of each output token, and of this many likeliest tokens in its place."""
     logprob_texts: bool = False
-    """Report the text and the bytes of each of these tokens, too. Needs `logprobs` or `prompt_logprobs`."""
+    """The texts and bytes of these tokens, too."""
     prompt_logprobs: limits.Logprobs | None = None
-    """Report the log-probability of each token of the prompt, given those before it, and those of the likeliest
-    tokens at the same index: this many. See docs/requests.md#log-probabilities-of-the-prompt."""
+    """The same for each token of the prompt, given those before it. See
+    docs/requests.md#log-probabilities-of-the-prompt."""
     ignore_eos: bool = False
-    """The model's end tokens do not end the output. For benchmarks."""
+    """End tokens do not end the output. For benchmarks."""
     stop: Annotated[list[StopString], Field(max_length=MAX_STOPS), Given(str)] = Field(default_factory=list)
-    """One string, or up to 64. When the text would contain one of them, it ends before the first one."""
+    """One string, or up to 64. The text ends before the first that it would contain."""
     include_stop: bool = False
-    """The text ends with what ended the output: the stop string, or the text of the stop token. See
-    docs/requests.md#special-tokens."""
+    """The text ends with the stop string, or the text of the stop token. See docs/requests.md#special-tokens."""
     stop_token_ids: TokenIds = Field(default_factory=list)
-    """Any of these tokens ends the output. The token is part of the output, its text is not."""
+    """Any of these tokens ends the output; its id is in the output, its text is not."""
     stop_token_sequences: list[Annotated[TokenIds, Field(min_length=1)]] = Field(
         default_factory=list, max_length=MAX_STOPS
     )
-    """Any of these sequences of token ids ends the output. Its text is part of the output."""
+    """Any of these sequences of ids ends the output, which has its text."""
     skip_special_tokens: bool = True
     """`False` keeps special tokens in the text. See docs/requests.md#special-tokens."""
 
@@ -198,8 +187,8 @@ class Options(Common, Sampling):
     """Options of both `generate` and `chat`."""
 
     json_schema: Annotated[dict[str, Any] | None, Given(type[BaseModel] | str)] = None
-    """The output is JSON of this schema (an object, or JSON text of one), or of this pydantic class. Give at most
-    one of `json_schema`, `regex`, `choice` and `grammar`. See docs/constraints.md."""
+    """The output is JSON of this schema (an object or its JSON), or of this pydantic class. At most one of
+    `json_schema`, `regex`, `choice`, `grammar`. See docs/constraints.md."""
     regex: str | None = Field(default=None, min_length=1, max_length=65_536)
     """The output matches this regular expression."""
     choice: list[Choice] | None = Field(default=None, min_length=1, max_length=10_000)
@@ -272,8 +261,8 @@ class GenerateRequest(Options):
     """A prompt to continue."""
 
     prompt: str | list[int]
-    """What to continue: text, or a list of token ids. Text gets the special tokens that the checkpoint's tokenizer
-    adds (BOS for Llama, none for Qwen). Ids are taken as they are."""
+    """What to continue: text, to which the tokenizer adds its special tokens (BOS for Llama, none for Qwen), or
+    token ids, taken as they are."""
 
     @field_validator("prompt", mode="plain")
     @classmethod
@@ -299,22 +288,20 @@ class ChatRequest(Options):
     """A conversation to answer."""
 
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=10_000)
-    """What to answer: `[{"role": "user", "content": "..."}]`. The checkpoint's chat template renders the messages,
-    and sees their other keys, too. A checkpoint without a chat template refuses them. A vision model takes an
-    image part. See docs/vision.md#in-a-conversation."""
+    """What to answer: `[{"role": "user", "content": "..."}]`. The checkpoint's chat template, which it must have,
+    renders them, with their other keys. A vision model takes an image part. See
+    docs/vision.md#in-a-conversation."""
     tools: list[dict[str, Any]] | None = Field(default=None, min_length=1, max_length=1024)
     """JSON objects for the chat template. See docs/requests.md#conversations-and-tools."""
     tool_choice: ToolChoice = "auto"
-    """`auto`: the model may call tools; `none`: it sees no tools; `required`: it calls one or more; or the tool
-    that it must call, or the tools that it may call, in the forms of OpenAI's API. See docs/tools.md."""
+    """`auto`, `none`, `required`, or the tools that it must or may call, in the forms of OpenAI's API. See
+    docs/tools.md#what-is-enforced."""
     parallel_tool_calls: bool = True
-    """`False`: at most one call, where calls are enforced."""
+    """`False`: at most one call."""
     reasoning_effort: str | None = Field(default=None, min_length=1, max_length=32)
-    """How long the model thinks, in the words of its chat template, such as `low`; `none`: it does not think. The
-    template gets it as `reasoning_effort`, and as `enable_thinking` and `thinking`."""
+    """How long the model thinks, in the words of its chat template, such as `low`; `none`: it does not think."""
     max_reasoning_tokens: int | None = Field(default=None, ge=0)
-    """The most tokens of a thought. One that is longer is closed by force, and the answer follows. Models without
-    reasoning ignore it. See docs/tools.md."""
+    """The most tokens of a thought, for models that reason. See docs/tools.md#what-is-enforced."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables for the chat template, such as Qwen3's `enable_thinking`."""
     continue_final_message: bool = False

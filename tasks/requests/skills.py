@@ -148,18 +148,15 @@ class EmbedRequest(Common):
     """Texts of which vectors are made."""
 
     texts: Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS), Given(str)]
-    """What to make vectors of: texts, or one. The result has as many vectors as there are texts, in their
-    order."""
+    """Texts, or one. The result has their vectors in the same order."""
     dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS)] | None = None
-    """Keep only this many of a vector's first numbers, as models with Matryoshka vectors allow. `None`: all."""
+    """Keep this many of a vector's first numbers (Matryoshka). `None`: all."""
     normalize: bool | None = None
-    """Give each vector the length 1, after it was cut. `None`: as the model's files say."""
+    """Give each vector the length 1. `None`: as the model's files say."""
     encoding: Encoding = "float32"
-    """The numbers in the result: `float32`, `float16`, `int8` with a scale for each vector, or `bits`, the signs.
-    See docs/embeddings.md#vectors."""
+    """The numbers in the result: `float32`, `float16`, `int8` or `bits`. See docs/embeddings.md#vectors."""
     prompt_name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """The prompt of the model that stands before each text, such as `query`. `None`: the model's default, if it
-    has one."""
+    """The model's prompt before each text, such as `query`. `None`: its default."""
     truncate: bool = False
     """Cut a text that is too long for the model, instead of refusing it."""
 
@@ -196,8 +193,7 @@ class ClassifyRequest(Scored):
     """Texts whose classes are asked for."""
 
     texts: Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS), Given(str)]
-    """What to classify: texts, or one. The result has as many lists of scores as there are texts, in their
-    order."""
+    """Texts, or one. The result has their lists of scores in the same order."""
 
     _texts = field_validator("texts", mode="before")(listed)
 
@@ -214,16 +210,14 @@ class Judged(Scored):
     """Options of the tasks that say how well two texts match."""
 
     instruction: Annotated[str, Field(min_length=1, max_length=8192)] | None = None
-    """What a model that generates is to judge by. `None`: whether the second text answers the first, as a passage
-    answers a query. Classifiers take none."""
+    """What a model that generates is to judge by. `None`: whether a passage answers a query."""
 
 
 class ScoreRequest(Judged):
     """Pairs of texts of which scores are wanted."""
 
     pairs: Annotated[list[list[str]], Field(min_length=1, max_length=MOST_TEXTS)]
-    """The pairs, such as a query and a passage. The result has as many scores as there are pairs, in their
-    order."""
+    """Pairs of texts. The result has their scores in the same order."""
 
     @field_validator("pairs", mode="before")
     @classmethod
@@ -251,7 +245,7 @@ class RerankRequest(Judged):
     query: Text
     """What the documents are ranked for."""
     documents: Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
-    """The documents. The result has the score of each, in their order, and their ranking."""
+    """The result has their scores in the same order, and their ranking."""
     top_n: Annotated[int, Field(ge=1)] | None = None
     """The ranking has this many documents. `None`: all."""
 

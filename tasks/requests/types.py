@@ -16,30 +16,28 @@ class Sampling(TypedDict, total=False):
     """How tokens are drawn, and what ends the output: the fields of the engine's `SamplingParams`."""
 
     max_tokens: int | Literal["rest"]
-    """The output has at most this many tokens; `"rest"`: as many as the context has room for. Prompt and output
-    together also end at the model's context (`PETIOLE_MAX_MODEL_LEN`). Default: 256."""
+    """The most tokens of the output; `"rest"`: all that the context has room for. Default: 256."""
     min_tokens: int
     """No end token or stop condition ends the output before this many tokens. See
     docs/requests.md#not-before-min_tokens. Default: 0."""
     temperature: float
-    """0 always takes the likeliest token; higher values vary more. From 0 to 100. Default: 1.0."""
+    """0: always the likeliest token; higher values vary more. From 0 to 100. Default: 1.0."""
     top_k: int
-    """Draw from the k likeliest tokens only; 0: from all. Default: 0."""
+    """Draw from the k likeliest tokens; 0: from all. Default: 0."""
     top_p: float
-    """Draw only from the likeliest tokens that together have this probability, after `temperature` and `top_k`.
-    Above 0 and at most 1. Default: 1.0."""
+    """Draw from the likeliest tokens that together have this probability, after `temperature` and `top_k`. Above 0
+    and at most 1. Default: 1.0."""
     min_p: float
     """Leave out tokens less likely than this share of the likeliest token's probability. From 0 to 1. Default:
     0.0."""
     repetition_penalty: float
-    """Above 1: tokens of prompt and output are repeated less. From 0.01 to 100. Default: 1.0."""
+    """Above 1: fewer repetitions of tokens of prompt and output. From 0.01 to 100. Default: 1.0."""
     presence_penalty: float
-    """Subtracted from the logit of each token that the output contains. From -2 to 2. Default: 0.0."""
+    """Subtracted from the logits of the output's tokens. From -2 to 2. Default: 0.0."""
     frequency_penalty: float
-    """Subtracted from a token's logit once for each time that the output contains the token. From -2 to 2.
-    Default: 0.0."""
+    """Subtracted from a token's logit for each time that the output has it. From -2 to 2. Default: 0.0."""
     logit_bias: dict[int, float]
-    """Numbers to add to logits, by token id; -1000 to 1000."""
+    """Added to logits, by token id; -1000 to 1000."""
     allowed_token_ids: list[int] | None
     """The output consists of these tokens only."""
     banned_token_ids: list[int]
@@ -48,30 +46,25 @@ class Sampling(TypedDict, total=False):
     """The output contains none of these words: where the tokens of one would be complete, with a space before it
     or without, its last token is not drawn. Other tokens can still spell a word."""
     seed: int | None
-    """The same request with the same seed draws the same tokens. `None`: derived from the task's id. See
-    docs/requests.md#seeds."""
+    """Decides what is drawn. `None`: derived from the task's id. See docs/requests.md#seeds."""
     logprobs: int | None
-    """Report the log-probability of each output token, and those of the likeliest tokens at the same index: this
-    many. From 0 to 20."""
-    logprob_token_ids: list[int]
-    """With `logprobs`: report the log-probabilities of these tokens, up to 128, instead of the likeliest ones'."""
+    """The log-probability of each output token, and of this many likeliest tokens in its place. From 0 to 20."""
     logprob_texts: bool
-    """Report the text and the bytes of each of these tokens, too. Needs `logprobs` or `prompt_logprobs`. Default:
-    False."""
+    """The texts and bytes of these tokens, too. Default: False."""
     prompt_logprobs: int | None
-    """Report the log-probability of each token of the prompt, given those before it, and those of the likeliest
-    tokens at the same index: this many. See docs/requests.md#log-probabilities-of-the-prompt. From 0 to 20."""
+    """The same for each token of the prompt, given those before it. See
+    docs/requests.md#log-probabilities-of-the-prompt. From 0 to 20."""
     ignore_eos: bool
-    """The model's end tokens do not end the output. For benchmarks. Default: False."""
+    """End tokens do not end the output. For benchmarks. Default: False."""
     stop: str | list[str]
-    """One string, or up to 64. When the text would contain one of them, it ends before the first one."""
+    """One string, or up to 64. The text ends before the first that it would contain."""
     include_stop: bool
-    """The text ends with what ended the output: the stop string, or the text of the stop token. See
-    docs/requests.md#special-tokens. Default: False."""
+    """The text ends with the stop string, or the text of the stop token. See docs/requests.md#special-tokens.
+    Default: False."""
     stop_token_ids: list[int]
-    """Any of these tokens ends the output. The token is part of the output, its text is not."""
+    """Any of these tokens ends the output; its id is in the output, its text is not."""
     stop_token_sequences: list[list[int]]
-    """Any of these sequences of token ids ends the output. Its text is part of the output."""
+    """Any of these sequences of ids ends the output, which has its text."""
     skip_special_tokens: bool
     """`False` keeps special tokens in the text. See docs/requests.md#special-tokens. Default: True."""
 
@@ -80,20 +73,18 @@ class Common(TypedDict, total=False):
     """Options of every task."""
 
     salt: str
-    """Only requests with the same salt share cached prefixes. Give each tenant its own."""
+    """Only requests with the same salt share cached prefixes: one for each tenant."""
     affinity: str | None
-    """Give the same affinity to tasks that begin alike. On a Redis broker they run on one worker while it has
-    room. A chat needs no affinity, because Petiole makes one of its first messages. A task about an image needs
-    none, because Petiole makes one of the image. See docs/scaling.md#conversations-stay-where-they-began."""
+    """Give the same to tasks that begin alike: on a Redis broker they run on one worker while it has room. Chats
+    and tasks about an image get one without asking. See docs/scaling.md#conversations-stay-where-they-began."""
     deadline_s: float | None
-    """The generation ends this many seconds after admission, with the output so far, as `deadline`. Above 0 and at
-    most 1,000,000,000."""
+    """The generation ends this many seconds after admission, with its output so far. Above 0 and at most
+    1,000,000,000."""
     stream_ttl_s: int | None
-    """The stream stays readable for this many seconds after its last delta; at most, and by default,
+    """Seconds that the stream stays readable after its last delta; at most, and by default,
     `PETIOLE_STREAM_TTL_S`."""
     result_expires_s: int | None
-    """The result is kept for this many seconds; at most, and by default, `PETIOLE_RESULT_EXPIRES_S`. With another
-    result backend than Redis, all results are kept equally long."""
+    """Seconds that the result is kept, on Redis; at most, and by default, `PETIOLE_RESULT_EXPIRES_S`."""
     cancel_on_disconnect: bool
     """Cancel the task when the reader of its stream goes away. See docs/streams.md#going-away. Default: False."""
 
@@ -102,8 +93,8 @@ class Options(Common, Sampling, total=False):
     """Options of both `generate` and `chat`."""
 
     json_schema: type[BaseModel] | str | dict[str, Any] | None
-    """The output is JSON of this schema (an object, or JSON text of one), or of this pydantic class. Give at most
-    one of `json_schema`, `regex`, `choice` and `grammar`. See docs/constraints.md."""
+    """The output is JSON of this schema (an object or its JSON), or of this pydantic class. At most one of
+    `json_schema`, `regex`, `choice`, `grammar`. See docs/constraints.md."""
     regex: str | None
     """The output matches this regular expression."""
     choice: list[str] | None
@@ -147,24 +138,23 @@ class Judged(Scored, total=False):
     """Options of the tasks that say how well two texts match."""
 
     instruction: str | None
-    """What a model that generates is to judge by. `None`: whether the second text answers the first, as a passage
-    answers a query. Classifiers take none."""
+    """What a model that generates is to judge by. `None`: whether a passage answers a query."""
 
 
 class GenerateOptions(Options):
     """Options of `generate`."""
 
     prompt: str | list[int]
-    """What to continue: text, or a list of token ids. Text gets the special tokens that the checkpoint's tokenizer
-    adds (BOS for Llama, none for Qwen). Ids are taken as they are."""
+    """What to continue: text, to which the tokenizer adds its special tokens (BOS for Llama, none for Qwen), or
+    token ids, taken as they are."""
 
 
 class PartialGenerateOptions(Options, total=False):
     """Options of `generate` in a chain: the previous task may supply what is missing."""
 
     prompt: str | list[int]
-    """What to continue: text, or a list of token ids. Text gets the special tokens that the checkpoint's tokenizer
-    adds (BOS for Llama, none for Qwen). Ids are taken as they are."""
+    """What to continue: text, to which the tokenizer adds its special tokens (BOS for Llama, none for Qwen), or
+    token ids, taken as they are."""
 
 
 class GenerateCall(GenerateOptions, Submission):
@@ -177,17 +167,14 @@ class _ChatOptions(Options, total=False):
     tools: list[dict[str, Any]] | None
     """JSON objects for the chat template. See docs/requests.md#conversations-and-tools."""
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any]
-    """`auto`: the model may call tools; `none`: it sees no tools; `required`: it calls one or more; or the tool
-    that it must call, or the tools that it may call, in the forms of OpenAI's API. See docs/tools.md. Default:
-    'auto'."""
+    """`auto`, `none`, `required`, or the tools that it must or may call, in the forms of OpenAI's API. See
+    docs/tools.md#what-is-enforced. Default: 'auto'."""
     parallel_tool_calls: bool
-    """`False`: at most one call, where calls are enforced. Default: True."""
+    """`False`: at most one call. Default: True."""
     reasoning_effort: str | None
-    """How long the model thinks, in the words of its chat template, such as `low`; `none`: it does not think. The
-    template gets it as `reasoning_effort`, and as `enable_thinking` and `thinking`."""
+    """How long the model thinks, in the words of its chat template, such as `low`; `none`: it does not think."""
     max_reasoning_tokens: int | None
-    """The most tokens of a thought. One that is longer is closed by force, and the answer follows. Models without
-    reasoning ignore it. See docs/tools.md."""
+    """The most tokens of a thought, for models that reason. See docs/tools.md#what-is-enforced."""
     chat_template_kwargs: dict[str, Any]
     """Variables for the chat template, such as Qwen3's `enable_thinking`."""
     continue_final_message: bool
@@ -198,18 +185,18 @@ class ChatOptions(_ChatOptions):
     """Options of `chat`."""
 
     messages: list[dict[str, Any]]
-    """What to answer: `[{"role": "user", "content": "..."}]`. The checkpoint's chat template renders the messages,
-    and sees their other keys, too. A checkpoint without a chat template refuses them. A vision model takes an
-    image part. See docs/vision.md#in-a-conversation."""
+    """What to answer: `[{"role": "user", "content": "..."}]`. The checkpoint's chat template, which it must have,
+    renders them, with their other keys. A vision model takes an image part. See
+    docs/vision.md#in-a-conversation."""
 
 
 class PartialChatOptions(_ChatOptions, total=False):
     """Options of `chat` in a chain: the previous task may supply what is missing."""
 
     messages: list[dict[str, Any]]
-    """What to answer: `[{"role": "user", "content": "..."}]`. The checkpoint's chat template renders the messages,
-    and sees their other keys, too. A checkpoint without a chat template refuses them. A vision model takes an
-    image part. See docs/vision.md#in-a-conversation."""
+    """What to answer: `[{"role": "user", "content": "..."}]`. The checkpoint's chat template, which it must have,
+    renders them, with their other keys. A vision model takes an image part. See
+    docs/vision.md#in-a-conversation."""
 
 
 class ChatCall(ChatOptions, Submission):
@@ -317,15 +304,14 @@ class _EmbedOptions(Common, total=False):
     """What none needs to give."""
 
     dimensions: int | None
-    """Keep only this many of a vector's first numbers, as models with Matryoshka vectors allow. `None`: all."""
+    """Keep this many of a vector's first numbers (Matryoshka). `None`: all."""
     normalize: bool | None
-    """Give each vector the length 1, after it was cut. `None`: as the model's files say."""
+    """Give each vector the length 1. `None`: as the model's files say."""
     encoding: Literal["float32", "float16", "int8", "bits"]
-    """The numbers in the result: `float32`, `float16`, `int8` with a scale for each vector, or `bits`, the signs.
-    See docs/embeddings.md#vectors. Default: 'float32'."""
+    """The numbers in the result: `float32`, `float16`, `int8` or `bits`. See docs/embeddings.md#vectors. Default:
+    'float32'."""
     prompt_name: str | None
-    """The prompt of the model that stands before each text, such as `query`. `None`: the model's default, if it
-    has one."""
+    """The model's prompt before each text, such as `query`. `None`: its default."""
     truncate: bool
     """Cut a text that is too long for the model, instead of refusing it. Default: False."""
 
@@ -334,16 +320,14 @@ class EmbedOptions(_EmbedOptions):
     """Options of `embed`."""
 
     texts: str | list[str]
-    """What to make vectors of: texts, or one. The result has as many vectors as there are texts, in their
-    order."""
+    """Texts, or one. The result has their vectors in the same order."""
 
 
 class PartialEmbedOptions(_EmbedOptions, total=False):
     """Options of `embed` in a chain: the previous task may supply what is missing."""
 
     texts: str | list[str]
-    """What to make vectors of: texts, or one. The result has as many vectors as there are texts, in their
-    order."""
+    """Texts, or one. The result has their vectors in the same order."""
 
 
 class EmbedCall(EmbedOptions, Submission):
@@ -363,7 +347,7 @@ class RerankOptions(_RerankOptions):
     query: str
     """What the documents are ranked for."""
     documents: list[str]
-    """The documents. The result has the score of each, in their order, and their ranking."""
+    """The result has their scores in the same order, and their ranking."""
 
 
 class PartialRerankOptions(_RerankOptions, total=False):
@@ -372,7 +356,7 @@ class PartialRerankOptions(_RerankOptions, total=False):
     query: str
     """What the documents are ranked for."""
     documents: list[str]
-    """The documents. The result has the score of each, in their order, and their ranking."""
+    """The result has their scores in the same order, and their ranking."""
 
 
 class RerankCall(RerankOptions, Submission):
@@ -383,16 +367,14 @@ class ScoreOptions(Judged):
     """Options of `score`."""
 
     pairs: list[list[str]]
-    """The pairs, such as a query and a passage. The result has as many scores as there are pairs, in their
-    order."""
+    """Pairs of texts. The result has their scores in the same order."""
 
 
 class PartialScoreOptions(Judged, total=False):
     """Options of `score` in a chain: the previous task may supply what is missing."""
 
     pairs: list[list[str]]
-    """The pairs, such as a query and a passage. The result has as many scores as there are pairs, in their
-    order."""
+    """Pairs of texts. The result has their scores in the same order."""
 
 
 class ScoreCall(ScoreOptions, Submission):
@@ -403,16 +385,14 @@ class ClassifyOptions(Scored):
     """Options of `classify`."""
 
     texts: str | list[str]
-    """What to classify: texts, or one. The result has as many lists of scores as there are texts, in their
-    order."""
+    """Texts, or one. The result has their lists of scores in the same order."""
 
 
 class PartialClassifyOptions(Scored, total=False):
     """Options of `classify` in a chain: the previous task may supply what is missing."""
 
     texts: str | list[str]
-    """What to classify: texts, or one. The result has as many lists of scores as there are texts, in their
-    order."""
+    """Texts, or one. The result has their lists of scores in the same order."""
 
 
 class ClassifyCall(ClassifyOptions, Submission):
@@ -529,33 +509,30 @@ class GenerationDict(TypedDict):
     """What a task returns."""
 
     text: str
-    """The output, without the end token and stop strings (unless `include_stop` is true) and without special
-    tokens (unless `skip_special_tokens` is false)."""
+    """The output, without end token and stop strings (unless `include_stop`) and special tokens (unless
+    `skip_special_tokens` is false)."""
     token_ids: list[int]
     """The output, with the end token or the tokens of the stop string."""
     logprobs: NotRequired[list[TokenLogprobsDict]]
-    """If `logprobs` was given: those of each token, as in the deltas."""
+    """As in the deltas."""
     prompt_logprobs: NotRequired[list[TokenLogprobsDict]]
-    """If `prompt_logprobs` was given: those of each token of the prompt. Nothing precedes the first one, whose
-    `logprob` is 0."""
+    """Those of each token of the prompt; the first one's is 0."""
     vectors: NotRequired[list[str]]
-    """The vectors of `embed`, as base64, in the order of the texts. `petiole.Vectors.of(result)` reads them. In
-    `token_ids` stands each text's number of tokens."""
+    """Of `embed`, in the order of the texts, as base64; `petiole.Vectors.of(result)` reads them."""
     scores: NotRequired[list[list[float]]]
-    """For `score` and `rerank` a list of one number for each pair, in their order; for `classify` a list for each
-    text, with a number for each of `labels`."""
+    """A list for each pair or text, in their order: one number, or of `classify` one for each of `labels`."""
     finish_reason: FinishReason
-    """`stop` (end token or stop condition), `length` (`max_tokens` or the model's context) or `deadline`.
-    Cancelled tasks have no result: their state is REVOKED."""
+    """`stop` (end token or stop condition), `length` (`max_tokens`, the context) or `deadline`. Cancelled tasks
+    are REVOKED, without a result."""
     stop_reason: str | int | None
     """`"eos"`, `"max_tokens"`, `"max_model_len"`, `"constraint"` (nothing can follow), or the stop string, id or
     sequence."""
     usage: UsageDict
-    """`prompt_tokens`, how many of them were found in the prefix cache (`cached_prompt_tokens`),
-    `completion_tokens`, and `reasoning_tokens` where they are counted."""
+    """`prompt_tokens`, `cached_prompt_tokens` (those of them that the prefix cache had), `completion_tokens`,
+    `reasoning_tokens`."""
     timing: TimingDict
     """Milliseconds since arrival in the engine: `queue_ms` until admission, `ttft_ms` until the first token,
-    `total_ms`. `prefill_ms` is a duration. `ended_at` is the time of the end, in seconds since 1970."""
+    `total_ms`. `prefill_ms` is a duration, `ended_at` in seconds since 1970."""
     model: str
     """The name in the worker's `PETIOLE_MODEL`."""
     content: NotRequired[str]
@@ -563,25 +540,24 @@ class GenerationDict(TypedDict):
     tool_calls: NotRequired[list[ToolCallDict]]
     """The calls of tools in the text. The arguments are JSON as text, and may be cut off where the output was."""
     attempt: int
-    """1, or more after a worker was lost or handed the task on."""
+    """The delivery that ended the task, from 1 on."""
     answer: NotRequired[str]
-    """The answer of `query`."""
+    """Of `query`."""
     reasoning: NotRequired[ReasoningDict]
-    """The model's reasoning: before the answer of `query`, if `reasoning` was given, and in conversations."""
+    """The model's reasoning, of `chat` and `query`."""
     caption: NotRequired[str]
-    """The caption of `caption`."""
+    """Of `caption`."""
     points: NotRequired[list[PointDict]]
-    """The points of `point`: `[{"x": 0.5, "y": 0.25}, ...]`, as shares of the picture's width and height."""
+    """Of `point`: `[{"x": 0.5, "y": 0.25}, ...]`, as shares of width and height."""
     objects: NotRequired[list[BoxDict]]
-    """The boxes of `detect`: `[{"x_min": 0.1, "y_min": 0.2, "x_max": 0.5, "y_max": 0.9}, ...]`."""
+    """Of `detect`: `[{"x_min": 0.1, "y_min": 0.2, "x_max": 0.5, "y_max": 0.9}, ...]`."""
     dimensions: NotRequired[int]
-    """The numbers of each vector of `embed`."""
+    """Of `embed`: the numbers of each vector."""
     encoding: NotRequired[Literal["float32", "float16", "int8", "bits"]]
-    """How they are written: `float32`, `float16`, `int8` or `bits`."""
+    """How vectors are written."""
     fingerprint: NotRequired[str]
-    """Of a task of texts: the digest of the model that made all its vectors or scores. Only vectors of the same
-    one can be compared."""
+    """The digest of the model that made vectors or scores: only those of the same one can be compared."""
     labels: NotRequired[list[str]]
-    """The classes of `classify`, in the order of each text's scores."""
+    """Of `classify`: the classes, in the order of scores."""
     ranking: NotRequired[list[RankedDict]]
-    """The documents of `rerank`, the best first: `[{"index": 2, "score": 0.98}, ...]`."""
+    """Of `rerank`, the best first: `[{"index": 2, "score": 0.98}, ...]`."""
