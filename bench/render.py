@@ -128,6 +128,11 @@ def computer(run: Run, device: str) -> str:
     return name
 
 
+def short(computer: str) -> str:
+    """Its name without what no other of these tables has."""
+    return re.sub(r"\(R\)|NVIDIA | \d+GB HBM\w*| Processor", "", computer)
+
+
 def software(run: Run) -> list[str]:
     return [f"{name} {version}" for name, version in run["versions"].items() if name != "petiole"]
 
@@ -250,8 +255,9 @@ def unexplained(results: Path = RESULTS) -> Iterator[str]:
 def markdown(head: Row, rows: Sequence[Row]) -> str:
     """A table; figures are aligned by their headings."""
     words = {"", "unit", "target", "measured"}
-    rule = ["---" if name in words else "---:" for name in head]
-    return "\n".join("| " + " | ".join(cell or " " for cell in row) + " |" for row in (head, rule, *rows))
+    rule = "|".join(["", *("---" if name in words else "---:" for name in head), ""])
+    heading, *lines = ("| " + " | ".join(cell or " " for cell in row) + " |" for row in (head, *rows))
+    return "\n".join([heading, rule, *lines])
 
 
 # ---------------------------------------------------------------- docs/performance.md
@@ -275,7 +281,7 @@ def headlines(results: Path = RESULTS) -> str:
                         value,
                         headline["beside"],
                         ratio(result),
-                        computer(usual_run(runs), device) + (" (older)" if device in older else ""),
+                        short(computer(usual_run(runs), device)) + (", older" if device in older else ""),
                     )
                     rows.append(row)
     return markdown(("", "measured", "beside", "ratio", "on"), rows)
