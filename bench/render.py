@@ -326,21 +326,7 @@ def scaling(text: str, results: Path = RESULTS) -> str:
     if "redis_cost" in runs:
         figures = {r["name"]: r["value"] for r in runs["redis_cost"]["results"]}
         blocks |= {"costs": costs(figures), "full": full(figures)}
-    if "simulate" in runs:
-        blocks["fleet"] = fleet(runs["simulate"]["results"])
     return filled(text, blocks)
-
-
-def fleet(results: Sequence[Mapping[str, Any]]) -> str:
-    """The simulation's figures: a row for each number of workers."""
-    rows: list[list[str]] = []
-    for result in results:
-        if workers := re.match(r"(\d+) workers", result["name"]):
-            rows.append([workers[1], number(result["value"])])
-        elif rows:
-            rows[-1].append(number(result["value"]))
-    head = ("workers", "tokens/s", "TTFT, median, ms", "TTFT, 99 of 100, ms", "Redis, share of its core")
-    return markdown(head, rows)
 
 
 def costs(figures: Mapping[str, float]) -> str:

@@ -3,6 +3,7 @@ for a reason. Every command line in them, and in the text, is one that its progr
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.util
 import io
@@ -22,10 +23,10 @@ import click
 import pytest
 from celery.bin.celery import celery
 from celery.worker.control import Panel
-from starlette.routing import Match
+from starlette.routing import BaseRoute, Match, Mount
 
 from bench.__main__ import WORKLOADS
-from petiole.gateway import app as gateway
+from petiole.gateway.application import make as make_gateway
 from petiole.tasks import settings
 from petiole.tasks.commands import cli
 from tests.project.test_links import CODE, pages
@@ -108,7 +109,7 @@ def check(words: Sequence[str], page: str) -> None:
         check_variable(assigned[1])
         words = words[1:]
     if words:
-        name = Path(words[0]).name
+        name = words[0].rpartition("/")[2]
         assert name in PROGRAMS, f"nothing here knows the program {words[0]!r}"
         PROGRAMS[name](words[1:], page)
 
@@ -138,19 +139,21 @@ def petiole(words: Sequence[str], page: str) -> None:
 
 def check_celery(words: Sequence[str], page: str) -> None:
     """By click's own parsers: a context would load the app."""
-    rest = clicked(celery, words)
-    command = celery.get_command(click.Context(celery), rest[0])
-    assert command is not None, rest[0]
-    rest = clicked(command, rest[1:])
-    if command.name in ("inspect", "control"):
+    if not (left := parsed(celery, words)):
+        return  # its options alone
+    name, *rest = left
+    command = celery.get_command(click.Context(celery), name)
+    assert command is not None, name
+    parsed(command, rest)
+    if name in ("inspect", "control") and rest:
         assert rest[0] in Panel.meta or rest[0] in ENGINE_COMMANDS, rest[0]
 
 
 ENGINE_COMMANDS = ("pause_engine", "resume_engine", "reload_engine", "engine_state")
 
 
-def clicked(command: click.Command, words: Sequence[str]) -> list[str]:
-    """What is left of the words without the command's options."""
+def parsed(command: click.Command, words: Sequence[str]) -> list[str]:
+    """What is left of the words without the command's options and arguments."""
     context = click.Context(command, allow_interspersed_args=command is not celery)
     _, rest, _ = command.make_parser(context).parse_args(list(words))
     return rest
@@ -180,7 +183,9 @@ def python(words: Sequence[str], page: str) -> None:
         found = importlib.util.find_spec(f"{module}.__main__")
     assert found is not None, module
     assert found.origin is not None, module
-    source = Path(found.origin).read_text()
+    package = REPOSITORY / module.partition(".")[0]
+    sources = [Path(found.origin), *package.glob("*.py")]
+    source = "".join(path.read_text() for path in sources)
     options = [word for word in rest if word.startswith("--")]
     assert [option for option in options if f'"{option}"' not in source] == []
 
@@ -209,7 +214,15 @@ def curl(words: Sequence[str], page: str) -> None:
     if f'@app.{method.lower()}("{example}")' in (REPOSITORY / page).read_text():
         return
     scope = {"type": "http", "path": parts.path, "method": method, "headers": [], "root_path": ""}
-    assert any(route.matches(scope)[0] == Match.FULL for route in gateway.routes), (method, parts.path)
+    assert leads_somewhere(make_gateway().routes, scope), (method, parts.path)
+
+
+def leads_somewhere(routes: Sequence[BaseRoute], scope: dict[str, object]) -> bool:
+    for route in routes:
+        match, inner = route.matches(scope)
+        if match is Match.FULL:
+            return not isinstance(route, Mount) or leads_somewhere(route.routes, {**scope, **inner})
+    return False
 
 
 def any_words(words: Sequence[str], page: str) -> None:
@@ -269,13 +282,11 @@ def subcommands() -> dict[str, str]:
     return found
 
 
-def nested(parser: object) -> list[tuple[str, object]]:
-    return [
-        (name, inner)
-        for action in parser._actions  # type: ignore[attr-defined]
-        if isinstance(action.choices, dict)
-        for name, inner in action.choices.items()
-    ]
+def nested(parser: argparse.ArgumentParser) -> list[tuple[str, argparse.ArgumentParser]]:
+    """The sub-commands of a command."""
+    choices = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
+    every = [pair for each in choices for pair in each.items()]
+    return [(name, inner) for name, inner in every if isinstance(inner, argparse.ArgumentParser)]
 
 
 def test_what_no_program_takes_is_found(tmp_path: Path) -> None:
