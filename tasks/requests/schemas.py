@@ -156,12 +156,16 @@ class Sampling(Declared):
     banned_token_ids: TokenIds = Field(default_factory=list)
     """The output contains none of these tokens."""
     bad_words: list[StopString] = Field(default_factory=list, max_length=MAX_BAD_WORDS)
-    """The output contains none of these words: where the tokens of one would be complete, with a space before it
-    or without, its last token is not drawn. Other tokens can still spell a word."""
+    """Where the tokens of one of these words would be complete, with a space before it or without, its last token is
+    not drawn. Other tokens can still spell a word."""
     seed: limits.Seed | None = None
     """Decides what is drawn. `None`: derived from the task's id. See docs/requests.md#seeds."""
     logprobs: limits.Logprobs | None = None
     """The log-probability of each output token, and of this many likeliest tokens in its place."""
+    logprob_token_ids: Annotated[TokenIds, Field(max_length=limits.MOST_LOGPROB_TOKENS)] = Field(
+        default_factory=list
+    )
+    """With `logprobs`: these tokens, up to 128, instead of the likeliest ones."""
     logprob_texts: bool = False
     """The texts and bytes of these tokens, too."""
     prompt_logprobs: limits.Logprobs | None = None

@@ -43,12 +43,14 @@ class Sampling(TypedDict, total=False):
     banned_token_ids: list[int]
     """The output contains none of these tokens."""
     bad_words: list[str]
-    """The output contains none of these words: where the tokens of one would be complete, with a space before it
-    or without, its last token is not drawn. Other tokens can still spell a word."""
+    """Where the tokens of one of these words would be complete, with a space before it or without, its last token
+    is not drawn. Other tokens can still spell a word."""
     seed: int | None
     """Decides what is drawn. `None`: derived from the task's id. See docs/requests.md#seeds."""
     logprobs: int | None
     """The log-probability of each output token, and of this many likeliest tokens in its place. From 0 to 20."""
+    logprob_token_ids: list[int]
+    """With `logprobs`: these tokens, up to 128, instead of the likeliest ones."""
     logprob_texts: bool
     """The texts and bytes of these tokens, too. Default: False."""
     prompt_logprobs: int | None
