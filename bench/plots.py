@@ -10,7 +10,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
 Span = Mapping[str, Any]
 COLOURS = {
@@ -27,6 +27,19 @@ COLOURS = {
 SHOWN_STEPS = 6
 
 
+class Plain(LogFormatter):
+    """2,000 and not 2 × 10³, at the ticks that would have a label."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:,.10g}" if super().__call__(x, pos) else ""
+
+
+def plain(axis: Any) -> None:
+    """Plain numbers on a logarithmic axis."""
+    axis.set_major_formatter(Plain())
+    axis.set_minor_formatter(Plain())
+
+
 def save(figure: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
@@ -40,10 +53,11 @@ def throughput(path: Path, curves: Mapping[str, Sequence[tuple[int, float, float
     for axes, (name, points) in zip(panels[0], curves.items(), strict=True):
         batches = [batch for batch, _, _ in points]
         axes.plot(batches, [rate for _, rate, _ in points], "o-", color="tab:green", label="measured")
-        axes.plot(batches, [floor for _, _, floor in points], "k:", label="floor of the hardware")
+        axes.plot(batches, [floor for _, _, floor in points], "k:", label="floor: torch's rates")
         axes.set_xscale("log", base=2)
         axes.set_xticks(batches, [str(batch) for batch in batches])
         axes.set_yscale("log")
+        plain(axes.yaxis)
         axes.set_title(name, fontsize=10)
         axes.set_xlabel("requests at once")
         axes.grid(alpha=0.3, which="both")
@@ -142,6 +156,9 @@ def growth(
         allowed = [costs[-1] * counted(size) / last if counted else costs[0] for size in sizes]
         axes.loglog(sizes, allowed, "k:", label="in proportion" if counted else "level")
         axes.set_ylim(min(costs) / 3, max(costs) * 3)
+        plain(axes.xaxis)
+        plain(axes.yaxis)
+        axes.tick_params(axis="x", labelsize=8)
         axes.set_xlabel(name)
         axes.set_ylabel(unit)
         axes.grid(alpha=0.3, which="both")

@@ -156,8 +156,8 @@ class Sampling(Declared):
     banned_token_ids: TokenIds = Field(default_factory=list)
     """The output contains none of these tokens."""
     bad_words: list[StopString] = Field(default_factory=list, max_length=MAX_BAD_WORDS)
-    """Where the tokens of one of these words would be complete, with a space before it or without, its last token is
-    not drawn. Other tokens can still spell a word."""
+    """Where the tokens of one of these words would be complete, with a space before it or without, its last token
+    is not drawn. Other tokens can still spell a word."""
     seed: limits.Seed | None = None
     """Decides what is drawn. `None`: derived from the task's id. See docs/requests.md#seeds."""
     logprobs: limits.Logprobs | None = None

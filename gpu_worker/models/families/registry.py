@@ -35,5 +35,7 @@ def model_of(raw: JsonObject, where: str = "") -> Model:
     name = architecture_of(raw)
     if name not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
-        raise ModelError(f"{where}architecture {name} is not supported; supported are {known}")
+        raise ModelError(
+            f"{where}architecture {name} is not supported: take a checkpoint of one of these: {known}"
+        )
     return ARCHITECTURES[name].model(raw)
