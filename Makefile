@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
+# An image may set it; each of hundreds of processes would compile all files again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-all sdks schema lint render format bench chaos wheelhouse lock pin clean
 .DEFAULT_GOAL := help
 
