@@ -134,7 +134,7 @@ def load_model(folder: Path, model: Model, options: LoadOptions) -> Decoder:
         source.log()
         if model.read is read_decoder and (left_out := parts_left_out(checkpoint, names)):
             log.info("the text part of this checkpoint is served, without %s", ", ".join(left_out))
-        if options.int8_inputs and not any(takes_int8_inputs(part) for part in (checked.layers, checked.head)):
+        if options.int8_inputs and not takes_int8_inputs((checked.layers, checked.head)):
             log.warning(
                 "activation_quantization=int8 changes nothing for %s, which has no integers of four bits",
                 folder.name,

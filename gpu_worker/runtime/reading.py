@@ -21,6 +21,7 @@ from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.families.registry import find_model
 from petiole.gpu_worker.models.loading import LoadOptions, Model, load_model
 from petiole.gpu_worker.models.plan import ModelPlan
+from petiole.gpu_worker.models.weights.coded import takes_int8_inputs
 from petiole.gpu_worker.models.weights.reading import Storage, TensorSource
 from petiole.gpu_worker.runtime.derived import (
     head_quantization,
@@ -84,7 +85,8 @@ class ModelReader:
             digest = _joined(digest, settled)
         digest = _quantised(digest, self._config, self._platform)
         ends = end_token_ids(folder) or frozenset(plan.eos_token_ids)
-        return ModelInfo(model, folder, replace(found, plan=settled), digest, ends, longest)
+        info = ModelInfo(model, folder, replace(found, plan=settled), digest, ends, longest)
+        return replace(info, fingerprint=_with(digest, "inputs int8")) if self._rounds_inputs(info) else info
 
     def read(self, info: ModelInfo, progress: Progress = nothing) -> Decoder:
         """Read the weights: at first into new memory, later over the previous ones. Raises ModelError."""
@@ -107,6 +109,13 @@ class ModelReader:
         if new.layout != self._storage.layout:
             what = f"{info.name} has another shape or type than {served.name}"
             raise ModelError(f"{what}; start a new engine for it")
+
+    def _rounds_inputs(self, info: ModelInfo) -> bool:
+        """Whether some linear layer takes its inputs in eight bits."""
+        if not int8_inputs(self._config, self._platform):
+            return False
+        decoder = self._read(info, torch.device("meta"), Storage())
+        return takes_int8_inputs((decoder.layers, decoder.head))
 
     def _read(self, info: ModelInfo, device: torch.device, storage: Storage) -> Decoder:
         options = LoadOptions(
@@ -147,8 +156,8 @@ def _quantised(digest: str, config: EngineConfig, platform: Platform) -> str:
     began with them does not go on with the plain ones. Weights that are loaded as they are keep theirs."""
     layers, head = quantization(config, platform), head_quantization(config, platform)
     if layers != "none" or head != "none":
-        digest = _with(digest, f"layers {layers}, head {head}")
-    return _with(digest, "inputs int8") if int8_inputs(config, platform) else digest
+        return _with(digest, f"layers {layers}, head {head}")
+    return digest
 
 
 def _with(digest: str, more: object) -> str:

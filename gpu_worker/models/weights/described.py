@@ -31,6 +31,10 @@ def form_name(form: Form) -> str:
     return f"{kind}{grouped}{' with zeros' if form.zeros is not None else ''}"
 
 
+def _name_of(linear: CodedLinear) -> str:
+    return form_name(linear.weight.form) + (" beside int8 inputs" if linear.int8_inputs else "")
+
+
 def _stored(part: object) -> Iterator[tuple[str, int]]:
     """Formats of the linear layers below, with their numbers of weights."""
     if isinstance(part, DenseLinear):
@@ -38,7 +42,7 @@ def _stored(part: object) -> Iterator[tuple[str, int]]:
     elif isinstance(part, Int8Linear | Fp8Linear):
         yield "int8" if isinstance(part, Int8Linear) else "fp8", part.weight.numel()
     elif isinstance(part, CodedLinear):
-        yield form_name(part.weight.form), part.weight.form.outputs * part.weight.form.inputs
+        yield _name_of(part), part.weight.form.outputs * part.weight.form.inputs
     elif isinstance(part, tuple):
         for one in part:
             yield from _stored(one)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,8 @@ def test_weights_that_are_quantised_here_have_fingerprints_of_their_own(
     assert len(set(prints)) == len(kinds)
     assert prints[0] == fingerprint(folder), "as before there was a choice"
     assert of("int8", "int8") == of("int8", "auto"), "what counts is what the head is, not how that was said"
+    assert of("int8", "auto", "int8") == of("int8", "auto"), "no linear layer takes inputs in eight bits"
+    assert of("none", "int4", "int8") != of("none", "int4"), "the head does"
 
 
 def test_a_head_of_another_device_is_refused(open_runtime: Any, checkpoint: Any) -> None:
@@ -138,10 +141,16 @@ def test_a_head_of_another_device_is_refused(open_runtime: Any, checkpoint: Any)
 def test_eight_bit_inputs_that_nothing_takes_are_named(
     open_runtime: Any, checkpoint: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    open_runtime(checkpoint("qwen3")[0], weight_quantization="int4", activation_quantization="int8")
+    caplog.set_level(logging.INFO, "petiole")
+    runtime = open_runtime(checkpoint("qwen3")[0], weight_quantization="int4", activation_quantization="int8")
     assert "activation_quantization" not in caplog.text
-    open_runtime(checkpoint("qwen3")[0], weight_quantization="int8", activation_quantization="int8")
+    assert runtime.limits.computing.weight_format == "int4 g32 beside int8 inputs, float32"
+    if runtime.limits.computing.kernels == "compiled":
+        assert "in groups of 32 beside inputs rounded to int8 (" in caplog.text
+    caplog.clear()
+    runtime = open_runtime(checkpoint("qwen3")[0], weight_quantization="int8", activation_quantization="int8")
     assert "activation_quantization=int8 changes nothing" in caplog.text
+    assert "int8 inputs" not in runtime.limits.computing.weight_format
 
 
 @pytest.mark.parametrize("value", ["int4", "fp8"])

@@ -189,7 +189,8 @@ def described(layers: Sequence[LayerWeights], head: Linear | None) -> list[str]:
         linears += [experts.gate_up.whole, experts.down.whole]
     for linear in linears:
         if isinstance(linear, CodedLinear):
-            n_bytes[str(linear.weight.form)] += linear.weight.n_bytes
+            inputs = " beside inputs rounded to int8" if linear.int8_inputs else ""
+            n_bytes[f"{linear.weight.form}{inputs}"] += linear.weight.n_bytes
         elif isinstance(linear, DenseLinear | Int8Linear):
             n_bytes[str(linear.weight.dtype).removeprefix("torch.")] += linear.weight.nbytes
     return [f"{kind} ({total / 1e6:.0f} MB)" for kind, total in n_bytes.most_common()]
