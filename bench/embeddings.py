@@ -1,8 +1,8 @@
-"""Vectors and scores of texts on the CPU, in turns with transformers.
+"""Vectors and scores of texts on the CPU, in turns with others.
 
-Vectors: an encoder of MiniLM's shape, float32, mean of all tokens. The peers are transformers, on batches that are
-tokenized before, and sentence-transformers, where it is installed. Ours is a request of the engine, with its
-tokenizer. Scores: pairs that share their query, with the prefix cache and without.
+Vectors: an encoder of MiniLM's shape, float32, mean of all tokens. The peers are transformers and OpenVINO, on
+batches that are tokenized before, and sentence-transformers, each where it is installed. Ours is a request of the
+engine, with its tokenizer. Scores: pairs that share their query, with the prefix cache and without.
 
     python -m bench.embeddings [--quick] [--json PATH]
 """
@@ -77,7 +77,12 @@ def vectors(bench: Bench) -> None:
 
 def peers(folder: Path, report: Report) -> dict[str, Rate]:
     found: dict[str, Rate] = {}
-    for name, make in (("transformers", transformers_rate), ("sentence-transformers", sentences_rate)):
+    makers = {
+        "transformers": transformers_rate,
+        "sentence-transformers": sentences_rate,
+        "OpenVINO": openvino_rate,
+    }
+    for name, make in makers.items():
         try:
             found[name] = make(folder)
         except NotAvailableError as error:
@@ -85,26 +90,60 @@ def peers(folder: Path, report: Report) -> dict[str, Rate]:
     return found
 
 
-def transformers_rate(folder: Path) -> Rate:
+class Pooled(torch.nn.Module):
+    """A model of transformers, up to vectors: the mean of all positions, normalised."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        try:
+            from transformers import AutoModel
+        except ImportError as error:
+            raise NotAvailableError(f"not installed: {error.name}") from error
+        self.model = AutoModel.from_pretrained(folder, attn_implementation="sdpa").eval()
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.model(input_ids).last_hidden_state
+        return torch.nn.functional.normalize(hidden.mean(1))
+
+
+def batched(folder: Path, vectors: Callable[[torch.Tensor], object]) -> Rate:
     """Tokenized before, in batches of one length, which are not padded."""
-    try:
-        from tokenizers import Tokenizer
-        from transformers import AutoModel
-    except ImportError as error:
-        raise NotAvailableError(f"not installed: {error.name}") from error
-    model = AutoModel.from_pretrained(folder, attn_implementation="sdpa").eval()
+    from tokenizers import Tokenizer
+
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def rate(texts: list[str]) -> float:
         ids = torch.tensor([encoding.ids for encoding in tokenizer.encode_batch(texts)])
         began = time.perf_counter()
-        with torch.inference_mode():
-            for at in range(0, len(ids), BATCH):
-                hidden = model(ids[at : at + BATCH]).last_hidden_state
-                torch.nn.functional.normalize(hidden.mean(1)).numpy()
+        for part in ids.split(BATCH):
+            vectors(part)
         return len(texts) / (time.perf_counter() - began)
 
     return rate
+
+
+def transformers_rate(folder: Path) -> Rate:
+    model = Pooled(folder)
+
+    def vectors(ids: torch.Tensor) -> object:
+        with torch.inference_mode():
+            return model(ids).numpy()
+
+    return batched(folder, vectors)
+
+
+def openvino_rate(folder: Path) -> Rate:
+    """In the precision that it chooses for this processor, for the shortest latency."""
+    try:
+        import openvino
+    except ImportError as error:
+        raise NotAvailableError(f"not installed: {error.name}") from error
+    ids = torch.ones(2, 16, dtype=torch.int64)
+    with torch.no_grad():
+        converted = openvino.convert_model(Pooled(folder), example_input=ids)
+    how = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
+    request = openvino.Core().compile_model(converted, "CPU", how).create_infer_request()
+    return batched(folder, lambda ids: request.infer([ids.numpy()])[0])
 
 
 def sentences_rate(folder: Path) -> Rate:
