@@ -72,6 +72,8 @@ class EngineConfig:
     `chunk_size`: maximum tokens of one prompt in a step; bounds how long a prefill delays running sequences.
     `num_pages`: pages of `page_size` tokens, including the reserved page 0.
     `delay_factor`: let the waiting queue grow for this fraction of the last prefill's duration.
+    `batch_step_budget`: how many times as long the lowest priority may make a step in which more urgent requests
+    generate; at least 1.
     `stream_interval_ms`: after a request's first token, tokens within this interval are delivered as one delta.
     `user_control_tokens`: what a control token is that is written out in the content of users and tools.
     `image_max_bytes`: maximum size of an image's file; `image_max_pixels`: of the picture in the file.
@@ -103,6 +105,7 @@ class EngineConfig:
     reserve: Literal["demand", "full"] = "demand"
     delay_factor: float = 0.0
     stream_interval_ms: float = 0.0
+    batch_step_budget: Literal["off"] | float = "off"
     speculative_tokens: int = 0
     lora_slots: int = 0
     lora_max_rank: int = 64
@@ -138,6 +141,10 @@ class EngineConfig:
         )
         for name in ("delay_factor", "stream_interval_ms"):
             require(0 <= getattr(self, name) <= 1e6, name, "must be 0 to 1000000", getattr(self, name))
+        factor, drains = self.step_factor, self.prefill_policy == "drain"
+        if factor is not None:
+            require(1 <= factor <= 1e6, "batch_step_budget", "must be off, or 1 to 1000000", factor)
+            require(not drains, "batch_step_budget", "must be off with prefill_policy=drain", factor)
         if self.prefix_cache == "radix":
             require(
                 self.page_size == 1,
@@ -153,6 +160,16 @@ class EngineConfig:
                 "must be 1 or a multiple of 16 with prefix_cache=block (PETIOLE_PREFIX_CACHE)",
                 self.page_size,
             )
+
+    @property
+    def step_factor(self) -> float | None:
+        """`batch_step_budget`, None if it is off."""
+        return None if self.batch_step_budget == "off" else float(self.batch_step_budget)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether steps may hold decodes and chunks of prompts."""
+        return self.prefill_policy == "mixed" or self.step_factor is not None
 
     def decided(self, defaults: Batching, largest_region: int = 0) -> EngineConfig:
         """The same settings with these defaults in place of 0. Mixed steps are short: see `MIXED_CHUNK_SIZE`.

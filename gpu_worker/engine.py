@@ -545,6 +545,7 @@ class Engine:
             "slots": self.config.max_num_seqs,
             "running": len(state.running) + len(state.prefilling),
             "waiting": len(state.waiting),
+            "held_back": self.scheduler.planner.budget.held_back,
             "open": len(self._open),
             "rows_held": usage.rows_held,
             "pages_total": usage.pages_total,

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -137,6 +138,10 @@ class EngineSettings(BaseModel):
     delay_factor: float = Field(
         default=0.0, ge=0, description="pause before a prefill, as a share of the last one's duration"
     )
+    batch_step_budget: Literal["off"] | float = Field(
+        default="off",
+        description="how many times as long the lowest priority may make a more urgent step; off: no limit",
+    )
     speculative_tokens: int = Field(default=0, ge=0, description="most drafted tokens in a step; 0: off")
     lora_slots: int = Field(default=0, ge=0, description="LoRA adapters held on the device; 0: none are served")
     lora_max_rank: int = Field(default=64, ge=1, description="largest rank of a LoRA adapter")
@@ -155,6 +160,14 @@ class EngineSettings(BaseModel):
         default=0, ge=0, description="CPU threads of the model; 0: one for each core that the process may use"
     )
     debug: bool = Field(default=False, description="check every invariant at every step")
+
+    @field_validator("batch_step_budget", mode="before")
+    @classmethod
+    def _a_factor(cls, value: object) -> object:
+        with suppress(TypeError, ValueError):
+            if value == "off" or 1 <= float(value) <= 1e6:  # type: ignore[arg-type]
+                return value
+        raise ValueError("must be off, or a number from 1 to 1000000")
 
     @field_validator("graph_batch_sizes", mode="before")
     @classmethod

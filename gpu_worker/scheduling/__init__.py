@@ -4,6 +4,7 @@ The engine's loop calls `scheduler`; the other modules are its parts.
 
     scheduler   the four verbs: schedule, launch, sample, commit
     planning    selects the sequences of the next step
+    budget      what the lowest priority class may add to a step of more urgent sequences
     state       waiting, prefilling and running sequences, and the transitions between them
     admission   the waiting queue, the delay gate, adapter slots, images on their way to crops
     preemption  who gives way when rows or pages run out

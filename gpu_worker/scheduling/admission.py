@@ -61,6 +61,9 @@ class WaitingQueue:
     def first(self) -> ScheduledSequence | None:
         return self._by_rank.peekitem(0)[1] if self._by_rank else None
 
+    def last(self) -> ScheduledSequence | None:
+        return self._by_rank.peekitem(-1)[1] if self._by_rank else None
+
     def earliest_arrival_s(self) -> float:
         return float(self._arrivals[0][0])
 

@@ -13,6 +13,9 @@ second step. No prefill step is launched before the step with the long prompt is
 waits for at most one such step. The steps of `mixed` are shorter and hold decodes: there the next step does not
 wait, and chunks of long prompts fill it up.
 
+The chunks of a step have one priority: a prompt waits for no chunk of a worse one. While more urgent sequences
+decode, `batch_step_budget` limits what the lowest class adds to their steps (`budget.py`).
+
 Memory: pages go to the best-ranked sequences first. A sequence without pages is left out of the plan. Then as many
 of the worst-ranked sequences are preempted as are needed, by the sequences left out and by those that the next
 prefill step could start (`preemption.py`). The best-ranked sequence always makes progress, so sequences cannot
@@ -29,6 +32,7 @@ from petiole.gpu_worker.constraints import ConstraintState
 from petiole.gpu_worker.request.images import whole_regions
 from petiole.gpu_worker.scheduling.admission import can_reuse
 from petiole.gpu_worker.scheduling.batching import StepPlan, payload_of
+from petiole.gpu_worker.scheduling.budget import StepBudget
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
 from petiole.gpu_worker.scheduling.preemption import Holder, Need, Room, giving_way
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
@@ -62,13 +66,16 @@ class Planner:
         self.after_prefill = False
         self.after_long = False
         self.left_out: dict[ScheduledSequence, Amount] = {}
+        config = state.config
+        self.budget = StepBudget(config.step_factor, 1 + config.speculative_tokens)
         self._chunk = min(state.config.chunk_size, state.config.max_num_batched_tokens)
         self._most_scored = min(MOST_SCORED, max(64, SCORED_NUMBERS // state.limits.vocab_size))
         self._broken: dict[ScheduledSequence, Exception] = {}
 
     def on_launch(self, plan: StepPlan) -> None:
         self.after_prefill = plan.n_decodes == 0
-        if plan.n_chunks:
+        self.budget.on_launch(plan)
+        if plan.n_chunks and (self._mixes or not plan.n_decodes):
             self.after_long = any(self._is_long(seq) for seq in plan.chunks)
 
     # ------------------------------------------------------------ kind of step
@@ -99,7 +106,9 @@ class Planner:
         prefill = self._next_prefill(pipeline, streams, now, decode if mixes else None)
         if prefill is None or (prefill.images and self.after_prefill and decode is not None):
             return decode
-        return decode.beside(prefill) if mixes and decode is not None and not prefill.images else prefill
+        if prefill.images or decode is None:
+            return prefill
+        return decode.beside(prefill) if mixes or self.budget.limits(prefill.chunks[0]) else prefill
 
     @property
     def _mixes(self) -> bool:
@@ -123,7 +132,10 @@ class Planner:
 
     def schedule_decode_step(self) -> StepPlan | None:
         """The sequences whose next token can be computed now, with their drafts. Changes no sequence."""
-        sequences = [seq for seq in self.state.running if seq.can_decode and not seq.preempting]
+        running = self.state.running
+        sequences = [seq for seq in running if seq.can_decode and not seq.preempting]
+        if self.budget.factor is not None:
+            sequences = self.budget.choose(sequences, running, self.state.worst_priority)
         if not sequences:
             return None
         if self.state.config.speculative_tokens == 0:
@@ -198,7 +210,9 @@ class Planner:
                 self._add_chunks(chunks, streams, now, short_only, self._new_pages_of(decode))
         if not chunks:
             return None
-        return self._images_first(StepPlan(list(chunks), list(chunks.values()), n_chunks=len(chunks)))
+        plan = self._images_first(StepPlan(list(chunks), list(chunks.values()), n_chunks=len(chunks)))
+        held_back = plan.images and self.budget.limits(plan.images[0][0]) and not self.budget.exempt
+        return None if held_back else plan
 
     def _new_pages_of(self, plan: StepPlan | None) -> Amount:
         state = self.state
@@ -233,6 +247,7 @@ class Planner:
         promised = taken + sum(self._new_pages(seq, n) for seq, n in chunks.items())
         for seq in self._prefilling(streams, now, budget, chunks, short_only):
             room = min(self._chunk, budget - sum(chunks.values()), seq.prefill_target - seq.scheduled_position)
+            room = self.budget.chunk(seq, room)
             if seq.wants_scores:
                 room = min(room, self._most_scored - sum(n for one, n in chunks.items() if one.wants_scores))
             if seq.regions:
@@ -244,6 +259,7 @@ class Planner:
             if promised > self.state.manager.pages_available:
                 self.left_out[seq] = need
                 break
+            self.budget.take_chunk(seq, room)
             chunks[seq] = room
 
     def _prefilling(
@@ -251,13 +267,19 @@ class Planner:
     ) -> Iterable[ScheduledSequence]:
         """Yield the sequences in prefill by rank, then admit waiting ones, while the caller has budget left.
 
-        `chunks` are the chunks that the caller has so far. `short_only` skips long prompts. A sequence of a worse
-        priority than a skipped one is not admitted, because it might have to give way at once.
+        `chunks` are the chunks that the caller has so far: only sequences of the same priority go on with these.
+        `short_only` skips long prompts. A sequence of a worse priority than a skipped one is not admitted, because
+        it might have to give way at once.
         """
         state = self.state
         worst_priority = math.inf
+
+        def is_full(seq: ScheduledSequence) -> bool:
+            first = next(iter(chunks), seq)
+            return seq.rank[0] > first.rank[0] or sum(chunks.values()) >= budget or not self.budget.chunk(seq, 1)
+
         for seq in sorted(state.prefilling, key=_rank):
-            if sum(chunks.values()) >= budget:
+            if is_full(seq):
                 return
             if seq in chunks:
                 continue
@@ -269,7 +291,7 @@ class Planner:
             return
         promised = self._promised()
         for seq in self._candidates():
-            if seq.rank[0] > worst_priority or sum(chunks.values()) >= budget:
+            if seq.rank[0] > worst_priority or is_full(seq):
                 return
             try:
                 if (short_only and self._is_long(seq)) or self._awaits_chunks(seq, state.prefilling):

@@ -191,6 +191,7 @@ class Scheduler:
         with self.tracer.span("wait", payload.slot_id, payload.step_id):
             output = step.transfer.wait()
         now = time.perf_counter()
+        self.planner.budget.on_commit(payload, now)
         if payload.plan.n_chunks:
             self.state.gate.last_prefill_s = now - payload.launched_s
         elif step.kind == "encode":

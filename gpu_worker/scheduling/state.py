@@ -137,6 +137,13 @@ class SchedulerState:
         return self.prefilling + self.running
 
     @property
+    def worst_priority(self) -> int | None:
+        """Of all sequences, those that wait included; None if there is none."""
+        last = self.waiting.last()
+        sequences = self.active if last is None else [*self.active, last]
+        return max((seq.rank[0] for seq in sequences), default=None)
+
+    @property
     def num_zombies(self) -> int:
         return self.num_allocated - len(self.prefilling) - len(self.running)
 

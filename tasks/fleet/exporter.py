@@ -28,6 +28,7 @@ _LABELS = ("worker", "model")
 _GAUGES = {
     "num_requests_running": ("running", "Requests that generate."),
     "num_requests_waiting": ("waiting", "Requests that the worker has taken and that wait for a place."),
+    "num_requests_held_back": ("held_back", "Running requests that the step budget kept out of the last step."),
     "num_slots": ("slots", "Requests that may generate at the same time."),
     "num_held_messages": ("held_messages", "Messages that the worker has taken and not acknowledged."),
     "num_pending_completions": ("pending_completions", "Generations that ended, whose outcome is not stored yet."),

@@ -95,6 +95,7 @@ class WorkerReport(BaseModel):
     slots: int = 0
     running: int = 0
     waiting: int = 0
+    held_back: int = 0  # of the running: the step budget keeps them out of the last step
     pages_total: int = 0
     pages_free: int = 0
     pages_cached: int = 0

@@ -109,7 +109,7 @@ def working_bytes(engine: EngineConfig, model: ModelPlan, itemsize: int, encode_
     shapes = captured_shapes(engine, longest)
     outputs = engine.max_num_seqs * (1 + engine.speculative_tokens)
     tokens = max(engine.max_num_batched_tokens, outputs)
-    if engine.prefill_policy == "mixed":
+    if engine.mixes:
         tokens = max(tokens, engine.chunk_size + outputs)
     tokens += max((shape.positions for shape in shapes["append"]), default=0)  # of the graphs' pool
     widest = max(3 * model.hidden_size + _mixed_width(layer) + _fed_width(layer, model) for layer in model.layers)

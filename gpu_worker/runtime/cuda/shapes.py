@@ -43,7 +43,7 @@ def token_ladder(config: EngineConfig) -> list[int]:
     """Numbers of tokens to capture graphs for: 16, 32, 64, and every 128th up to a chunk. With mixed steps: up to
     a chunk beside a decode of every sequence."""
     most = min(config.chunk_size, MOST_TOKENS)
-    if config.prefill_policy == "mixed":
+    if config.mixes:
         most += config.max_num_seqs
     return sorted({min(n, most) for n in (16, 32, 64, *range(128, most + 128, 128))})
 

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 _SAME = {
     *("weight_format", "weight_bytes", "kernels", "instructions", "threads"),
-    *("model", "device", "slots", "running", "waiting", "preemptions"),
+    *("model", "device", "slots", "running", "waiting", "held_back", "preemptions"),
     *("steps", "evicted_pages", "zombie_outputs", "expert_imbalance"),
     *("encoded_images", "image_hits", "encode_s"),
     *("pages_total", "pages_free", "pages_cached"),

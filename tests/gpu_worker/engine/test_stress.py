@@ -102,6 +102,9 @@ def draw(seed: int) -> Workload:
         for window in windows.choice([[], [], [7], [3, 30]])
         for spare in [windows.choice([0, 10, n_pages])]
     ]
+    shares = random.Random(f"budget {seed}")
+    if config["prefill_policy"] != "drain":
+        config["batch_step_budget"] = shares.choice(["off", 1, 1.25, 3])
     kept = random.Random(f"states {seed}")
     machine["snapshots"] = 0 if spec else kept.choice([0, 0, 2, 5, 40])
     delays = rng.choice([0.0, 0.0002, 0.001])

@@ -1,0 +1,219 @@
+"""How much the lowest priority class may lengthen a step in which more urgent sequences decode.
+
+The engine measures how long such steps take, and estimates from that a step's seconds with and without sequences
+of the lowest class. With a budget of 1.25 these may add a quarter of the seconds that the step takes without them:
+
+    the more urgent sequences decode | the lowest class decodes, by rank | a chunk of its prompts, if room is left
+    <------------- 1 --------------> <-------------------------------- 0.25 ----------------------------------->
+
+Sequences that do not fit keep their rows and their pages, and wait for a later step. A chunk of the lowest class
+is no step of its own then: it runs beside the decodes, cut to what fits. Two kinds of steps are exceptions:
+
+- One step in `PROBED`, and the first `FIRST` ones, go without the lowest class, so that their seconds are known.
+- One step in `EXEMPT` has no limit, so that the lowest class goes on whatever its sequences cost. That is less
+  than one gap between tokens in a hundred.
+
+Tokens do not depend on the step that computes them, so a budget changes none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from petiole.gpu_worker.runtime.interface import StepBatch
+from petiole.gpu_worker.scheduling.batching import StepPayload, StepPlan
+from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+
+FIRST, PROBED, EXEMPT = 4, 32, 128
+"""Steps in which the lowest class is limited. See above."""
+
+MEMORY = 64
+"""The estimate rests on about as many of the last steps."""
+
+OUTLIER = 4.0
+"""A step counts as at most this many times its estimate: another process may have had the processor."""
+
+_SCALES = np.array([1.0, 16.0, 16.0, 4096.0])
+"""Of the features, so that their costs have the same order of magnitude."""
+
+_Floats = npt.NDArray[np.float64]
+
+
+class Load(NamedTuple):
+    """What a step computes: `rows` outputs, `positions` that go through the layers, and `context` positions before
+    these that attention reads."""
+
+    rows: int = 0
+    positions: int = 0
+    context: int = 0
+
+    @classmethod
+    def of(cls, batch: StepBatch) -> Load:
+        return cls(int(batch.outputs.sum()), int(batch.lengths.sum()), int(batch.starts.sum()))
+
+
+class Costs(NamedTuple):
+    """Seconds of a step that computes nothing, and of each unit of its load."""
+
+    step: float = 0.0
+    row: float = 0.0
+    position: float = 0.0
+    context: float = 0.0
+
+    def more(self, load: Load) -> float:
+        """Seconds by which this load lengthens a step."""
+        return self.row * load.rows + self.position * load.positions + self.context * load.context
+
+
+def _zeros(*shape: int) -> _Floats:
+    return np.zeros(shape)
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Estimates the costs from the last steps, by least squares. No cost is below 0. `widest`: the most positions
+    of a step so far."""
+
+    costs: Costs = field(default_factory=Costs)
+    widest: int = 0
+    _products: _Floats = field(default_factory=lambda: _zeros(4, 4))
+    _sums: _Floats = field(default_factory=lambda: _zeros(4))
+
+    def seconds(self, load: Load) -> float:
+        return self.costs.step + self.costs.more(load)
+
+    def observe(self, load: Load, seconds: float) -> None:
+        expected = self.seconds(load)
+        if expected > 0:
+            seconds = min(seconds, OUTLIER * expected)
+        features = np.array([1.0, *load]) / _SCALES
+        self._products = (1 - 1 / MEMORY) * self._products + np.outer(features, features)
+        self._sums = (1 - 1 / MEMORY) * self._sums + seconds * features
+        self.widest = max(self.widest, load.positions)
+        self.costs = self._fitted()
+
+    def _fitted(self) -> Costs:
+        """What the steps leave open stays as it was: the old costs have a small weight."""
+        weight = 1e-6 * float(np.trace(self._products))
+        products = self._products + weight * np.eye(4)
+        sums = self._sums + weight * np.array(self.costs) * _SCALES
+        found, kept = _zeros(4), np.arange(4)
+        while kept.size:
+            found[:] = 0.0
+            found[kept] = np.linalg.solve(products[np.ix_(kept, kept)], sums[kept])
+            if (found >= 0).all():
+                break
+            kept = kept[found[kept] > 0]
+        return Costs(*(np.maximum(found, 0.0) / _SCALES).tolist())
+
+
+class StepBudget:
+    """What the lowest class may do in the next step. `factor`: None without a budget.
+
+    `lowest`: the priority that this plan limits; None if no more urgent sequence decodes. `held_back`: how many
+    sequences of that priority could decode in this step, and wait."""
+
+    def __init__(self, factor: float | None, positions_per_row: int) -> None:
+        self.factor = factor
+        self.times = StepTimes()
+        self.lowest: int | None = None
+        self.held_back = 0
+        self._positions_per_row = positions_per_row
+        self._turn = 0
+        self._room_s = math.inf
+        self._room_positions = math.inf
+        self._completed_s = 0.0
+
+    def limits(self, seq: ScheduledSequence) -> bool:
+        return self.lowest is not None and seq.rank[0] >= self.lowest
+
+    @property
+    def exempt(self) -> bool:
+        """Whether the next step has no limit."""
+        return self._room_s == math.inf
+
+    # ------------------------------------------------------------ plan
+
+    def choose(
+        self, able: list[ScheduledSequence], running: Iterable[ScheduledSequence], worst: int | None
+    ) -> list[ScheduledSequence]:
+        """The subset of `able` that may decode in the next step. `able` can decode now, `worst` is the worst
+        priority of all sequences."""
+        self.lowest, self.held_back, self._room_s, self._room_positions = None, 0, math.inf, math.inf
+        if self.factor is None or worst is None:
+            return able
+        urgent = [seq for seq in able if seq.rank[0] < worst]
+        if not urgent and not any(seq.rank[0] < worst and not seq.is_idle for seq in running):
+            return able
+        self.lowest = worst
+        self._open(urgent)
+        chosen = set(urgent)
+        for seq in sorted((seq for seq in able if seq.rank[0] >= worst), key=lambda seq: seq.rank):
+            if not self._take(self._decodes([seq])):
+                break
+            chosen.add(seq)
+        self.held_back = len(able) - len(chosen)
+        return [seq for seq in able if seq in chosen]
+
+    def _open(self, urgent: Sequence[ScheduledSequence]) -> None:
+        """Decide the room beside these decodes. Without any, the more urgent sequences wait for a step in flight,
+        and no step may come before theirs."""
+        if urgent and self._turn % EXEMPT == EXEMPT - 1:
+            return
+        self._room_s = self._room_positions = 0
+        if urgent and self._turn >= FIRST and self._turn % PROBED:
+            assert self.factor is not None
+            alone = self._decodes(urgent)
+            self._room_s = (self.factor - 1) * self.times.seconds(alone)
+            # An estimate says little about steps much wider than those measured.
+            self._room_positions = 2 * self.times.widest + 1 - alone.positions
+
+    def _decodes(self, sequences: Sequence[ScheduledSequence]) -> Load:
+        """Of a decode, or of a verification with as many drafts as there may be."""
+        n = len(sequences)
+        return Load(n, n * self._positions_per_row, sum([seq.scheduled_position for seq in sequences]))
+
+    def _take(self, load: Load) -> bool:
+        """Take the room that the load needs, if there is enough."""
+        seconds = self.times.costs.more(load)
+        if self._room_s <= 0 or seconds > self._room_s or load.positions > self._room_positions:
+            return False
+        self._room_s -= seconds
+        self._room_positions -= load.positions
+        return True
+
+    def chunk(self, seq: ScheduledSequence, most: int) -> int:
+        """How many positions of the sequence's prompt the next step may compute. `most`: without a budget."""
+        if not self.limits(seq) or self.exempt:
+            return most
+        costs = self.times.costs
+        left = self._room_s - costs.more(Load(1, 0, seq.scheduled_position))
+        if left <= 0:
+            return 0
+        room = self._room_positions if costs.position == 0 else min(self._room_positions, left / costs.position)
+        return max(0, min(most, int(room)))
+
+    def take_chunk(self, seq: ScheduledSequence, positions: int) -> None:
+        if self.limits(seq):
+            self._take(Load(1, positions, seq.scheduled_position))
+
+    # ------------------------------------------------------------ launch and commit
+
+    def _is_limited(self, plan: StepPlan) -> bool:
+        """Whether more urgent sequences than those of the lowest class decode in it."""
+        lowest = self.lowest
+        return lowest is not None and any(seq.rank[0] < lowest for seq in plan.sequences[: plan.n_decodes])
+
+    def on_launch(self, plan: StepPlan) -> None:
+        self._turn += self._is_limited(plan)
+
+    def on_commit(self, payload: StepPayload, now: float) -> None:
+        """Measure the step: it began when it was launched or when the step before it was completed."""
+        if self.factor is not None and self._is_limited(payload.plan):
+            self.times.observe(Load.of(payload.batch), now - max(payload.launched_s, self._completed_s))
+        self._completed_s = now

@@ -1,0 +1,287 @@
+"""The lowest priority class beside more urgent sequences: what it adds to their steps, and who waits for whom."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from petiole.gpu_worker import EngineConfig, InvalidRequest
+from petiole.gpu_worker.runtime.interface import StepBatch
+from petiole.gpu_worker.scheduling.budget import EXEMPT, FIRST, PROBED, Costs, Load, StepTimes
+from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from tests.support.stepped import Bench, sequence
+from tests.support.trials import examples
+
+CHAT, BATCH = 0, 9
+COSTS = Costs(step=8.0, row=0.5, position=0.5, context=0.001)
+CHUNK = 8
+
+
+class KnownTimes(StepTimes):
+    """The costs are known, and nothing is measured."""
+
+    def observe(self, load: Load, seconds: float) -> None: ...
+
+
+class Machine(Bench):
+    """`limited`: of each launched step, whether more urgent sequences decode. `exempt`: whether the lowest class
+    has no limit in it."""
+
+    def __init__(self, factor: float | str, slots: int, **config: Any) -> None:
+        self.limited: list[bool] = []
+        self.exempt: list[bool] = []
+        super().__init__(slots=slots, batch_step_budget=factor, **config)
+        self.budget = self.scheduler.planner.budget
+        self.budget.times = KnownTimes(COSTS, widest=1000)
+
+    def _forward(self, slot_id: int, batch: StepBatch) -> None:
+        super()._forward(slot_id, batch)
+        self.limited.append(self.budget.lowest is not None)
+        self.exempt.append(self.budget.exempt)
+
+    def share(self, i: int, lowest: bool) -> Load:
+        """What the lowest class, or the others, compute in a step."""
+        plan, batch = self.plans[i], self.batches[i]
+        kept = [k for k, seq in enumerate(plan.sequences) if (seq.rank[0] == BATCH) == lowest]
+        return Load(*(int(part[kept].sum()) for part in (batch.outputs, batch.lengths, batch.starts)))
+
+    def turns(self) -> list[int]:
+        """The limited steps with decodes of chats."""
+        return [
+            i
+            for i, plan in enumerate(self.plans)
+            if self.limited[i] and CHAT in priorities(plan.sequences[: plan.n_decodes])
+        ]
+
+    def run(self, rounds: int = 100_000) -> None:
+        for _ in range(rounds):
+            if not self.has_work:
+                return
+            self.round()
+
+
+def priorities(sequences: Iterable[ScheduledSequence]) -> set[int]:
+    return {seq.rank[0] for seq in sequences}
+
+
+def machine(factor: float | str = 1.25, slots: int = 2, **config: Any) -> Machine:
+    settings = {"max_num_seqs": 12, "chunk_size": CHUNK, "max_num_batched_tokens": 2 * CHUNK, **config}
+    return Machine(factor, slots, **settings)
+
+
+def chat(arrival: int, max_tokens: int = 40, prompt: int = 2) -> ScheduledSequence:
+    return sequence([1 + arrival] * prompt, arrival, max_tokens, priority=CHAT)
+
+
+def rows(n: int, arrival: int = 100, max_tokens: int = 40, prompt: int = 2) -> list[ScheduledSequence]:
+    return [sequence([2 + i] * prompt, arrival + i, max_tokens, priority=BATCH) for i in range(n)]
+
+
+# ---------------------------------------------------------------- the estimate
+
+
+@given(costs=st.tuples(*(st.floats(0.1, 10.0) for _ in range(4))), seed=st.integers(0, 1000))
+def test_the_seconds_of_steps_are_learned(costs: tuple[float, float, float, float], seed: int) -> None:
+    true, rng, times = (
+        Costs(costs[0], costs[1] / 16, costs[2] / 16, costs[3] / 4096),
+        random.Random(seed),
+        StepTimes(),
+    )
+    loads = []
+    for _ in range(200):
+        rows = rng.randint(1, 64)
+        loads.append(Load(rows, rows + rng.choice([0, 0, 7, 64]), rng.randint(0, 50_000)))
+        times.observe(loads[-1], true.step + true.more(loads[-1]))
+    for load in loads[-20:]:
+        assert times.seconds(load) == pytest.approx(true.step + true.more(load), rel=0.02)
+    assert min(times.costs) >= 0
+
+
+def test_two_sizes_of_steps_suffice_for_these() -> None:
+    times = StepTimes()
+    for i in range(100):
+        load = Load(1, 1, 50 + i) if i % 32 == 0 else Load(4, 4, 200 + 4 * i)
+        times.observe(load, 1.0 if load.rows == 1 else 1.2)
+    assert times.seconds(Load(1, 1, 150)) == pytest.approx(1.0, rel=0.03)
+    assert times.seconds(Load(4, 4, 600)) == pytest.approx(1.2, rel=0.03)
+
+
+def test_a_step_that_another_process_delays_says_little() -> None:
+    times = StepTimes()
+    for _ in range(100):
+        times.observe(Load(2, 2, 0), 1.0)
+    times.observe(Load(2, 2, 0), 1000.0)
+    assert times.seconds(Load(2, 2, 0)) < 1.1
+
+
+# ---------------------------------------------------------------- what the lowest class adds
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    chats=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 50), st.integers(1, 20)), min_size=1, max_size=6),
+    n_rows=st.integers(1, 16),
+    prompt=st.integers(1, 20),
+    factor=st.sampled_from([1, 1.25, 1.5, 3]),
+    slots=st.integers(1, 2),
+    policy=st.sampled_from(["pipelined", "mixed"]),
+)
+def test_it_adds_no_more_than_its_budget_and_all_end(
+    chats: list[tuple[int, int, int]], n_rows: int, prompt: int, factor: float, slots: int, policy: str
+) -> None:
+    bench = machine(factor, slots, prefill_policy=policy)
+    batch, talks = rows(n_rows, prompt=prompt, max_tokens=12), []
+    bench.submit(*batch)
+    for arrival, (gap, length, output) in enumerate(chats):
+        bench.run(gap)
+        talks.append(chat(arrival, output, length))
+        bench.submit(talks[-1])
+    bench.run()
+    assert all(seq.finalized for seq in [*batch, *talks])
+    for i in bench.turns():
+        if not bench.exempt[i]:
+            alone = COSTS.step + COSTS.more(bench.share(i, lowest=False))
+            assert COSTS.more(bench.share(i, lowest=True)) <= (factor - 1) * alone + 1e-9
+
+
+def test_rows_that_do_not_fit_wait_with_their_pages_and_the_best_ranked_go_on() -> None:
+    bench = machine(1.25)
+    batch = rows(8, max_tokens=60)
+    bench.submit(*batch)
+    while len(bench.scheduler.state.running) < 8:
+        bench.round()
+    bench.submit(chat(0, max_tokens=50))
+    bench.run(80)
+    turns = bench.turns()
+    beside = [[seq for seq in bench.plans[i].sequences if seq in batch] for i in turns[FIRST:30]]
+    assert beside == [batch[:2]] * len(beside)
+    assert bench.budget.held_back == 6
+    assert all(seq.blocks is not None for seq in batch if not seq.finalized)
+    bench.run()
+    assert bench.scheduler.state.counters.preemptions == 0
+    assert all(seq.finalized for seq in batch)
+
+
+def test_its_chunks_run_beside_the_decodes_and_are_cut_to_what_fits() -> None:
+    bench = machine(1.25)
+    bench.submit(chat(0, max_tokens=40))
+    bench.run(12)
+    [row] = rows(1, prompt=30)
+    bench.submit(row)
+    bench.run(30)
+    chunks = [(plan, i) for i, plan in enumerate(bench.plans) if row in plan.chunks]
+    assert {plan.kind for plan, _ in chunks} == {"mixed"}
+    assert len(chunks) > 1
+    assert all(int(bench.batches[i].lengths[-1]) < CHUNK for _, i in chunks)
+
+
+def test_without_a_more_urgent_sequence_there_is_no_limit() -> None:
+    bench, free = machine(1), machine("off")
+    for one in (bench, free):
+        one.submit(*rows(8, prompt=12))
+        one.run()
+    assert [plan.kind for plan in bench.plans] == [plan.kind for plan in free.plans]
+    assert not any(bench.limited)
+
+
+def test_steps_without_the_class_are_measured_now_and_then() -> None:
+    bench = machine(1000)
+    bench.submit(chat(0, max_tokens=60), *rows(4, max_tokens=60))
+    bench.run()
+    turns = [BATCH in priorities(bench.plans[i].sequences) for i in bench.turns()]
+    assert turns[:FIRST] == [False] * FIRST
+    assert [turn for turn, shared in enumerate(turns[FIRST:], FIRST) if not shared] == [PROBED]
+
+
+def test_however_little_fits_the_class_goes_on() -> None:
+    """With a factor of 1 nothing ever fits, and one chat follows the other."""
+    bench = machine(1)
+    batch = rows(2, max_tokens=3, prompt=12)
+    for arrival in range(8):
+        last = chat(arrival, max_tokens=50)
+        bench.submit(last, *(batch if arrival == 0 else ()))
+        while not last.finalized:
+            bench.round()
+    bench.run()
+    turns = bench.turns()
+    shared = [turn for turn, i in enumerate(turns) if BATCH in priorities(bench.plans[i].sequences)]
+    assert shared
+    assert all(turn % EXEMPT == EXEMPT - 1 for turn in shared)
+
+
+def test_a_step_is_not_estimated_to_be_much_wider_than_any_before() -> None:
+    bench = machine(100)
+    bench.budget.times = KnownTimes(COSTS, widest=1)
+    bench.submit(chat(0, max_tokens=20), *rows(8, max_tokens=40))
+    bench.run(40)
+    assert max(bench.share(i, lowest=True).positions for i in bench.turns()) == 2
+
+
+# ---------------------------------------------------------------- a chat that arrives
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    n_rows=st.integers(1, 8),
+    prompt=st.integers(1, 30),
+    before=st.integers(0, 40),
+    factor=st.sampled_from(["off", 1.25]),
+    length=st.integers(1, CHUNK),
+)
+def test_a_chat_waits_for_at_most_one_chunk_and_two_steps(
+    n_rows: int, prompt: int, before: int, factor: float | str, length: int
+) -> None:
+    """Beside rows that fill the engine, what is in flight included; and no chunk of theirs shares its step."""
+    bench = machine(factor, max_num_seqs=4)
+    bench.submit(*rows(n_rows, prompt=prompt, max_tokens=20))
+    bench.run(before)
+    begun = len(bench.plans) - bench.pipeline.in_flight
+    late = chat(0, max_tokens=4, prompt=length)
+    bench.submit(late)
+    while late not in (bench.plans[-1].sequences if bench.plans else ()):
+        bench.round()
+    waited = bench.plans[begun:-1]
+    assert sum(plan.n_chunks > 0 for plan in waited) <= 1
+    assert len(waited) <= 3
+    assert priorities(bench.plans[-1].chunks) == {CHAT}
+    bench.run()
+
+
+def test_a_chat_takes_the_place_of_a_row_at_once_and_the_row_comes_back_through_the_cache() -> None:
+    bench = machine("off", max_num_seqs=4)
+    batch = rows(4, prompt=6)
+    bench.submit(*batch)
+    bench.run(20)
+    late, worst = chat(0, max_tokens=4), batch[-1]
+    kept = worst.kv_position
+    bench.submit(late)
+    while bench.pipeline.is_full:
+        bench.round()
+    bench.round()
+    assert worst.preempting or worst.blocks is None
+    assert not any(seq.preempting for seq in batch[:-1])
+    while worst not in bench.scheduler.state.active or worst.preempting:
+        bench.round()
+    assert late.finalized
+    assert worst.reused >= kept
+    bench.run()
+    assert bench.scheduler.state.counters.preemptions == 1
+
+
+def test_prompts_of_two_priorities_share_no_step() -> None:
+    bench = machine("off")
+    bench.submit(*rows(2), chat(0), chat(1))
+    bench.run()
+    assert all(len(priorities(plan.chunks)) <= 1 for plan in bench.plans)
+    assert len(bench.plans[0].chunks) == 2
+
+
+@pytest.mark.parametrize(("factor", "more"), [(0.5, {}), (float("nan"), {}), (1.25, {"prefill_policy": "drain"})])
+def test_a_budget_that_is_none_is_refused(factor: float, more: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="batch_step_budget: must be off"):
+        EngineConfig(batch_step_budget=factor, **more)
