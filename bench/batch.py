@@ -2,7 +2,9 @@
 and reads each stream, and a Celery group of all rows. Same worker, same rows, in turns; tokens a second.
 
 The loop is the client of `bench serving`: what a batch loses against it is what its journal and its collecting
-cost. It leaves results and streams in Redis, and begins anew after a crash; a batch does neither."""
+cost. It leaves results and streams in Redis, and begins anew after a crash; a batch does neither.
+
+Then, on the engine itself, what a full batch costs chat: `bench.beside`."""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from bench import beside
 from bench.checkpoints import SMALL, TINY, checkpoint
 from bench.load import Case
 from bench.report import Report, arguments, progress
+from bench.runs import Bench
 from bench.serving import CLIENTS, PATIENCE_S, fleet, requests
 
 LEAST = 0.95
@@ -59,6 +63,7 @@ def as_group(case: Case, seed: int) -> float:
 def main(argv: list[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--threads", type=int, default=0, help="of the engine; 0: torch decides")
+    parser.add_argument("--no-chat", action="store_true", help="leave out chat beside a batch")
     options = parser.parse_args(argv)
     cases = [Case(TINY, 8, 16, 8, 4, 1)] if options.quick else CASES
     report = Report("petiole.batch beside a hand-made loop and a Celery group")
@@ -77,6 +82,8 @@ def main(argv: list[str] | None = None) -> None:
                     target=target,
                 )
         report.save(options.json)
+    if not options.no_chat:
+        beside.measure(Bench(report, threads=options.threads, quick=options.quick))
     report.finish(options.json)
 
 

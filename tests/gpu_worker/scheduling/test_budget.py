@@ -122,7 +122,7 @@ def test_a_step_that_another_process_delays_says_little() -> None:
 # ---------------------------------------------------------------- what the lowest class adds
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(
     chats=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 50), st.integers(1, 20)), min_size=1, max_size=6),
     n_rows=st.integers(1, 16),
@@ -225,7 +225,7 @@ def test_a_step_is_not_estimated_to_be_much_wider_than_any_before() -> None:
 # ---------------------------------------------------------------- a chat that arrives
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(
     n_rows=st.integers(1, 8),
     prompt=st.integers(1, 30),

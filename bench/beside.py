@@ -1,0 +1,174 @@
+"""Chat beside rows of the lowest priority that fill the engine, driven directly: what the rows cost the chat, and
+what the chat leaves of the rows' rate. Part of `bench batch`.
+
+    alone       the chat, and nothing else
+    chat        an engine equally full of chat
+    off, 1.25   rows, with that `batch_step_budget`
+
+All in turns, on one engine for each budget. A quarter of the places chat, one answer after the other."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from bench import load
+from bench.checkpoints import QWEN3_06B, TINY, Shape, checkpoint
+from bench.report import percentile, progress
+from bench.runs import Bench
+from petiole.gpu_worker import Engine, Request
+
+LOWEST = 9
+FACTOR, GAP, TTFT = 1.25, 1.30, 1.10
+"""The budget; with that, a gap between tokens beside one alone; and a TTFT, before one chunk and two steps."""
+
+
+@dataclass(frozen=True)
+class Mix:
+    """`slots` places; `n` chats in each of `rounds` rounds. The tokens of prompts and answers."""
+
+    shape: Shape
+    slots: int
+    n: int
+    rounds: int
+    chat: tuple[int, int] = (32, 48)
+    row: tuple[int, int] = (64, 32)
+
+    @property
+    def chatting(self) -> int:
+        return max(1, self.slots // 4)
+
+
+MIXES = [Mix(TINY, 32, 64, 3), Mix(QWEN3_06B, 8, 8, 2)]
+QUICK = Mix(TINY, 4, 2, 1, (4, 4), (8, 4))
+
+
+class Rows:
+    """Requests of one priority that are always `open_` in number, until the context ends."""
+
+    def __init__(self, engine: Engine, mix: Mix, open_: int, priority: int) -> None:
+        self._engine, self._mix, self._priority = engine, mix, priority
+        self._free, self._ended = threading.Semaphore(open_), False
+        self.streams: list[load.Stream] = []
+        self._feeder = threading.Thread(target=self._feed)
+
+    def _feed(self) -> None:
+        for seed in itertools.count(1000):
+            for request in load.requests(16, *self._mix.row, seed=seed):
+                self._free.acquire()
+                if self._ended:
+                    return
+                self.streams.append(load.submit(self._engine, self._low(request), self._free))
+
+    def _low(self, request: Request) -> Request:
+        return replace(request, priority=self._priority)
+
+    @property
+    def tokens(self) -> int:
+        return sum([stream.tokens for stream in self.streams])
+
+    def __enter__(self) -> Rows:
+        self._feeder.start()
+        while self.tokens < self._mix.slots:  # they generate
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended = True
+        self._free.release()
+        self._feeder.join()
+        for stream in self.streams:
+            if stream.handle is not None:
+                stream.handle.cancel()
+        for stream in self.streams:
+            _ = stream.result
+
+
+@dataclass
+class Seen:
+    ttfts_ms: list[float]
+    gaps_ms: list[float]
+    rows_per_s: float = 0.0
+
+    @property
+    def ttft_ms(self) -> float:
+        return percentile(self.ttfts_ms, 0.99)
+
+    @property
+    def gap_ms(self) -> float:
+        return percentile(self.gaps_ms, 0.99)
+
+
+def chats(engine: Engine, mix: Mix, seed: int) -> Seen:
+    run = load.at_concurrency(engine, load.requests(mix.n, *mix.chat, seed=seed), mix.chatting)
+    return Seen(run.ttfts_ms, run.gaps_ms)
+
+
+def beside(engine: Engine, mix: Mix, seed: int, priority: int) -> Seen:
+    """Chats beside others that fill the engine. Rows of the lowest priority wait for places, too."""
+    open_ = mix.slots + mix.chatting if priority else mix.slots - mix.chatting
+    with Rows(engine, mix, open_, priority) as rows:
+        before, began = rows.tokens, time.perf_counter()
+        seen = chats(engine, mix, seed)
+        seen.rows_per_s = (rows.tokens - before) / (time.perf_counter() - began)
+    return seen
+
+
+def rate_alone(engine: Engine, mix: Mix, seed: int) -> float:
+    """Tokens a second of rows that have the engine for themselves."""
+    asked = load.requests(2 * mix.slots, *mix.row, seed=seed)
+    return load.at_concurrency(engine, asked, mix.slots).tokens_per_s
+
+
+def measure(bench: Bench) -> None:
+    for mix in progress([QUICK] if bench.quick else MIXES, "chat beside rows"):
+        with ExitStack() as stack:
+            model = stack.enter_context(checkpoint(mix.shape))
+            off, limited = (
+                stack.enter_context(
+                    bench.engine(model, mix.shape, max_num_seqs=mix.slots, batch_step_budget=budget)
+                )
+                for budget in ("off", FACTOR)
+            )
+            _measure(bench, mix, off, limited)
+
+
+def _measure(bench: Bench, mix: Mix, off: Engine, limited: Engine) -> None:
+    seen: dict[str, list[Seen]] = {"alone": [], "chat": [], "off": [], "limited": []}
+    rates, chunks = list[float](), list[float]()
+    for seed in range(mix.rounds):
+        seen["alone"].append(chats(off, mix, seed))
+        seen["off"].append(beside(off, mix, 100 + seed, LOWEST))
+        seen["limited"].append(beside(limited, mix, 200 + seed, LOWEST))
+        seen["chat"].append(beside(off, mix, 300 + seed, 0))
+        rates.append(rate_alone(off, mix, 400 + seed))
+        chunks += load.at_concurrency(off, load.requests(4, mix.row[0], 2, seed=500 + seed), 1).ttfts_ms
+    name = f"{mix.shape.name}, {mix.chatting} chats, {mix.slots} places"
+    strict = not bench.quick
+    for kind, what in (("off", "rows, no budget"), ("limited", f"rows, a budget of {FACTOR}")):
+        mine, alone = seen[kind], seen["alone"]
+        step = statistics.median(percentile(one.gaps_ms, 0.5) for one in mine)
+        bound = [TTFT * one.ttft_ms + statistics.median(chunks) + 2 * step for one in alone]
+        peers = bound, [one.gap_ms for one in (alone if kind == "limited" else seen["chat"])]
+        limits = 1.0, GAP if kind == "limited" else 1.0
+        _add(bench, f"{name}, {what}: TTFT, 99 of 100", [one.ttft_ms for one in mine], peers[0], limits[0], strict)
+        _add(bench, "  between tokens, 99 of 100", [one.gap_ms for one in mine], peers[1], limits[1], strict)
+        kept = statistics.median(one.rows_per_s for one in mine)
+        bench.report.add("  the rows' tokens", kept, "tokens/s", peer=statistics.median(rates), note="peer: alone")
+
+
+def _add(bench: Bench, name: str, ours: list[float], theirs: list[float], most: float, strict: bool) -> None:
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    bench.report.add(
+        name,
+        statistics.median(ours),
+        "ms",
+        peer=statistics.median(theirs),
+        spread=(min(ratios), max(ratios)),
+        target=most if strict else None,
+        better="lower",
+    )
