@@ -14,12 +14,12 @@ waits for at most one such step. The steps of `mixed` are shorter and hold decod
 wait, and chunks of long prompts fill it up.
 
 The chunks of a step have one priority: a prompt waits for no chunk of a worse one. While more urgent sequences
-decode, `batch_step_budget` limits what the lowest class adds to their steps (`budget.py`).
+decode, `batch_step_budget` limits what the lowest class adds to their steps (`priorities/budget.py`).
 
 Memory: pages go to the best-ranked sequences first. A sequence without pages is left out of the plan. Then as many
 of the worst-ranked sequences are preempted as are needed, by the sequences left out and by those that the next
-prefill step could start (`preemption.py`). The best-ranked sequence always makes progress, so sequences cannot
-deadlock."""
+prefill step could start (`priorities/preemption.py`). The best-ranked sequence always makes progress, so sequences
+cannot deadlock."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from petiole.gpu_worker.constraints import ConstraintState
 from petiole.gpu_worker.request.images import whole_regions
 from petiole.gpu_worker.scheduling.admission import can_reuse
 from petiole.gpu_worker.scheduling.batching import StepPlan, payload_of
-from petiole.gpu_worker.scheduling.budget import StepBudget
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
-from petiole.gpu_worker.scheduling.preemption import Holder, Need, Room, giving_way
+from petiole.gpu_worker.scheduling.priorities.budget import StepBudget
+from petiole.gpu_worker.scheduling.priorities.preemption import Holder, Need, Room, giving_way
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import SchedulerState
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from petiole.gpu_worker import EngineConfig, InvalidRequest
 from petiole.gpu_worker.runtime.interface import StepBatch
-from petiole.gpu_worker.scheduling.budget import EXEMPT, FIRST, PROBED, Costs, Load, StepTimes
+from petiole.gpu_worker.scheduling.priorities.budget import EXEMPT, FIRST, PROBED, Costs, Load, StepTimes
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from tests.support.stepped import Bench, sequence
 from tests.support.trials import examples

@@ -1,0 +1,5 @@
+"""Who gives way to whom: decisions for `planning`.
+
+preemption  rows and pages, when they run out
+budget      time: what the lowest priority class may add to a step of more urgent sequences
+"""
