@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # An image may set it; each of hundreds of processes would compile all files again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all sdks schema lint render format bench chaos wheelhouse lock pin clean
+.PHONY: help demo test test-all sdks openai-tests schema lint render format bench chaos wheelhouse lock pin clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -47,6 +47,14 @@ sdks: $(VENV)/.dev  ## the gateway with SDKs of others as its clients, installed
 	-command -v npm && npm install --silent --prefix $(SDKS) node@22 openai ai @ai-sdk/openai \
 		@ai-sdk/openai-compatible zod
 	PETIOLE_SDKS=$(SDKS) $(BIN)/python -m pytest tests/gateway/test_sdks.py -rs
+
+# Its source distribution has the tests of the version that is installed here.
+openai-tests: $(VENV)/.dev  ## openai-python's own tests of its methods against a gateway, fetched into ./.sdks
+	$(BIN)/pip install --quiet --target $(SDKS)/openai-tests --no-deps --upgrade pytest-asyncio rich
+	$(BIN)/pip download --quiet --no-deps --no-binary openai --dest $(SDKS) \
+		openai==$$($(BIN)/python -c 'import openai; print(openai.__version__)')
+	tar -xzf $(SDKS)/openai-*.tar.gz -C $(SDKS)/openai-tests --strip-components 1
+	PETIOLE_OPENAI_PYTHON=$(SDKS)/openai-tests $(BIN)/python -m pytest tests/gateway/openai/test_openai_python.py -s
 
 schema: $(VENV)/.dev  ## random requests from OpenAI's description of its interface to the gateway
 	test -e $(SDKS)/bin/python || $(PYTHON) -m venv $(SDKS)
