@@ -208,7 +208,13 @@ def curl(words: Sequence[str], page: str) -> None:
     example = re.sub(r"/ID(?=/|$)", "/{task_id}", parts.path)
     if f'@app.{method.lower()}("{example}")' in (REPOSITORY / page).read_text():
         return
-    scope = {"type": "http", "path": parts.path, "method": method, "headers": [], "root_path": ""}
+    scope: dict[str, object] = {
+        "type": "http",
+        "path": parts.path,
+        "method": method,
+        "headers": [],
+        "root_path": "",
+    }
     assert leads_somewhere(make_gateway().routes, scope), (method, parts.path)
 
 
