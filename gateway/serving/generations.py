@@ -260,12 +260,15 @@ async def _begun(plan: Plan) -> Generation:
     record = plan.record
     generation = Generation(record, plan.names, fresh=True)
     try:
-        held = await limits.admit(plan)
         keep_s = plan.keep_s or settings().gateway_keep_s
-        more = [*retries.keeping(record, keep_s), *generation.interest()]
+        written = [records.written(record, keep_s), *retries.keeping(record, keep_s), *generation.interest()]
         if record.patient and await waiting.watching():
-            more += waiting.watch(record.id)
-        await asyncio.gather(records.put(record, keep_s, more), generation.open())
+            written += waiting.watch(record.id)
+        if limits.may_refuse():  # nothing is opened for what is refused
+            held = await limits.admit(plan, written)
+            await generation.open()
+        else:
+            held, _ = await asyncio.gather(limits.admit(plan, written), generation.open())
         generation.start()
         await _submit(plan, held)
     except BaseException:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -14,13 +15,15 @@ from petiole.gateway.core.record import Record, dump, load
 from petiole.gateway.serving.patience import patiently
 from petiole.tasks.keys import gateway_key
 from petiole.tasks.servers import connections
-from petiole.tasks.servers.connections import Commands
 
 
-async def put(record: Record, keep_s: int, more: Commands = ()) -> None:
-    """`more`: commands for the same round trip."""
-    commands = [("SET", _key(record.id), dump(record), "EX", keep_s), *more]
-    await patiently(lambda: connections.aperform(commands))
+def written(record: Record, keep_s: int) -> tuple[Any, ...]:
+    """The command that writes it."""
+    return "SET", _key(record.id), dump(record), "EX", keep_s
+
+
+async def put(record: Record, keep_s: int) -> None:
+    await patiently(lambda: connections.aperform([written(record, keep_s)]))
 
 
 async def get(name: str, kind: str) -> Record:

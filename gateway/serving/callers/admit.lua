@@ -2,7 +2,8 @@
 --
 -- KEYS  for the tenant and then for its key: what was used, what runs
 -- ARGV  give_up_s; tokens in, tokens out (held until the end, and no more than a limit); for the tenant and then for the key: its requests,
---       tokens in, tokens out in a minute, tasks at a time (-1: no limit); then the ids of the request's tasks
+--       tokens in, tokens out in a minute, tasks at a time (-1: no limit); how many tasks the request has; their
+--       ids; then commands, each behind the number of its words: what is written of a request that is admitted
 -- reply {wait_ms, what}, 0 if it is admitted; the number of the slot; then for each of the two and of requests,
 --       input, output: limit, left, ms until all of it is left again
 --
@@ -12,6 +13,7 @@ local now, give_up_s = milliseconds(), tonumber(ARGV[1])
 local names, asked = {'requests', 'input', 'output'}, {1, tonumber(ARGV[2]), tonumber(ARGV[3])}
 local slot, oldest = math.floor(now / SLOT_MS), math.floor((now - 60000) / SLOT_MS)
 local wait_ms, what, report = 0, '', {}
+local tasks = tonumber(ARGV[12])
 
 -- What of each kind was used in each slot. Older slots are forgotten.
 local function used_in(key)
@@ -64,7 +66,7 @@ for who = 1, 2 do
   local most, running = tonumber(limits[4]), KEYS[2 * who]
   if most >= 0 then
     redis.call('ZREMRANGEBYSCORE', running, '-inf', now)
-    if redis.call('ZCARD', running) + #ARGV - 11 > most and wait_ms < 1000 then
+    if redis.call('ZCARD', running) + tasks > most and wait_ms < 1000 then
       wait_ms, what = 1000, 'concurrent'
     end
   end
@@ -80,11 +82,17 @@ if wait_ms == 0 then
       end
     end
     if tonumber(limits[4]) >= 0 then
-      for a = 12, #ARGV do
+      for a = 13, 12 + tasks do
         redis.call('ZADD', KEYS[2 * who], now + 1000 * give_up_s, ARGV[a])
       end
       redis.call('EXPIRE', KEYS[2 * who], give_up_s + 60)
     end
+  end
+  local at = 13 + tasks
+  while ARGV[at] do
+    local words = tonumber(ARGV[at])
+    redis.call(unpack(ARGV, at + 1, at + words))
+    at = at + 1 + words
   end
 end
 return {wait_ms, what, slot, unpack(report)}

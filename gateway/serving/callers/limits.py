@@ -28,6 +28,7 @@ from petiole.tasks.keys import account_keys
 from petiole.tasks.record import scripts
 from petiole.tasks.record.ledger import HELD_HEADER, SLOT_MS
 from petiole.tasks.servers import connections
+from petiole.tasks.servers.connections import Commands
 from petiole.tasks.settings import settings
 
 GIVE_UP_S = 3600
@@ -48,19 +49,27 @@ _WHY = {
 }
 
 
-async def admit(plan: Plan) -> dict[str, Any]:
-    """Count this request, and return the headers for its tasks. Raises `Failure`: 429 beyond a limit."""
+def may_refuse() -> bool:
+    """Whether a request of the caller's may be refused for its number, its size, or the queue."""
+    known = settings()
+    return bool(known.gateway_most_queued or known.gateway_most_wait_s) or _is_limited(caller())
+
+
+async def admit(plan: Plan, written: Commands = ()) -> dict[str, Any]:
+    """Count this request, carry out these commands, and return the headers for its tasks. Raises `Failure`: 429
+    beyond a limit. Then no command was carried out."""
     asks, record = caller(), plan.record
     if not record.patient:
         await _queue(record.queue, asks)
     if not _is_limited(asks):
+        await patiently(lambda: connections.aperform(written))
         return {}
     if (most := _most_at_a_time(asks)) is not None and len(record.tasks) > most:
         raise invalid("n", f"n: must be at most {most} choices in all, got {len(record.tasks)}", "invalid_value")
     most_tokens = [[*filter(None, of)] for of in zip(*map(_tokens, asks.of_both), strict=True)]
     guessed = estimated([call.options for call in plan.calls])
     held = [min([tokens, *most]) for tokens, most in zip(guessed, most_tokens, strict=True)]
-    slot = await _count(asks, held, record.tasks)
+    slot = await _count(asks, held, record.tasks, written)
     share = [tokens // len(record.tasks) for tokens in held]
     return {HELD_HEADER: [asks.key, *share, slot]}
 
@@ -74,11 +83,13 @@ async def admit_brief(queue: str) -> None:
         await _count(asks, (0, 0), ())
 
 
-async def _count(asks: Caller, held: Sequence[int], tasks: Sequence[str]) -> int:
-    """The slot in which it counts. Raises `Failure`."""
+async def _count(asks: Caller, held: Sequence[int], tasks: Sequence[str], written: Commands = ()) -> int:
+    """The slot in which it counts. The script writes, too: a round trip of its own costs more than all that it
+    does. Raises `Failure`."""
     keys = [*account_keys(asks.name), *account_keys(asks.name, asks.key)]
     limits = [one or -1 for of in asks.of_both for one in _of(of)]
-    asked = [GIVE_UP_S, *held, *limits, *tasks]
+    commands = (word for command in written for word in (len(command), *command))
+    asked = [GIVE_UP_S, *held, *limits, len(tasks), *tasks, *commands]
     wait_ms, what, slot, *report = await patiently(lambda: admission()(keys, asked))
     if what == b"concurrent" and await looks().forget_ended(keys[1::2]):
         wait_ms, what, slot, *report = await patiently(lambda: admission()(keys, asked))

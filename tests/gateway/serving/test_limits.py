@@ -113,6 +113,52 @@ def test_many_clients_that_come_again_are_all_served_and_never_too_many(client: 
     assert highest <= most
 
 
+@pytest.mark.parametrize(
+    "most",
+    [Limits(requests=60), Limits(input_tokens=600), Limits(output_tokens=600)],
+    ids=["requests", "in", "out"],
+)
+def test_clients_that_wait_as_they_are_told_are_all_served_minute_by_minute(
+    client: redis.Redis, most: Limits
+) -> None:
+    """In each minute as many as the limit says, so nobody waits for longer than these minutes."""
+    used, _ = account_keys("acme")
+    admitted, waits = list[int](), list[float]()
+
+    async def all_of_them() -> None:
+        waiting = CLIENTS
+        while waiting:
+            outcomes = await asyncio.gather(*(outcome(plan()) for _ in range(waiting)))
+            refused = [one for one in outcomes if isinstance(one, Failure)]
+            waits.extend(one.retry_after_s or 0 for one in refused)
+            admitted.append(waiting - len(refused))
+            waiting = len(refused)
+            a_minute_passes(client, used)
+
+    run(all_of_them, caller(most))
+    assert sum(admitted) == CLIENTS
+    assert all(number >= 60 for number in admitted[:3]), "more, if the machine takes minutes for it"
+    assert len(admitted) <= 4
+    assert 1 <= min(waits) <= max(waits) <= 65
+
+
+def a_minute_passes(client: redis.Redis, used: str) -> None:
+    """And the slot in which it began."""
+    slots = {name.decode(): int(value) for name, value in client.hgetall(used).items()}
+    client.delete(used)
+    for name, value in slots.items():
+        what, _, slot = name.partition(":")
+        client.hset(used, f"{what}:{int(slot) - 60_000 // SLOT_MS - 1}", value)
+
+
+def test_a_greedy_key_leaves_the_others_of_its_tenant_their_part(client: redis.Redis) -> None:
+    of_tenant, of_key = Limits(requests=60), Limits(requests=30)
+    for key, clients, expected in (("greedy", 180, 30), ("other", 20, 20)):
+        who = caller(of_tenant, of_key, key)
+        outcomes, _ = run(lambda: asyncio.gather(*(outcome(plan()) for _ in range(clients))), who)  # noqa: B023
+        assert sum(not isinstance(one, Failure) for one in outcomes) == expected
+
+
 def test_a_request_that_generates_nothing_counts_as_one_and_runs_no_task(client: redis.Redis) -> None:
     who = caller(Limits(requests=2, concurrent=1))
     assert not isinstance(run(lambda: outcome(plan()), who)[0], Failure)
@@ -173,6 +219,24 @@ def test_choices_run_one_by_one_and_too_many_of_them_are_refused_at_once(client:
 
     run(released, who)
     assert client.zcard(account_keys("acme")[1]) == 2
+
+
+@pytest.mark.parametrize("most", [Limits(requests=1, concurrent=1), Limits(requests=1, output_tokens=100)])
+def test_what_is_written_of_a_request_is_written_if_it_is_admitted(client: redis.Redis, most: Limits) -> None:
+    first, second, free = plan(n=1), plan(n=1), plan(n=1)
+
+    def written(of: Plan) -> list[tuple[Any, ...]]:
+        raw = b"\0\xff a record"  # any bytes
+        return [("SET", of.record.id, raw, "EX", 60), ("ZADD", f"watched:{of.record.id}", "NX", 5, "x")]
+
+    assert HELD_HEADER in run(lambda: limits.admit(first, written(first)), caller(most))[0]
+    with pytest.raises(Failure):
+        run(lambda: limits.admit(second, written(second)), caller(most))
+    assert run(lambda: limits.admit(free, written(free)), ANYBODY)[0] == {}
+    for of in (first, free):
+        assert client.get(of.record.id) == b"\0\xff a record"
+        assert client.zscore(f"watched:{of.record.id}", "x") == 5
+    assert not client.exists(second.record.id, f"watched:{second.record.id}")
 
 
 def test_an_answer_says_what_is_left(client: redis.Redis) -> None:
