@@ -91,6 +91,7 @@ async def create(asked: CreateBatch) -> Record:
         "completion_window": asked.completion_window,
         "metadata": json.dumps(asked.metadata),
         "digest": "" if made_by is None else made_by.digest,
+        "sense": "" if made_by is None else made_by.sense,
     }
 
     def begun() -> Record | None:
@@ -124,7 +125,7 @@ async def _repeated() -> Record | None:
     if made.idempotency_key:
         name = _new_id()
         found = await blocking(lambda: records.get(name))
-        if found is not None and found.facts.get("digest") != made.digest:
+        if found is not None and not made.says(found.facts.get("digest", ""), found.facts.get("sense", "")):
             raise invalid(None, "Idempotency-Key: was used for another request", "idempotency_key_reused")
         return found
     if not made.retries:

@@ -6,6 +6,7 @@ and a submission gets the tenant's salt, queue and priority. A room that is writ
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -74,13 +75,15 @@ class Caller(msgspec.Struct, frozen=True):
 @dataclass
 class Request:
     """The HTTP request, as far as it may repeat another one. `retries`: how often its SDK has tried before; None:
-    it does not say. `digest`: of its path and body. `name`: of the record that answers it. `submitting`: its
-    client may leave, and it is submitted all the same."""
+    it does not say. `digest`: of its path and body. `sense`: of its path and of what its body says, in whatever
+    order; with an `Idempotency-Key` alone. `name`: of the record that answers it. `submitting`: its client may
+    leave, and it is submitted all the same."""
 
     path: str = ""
     idempotency_key: str = ""
     retries: int | None = None
     digest: str = ""
+    sense: str = ""
     name: str = ""
     kind: str = ""
     submitting: bool = False
@@ -92,7 +95,17 @@ class Request:
     def has(self, body: bytes) -> None:
         """This is its body."""
         if self.may_repeat:
-            self.digest = hashlib.sha256(self.path.encode(errors="surrogatepass") + b"\0" + body).hexdigest()
+            self.digest = self._digest_of(body)
+        if self.idempotency_key:
+            with contextlib.suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
+                self.sense = self._digest_of(msgspec.json.encode(msgspec.json.decode(body), order="sorted"))
+
+    def says(self, digest: str, sense: str) -> bool:
+        """Whether these are another try's of the same. One that the version before has noted has no `sense`."""
+        return digest == self.digest or (bool(sense) and sense == self.sense)
+
+    def _digest_of(self, body: bytes) -> str:
+        return hashlib.sha256(self.path.encode(errors="surrogatepass") + b"\0" + body).hexdigest()
 
 
 ANYBODY = Caller()

@@ -22,6 +22,7 @@ from petiole.gateway.openai.responses.request import CreateResponse
 from petiole.gateway.serving import records
 from petiole.gateway.serving.callers import retries
 from petiole.tasks.keys import stream_keys
+from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from tests.gateway.test_keys import ACME, DOCUMENT, INITECH, bearer, keyed
 from tests.support.gateway import Gateway
@@ -86,6 +87,39 @@ def test_a_key_is_one_request_of_one_tenant(http: httpx2.Client) -> None:
     theirs = http.post("/v1/chat/completions", json=SHORT, headers=once(key, INITECH)).json()["id"]
     assert theirs != first
     assert http.post("/v1/chat/completions", json=SHORT, headers=once("x" * 256)).status_code == 400
+
+
+def test_the_order_of_its_fields_makes_no_other_request(http: httpx2.Client) -> None:
+    """A client may write its body anew for each try."""
+    key, told = uuid.uuid4().hex, {**SHORT, "logit_bias": {"1": 2.0, "3": 4}}
+    turned = {**dict(reversed(told.items())), "logit_bias": {"3": 4, "1": 2.0}}
+    bodies = [json.dumps(told), json.dumps(turned), json.dumps(turned, indent=1), json.dumps(told)]
+    assert len({*bodies}) == 3
+    headers = {**once(key), "content-type": "application/json"}
+    with ThreadPoolExecutor(4) as threads:
+        answers = [
+            *threads.map(lambda body: http.post("/v1/chat/completions", content=body, headers=headers), bodies)
+        ]
+    assert {answer.status_code for answer in answers} == {200}, [answer.text for answer in answers]
+    assert len({answer.text for answer in answers}) == 1
+    more = [{"role": "assistant", "content": "x"}, *SHORT["messages"]]
+    for other in (more, more[::-1]):
+        refused = http.post("/v1/chat/completions", json={**told, "messages": other}, headers=once(key))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "idempotency_key_reused")
+
+
+def test_a_claim_of_the_version_before_is_known_by_its_body() -> None:
+    """It has no `sense`, and the version before reads what this one writes."""
+    made = Request("/v1/x", "key")
+    made.has(b'{"a":1,"b":2}')
+    assert made.says(made.digest, "")
+    turned = Request("/v1/x", "key")
+    turned.has(b'{"b":2, "a":1}')
+    assert not turned.says(made.digest, "")
+    assert turned.says(made.digest, made.sense)
+    odd = Request("/v1/x", "key")
+    odd.has(b"no JSON")
+    assert not odd.says("", ""), "nothing is like nothing"
 
 
 def test_a_request_that_was_refused_may_be_tried_again(http: httpx2.Client) -> None:
@@ -222,7 +256,7 @@ def test_a_key_is_its_requests_for_as_long_as_its_record_is_kept(made: Request, 
             assert await retries.earlier(record.id, record.kind) is None
             [key] = claimed(site)
             assert 0 < site.redis.ttl(key) <= retries.SUBMITTED_WITHIN_S
-            await records.put(record, 1000, retries.keeping(record, 1000))
+            await connections.aperform([records.written(record, 1000), *retries.keeping(record, 1000)])
             assert retries.SUBMITTED_WITHIN_S < site.redis.ttl(key) <= 1000
             found = await retries.earlier("chatcmpl-later", record.kind)
             assert found is not None

@@ -39,13 +39,14 @@ _SOURCES = scripts.sources(Path(__file__).parent, {})
 
 
 class Claim(msgspec.Struct):
-    """Which request has an `Idempotency-Key`. `digest`: of its path and body. `kept`: its record was written, so
-    where there is none, it was deleted."""
+    """Which request has an `Idempotency-Key`. `digest` and `sense`: the request's. `kept`: its record was written,
+    so where there is none, it was deleted."""
 
     id: str
     kind: str
     digest: str
     kept: bool = True
+    sense: str = ""
 
 
 async def earlier(name: str, kind: str) -> Record | None:
@@ -93,7 +94,7 @@ def keeping(record: Record, keep_s: int) -> Commands:
     made = request()
     if made is None or not made.idempotency_key:
         return []
-    claim = msgspec.json.encode(Claim(record.id, record.kind, made.digest))
+    claim = msgspec.json.encode(Claim(record.id, record.kind, made.digest, sense=made.sense))
     return [("SET", _key_of(made), claim, "EX", keep_s)]
 
 
@@ -113,7 +114,7 @@ async def _of_key(made: Request, name: str, kind: str) -> Record | None:
     if len(made.idempotency_key) > LONGEST_KEY:
         raise invalid(None, f"Idempotency-Key: must have at most {LONGEST_KEY} characters", "invalid_value")
     client, key = connections.async_streams(), _key_of(made)
-    own = msgspec.json.encode(Claim(name, kind, made.digest, kept=False))
+    own = msgspec.json.encode(Claim(name, kind, made.digest, kept=False, sense=made.sense))
     for _ in range(_WAITS):
         if await patiently(lambda: client.set(key, own, nx=True, ex=SUBMITTED_WITHIN_S)):
             return None
@@ -123,7 +124,7 @@ async def _of_key(made: Request, name: str, kind: str) -> Record | None:
             continue
         if first.id == name:
             return None
-        if (first.kind, first.digest) != (kind, made.digest):
+        if first.kind != kind or not made.says(first.digest, first.sense):
             raise invalid(None, "Idempotency-Key: was used for another request", "idempotency_key_reused")
         record = await _known(first.id, kind)
         if record is not None and not (record.readers and await _cancelled(record)):
