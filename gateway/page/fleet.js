@@ -47,6 +47,7 @@ function draw({ workers, queues, models, generations, used }) {
   ];
   $("figures").replaceChildren(...figures.map(([value, label]) => make("div", {}, make("b", {}, value), make("span", {}, label))));
   $("workers").replaceChildren(...(workers.length ? workers.map(card) : [nothing("No worker has reported within the last hour.")]));
+  if (!generations.length && $("generations").contains(document.activeElement)) $("main").focus();
   $("generations-part").hidden = !generations.length;
   table("generations", ["Asked for", "Model", "Worker", "For", ""], generations.map((one) => [
     one.kind, one.model, one.worker, `${whole(one.age_s)} s`, cancelling(one),
@@ -77,9 +78,13 @@ function table(id, heads, rows, numbers, otherwise = "") {
   const made = make("table", {},
     make("thead", {}, make("tr", {}, ...heads.map(cell("th", { scope: "col" })))),
     make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map(cell("td", {}))))));
-  const focused = document.activeElement?.dataset?.generation; // it keeps the focus when the table is new
-  $(id).replaceChildren(make("div", { className: "scroll", tabIndex: 0, role: "group", ariaLabel: `Table of ${id}` }, made));
-  if (focused) $(id).querySelector(`[data-generation="${focused}"]`)?.focus();
+  // The table is new, and where a person is in it stays: how far it is scrolled, and what has the focus.
+  const kept = $(id).querySelector(".scroll");
+  const where = kept ?? make("div", { className: "scroll", tabIndex: 0, role: "group", ariaLabel: `Table of ${id}` });
+  const focused = where.contains(document.activeElement) && document.activeElement.dataset.generation;
+  where.replaceChildren(made);
+  if (!kept) $(id).replaceChildren(where);
+  if (focused) (where.querySelector(`[data-generation="${focused}"]`) ?? where).focus();
 }
 
 function cancelling({ handle, kind }) {

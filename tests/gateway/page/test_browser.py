@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,31 @@ def test_a_message_is_answered_and_the_conversation_goes_on(page: Any) -> None:
     assert page.locator(".answer").count() == 0
 
 
+def test_a_thought_is_folded_until_a_person_opens_it(page: Any) -> None:
+    """No small model thinks, so the events are made up here."""
+    of = {"id": "resp_x", "status": "in_progress"}
+    told = [
+        {"type": "response.created", "response": of},
+        {"type": "response.output_item.added", "output_index": 0, "item": {"type": "reasoning"}},
+        {"type": "response.reasoning_text.delta", "output_index": 0, "delta": "Six times seven <b>is</b> 42."},
+        {"type": "response.output_item.added", "output_index": 1, "item": {"type": "message"}},
+        {"type": "response.output_text.delta", "output_index": 1, "delta": "42"},
+        {"type": "response.completed", "response": {**of, "status": "completed"}},
+    ]
+    lines = "".join(f"data: {json.dumps({**one, 'sequence_number': at})}\n\n" for at, one in enumerate(told))
+    page.route("**/v1/responses", lambda route: route.fulfill(content_type="text/event-stream", body=lines))
+    answer = say(page, "What is 6 times 7?")
+    thought, summary = answer.locator("details.thought > div"), answer.locator("summary")
+    assert (summary.inner_text(), thought.is_visible()) == ("Thought", False)
+    summary.press("Enter")
+    thought.wait_for()
+    assert thought.inner_text() == "Six times seven <b>is</b> 42."
+    assert answer.locator(".words").inner_text() == "42"
+    page.reload()
+    page.locator(".answer summary").wait_for()
+    assert not page.locator(".answer .thought > div").is_visible()
+
+
 def test_an_answer_is_stopped(page: Any) -> None:
     tune(page, max_output_tokens="4000")
     answer = say(page, "hello")
@@ -148,7 +174,14 @@ def test_the_fleet_is_shown_and_a_generation_is_cancelled_there(page: Any, slow_
     row.wait_for()
     assert row.first.inner_text().split()[:2] == ["response", "petiole-tiny"]
     assert page.locator("#queues tbody tr").count() == 1
-    page.get_by_role("button", name="Cancel this response").click()
+    age = row.first.locator("td").nth(3)
+    seen = age.inner_text()
+    page.get_by_role("button", name="Cancel this response").focus()
+    age.filter(has_not_text=re.compile(f"^{re.escape(seen)}$")).wait_for()
+    assert page.evaluate("document.activeElement.textContent") == "Cancel", "the table is new, the focus is kept"
+    page.keyboard.press("Enter")
+    page.locator("#generations-part").wait_for(state="hidden")
+    assert page.evaluate("document.activeElement.id") == "main"
     page.get_by_role("link", name="Chat").click()
     page.locator(".answer .facts", has_text="stopped").wait_for()
 
@@ -175,6 +208,10 @@ def test_a_gateway_with_keys_asks_for_one_once(browser: Any, slow_site: Site, tm
         page.get_by_role("link", name="Chat").click()
         page.get_by_role("button", name="Stop the answer").click()
         answer.locator(".facts", has_text="stopped").wait_for()
+        page.get_by_role("link", name="Fleet").click()
+        used = page.locator("#usage tbody tr", has_text="acme")
+        used.wait_for()
+        assert used.locator(".number").first.inner_text() == "1", "requests"
         context.close()
 
 
