@@ -27,6 +27,7 @@ WORKLOADS: dict[str, str] = {
     "celery_noop": "one-token generations against Celery's no-op task",
     "latency": "from delay() until a reader has the first delta",
     "gateway": "petiole serve in turns with direct reading: first delta, one token, many streams",
+    "page": "the gateway's page in Chromium: its first content",
     "serving": "the engine through the broker with readers, against the same engine driven directly",
     "batch": "petiole.batch beside a hand-made loop and a Celery group",
     "pace": "a worker and its readers around a device as fast as a GPU, which only keeps time",

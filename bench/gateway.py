@@ -5,7 +5,7 @@ A gateway runs as `petiole serve` starts it, on the embedded Redis. Its processo
 first delta     a real worker runs the tiny model. One client asks, waits for the first text, and begins again
                 when its answer has ended: through the gateway, and through `generate.astream`
 one token       whole answers of one token; beside the processor time of `delay` itself
-a key           the same, in turns with a gateway that asks for keys and counts what their limits say
+a key           the same, in turns with a gateway that asks for keys and counts what their limits say (`keyed`)
 a delta         no worker: a process writes many streams at the pace of one, and clients follow all of them: over
                 HTTP, and as `AsyncStream` in one process
 """
@@ -33,7 +33,7 @@ from bench.writer import writing_all
 PROMPT = "What is 17 + 25?"
 START_S = 60.0
 ALIVE_S = 60.0
-FIRST_ADDED_MS, ONE_TOKEN_ADDED_MS, KEY_ADDED_MS, DELTA_US = 1.0, 1.0, 0.3, 60.0
+FIRST_ADDED_MS, ONE_TOKEN_ADDED_MS, DELTA_US = 1.0, 1.0, 60.0
 KEY = "ptl-bench"
 
 
@@ -187,34 +187,6 @@ async def one_client(report: Report, gateway: Served, n: int) -> None:
     await client.aclose()
 
 
-async def with_keys(report: Report, without: Served, with_them: Served, n: int) -> None:
-    """What keys, limits and the ledger add to a whole answer of one token. Both gateways in turns."""
-    asked = {"model": "petiole-tiny", "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
-    clients = [(Client(one.address), one, list[float]()) for one in (without, with_them)]
-    for client, _, _ in clients:
-        await client.connect()
-    for _ in range(n + 10):
-        for client, gateway, taken_ms in clients:
-            began = gateway.cpu_s
-            client.ask("POST", "/v1/completions", asked)
-            await client.answer()
-            taken_ms.append((gateway.cpu_s - began) * 1e3)
-    added = -median(report, "one token without keys: processor time", "ms", clients[0][2][10:])
-    added += median(report, "one token with a key and limits: processor time", "ms", clients[1][2][10:])
-    report.add("  added by them", max(0.0, added), "ms", target=KEY_ADDED_MS, better="lower")
-    for client, _, _ in clients:
-        await client.aclose()
-
-
-def keys() -> str:
-    """A key whose limits are all counted, and never met."""
-    from petiole.gateway.serving.callers.keys import digest_of
-
-    limits = {"requests": 10**9, "input_tokens": 10**9, "output_tokens": 10**9, "concurrent": 10**6}
-    tenants = {"bench": {"salt": "bench", "limits": limits}}
-    return json.dumps({"tenants": tenants, "keys": {digest_of(KEY): {"tenant": "bench", "limits": limits}}})
-
-
 # ---------------------------------------------------------------- many streams
 
 
@@ -324,6 +296,7 @@ def measure(report: Report, gateway: Served, sizes: Sequence[tuple[Streams, floa
 
 def main(argv: list[str] | None = None) -> int:
     options = arguments(__doc__).parse_args(argv)
+    from bench import keyed
     from petiole.tasks.commands import demo
     from petiole.tasks.servers import embedded
     from petiole.tasks.settings import settings
@@ -336,8 +309,8 @@ def main(argv: list[str] | None = None) -> int:
         measure(report, gateway, QUICK if options.quick else FULL, 1 if options.quick else 3)
         with demo.worker():
             asyncio.run(one_client(report, gateway, 5 if options.quick else 200))
-            with serving(PETIOLE_GATEWAY_KEYS=keys()) as keyed:
-                asyncio.run(with_keys(report, gateway, keyed, 5 if options.quick else 300))
+            with serving(PETIOLE_GATEWAY_KEYS=keyed.keys()) as asking:
+                asyncio.run(keyed.measure(report, gateway, asking, 2 if options.quick else 40))
     report.finish(options.json)
     return 0
 
