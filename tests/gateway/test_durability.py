@@ -1,7 +1,8 @@
 """The durability trial: background responses are streamed to unmodified clients while workers are killed every
 five seconds, gateways every seven, and Sentinel makes another Redis the master. Clients come back to any gateway
 with the number of their last event. No event is lost or doubled, each text is that of an undisturbed run, and what
-has a schema matches it. The ledger of usage has each response once, with the tokens that its client was told.
+has a schema matches it. The ledger of usage has each response once, with the tokens that its client was told, and
+its sums are those of its entries.
 
 `PETIOLE_TRIAL_RESPONSES` says how many (16; 1,000 take some minutes), `PETIOLE_TRIAL_SEED` repeats a run."""
 
@@ -222,6 +223,10 @@ def test_no_event_is_lost_or_doubled_whoever_dies(trial: Trial) -> None:
     assert len(used) == len(entered), f"a task is entered twice: seed {SEED}"
     told = {one.name: (one.final.usage.input_tokens, one.final.usage.output_tokens) for one in seen}
     assert {name: used.get(name) for name in told} == told, f"the ledger: seed {SEED}"
+    days = [one.sums for one in usage.usage(2, TENANT)]
+    sums = [sum(day[what] for day in days) for what in ("requests", "prompt", "output")]
+    whole = [len(entered), *(sum(entry[what] for entry in entered) for what in ("prompt", "output"))]
+    assert sums == whole, f"the sums of the ledger: seed {SEED}"
     for one in seen:
         where = f"kind {one.kind}, {one.name}, seed {SEED}"
         assert not one.faults, where
