@@ -12,6 +12,7 @@ import re
 import secrets
 import time
 import traceback
+from types import FunctionType, MethodType
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -116,8 +117,9 @@ def name_of(scope: Scope) -> bytes:
 
 
 def form_of(scope: Scope) -> str:
-    """The path with `{id}` in place of an id; `other` for a path that leads nowhere."""
-    if "endpoint" not in scope:
+    """The path with `{id}` in place of an id; `other` for a path that leads nowhere. A mount, too, says what it
+    leads to: an application, whose routes may not know the path."""
+    if not isinstance(scope.get("endpoint"), FunctionType | MethodType):
         return "other"
     path: str = scope["path"]
     for name, value in scope.get("path_params", {}).items():

@@ -148,9 +148,11 @@ const parts = {
       make("pre", { tabIndex: 0 })),
     write(shown, part, turn) {
       shown.children[1].textContent = tidy(part.text);
-      const waits = turn === turns.at(-1) && !running(turn.answer) && turn.answer.status === "completed";
+      const answered = part.output !== undefined;
+      const waits = !answered && turn === turns.at(-1) && !running(turn.answer) && turn.answer.status === "completed";
       if (waits && !shown.querySelector("form")) shown.append(resultForm(part, turn));
       if (!waits) shown.querySelector("form")?.remove();
+      if (answered && !shown.querySelector(".note")) shown.append(make("p", { className: "note" }, `Result: ${part.output}`));
     },
   },
 };
@@ -171,7 +173,7 @@ function resultForm(part, turn) {
     event.preventDefault();
     part.output = field.value;
     const calls = turn.answer.parts.filter(({ kind }) => kind === "call");
-    form.replaceWith(make("p", { className: "note" }, `Result: ${part.output}`));
+    drawAnswer(turn);
     if (calls.some(({ output }) => output === undefined)) return;
     say({}, calls.map(({ call_id, output }) => ({ type: "function_call_output", call_id, output })));
   });

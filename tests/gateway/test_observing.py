@@ -34,7 +34,10 @@ def test_no_text_of_a_request_is_logged_or_counted(caplog: pytest.LogCaptureFixt
             client.get("/v1/things/chatcmpl-secret?x=secret", headers={"x-request-id": "a-1"}).status_code == 200
         )
         assert client.get("/v1/broken").status_code == 500
-        assert client.get("/secret").status_code == 404
+        for path in ("/secret", "/v1/secret", "/v1/things/secret/more", "/v1/things/a%2Fsecret"):
+            assert client.get(path).status_code == 404
+        inside = TestClient(Starlette(routes=[Mount("/llm", app=Observed(Starlette(routes=routes)))]))
+        assert inside.get("/llm/secret").status_code == inside.get("/llm/v1/secret").status_code == 404
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("petiole")]
     figures = generate_latest(METRICS).decode()
     assert SECRET not in caplog.text + figures
@@ -42,7 +45,7 @@ def test_no_text_of_a_request_is_logged_or_counted(caplog: pytest.LogCaptureFixt
     assert [line.rsplit(" ", 3)[0].partition(" ")[2] for line in lines if " ms " in line] == [
         "GET /v1/things/{id} 200",
         "GET /v1/broken 500",
-        "GET other 404",
+        *(["GET other 404"] * 6),
     ]
     assert lines[0].endswith(" ms a-1")
     assert client.get("/v1/broken", headers={"x-request-id": "a b"}).headers["x-request-id"].startswith("req_")

@@ -77,7 +77,8 @@ def test_a_tool_that_a_model_calls_is_shown_and_answered_by_a_person(page: Any, 
     page.reload()
     answer.locator(".facts").wait_for()
     assert json.loads(call.locator("pre").inner_text()) == {"city": "Rome"}
-    assert call.locator("form").count() == 0, "it has its result"
+    assert call.locator("form").count() == 0
+    assert call.locator(".note").inner_text() == 'Result: {"celsius": 20}'
 
 
 def test_a_picture_is_sent_and_its_question_answered(page: Any, skilled: Gateway) -> None:
