@@ -61,7 +61,7 @@ function draw({ workers, queues, models, generations, used }) {
     Object.entries(queue.by_priority).filter(([, length]) => length).map(([priority, length]) => `${priority}: ${length}`).join(", "),
     whole(queue.workers),
   ]), [1, 3], "The queues cannot be counted from here.");
-  table("models", ["Model", "Answers", "Context", "Adapters", ""], models.map((model) => [
+  table("models", ["Model", "Answers", "Context", "Adapters", "State"], models.map((model) => [
     model.names.join(", "), model.takes.join(", "), whole(model.max_model_len), model.adapters.join(", "),
     make("span", { className: model.live ? "state" : "state other" }, model.live ? "live" : "no worker now"),
   ]), [2], "No model has been served.");
@@ -76,7 +76,7 @@ function table(id, heads, rows, numbers, otherwise = "") {
   }
   const cell = (name, properties) => (value, place) => make(name, { ...properties, className: numbers.includes(place) ? "number" : "" }, value);
   const made = make("table", {},
-    make("thead", {}, make("tr", {}, ...heads.map(cell("th", { scope: "col" })))),
+    make("thead", {}, make("tr", {}, ...heads.map((head, place) => (head ? cell("th", { scope: "col" }) : cell("td", {}))(head, place)))),
     make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map(cell("td", {}))))));
   // The table is new, and where a person is in it stays: how far it is scrolled, and what has the focus.
   const kept = $(id).querySelector(".scroll");
