@@ -54,7 +54,7 @@ function blocks(text) {
 function element({ kind, lines }) {
   switch (kind) {
     case "code": return make("pre", { tabIndex: 0 }, make("code", {}, lines.join("\n")));
-    case "heading": return make("h3", {}, ...inline(lines[0]));
+    case "heading": return make("h2", {}, ...inline(lines[0]));
     case "quote": return make("blockquote", {}, ...inline(lines.join("\n")));
     case "list":
     case "ordered": {

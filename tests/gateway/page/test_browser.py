@@ -229,7 +229,7 @@ def test_a_model_writes_no_html(page: Any) -> None:
     tried = page.locator("#tried")
     assert tried.locator("b, img, script").count() == 0
     assert [one.get_attribute("href") for one in tried.locator("a").all()] == ["https://example.org/"]
-    assert tried.locator("h3").inner_text() == "A <b>head</b>"
+    assert tried.locator("h2").inner_text() == "A <b>head</b>"
     assert tried.locator("li").count() == 2
     assert tried.locator("pre").inner_text() == "<script>1</script>"
 
