@@ -6,7 +6,7 @@ in the schemas, the vocabulary and the context in `gpu_worker.threads.preparatio
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -22,5 +22,7 @@ Bias = Annotated[float, Ge(-1000), Le(1000)]
 Seed = Annotated[int, Ge(-(2**63)), Lt(2**64)]
 MOST_LOGPROB_TOKENS = 128
 Logprobs = Annotated[int, Ge(0), Le(20)]
+Truncate = Literal["start", "middle", "end"]
+"""Which tokens of a text that is too long are left out."""
 DeadlineS = Annotated[float, Gt(0), Le(1e9)]
 """The highest value is about a tenth of the longest timeout of a lock."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
 from petiole.tasks.errors import InvalidRequest, shorten
 from petiole.tasks.requests import images
@@ -38,6 +38,16 @@ class Asked(BaseModel):
                 raise InvalidRequest(name, why, shorten(given[name]))
         left_out = cls.IGNORED | cls.REFUSED.keys()
         return {name: value for name, value in given.items() if value is not None and name not in left_out}
+
+
+def _at_the_limit(given: int | None) -> int | None:
+    if given not in (None, -1):
+        raise InvalidRequest("truncate_prompt_tokens", "must be -1: a text is cut at the model's limit", given)
+    return given
+
+
+AtTheLimit = Annotated[int | None, AfterValidator(_at_the_limit)]
+"""vLLM's `truncate_prompt_tokens`, as far as it is served."""
 
 
 def given(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,6 +61,9 @@ class TextCompletion(Sampling):
             raise InvalidRequest(
                 "add_special_tokens", "must be true: a prompt without them is one of token ids", False
             )
+        if self.echo and self.truncate_prompt_tokens is not None:
+            limit = "cannot be combined with echo, which shows the whole prompt"
+            raise InvalidRequest("truncate_prompt_tokens", limit, self.truncate_prompt_tokens)
         if self.n * len(self.prompt) > MOST_PROMPTS:
             limit = f"must give at most {MOST_PROMPTS} choices in all"
             raise InvalidRequest("n", limit, f"{self.n} for each of {len(self.prompt)} prompts")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
-from petiole.gateway.core.asking import Asked, submission
+from petiole.gateway.core.asking import Asked, AtTheLimit, submission
 from petiole.gateway.openai import formats
 from petiole.tasks.errors import InvalidRequest, shorten
 from petiole.tasks.fleet.models import Found
@@ -23,6 +23,7 @@ MOST_LOGPROBS = 20
 NAMES = {
     "salt": "cache_salt",
     "affinity": "prompt_cache_key",
+    "truncate": "truncate_prompt_tokens",
     "include_stop": "include_stop_str_in_output",
     "max_reasoning_tokens": "thinking_token_budget",
 }
@@ -41,7 +42,6 @@ class Sampling(Asked):
 
     REFUSED: ClassVar = {
         "best_of": "is not served: use n",
-        "truncate_prompt_tokens": "is not served: a prompt that is too long is refused",
         "use_beam_search": "is not served",
         "length_penalty": "is not served",
         "vllm_xargs": "is not served",
@@ -66,7 +66,6 @@ class Sampling(Asked):
     prompt_cache_key: str | None = None
     response_format: dict[str, Any] | None = None
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
-
     structured_outputs: dict[str, Any] | None = None
     top_k: int | None = None
     min_p: float | None = None
@@ -81,6 +80,7 @@ class Sampling(Asked):
     logprob_token_ids: list[int] | None = None
     cache_salt: str | None = None
     priority: int | None = Field(default=None, ge=0, le=9)
+    truncate_prompt_tokens: AtTheLimit = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     metadata: dict[str, str] = Field(default_factory=dict)
@@ -143,6 +143,8 @@ class Sampling(Asked):
             options |= {"prompt_logprobs": self.prompt_logprobs, "logprob_texts": True}
         if (constraint := self.constraint()) is not None:
             options[constraint.option], names[constraint.option] = constraint.value, constraint.field
+        if self.truncate_prompt_tokens is not None:
+            options["truncate"] = "start"
         if found.adapter is not None:
             options["adapter"] = found.adapter
         if not stays:

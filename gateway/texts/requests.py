@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from petiole.gateway.core.asking import Asked, submission
+from petiole.gateway.core.asking import Asked, AtTheLimit, submission
 from petiole.gateway.core.plan import Call, Plan
 from petiole.gateway.core.record import Record
 from petiole.tasks.errors import InvalidRequest, shorten
@@ -42,14 +42,7 @@ class OfTexts(Asked):
 
     model: str = Field(min_length=1, max_length=1024)
     priority: int | None = Field(default=None, ge=0, le=9)
-    truncate_prompt_tokens: int | None = None
-
-    @field_validator("truncate_prompt_tokens", mode="after")
-    @classmethod
-    def _at_the_limit(cls, given: int | None) -> int | None:
-        if given not in (None, -1):
-            raise InvalidRequest("truncate_prompt_tokens", "must be -1: a text is cut at the model's limit", given)
-        return given
+    truncate_prompt_tokens: AtTheLimit = None
 
     @abstractmethod
     def call(self) -> Call:

@@ -95,6 +95,8 @@ class Request:
     `images`: JPEG, PNG or WebP files, or crops. A file is not decoded if the cache has the image.
     `tools`, `chat_template_kwargs`: tools and variables for the chat template.
     `shown_tokens`: texts of special tokens that stay in the output's text, whatever `skip_special_tokens` says.
+    `truncate`: where a prompt that leaves no room for the output is cut; None: nowhere. Of `messages` the longest
+    texts are cut.
     `continue_final_message`: the output continues the final message, which must be the assistant's.
     `priority`: smaller runs first.
     `deadline_s`: seconds after admission at which the request ends with its partial output and finish reason
@@ -120,6 +122,7 @@ class Request:
     tools: Sequence[Mapping[str, Any]] | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     continue_final_message: bool = False
+    truncate: limits.Truncate | None = None
     shown_tokens: Sequence[str] = ()
     sampling: SamplingParams = SamplingParams()
     constraint: Constraint | ConstraintState | None = None

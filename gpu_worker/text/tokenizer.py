@@ -23,6 +23,7 @@ from petiole.gpu_worker.text.checks import check_text
 from petiole.gpu_worker.text.control import ControlTokens
 from petiole.gpu_worker.text.detokenizer import Detokenizer, LibraryDetokenizer, PieceDetokenizer
 from petiole.gpu_worker.text.pieces import TokenPieces, token_pieces
+from petiole.limits import Truncate
 
 _LETTERS_PER_TOKEN = 8
 _MOST_MISSING = 2**18
@@ -91,15 +92,17 @@ class Tokenizer:
             field, list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids), max_tokens
         )
 
-    def encode_cut(self, text: str, *, field: str, max_tokens: int) -> list[int]:
-        """`encode`, but a text that is too long is cut: its special tokens stay, also those at its end."""
+    def encode_cut(self, text: str, *, field: str, max_tokens: int, where: Truncate = "end") -> list[int]:
+        """`encode`, but a text that is too long is cut there: the special tokens at both its ends stay."""
         check_text(field, text)
         encoded = self.backend.encode(text)
         ids, special = list(encoded.ids), encoded.special_tokens_mask
         if len(ids) <= max_tokens:
             return ids
+        head = next((n for n, one in enumerate(special) if not one), 0)
         tail = next((n for n, one in enumerate(reversed(special)) if not one), 0)
-        return ids[: max(0, max_tokens - tail)] + ids[len(ids) - tail :]
+        own = ids[head : len(ids) - tail]
+        return ids[:head] + cut(own, max(0, max_tokens - head - tail), where) + ids[len(ids) - tail :]
 
     def encode_as_text(self, text: str, *, field: str, max_tokens: int | None = None) -> list[int]:
         """`encode` without special tokens, and with control tokens that are written out as text."""
@@ -218,6 +221,20 @@ class Tokenizer:
     def _special_id(self, role: str) -> int | None:
         token = self.special_tokens.get(role)
         return None if token is None else self.backend.token_to_id(token)
+
+
+def kept(most: int, where: Truncate) -> tuple[int, int]:
+    """How many tokens of the beginning, and how many of the end, stay."""
+    last = {"start": most, "middle": most // 2, "end": 0}[where]
+    return most - last, last
+
+
+def cut(token_ids: list[int], most: int, where: Truncate) -> list[int]:
+    """At most this many tokens of a text."""
+    if len(token_ids) <= most:
+        return token_ids
+    first, last = kept(most, where)
+    return token_ids[:first] + token_ids[len(token_ids) - last :]
 
 
 def _frames(text: str, framing: str | Collection[str]) -> bool:

@@ -4,6 +4,7 @@ preparation  validates a request, tokenizes it and builds its sequence
 intake       the way in: from `submit` to the engine thread
 prompts      checks a prompt's tokens, values and images
 subjects     turns a prompt, messages or a skill call into a prompt's tokens
+cutting      leaves tokens of a prompt out that is too long, where its request says so
 pictures     from an image's file to a picture: formats, limits, rules
 asking       what requests of texts ask: checks them, tokenizes their texts
 texts        a request of many texts: a request for each, and what is made of them in order

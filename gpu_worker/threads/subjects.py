@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from petiole.gpu_worker.config import EngineConfig
@@ -19,6 +20,8 @@ from petiole.gpu_worker.request.skills import Asked, Processor, SkillCall
 from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.text import Tokenizer
 from petiole.gpu_worker.text.checks import Scalar
+from petiole.gpu_worker.text.tokenizer import cut
+from petiole.gpu_worker.threads import cutting
 from petiole.gpu_worker.threads.pictures import request_image
 from petiole.gpu_worker.threads.prompts import InputTokens, prompt_tokens
 
@@ -65,6 +68,9 @@ class Subjects:
         for field in _ONLY_FOR_CHAT if request.messages is None else ():
             require(not getattr(request, field), field, "needs messages", f"a {given[0]}")
         _BOOL.check("continue_final_message", request.continue_final_message)
+        cutting.check(request.truncate)
+        plain = self.limits.processor is None or request.prompt is not None
+        require(plain or request.truncate is None, "truncate", "is not for models with images", request.truncate)
         if request.skill is not None:
             require(self.limits.processor is not None, "skill", NO_SKILLS, request.skill.name)
             field = next((name for name in _TEXTS_OF_SKILLS if name in request.skill.options), "skill")
@@ -78,11 +84,17 @@ class Subjects:
     def _prompt(self, request: Request) -> Subject:
         if not isinstance(request.prompt, str):
             limits, images = self.limits, self._images(request)
-            return Subject(
-                request, prompt_tokens(request.prompt, limits.vocab_size, limits.values, images), "prompt"
-            )
+            given = prompt_tokens(request.prompt, limits.vocab_size, limits.values, images)
+            if request.truncate is not None and not given.numbers and not given.images:
+                given = InputTokens(cut(given.ids, self._most_of(request), request.truncate))
+            return Subject(request, given, "prompt")
         require(request.prompt != "", "prompt", "must not be empty", "an empty string")
-        tokens = self._tokenizer("prompt").encode(request.prompt, max_tokens=self._most_tokens)
+        tokenizer = self._tokenizer("prompt")
+        if request.truncate is None:
+            tokens = tokenizer.encode(request.prompt, max_tokens=self._most_tokens)
+        else:
+            most = self._most_of(request)
+            tokens = tokenizer.encode_cut(request.prompt, field="prompt", max_tokens=most, where=request.truncate)
         return Subject(request, InputTokens(tokens), "prompt")
 
     def _chat(self, request: Request, messages: Sequence[Mapping[str, Any]]) -> Subject:
@@ -91,14 +103,18 @@ class Subjects:
         if processor is None:
             for where, kind in parts:
                 raise InvalidRequest(where, "must be text: this model takes no images", kind)
-            tokens = tokenizer.apply_chat_template(
-                messages,
-                request.tools,
-                request.chat_template_kwargs,
+            tokens_of = partial(
+                tokenizer.apply_chat_template,
+                tools=request.tools,
+                variables=request.chat_template_kwargs,
                 continue_final_message=request.continue_final_message,
-                max_tokens=self._most_tokens,
                 content_is_text=self.config.user_control_tokens == "text",
             )
+            if request.truncate is None:
+                tokens = tokens_of(messages, max_tokens=self._most_tokens)
+            else:
+                most = self._most_of(request)
+                tokens = cutting.shortened(messages, tokenizer, tokens_of, most, request.truncate)
             return Subject(request, InputTokens(tokens), "messages")
         for field in _ONLY_FOR_CHAT:
             require(
@@ -166,6 +182,9 @@ class Subjects:
     @property
     def _most_tokens(self) -> int:
         return self.limits.max_model_len - 1
+
+    def _most_of(self, request: Request) -> int:
+        return cutting.most_of(request.sampling, self.limits.max_model_len)
 
     def _tokenizer(self, field: str) -> Tokenizer:
         if self.tokenizer is None:

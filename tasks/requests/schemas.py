@@ -200,6 +200,10 @@ class Options(Common, Sampling):
     grammar: str | None = Field(default=None, min_length=1, max_length=262_144)
     """The output matches this grammar, in Lark's notation."""
 
+    truncate: limits.Truncate | None = None
+    """A prompt that leaves no room for `max_tokens` (of `"rest"`: for 256) is cut, not refused: at its `start`, in
+    its `middle`, or at its `end`. Of a conversation the longest texts are cut, all to one length, so a short
+    instruction stays whole. See docs/batch.md#rows-that-are-too-long."""
     adapter: str | None = Field(default=None, min_length=1, max_length=1024)
     """A LoRA adapter: a folder on the workers, or a hub id. See docs/models.md#lora."""
 

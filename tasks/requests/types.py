@@ -103,6 +103,10 @@ class Options(Common, Sampling, total=False):
     """The output is one of these."""
     grammar: str | None
     """The output matches this grammar, in Lark's notation."""
+    truncate: Literal["start", "middle", "end"] | None
+    """A prompt that leaves no room for `max_tokens` (of `"rest"`: for 256) is cut, not refused: at its `start`, in
+    its `middle`, or at its `end`. Of a conversation the longest texts are cut, all to one length, so a short
+    instruction stays whole. See docs/batch.md#rows-that-are-too-long."""
     adapter: str | None
     """A LoRA adapter: a folder on the workers, or a hub id. See docs/models.md#lora."""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from petiole.gpu_worker.request import Constraint, Embedding, Request, SamplingParams, Scoring
 from petiole.gpu_worker.request.skills import SkillCall
-from petiole.tasks.requests.schemas import Common
+from petiole.tasks.requests.schemas import Common, Options
 from petiole.tasks.worker.generation.presentation import Presentation
 
 # Celery's priorities on Redis: 0 is the highest and the default. The engine has the same convention.
@@ -46,6 +46,7 @@ def engine_request(
         sampling=SamplingParams(**sampling),
         constraint=None if constraint is None else Constraint(*constraint),  # type: ignore[arg-type]
         adapter=getattr(task_request, "adapter", None),
+        truncate=task_request.truncate if isinstance(task_request, Options) else None,
         salt=task_request.salt,
         priority=priority,
         deadline_s=deadline_s,

@@ -175,3 +175,17 @@ def test_tokens_of_texts_and_conversations(http: httpx2.Client, client: openai.O
         path = "/detokenize" if "tokens" in body else "/tokenize"
         refused = http.post(path, json={"model": "petiole-tiny", **body})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
+
+
+def test_a_prompt_that_is_too_long_is_cut_as_by_vllm(client: openai.OpenAI) -> None:
+    long, cut = {**ASKED, "prompt": "The sea. " * 4000}, {"truncate_prompt_tokens": -1}
+    with pytest.raises(openai.BadRequestError, match="must have at most"):
+        client.completions.create(**long)
+    answer = client.completions.create(**long, extra_body=cut)
+    told = [{"role": "user", "content": long["prompt"]}]
+    chat = client.chat.completions.create(model="petiole-tiny", messages=told, max_tokens=1, extra_body=cut)  # type: ignore[call-overload]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens > chat.usage.prompt_tokens > 1000
+    for wrong in ({"truncate_prompt_tokens": 5}, {**cut, "echo": True}):
+        with pytest.raises(openai.BadRequestError, match="truncate_prompt_tokens"):
+            client.completions.create(**ASKED, extra_body=wrong)
