@@ -8,6 +8,7 @@ Each line may import what stands below it.
 endpoints  the handlers of /files and /batches
 jobs       batches: made, shown, cancelled
 files      files, in the storage and beside it in Redis
+quotas     how many files and open batches a tenant may have
 place      where the storage is, and whether all share it
 lines      OpenAI's batch lines, as a form of `petiole batch`
 """

@@ -4,6 +4,7 @@ What a batch writes is a file, too. Its id and all that is known of it follow fr
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shutil
@@ -13,6 +14,7 @@ from typing import IO, Any, NamedTuple
 
 import msgspec
 
+from petiole.gateway.batches import quotas
 from petiole.gateway.batches.place import blocking, file_at, place
 from petiole.gateway.core.caller import caller
 from petiole.gateway.core.failures import Failure, invalid
@@ -67,8 +69,10 @@ class Ends(NamedTuple):
 
 
 async def create(content: IO[bytes], filename: str, purpose: str, ends: Ends) -> File:
+    """Raises `Failure`: 429 if the caller has too many."""
     root = await place().root()
     await place().sweep(root)
+    await _check_quota(content.seek(0, os.SEEK_END))
     now, name = int(time.time()), f"file-{secrets.token_hex(12)}"
     at = file_at(root, name, now + ends.seconds)
 
@@ -86,7 +90,22 @@ async def create(content: IO[bytes], filename: str, purpose: str, ends: Ends) ->
         ("EXPIRE", _key(_LISTED), LONGEST_S),
     ]
     await patiently(lambda: connections.aperform(commands))
+    try:
+        await _check_quota()  # others may have been made meanwhile
+    except Failure:
+        await delete(made)
+        raise
     return made
+
+
+async def _check_quota(size: int | None = None) -> None:
+    """With one more file of this size. Raises `Failure`."""
+    if not quotas.limited("files", "file_bytes"):
+        return
+    more = [] if size is None else [size]
+    sizes = [file.bytes for file in await _uploaded()] + more
+    quotas.check("files", len(sizes))
+    quotas.check("file_bytes", sum(sizes))
 
 
 async def get(name: str) -> File:
@@ -126,19 +145,24 @@ async def of_batch(record: Record, part: str) -> File | None:
 
 
 async def listed() -> list[File]:
-    """The caller's, the oldest first. Those that have expired leave the list."""
+    """The caller's, the oldest first."""
     await place().root()
-    key, tenant = _key(_LISTED), caller().name
+    files, tenant = await _uploaded(), caller().name
+    for record in await blocking(lambda: records.listed(tenant)):
+        if of_gateway(record):
+            files += [made for part in _PARTS if (made := await of_batch(record, part)) is not None]
+    return sorted(files, key=lambda file: (file.created_at, file.id))
+
+
+async def _uploaded() -> list[File]:
+    """Those of the caller that no batch has written. Those that have expired leave the list."""
+    key = _key(_LISTED)
     [raw] = await patiently(lambda: connections.aperform([("ZRANGE", key, 0, -1)]))
     names = [name.decode() for name in raw]
     found = await patiently(lambda: connections.aperform([("GET", _key(name)) for name in names])) if names else []
     if gone := [name for name, one in zip(names, found, strict=True) if one is None]:
         await patiently(lambda: connections.aperform([("ZREM", key, *gone)]))
-    files = [msgspec.json.decode(one, type=File) for one in found if isinstance(one, bytes)]
-    for record in await blocking(lambda: records.listed(tenant)):
-        if of_gateway(record):
-            files += [made for part in _PARTS if (made := await of_batch(record, part)) is not None]
-    return sorted(files, key=lambda file: (file.created_at, file.id))
+    return [msgspec.json.decode(one, type=File) for one in found if isinstance(one, bytes)]
 
 
 async def delete(file: File) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from petiole.gateway.batches import files
+from petiole.gateway.batches import files, quotas
 from petiole.gateway.batches.files import Ends
 from petiole.gateway.batches.place import blocking, file_at, place
 from petiole.gateway.core.caller import ANYBODY, caller, request
@@ -71,6 +71,7 @@ async def create(asked: CreateBatch) -> Record:
         raise invalid("input_file_id", message, "invalid_value")
     if (first := await _repeated()) is not None:
         return first
+    await _check_quota(1)
     root, name, asks, made_by = await place().root(), _new_id(), caller(), request()
     until = int(time.time()) + window_s + ends.seconds
     spec = Spec(
@@ -84,6 +85,7 @@ async def create(asked: CreateBatch) -> Record:
         tenant=asks.name,
         caller={} if asks == ANYBODY else msgspec.to_builtins(asks),
         marker=secrets.token_hex(8),
+        most_rows=asks.most("batch_rows"),
     )
     facts = {
         "input_file_id": file.id,
@@ -94,17 +96,34 @@ async def create(asked: CreateBatch) -> Record:
         "sense": "" if made_by is None else made_by.sense,
     }
 
-    def begun() -> Record | None:
+    def begun() -> tuple[bool, Record | None]:
         tape.mark(spec.output, spec.marker)
         created, found = records.create(name, spec, window_s, **facts), records.get(name)
         if not created and found is not None:  # another try was first: the marker is its
             tape.mark(found.spec.output, found.spec.marker)
-        return found
+        return created, found
 
-    made = await blocking(begun)
+    created, made = await blocking(begun)
     if made is None:
         raise Failure(503, "the batch was lost while it was made; try again", code="unavailable")
+    try:
+        await _check_quota()  # others may have begun meanwhile
+    except Failure:
+        if created:
+            await blocking(lambda: _undo(made))
+        raise
     return made
+
+
+async def _check_quota(more: int = 0) -> None:
+    """Raises `Failure`: 429 if the caller has too many open batches with these more."""
+    if quotas.limited("batches"):
+        quotas.check("batches", more + sum(not record.ended for record in await listed()))
+
+
+def _undo(record: Record) -> None:
+    records.remove(record)
+    tape.unmark(record.spec.output)
 
 
 def _new_id() -> str:

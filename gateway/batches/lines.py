@@ -32,8 +32,9 @@ from petiole.tasks.errors import InvalidRequest, shorten
 from petiole.tasks.fleet.models import Found, directory
 from petiole.tasks.requests.results import GenerationResult, ShownPiece, StreamDelta
 from petiole.tasks.settings import settings
+from petiole.tasks.submission.batches import forms
 from petiole.tasks.submission.batches.forms import Call, Fault, Line, NotRun, Outcome, Work
-from petiole.tasks.submission.batches.sources import Row
+from petiole.tasks.submission.batches.rows.sources import Row
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 MOST_ID_CHARACTERS = 512
@@ -82,6 +83,15 @@ class BatchLines:
             for call in plan.calls
         ]
         return Work(calls, partial(_line, row, replace(plan, calls=()), kind))
+
+    def beginning(self, row: Row) -> str:
+        try:
+            body = row.value().get("body")
+        except InvalidRequest:
+            return ""
+        if not isinstance(body, dict):
+            return ""
+        return forms.beginning_of(body, (body.get("model"), body.get("cache_salt")))
 
     def faults(self, rows: Iterable[Row]) -> Iterator[Fault]:
         """Lines that are no requests, and ids that two lines have. What is wrong in a body is its line's alone."""

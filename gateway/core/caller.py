@@ -21,12 +21,18 @@ NAME = r"[A-Za-z0-9_-]{1,64}"
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What may be used in a minute, and how many requests may run at a time. None: as much as there is."""
+    """What may be used in a minute, and how many requests may run at a time. `files`, `file_bytes`: of uploaded
+    files that are kept. `batches`, `batch_rows`: of batches that have not ended, in all. None: as much as there
+    is."""
 
     requests: int | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
     concurrent: int | None = None
+    files: int | None = None
+    file_bytes: int | None = None
+    batches: int | None = None
+    batch_rows: int | None = None
 
 
 class Tenant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -62,6 +68,10 @@ class Caller(msgspec.Struct, frozen=True):
     def of_both(self) -> tuple[Limits, Limits]:
         """The limits of the tenant and of the key."""
         return self.tenant.limits, self.key_limits
+
+    def most(self, name: str) -> int | None:
+        """The least of the limits of this name. 0 is none, as for a minute's."""
+        return min(filter(None, (getattr(limits, name) for limits in self.of_both)), default=None)
 
     def may_ask(self, model: str) -> bool:
         patterns = self.tenant.models

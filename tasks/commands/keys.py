@@ -11,7 +11,8 @@ from petiole.tasks.commands.terminal import print_table
 from petiole.tasks.errors import InvalidRequest, PetioleError
 
 MANAGE = "petiole.gateway.serving.callers.manage"
-LIMITS = ("requests", "input_tokens", "output_tokens", "concurrent")
+A_MINUTE = ("requests", "input_tokens", "output_tokens")
+LIMITS = (*A_MINUTE, "concurrent", "files", "file_bytes", "batches", "batch_rows")
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -27,7 +28,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=N",
-        help=f"of the tenant; a minute's {', '.join(LIMITS[:3])}, or {LIMITS[3]}; 0: none",
+        help=f"of the tenant; a minute's {', '.join(A_MINUTE)}, or {', '.join(LIMITS[3:])}; 0: none",
     )
     adding.add_argument("--key-limit", action="append", default=[], metavar="NAME=N", help="of this key alone")
     adding.add_argument("--note", default="", help="what the key is for")

@@ -64,7 +64,7 @@ async def admit(plan: Plan, written: Commands = ()) -> dict[str, Any]:
     if not _is_limited(asks):
         await patiently(lambda: connections.aperform(written))
         return {}
-    if (most := _most_at_a_time(asks)) is not None and len(record.tasks) > most:
+    if (most := asks.most("concurrent")) is not None and len(record.tasks) > most:
         raise invalid("n", f"n: must be at most {most} choices in all, got {len(record.tasks)}", "invalid_value")
     most_tokens = [[*filter(None, of)] for of in zip(*map(_tokens, asks.of_both), strict=True)]
     guessed = estimated([call.options for call in plan.calls])
@@ -161,11 +161,6 @@ def _of(limits: Limits) -> tuple[int | None, ...]:
 
 def _tokens(limits: Limits) -> tuple[int | None, ...]:
     return limits.input_tokens, limits.output_tokens
-
-
-def _most_at_a_time(asks: Caller) -> int | None:
-    known = [one.concurrent for one in asks.of_both if one.concurrent]
-    return min(known, default=None)
 
 
 def _tell(report: Sequence[int]) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 from petiole.tasks.commands.batch import durable
 from petiole.tasks.commands.terminal import is_rich
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.submission.batches import sources
 from petiole.tasks.submission.batches.batch import Batch
 from petiole.tasks.submission.batches.definitions import batch
 from petiole.tasks.submission.batches.estimate import Estimate, estimate
 from petiole.tasks.submission.batches.progress import Progress
+from petiole.tasks.submission.batches.rows import sorting, sources
 
 TOLD_EVERY_S = 10.0
 SHOWN_EVERY_S = 0.25
@@ -49,6 +49,11 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--fields", help="parts of the results to write, with commas, such as text,usage")
     command.add_argument("--order", choices=("input", "ended"), default="input", help="of the output's lines")
+    command.add_argument(
+        "--sort",
+        choices=sorting.SORTS,
+        help="prefix: rows that begin alike together, for the cache; length: the longest first",
+    )
     command.add_argument("--format", choices=sources.FORMATS, help="of the input (default: by its name)")
     command.add_argument(
         "--lines", choices=("auto", "requests", "openai"), default="auto", help="openai: OpenAI's batch lines"
@@ -91,6 +96,7 @@ def run(options: argparse.Namespace) -> int:
         format=options.format,
         lines=options.lines,
         order=options.order,
+        sort=options.sort,
         retry_failed=options.retry_failed,
         **{name: _value(text) for name, text in (_pair("--set", one) for one in options.set)},
         **{name: value for name, value in submission.items() if value is not None},
@@ -213,6 +219,9 @@ def summary(made: Batch, output: str) -> str:
         f"{progress.ended:,} failed; tokens: {progress.prompt_tokens:,} in prompts, "
         f"{progress.cached_prompt_tokens:,} of them cached, {progress.completion_tokens:,} made"
     )
+    if made.sort == "prefix" and progress.prompt_tokens:
+        saved = progress.cached_prompt_tokens / progress.prompt_tokens
+        did += f". Sorted by prefix: {saved:.0%} of the prompts' tokens were not computed"
     if made.complete:
         return f"petiole: {output}: {did}"
     return (

@@ -15,10 +15,9 @@ batch        the loop: send, collect, write, forget; progress, cancel
 exchange     tasks and results in Redis, many in a round trip
 flight       which rows are on their way, how many there may be, and which are lost: no input, no output
 forms        a row's form: its tasks, and the line of its results
-template     a prompt with columns
 journal      what is written beside the output
 tape         where a journal's lines are: in a file, or in pages
 progress     what a batch says while it runs
-sources      rows of JSONL, CSV and Parquet files and of iterables, read lazily
+rows/        rows of files and iterables, as they come or sorted; a prompt with columns
 storage      files by their location: a path, or a URL that fsspec reads and writes
 """

@@ -26,11 +26,13 @@ from petiole.tasks.errors import BatchError, InvalidRequest
 from petiole.tasks.settings import warn_a_producer
 from petiole.tasks.submission.batches import storage
 from petiole.tasks.submission.batches.exchange import AWAY, WRONG, Exchange
-from petiole.tasks.submission.batches.flight import Flight, Rate, Sent, window
+from petiole.tasks.submission.batches.flight import ALONE, Flight, Rate, Sent, Sharing, window
 from petiole.tasks.submission.batches.forms import Form, Line, Outcome
 from petiole.tasks.submission.batches.journal import Entry, Journal, Output, total_digest
 from petiole.tasks.submission.batches.progress import Progress, RowResult
-from petiole.tasks.submission.batches.sources import Row, Source
+from petiole.tasks.submission.batches.rows import sorting
+from petiole.tasks.submission.batches.rows.sorting import Sort
+from petiole.tasks.submission.batches.rows.sources import Row, Source
 from petiole.tasks.submission.batches.tape import FileTape, Tape
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
@@ -48,7 +50,8 @@ class Batch:
 
     `tape`: opens the journal's tape; None: a file beside the output. `reread`: all rows again, for a batch that
     may end before they do. `opened`: called when the journal is open, and `again` is noted there. `joining`:
-    called before the output is made; `joined`: it is made."""
+    called before the output is made; `joined`: it is made. `sort`: in which order rows are sent. `sharing`: with
+    whom it shares the workers now."""
 
     app: App
     source: Source
@@ -56,12 +59,14 @@ class Batch:
     output: Output | None = None
     submission: Mapping[str, Any] = field(default_factory=dict)
     in_order: bool = True
+    sort: Sort | None = None
     again: bool = False
     progress: Progress = field(default_factory=Progress)
     tape: Callable[[], Tape] | None = None
     reread: Callable[[], Source] | None = None
     opened: Callable[[], object] = lambda: None
     joining: Callable[[], object] = lambda: None
+    sharing: Callable[[], Sharing] = lambda: ALONE
 
     def __post_init__(self) -> None:
         self.exchange = Exchange(self.app, self.submission.get("queue"), self.submission.get("model"))
@@ -80,6 +85,7 @@ class Batch:
         self._exhausted = False
         self._seen = 0
         self._places: int | None = None
+        self._shared, self.queue = ALONE, ""
         self._sent_before = self._most_sent = 0
         self._id = os.urandom(6).hex()
 
@@ -125,7 +131,7 @@ class Batch:
             if self.journal is not None and self.journal.complete is not None:
                 self._verify(self.journal.complete)
                 return
-            self._rows = iter(self.source)
+            self._rows = self._sorted(self.source)
             while True:
                 now = time.monotonic()
                 ended = self._turn(now)
@@ -147,7 +153,7 @@ class Batch:
         if self.output is None:
             return
         tape = self.tape() if self.tape is not None else FileTape(self.output.location)
-        self.journal = journal = Journal(tape, self.form.about(), self._id)
+        self.journal = journal = Journal(tape, self._about, self._id)
         self._id = journal.batch
         if self.again and journal.complete is None:
             journal.forget_failures()
@@ -155,6 +161,18 @@ class Batch:
         self._sent_before = self._most_sent = journal.sent_before
         self.progress.before = self.progress.ended = journal.count
         self.progress.failed = journal.failed
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        return {**self.form.about(), **({} if self.sort is None else {"sort": self.sort})}
+
+    def _sorted(self, source: Source, whole: bool = False) -> Iterator[Row]:
+        """The rows in the order in which they are sent, which is the same in each run. `whole`: although the batch
+        stops."""
+        if self.sort is None:
+            return iter(source)
+        stopped = (lambda: False) if whole else self._stopping.is_set
+        return sorting.in_order(source, self.sort, self.form.beginning, stopped)
 
     def _turn(self, now: float) -> int:
         """One turn of the loop. Returns how many rows have ended in it."""
@@ -183,7 +201,9 @@ class Batch:
         if now - self._looked_at < LOOK_S:
             return
         self._looked_at = now
+        self.queue = self.exchange.queue
         self._places, fault = self.exchange.fleet()
+        self._shared = self.sharing()
         self.progress.note = fault or ""
 
     def _show(self, now: float, seconds: float) -> None:
@@ -198,7 +218,7 @@ class Batch:
     # ------------------------------------------------------------ there
 
     def _send(self, now: float) -> None:
-        limit = window(self._places, self._rate.at(now))
+        limit = window(self._places, self._rate.at(now), self._shared)
         while self._flight.takes(limit) and not self._stopping.is_set():
             group = self._next(limit)
             if not group:
@@ -219,7 +239,7 @@ class Batch:
                 elif (row := self._unsent or self._read()) is not None:
                     self._unsent = row
                     try:
-                        sent = self._sendable(row)
+                        sent = self._sendable(row, self._seen - 1)
                     except WRONG as error:
                         if isinstance(error, AWAY):
                             raise
@@ -238,15 +258,17 @@ class Batch:
             self._end(refused)
         return group
 
-    def _sendable(self, row: Row) -> Sent:
-        """With the options of all submissions of this batch. Raises `InvalidRequest`, and one of `AWAY`."""
+    def _sendable(self, row: Row, place: int) -> Sent:
+        """With the options of all submissions of this batch. `place`: among the rows as they are sent. Raises
+        `InvalidRequest`, and one of `AWAY`."""
         work = self.form.work(row)
         for call in work.calls:
             self.exchange.task(call.task)
         calls = [call._replace(options={**call.options, **self.submission}) for call in work.calls]
+        self.exchange.goes_to(calls[-1].options.get("queue"))
         name = f"b-{self._id}-{self._round}-{row.number}-{row.digest:016x}"
         ids = [name] if len(calls) == 1 else [f"{name}-{k}" for k in range(len(calls))]
-        return Sent(row, work._replace(calls=calls), ids, again=row.number < self._sent_before)
+        return Sent(row, work._replace(calls=calls), ids, again=place < self._sent_before, place=place)
 
     @property
     def _round(self) -> int:
@@ -260,9 +282,11 @@ class Batch:
             except StopIteration:
                 self._exhausted = True
                 return None
+            except sorting.Stopped:
+                return None
             except AWAY as error:
                 raise BatchError(f"{self.source.name}: no row can be read after {self._seen}: {error}") from error
-            self._seen = row.number + 1
+            self._seen += 1
             ended = 0 if self.journal is None else self.journal.digest_of(row.number)
             if not ended:
                 return row
@@ -282,7 +306,7 @@ class Batch:
         if not group:
             return
         if self.journal is not None:
-            most = 1 + max(sent.row.number for sent in group)
+            most = 1 + max(sent.place for sent in group)
             if most > self._most_sent:
                 self.journal.sent(most)
                 self._most_sent = most
@@ -403,12 +427,12 @@ class Batch:
         """The tasks that an earlier run may have sent, and that are not known to have ended."""
         if self.journal is None or self.reread is None:
             return
-        for row in self.reread():
-            if row.number >= self._sent_before:
+        for place, row in enumerate(self._sorted(self.reread(), whole=True)):
+            if place >= self._sent_before:
                 return
             if not self.journal.digest_of(row.number):
                 with contextlib.suppress(*WRONG, *AWAY):
-                    yield from self._sendable(row).ids
+                    yield from self._sendable(row, place).ids
 
     def _join(self, journal: Journal) -> None:
         if self._seen != (count := journal.count):

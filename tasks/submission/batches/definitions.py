@@ -11,13 +11,14 @@ from petiole.tasks.app.application import app as celery_app
 
 if TYPE_CHECKING:
     from petiole.tasks.submission.batches import batch as loop
-    from petiole.tasks.submission.batches import forms, journal, sources
+    from petiole.tasks.submission.batches import forms, journal
     from petiole.tasks.submission.batches.batch import Batch
+    from petiole.tasks.submission.batches.rows import sources
 else:
     loop = _lazy.module("petiole.tasks.submission.batches.batch")
     forms = _lazy.module("petiole.tasks.submission.batches.forms")
     journal = _lazy.module("petiole.tasks.submission.batches.journal")
-    sources = _lazy.module("petiole.tasks.submission.batches.sources")
+    sources = _lazy.module("petiole.tasks.submission.batches.rows.sources")
 
 ALLOWED = frozenset({"queue", "model", "priority", "headers", "time_limit", "soft_time_limit", "confirm"})
 """The options of a submission that a batch takes."""
@@ -35,6 +36,7 @@ def batch(
     format: Literal["jsonl", "csv", "parquet"] | None = None,
     lines: Literal["auto", "requests", "openai"] = "auto",
     order: Literal["input", "ended"] = "input",
+    sort: Literal["prefix", "length"] | None = None,
     retry_failed: bool = False,
     app: Any = celery_app,
     **options: Any,
@@ -56,6 +58,8 @@ def batch(
     fields      the parts of a result that lines have
     lines       `openai` for OpenAI's batch lines; `auto` looks at the first row
     order       of the output's lines
+    sort        in which order rows are sent: `prefix` puts those together that begin alike, so that the cache has
+                their beginning; `length` begins with the longest. All rows go through temporary files first
     retry_failed  send rows again that failed in an earlier run
 
     Raises `InvalidRequest`, and `BatchError` where an output is of another batch. See docs/batch.md."""
@@ -70,9 +74,10 @@ def batch(
     for name, given, known in (
         ("order", order, ("input", "ended")),
         ("lines", lines, ("auto", "requests", "openai")),
+        ("sort", sort, (None, "prefix", "length")),
     ):
         if given not in known:
-            raise InvalidRequest(name, f"must be one of {', '.join(known)}", given)
+            raise InvalidRequest(name, f"must be one of {', '.join(filter(None, known))}", given)
     source = sources.source_of(rows, format)
     plain = prompt is None and not columns
     if lines == "openai" or (lines == "auto" and plain and (row := source.peek()) and forms.is_openai_line(row)):
@@ -86,5 +91,6 @@ def batch(
         None if output is None else journal.Output(str(output)),
         submission,
         in_order=order == "input",
+        sort=sort,
         again=retry_failed,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.requests.kinds import SCHEMAS
 from petiole.tasks.submission.batches.batch import Batch
-from petiole.tasks.submission.batches.sources import Row, Source
+from petiole.tasks.submission.batches.rows.sources import Row, Source
 from petiole.tasks.submission.parsing import apart, parse
 
 SHOWN = 5

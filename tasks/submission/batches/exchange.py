@@ -50,11 +50,18 @@ class Exchange:
         """`queue`, `model`: as among the options of a submission."""
         self.app, self._queue, self._model = app, queue, model
         self._deletes_streams = True
+        self._of_rows: str | None = None
+
+    def goes_to(self, queue: str | None) -> None:
+        """Where the last row's tasks go, whose model chooses the queue."""
+        self._of_rows = queue
 
     @property
     def queue(self) -> str:
         """Where the tasks go. May read Redis. Raises `InvalidRequest` for a model that nobody serves."""
         own = str(self.app.conf.task_default_queue)
+        if self._of_rows is not None:
+            return self._of_rows
         if self._model is None:
             return self._queue or own
         return models.directory.find(self._model, own, self._queue).queue

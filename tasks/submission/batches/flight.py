@@ -2,7 +2,8 @@
 
 The window. Workers take tasks one by one as places become free, so a queue that never runs dry keeps them full.
 More than that only fills Redis and this process. So the window is what the workers hold (their places, and as
-many taken in advance), and what they finish in `AHEAD_S`.
+many taken in advance), and what they finish in `AHEAD_S`. Batches that run beside each other share it: a queue is
+served in the order in which tasks were sent, so who has a half of what waits gets a half of the places.
 
 Lost tasks. A Redis that restarts without its data loses messages. Messages of one priority are taken in the order
 in which they were sent. So a task that nobody has begun is lost if no message waits, or if a task that was sent
@@ -14,9 +15,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from petiole.tasks.submission.batches.forms import Outcome, Work
-from petiole.tasks.submission.batches.sources import Row
+from petiole.tasks.submission.batches.rows.sources import Row
 
 AHEAD_S = 2.0
 FIRST_WINDOW = 64
@@ -31,13 +33,15 @@ RATE_OVER_S = 10.0
 
 @dataclass
 class Sent:
-    """A row on its way. `outcomes`: by task id; None: not ended. `again`: it was sent more than once."""
+    """A row on its way. `outcomes`: by task id; None: not ended. `again`: it was sent more than once. `place`:
+    among the rows as they are sent."""
 
     row: Row
     work: Work
     ids: Sequence[str]
     sent_at: float = 0.0
     again: bool = False
+    place: int = 0
     outcomes: dict[str, Outcome] = field(default_factory=dict)
 
     @property
@@ -62,10 +66,22 @@ class Rate:
         return sum(rows for _, rows in self._ends) / seconds
 
 
-def window(places: int | None, rate: float) -> int:
+class Sharing(NamedTuple):
+    """With whom a batch shares the workers. `share`: of what these hold, its own. `rows_per_s`: of all others
+    together."""
+
+    share: float = 1.0
+    rows_per_s: float = 0.0
+
+
+ALONE = Sharing()
+
+
+def window(places: int | None, rate: float, sharing: Sharing = ALONE) -> int:
     """How many tasks may be on their way. `places`: of the live workers; None: unknown."""
     held = FIRST_WINDOW if places is None else 2 * places
-    return min(max(SMALLEST_WINDOW, held, round((places or 0) + AHEAD_S * rate)), LARGEST_WINDOW)
+    whole = max(held, (places or 0) + AHEAD_S * (rate + sharing.rows_per_s))
+    return min(max(SMALLEST_WINDOW, round(sharing.share * whole)), LARGEST_WINDOW)
 
 
 class Flight:

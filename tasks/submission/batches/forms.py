@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
@@ -17,8 +18,8 @@ from petiole.tasks.errors import BatchError, InvalidRequest, PetioleError
 from petiole.tasks.requests.celery_options import SUBMISSION
 from petiole.tasks.requests.kinds import CONTINUED
 from petiole.tasks.requests.names import CHAT, EMBED
-from petiole.tasks.submission.batches.sources import Row
-from petiole.tasks.submission.batches.template import Template
+from petiole.tasks.submission.batches.rows.sources import Row
+from petiole.tasks.submission.batches.rows.template import Template
 
 OPENAI = "petiole.gateway.batches.lines"
 NOT_SHOWN = ("attempt", "timing", "token_ids")
@@ -88,6 +89,10 @@ class Form(Protocol):
     def work(self, row: Row) -> Work:
         """May read Redis. Raises `InvalidRequest` and `Unavailable`."""
 
+    def beginning(self, row: Row) -> str:
+        """The row's prompt, as text of any form: rows whose prompts begin alike, and that may share a cache, begin
+        alike in it. Empty: the row becomes no task."""
+
     def refusal(self, row: Row, error: Exception) -> Line:
         """The line of a row that has become no task."""
 
@@ -147,6 +152,13 @@ class Requests:
             )
         return Call(named(task), {**self.options, **own})
 
+    def beginning(self, row: Row) -> str:
+        try:
+            call = self._call(row)
+        except InvalidRequest:
+            return ""
+        return beginning_of(call.options, (call.task, call.options.get("adapter")))
+
     def _subject(self, task: str, text: str) -> dict[str, Any]:
         if named(task) == CHAT:
             before = [] if self.system is None else [{"role": "system", "content": self.system}]
@@ -181,6 +193,22 @@ class Requests:
         except InvalidRequest:
             return head
         return {**head, "id": value["id"]} if "id" in value else head
+
+
+_SUBJECTS = ("prompt", "messages", "question", "object", "query", "texts", "documents", "pairs")
+
+
+def beginning_of(options: Mapping[str, Any], before: Sequence[Any]) -> str:
+    """See `Form.beginning`. `before`: what else tells caches apart."""
+    image = blake2b(str(options.get("image", "")).encode(errors="surrogatepass"), digest_size=8).hexdigest()
+    told = [*before, options.get("salt"), image]
+    parts = [value if isinstance(value, str) else json.dumps(value, default=str) for value in told]
+    parts += [
+        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        for name in _SUBJECTS
+        if (value := options.get(name)) is not None
+    ]
+    return "\0".join(parts)
 
 
 def _column(row: Mapping[str, Any], name: str) -> Any:

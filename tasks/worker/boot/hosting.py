@@ -33,7 +33,7 @@ class _Runner:
     """A process that runs a batch, or will."""
 
     def __init__(self, lease: Lease) -> None:
-        self.lease, self._begun = lease, False
+        self.lease, self._begun, self.stopping = lease, False, False
         command = [sys.executable, "-m", "petiole.tasks.commands.cli", "batch", "run", lease.name, "--leased"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._process.stdin is not None
@@ -42,6 +42,11 @@ class _Runner:
         told = {"token": lease.token, "generation": lease.generation, "ttl_s": lease.ttl_s}
         self._process.stdin.write(json.dumps(told).encode() + b"\n")
         self._process.stdin.flush()  # and it stays open
+
+    def stop(self) -> None:
+        """Let it end soon; its batch goes on when it is its turn."""
+        self._process.terminate()
+        self.stopping = True
 
     @property
     def alive(self) -> bool:
@@ -83,12 +88,20 @@ class BatchHost:
                 one.lease.hold()
             if not starting and len(self._runners) < MOST_RUNNERS:
                 self._start()
+            elif not starting and not any(one.stopping for one in self._runners):
+                self._make_room()
         except (*connections.LOST, redis.RedisError, PetioleError):
             logger.debug("open batches cannot be looked for", exc_info=True)
         except Exception:  # the thread must not end: nobody else here hosts batches
             logger.warning("open batches cannot be looked for", exc_info=True)
         begins = any(not one.begun for one in self._runners)
         return min(LOOK_S, self._ttl_s / RENEWALS_A_LEASE) if begins else LOOK_S
+
+    def _make_room(self) -> None:
+        runners = {one.lease.name: one for one in self._runners if one.begun}
+        if (name := hosting.makes_room(self._worker, runners)) is not None:
+            logger.info("batch %s: makes room for another tenant's", name)
+            runners[name].stop()
 
     def _start(self) -> None:
         """The next runner. One at a time: several would start more slowly than one by one."""

@@ -21,6 +21,8 @@ from petiole.gateway.serving.callers import keys
 from petiole.gateway.serving.webhooks import waiting
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.batches import storage
+from tests.e2e.test_detached_batch import paused
+from tests.gateway.test_sdks import is_fine
 from tests.support.gateway import Gateway
 from tests.support.nursery import petiole
 from tests.support.site import Site, eventually
@@ -361,3 +363,45 @@ def test_tenants_are_apart(site: Site, tmp_path: Path) -> None:
         refused = until_ended(initech, begun(initech, [line("a")]).id)
         [bad] = lines(initech, refused.error_file_id)
         assert bad["response"]["body"]["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.slow
+def test_a_tenant_has_so_many_files_and_open_batches(site: Site, tmp_path: Path) -> None:
+    """And its rows are in the ledger under its name."""
+    limits = {"files": 3, "file_bytes": 2000, "batches": 1, "batch_rows": 3}
+    document = {
+        "tenants": {"umbrella": {"salt": "one", "limits": limits}},
+        "keys": {keys.digest_of("of-umbrella"): {"tenant": "umbrella"}},
+    }
+    told = {"PETIOLE_GATEWAY_KEYS": json.dumps(document), "PETIOLE_GATEWAY_FILES": tmp_path / "files"}
+    with (
+        Gateway(tmp_path, PETIOLE_BROKER_URL=site.url, **told) as gateway,
+        openai.OpenAI(base_url=gateway.url, api_key="of-umbrella") as client,
+    ):
+        one = uploaded(client, [line("a")])
+        with pytest.raises(openai.RateLimitError, match="file_bytes: bytes of these files must be at most 2000"):
+            uploaded(client, [line("x" * 500) for _ in range(4)])
+        client.files.delete(one.id)
+        with paused(site):
+            batch = begun(client, [line("a"), line("b")])
+            with pytest.raises(openai.RateLimitError, match="open batches must be at most 1, got 2") as no:
+                begun(client, [line("a")])
+            assert no.value.code == "quota_exceeded"
+        uploaded(client, [line("a")])
+        with pytest.raises(openai.RateLimitError, match="files: files that are uploaded must be at most 3, got 4"):
+            uploaded(client, [line("a")])
+        found = until_ended(client, batch.id)
+        assert found.status == "completed"
+        for file in client.files.list(purpose="batch"):
+            client.files.delete(file.id)
+        failed = until_ended(client, begun(client, [line(f"{k}") for k in range(4)]).id)
+        assert failed.errors is not None
+        assert [error.code for error in failed.errors.data or ()] == ["row_limit_exceeded"]
+        key = {"Authorization": "Bearer of-umbrella"}
+        days = httpx2.get(f"{gateway.url}/usage?days=2", headers=key).json()["data"]
+        assert {day["tenant"] for day in days} == {"umbrella"}
+        assert sum(day["requests"] for day in days) == 2
+
+
+def test_openais_client_for_node(served: Gateway, tmp_path: Path) -> None:
+    is_fine(served, "batches_with_openai_npm.mjs", tmp_path)

@@ -1,9 +1,12 @@
-"""Which open batches this machine may run. A host claims a batch for the runner that it starts."""
+"""Which open batches this machine may run, and in which turn. A host claims a batch for the runner that it starts.
+
+Tenants share the hosts: a free host takes a batch of the tenant with the fewest runners, the oldest first. A full
+host stops a runner of a tenant that has at least two more than one whose batch waits; it goes on in its turn."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from petiole.tasks.errors import InvalidRequest, PetioleError
 from petiole.tasks.submission.batches import storage, tape
@@ -14,19 +17,47 @@ from petiole.tasks.submission.batches.durable.runner import form_of
 
 def claimed(worker: str, ttl_s: float) -> Iterator[Lease]:
     """The leases of open batches that nobody runs, and that can be run here. Of the others it is noted why not."""
-    open_ids = records.open_ids()
-    random.shuffle(open_ids)  # hosts share the batches out
-    for record in records.several(open_ids):
-        if record.has_runner:
-            continue
-        try:
-            why = blindness(record)
-        except Exception as error:  # of a later version, say: another host may know it
-            why = f"{record.id}: {type(error).__name__}: {error}"
-        if why != record.blind.get(worker, ""):
-            records.tell_blind(record.id, worker, why)
-        if not why and (lease := Lease.claim(record.id, ttl_s)) is not None:
+    for record in in_turn(records.several(records.open_ids())):
+        if _can_run(worker, record) and (lease := Lease.claim(record.id, ttl_s)) is not None:
             yield lease
+
+
+def makes_room(worker: str, own: Collection[str]) -> str | None:
+    """Of a host that is full with its `own` batches: whose runner stops, so that another tenant's batch runs."""
+    found = records.several(records.open_ids())
+    running = _runners(found)
+    of_own = max((one for one in found if one.id in own), key=lambda one: running[one.spec.tenant], default=None)
+    if of_own is None:
+        return None
+    for record in in_turn(found):
+        if running[record.spec.tenant] + 2 > running[of_own.spec.tenant]:
+            return None
+        if _can_run(worker, record):
+            return of_own.id
+    return None
+
+
+def in_turn(found: Sequence[Record]) -> list[Record]:
+    """The open batches that nobody runs, in the order in which they should be."""
+    running = _runners(found)
+    waiting = [record for record in found if not record.has_runner]
+    return sorted(waiting, key=lambda record: (running[record.spec.tenant], record.age))
+
+
+def _runners(found: Iterable[Record]) -> Counter[str]:
+    """By tenant."""
+    return Counter(record.spec.tenant for record in found if record.has_runner)
+
+
+def _can_run(worker: str, record: Record) -> bool:
+    """Whether this process can run it. If not, it is noted why."""
+    try:
+        why = blindness(record)
+    except Exception as error:  # of a later version, say: another host may know it
+        why = f"{record.id}: {type(error).__name__}: {error}"
+    if why != record.blind.get(worker, ""):
+        records.tell_blind(record.id, worker, why)
+    return not why
 
 
 def blindness(record: Record) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -24,6 +24,8 @@ import redis
 from petiole.tasks.keys import OPEN_BATCHES_KEY, batch_key, batch_lease_key, batches_key
 from petiole.tasks.record import scripts
 from petiole.tasks.servers import connections
+from petiole.tasks.submission.batches.flight import Sharing
+from petiole.tasks.submission.batches.rows import sorting
 
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 """A runner has to work on it."""
@@ -37,7 +39,8 @@ _SOURCES = scripts.sources(Path(__file__).parent / "lua", {})
 class Spec:
     """What is to be done. `input`, `output` and `failures` are locations (`storage`). `lines`: the form's name,
     `requests` or `openai`, and `form`, its arguments. `tenant`: whose batch it is, and `caller`, what its rows are
-    submitted with. `marker`: by which a host finds out that it sees the output's folder."""
+    submitted with. `marker`: by which a host finds out that it sees the output's folder. `most_rows`: of all open
+    batches of the tenant, that have not ended."""
 
     input: str
     output: str
@@ -51,6 +54,8 @@ class Spec:
     tenant: str = ""
     caller: Mapping[str, Any] = field(default_factory=dict)
     marker: str = ""
+    most_rows: int | None = None
+    sort: sorting.Sort | None = None
 
     @property
     def beside(self) -> bool:
@@ -80,6 +85,16 @@ class Record:
     @property
     def ended(self) -> bool:
         return self.status in ENDED
+
+    @property
+    def rows_left(self) -> int:
+        """Rows that have not ended, as far as they were counted."""
+        return max(0, self.number("rows") - self.number("ended"))
+
+    @property
+    def age(self) -> tuple[int, str]:
+        """Older batches come first."""
+        return self.number("created_at"), self.id
 
     def number(self, name: str) -> int:
         return int(float(self.facts.get(name) or 0))
@@ -151,6 +166,22 @@ def listed(tenant: str = "") -> list[Record]:
 def open_ids() -> list[str]:
     raw: Any = connections.streams().smembers(OPEN_BATCHES_KEY)
     return sorted(name.decode() for name in raw)
+
+
+def sharing(mine: Record, queue: str, found: Iterable[Record]) -> Sharing:
+    """With whom a batch whose rows go to this queue shares its workers: each tenant has an equal part, and its
+    batches that part. `found`: open batches. One that has no row on its way takes no part."""
+    others = [
+        one
+        for one in found
+        if one.id != mine.id
+        and one.has_runner
+        and one.number("on_their_way")
+        and one.facts.get("queue", queue) == queue
+    ]
+    tenants = {mine.spec.tenant, *(one.spec.tenant for one in others)}
+    of_mine = 1 + sum(one.spec.tenant == mine.spec.tenant for one in others)
+    return Sharing(1 / (len(tenants) * of_mine), sum(float(one.facts.get("rows_per_s") or 0) for one in others))
 
 
 def move(

@@ -13,6 +13,7 @@ import json
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
@@ -21,14 +22,16 @@ import redis
 
 from petiole.tasks.app.application import App
 from petiole.tasks.errors import BatchError, InvalidRequest
-from petiole.tasks.submission.batches import forms, sources, storage
+from petiole.tasks.submission.batches import forms, storage
 from petiole.tasks.submission.batches.batch import Batch
 from petiole.tasks.submission.batches.durable import records
 from petiole.tasks.submission.batches.durable.records import Lease, LeaseLost, Record, Spec
 from petiole.tasks.submission.batches.exchange import AWAY
+from petiole.tasks.submission.batches.flight import Sharing
 from petiole.tasks.submission.batches.forms import Fault, Form, NotRun
 from petiole.tasks.submission.batches.journal import Output
-from petiole.tasks.submission.batches.sources import Source
+from petiole.tasks.submission.batches.rows import sources
+from petiole.tasks.submission.batches.rows.sources import Source
 from petiole.tasks.submission.batches.storage import StorageError
 from petiole.tasks.submission.batches.tape import PagedTape
 
@@ -118,11 +121,13 @@ class Runner:
             Output(spec.output, spec.failures),
             spec.submission,
             in_order=spec.in_order,
+            sort=spec.sort,
             again=again,
             tape=lambda: PagedTape(spec.output, self._lease),
             reread=self._source,
             opened=lambda: self._lease.hold(again=""),
             joining=self._joining,
+            sharing=self._sharing,
         )
         if self._ending is not None:
             batch.cancel(self._ending)
@@ -143,21 +148,43 @@ class Runner:
         if self._ending is None:
             self._move(("in_progress",), "finalizing")
 
+    def _sharing(self) -> Sharing:
+        assert self._batch is not None
+        found = records.several(records.open_ids())
+        return records.sharing(self._record, self._batch.queue, found)
+
     def _source(self) -> Source:
         return sources.source_of(self._record.spec.input, self._record.spec.format)
 
     def _faults(self, form: Form) -> Any:
-        source, rows = self._source(), 0
+        source, rows, most = self._source(), 0, self._record.spec.most_rows
 
         def counted() -> Any:
             nonlocal rows
             for row in source:
                 rows += 1
                 yield row
+                if most is not None and rows > most:
+                    return
 
-        yield from form.faults(counted())
+        checked = counted()
+        yield from form.faults(checked)
+        deque(checked, maxlen=0)  # those that the form has not looked at
         if rows == 0:
             yield Fault("empty_file", "the input has no rows")
+        self._lease.hold(rows=rows)
+        if most is not None and rows + (others := self._rows_of_others()) > most:
+            limit = f"open batches of a tenant must have at most {most} rows in all"
+            yield Fault("row_limit_exceeded", f"{limit}, got {rows} or more, and {others} in other batches")
+
+    def _rows_of_others(self) -> int:
+        """Of two that are checked at the same time the older one is first."""
+        mine = self._record
+        return sum(
+            one.rows_left
+            for one in records.listed(mine.spec.tenant)
+            if one.id != mine.id and not one.ended and (one.status != "validating" or one.age < mine.age)
+        )
 
     def _failed(self, faults: Sequence[Fault]) -> str:
         errors = json.dumps([_short(fault)._asdict() for fault in faults])
@@ -218,6 +245,7 @@ class Runner:
             "on_their_way": shown.on_their_way,
             "rows_per_s": round(shown.rows_per_s, 2),
             "note": shown.note,
+            "queue": self._batch.queue,
             **{
                 name: before.number(name) + getattr(shown, name)
                 for name in ("prompt_tokens", "cached_prompt_tokens", "completion_tokens")

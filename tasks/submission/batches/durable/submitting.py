@@ -35,6 +35,7 @@ def spec_of(batch: Batch) -> Spec:
         format=batch.source.format,
         submission=dict(batch.submission),
         in_order=batch.in_order,
+        sort=batch.sort,
     )
 
 

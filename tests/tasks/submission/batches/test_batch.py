@@ -18,7 +18,7 @@ from petiole.tasks.submission.batches.exchange import Exchange, Fleet
 from petiole.tasks.submission.batches.flight import Sent
 from petiole.tasks.submission.batches.forms import Call, Line, Outcome, Requests, Work
 from petiole.tasks.submission.batches.journal import Output
-from petiole.tasks.submission.batches.sources import Row, Source
+from petiole.tasks.submission.batches.rows.sources import Row, Source
 
 ROWS = 40
 

@@ -10,10 +10,11 @@ from petiole.tasks.submission.batches.flight import (
     Flight,
     Rate,
     Sent,
+    Sharing,
     window,
 )
 from petiole.tasks.submission.batches.forms import Line, Outcome, Work
-from petiole.tasks.submission.batches.sources import Row
+from petiole.tasks.submission.batches.rows.sources import Row
 
 NOTHING = Work([], lambda outcomes: Line(True, {}))
 
@@ -28,6 +29,12 @@ def test_the_window_is_what_workers_hold_and_finish_soon() -> None:
     assert window(256, 10) == 512
     assert window(64, 500) == 1064
     assert window(64, 1e9) == LARGEST_WINDOW
+
+
+def test_batches_share_a_window_whatever_their_rates_are() -> None:
+    alone = window(64, 500)
+    assert [window(64, rate, Sharing(1 / 2, 500 - rate)) for rate in (0, 100, 250)] == [alone // 2] * 3
+    assert window(64, 0, Sharing(1 / 100, 500)) == SMALLEST_WINDOW
 
 
 def test_the_rate_is_that_of_the_last_seconds() -> None:

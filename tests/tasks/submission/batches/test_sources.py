@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from petiole.tasks.errors import BatchError, InvalidRequest
-from petiole.tasks.submission.batches import sources, storage
+from petiole.tasks.submission.batches import storage
 from petiole.tasks.submission.batches.forms import Outcome, Requests
-from petiole.tasks.submission.batches.sources import Row, source_of
+from petiole.tasks.submission.batches.rows import sources
+from petiole.tasks.submission.batches.rows.sources import Row, source_of
+from petiole.tasks.submission.batches.rows.template import Template
 from petiole.tasks.submission.batches.storage import StorageError
-from petiole.tasks.submission.batches.template import Template
 
 
 def values(rows: object, **options: Any) -> list[Any]:

@@ -24,7 +24,7 @@ from petiole.tasks.submission.batches.durable.runner import Runner
 from petiole.tasks.submission.batches.exchange import Exchange, Fleet
 from petiole.tasks.submission.batches.flight import Sent
 from petiole.tasks.submission.batches.forms import Outcome
-from petiole.tasks.submission.batches.sources import Row
+from petiole.tasks.submission.batches.rows.sources import Row
 from petiole.tasks.submission.batches.storage import StorageError
 from tests.support.site import RedisServer
 
@@ -527,3 +527,69 @@ def test_rows_that_have_changed_fail_the_batch(client: redis.Redis, workers: Wor
     assert ran(record) == "failed"
     [fault] = submitting.known(record.id).errors
     assert "has changed since its result was written" in fault["message"]
+
+
+def of_tenants(folder: Path, *names: str) -> list[Record]:
+    """Open batches; a tenant is the first letter of its batches' names."""
+    (folder / "in.jsonl").write_text("{}\n")
+    for name in names:
+        spec = Spec(str(folder / "in.jsonl"), str(folder / f"{name}.jsonl"), tenant=name[0])
+        assert records.create(f"batch_{name}", spec)
+    return records.several([f"batch_{name}" for name in names])
+
+
+def test_tenants_take_turns_at_the_hosts(client: redis.Redis, tmp_path: Path) -> None:
+    def claimed() -> Lease:
+        return next(iter(hosting.claimed("w", TTL_S)))
+
+    of_tenants(tmp_path, "a0", "a1", "a2", "a3", "a4", "b0")
+    leases = {lease.name: lease for lease in (claimed() for _ in range(4))}
+    assert [*leases] == ["batch_a0", "batch_b0", "batch_a1", "batch_a2"]
+    assert hosting.makes_room("w", leases) is None, "a has 3 runners, b one, and none of b waits"
+    of_tenants(tmp_path, "c0")
+    assert hosting.makes_room("w", ["batch_b0"]) is None
+    assert hosting.makes_room("w", []) is None
+    stopped = hosting.makes_room("w", leases)
+    assert stopped in ("batch_a0", "batch_a1", "batch_a2")
+    leases.pop(stopped).release()
+    leases |= {"batch_c0": claimed()}
+    assert leases["batch_c0"].name == "batch_c0"
+    assert hosting.makes_room("w", leases) is None, "a has 2 runners: more than its share is waiting, not running"
+
+
+def test_batches_that_run_beside_each_other_share_by_tenant(client: redis.Redis, tmp_path: Path) -> None:
+    for one in of_tenants(tmp_path, "a0", "a1", "b0", "b1", "b2", "c0"):
+        lease = Lease.claim(one.id, TTL_S)
+        assert lease is not None
+        idle, elsewhere = one.id == "batch_b2", one.id == "batch_c0"
+        lease.hold(on_their_way=0 if idle else 5, rows_per_s=2.5, queue="other" if elsewhere else "q")
+    found = records.several(records.open_ids())
+    mine = {one.id: records.sharing(one, "other" if one.id == "batch_c0" else "q", found) for one in found}
+    assert mine["batch_a0"] == mine["batch_a1"] == mine["batch_b0"] == (1 / 4, 7.5)
+    assert mine["batch_c0"] == (1.0, 0.0)
+
+
+def test_open_batches_of_a_tenant_have_so_many_rows_in_all(
+    client: redis.Redis, workers: Workers, tmp_path: Path
+) -> None:
+    found = []
+    for name, rows in (("one", 20), ("two", 20), ("three", 40)):
+        (tmp_path / name).mkdir()
+        record = begun(tmp_path / name, rows)
+        spec = {**asdict(record.spec), "tenant": "acme", "checks_first": True, "most_rows": 39}
+        client.hset(f"petiole:batches:{{all}}:batch:{record.id}", "spec", json.dumps(spec, default=dict))
+        client.zadd("petiole:batches:{all}:of:acme", {record.id: 1})
+        found.append(submitting.known(record.id))
+    workers.idle = True
+    lease = Lease.claim(found[0].id, TTL_S)
+    assert lease is not None
+    first = Runner(app, found[0], lease)
+    first.stop()
+    first.run()
+    assert submitting.known(found[0].id).status == "in_progress"
+    workers.idle = False
+    assert [ran(one) for one in found[1:]] == ["failed", "failed"]
+    [fault] = submitting.known(found[1].id).errors
+    assert (fault["code"], fault["message"][-32:]) == ("row_limit_exceeded", "or more, and 20 in other batches")
+    assert ran(found[0]) == "completed"
+    assert ran(submitting.resume(found[1])) == "completed"
