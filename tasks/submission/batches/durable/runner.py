@@ -175,7 +175,8 @@ class Runner:
         self._lease.hold(rows=rows)
         if most is not None and rows + (others := self._rows_of_others()) > most:
             limit = f"open batches of a tenant must have at most {most} rows in all"
-            yield Fault("row_limit_exceeded", f"{limit}, got {rows} or more, and {others} in other batches")
+            own = f"more than {most}" if rows > most else rows
+            yield Fault("row_limit_exceeded", f"{limit}, got {own}, and {others} in the other batches")
 
     def _rows_of_others(self) -> int:
         """Of two that are checked at the same time the older one is first."""
