@@ -112,7 +112,7 @@ class Runner:
         self._hear(self._record.status)
         if self._record.status == "validating":
             if spec.checks_first and (faults := list(islice(self._faults(form), MOST_FAULTS))):
-                return self._failed(faults)
+                return self._failed(faults, rows=0)
             self._move(("validating",), "in_progress")
         self._batch = batch = Batch(
             self._app,
@@ -187,9 +187,11 @@ class Runner:
             if one.id != mine.id and not one.ended and (one.status != "validating" or one.age < mine.age)
         )
 
-    def _failed(self, faults: Sequence[Fault]) -> str:
+    def _failed(self, faults: Sequence[Fault], **facts: Any) -> str:
         errors = json.dumps([_short(fault)._asdict() for fault in faults])
-        return self._move(("validating", "in_progress", "finalizing", "cancelling"), "failed", errors=errors)
+        return self._move(
+            ("validating", "in_progress", "finalizing", "cancelling"), "failed", errors=errors, **facts
+        )
 
     def _move(self, of: Sequence[str], to: str, **facts: Any) -> str:
         """Raises `LeaseLost`."""
