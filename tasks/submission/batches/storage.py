@@ -17,6 +17,7 @@ from typing import IO, Any
 from petiole.tasks.errors import BatchError, PetioleError
 
 _UNFINISHED = ".unfinished"
+_BLOCK = 2**20
 
 
 class StorageError(BatchError):
@@ -71,8 +72,7 @@ def opened(location: str) -> IO[bytes]:
         if not is_url(location):
             return Path(location).open("rb")
         system, path = _system(location)
-        found: IO[bytes] = system.open(path, "rb")
-        return found
+        return io.BufferedReader(system.open(path, "rb"), _BLOCK)  # a bucket's file cannot read a part of a line
 
 
 def read(location: str) -> bytes:
@@ -184,7 +184,7 @@ def _of_url(location: str) -> Iterator[IO[bytes]]:
         system.makedirs(path.rpartition("/")[0], exist_ok=True)
     with reached(location):
         file: Any = system.open(path, "wb", autocommit=False)
-    buffered = io.BufferedWriter(_Unclosed(location, file), 2**20)
+    buffered = io.BufferedWriter(_Unclosed(location, file), _BLOCK)
     try:
         yield buffered
         buffered.flush()

@@ -8,7 +8,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import fsspec  # type: ignore[import-untyped]
 import pytest
+from fsspec.spec import AbstractBufferedFile  # type: ignore[import-untyped]
 
 from petiole.tasks.errors import BatchError, InvalidRequest
 from petiole.tasks.submission.batches import storage
@@ -151,3 +153,36 @@ def test_a_broken_file_is_told_from_one_that_cannot_be_read_now(
             patched.setattr(storage, "opened", lambda _: Away())
             with pytest.raises(StorageError, match=r"in\.jsonl: .*(Input|driver)"):
                 list(source_of(location))
+
+
+class Bucket(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """Its files are those of fsspec's drivers for buckets."""
+
+    protocol = "bucket"
+    content = b""
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        return {"name": path, "size": len(self.content), "type": "file"}
+
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
+        return BucketFile(self, path, mode)
+
+
+class BucketFile(AbstractBufferedFile):  # type: ignore[misc]
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return Bucket.content[start:end]
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.csv", "in.jsonl.gz", "in.parquet"])
+def test_files_in_buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    if name.endswith("parquet"):
+        pa = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(pa.table({"prompt": ["a", "b"]}), tmp_path / name)
+    elif name.endswith("gz"):
+        (tmp_path / name).write_bytes(gzip.compress(b'{"prompt": "a"}\n{"prompt": "b"}\n'))
+    else:
+        (tmp_path / name).write_text("prompt\na\nb\n" if "csv" in name else '{"prompt": "a"}\n{"prompt": "b"}')
+    monkeypatch.setattr(Bucket, "content", (tmp_path / name).read_bytes())
+    fsspec.register_implementation("bucket", Bucket, clobber=True)
+    found = [dict(row.value()) for row in source_of(f"bucket://rows/{name}")]
+    assert found == [{"prompt": "a"}, {"prompt": "b"}]
