@@ -21,6 +21,7 @@ from petiole.tasks.errors import Unavailable
 from petiole.tasks.servers import embedded
 from petiole.tasks.settings import settings
 from petiole.tasks.streams.readers import AsyncStream, Stream
+from tests.e2e import test_batch, test_detached_batch
 from tests.support.certificates import Certificates, server_with_tls
 from tests.support.client import client
 from tests.support.fake_engine import expected
@@ -263,3 +264,26 @@ def produce() -> Any:
 
 def shows_no_password(text: str) -> bool:
     return not any(secret in text for secret in (PASSWORD, SENTINEL_PASSWORD, settings().broker_url.split("@")[0]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["in its client", "detached"])
+def test_a_batch_goes_on_at_the_new_primary(watched_site: WatchedSite, tmp_path: Path, how: str) -> None:
+    count = 300
+    site = watched_site()
+    site.worker(PETIOLE_FAKE_STEP_MS=5)
+    folder = tmp_path / "batch"
+    folder.mkdir()
+    rows = test_batch.rows_in(folder, count, tokens=20)
+    if how == "detached":
+        test_detached_batch.detached(site, folder)
+        eventually(lambda: test_detached_batch.written(folder) > 0, "some rows have ended")
+        site.server.fail_over()
+        eventually((folder / "out.jsonl").exists, "the batch has ended")
+    else:
+        ran = test_batch.start(site, rows, "-o", folder / "out.jsonl")
+        eventually(lambda: test_batch.journaled(folder) > 10, "some rows have ended")
+        site.server.fail_over()
+        _, said = ran.communicate(timeout=120)
+        assert ran.returncode == 0, said
+    test_batch.check(folder, count, tokens=20)
