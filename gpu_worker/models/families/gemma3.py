@@ -1,5 +1,5 @@
-"""Gemma 3, the text part: norms of 1 + w before and after attention and feed-forward, local layers with a window
-and a rotation of their own, scaled embeddings. Gemma 4 shares much of it."""
+"""Gemma 3, the text part, and EmbeddingGemma: norms of 1 + w before and after attention and feed-forward, local
+layers with a window and a rotation of their own, scaled embeddings. Gemma 4 shares much of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
 from petiole.gpu_worker.models.families import reading
 from petiole.gpu_worker.models.families.family import Family
-from petiole.gpu_worker.models.plan import Attention, FeedForward, Layer, ModelPlan, Norm, PerLayerInput, Rotary
+from petiole.gpu_worker.models.plan import (
+    Attention,
+    FeedForward,
+    Layer,
+    ModelPlan,
+    Norm,
+    PerLayerInput,
+    Pooling,
+    Rotary,
+)
 
 NAMES = replace(
     reading.WRAPPED,
@@ -23,6 +32,24 @@ def gemma3(outer: JsonObject) -> ModelPlan:
     raw = reading.text_part(outer)
     if raw.get("use_bidirectional_attention"):
         raise ModelError("config.json: use_bidirectional_attention must be false for a model that generates")
+    return _plan(raw)
+
+
+def embedding_gemma(raw: JsonObject) -> ModelPlan:
+    """Without a head. All positions see each other, but for layers with a window: as many positions on each side
+    as half of it, rounded down."""
+    plan = replace(_plan(raw), pooling=Pooling("mean"))
+    if not raw.get("use_bidirectional_attention"):
+        return plan
+
+    def around(mixer: Attention) -> Attention:
+        window = mixer.window // 2 + 1 if mixer.window else 0  # a position itself, and as many aside
+        return replace(mixer, mask="bidirectional", window=window)
+
+    return replace(plan, layers=tuple(replace(layer, mixer=around(layer.attention)) for layer in plan.layers))
+
+
+def _plan(raw: JsonObject) -> ModelPlan:
     width, norm = (
         reading.head_dim(raw, default=256),
         Norm(eps=reading.number(raw, "rms_norm_eps", 1e-6), offset=1.0),
@@ -89,4 +116,7 @@ def rotary_of(raw: JsonObject, width: int, kind: str) -> Rotary:
     return reading.rotary({"rope_theta": 1_000_000.0, **raw}, width)
 
 
-FAMILIES = (Family(("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), gemma3, NAMES),)
+FAMILIES = (
+    Family(("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), gemma3, NAMES),
+    Family(("Gemma3TextModel",), embedding_gemma, NAMES),
+)
