@@ -40,11 +40,12 @@ class Delta:
     """A part of the output. `index` is the position of `token_ids[0]` in the output.
 
     `text` may lag behind `token_ids` while a character is incomplete or the text could become a stop string. The
-    last delta contains the rest; it alone has a `finish_reason`. `bins`: for a model with values, the
-    numbers that each token carries (see `request.values`; a text token carries none). `values`: what these stand
-    for. `items`: the point or box of a skill's answer that each token completes; None if no token
-    completes any. `vectors`: of a model of texts, the vector of each text (see `petiole.vectors`); `scores`: the
-    numbers that each text or pair was given. With either, in `token_ids` stands each text's number of tokens.
+    last delta contains the rest; it alone has a `finish_reason`. `bins`: for a model with values, the numbers
+    that each token carries (see `request.values`; a text token carries none). `values`: what these stand for.
+    `items`: the point or box of a skill's answer that each token completes; None if no token completes any.
+    `vectors`: of a model of texts, the vector of each text, `sparse` and `colbert` those of its tokens (see
+    `petiole.vectors`); `scores`: the numbers that each text or pair was given. With either, in `token_ids`
+    stands each text's number of tokens.
 
     With `prompt_logprobs`, the deltas of the prompt come before those of the output, at negative indices: the last
     token of the prompt is at -1. They have `token_ids` and `logprobs`, and no text. Nothing precedes the prompt's
@@ -60,6 +61,8 @@ class Delta:
     items: tuple[Mapping[str, float] | None, ...] | None = None
     vectors: tuple[str, ...] | None = None
     scores: tuple[tuple[float, ...], ...] | None = None
+    sparse: tuple[str, ...] | None = None
+    colbert: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

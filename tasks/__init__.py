@@ -68,7 +68,7 @@ if TYPE_CHECKING:
         score,
     )
     from petiole.tasks.submission.images import put_image
-    from petiole.vectors import Vectors
+    from petiole.vectors import SparseVectors, TokenVectors, Vectors
 
 __all__ = [
     "SSE_HEADERS",
@@ -85,11 +85,13 @@ __all__ = [
     "GenerationResult",
     "InvalidRequest",
     "NoWorker",
+    "SparseVectors",
     "StreamDelta",
     "StreamError",
     "StreamExpired",
     "StreamTimeout",
     "Submission",
+    "TokenVectors",
     "Unavailable",
     "Unconfirmed",
     "UnknownTask",
@@ -169,6 +171,8 @@ _HOMES = {
         )
     },
     "put_image": "petiole.tasks.submission.images:put_image",
+    "SparseVectors": "petiole.vectors:SparseVectors",
+    "TokenVectors": "petiole.vectors:TokenVectors",
     "Vectors": "petiole.vectors:Vectors",
 }
 __getattr__ = _lazy.names(__name__, _HOMES)

@@ -32,6 +32,7 @@ from petiole.gpu_worker.models.weights.names import LinearName
 from petiole.gpu_worker.request.images import ImageLimits
 from petiole.gpu_worker.request.skills import Processor
 from petiole.gpu_worker.request.values import ValueKinds
+from petiole.vectors import COLBERT, SPARSE
 
 
 class ValueDecoder(Protocol):
@@ -192,6 +193,14 @@ class Decoder:
         hidden = self._behind(hidden, self.plan.norm, self.norm)
         pooled = hidden if lengths is None else self.pooler.pooled(hidden, lengths)
         return self.pooler.vectors(pooled, self.kernels)
+
+    def of_tokens(self, hidden: Tensor, wanted: Sequence[str]) -> tuple[Tensor | None, Tensor | None]:
+        """Of a model of texts: the weights and the vectors of one text's tokens, see `parts.pooling`; those that
+        are wanted. hidden: [tokens, hidden]."""
+        assert self.pooler is not None, "a model of texts has a pooler"
+        hidden = self._behind(hidden, self.plan.norm, self.norm)
+        weights = self.pooler.token_weights(hidden) if SPARSE in wanted else None
+        return weights, self.pooler.token_vectors(hidden) if COLBERT in wanted else None
 
     def attend(self, i: int, qkv: Tensor, step: Forward) -> Tensor:
         """Layer i's attention: [T, queries, keys and values] -> [T, q_size]. `qkv` may be overwritten."""

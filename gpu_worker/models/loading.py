@@ -61,6 +61,7 @@ from petiole.gpu_worker.models.weights.reading import (
 )
 from petiole.gpu_worker.models.weights.source import CheckpointWeights
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
+from petiole.gpu_worker.request.texts import Judge
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +102,9 @@ class LoadOptions:
 @dataclass(frozen=True, slots=True)
 class Model:
     """A model as its configuration describes it. raw: its config.json. read: makes the decoder of such a model
-    from any source of tensors. texts: how a model of texts is asked. modules: the folders, inside the model's, of
-    modules with weights of their own."""
+    from any source of tensors. texts: how a model of texts is asked. modules: the folders and files, inside the
+    model's, of modules with weights of their own. judge: how a model that generates is asked for scores, if its
+    files say that."""
 
     raw: Mapping[str, Any]
     plan: ModelPlan
@@ -110,6 +112,7 @@ class Model:
     read: Reader
     texts: TextModel | None = None
     modules: tuple[str, ...] = ()
+    judge: Judge | None = None
 
 
 Reader = Callable[[TensorSource, Model, LoadOptions], Decoder]
@@ -211,7 +214,10 @@ class _Walk:
 
     def _pooler(self) -> Pooler | None:
         pooling = self.plan.pooling
-        return None if pooling is None else Pooler(pooling, tuple(map(self._dense, pooling.denses)))
+        if pooling is None:
+            return None
+        of_tokens = [None if one is None else self._dense(one) for one in (pooling.sparse, pooling.colbert)]
+        return Pooler(pooling, tuple(map(self._dense, pooling.denses)), *of_tokens)
 
     def _dense(self, dense: Dense) -> DenseWeights:
         def read(name: str, *shape: int) -> Tensor:

@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from petiole.vectors import COLBERT, SPARSE
+
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 """gelu: with the error function; gelu_tanh: its approximation."""
 
@@ -370,13 +372,22 @@ class Pooling:
         v = the first, the last, or the mean of all;  for each dense: v = norm(act(dense(v)))
 
     normalize: vectors have the length 1 unless a request says otherwise. labels: what each of the numbers is
-    called, of a classifier; empty: they are a vector. scale: what makes scores of a classifier's numbers."""
+    called, of a classifier; empty: they are a vector. scale: what makes scores of a classifier's numbers. sparse,
+    colbert: what BGE-M3 makes of each token beside that, see `parts.pooling`."""
 
     kind: Literal["first", "last", "mean"]
     denses: tuple[Dense, ...] = ()
     normalize: bool = False
     labels: tuple[str, ...] = ()
     scale: Scale = "none"
+    sparse: Dense | None = None
+    colbert: Dense | None = None
+
+    @property
+    def of_tokens(self) -> dict[str, int]:
+        """What is made of each token, by the names of outputs, with their numbers."""
+        found = {SPARSE: self.sparse, COLBERT: self.colbert}
+        return {name: dense.outputs for name, dense in found.items() if dense is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,7 +508,9 @@ class ModelPlan:
 
     @property
     def kv_elements_per_token(self) -> int:
-        return sum(2 * mixer.kv_size for _, mixer in self.caches)
+        """In memory: where texts are computed whole, all layers share that of one."""
+        sizes = [2 * mixer.kv_size for _, mixer in self.caches]
+        return max(sizes, default=0) if self.whole_texts else sum(sizes)
 
     def at_length(self, longest: int) -> ModelPlan:
         """The plan of a server whose sequences have up to `longest` positions: see `Rotary.at_length`."""

@@ -149,10 +149,10 @@ class Result:
     """The complete output of a request.
 
     `stop_reason`: the condition that ended the output: "eos", a stop token id, a stop string or sequence,
-    "constraint", "max_tokens", "max_model_len", or None. `prompt_logprobs`: see `Delta`. `vectors`: of a model of
-    texts, as in `petiole.vectors`; `scores`: the numbers of each text; these three without those of earlier
-    attempts. `best`: how many texts are ranked by their scores; None: no order was asked for. `answer`: the answer
-    of a skill, as JSON data."""
+    "constraint", "max_tokens", "max_model_len", or None. `prompt_logprobs`: see `Delta`. `vectors`: of a model
+    of texts, as in `petiole.vectors`, like `sparse` and `colbert`; `scores`: the numbers of each text; all these
+    without those of earlier attempts. `best`: how many texts are ranked by their scores; None: no order was
+    asked for. `answer`: the answer of a skill, as JSON data."""
 
     request_id: str
     text: str
@@ -165,6 +165,8 @@ class Result:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     vectors: tuple[str, ...] | None = None
+    sparse: tuple[str, ...] | None = None
+    colbert: tuple[str, ...] | None = None
     scores: tuple[tuple[float, ...], ...] | None = None
     best: int | None = None
     answer: Mapping[str, Any] | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,8 +26,16 @@ from petiole.gpu_worker.runtime.derived import n_threads, require_states_alone
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream, upload_together
 from petiole.gpu_worker.runtime.device.opening import open_device
 from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
-from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
-from petiole.gpu_worker.runtime.interface import FEATURES, TYPES, VALUES, VECTORS, Computing, ModelLimits
+from petiole.gpu_worker.runtime.device.transfer import HostArray, RenderBuffer
+from petiole.gpu_worker.runtime.interface import (
+    FEATURES,
+    OF_TOKENS,
+    TYPES,
+    VALUES,
+    VECTORS,
+    Computing,
+    ModelLimits,
+)
 from petiole.gpu_worker.runtime.memory.kv import KVCache, new_kv_cache
 from petiole.gpu_worker.runtime.memory.room import require_rows_and_adapters, snapshots_of, window_pools
 from petiole.gpu_worker.runtime.memory.states import StatePool, new_state_pool
@@ -55,10 +64,13 @@ class Staging:
 
 @dataclass(frozen=True, slots=True)
 class SideOutput:
-    """What a decoder makes beside each sampled token: `width` numbers."""
+    """What a decoder makes beside each sampled token: `width` numbers. dtype None: objects, on a CPU."""
 
     width: int
-    dtype: torch.dtype
+    dtype: torch.dtype | None
+
+    def host_buffer(self, device: Device, n: int) -> HostArray:
+        return np.empty(n, object) if self.dtype is None else device.host_buffer((n, self.width), self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +176,7 @@ def limits_of(
         images=decoder.images,
         processor=decoder.processor,
         texts=_text_limits(info, config),
+        judge=info.model.judge,
         device=device.kind,
         batching=config.batching,
         computing=computing,
@@ -189,6 +202,8 @@ def side_outputs(decoder: Decoder) -> dict[str, SideOutput]:
         sides[VALUES] = SideOutput(kinds.width, torch.int32)
     if decoder.plan.pooling is not None:
         sides[VECTORS] = SideOutput(decoder.plan.vector_size, torch.float32)
+        if decoder.plan.pooling.of_tokens:
+            sides[OF_TOKENS] = SideOutput(0, None)
     return sides
 
 
@@ -207,6 +222,8 @@ def _text_limits(info: ModelInfo, config: EngineConfig) -> TextLimits | None:
         labels=pooling.labels,
         scale=pooling.scale,
         types=info.plan.token_types > 1,
+        of_tokens=pooling.of_tokens,
+        lacking=texts.lacking,
     )
 
 
@@ -289,5 +306,5 @@ def _new_slot(
         "token_ids": device.host_buffer((n_outputs,), torch.int32),
         "accepted": device.host_buffer((n_rows,), torch.int32),
     }
-    host |= {name: device.host_buffer((n_outputs, side.width), side.dtype) for name, side in sides.items()}
+    host |= {name: side.host_buffer(device, n_outputs) for name, side in sides.items()}
     return DecodeSlot(slot_id, stream, RenderBuffer(host, copying), Staging())

@@ -28,7 +28,7 @@ from petiole.gpu_worker.config import Batching
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.request.images import ImageLimits, PreparedImage
 from petiole.gpu_worker.request.skills import Processor
-from petiole.gpu_worker.request.texts import TextLimits
+from petiole.gpu_worker.request.texts import Judge, TextLimits
 from petiole.gpu_worker.request.values import ValueKinds
 
 Int32Array = npt.NDArray[np.int32]
@@ -49,6 +49,7 @@ FEATURES = "features"
 
 
 VECTORS = "vectors"
+OF_TOKENS = "of_tokens"
 """The side output of a model of texts: float32 [O, vector_size], in place of tokens that mean something."""
 
 
@@ -162,6 +163,8 @@ class StepBatch:
                 in a decode
     states:     None if no layer keeps a state
     scored:     None if no prompt of the step's chunks is scored
+    of_tokens:  of each sequence, what is made of each of its tokens beside a vector: names of outputs. None if no
+                sequence asks for any
     """
 
     kind: StepKind
@@ -181,6 +184,7 @@ class StepBatch:
     rotary: Int32Array | None = None
     states: StateUpdates | None = None
     scored: Scored | None = None
+    of_tokens: Sequence[Sequence[str]] | None = None
 
     @property
     def size(self) -> int:
@@ -210,7 +214,8 @@ class StepOutput:
     top_ids, top_logprobs: [O, k] with k the largest requested, or None
     scored_logprobs, scored_ids, scored_top: the same of the tokens that are scored, [S] and [S, `Scored.top`]
     side_outputs: what the model made beside the tokens, by name: arrays [O, ...]. VALUES: int32 [O, width]; the
-               numbers of other kinds than the token's are arbitrary. VECTORS: float32 [O, vector_size]
+               numbers of other kinds than the token's are arbitrary. VECTORS: float32 [O, vector_size].
+               OF_TOKENS: object [O], the weights and the vectors of each text's tokens, as in `Pooled`, or None
     """
 
     token_ids: Int32Array
@@ -256,12 +261,13 @@ class Computing:
 class ModelLimits:
     """Properties of the model and its memory that the scheduler uses.
 
-    `n_pages` and `max_batch_size` include the reserved page 0 and row 0. `windows`: the pools of groups of layers
-    with a window, beside the pages of the others. `snapshots`: of layers that keep a state, with the reserved
-    one; 0: there are none. `values`: the kinds of values that the model has, or None. `images`: the images that it
-    takes, or None. `texts`: the texts that it makes vectors of, or None for a model that generates. `processor`:
-    turns images into crops and skill calls into prompts, or None. `batching`: the
-    meaning of settings of 0, on this device and with this memory. `computing`: for operators alone."""
+    `n_pages` and `max_batch_size` include the reserved page 0 and row 0. `windows`: the pools of groups of
+    layers with a window, beside the pages of the others. `snapshots`: of layers that keep a state, with the
+    reserved one; 0: there are none. `values`: the kinds of values that the model has, or None. `images`: the
+    images that it takes, or None. `texts`: the texts that it makes vectors of, or None for a model that
+    generates. `judge`: how the latter scores pairs, if its files say so. `processor`: turns images into crops
+    and skill calls into prompts, or None. `batching`: the meaning of settings of 0, on this device and with this
+    memory. `computing`: for operators alone."""
 
     model: str
     fingerprint: str
@@ -277,6 +283,7 @@ class ModelLimits:
     images: ImageLimits | None = None
     processor: Processor | None = None
     texts: TextLimits | None = None
+    judge: Judge | None = None
     device: str = ""
     batching: Batching = field(default_factory=Batching)
     computing: Computing = field(default_factory=Computing)

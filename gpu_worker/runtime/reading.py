@@ -6,6 +6,7 @@ models. So a model is checked before its weights are read: its tensors must have
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -138,7 +139,7 @@ def _pooled_as(model: Model) -> str:
     hashed is written down by name, as below."""
     pooling, texts = model.plan.pooling, model.texts
     if pooling is None:
-        return ""
+        return "" if model.judge is None else str(dataclasses.astuple(model.judge))
     denses = [(dense.name, dense.activation) for dense in pooling.denses]
     prompts = None if texts is None else sorted(texts.prompts.items()), texts and texts.default_prompt
     taken = texts and (texts.max_tokens, texts.lower_case)

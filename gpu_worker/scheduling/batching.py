@@ -39,6 +39,7 @@ from petiole.gpu_worker.runtime.interface import (
 )
 from petiole.gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.vectors import DENSE
 
 Drafts = Sequence[Sequence[int]]
 
@@ -179,6 +180,7 @@ def _ragged_batch(
         bindings=bindings,
         pages=page_updates(table, rows, starts, lengths, bound_rows),
         scored=_scored(plan, starts, lengths),
+        of_tokens=_of_tokens(plan),
         **(_known_values(plan, starts, lengths) or _types(plan, starts, lengths)),
         **_images(plan, starts, lengths),
     )
@@ -199,6 +201,13 @@ def _scored(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> Scored |
         offset += length
     none = _constant(0, 0)
     return Scored(np.concatenate([none, *inputs]), np.concatenate([none, *tokens]), counts, top)
+
+
+def _of_tokens(plan: StepPlan) -> Sequence[Sequence[str]] | None:
+    """What texts want of each token. None if no text wants any."""
+    asked = [seq.request.embedding for seq in plan.sequences]
+    wanted = [() if one is None else [name for name in one.outputs if name != DENSE] for one in asked]
+    return wanted if any(wanted) else None
 
 
 def _known_values(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,9 @@ from petiole.cache import GroupedTable, KVCacheManager
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.request import TokenLogprobs
 from petiole.gpu_worker.request.images import PreparedImage, RequestImage
+from petiole.gpu_worker.request.texts import Pooled
 from petiole.gpu_worker.runtime.interface import (
+    OF_TOKENS,
     VALUES,
     VECTORS,
     Runtime,
@@ -345,7 +348,9 @@ def _extras(seq: ScheduledSequence, output: StepOutput, offset: int, n: int) -> 
     """Log-probabilities and values of `n` outputs from `offset` on, or the vector of a text; None if the sequence
     has none of them."""
     if (vectors := output.side_outputs.get(VECTORS)) is not None:
-        return Extras(vectors=[vectors[at].copy() for at in range(offset, offset + n)])
+        of_tokens = output.side_outputs.get(OF_TOKENS)
+        more: Any = [()] * n if of_tokens is None else of_tokens[offset : offset + n]
+        return Extras(pooled=[Pooled(vectors[offset + k].copy(), *more[k]) for k in range(n)])
     kinds, lines, numbers, values = seq.values, output.side_outputs.get(VALUES), None, None
     if kinds is not None and lines is not None:
         ids = output.token_ids[offset : offset + n].tolist()

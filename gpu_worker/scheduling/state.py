@@ -24,8 +24,9 @@ from petiole.cache import KVCacheManager
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.errors import AdapterError, InvalidRequest, failed
 from petiole.gpu_worker.request import TokenLogprobs
+from petiole.gpu_worker.request.texts import Pooled
 from petiole.gpu_worker.request.values import Numbers
-from petiole.gpu_worker.runtime.interface import Float32Array, ModelLimits
+from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.scheduling.admission import Cut, Cutting, DelayGate, ResidentAdapters, WaitingQueue, forked
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.scheduling.stopping import End
@@ -36,18 +37,18 @@ logger = logging.getLogger(__name__)
 
 class Extras(NamedTuple):
     """The log-probabilities of tokens, the numbers that they carry, the values that these stand for, and the
-    vectors of texts: one entry per token, or None."""
+    what is made of texts: one entry per token, or None."""
 
     logprobs: Sequence[TokenLogprobs] | None = None
     numbers: Sequence[Numbers] | None = None
     values: Sequence[tuple[float, ...]] | None = None
-    vectors: Sequence[Float32Array] | None = None
+    pooled: Sequence[Pooled] | None = None
 
     def keep(self, seq: ScheduledSequence, n: int) -> Extras:
         """The entries of the first `n` tokens. These must be the last `n` of `seq`, which stores their numbers."""
         logprobs = None if self.logprobs is None else self.logprobs[:n]
         if self.numbers is None or self.values is None:
-            return Extras(logprobs, vectors=self.vectors)
+            return Extras(logprobs, pooled=self.pooled)
         first = seq.total_tokens - n
         seq.numbers.update((first + k, numbers) for k, numbers in enumerate(self.numbers[:n]) if numbers)
         return Extras(logprobs, self.numbers[:n], self.values[:n])

@@ -15,17 +15,16 @@ from functools import partial
 
 from petiole.gpu_worker.errors import EngineError, InvalidRequest, ModelChanged, require
 from petiole.gpu_worker.request import Embedding, Request, Result, SamplingParams, Scoring
-from petiole.gpu_worker.request.texts import MOST_INSTRUCTION, TextLimits
-from petiole.gpu_worker.runtime.interface import Float32Array, ModelLimits
+from petiole.gpu_worker.request.texts import MOST_INSTRUCTION, Made, Pooled, TextLimits
+from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.text import Tokenizer
 from petiole.gpu_worker.text.checks import check_text
 from petiole.gpu_worker.threads import pairs
 from petiole.gpu_worker.threads.pairs import Tokens
 from petiole.gpu_worker.threads.subjects import no_tokenizer
-from petiole.gpu_worker.threads.text import Made
 from petiole.gpu_worker.threads.texts import TextInputs, changed
 from petiole.outputs import Prepared
-from petiole.vectors import MOST_TEXTS
+from petiole.vectors import COLBERT, FIELDS, MOST_TEXTS
 
 ONE = SamplingParams(max_tokens=1, temperature=0.0)
 """A vector takes the place of one token."""
@@ -62,7 +61,7 @@ class TextRequests:
             asked = scoring is None and (request.pooled or request.texts is not None)
             require(asked, field, limit, wanted if scoring else f"a {field}")
 
-    def writer(self, request: Request) -> Callable[[Float32Array], Made] | None:
+    def writer(self, request: Request) -> Callable[[Pooled], Made] | None:
         """Makes what is delivered of a text; None for a model that generates."""
         limits = self.limits.texts
         if limits is None or not request.pooled:
@@ -72,7 +71,10 @@ class TextRequests:
             return limits.scored
         asked = request.embedding or Embedding()
         limits.check(asked, 1)
-        return partial(limits.written, asked=asked)
+        prompt = request.prompt if isinstance(request.prompt, Sequence) else ()
+        ids = [token for token in prompt if isinstance(token, int)]
+        special = frozenset[int]() if self.tokenizer is None else self.tokenizer.special_token_ids
+        return partial(limits.written, asked=asked, ids=ids, special=special)
 
     def inputs(self, request: Request) -> TextInputs:
         """The texts of a request, but for those that an earlier attempt has delivered.
@@ -101,6 +103,8 @@ class TextRequests:
             assert limits is not None, "a model of vectors"
             limits.check(asked, len(texts))
             answer |= {"dimensions": limits.dimensions_of(asked), "encoding": asked.encoding}
+            if COLBERT in asked.outputs:
+                answer["token_dimensions"] = limits.of_tokens[COLBERT]
             encode: Callable[[str, object], Tokens] = partial(
                 self._text, limits, limits.prompt(asked), asked.truncate
             )
@@ -114,6 +118,9 @@ class TextRequests:
             sampling, made = self._yes_or_no(field)
             encode = partial(self._asked, scoring)
         tokens = [encode(f"{field}[{k}]", text) for k, text in enumerate(texts) if k >= done]
+        if limits is not None and scoring is None:
+            counts = [*request.resume_token_ids, *(len(one.ids) for one in tokens)]
+            limits.check_size(request.embedding or Embedding(), [int(n) for n in counts])
         n_tokens = sum(request.resume_token_ids) + sum(len(one.ids) for one in tokens)
         return TextInputs(
             tokens,
@@ -157,26 +164,31 @@ class TextRequests:
             length = len(check_text("instruction", scoring.instruction))
             limit = f"must have at most {MOST_INSTRUCTION} characters"
             require(length <= MOST_INSTRUCTION, "instruction", limit, length)
+        judge = self.limits.judge
         return pairs.asked(
             self.tokenizer,
             _pair(field, text),
-            scoring.instruction,
+            scoring.instruction or (judge and judge.instruction),
             field=field,
             max_tokens=self.limits.max_model_len - 1,
             truncate=scoring.truncate,
         )
 
     def _yes_or_no(self, field: str) -> tuple[SamplingParams, Callable[[Result], Made | None]]:
-        """How a model that generates is asked, and its score: the probability of "yes" if it may say nothing but
-        "yes" or "no"."""
+        """How a model that generates is asked, and its score: as its files say, or the probability of "yes" if
+        it may say nothing but "yes" or "no"."""
         assert self.tokenizer is not None
-        yes, no = (self.tokenizer.backend.token_to_id(word) for word in (YES, NO))
+        judge = self.limits.judge
+        if judge is None:
+            yes, no = (self.tokenizer.backend.token_to_id(word) for word in (YES, NO))
+        else:
+            yes, no = judge.yes, judge.no
         known = yes is not None and no is not None and max(yes, no) < self.limits.vocab_size
         model = f"must be for a model with the tokens {YES!r} and {NO!r}"
         if yes is None or no is None or not known:
             raise InvalidRequest(field, model, f"{self.limits.model}, which lacks one")
         sampling = SamplingParams(max_tokens=1, temperature=0.0, allowed_token_ids=[no, yes], logprobs=2)
-        return sampling, partial(_share_of, yes)
+        return sampling, partial(_share_of, yes, no, judge is None or judge.sigmoid)
 
 
 def _lowered(limits: TextLimits, text: str) -> str:
@@ -186,18 +198,21 @@ def _lowered(limits: TextLimits, text: str) -> str:
 
 def _of_head(result: Result) -> Made | None:
     """What a model of texts has made of a text; None if it has ended before."""
-    made: Sequence[Made] = result.vectors or result.scores or ()
-    return made[0] if made else None
+    made = {name: getattr(result, name) for name in (*FIELDS.values(), "scores")}
+    return {name: some[0] for name, some in made.items() if some} or None
 
 
-def _share_of(token: int, result: Result) -> Made | None:
-    """The probability of this token."""
+def _share_of(yes: int, no: int, share: bool, result: Result) -> Made | None:
+    """The probability of "yes" if nothing but "yes" or "no" may be said; or the difference of their logits,
+    which is that of their log-probabilities."""
     if not result.logprobs:
         return None
-    found = dict(result.logprobs[0].top).get(token, -math.inf)
-    if math.isnan(found):
+    found = dict(result.logprobs[0].top)
+    one, other = found.get(yes, -math.inf), found.get(no, -math.inf)
+    score = math.exp(one) if share else one - other
+    if math.isnan(one) or not math.isfinite(score):
         raise EngineError("the model made scores that are not finite numbers")
-    return (math.exp(found),)
+    return {"scores": (score,)}
 
 
 def _pair(field: str, given: object) -> tuple[str, str]:

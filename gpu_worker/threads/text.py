@@ -30,17 +30,14 @@ from petiole.gpu_worker.errors import failed
 from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.protocols import PositionalSkill, SkillState
 from petiole.gpu_worker.request import Delta, FinishReason, Result, Timing, TokenLogprobs, Usage
+from petiole.gpu_worker.request.texts import Made, Pooled
 from petiole.gpu_worker.request.values import Numbers
-from petiole.gpu_worker.runtime.interface import Float32Array
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import Emission, Ended, Extras, Generated, PromptScored
 from petiole.gpu_worker.scheduling.stopping import End, Finish, StopRules
 from petiole.gpu_worker.text import Spelling, TextAssembler, Tokenizer
 
 logger = logging.getLogger(__name__)
-
-Made = str | tuple[float, ...]
-"""What is delivered of a text: its vector or its scores."""
 
 
 class RequestOutput:
@@ -64,7 +61,7 @@ class RequestOutput:
         self.logprobs: list[TokenLogprobs] = []
         self.prompt: list[TokenLogprobs] = []
         self.made: list[Made] = []
-        self.write: Callable[[Float32Array], Made] | None = None
+        self.write: Callable[[Pooled], Made] | None = None
         self.stop: str | None = None
         self.reading: SkillState | PositionalSkill | None = None
         self.spelling: Spelling | None = None
@@ -86,7 +83,7 @@ class RequestOutput:
         prompt: Sequence[int],
         rules: StopRules,
         reading: SkillState | PositionalSkill | None = None,
-        write: Callable[[Float32Array], Made] | None = None,
+        write: Callable[[Pooled], Made] | None = None,
     ) -> None:
         """Set up detokenization and replay the tokens of an earlier attempt, whose text was delivered already.
         `reading`: reads a skill's answer from what follows. `write`: makes the vector or the scores that are
@@ -156,16 +153,13 @@ class RequestOutput:
         """The vectors or scores among these extras, as a field. Raises EngineError for one that is not finite."""
         if self.write is None:
             return {}
-        made = [self.write(vector) for extra in extras for vector in extra.vectors or ()]
+        made = [self.write(pooled) for extra in extras for pooled in extra.pooled or ()]
         self.made += made
-        return self._field(made)
+        return fields_of(made)
 
     def whole(self) -> dict[str, Any]:
         """All vectors or scores, as a field."""
-        return {} if self.write is None else self._field(self.made)
-
-    def _field(self, made: Sequence[Made]) -> dict[str, Any]:
-        return {"vectors" if self.handle.request.scoring is None else "scores": tuple(made)} if made else {}
+        return {} if self.write is None else fields_of(self.made)
 
     def flush(self) -> str:
         """Return the text held back so far. It may complete a stop string."""
@@ -174,6 +168,11 @@ class RequestOutput:
         text = self.text.flush()
         self.stop = self.text.stop
         return text
+
+
+def fields_of(made: Sequence[Made]) -> dict[str, Any]:
+    """What is made of some texts, by the field of a delta."""
+    return {name: tuple(one[name] for one in made) for name in (made[0] if made else ())}
 
 
 @dataclass(slots=True, eq=False)

@@ -24,10 +24,19 @@ from typing import Any, Protocol
 
 from petiole.gpu_worker.errors import EngineError, HandedBack, ModelChanged
 from petiole.gpu_worker.handle import Handle
-from petiole.gpu_worker.request import Delta, FinishReason, Request, Result, SamplingParams, Timing, Usage
+from petiole.gpu_worker.request import (
+    Delta,
+    Embedding,
+    FinishReason,
+    Request,
+    Result,
+    SamplingParams,
+    Timing,
+    Usage,
+)
+from petiole.gpu_worker.request.texts import Made
 from petiole.gpu_worker.scheduling.stopping import End, Finish
 from petiole.gpu_worker.threads.pairs import Tokens
-from petiole.gpu_worker.threads.text import Made
 from petiole.outputs import Prepared
 
 
@@ -204,7 +213,9 @@ class TextRun:
         return tuple(len(one.ids) for one in self._inputs.tokens[first : self._delivered])
 
     def _field(self, made: Sequence[Made]) -> dict[str, Any]:
-        return {"vectors" if self.handle.request.scoring is None else "scores": tuple(made)}
+        request = self.handle.request
+        names = ("scores",) if request.scoring is not None else (request.embedding or Embedding()).fields
+        return {name: tuple(one[name] for one in made) for name in names}
 
     def _conclude(self, end: End) -> None:
         if isinstance(end, BaseException):

@@ -55,6 +55,10 @@ class Piece(Received):
     scores: list[list[float]] | None = None
     """Of `score` and `rerank`: one for each pair; of `classify`: those of all labels; `token_ids` has the number
     of tokens."""
+    sparse: list[str] | None = None
+    """For `embed` with the output `sparse`: of each text the weights of its words, as base64."""
+    colbert: list[str] | None = None
+    """For `embed` with the output `colbert`: of each text the vectors of its tokens, as base64."""
 
 
 class EndOfOutput(Received):
@@ -191,6 +195,8 @@ class Answer(Shown, EndOfOutput):
     """Of `embed`: the numbers of each vector."""
     encoding: Encoding | None = None
     """How vectors are written."""
+    token_dimensions: int | None = None
+    """The numbers of each vector in `colbert`."""
     fingerprint: str | None = None
     """The digest of the model that made vectors or scores: only those of the same one can be compared."""
     labels: list[str] | None = None
@@ -223,6 +229,12 @@ class Output(Received):
     """Of `embed`, in the order of the texts, as base64; `petiole.Vectors.of(result)` reads them."""
     scores: list[list[float]] | None = None
     """A list for each pair or text, in their order: one number, or of `classify` one for each of `labels`."""
+    sparse: list[str] | None = None
+    """For `embed` with the output `sparse`: of each text the weights of its words, as base64.
+    `petiole.SparseVectors.of(result)` reads them."""
+    colbert: list[str] | None = None
+    """For `embed` with the output `colbert`: of each text the vectors of its tokens, as base64.
+    `petiole.TokenVectors.of(result)` reads them."""
 
 
 class GenerationResult(Answer, Output):

@@ -14,7 +14,7 @@ from petiole import limits
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.requests import images
 from petiole.tasks.requests.schemas import MAX_PROMPT_CHARACTERS, Common, Given, MaxTokens, checked_text
-from petiole.vectors import MOST_TEXTS, Encoding, most_texts
+from petiole.vectors import DENSE, FIELDS, MOST_TEXTS, Encoding, Output, most_texts
 
 Text = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
 
@@ -159,13 +159,23 @@ class EmbedRequest(Common):
     """The model's prompt before each text, such as `query`. `None`: its default."""
     truncate: bool = False
     """Cut a text that is too long for the model, instead of refusing it."""
+    outputs: Annotated[list[Output], Field(min_length=1, max_length=len(FIELDS))] | None = None
+    """What is made of each text: `dense`, its vector, and with BGE-M3 also `sparse`, the weights of its words, and
+    `colbert`, a vector for each token. `None`: `dense`."""
 
     _texts = field_validator("texts", mode="before")(listed)
 
     @model_validator(mode="after")
     def _a_result_holds_them(self) -> Self:
         checked_texts("texts", self.texts)
-        if self.dimensions is not None and len(self.texts) > (most := most_texts(self.dimensions, self.encoding)):
+        if self.outputs is not None and len(set(self.outputs)) < len(self.outputs):
+            raise InvalidRequest("outputs", "must name each output once", self.outputs)
+        dense = DENSE in (self.outputs or (DENSE,))
+        if (
+            dense
+            and self.dimensions is not None
+            and len(self.texts) > (most := most_texts(self.dimensions, self.encoding))
+        ):
             size = f"of {self.dimensions} dimensions as {self.encoding}"
             limit = f"must be at most {most}, whose vectors {size} fit into a result; embed.many takes more"
             raise InvalidRequest("texts", limit, len(self.texts))
@@ -173,7 +183,8 @@ class EmbedRequest(Common):
 
     def subject(self) -> dict[str, Any]:
         names = ("dimensions", "normalize", "encoding", "prompt_name", "truncate")
-        return {"texts": self.texts, "embedding": {name: getattr(self, name) for name in names}}
+        asked = {name: getattr(self, name) for name in names} | {"outputs": tuple(self.outputs or (DENSE,))}
+        return {"texts": self.texts, "embedding": asked}
 
     def sampling(self) -> dict[str, Any]:
         return {"seed": 0}

@@ -320,6 +320,9 @@ class _EmbedOptions(Common, total=False):
     """The model's prompt before each text, such as `query`. `None`: its default."""
     truncate: bool
     """Cut a text that is too long for the model, instead of refusing it. Default: False."""
+    outputs: list[Literal["dense", "sparse", "colbert"]] | None
+    """What is made of each text: `dense`, its vector, and with BGE-M3 also `sparse`, the weights of its words, and
+    `colbert`, a vector for each token. `None`: `dense`."""
 
 
 class EmbedOptions(_EmbedOptions):
@@ -527,6 +530,12 @@ class GenerationDict(TypedDict):
     """Of `embed`, in the order of the texts, as base64; `petiole.Vectors.of(result)` reads them."""
     scores: NotRequired[list[list[float]]]
     """A list for each pair or text, in their order: one number, or of `classify` one for each of `labels`."""
+    sparse: NotRequired[list[str]]
+    """For `embed` with the output `sparse`: of each text the weights of its words, as base64.
+    `petiole.SparseVectors.of(result)` reads them."""
+    colbert: NotRequired[list[str]]
+    """For `embed` with the output `colbert`: of each text the vectors of its tokens, as base64.
+    `petiole.TokenVectors.of(result)` reads them."""
     finish_reason: FinishReason
     """`stop` (end token or stop condition), `length` (`max_tokens`, the context) or `deadline`. Cancelled tasks
     are REVOKED, without a result."""
@@ -561,6 +570,8 @@ class GenerationDict(TypedDict):
     """Of `embed`: the numbers of each vector."""
     encoding: NotRequired[Literal["float32", "float16", "int8", "bits"]]
     """How vectors are written."""
+    token_dimensions: NotRequired[int]
+    """The numbers of each vector in `colbert`."""
     fingerprint: NotRequired[str]
     """The digest of the model that made vectors or scores: only those of the same one can be compared."""
     labels: NotRequired[list[str]]

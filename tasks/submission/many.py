@@ -11,7 +11,7 @@ from petiole.tasks.fleet import control
 from petiole.tasks.requests.schemas import MAX_PROMPT_CHARACTERS
 from petiole.tasks.streams.readers import AsyncGeneration
 from petiole.tasks.submission.task import GenerationTask
-from petiole.vectors import Vectors, most_texts
+from petiole.vectors import DENSE, Vectors, most_texts
 
 BATCH = 256
 """Texts of one task, unless the caller says otherwise."""
@@ -42,6 +42,8 @@ class EmbeddingTask(GenerationTask):
         `options` are those of `delay`. If a task fails, the others are cancelled, and its error is raised;
         ModelChanged, too, if another model answers the rest. The results of the tasks are forgotten once they are
         read."""
+        if options.get("outputs", [DENSE]) != [DENSE]:
+            raise InvalidRequest("outputs", "must be ['dense'], which embed.many joins", options["outputs"])
         most = most_texts(options.get("dimensions") or _WIDEST, options.get("encoding", "float32"))
         if type(batch) is not int or batch < 1:
             raise InvalidRequest("batch", "must be a whole number of at least 1", batch)

@@ -31,6 +31,7 @@ With a real model:
     test_adapters            adapters whose files change
     test_vision              skills of the small vision model
     test_embeddings          vectors of texts: results, streams, deaths, canvas
+    test_outputs_of_tokens   what BGE-M3 makes of each token beside a vector
     test_texts_and_reloads   a task of texts is answered by one model
     test_hostile_models      folders that cannot be served
     test_images              the CPU image and the compose file, by podman: restrictions, password, tasks

@@ -37,7 +37,13 @@ ELSEWHERE: dict[str, dict[int, str]] = {
     "docs/batch.md": {1: "tests/gateway/batches/test_jobs.py", 2: "needs a table of a Django project"},
     "docs/celery.md": {1: "tests/support/shop.py", 2: "the module of the worker here"},
     "docs/django.md": dict.fromkeys(range(5), "tests/project/test_pages.py"),
-    "docs/embeddings.md": dict.fromkeys(range(3), "tests/e2e/test_embeddings.py"),
+    "docs/embeddings.md": {
+        0: "tests/e2e/test_embeddings.py",
+        1: "tests/gpu_worker/engine/test_outputs_of_tokens.py",
+        2: "tests/e2e/test_scores.py",
+        3: "needs faiss",
+        4: "needs PostgreSQL with pgvector",
+    },
     "docs/existing-app.md": {
         0: "tests/project/test_wheel.py",
         1: "tests/support/shop.py",

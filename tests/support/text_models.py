@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from safetensors.torch import save_file
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from tests.support.families import SHAPE, drawn
@@ -103,11 +104,21 @@ BERT = {
 }
 MODERN = BERT | {"local_attention": 8, "max_position_embeddings": 256, "cls_token_id": 1, "sep_token_id": 2}
 MODERN |= {"bos_token_id": 1, "eos_token_id": 2}
+GEMMA = SHAPE | {
+    "head_dim": 32,
+    "query_pre_attn_scalar": 48,
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 9,
+    "use_bidirectional_attention": True,
+    "max_position_embeddings": 256,
+}
 ENCODERS: dict[str, tuple[str, dict[str, Any], str]] = {
     "bert-mean": ("Bert", BERT, "mean"),
     "bert-cls": ("Bert", BERT | {"hidden_act": "gelu_new"}, "cls"),
     "xlm-roberta": ("XLMRoberta", BERT | {"pad_token_id": 3, "type_vocab_size": 1}, "cls"),
     "modernbert": ("ModernBert", MODERN, "mean"),
+    "embedding-gemma": ("Gemma3Text", GEMMA, "mean"),
 }
 """By name: the kind, its configuration, how it is pooled. The longest text of BERT has 66 tokens."""
 
@@ -119,9 +130,28 @@ def write_encoder(folder: Path, name: str, **changes: Any) -> Any:
     config._attn_implementation = "eager"
     model = drawn(getattr(transformers, f"{kind}Model")(config), name)
     model.save_pretrained(folder)
+    if "sliding_window" in settings:  # transformers counts a window of its own from it, and would save that
+        raw = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(raw | {"sliding_window": settings["sliding_window"]}))
     write_tokenizer(folder, "<s> $A </s>", "<s> $A </s> $B:1 </s>:1")
     write_modules(folder, mode, new_names=name.startswith("xlm"), prompts=PROMPTS)
     return model
+
+
+def write_m3(folder: Path, *, pickled: bool = False) -> tuple[Any, dict[str, torch.nn.Linear]]:
+    """As BGE-M3: an encoder with products of tokens beside it. pickled: they are stored as it is published."""
+    model = write_encoder(folder, "xlm-roberta")
+    products = {"sparse_linear": torch.nn.Linear(64, 1), "colbert_linear": torch.nn.Linear(64, 24)}
+    for k, (name, product) in enumerate(products.items()):
+        generator = torch.Generator().manual_seed(k)
+        with torch.no_grad():
+            product.weight.normal_(0, 0.125, generator=generator)
+            product.bias.normal_(0, 0.125, generator=generator)
+        if pickled:
+            torch.save(product.state_dict(), folder / f"{name}.pt")
+        else:
+            save_file(product.state_dict(), str(folder / f"{name}.safetensors"))
+    return model, products
 
 
 def reference(model: Any, ids: Sequence[int], mode: str, **more: Any) -> np.ndarray:

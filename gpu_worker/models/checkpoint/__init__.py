@@ -5,7 +5,7 @@ opening        its configuration, whatever the files are
 gguf/          GGUF files, llama.cpp's
 configuration  its JSON files
 sentence_transformers  the files beside it that say how texts are pooled
-formats        recognises checkpoints in sentence_transformers  the files beside it that say how texts are pooled
-formats that are not read, and refuses them by name
+formats        recognises checkpoints in formats that are not read, and refuses them by name
+of_tokens      the files beside it of what BGE-M3 makes of tokens
 safetensors    its tensors, mapped into memory
 """

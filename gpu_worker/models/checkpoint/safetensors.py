@@ -208,15 +208,19 @@ class SafetensorsFile(TensorFile):
 
 class Checkpoint:
     """All tensors of a model folder, in one file or in the shards of its index. files: in place of these. modules:
-    folders inside it whose tensors belong to the model, too, with the folder before their names."""
+    folders and files inside it whose tensors belong to the model, too: with the folder before their names, as
+    `2_Dense/linear.weight`, or with the file, as `sparse_linear.weight`."""
 
     def __init__(self, folder: Path, files: Sequence[TensorFile] = (), modules: Sequence[str] = ()) -> None:
         self.folder = folder
         self.files = list(files) or [SafetensorsFile(path) for path in _weight_files(folder)]
         for module in modules:
-            of_module = [SafetensorsFile(path) for path in _weight_files(_inside(folder, module))]
+            where, stem = _inside(folder, module), module.removesuffix(".safetensors")
+            alone = stem != module
+            of_module = [SafetensorsFile(path) for path in ([where] if alone else _weight_files(where))]
+            before = f"{stem}." if alone else f"{module}/"
             for file in of_module:
-                file.entries = {f"{module}/{name}": entry for name, entry in file.entries.items()}
+                file.entries = {before + name: entry for name, entry in file.entries.items()}
             self.files += of_module
         self._file_of = {name: file for file in self.files for name in file.entries}
 

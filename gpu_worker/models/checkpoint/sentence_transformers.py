@@ -3,6 +3,7 @@
 modules.json                         the modules after the transformer, a folder each
 1_Pooling/config.json                in the old names (`pooling_mode_mean_tokens`) or the new one (`pooling_mode`)
 2_Dense/config.json, model.safetensors
+1_LogitScore/config.json             the tokens by which a model that generates scores pairs
 config_sentence_transformers.json    prompts by name
 sentence_bert_config.json            the longest text
 """
@@ -17,6 +18,7 @@ from typing import Any, Literal
 from petiole.gpu_worker.errors import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import JsonObject, read_json, read_list, shown
 from petiole.gpu_worker.models.plan import MAX_POSITION, Dense, Pooling
+from petiole.gpu_worker.request.texts import Judge
 
 _OLD_MODES = {
     "pooling_mode_cls_token": "cls",
@@ -39,12 +41,14 @@ _MAX_WIDTH = 2**20
 @dataclass(frozen=True, slots=True)
 class TextModel:
     """How a model of texts is asked. prompts: by name, what stands before a text. max_tokens: of a text, if the
-    files limit it. lower_case: texts are lowered first."""
+    files limit it. lower_case: texts are lowered first. lacking: outputs that the model would make with other
+    files than it has, by name, and why not."""
 
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     max_tokens: int | None = None
     lower_case: bool = False
+    lacking: Mapping[str, str] = field(default_factory=dict)
 
 
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
@@ -86,12 +90,38 @@ def read_modules(folder: Path) -> Modules | None:
                 folders.append(where)
             case "Normalize":
                 normalize = True
-            case "Dropout":
+            case "Dropout" | "LogitScore":
                 pass
             case _:
-                known = "Transformer, Pooling, Dense, Normalize or Dropout"
+                known = "Transformer, Pooling, Dense, Normalize, Dropout or LogitScore"
                 raise ModelError(f"{path}: modules must be {known}, got {name!r}")
     return None if kind is None else Modules(Pooling(kind, tuple(denses), normalize), tuple(folders))
+
+
+def read_judge(folder: Path) -> Judge | None:
+    """What a module LogitScore says; None if there is none."""
+    path = folder / "modules.json"
+    listed = read_list(path) if path.is_file() else []
+    found = [module for module in listed if str(module.get("type", "")).rpartition(".")[2] == "LogitScore"]
+    if not found:
+        return None
+    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in listed]
+    if kinds != ["Transformer", "LogitScore"]:
+        raise ModelError(f"{path}: modules must be Transformer and LogitScore, got {', '.join(kinds)}")
+    path = folder / str(found[0].get("path", "")) / "config.json"
+    raw, told = read_json(path), _optional(folder / "config_sentence_transformers.json")
+    tokens = [raw.get(f"{name}_token_id") for name in ("true", "false")]
+    if not all(type(token) is int and token >= 0 for token in tokens):
+        limit = "true_token_id and false_token_id must be ids of tokens"
+        raise ModelError(f"{path}: {limit}, got {shown(tokens)}")
+    named = str(told.get("activation_fn") or "Sigmoid").rpartition(".")[2]
+    if named not in ("Identity", "Sigmoid"):
+        known = "activation_fn must be Identity or Sigmoid"
+        raise ModelError(f"config_sentence_transformers.json: {known}, got {shown(named)}")
+    asked = read_text_model(folder)
+    instruction = None if asked.default_prompt is None else asked.prompts[asked.default_prompt]
+    yes, no = (int(token) for token in tokens if token is not None)
+    return Judge(yes, no, named == "Sigmoid", instruction)
 
 
 def read_text_model(folder: Path) -> TextModel:

@@ -1,4 +1,7 @@
-"""From the hidden states of a text to its vector: `plan.Pooling`, in float32 whatever the model's type."""
+"""From the hidden states of a text to its vector: `plan.Pooling`, in float32 whatever the model's type.
+
+BGE-M3 also makes something of each token: a weight for a search by words (sparse), relu of a product; and a vector
+of length 1 (ColBERT), of all tokens but the first."""
 
 from __future__ import annotations
 
@@ -31,6 +34,8 @@ class Pooler:
 
     plan: Pooling
     denses: tuple[DenseWeights, ...]
+    sparse: DenseWeights | None = None
+    colbert: DenseWeights | None = None
 
     def pooled(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
         """[T, hidden], all positions of texts of these lengths, after the last norm -> float32 [texts, hidden]. A
@@ -49,6 +54,16 @@ class Pooler:
         if not self.denses:
             return rows
         return torch.cat([self._dense(row[None], kernels) for row in rows]) if len(rows) else rows
+
+    def token_weights(self, hidden: Tensor) -> Tensor:
+        """[tokens, hidden], of one text, after the last norm -> float32 [tokens]."""
+        assert self.sparse is not None, "the caller has checked that the model has the product"
+        return F.relu(F.linear(hidden.float(), self.sparse.weight, self.sparse.bias)).squeeze(-1)
+
+    def token_vectors(self, hidden: Tensor) -> Tensor:
+        """[tokens, hidden], of one text, after the last norm -> float32 [tokens - 1, numbers]."""
+        assert self.colbert is not None, "the caller has checked that the model has the product"
+        return F.normalize(F.linear(hidden[1:].float(), self.colbert.weight, self.colbert.bias), dim=-1)
 
     def _dense(self, x: Tensor, kernels: Kernels) -> Tensor:
         for plan, weights in zip(self.plan.denses, self.denses, strict=True):

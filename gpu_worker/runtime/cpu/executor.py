@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from petiole.gpu_worker.runtime.cpu.native.build import instructions
 from petiole.gpu_worker.runtime.cpu.native.draw import draw
 from petiole.gpu_worker.runtime.cpu.native.encoder import native_encoder
 from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
-from petiole.gpu_worker.runtime.interface import FEATURES, VALUES, VECTORS, Progress, nothing
+from petiole.gpu_worker.runtime.interface import FEATURES, OF_TOKENS, VALUES, VECTORS, Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from petiole.gpu_worker.runtime.memory.states import StatePool
 from petiole.gpu_worker.runtime.step import sampling
@@ -127,10 +128,25 @@ class CpuExecutor:
         if decoder.plan.pooling is not None:
             lengths = inputs.lengths.tolist() if self._whole else None
             vectors = decoder.vectors(hidden, lengths)
-            return StepStates(lambda: torch.zeros(len(vectors), 1), {VECTORS: lambda _: vectors})
+            sides: dict[str, Callable[[Tensor], Any]] = {VECTORS: lambda _: vectors}
+            if decoder.plan.pooling.of_tokens:
+                of_tokens = self._of_tokens(inputs, hidden)
+                sides[OF_TOKENS] = lambda _: of_tokens
+            return StepStates(lambda: torch.zeros(len(vectors), 1), sides)
         if decoder.value_tokens is None:
             return StepStates(logits)
         return StepStates(logits, {VALUES: partial(made_found, cast(ValuedDecoder, decoder), hidden)})
+
+    def _of_tokens(self, inputs: StepInputs, hidden: Tensor) -> npt.NDArray[Any]:
+        """hidden: of all positions. Each text alone: the size of a product decides its last bits."""
+        found, at = np.empty(len(inputs.lengths), object), 0
+        for k, n in enumerate(inputs.lengths.tolist()):
+            made: tuple[Tensor | None, ...] = (None, None)
+            if inputs.of_tokens is not None and inputs.of_tokens[k]:
+                made = self._decoder.of_tokens(hidden[at : at + n], inputs.of_tokens[k])
+            found[k] = tuple(None if one is None else one.numpy() for one in made)
+            at += n
+        return found
 
     def _text_by_text(self, inputs: StepInputs, token_ids: Tensor, types: Tensor | None) -> StepStates:
         """In torch each text is computed alone: the size of a product decides its last bits."""

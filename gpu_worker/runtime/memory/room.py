@@ -78,7 +78,8 @@ def pool_bytes(
     layers with a window have pools of their own."""
     pages = dict(window_pools(engine, model, n_pages)) if windows else {}
     kept = model.kept_windows
-    elements = sum(2 * mixer.kv_size * pages.get(kept[i], n_pages) for i, mixer in model.caches)
+    of_layers = [2 * mixer.kv_size * pages.get(kept[i], n_pages) for i, mixer in model.caches]
+    elements = max(of_layers, default=0) if model.whole_texts else sum(of_layers)
     snapshots = snapshots_of(engine, model, bytes_per_element, n_pages)
     states = snapshots * snapshot_bytes(engine, model, bytes_per_element)
     return elements * engine.page_size * bytes_per_element + states

@@ -77,6 +77,7 @@ class StepInputs:
     states: StateUpdates | None = None
     sampled: Int64Array | None = None
     scored: Int64Array | None = None
+    of_tokens: Sequence[Sequence[str]] | None = None
 
     @property
     def sampled_inputs(self) -> Int64Array:
@@ -141,6 +142,7 @@ def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:
         states=batch.states,
         sampled=sampled,
         scored=scored,
+        of_tokens=batch.of_tokens,
     )
 
 

@@ -25,6 +25,7 @@ from petiole.tasks.worker.completion.reports import Completed, Hopeless, NotStor
 from petiole.tasks.worker.delivery.messages import Messages
 from petiole.tasks.worker.once import Once, Refusal
 from petiole.tasks.worker.output.outcomes import Outcome, Success, at_hand
+from petiole.vectors import FIELDS
 
 logger = logging.getLogger(__name__)
 
@@ -197,7 +198,11 @@ class Completion:
         if not self.plain:
             claims.mark(self.request)
         result = self._outcome.result
-        if result is not None and "vectors" in result and not isinstance(value, ExceptionInfo):
+        if (
+            result is not None
+            and not result.keys().isdisjoint(FIELDS.values())
+            and not isinstance(value, ExceptionInfo)
+        ):
             self._note(partial(claims.retire, self.request, result["attempt"]))
         return Completed(value)
 

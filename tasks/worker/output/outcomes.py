@@ -21,6 +21,7 @@ from petiole.tasks.record.codec import Written
 from petiole.tasks.requests.results import Ranked
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.submission.taking import offered
+from petiole.vectors import FIELDS
 
 _MAX_BYTES_A_UNIT = 12
 """Maximum bytes of JSON for a character, or for a token id with its separator. A character may take two escapes of
@@ -65,11 +66,15 @@ class Outcome:
         return codec.end_of(self.result)
 
 
+OF_TEXTS = (*FIELDS.values(), "scores")
+"""What is made of texts, by the fields of a result."""
+
+
 def succeeded(result: Result, attempt: int, before: Written, parts: Mapping[str, Any] | None = None) -> Outcome:
     """The outcome of the engine's result. `before`, from earlier attempts, supplies their log probabilities and
     vectors or scores. `parts`: what the worker has found in the text."""
     known: dict[str, Any] = {"attempt": attempt, "answer": None, **(result.answer or {}), **(parts or {})}
-    for name in ("logprobs", "vectors", "scores"):
+    for name in ("logprobs", *OF_TEXTS):
         if (made := getattr(result, name)) is not None:
             known[name] = [*before.entries(name), *made][-len(result.token_ids) :]
     if result.prompt_logprobs is not None:
@@ -95,7 +100,7 @@ def within(limit_bytes: int, outcome: Outcome) -> Outcome:
     if result is None:
         return outcome
     bound = _MAX_OTHER_BYTES + _MAX_BYTES_A_UNIT * (len(result["text"]) + len(result["token_ids"]))
-    if bound <= limit_bytes and not {"logprobs", "prompt_logprobs", "vectors", "scores"} & result.keys():
+    if bound <= limit_bytes and not {"logprobs", "prompt_logprobs", *OF_TEXTS} & result.keys():
         return outcome
     size = len(json.dumps(result))
     return outcome if size <= limit_bytes else failed(errors.ResultTooLarge(size, limit_bytes))

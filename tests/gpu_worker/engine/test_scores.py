@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from petiole.gpu_worker import (
     Request,
     Scoring,
 )
-from petiole.gpu_worker.models.families.registry import model_of
+from petiole.gpu_worker.models.families.registry import find_model, model_of
 from petiole.gpu_worker.threads.pairs import JUDGE, shortened
 from tests.support.text_models import (
     BERT,
@@ -287,3 +288,57 @@ def test_another_activation_is_refused() -> None:
     raw = {"sentence_transformers": {"activation_fn": "torch.nn.ReLU"}}
     with pytest.raises(ModelError, match="activation_fn must be Identity or Sigmoid"):
         model_of({"architectures": ["BertForSequenceClassification"], **BERT, **raw})
+
+
+# ------------------------------------------------------------ a model that generates, with LogitScore beside it
+
+
+def write_logit_score(folder: Path, tokens: dict[str, Any], **told: Any) -> Any:
+    """As sentence-transformers stores a reranker that generates."""
+    model = write_judge(folder)
+    base = "sentence_transformers"
+    listed = [
+        {"idx": 0, "name": "0", "path": "", "type": f"{base}.base.modules.transformer.Transformer"},
+        {
+            "idx": 1,
+            "name": "1",
+            "path": "1_LogitScore",
+            "type": f"{base}.cross_encoder.modules.logit_score.LogitScore",
+        },
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_LogitScore").mkdir()
+    (folder / "1_LogitScore" / "config.json").write_text(json.dumps(tokens))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {}, **told}))
+    return model
+
+
+@pytest.mark.parametrize("activation", ["linear.Identity", "activation.Sigmoid", None])
+def test_logit_score_says_which_tokens_are_compared_and_how(activation: str | None, tmp_path: Path) -> None:
+    told = {} if activation is None else {"activation_fn": f"torch.nn.modules.{activation}"}
+    prompts = {"prompts": {"web": "Which door is it?"}, "default_prompt_name": "web"}
+    model = write_logit_score(tmp_path, {"true_token_id": 70, "false_token_id": 90}, **told, **prompts)
+    with open_engine(tmp_path, debug=True) as engine:
+        for pair, (score,) in zip(PAIRS, scores(engine, PAIRS), strict=True):
+            with torch.no_grad():
+                found = model(torch.tensor([question(engine, pair, "Which door is it?")])).logits[0, -1]
+            difference = (found[70] - found[90]).item()
+            expected = difference if activation == "linear.Identity" else 1 / (1 + np.exp(-difference))
+            assert score == pytest.approx(expected, abs=1e-4)
+        assert scores(engine, PAIRS[:1], instruction="x") != scores(engine, PAIRS[:1])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "told", "message"),
+    [
+        ({"true_token_id": 70, "false_token_id": None}, {}, r"true_token_id and false_token_id must be .* None"),
+        ({"true_token_id": 70, "false_token_id": 4000}, {}, "must be below 320, got 70 and 4000"),
+        ({"true_token_id": 70, "false_token_id": 90}, {"activation_fn": "torch.nn.Tanh"}, "must be Identity or"),
+    ],
+)
+def test_a_logit_score_that_is_not_computed_is_refused(
+    tokens: dict[str, Any], told: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    write_logit_score(tmp_path, tokens, **told)
+    with pytest.raises(ModelError, match=message):
+        find_model(tmp_path)

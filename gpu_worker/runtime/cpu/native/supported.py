@@ -54,7 +54,7 @@ VALUES = changed(
             "score": {"softmax", "chosen", "sigmoid"},
         },
         ModelPlan: {"pooling": {None, Pooling}},  # which is not computed here
-        Pooling: dict.fromkeys(("kind", "denses", "normalize", "labels", "scale"), ANY),
+        Pooling: dict.fromkeys(("kind", "denses", "normalize", "labels", "scale", "sparse", "colbert"), ANY),
     },
 )
 """By class and field. What is asked of several fields together, and of sizes: `with_sizes`."""
