@@ -25,6 +25,7 @@ from petiole.gpu_worker.runtime.cuda.attention import installed
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.capture import eager
 from petiole.gpu_worker.runtime.cuda.executor import CudaExecutor
+from petiole.gpu_worker.runtime.cuda.texts import CudaTextExecutor
 from petiole.gpu_worker.runtime.step.sampling import choose
 from petiole.gpu_worker.runtime.step.verify import accept
 
@@ -445,6 +446,9 @@ def compute_as_on_cuda(runtime):
     if isinstance(decoder, Decoder):
         decoder = dataclasses.replace(decoder, kernels=FlashInferKernels())
     memory = runtime._memory
+    if decoder.plan.whole_texts:
+        runtime._executor = CudaTextExecutor(decoder, memory.bank, torch.device("cpu"))
+        return runtime
     parts = (decoder, memory.cache, memory.bank, memory.states.pending, runtime.config)
     runtime._executor = CudaExecutor(*parts, runtime._device, runtime._stream, eager, memory.recurrent)
     return runtime

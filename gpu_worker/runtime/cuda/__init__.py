@@ -3,6 +3,7 @@
 platform    what a CUDA device decides and makes for a runtime
 foreseen    a card that is not here, for `sizing`
 executor    a captured graph for steps up to some size, one eager pass for all others
+texts       models whose texts are computed whole
 shapes      which steps are captured
 graphs      steps as CUDA graphs
 capture     makes a graph of the kernels that a task launches

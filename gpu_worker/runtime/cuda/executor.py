@@ -32,6 +32,7 @@ from petiole.gpu_worker.models.plan import Attention, DeltaNet, Layer, ModelPlan
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import NO_NUMBER
+from petiole.gpu_worker.runtime.cuda import texts
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     HEAD_SIZES,
     PLAN_BYTES,
@@ -86,10 +87,8 @@ def require_flashinfer(model: ModelPlan) -> None:
 def require_known(model: ModelPlan) -> None:
     """Raises MachineError if FlashInfer's kernels would silently compute this model wrongly."""
     if model.whole_texts:
-        raise MachineError(
-            f"CUDA does not pool {model.architecture} yet, whose vectors are of all positions; device=cpu serves "
-            "this model"
-        )
+        texts.require_known(model)
+        return
     for _, mixer in model.attending:
         if mixer.head_dim not in HEAD_SIZES:
             known = ", ".join(map(str, HEAD_SIZES))

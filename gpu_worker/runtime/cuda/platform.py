@@ -11,6 +11,7 @@ from petiole.gpu_worker.config import BATCHING, EngineConfig
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.models.weights.reading import Quantization
+from petiole.gpu_worker.runtime.cuda import texts
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.attention.installed import kernels_at_hand
 from petiole.gpu_worker.runtime.cuda.capture import cuda_capture, eager
@@ -27,7 +28,7 @@ from petiole.gpu_worker.runtime.device.interface import DeviceStream
 from petiole.gpu_worker.runtime.interface import Progress
 from petiole.gpu_worker.runtime.memory.room import page_bytes, pages_in, require_pages
 from petiole.gpu_worker.runtime.memory.states import state_bytes
-from petiole.gpu_worker.runtime.platform import StepMemory, encode_bytes, largest_region
+from petiole.gpu_worker.runtime.platform import Executor, StepMemory, encode_bytes, largest_region
 
 
 class CudaPlatform:
@@ -80,8 +81,10 @@ class CudaPlatform:
         *,
         stepping: Progress,
         building: Progress,
-    ) -> CudaExecutor:
+    ) -> Executor:
         assert isinstance(stream, CudaStream), "the streams are the device's own"
+        if decoder.plan.whole_texts:
+            return texts.CudaTextExecutor(decoder, memory.bank, self.place)
         capture = cuda_capture(stream) if config.cuda_graphs == "on" else eager
 
         def capture_one(work: Callable[[], None], *, kept: bool = True) -> Callable[[], object]:

@@ -1,0 +1,79 @@
+"""Models whose texts are computed whole, as on CUDA: the vectors of transformers, whatever texts share a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bench.driver import Driver
+from petiole.gpu_worker.errors import MachineError
+from petiole.gpu_worker.models.families.registry import find_model, model_of
+from petiole.gpu_worker.models.plan import Pooling
+from petiole.gpu_worker.runtime.cuda.executor import require_known
+from petiole.gpu_worker.runtime.interface import VECTORS
+from tests.gpu_worker.models.test_encoders import tokens
+from tests.support import fake_flashinfer
+from tests.support.text_models import BERT, ENCODERS, cosine, reference, write_encoder, write_m3
+
+TOGETHER = ((1, 7, 40, 62, 2, 33), (20, 20, 20), (5,))
+"""The lengths of the texts of a step."""
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_vectors_are_those_of_transformers(
+    name: str, tmp_path: Path, open_runtime: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PETIOLE_NATIVE", "off")
+    fake_flashinfer.install(monkeypatch)
+    model = write_encoder(tmp_path, name)
+    driver = Driver(fake_flashinfer.compute_as_on_cuda(open_runtime(tmp_path)))
+    for lengths in TOGETHER:
+        sequences = [driver.sequence(tokens(n)) for n in lengths]
+        found = driver.prefill(sequences).side_outputs[VECTORS].copy()
+        for n, vector in zip(lengths, found, strict=True):
+            expected = reference(model, tokens(n), ENCODERS[name][2])
+            assert cosine(vector, expected) > 0.9999999
+            assert np.allclose(vector, expected, rtol=1e-4, atol=1e-4)
+        for sequence in sequences:
+            driver.finish(sequence)
+
+
+def test_what_is_not_computed_is_refused_by_name(tmp_path: Path) -> None:
+    write_m3(tmp_path)
+    with pytest.raises(
+        MachineError, match=r"nothing of single tokens \(sparse_linear and colbert_linear\); device="
+    ):
+        require_known(find_model(tmp_path).plan)
+    plan = model_of({"architectures": ["BertModel"], **BERT}).plan
+    require_known(plan)
+    capped = [replace(layer, mixer=replace(layer.attention, softcap=30.0)) for layer in plan.layers]
+    with pytest.raises(MachineError, match="BertModel, whose attention caps its scores"):
+        require_known(replace(plan, layers=tuple(capped)))
+    assert plan.pooling == Pooling("mean")
+
+
+def test_padding_changes_nothing_that_is_read() -> None:
+    """Texts of other lengths in the step, and of the same length: as one alone."""
+    from petiole.gpu_worker.models.parts.rotary import Rotation
+    from petiole.gpu_worker.models.plan import Attention
+    from petiole.gpu_worker.runtime.cpu.attention import TextAttention
+    from petiole.gpu_worker.runtime.cuda.texts import TextsAttention
+
+    generator, lengths = torch.Generator().manual_seed(0), np.array([3, 9, 1, 9], np.int32)
+    q, k, v = (torch.randn(int(lengths.sum()), n, 8, generator=generator) for n in (4, 2, 2))
+    rotation = Rotation(None, 0.0, torch.arange(len(q)), None)
+    for mask, window in (("bidirectional", 0), ("bidirectional", 3), ("causal", 0), ("causal", 4)):
+        plan = [Attention(4, 2, 8, 8**-0.5, mask=mask, window=window)]  # type: ignore[arg-type]
+        found = TextsAttention.of(plan, lengths, torch.device("cpu")).attend(0, q, k, v, rotation)
+        at = 0
+        for n in lengths.tolist():
+            own = slice(at, at + n)
+            alone = TextAttention(plan).attend(0, q[own], k[own], v[own], rotation)
+            torch.testing.assert_close(found[own], alone)
+            at += n
