@@ -22,6 +22,7 @@ WORKLOADS: dict[str, str] = {
     "batching": "a whole load at once, against transformers' generate and its continuous batching",
     "engine": "the engine driven directly: batches, arrivals, prefixes, chat, constraints, speculation",
     "embeddings": "vectors of texts against transformers and others; scores of pairs with and without reuse",
+    "queued_texts": "vectors of texts through the queue, against the same engine alone",
     "tools": "a text divided into reasoning, content and calls; tools compiled, and enforced",
     "transport": "the Redis transport against kombu's own",
     "celery_noop": "one-token generations against Celery's no-op task",
