@@ -67,7 +67,7 @@ class EngineConfig:
     memory (`BATCHING`, `decided`).
 
     `model`: a folder in Hugging Face format, a hub id, or a model that ships with the project: "petiole-tiny",
-    "petiole-tiny-tools" or "petiole-tiny-vision".
+    "petiole-tiny-tools", "petiole-tiny-embed" or "petiole-tiny-vision".
     `max_num_batched_tokens`: maximum prompt tokens in one prefill step.
     `chunk_size`: maximum tokens of one prompt in a step; bounds how long a prefill delays running sequences.
     `num_pages`: pages of `page_size` tokens, including the reserved page 0.

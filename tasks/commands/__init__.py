@@ -12,5 +12,5 @@ demo          `petiole demo`: an embedded Redis, a worker and eight streams
 terminal      tables, live views and errors, with or without rich
 gateway       `petiole serve`; `petiole demo --http`: the gateway in front of a worker of its own
 keys          `petiole keys`: make, list and revoke the keys of the gateway
-vision_demo   `petiole demo --vision`: questions about a picture, and the picture with the answers drawn in
+demos/        `petiole demo --vision` and `--search`
 """

@@ -76,6 +76,7 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--vision", action="store_true", help="draw a picture, ask about it, and draw the answers into it"
     )
+    demo.add_argument("--search", action="store_true", help="find passages by what they mean")
     demo.add_argument(
         "--save", type=Path, default=Path("petiole-vision.png"), help="with --vision: the picture's file"
     )
@@ -220,9 +221,13 @@ def run_demo(options: argparse.Namespace) -> int:
 
         return gateway.show()
     if options.vision:
-        from petiole.tasks.commands import vision_demo
+        from petiole.tasks.commands.demos import vision
 
-        return vision_demo.main(options.save)
+        return vision.main(options.save)
+    if options.search:
+        from petiole.tasks.commands.demos import search
+
+        return search.main()
     from petiole.tasks.commands import demo
 
     return demo.main(plain=options.plain)

@@ -41,7 +41,7 @@ ELSEWHERE: dict[str, dict[int, str]] = {
         0: "tests/e2e/test_embeddings.py",
         1: "tests/gpu_worker/engine/test_outputs_of_tokens.py",
         2: "tests/e2e/test_scores.py",
-        3: "needs faiss",
+        3: "tests/project/test_index.py",
         4: "needs PostgreSQL with pgvector",
     },
     "docs/existing-app.md": {

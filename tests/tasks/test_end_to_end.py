@@ -279,6 +279,21 @@ def test_the_demo_of_vision_saves_its_picture(runtime_folder: str, tmp_path: Pat
     eventually(lambda: not os.listdir(runtime_folder), "the embedded Redis has ended")
 
 
+@pytest.mark.slow
+def test_the_demo_of_a_search_finds_passages_by_what_they_mean(runtime_folder: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "petiole.tasks.commands.cli", "demo", "--search"],
+        cwd=REPOSITORY,
+        env={**os.environ, "XDG_RUNTIME_DIR": runtime_folder},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "7 of 7 questions have found their passage." in ran.stdout
+    eventually(lambda: not os.listdir(runtime_folder), "the embedded Redis has ended")
+
+
 def test_a_demo_whose_worker_cannot_start_shows_why(runtime_folder: str) -> None:
     environment = {"XDG_RUNTIME_DIR": runtime_folder, "PETIOLE_ENGINE_FACTORY": "no_such_module:Engine"}
     ran = subprocess.run(

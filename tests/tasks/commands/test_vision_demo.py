@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from petiole.tasks.commands.vision_demo import is_right
+from petiole.tasks.commands.demos.vision import is_right
 
 SHAPES = "a black square, a red circle"
 
