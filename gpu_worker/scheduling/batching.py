@@ -206,7 +206,7 @@ def _scored(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> Scored |
 def _of_tokens(plan: StepPlan) -> Sequence[Sequence[str]] | None:
     """What texts want of each token. None if no text wants any."""
     asked = [seq.request.embedding for seq in plan.sequences]
-    wanted = [() if one is None else [name for name in one.outputs if name != DENSE] for one in asked]
+    wanted = [[name for name in one.outputs if name != DENSE] if one is not None else [] for one in asked]
     return wanted if any(wanted) else None
 
 

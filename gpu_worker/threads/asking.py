@@ -168,7 +168,7 @@ class TextRequests:
         return pairs.asked(
             self.tokenizer,
             _pair(field, text),
-            scoring.instruction or (judge and judge.instruction),
+            judge.instruction if judge is not None and scoring.instruction is None else scoring.instruction,
             field=field,
             max_tokens=self.limits.max_model_len - 1,
             truncate=scoring.truncate,

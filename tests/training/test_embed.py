@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
-def embedded(engine: Engine, texts: list[str], **asked: str) -> Vectors:
+def embedded(engine: Engine, texts: list[str], **asked: Any) -> Vectors:
     result = engine.generate([Request(texts=texts, embedding=Embedding(**asked))])[0]
     assert result.vectors is not None
     return Vectors(result.vectors, SIZES[0])

@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +73,7 @@ def spearman(model: BertModel, tokenizer: Tokenizer, count: int, seed: int = SEE
     return float(np.corrcoef(ranks((ones * twos).sum(1)), ranks(np.array([g.share for g in drawn])))[0, 1])
 
 
-def ranks(values: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+def ranks(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Equal values have the mean of their ranks."""
     _, groups, counts = np.unique(values, return_inverse=True, return_counts=True)
     mean: npt.NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[groups]
