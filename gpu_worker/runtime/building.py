@@ -302,7 +302,7 @@ def _new_slot(
 ) -> DecodeSlot[Staging]:
     n_rows = rows_of(config)
     n_outputs = n_rows * (1 + config.speculative_tokens)
-    host = {
+    host: dict[str, HostArray] = {
         "token_ids": device.host_buffer((n_outputs,), torch.int32),
         "accepted": device.host_buffer((n_rows,), torch.int32),
     }
