@@ -33,7 +33,7 @@ ASKED = (
     ("When will my package arrive?", 2),
     ("my coat is dirty", 3),
     ("my bicycle is broken", 4),
-    ("I no longer want the subscription.", 5),
+    ("I do not need the subscription any more", 5),
     ("When can I enter the museum in Lisbon?", 7),
 )
 
