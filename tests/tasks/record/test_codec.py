@@ -41,6 +41,8 @@ ENTRIES: dict[str, st.SearchStrategy[Any]] = {
     "logprobs": logprobs(),
     "vectors": st.sampled_from(["AACAPw==", "AAA="]),
     "scores": st.lists(numbers, min_size=1, max_size=3),
+    "sparse": st.sampled_from(["AAAAAA==", "AQAAAAUAAAAAAIA/"]),
+    "colbert": st.sampled_from(["AACAPw==", "AAA="]),
 }
 UNKNOWN = st.dictionaries(texts.map(lambda name: f"new {name}"), st.none() | counts | texts | st.just({"a": [1]}))
 
@@ -127,7 +129,7 @@ def test_a_result_is_the_log_and_the_end(
     class Made:
         token_ids, text = joined_ids(pieces), "".join(piece.text for piece in pieces)
         logprobs, vectors = joined(pieces, "logprobs"), joined(pieces, "vectors")
-        scores = joined(pieces, "scores")
+        scores, sparse, colbert = (joined(pieces, name) for name in ("scores", "sparse", "colbert"))
 
     result = codec.result(Made(), **end)
     kept = json.loads(json.dumps(codec.end_of(result)))
