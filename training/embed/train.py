@@ -25,7 +25,7 @@ from training.embed import tokenizer as words
 from training.embed.pairs import DRAWS, Graded, Pair, draw, graded
 from training.export import MODEL_FOLDER as TINY
 
-MODEL_FOLDER = TINY.parent / "petiole_tiny_embed"
+MODEL_FOLDER = TINY / "embed"
 PROMPTS = {"query": "query: ", "passage": "passage: "}
 SIZES = (128, 64, 32)
 TEMPERATURE = 0.05

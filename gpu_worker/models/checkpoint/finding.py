@@ -19,7 +19,7 @@ from petiole.gpu_worker.models.checkpoint.safetensors import DTYPES, Checkpoint
 
 SHIPPED = {
     "petiole-tiny": "petiole_tiny",
-    "petiole-tiny-embed": "petiole_tiny_embed",
+    "petiole-tiny-embed": "petiole_tiny/embed",
     "petiole-tiny-tools": "petiole_tiny/tools",
     "petiole-tiny-vision": "petiole_tiny_vision",
 }
