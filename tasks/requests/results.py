@@ -56,9 +56,9 @@ class Piece(Received):
     """Of `score` and `rerank`: one for each pair; of `classify`: those of all labels; `token_ids` has the number
     of tokens."""
     sparse: list[str] | None = None
-    """For `embed` with the output `sparse`: of each text the weights of its words, as base64."""
+    """Of `embed` with that output, as base64: weights of words."""
     colbert: list[str] | None = None
-    """For `embed` with the output `colbert`: of each text the vectors of its tokens, as base64."""
+    """Likewise: vectors of tokens."""
 
 
 class EndOfOutput(Received):
@@ -230,11 +230,9 @@ class Output(Received):
     scores: list[list[float]] | None = None
     """A list for each pair or text, in their order: one number, or of `classify` one for each of `labels`."""
     sparse: list[str] | None = None
-    """For `embed` with the output `sparse`: of each text the weights of its words, as base64.
-    `petiole.SparseVectors.of(result)` reads them."""
+    """Of `embed` with that output, as base64: weights of words, for `petiole.SparseVectors`."""
     colbert: list[str] | None = None
-    """For `embed` with the output `colbert`: of each text the vectors of its tokens, as base64.
-    `petiole.TokenVectors.of(result)` reads them."""
+    """Likewise: vectors of tokens, for `petiole.TokenVectors`."""
 
 
 class GenerationResult(Answer, Output):

@@ -160,8 +160,7 @@ class EmbedRequest(Common):
     truncate: bool = False
     """Cut a text that is too long for the model, instead of refusing it."""
     outputs: Annotated[list[Output], Field(min_length=1, max_length=len(FIELDS))] | None = None
-    """What is made of each text: `dense`, its vector, and with BGE-M3 also `sparse`, the weights of its words, and
-    `colbert`, a vector for each token. `None`: `dense`."""
+    """`dense`; of BGE-M3 also `sparse`, weights of words, and `colbert`, vectors of tokens. `None`: `dense`."""
 
     _texts = field_validator("texts", mode="before")(listed)
 

@@ -321,8 +321,7 @@ class _EmbedOptions(Common, total=False):
     truncate: bool
     """Cut a text that is too long for the model, instead of refusing it. Default: False."""
     outputs: list[Literal["dense", "sparse", "colbert"]] | None
-    """What is made of each text: `dense`, its vector, and with BGE-M3 also `sparse`, the weights of its words, and
-    `colbert`, a vector for each token. `None`: `dense`."""
+    """`dense`; of BGE-M3 also `sparse`, weights of words, and `colbert`, vectors of tokens. `None`: `dense`."""
 
 
 class EmbedOptions(_EmbedOptions):
@@ -531,11 +530,9 @@ class GenerationDict(TypedDict):
     scores: NotRequired[list[list[float]]]
     """A list for each pair or text, in their order: one number, or of `classify` one for each of `labels`."""
     sparse: NotRequired[list[str]]
-    """For `embed` with the output `sparse`: of each text the weights of its words, as base64.
-    `petiole.SparseVectors.of(result)` reads them."""
+    """Of `embed` with that output, as base64: weights of words, for `petiole.SparseVectors`."""
     colbert: NotRequired[list[str]]
-    """For `embed` with the output `colbert`: of each text the vectors of its tokens, as base64.
-    `petiole.TokenVectors.of(result)` reads them."""
+    """Likewise: vectors of tokens, for `petiole.TokenVectors`."""
     finish_reason: FinishReason
     """`stop` (end token or stop condition), `length` (`max_tokens`, the context) or `deadline`. Cancelled tasks
     are REVOKED, without a result."""
