@@ -8,16 +8,16 @@
 
 /* n floats -> e4m3, to the nearest; those that are too large -> the largest. n: of whole vectors */
 INLINE void narrow_e4m3(const float *x, int64_t n, uint8_t *out) {
-  for (int64_t c = 0; c < n; c += LANES) {
-    const vf in = load(x + c);
-    const vu sign = (vu)in & 0x80000000u;
-    vf size = (vf)((vu)in ^ sign);
-    size = pick(size > MOST_E4M3, splat(MOST_E4M3), size);
-    const vu bits = (vu)size, large = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3);
-    const vu small = (vu)(size * 0x1p9f + 0x1p23f) & 0xFF; /* the sum's low bits hold the nearest integer */
-    vi found = (vi)pick(size < 0x1p-6f, (vf)small, (vf)large);
-    found = (vi)pick(size == size, (vf)found, (vf)((vi){0} + 0x7F)) | (vi)(sign >> 24);
-    *(vb *)(out + c) = __builtin_convertvector(found, vb);
+  for (int64_t c = 0; c < n; c += WIDTH) {
+    const vp in = part_at(x + c);
+    const vpu sign = (vpu)in & 0x80000000u;
+    vp size = (vp)((vpu)in ^ sign);
+    size = pick(size > MOST_E4M3, spread(MOST_E4M3), size);
+    const vpu bits = (vpu)size, large = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3);
+    const vpu small = (vpu)(size * 0x1p9f + 0x1p23f) & 0xFF; /* the sum's low bits hold the nearest integer */
+    vpi found = (vpi)pick(size < 0x1p-6f, (vp)small, (vp)large);
+    found = (vpi)pick(size == size, (vp)found, (vp)((vpi){0} + 0x7F)) | (vpi)(sign >> 24);
+    *(vpb *)(out + c) = __builtin_convertvector(found, vpb);
   }
 }
 
@@ -52,10 +52,10 @@ INLINE void widen_e4m3(const uint8_t *x, int64_t n, uint16_t *out) {
     _mm512_storeu_si512(out + c + 32, _mm512_unpackhi_epi8(lows, highs));
   }
 #endif
-  for (; c < n; c += LANES) {
-    const vi in = widen_bytes(x + c), size = in & 0x7F;
-    const vf large = (vf)((size << 20) + (120 << 23)), small = __builtin_convertvector(size, vf) * 0x1p-9f;
-    const vf found = pick(size == 0x7F, splat(NAN), pick(size < 8, small, large));
-    *(vh *)(out + c) = __builtin_convertvector(((vu)found | ((vu)in & 0x80000000u)) >> 16, vh);
+  for (; c < n; c += WIDTH) {
+    const vpi in = widen_part(x + c), size = in & 0x7F;
+    const vp large = (vp)((size << 20) + (120 << 23)), small = __builtin_convertvector(size, vp) * 0x1p-9f;
+    const vp found = pick(size == 0x7F, spread(NAN), pick(size < 8, small, large));
+    *(vph *)(out + c) = __builtin_convertvector(((vpu)found | ((vpu)in & 0x80000000u)) >> 16, vph);
   }
 }

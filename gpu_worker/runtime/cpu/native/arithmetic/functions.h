@@ -4,64 +4,53 @@
 
 #define LOG2_E 1.44269504f
 
-#ifdef __AVX512DQ__
 /* 2^x for x < 128, to about one unit in the last place; 0 below -126. The polynomial is that with the least relative error
  * for x - floor(x) among those that are 1 at 0. */
-INLINE vf vexp2(vf x) {
+INLINE vp vexp2(vp x) {
+#ifdef __AVX512DQ__
   const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
-  const vf r = (vf)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  vf p = splat(1.8671298442e-3f);
+  const vp r = (vp)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+#else
+  const vpi small = x < -126.0f;
+  x = pick(small, spread(-126.0f), x);
+  const vp floor = (x - 0.5f) + 12582912.0f; /* the sum's low bits hold this integer, or that below where x is one */
+  const vp r = x - (floor - 12582912.0f);
+#endif
+  vp p = spread(1.8671298442e-3f);
   p = p * r + 9.0170307907e-3f;
   p = p * r + 5.5799912799e-2f;
   p = p * r + 2.4016445022e-1f;
   p = p * r + 6.9315131180e-1f;
   p = p * r + 1.0f;
-  return (vf)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)x);
-}
+#ifdef __AVX512DQ__
+  return (vp)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)x);
 #else
-/* e^x, to about one unit in the last place; 0 below -87, and from 88 on e^88. */
-INLINE vf vexp(vf x) {
-  const vi small = x < -87.0f;
-  x = pick(small, splat(-87.0f), x);
-  x = pick(x > 88.0f, splat(88.0f), x);
-  vf rounded = x * LOG2_E + 12582912.0f; /* the sum's low bits hold the nearest integer */
-  vf t = rounded - 12582912.0f;
-  vf r = x - t * 0.693359375f;
-  r = r - t * -2.12194440e-4f;
-  vf p = splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  return pick(small, (vf){0}, p * (vf)(((vi)rounded - 0x4B400000 + 127) << 23));
-}
-
-INLINE vf vexp2(vf x) { return vexp(x / LOG2_E); }
+  return pick(small, (vp){0}, p * (vp)(((vpi)floor - 0x4B400000 + 127) << 23));
 #endif
+}
 
 /* 1 / (1 + e^-x) */
-INLINE vf sigmoid(vf x) {
+INLINE vp sigmoid(vp x) {
 #ifdef __AVX512DQ__
-  const vf e = vexp2((vf)_mm512_min_ps(_mm512_set1_ps(125.0f), (__m512)(x * -LOG2_E))), d = 1.0f + e;
-  const vf r = (vf)_mm512_rcp14_ps((__m512)d);
+  const vp e = vexp2((vp)_mm512_min_ps(_mm512_set1_ps(125.0f), (__m512)(x * -LOG2_E))), d = 1.0f + e;
+  const vp r = (vp)_mm512_rcp14_ps((__m512)d);
   return r * (2.0f - d * r); /* a step of Newton's: a division would take longer than all the rest */
 #else
-  return 1.0f / (1.0f + vexp(-x));
+  const vp by = x * -LOG2_E;
+  return 1.0f / (1.0f + vexp2(pick(by > 125.0f, spread(125.0f), by)));
 #endif
 }
 
-INLINE vf hyperbolic_tangent(vf x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
+INLINE vp hyperbolic_tangent(vp x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
 
 /* x (1 + tanh(s)) / 2 with s = sqrt(2 / pi) (x + 0.044715 x^3), which is x / (1 + e^-2s) */
-INLINE vf gelu_of_tanh(vf x) { return x * sigmoid(x * (x * x * 0.0713548163f + 1.5957691216f)); }
+INLINE vp gelu_of_tanh(vp x) { return x * sigmoid(x * (x * x * 0.0713548163f + 1.5957691216f)); }
 
 /* x (1 + erf(z)) / 2 with z = x / sqrt(2). The complement of erf(|z|) is e^-zz t p(t) with t = 1 / (1 + |z| / 2). The
  * polynomial is that with the least relative error, 4e-8. */
-INLINE vf gelu_of_erf(vf x) {
-  const vf z = pick(x < 0, -x, x) * 0.7071067812f, t = 1.0f / (1.0f + 0.5f * z);
-  vf p = splat(-0.05906894566f);
+INLINE vp gelu_of_erf(vp x) {
+  const vp z = pick(x < 0, -x, x) * 0.7071067812f, t = 1.0f / (1.0f + 0.5f * z);
+  vp p = spread(-0.05906894566f);
   p = p * t + 0.2845748923f;
   p = p * t - 0.487199752f;
   p = p * t + 0.2780669949f;
@@ -70,24 +59,24 @@ INLINE vf gelu_of_erf(vf x) {
   p = p * t + 0.2431037731f;
   p = p * t + 0.2823753072f;
   p = p * t + 0.2820864179f;
-  const vf beyond = 0.5f * t * p * vexp2(z * z * -LOG2_E);
+  const vp beyond = 0.5f * t * p * vexp2(z * z * -LOG2_E);
   return x * pick(x < 0, beyond, 1.0f - beyond);
 }
 
 enum { SILU = 0, GELU = 1, GELU_TANH = 2 };
 
-INLINE vf act(int activation, vf x) {
+INLINE vp act(int activation, vp x) {
   if (activation == SILU) return x * sigmoid(x);
   return activation == GELU ? gelu_of_erf(x) : gelu_of_tanh(x);
 }
 
 INLINE void act_all(int activation, const float *x, const float *ups, float *y, int n) {
-  const int full = n / LANES * LANES;
-  for (int c = 0; c < full; c += LANES) {
-    const vf acted = act(activation, load(x + c));
-    store(y + c, ups ? acted * load(ups + c) : acted);
+  const int full = n / WIDTH * WIDTH;
+  for (int c = 0; c < full; c += WIDTH) {
+    const vp acted = act(activation, part_at(x + c));
+    set_part(y + c, ups ? acted * part_at(ups + c) : acted);
   }
-  for (int c = full; c < n; c++) y[c] = ups ? act(activation, splat(x[c]))[0] * ups[c] : act(activation, splat(x[c]))[0];
+  for (int c = full; c < n; c++) y[c] = ups ? act(activation, spread(x[c]))[0] * ups[c] : act(activation, spread(x[c]))[0];
 }
 
 /* What differs from an activation alone. clamp: gates are at most this, and ups between minus and plus this; 0: none.
@@ -107,12 +96,12 @@ INLINE int bend(const Bend *b, float *x, float *ups, float *y, int n) {
   }
   for (int c = 0; ups && b->offset != 0 && c < n; c++) ups[c] += b->offset;
   if (b->slope == 1) return 0;
-  const int full = n / LANES * LANES;
-  for (int c = 0; c < full; c += LANES) {
-    const vf g = load(x + c), acted = g * sigmoid(b->slope * g);
-    store(y + c, ups ? acted * load(ups + c) : acted);
+  const int full = n / WIDTH * WIDTH;
+  for (int c = 0; c < full; c += WIDTH) {
+    const vp g = part_at(x + c), acted = g * sigmoid(b->slope * g);
+    set_part(y + c, ups ? acted * part_at(ups + c) : acted);
   }
-  for (int c = full; c < n; c++) y[c] = x[c] * sigmoid(splat(b->slope * x[c]))[0] * (ups ? ups[c] : 1.0f);
+  for (int c = full; c < n; c++) y[c] = x[c] * sigmoid(spread(b->slope * x[c]))[0] * (ups ? ups[c] : 1.0f);
   return 1;
 }
 

@@ -45,7 +45,8 @@ INLINE uint16_t to_bf16(float x) { /* round to nearest even */
   return (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
-/* What one register holds: of a vector that takes two, compilers keep sums in memory. */
+/* What one register holds. Of a vector that takes two, compilers keep sums in memory, and they compare its lanes one by
+ * one. */
 #if defined(__AVX2__) && !defined(__AVX512F__)
 #include <immintrin.h>
 #define WIDTH 8
@@ -55,6 +56,7 @@ INLINE uint16_t to_bf16(float x) { /* round to nearest even */
 typedef float vp __attribute__((vector_size(4 * WIDTH), aligned(4)));
 typedef int32_t vpi __attribute__((vector_size(4 * WIDTH), aligned(4)));
 typedef uint32_t vpu __attribute__((vector_size(4 * WIDTH), aligned(4)));
+typedef int8_t vpb __attribute__((vector_size(WIDTH), aligned(1)));
 typedef uint16_t vph __attribute__((vector_size(2 * WIDTH), aligned(2)));
 
 INLINE vp part_at(const float *p) { return *(const vp *)p; }
@@ -65,26 +67,39 @@ INLINE vpi widen_part(const void *p) { /* WIDTH bytes */
   return widen_bytes(p);
 #endif
 }
+INLINE void set_part(float *p, vp v) { *(vp *)p = v; }
 INLINE vp spread(float x) { return x - (vp){0}; }
 
 INLINE vf load(const float *p) { return *(const vf *)p; }
 INLINE void store(float *p, vf v) { *(vf *)p = v; }
 INLINE vf splat(float x) { return x - (vf){0}; }
 
-#ifndef DOT
-INLINE void narrow16(vf x, uint16_t *out) {
-  for (int i = 0; i < LANES; i++) out[i] = to_bf16(x[i]);
-}
+/* WIDTH floats -> bfloat16 */
+INLINE void narrow_part(vp x, uint16_t *out) {
+#ifdef DOT
+  narrow16(x, out);
+#else
+  for (int i = 0; i < WIDTH; i++) out[i] = to_bf16(x[i]);
 #endif
+}
+
+/* WIDTH numbers in bfloat16 -> floats */
+INLINE vp widen_part_of_halves(const void *p) {
+#ifdef __AVX512F__
+  return (vp)(widen_halves(p) << 16);
+#else
+  return (vp)(__builtin_convertvector(*(const vph *)p, vpu) << 16);
+#endif
+}
 
 /* n floats -> bfloat16 */
 INLINE void narrow(const float *x, int64_t n, uint16_t *out) {
   int64_t c = 0;
-  for (; c + LANES <= n; c += LANES) narrow16(load(x + c), out + c);
+  for (; c + WIDTH <= n; c += WIDTH) narrow_part(part_at(x + c), out + c);
   for (; c < n; c++) out[c] = to_bf16(x[c]);
 }
 
-INLINE vf pick(vi where, vf yes, vf no) { return (vf)(((vi)yes & where) | ((vi)no & ~where)); }
+INLINE vp pick(vpi where, vp yes, vp no) { return (vp)(((vpi)yes & where) | ((vpi)no & ~where)); }
 
 typedef float v8 __attribute__((vector_size(32)));
 typedef float v4 __attribute__((vector_size(16), aligned(4)));
@@ -100,18 +115,35 @@ INLINE float sum(vf v) {
   return (c[0] + c[2]) + (c[1] + c[3]);
 }
 
-#ifdef __AVX512F__
-INLINE vf larger(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+#if WIDTH == 8
+INLINE vp larger(vp a, vp b) { return (vp)_mm256_max_ps((__m256)a, (__m256)b); }
+
+INLINE float sum_part(vp v) {
+  const v4 c = (v4)_mm256_castps256_ps128((__m256)v) + (v4)_mm256_extractf128_ps((__m256)v, 1);
+  return (c[0] + c[2]) + (c[1] + c[3]);
+}
+
+INLINE float largest(vp v) {
+  __m128 c = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+  c = _mm_max_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
+}
 #else
-INLINE vf larger(vf a, vf b) { return pick(a > b, a, b); }
+#ifdef __AVX512F__
+INLINE vp larger(vp a, vp b) { return (vp)_mm512_max_ps((__m512)a, (__m512)b); }
+#else
+INLINE vp larger(vp a, vp b) { return pick(a > b, a, b); }
 #endif
 
-INLINE float largest(vf v) {
+INLINE float sum_part(vp v) { return sum(v); }
+
+INLINE float largest(vp v) {
   v = larger(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
   v = larger(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3));
   v = larger(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1));
   return v[0] > v[1] ? v[0] : v[1];
 }
+#endif
 
 /* rows[i][j] <-> rows[j][i]: halves of 16 rows change places, then quarters, ... */
 #define EACH_LANE(of, step) \
@@ -126,4 +158,42 @@ INLINE float largest(vf v) {
     rows[i] = __builtin_shufflevector(a, b, EACH_LANE(TO_UPPER, step)); \
     rows[i + (step)] = __builtin_shufflevector(a, b, EACH_LANE(TO_LOWER, step)); \
   }
+#if WIDTH == 8
+/* 8 x 8 numbers of 16 x 16 change places with those across the diagonal. */
+INLINE void transpose_eight(const vu *from, int column, __m256 out[8]) {
+  __m256 in[8], pairs[8], fours[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++) in[i] = _mm256_loadu_ps((const float *)(from + i) + column);
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = _mm256_unpacklo_ps(in[i], in[i + 1]);
+    pairs[i + 1] = _mm256_unpackhi_ps(in[i], in[i + 1]);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++) {
+    const __m256 a = pairs[i / 4 * 4 + i % 4 / 2], b = pairs[i / 4 * 4 + i % 4 / 2 + 2];
+    fours[i] = i % 2 ? _mm256_shuffle_ps(a, b, 0xEE) : _mm256_shuffle_ps(a, b, 0x44);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 4; i++) {
+    out[i] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
+    out[i + 4] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
+  }
+}
+
+INLINE void transpose(vu rows[LANES]) {
+  __m256 a[8], b[8];
+  for (int at = 0; at < 2; at++) {
+    transpose_eight(rows + 8 * at, 8 * at, a);
+    for (int i = 0; i < 8; i++) _mm256_storeu_ps((float *)(rows + 8 * at + i) + 8 * at, a[i]);
+  }
+  transpose_eight(rows, 8, a);
+  transpose_eight(rows + 8, 0, b);
+  for (int i = 0; i < 8; i++) {
+    _mm256_storeu_ps((float *)(rows + 8 + i), a[i]);
+    _mm256_storeu_ps((float *)(rows + i) + 8, b[i]);
+  }
+}
+#else
 INLINE void transpose(vu rows[LANES]) { EXCHANGE(8) EXCHANGE(4) EXCHANGE(2) EXCHANGE(1) }
+#endif

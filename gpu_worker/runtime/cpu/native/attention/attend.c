@@ -101,7 +101,7 @@ INLINE void lay_queries(int rounded, int half, const Heads *c, const Unit *u, co
       for (int k = 0; k < whole; k += LANES) store(scaled + k, load(in + k0 + k) * by);
       for (int k = whole; k < end; k++) scaled[k] = k0 + k < width ? in[k0 + k] * by : 0;
       if (half) narrow(scaled, end, (uint16_t *)d->queries + query_at(d, r, k0));
-      else if (rounded) for (int k = 0; k < end; k += LANES) store(scaled + k, to_halves(load(scaled + k)));
+      else if (rounded) for (int k = 0; k < end; k += WIDTH) set_part(scaled + k, to_halves(part_at(scaled + k)));
     }
     d->most[r] = c->sinks ? c->sinks[(u->head + r / m) * group + r % group] * LOG2_E : NOTHING;
     d->total[r] = c->sinks ? 1 : 0;
@@ -182,7 +182,8 @@ INLINE void attend_kind(int kind, int stored, const Heads *c, const Unit *u, con
     const float share = 1.0f / d->total[r];
     float *sums = d->sums + r * padded;
     for (int k = 0; k < padded; k += LANES) store(sums + k, load(sums + k) * share);
-    for (int k = 0; queries->gated && k < width; k += LANES) store(sums + k, load(sums + k) * sigmoid(load(gates + k)));
+    for (int k = 0; queries->gated && k < width; k += WIDTH)
+      set_part(sums + k, part_at(sums + k) * sigmoid(part_at(gates + k)));
     if (!out.packed) memcpy((float *)out.at + t * n + at, sums, sizeof(float) * (size_t)width);
     else for (int k = 0; k < width; k += LANES) narrow(sums + k, LANES, packed_at(out.at, n, t, at + k));
   }

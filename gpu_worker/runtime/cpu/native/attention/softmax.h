@@ -5,13 +5,13 @@
 
 /* Hides those of scores [padded], at positions base, base + 1, ..., that do not lie in [first, last]. */
 INLINE void hide(float *scores, int padded, int64_t base, int64_t first, int64_t last) {
-  vi lane;
-  for (int j = 0; j < LANES; j++) lane[j] = j;
+  vpi lane;
+  for (int j = 0; j < WIDTH; j++) lane[j] = j;
   const int from = first > base ? (int)smaller(first - base, KEYS) : 0;
   const int to = last < base ? -1 : (int)smaller(last - base, KEYS);
-  for (int j = 0; j < padded; j += LANES) {
-    const vi at = lane + j;
-    store(scores + j, pick((at >= from) & (at <= to), load(scores + j), splat(-INFINITY)));
+  for (int j = 0; j < padded; j += WIDTH) {
+    const vpi at = lane + j;
+    set_part(scores + j, pick((at >= from) & (at <= to), part_at(scores + j), spread(-INFINITY)));
   }
 }
 
@@ -21,10 +21,10 @@ INLINE int end_seen(const Desk *d, int i, int64_t base, int n) {
 }
 
 /* Rounded to bfloat16. */
-INLINE vf to_halves(vf x) {
-  uint16_t halves[LANES];
-  narrow16(x, halves);
-  return (vf)(widen_halves(halves) << 16);
+INLINE vp to_halves(vp x) {
+  uint16_t halves[WIDTH];
+  narrow_part(x, halves);
+  return widen_part_of_halves(halves);
 }
 
 /* scores [m][KC] of n positions from `base` on -> unnormalised weights: floats, which are rounded to bfloat16 where
@@ -36,25 +36,25 @@ INLINE void weigh(int rounded, int half, float cap, int64_t base, int m, int n, 
     float *row = d->scores + i * KC;
     const int shown = (int)parts(end_seen(d, i, base, n), LANES) * LANES;
     if (cap != 0)
-      for (int j = 0; j < shown; j += LANES) store(row + j, cap * hyperbolic_tangent(load(row + j) / cap));
+      for (int j = 0; j < shown; j += WIDTH) set_part(row + j, cap * hyperbolic_tangent(part_at(row + j) / cap));
     if (d->first[i] > base || d->last[i] < base + shown - 1) hide(row, shown, base, d->first[i], d->last[i]);
-    vf highest = splat(d->most[i]);
-    for (int j = 0; j < shown; j += LANES) highest = larger(load(row + j), highest);
+    vp highest = spread(d->most[i]);
+    for (int j = 0; j < shown; j += WIDTH) highest = larger(part_at(row + j), highest);
     d->now[i] = largest(highest);
   }
-  for (int i = 0; i < m; i += LANES) store(d->by + i, vexp2(load(d->most + i) - load(d->now + i)));
+  for (int i = 0; i < m; i += WIDTH) set_part(d->by + i, vexp2(part_at(d->most + i) - part_at(d->now + i)));
   for (int i = 0; i < m; i++) {
     float *row = d->scores + i * KC;
     uint16_t *halves = (uint16_t *)d->weights + i * KC;
     const int end = end_seen(d, i, base, n);
-    vf sums = {0};
-    for (int j = 0; j < padded; j += LANES) {
-      const vf e = j < end ? vexp2(load(row + j) - d->now[i]) : (vf){0};
+    vp sums = {0};
+    for (int j = 0; j < padded; j += WIDTH) {
+      const vp e = j < end ? vexp2(part_at(row + j) - d->now[i]) : (vp){0};
       sums += e;
-      if (half) narrow16(e, halves + j);
-      else store(row + j, rounded ? to_halves(e) : e);
+      if (half) narrow_part(e, halves + j);
+      else set_part(row + j, rounded ? to_halves(e) : e);
     }
-    d->total[i] = d->total[i] * d->by[i] + sum(sums);
+    d->total[i] = d->total[i] * d->by[i] + sum_part(sums);
     if (d->now[i] == d->most[i]) continue;
     for (int k = 0; k < width; k += LANES) store(d->sums + i * width + k, load(d->sums + i * width + k) * d->by[i]);
     d->most[i] = d->now[i];

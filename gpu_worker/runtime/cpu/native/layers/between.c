@@ -93,7 +93,7 @@ static void set_routed(const Model *m, const Plan *p, const Layer *l, int64_t t,
     normalise(s->hidden + t * m->hidden, &norm, to, m->hidden);
     for (int c = 0; c < m->hidden; c++) to[c] *= by;
   }
-  if (e->dense_gate) s->openings[t] = sigmoid(splat(product_of(s->normed + t * m->hidden, e->dense_gate, m->hidden)))[0];
+  if (e->dense_gate) s->openings[t] = sigmoid(spread(product_of(s->normed + t * m->hidden, e->dense_gate, m->hidden)))[0];
   if (e->norm.kind != NO_NORM) set_normed(m, p, &e->norm, t, row);
   else if (!dense) set_normed(m, p, &l->feed_forward_norm, t, row);
 }
@@ -191,6 +191,7 @@ void prepare(const Model *m, const Plans *plans, int64_t at, Room *own) {
   const Norm *norm = i == m->n_layers ? &m->norm : at % MAPS == QKV ? &l->mixer_norm : &l->feed_forward_norm;
   const int own_norm = i < m->n_layers && l->feed_forward_norm.kind != NO_NORM;
   if (i < m->n_layers && l->post_norm) norm = &none;
+  const int is_made = i < m->n_layers && (is_gated(l, s) || is_acted(l, p)); /* what DOWN takes */
   switch (at % MAPS) {
     case QKV:
 #pragma omp for schedule(static)
@@ -210,10 +211,10 @@ void prepare(const Model *m, const Plans *plans, int64_t at, Room *own) {
       }
       return;
     case DOWN:
-      if (is_gated(l, s) && !(l->parallel && own_norm)) return;
+      if (is_made && !(l->parallel && own_norm)) return;
 #pragma omp for schedule(static)
       for (int64_t t = 0; t < s->t; t++) {
-        if (!is_gated(l, s)) set_acted(l, p, t, row);
+        if (!is_made) set_acted(l, p, t, row);
         if (l->parallel && own_norm) add_mixer(m, l, s, t);
       }
       return;
@@ -241,9 +242,9 @@ void finish_logits(const Model *m, const Step *s) {
     float *logits = s->logits + i * m->head.n;
     for (int64_t c = 0; c < m->head.n; c++) logits[c] *= m->logits_factor;
     const float cap = m->logits_cap;
-    for (int64_t c = 0; cap != 0 && c < m->head.n; c += LANES) {
-      const size_t n = (size_t)smaller(LANES, m->head.n - c) * sizeof(float);
-      vf some = {0};
+    for (int64_t c = 0; cap != 0 && c < m->head.n; c += WIDTH) {
+      const size_t n = (size_t)smaller(WIDTH, m->head.n - c) * sizeof(float);
+      vp some = {0};
       memcpy(&some, logits + c, n);
       some = cap * hyperbolic_tangent(some / cap);
       memcpy(logits + c, &some, n);

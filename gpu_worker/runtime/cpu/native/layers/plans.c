@@ -15,7 +15,9 @@ Map map_at(const Model *m, const Plan *p, int64_t at) {
     case QKV: return (Map){l, s->t, normed, qkv, SET};
     case NET_GATES: return (Map){l, s->t, normed, gates, SET};
     case OUT: return mixer_is_added(layer) ? (Map){l, s->t, mixed, hidden, ADD} : (Map){l, s->t, mixed, added, SET};
-    case GATE_UP: return is_gated(layer, s) ? (Map){l, s->t, normed, acted, GATED} : (Map){l, s->t, normed, gates, SET};
+    case GATE_UP:
+      if (is_gated(layer, s)) return (Map){l, s->t, normed, acted, GATED};
+      return is_acted(layer, p) ? (Map){l, s->t, normed, acted, ACTED} : (Map){l, s->t, normed, gates, SET};
     case DOWN:
       return feed_forward_is_added(layer) ? (Map){l, s->t, acted, hidden, ADD} : (Map){l, s->t, acted, added, SET};
     case ROUTER: return (Map){l, s->t, layer->experts && layer->experts->of_stream ? streamed : normed, scores, SET};

@@ -66,6 +66,11 @@ INLINE int is_gated(const Layer *l, const Step *s) {
   return l->gated && !is_bent(&l->bend) && l->inner % PANEL == 0 && !l->maps[GATE_UP].library && !s->adapters;
 }
 
+/* Whether the map of a feed-forward without gates computes its activation, too. */
+INLINE int is_acted(const Layer *l, const Plan *p) {
+  return !l->gated && !is_bent(&l->bend) && !l->maps[GATE_UP].library && !p->step.adapters && !p->packed;
+}
+
 /* Whether what OUT gives is added to the hidden state as it is. */
 INLINE int mixer_is_added(const Layer *l) {
   const int apart = l->parallel && l->feed_forward_norm.kind != NO_NORM;

@@ -39,7 +39,7 @@ void add_low_rank(const Run *runs, int64_t n_runs, int64_t at, const float *x, i
     for (int64_t p = 0; p < parts(reduced_stride, PANEL); p++)
       if (p < parts(runs[i].maps[at].a.n, PANEL))
         outputs(&runs[i].maps[at].a, p, (int)runs[i].n, x + runs[i].t * k, k,
-                reduced + runs[i].t * reduced_stride, reduced_stride, 0, b);
+                reduced + runs[i].t * reduced_stride, reduced_stride, SET, b);
   b->held = NULL;
 #pragma omp for schedule(dynamic, 4) collapse(2)
   for (int64_t i = 0; i < n_runs; i++)
@@ -52,6 +52,6 @@ void add_low_rank(const Run *runs, int64_t n_runs, int64_t at, const float *x, i
       }
       if (part == r->parts) continue;
       outputs(&r->b[part], p, (int)runs[i].n, reduced + runs[i].t * reduced_stride + part * r->b[part].k,
-              reduced_stride, y + runs[i].t * n + first, n, 1, b);
+              reduced_stride, y + runs[i].t * n + first, n, ADD, b);
     }
 }

@@ -10,33 +10,35 @@
 
 #include <omp.h>
 
-/* y [m, PANEL], the outputs of a panel, (+)= sums [m][lds] * scale + bias */
-static void finish(const Linear *l, int64_t p, int m, const float *sums, int64_t lds, float *y, int64_t ldy, int add) {
+/* y [m, PANEL], the outputs of a panel, (+)= sums [m][lds] * scale + bias, or the activation of that */
+static void finish(const Linear *l, int64_t p, int m, const float *sums, int64_t lds, float *y, int64_t ldy, How how) {
+  const int add = how == ADD;
   const int64_t n0 = p * PANEL, n = smaller(PANEL, l->n - n0);
   for (int j = 0; j < m; j++) {
     const float *in = sums + j * lds;
     float *out = y + j * ldy;
-    if (n == PANEL && !l->bias) {
-      for (int c = 0; c < PANEL; c += LANES) {
-        const vf total = l->scale ? load(in + c) * load(l->scale + n0 + c) : load(in + c);
-        store(out + c, add ? load(out + c) + total : total);
-      }
-      continue;
+    const int64_t full = n / WIDTH * WIDTH;
+    for (int64_t c = 0; c < full; c += WIDTH) {
+      vp total = part_at(in + c);
+      if (l->scale) total *= part_at(l->scale + n0 + c);
+      if (l->bias) total += part_at(l->bias + n0 + c);
+      set_part(out + c, add ? part_at(out + c) + total : total);
     }
-    for (int64_t c = 0; c < n; c++) {
+    for (int64_t c = full; c < n; c++) {
       float total = in[c];
       if (l->scale) total *= l->scale[n0 + c];
       if (l->bias) total += l->bias[n0 + c];
       out[c] = add ? out[c] + total : total;
     }
+    if (how == ACTED) activate(l->activation, out, NULL, out, (int)n);
   }
 }
 
 /* y [m, PANEL] = activation(gates) * ups, whose sums [m][PAIR] are those of panels p and q. */
 static void finish_gated(const Linear *l, int64_t p, int64_t q, int m, float *sums, float *y, int64_t ldy) {
   if (l->bias || l->scale) {
-    finish(l, p, m, sums, PAIR, sums, PAIR, 0);
-    finish(l, q, m, sums + PANEL, PAIR, sums + PANEL, PAIR, 0);
+    finish(l, p, m, sums, PAIR, sums, PAIR, SET);
+    finish(l, q, m, sums + PANEL, PAIR, sums + PANEL, PAIR, SET);
   }
   for (int j = 0; j < m; j++) activate(l->activation, sums + j * PAIR, sums + j * PAIR + PANEL, y + j * ldy, PANEL);
 }
@@ -58,8 +60,8 @@ static void finish_gates(const MapUnit *u, int64_t at, int64_t n) {
   float *gates = u->sums + at * PANEL, *ups = gates + ROWS * PANEL;
   const int64_t ldy = u->l->n / 2;
   if (u->l->bias || u->l->scale) {
-    finish(u->l, u->p, (int)n, gates, PANEL, gates, PANEL, 0);
-    finish(u->l, u->q, (int)n, ups, PANEL, ups, PANEL, 0);
+    finish(u->l, u->p, (int)n, gates, PANEL, gates, PANEL, SET);
+    finish(u->l, u->q, (int)n, ups, PANEL, ups, PANEL, SET);
   }
   for (int64_t j = 0; j < n; j++) {
     float *to = u->y.packed ? gates + j * PANEL : (float *)u->y.at + (u->first + at + j) * ldy + u->p * PANEL;
@@ -72,7 +74,7 @@ static void finish_some(MapUnit *u, int64_t most) {
   const int64_t n = smaller(most, u->rows - u->done), at = u->done;
   float *y = (float *)u->y.at + (u->first + at) * u->l->n + u->p * PANEL;
   if (u->how == GATED) finish_gates(u, at, n);
-  else finish(u->l, u->p, (int)n, u->sums + at * PANEL, PANEL, y, u->l->n, u->how == ADD);
+  else finish(u->l, u->p, (int)n, u->sums + at * PANEL, PANEL, y, u->l->n, u->how);
   u->done += n;
 }
 
@@ -148,9 +150,9 @@ static void sums_of(const Linear *l, int64_t p, int m, const float *x, int64_t l
   product(l, p, m, as_is ? (const char *)x : b->inputs, sums, lds, b);
 }
 
-void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, float *y, int64_t ldy, int add, Bench *b) {
+void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, float *y, int64_t ldy, How how, Bench *b) {
   sums_of(l, p, m, x, ldx, b->sums, PANEL, b);
-  finish(l, p, m, b->sums, PANEL, y + p * PANEL, ldy, add);
+  finish(l, p, m, b->sums, PANEL, y + p * PANEL, ldy, how);
 }
 
 #ifdef BY_VECTORS
@@ -189,8 +191,8 @@ static void pair_of_outputs(const Linear *l, int64_t p, int64_t q, int m, const 
             mb, kc, in, k, w, apart, ldw, b->sums, from > 0, &ahead, b->panel);
       if (from + kc == k && how == GATED) finish_gated(l, p, q, mb, b->sums, y + at * ldy + p * PANEL, ldy);
       else if (from + kc == k) {
-        finish(l, p, mb, b->sums, PAIR, y + at * ldy + p * PANEL, ldy, how == ADD);
-        finish(l, q, mb, b->sums + PANEL, PAIR, y + at * ldy + q * PANEL, ldy, how == ADD);
+        finish(l, p, mb, b->sums, PAIR, y + at * ldy + p * PANEL, ldy, how);
+        finish(l, q, mb, b->sums + PANEL, PAIR, y + at * ldy + q * PANEL, ldy, how);
       }
       at += mb;
     }
@@ -220,7 +222,7 @@ INLINE void compute_unit(const Linear *l, int64_t i, int64_t m, const float *x, 
     finish_gated(l, p0, q, (int)rows, b->sums, y + p0 * PANEL, ldy);
   } else
     for (int64_t p = p0; p < smaller(p0 + each, panels); p++)
-      outputs(l, p, (int)rows, x, l->k, y, l->n, how == ADD, b);
+      outputs(l, p, (int)rows, x, l->k, y, l->n, how, b);
 }
 
 int64_t units_of(const Linear *l, int64_t m) {

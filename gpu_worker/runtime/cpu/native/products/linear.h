@@ -5,7 +5,7 @@
 Bench new_bench(int64_t rows, int64_t k, Scratch *s);
 
 /* y [m, n at panel p] (+)= x Wt + b, for m <= ROWS inputs. Forget `held` when x has changed. */
-void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, float *y, int64_t ldy, int add, Bench *b);
+void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, float *y, int64_t ldy, How how, Bench *b);
 
 /* A matrix in units, each for one thread, for any number of inputs: see `linear`. */
 int64_t units_of(const Linear *l, int64_t m);

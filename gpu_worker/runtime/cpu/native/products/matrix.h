@@ -34,7 +34,7 @@ typedef struct {
   int64_t library_from; /* this many rows or more are the library's */
   int64_t stride;       /* from one block to the next, in bytes */
   const struct Groups *groups; /* of inputs that share a scale, see groups.h; or null */
-  int32_t activation;   /* of gates, where GATED: see functions.h */
+  int32_t activation;   /* of outputs or gates, where ACTED or GATED: see functions.h */
 } Linear;
 
 /* A thread's own memory for products of at most `rows` inputs of at most `k` terms. */
@@ -68,6 +68,6 @@ typedef struct {
   int packed;
 } Activations;
 
-/* What becomes of y. GATED: y [m, n / 2] = activation(gates) * ups, where x Wt + b is gates | ups, and n / 2 is a multiple of
- * PANEL. */
-typedef enum { SET, ADD, GATED } How;
+/* What becomes of y. ACTED: y = activation(x Wt + b). GATED: y [m, n / 2] = activation(gates) * ups, where x Wt + b is
+ * gates | ups, and n / 2 is a multiple of PANEL. */
+typedef enum { SET, ADD, ACTED, GATED } How;
