@@ -91,7 +91,8 @@ function cancelling({ handle, kind }) {
   const button = make("button", { type: "button", className: "quiet small", ariaLabel: `Cancel this ${kind}` }, "Cancel");
   button.dataset.generation = handle;
   button.addEventListener("click", async () => {
-    button.disabled = true;
+    if (button.ariaDisabled) return;
+    button.ariaDisabled = "true"; // a button that is really disabled loses the focus
     button.textContent = "Cancelling …";
     await ask(`v1/fleet/generations/${handle}/cancel`, { method: "POST" }).catch(() => {});
     look();

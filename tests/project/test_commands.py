@@ -53,6 +53,7 @@ ELSEWHERE: dict[str, dict[int, str]] = {
     },
     "docs/batch.md": {0: "tests/e2e/test_batch.py", 1: "tests/e2e/test_detached_batch.py"},
     "docs/celery.md": {0: "tests/project/test_examples.py"},
+    "docs/embeddings.md": {0: "tests/tasks/test_end_to_end.py"},
     "docs/deploying.md": {
         0: "tests/e2e/test_images.py",
         2: "tests/e2e/test_steering.py",

@@ -58,7 +58,13 @@ def test_arguments_environment_folder_output_signals_and_status(
 ) -> None:
     command = [sys.executable, "-m", "says", "3", "more"]
     itself = subprocess.run(
-        command, cwd=nursery.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        command,
+        cwd=nursery.folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what a background run ignores
+        check=False,
     )
     process = forked(nursery, environment, "3", "more")
     assert process.wait(60) == process.poll() == process.returncode == itself.returncode == 3
