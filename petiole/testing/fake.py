@@ -82,7 +82,8 @@ class FakeWorker:
         received = Received(name, task_id, request.model_dump(exclude_unset=True), request)
         answer = self._next(received)
         made = Made(received, answer)
-        most = getattr(request, "max_tokens", None) or script.CONTEXT
+        asked = getattr(request, "max_tokens", None)  # or "rest", or no such field
+        most = asked if isinstance(asked, int) else script.CONTEXT
         if stream is not None:
             stream.announce(made.prepared)
         for piece in answer.pieces:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from typing import Any
 from uuid import uuid4
@@ -12,6 +13,7 @@ from celery import Celery, chord, group
 
 from petiole import InvalidRequest, cancel, chat, count, end, generate, query, sse, stream
 from petiole.testing import Answer, FakeWorker, fake
+from tests.support.site import REPOSITORY
 
 WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
 
@@ -60,6 +62,15 @@ def test_tools_and_reasoning_are_read_as_a_models_are(petiole_fake: FakeWorker) 
     assert value["content"].strip() == "Let me look."
     parsed = list(stream(result, timeout_s=60, parsed=True))
     assert "".join(delta.reasoning or "" for delta in parsed).strip() == "Hm."
+
+
+def test_the_tools_of_the_docs(petiole_fake: FakeWorker, capsys: pytest.CaptureFixture[str]) -> None:
+    petiole_fake.answers(Answer(calls=[("weather", {"city": "Rome"})]), "It is 20 degrees warm.")
+    printed = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "tools.md").read_text(), re.DOTALL)
+    exec(printed[0], {})
+    assert capsys.readouterr().out == "It is 20 degrees warm.\n"
+    assert [task.options["max_tokens"] for task in petiole_fake.received] == ["rest", "rest"]
+    assert petiole_fake.received[1].options["messages"][-1]["content"] == '{"celsius": 20}'
 
 
 def test_a_stream_is_cancelled(petiole_fake: FakeWorker) -> None:
