@@ -65,10 +65,11 @@ class FakeWorker:
         self.received: list[Received] = []
         self._script: list[Scripted] = ["This is a scripted answer."]
 
-    def answers(self, *scripted: Scripted) -> None:
+    def answers(self, first: Scripted, *more: Scripted) -> None:
         """Answer the next tasks with these, in this order, and all further tasks with the last."""
+        checked = [script.checked(scripted) for scripted in (first, *more)]
         with self._lock:
-            self._script = list(scripted)
+            self._script = checked
 
     def _next(self, received: Received) -> script.Answer:
         with self._lock:

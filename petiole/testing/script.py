@@ -7,7 +7,7 @@ import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from petiole.outputs import Prepared, Usage
 from petiole.tasks.requests.counting import CountRequest
@@ -39,6 +39,14 @@ class Answer:
         error: Exception | None = None,
         **more: Any,
     ) -> None:
+        for piece in pieces:
+            if not isinstance(piece, str):
+                raise TypeError(f"Answer: each piece must be a text, got {piece!r}")
+        if finish_reason not in get_args(FinishReason):
+            allowed = ", ".join(get_args(FinishReason))
+            raise ValueError(f"Answer: finish_reason must be one of {allowed}, got {finish_reason!r}")
+        if error is not None and not isinstance(error, Exception):
+            raise TypeError(f"Answer: error must be an exception, got {error!r}")
         self.finish_reason, self.delay_s, self.error, self.more = finish_reason, delay_s, error, more
         self.divided = bool(reasoning or calls)
         self.tools: dict[str, dict[str, str]] = {name: {} for name, _ in calls}
@@ -65,9 +73,15 @@ Scripted = str | Answer | Exception | Callable[[Received], Any]
 """A text, an answer, the error that the task fails with, or a function of the task that gives one of these."""
 
 
+def checked(scripted: Scripted) -> Scripted:
+    if isinstance(scripted, str | Answer | Exception) or callable(scripted):
+        return scripted
+    raise TypeError(f"an answer must be a text, an Answer, an exception or a function, got {scripted!r}")
+
+
 def answer_of(scripted: Scripted, received: Received) -> Answer:
     while not isinstance(scripted, str | Answer | Exception):
-        scripted = scripted(received)
+        scripted = checked(scripted(received))
     if isinstance(scripted, Exception):
         return Answer(error=scripted)
     return Answer(*words_of(scripted)) if isinstance(scripted, str) else scripted

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from petiole.testing import Answer, FakeWorker
+from petiole.testing.script import answer_of
 from tests.support.site import REPOSITORY
 
 
@@ -30,6 +34,25 @@ def test_the_tests_of_an_application(tmp_path: Path) -> None:
     options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "petiole.testing", "--noconftest")
     ran = run(tmp_path, "-m", "pytest", *options, "-c", os.devnull, "--rootdir", str(tmp_path), str(tests))
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def wrong(made: Any) -> Any:
+    return made  # for a type checker
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Answer(wrong(["One, ", "two."])), r"each piece must be a text, got \['One, ', 'two.'\]"),
+        (lambda: Answer("One", finish_reason=wrong("end")), "finish_reason must be one of stop, .*, got 'end'"),
+        (lambda: Answer(error=wrong("no room")), "error must be an exception, got 'no room'"),
+        (lambda: FakeWorker().answers(wrong(["One, "])), r"must be a text, an Answer, .*, got \['One, '\]"),
+        (lambda: answer_of(wrong(lambda _: 1), wrong(None)), "must be a text, an Answer, .*, got 1"),
+    ],
+)
+def test_a_wrong_answer_is_refused_where_it_is_written(call: Callable[[], object], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
 
 
 EAGER = """
