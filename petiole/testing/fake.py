@@ -23,16 +23,19 @@ from unittest import mock
 from celery import current_task
 from celery.app.task import Context
 from celery.app.trace import build_tracer
+from celery.signals import after_task_publish
+from kombu.exceptions import ChannelError
 
 from petiole.outputs import Timing
 from petiole.tasks import worker_side
 from petiole.tasks.app.application import app as celery_app
+from petiole.tasks.app.configuration import celery_url
 from petiole.tasks.errors import PetioleError, describe, rebuild
 from petiole.tasks.fleet import reports
 from petiole.tasks.fleet.reports import REPORT_INTERVAL_S, WorkerReport
 from petiole.tasks.record import codec
 from petiole.tasks.requests.counting import queue_of
-from petiole.tasks.requests.names import COUNT
+from petiole.tasks.requests.names import COUNT, TASKS
 from petiole.tasks.requests.schemas import Common
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
@@ -45,6 +48,10 @@ from petiole.testing.stream import Stream
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
+ANSWERED = TASKS | {COUNT}
+"""By name. Celery shares the tasks of other apps, so the registry does not tell them apart."""
+UNREAD_S = 2.0
+"""After this time a message in another queue is reported as one that nobody takes."""
 
 
 class _Outcome(NamedTuple):
@@ -53,9 +60,11 @@ class _Outcome(NamedTuple):
 
 
 class FakeWorker:
-    """The fake, for the tests: what it has had, and what it shall answer."""
+    """The fake, for the tests: what it has had, and what it shall answer. `url`: of its Redis, for the app and the
+    worker of a test's own tasks; None in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, url: str | None = None) -> None:
+        self.url = url
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self.reset()
@@ -136,10 +145,13 @@ class _Loop:
 
     def __init__(self, fake: FakeWorker, queues: Sequence[str]) -> None:
         self.fake, self.queues, self.name = fake, queues, f"{queues[0]}@localhost"
+        self._read = {*queues, *map(queue_of, queues)}
+        self._sent: dict[str, tuple[str, float]] = {}  # by queue, the first task whose message nobody may take
         self._started, self._failed = threading.Event(), list[BaseException]()
         self._thread = threading.Thread(target=self._run, name="petiole-fake", daemon=True)
 
     def start(self) -> None:
+        after_task_publish.connect(self._note)
         self._thread.start()
         self._started.wait()
         for error in self._failed:
@@ -148,6 +160,24 @@ class _Loop:
     def stop(self) -> None:
         self.fake._ending.set()
         self._thread.join()
+        after_task_publish.disconnect(self._note)
+
+    def _note(self, sender: str, routing_key: str, **_: object) -> None:
+        if routing_key not in self._read and _current[-1:] == [self.fake]:
+            self._sent.setdefault(routing_key, (sender, time.monotonic()))
+
+    def _report_unread(self, channel: Any) -> None:
+        for queue, (task, since) in list(self._sent.items()):
+            if time.monotonic() < since + UNREAD_S:
+                continue
+            del self._sent[queue]
+            with contextlib.suppress(ChannelError):  # it is empty
+                if channel.queue_declare(queue=queue, passive=True).message_count:
+                    logger.warning(
+                        "petiole.testing: %s waits in the queue %r, which nobody seems to read: start a worker of"
+                        " your app there, on %s (petiole_fake.url), or use petiole_in_memory with your app eager",
+                        *(task, queue, self.fake.url),
+                    )
 
     def _run(self) -> None:
         try:
@@ -162,7 +192,7 @@ class _Loop:
         client, report_at = connections.streams(), 0.0
         report = WorkerReport(worker=self.name, model=MODEL, queues=[*self.queues], slots=1024)
         with celery_app.connection_for_read() as connection:
-            queues = [celery_app.amqp.queues[name] for name in [*self.queues, *map(queue_of, self.queues)]]
+            queues = [celery_app.amqp.queues[name] for name in self._read]
             with connection.Consumer(queues, accept=["json"], on_message=self._take):
                 while not self.fake._ending.is_set():
                     if time.monotonic() >= report_at:
@@ -171,15 +201,29 @@ class _Loop:
                         self._started.set()
                     with contextlib.suppress(socket.timeout):
                         connection.drain_events(timeout=POLL_S)
+                    self._report_unread(connection.default_channel)
         reports.withdraw(client, self.name)
 
     def _take(self, message: Any) -> None:
         """Acknowledged at once: this worker does not die alone."""
+        if message.headers["task"] not in ANSWERED:
+            self._forward(message)
+            return
         (args, kwargs, embed), headers = message.decode(), message.headers
         message.ack()
         request = {**headers, **embed, "hostname": self.name, "delivery_info": message.delivery_info}
         request |= {name: message.properties.get(name) for name in ("reply_to", "correlation_id")}
         threading.Thread(target=self._work, args=(args, kwargs, request), daemon=True).start()
+
+    def _forward(self, message: Any) -> None:
+        """Send a task of another app to its queue, as a worker does when it sends such a link."""
+        queue = settings().linked_queue
+        form = {"content_type": message.content_type, "content_encoding": message.content_encoding}
+        kept = {name: message.properties.get(name) for name in ("reply_to", "correlation_id", "priority")}
+        with celery_app.producer_pool.acquire(block=True) as producer:
+            producer.publish(message.body, routing_key=queue, exchange="", headers=message.headers, **form, **kept)
+        message.ack()
+        self._note(message.headers["task"], queue)
 
     def _work(self, args: Sequence[Any], kwargs: dict[str, Any], request: dict[str, Any]) -> None:
         try:
@@ -230,7 +274,7 @@ def fake(*, in_memory: bool = False, queues: Sequence[str] = (), **changed: obje
 
     With the embedded Redis, tasks are messages. `in_memory`: without a Redis; tasks are eager, so they run where
     they are submitted. `queues`: more queues to take from. `changed`: settings, such as `max_model_len=512`."""
-    made = FakeWorker()
+    made = FakeWorker(None if in_memory else celery_url("embedded://"))
     if in_memory:
         eager = celery_app.conf.task_always_eager
         celery_app.conf.task_always_eager = True

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import sys
+import threading
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from celery import Celery, chord, group
+from celery.contrib.testing.worker import start_worker
 
 from petiole import InvalidRequest, cancel, chat, count, end, generate, query, sse, stream
+from petiole.tasks.settings import settings
 from petiole.testing import Answer, FakeWorker, fake
 from tests.support.site import REPOSITORY
 
@@ -144,3 +148,43 @@ def test_beside_an_eager_app_and_another_fake(petiole_fake: FakeWorker, recwarn:
         other.answers("The other.")
         assert generate.delay(prompt="a").get(timeout=60)["text"] == "The other."
     assert not [warning for warning in recwarn if warning.category is RuntimeWarning]
+
+
+def _shop(worker: FakeWorker) -> tuple[Celery, Any]:
+    """A team's own app on the Redis of the fake, and a task of it."""
+    shop = Celery("shop", broker=worker.url, backend=worker.url, set_as_current=False)
+    shop.conf.task_default_queue = settings().linked_queue
+
+    @shop.task(name="shop.note")  # type: ignore[untyped-decorator]
+    def note(given: Any) -> str:
+        return "+".join(one["text"] for one in (given if isinstance(given, list) else [given]))
+
+    return shop, note
+
+
+def test_tasks_of_ones_own_follow_generations(petiole_fake: FakeWorker) -> None:
+    with fake(linked_queue=f"shop-{uuid4()}") as worker:
+        worker.answers(lambda task: f"<{task.options['prompt']}>")
+        shop, note = _shop(worker)
+        with start_worker(shop, perform_ping_check=False):
+            assert (generate.s(prompt="a") | note.s()).apply_async().get(timeout=60) == "<a>"
+            both = chord([generate.s(prompt="a"), generate.s(prompt="b")])(note.s())
+            assert both.get(timeout=60) == "<a>+<b>"
+
+
+def test_a_task_that_nobody_takes_is_reported(petiole_fake: FakeWorker, caplog: pytest.LogCaptureFixture) -> None:
+    reported = threading.Event()
+
+    def report(record: logging.LogRecord) -> bool:
+        reported.set()
+        return True
+
+    caplog.set_level(logging.WARNING, logger="petiole.testing.fake")  # Celery's test worker sets the root's
+    caplog.handler.addFilter(report)
+    with fake(linked_queue=f"shop-{uuid4()}") as worker:
+        _, note = _shop(worker)
+        (generate.s(prompt="a") | note.s()).apply_async()
+        assert reported.wait(60)
+    message = caplog.messages[-1]
+    assert message.startswith("petiole.testing: shop.note waits in the queue 'shop-")
+    assert str(worker.url) in message
