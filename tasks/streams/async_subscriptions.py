@@ -81,12 +81,16 @@ class Subscription:
         assert self._shared is not None
         if not self._messages and self._shared.lost is None:
             self._waiting = asyncio.get_running_loop().create_future()
-            look.add_done_callback(lambda _: self.wake())
+            look.add_done_callback(self._looked)
             try:
                 await self._waiting
             finally:
+                look.remove_done_callback(self._looked)  # it would end a later wait, as if nothing had come
                 self._waiting = None
         return bool(self._messages) or (look.done() and look.result())
+
+    def _looked(self, _: asyncio.Future[bool]) -> None:
+        self.wake()
 
     async def _change(self, timeout_s: float) -> None:
         """Wait until `wake`, or for this long."""

@@ -13,6 +13,7 @@ from celery import Celery
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.streams import following, readers, silences
+from petiole.tasks.streams.async_subscriptions import Subscription
 from petiole.tasks.streams.silences import Silent
 from tests.tasks.streams.conftest import Writer, token_ids
 
@@ -118,3 +119,25 @@ def test_what_comes_while_a_stream_looks_is_not_held_up(
             return await asyncio.gather(*reading)
 
     assert asyncio.run(read()) == [[0, 1], [0, 1]]
+
+
+def test_a_look_that_ends_after_a_message_does_not_count_as_a_silence(app: Celery, client: redis.Redis) -> None:
+    async def read() -> None:
+        subscription, loop = Subscription("channel"), asyncio.get_running_loop()
+        await subscription.open()
+        look: asyncio.Future[bool] = loop.create_future()
+        waiting = asyncio.create_task(subscription.unless_heard(look))
+        await asyncio.sleep(0)
+        subscription.deliver(b"first")
+        assert await waiting
+        assert await subscription.get(60) == b"first"
+        waits = asyncio.create_task(subscription.get(60))
+        await asyncio.sleep(0)
+        look.set_result(True)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        subscription.deliver(b"second")
+        assert await waits == b"second"
+        await subscription.close()
+
+    asyncio.run(read())
