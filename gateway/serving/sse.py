@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.core.streams import Frame, Stream
 from petiole.gateway.serving.generations import Generation
+from petiole.tasks.settings import settings
 
 T = TypeVar("T")
 
@@ -61,17 +63,22 @@ async def _left(receive: Receive) -> None:
 async def events(
     generation: Generation, stream: Stream, failed: Callable[[Failure], bytes], end: bytes = b""
 ) -> AsyncGenerator[bytes, None]:
-    """A generation's events as they go over the wire, and comments where nothing happens. What goes wrong once the
-    stream has begun is an event that the interface writes (`failed`). It has no number: it is not in the log."""
+    """A generation's events as they go over the wire, and comments where nothing happens, or nothing that is
+    shown, such as a long thought that the client does not want. What goes wrong once the stream has begun is an
+    event that the interface writes (`failed`). It has no number: it is not in the log."""
     async with contextlib.aclosing(generation), contextlib.aclosing(generation.batches()) as batches:
         try:
             if begun := written(stream.begin()):
                 yield begun
+            told_at, silence_s = time.monotonic(), settings().gateway_heartbeat_s
             async for batch in batches:
                 out = bytearray()
                 for choice, delta in batch:
                     out += ALIVE if delta is None else written(stream.read(choice, delta))
+                if not out and time.monotonic() - told_at >= silence_s:
+                    out += ALIVE
                 if out:
+                    told_at = time.monotonic()
                     yield bytes(out)
         except Failure as failure:
             yield failed(failure)

@@ -1,0 +1,57 @@
+"""A stream is never silent for longer than its setting says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from petiole.gateway.core.record import Record
+from petiole.gateway.core.streams import Stream
+from petiole.gateway.openai.chat_view import ChatView
+from petiole.gateway.serving import sse
+from petiole.tasks.requests.results import StreamDelta
+from petiole.tasks.settings import settings
+
+RECORD = Record(
+    id="c", kind="chat.completion", created=1, model="m", tasks=["t"], asked={"parts": True, "unthought": True}
+)
+SECONDS = 4
+
+
+class Thinking:
+    """A generation whose worker sends a token of a thought each second, and then an answer."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self._clock = clock
+
+    async def batches(self) -> AsyncGenerator[list[tuple[int, StreamDelta | None]], None]:
+        for index in range(60):
+            self._clock[0] += 1
+            yield [(0, self._delta(index, reasoning="thought "))]
+        yield [(0, self._delta(60, content="answer", finish_reason="stop"))]
+
+    def _delta(self, index: int, **said: Any) -> StreamDelta:
+        return StreamDelta(task_id="t", attempt=1, index=index, token_ids=[1], text="", **said)
+
+    async def aclose(self) -> None:
+        pass
+
+
+def test_a_client_that_wants_no_thought_gets_a_comment_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(sse, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(sse, "settings", lambda: settings().model_copy(update={"gateway_heartbeat_s": SECONDS}))
+
+    async def read() -> list[bytes]:
+        stream = Stream(ChatView(RECORD), RECORD)
+        return [part async for part in sse.events(Thinking(clock), stream, lambda _: b"")]  # type: ignore[arg-type]
+
+    parts = asyncio.run(read())
+    assert parts.count(sse.ALIVE) == 60 // SECONDS
+    said = b"".join(parts)
+    assert b"thought" not in said
+    assert b"answer" in said
