@@ -9,10 +9,10 @@ preemption, resume and drafts need nothing of their own."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import Self
 
 from petiole.gpu_worker.constraints.budget import BudgetState
@@ -30,48 +30,68 @@ def spellings(words: Iterable[str], tokenizer: Tokenizer, vocab_size: int) -> se
     return {tokens for tokens in found if tokens and max(tokens) < vocab_size}
 
 
-@dataclass(frozen=True)
+class _Node:
+    """The end of an output, as far as it may begin a word: a place in the tree of the words' tokens.
+
+    `after`: the nodes one token further. `last`: the tokens that complete a word here. `nearest`: how many tokens
+    complete the nearest word. `shorter`: the node of the longest shorter end; None: this is the root, an end that
+    begins nothing."""
+
+    __slots__ = ("after", "last", "nearest", "shorter")
+
+    def __init__(self) -> None:
+        self.after: dict[int, _Node] = {}
+        self.last: tuple[int, ...] = ()
+        self.nearest = sys.maxsize
+        self.shorter: _Node | None = None
+
+
 class Bans:
-    """`sequences`: of two tokens or more each. `vocab_size`: the model's."""
+    """`sequences`: of two tokens or more each. `vocab_size`: the model's. It is Aho and Corasick's automaton: what
+    a token costs does not depend on how many words there are."""
 
-    sequences: frozenset[Tokens]
-    vocab_size: int
+    def __init__(self, sequences: Iterable[Tokens], vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.root = _Node()
+        for tokens in sequences:
+            node = self.root
+            for n, token in enumerate(tokens[:-1]):
+                node.nearest = min(node.nearest, len(tokens) - n)
+                node = node.after.setdefault(token, _Node())
+            node.nearest = 1
+            node.last += tokens[-1:]
+        nodes = deque([self.root])  # shorter ones first
+        while nodes:
+            node = nodes.popleft()
+            for token, longer in node.after.items():
+                shorter = self.root if node.shorter is None else self.after(node.shorter, token)
+                longer.shorter, longer.nearest = shorter, min(longer.nearest, shorter.nearest)
+                nodes.append(longer)
 
-    @cached_property
-    def _begun(self) -> dict[int, list[tuple[Tokens, int]]]:
-        """By a token: the sequences in which it is not the last one, and how many tokens have come with it."""
-        found = defaultdict(list)
-        for tokens in self.sequences:
-            for n, token in enumerate(tokens[:-1], 1):
-                found[token].append((tokens, n))
+    def after(self, node: _Node, token: int) -> _Node:
+        """The node of an output that goes on with this token."""
+        while (found := node.after.get(token)) is None:
+            if node.shorter is None:
+                return node
+            node = node.shorter
         return found
 
-    @cached_property
-    def _shortest(self) -> int:
-        return min(map(len, self.sequences))
-
-    def standing(self, output: Sequence[int]) -> Iterator[tuple[Tokens, int]]:
-        """The sequences that have begun at the end of an output, and how many of their tokens stand there."""
-        for tokens, n in self._begun.get(output[-1], ()) if output else ():
-            if tuple(output[-n:]) == tokens[:n]:
-                yield tokens, n
-
-    def banned(self, output: Sequence[int]) -> list[int]:
+    def banned(self, node: _Node) -> Iterator[int]:
         """The tokens that may not come next."""
-        return [tokens[-1] for tokens, n in self.standing(output) if n == len(tokens) - 1]
-
-    def is_free_for(self, output: Sequence[int], n_tokens: int) -> bool:
-        """Whether no sequence can be complete within the next `n_tokens`."""
-        return n_tokens < self._shortest and all(len(tokens) - n > n_tokens for tokens, n in self.standing(output))
+        end: _Node | None = node
+        while end is not None and end.nearest == 1:
+            yield from end.last
+            end = end.shorter
 
 
 class BannedState:
     """The constraint of one sequence. `inner`: what else its output must match. `output`: its tokens so far."""
 
-    __slots__ = ("_bans", "_inner", "_output")
+    __slots__ = ("_bans", "_inner", "_nodes")
 
-    def __init__(self, bans: Bans, inner: ConstraintState | None, output: Sequence[int] = ()) -> None:
-        self._bans, self._inner, self._output = bans, inner, list(output)
+    def __init__(self, bans: Bans, inner: ConstraintState | None, output: Iterable[int] = ()) -> None:
+        self._bans, self._inner = bans, inner
+        self._nodes = [*accumulate(output, bans.after, initial=bans.root)]
 
     @property
     def finished(self) -> bool:
@@ -82,7 +102,7 @@ class BannedState:
         inner = self._inner
         if inner is not None and not (isinstance(inner, BudgetState) and inner.is_free_for(n_tokens)):
             return False
-        return self._bans.is_free_for(self._output, n_tokens)
+        return n_tokens < self._nodes[-1].nearest
 
     def fill_mask(self, out: Int32Array) -> None:
         if self._inner is None:
@@ -90,24 +110,26 @@ class BannedState:
         else:
             self._inner.fill_mask(out)
         words = out.view("uint32")
-        for token in self._bans.banned(self._output):
+        for token in self._bans.banned(self._nodes[-1]):
             words[token // 32] &= ~(1 << token % 32) & 0xFFFFFFFF
         if not words.any():
-            raise InvalidRequest("bad_words", "must leave a token", f"after {len(self._output)} tokens")
+            raise InvalidRequest("bad_words", "must leave a token", f"after {len(self._nodes) - 1} tokens")
 
     def consume(self, token_id: int) -> bool:
-        if token_id in self._bans.banned(self._output):
+        if token_id in self._bans.banned(self._nodes[-1]):
             return False
         if self._inner is not None and not self._inner.consume(token_id):
             return False
-        self._output.append(token_id)
+        self._nodes.append(self._bans.after(self._nodes[-1], token_id))
         return True
 
     def rollback(self, n: int) -> None:
-        assert 0 <= n <= len(self._output), "more than was consumed"
+        assert 0 <= n < len(self._nodes), "more than was consumed"
         if self._inner is not None:
             self._inner.rollback(n)
-        del self._output[len(self._output) - n :]
+        del self._nodes[len(self._nodes) - n :]
 
     def fork(self) -> Self:
-        return type(self)(self._bans, None if self._inner is None else self._inner.fork(), self._output)
+        fork = type(self)(self._bans, None if self._inner is None else self._inner.fork())
+        fork._nodes = [*self._nodes]
+        return fork

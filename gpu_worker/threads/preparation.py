@@ -48,6 +48,8 @@ MOST_SCORES = 2**20
 """Log-probabilities of a prompt: 49,932 tokens with the 20 likeliest of each."""
 MOST_COUNTED = 4_000_000
 """Tokens of a prompt that is only counted."""
+MOST_BANNED = 2**14
+"""Tokens of bad words: each has a place in a tree."""
 
 _SEED_RANGE = 1 << 64
 _INT, _BIAS = Scalar(int), cast(Scalar, Scalar.of(limits.Bias))
@@ -245,6 +247,9 @@ class Preparer:
         if self.tokenizer is None:
             raise no_tokenizer("bad_words")
         found = spellings(words, self.tokenizer, self.limits.vocab_size)
+        in_all = sum(map(len, found))
+        limit = f"must have at most {MOST_BANNED} tokens in all, with a space before each word and without"
+        require(in_all <= MOST_BANNED, "bad_words", limit, in_all)
         single = sorted(tokens[0] for tokens in found if len(tokens) == 1)
         sampling = replace(sampling, banned_token_ids=[*sampling.banned_token_ids, *single])
         check_sampling(sampling, self.limits)

@@ -4,10 +4,12 @@ what would complete a word."""
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from petiole.gpu_worker import Constraint, Engine, EngineConfig, InvalidRequest, Request, SamplingParams
@@ -124,6 +126,7 @@ def test_bad_words_are_refused_by_name() -> None:
             ("word", "bad_words: must be a list of strings"),
             (["a", ""], r"bad_words\[1\]: must not be empty"),
             (["\ud800"], r"bad_words\[0\]: must be valid Unicode"),
+            ([f"{n} {'~' * 100}" for n in range(400)], "bad_words: must have at most 16384 tokens in all"),
         ):
             with pytest.raises(InvalidRequest, match=error):
                 engine.generate([ask("x", bad_words=words)])
@@ -147,3 +150,18 @@ def test_a_place_is_free_exactly_if_no_tokens_before_it_could_ban_one(seed: int)
 
     for n in range(1, 5):
         assert BannedState(bans, None, output).is_free_for(n) == (not could_ban(output, n))
+
+
+def test_many_long_words_that_begin_alike_cost_a_step_no_more_than_one() -> None:
+    bans = Bans([(*([1] * n), 2 + n) for n in range(1, 250)], 1000)
+    state = BannedState(bans, None, [1] * 100_000)
+    mask = np.zeros(32, np.int32)
+    began_at = time.process_time()
+    for _ in range(1000):
+        assert not state.is_free_for(1)
+        assert state.consume(1)
+    state.fill_mask(mask)
+    assert time.process_time() - began_at < 1
+    assert not np.unpackbits(mask.view(np.uint8), bitorder="little")[3:252].any()
+    assert [state.fork().consume(token) for token in (2, 3, 251, 252)] == [True, False, False, True]
+    state.rollback(1000)
