@@ -57,7 +57,7 @@ class TextCompletion(Sampling):
     def _sensible(self) -> Any:
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("max_tokens", "must be at least 1 without echo", 0)
-        if not self.add_special_tokens:
+        if not self.add_special_tokens and any(isinstance(one, str) for one in self.prompt):
             raise InvalidRequest(
                 "add_special_tokens", "must be true: a prompt without them is one of token ids", False
             )

@@ -8,7 +8,9 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from pydantic import ValidationError
 
+from petiole.gateway.openai.completions import TextCompletion
 from tests.support.gateway import Gateway
 
 PROMPT = "Count from 1 to 5."
@@ -190,3 +192,9 @@ def test_a_prompt_that_is_too_long_is_cut_as_by_vllm(client: openai.OpenAI) -> N
     for wrong in ({"truncate_prompt_tokens": 5}, {**cut, "echo": True}):
         with pytest.raises(openai.BadRequestError, match="truncate_prompt_tokens"):
             client.completions.create(**ASKED, extra_body=wrong)
+
+
+def test_a_prompt_of_token_ids_has_no_special_tokens_to_leave_out() -> None:
+    TextCompletion.model_validate({"model": "m", "prompt": [[1, 2], [3]], "add_special_tokens": False})
+    with pytest.raises(ValidationError, match="add_special_tokens: must be true"):
+        TextCompletion.model_validate({"model": "m", "prompt": [[1, 2], "x"], "add_special_tokens": False})
