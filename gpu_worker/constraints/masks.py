@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from petiole.gpu_worker.constraints.grammar import GrammarState, fill_grammar_masks
+from petiole.gpu_worker.errors import InvalidRequest
 from petiole.gpu_worker.protocols import ConstraintState, Int32Array
 
 
@@ -23,16 +24,21 @@ def fill_draft_masks(state: ConstraintState, drafts: Sequence[int], out: Int32Ar
     """The masks of a verify: `out` int32 [len(drafts) + 1, words], row k for the position after `drafts[:k]`.
 
     Returns the number of leading drafts that the constraint allows. Rows after the first disallowed draft are not
-    written, because that draft is always rejected. The state is restored.
+    written, because that draft is always rejected. Nor is the row of a place where nothing may come: the request
+    fails when it gets there, and not if the drafts before are rejected. The state is restored.
     """
     n_consumed = 0
     try:
+        state.fill_mask(out[0])
         for draft in drafts:
-            state.fill_mask(out[n_consumed])
             if not state.consume(draft):
                 return n_consumed
             n_consumed += 1
-        state.fill_mask(out[n_consumed])
+            try:
+                state.fill_mask(out[n_consumed])
+            except InvalidRequest:
+                out[n_consumed] = 0
+                return n_consumed
         return n_consumed
     finally:
         state.rollback(n_consumed)

@@ -145,10 +145,11 @@ def consume(
     """Advance the constraint by committed tokens. A satisfied constraint ends the sequence, even between drafts.
 
     Returns the tokens up to the end of the sequence, and how the sequence finishes. Sampling applies the mask and
-    the request's allowed and banned tokens. If these leave no token, sampling draws an arbitrary one, which raises
-    InvalidRequest here. Any other token that does not match the constraint raises ValueError."""
+    the request's allowed and banned tokens. If these or its bad words leave no token, sampling draws an arbitrary
+    one, which raises InvalidRequest here. Any other token that does not match the constraint raises ValueError."""
     constraint, sampling = cast(ConstraintState, seq.constraint), seq.request.sampling
     limited = bool(sampling.banned_token_ids) or sampling.allowed_token_ids is not None
+    limited = limited or isinstance(constraint, BannedState)
     stopped = finish is not None and finish.reason is FinishReason.STOP
     for n_consumed, token in enumerate(fresh, 1):
         last = stopped and n_consumed == len(fresh)  # EOS or a stop token: not part of the constrained text

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from petiole.gpu_worker import Constraint, Engine, EngineConfig, InvalidRequest, Request, SamplingParams
-from petiole.gpu_worker.constraints import BannedState, Bans
+from petiole.gpu_worker.constraints import BannedState, Bans, fill_draft_masks
 from petiole.gpu_worker.models.checkpoint.finding import resolve_model
+from petiole.gpu_worker.protocols import set_bits
 from petiole.gpu_worker.text import load_tokenizer
 from tests.support.toy_engine import BoldProposer
 from tests.support.trials import rest
@@ -165,3 +166,41 @@ def test_many_long_words_that_begin_alike_cost_a_step_no_more_than_one() -> None
     assert not np.unpackbits(mask.view(np.uint8), bitorder="little")[3:252].any()
     assert [state.fork().consume(token) for token in (2, 3, 251, 252)] == [True, False, False, True]
     state.rollback(1000)
+
+
+class Paths:
+    """A constraint: the output is one of these."""
+
+    finished = False
+
+    def __init__(self, *paths: tuple[int, ...]) -> None:
+        self.paths, self.output = paths, list[int]()
+
+    def next(self) -> set[int]:
+        n = len(self.output)
+        return {path[n] for path in self.paths if len(path) > n and list(path[:n]) == self.output}
+
+    def fill_mask(self, out: Any) -> None:
+        set_bits(out, sorted(self.next()))
+
+    def consume(self, token_id: int) -> bool:
+        allowed = token_id in self.next()
+        self.output += [token_id] * allowed
+        return allowed
+
+    def rollback(self, n: int) -> None:
+        del self.output[len(self.output) - n :]
+
+    def fork(self) -> Any:
+        raise AssertionError
+
+
+def test_a_draft_after_which_nothing_may_come_fails_no_request() -> None:
+    """It may be rejected: then the output goes on with 3."""
+    state = BannedState(Bans([(1, 2)], 8), Paths((1, 2), (3, 4)))
+    masks = np.zeros((3, 1), np.int32)
+    assert fill_draft_masks(state, [1, 2], masks) == 1
+    assert masks.tolist() == [[0b1010], [0], [0]]
+    assert state.consume(1)
+    with pytest.raises(InvalidRequest, match="must leave a token"):
+        state.fill_mask(masks[0])
