@@ -14,6 +14,8 @@ local names, asked = {'requests', 'input', 'output'}, {1, tonumber(ARGV[2]), ton
 local slot, oldest = math.floor(now / SLOT_MS), math.floor((now - 60000) / SLOT_MS)
 local wait_ms, what, report = 0, '', {}
 local tasks = tonumber(ARGV[12])
+-- A gateway that has lost its connection asks again: where tasks are counted, this request's may be among them.
+local again = tasks > 0 and (redis.call('ZSCORE', KEYS[2], ARGV[13]) or redis.call('ZSCORE', KEYS[4], ARGV[13]))
 
 -- What of each kind was used in each slot. Older slots are forgotten.
 local function used_in(key)
@@ -72,8 +74,11 @@ for who = 1, 2 do
   end
 end
 
+if again then
+  wait_ms, what = 0, ''
+end
 if wait_ms == 0 then
-  for who = 1, 2 do
+  for who = again and 3 or 1, 2 do
     local limits = {unpack(ARGV, 4 * who, 4 * who + 3)}
     for place, name in ipairs(names) do
       if tonumber(limits[place]) >= 0 then

@@ -332,3 +332,17 @@ def test_the_wait_is_estimated_from_what_workers_end(client: redis.Redis, monkey
 )
 def test_tokens_are_estimated(options: dict[str, Any], tokens: tuple[int, int]) -> None:
     assert limits.estimated([options]) == tokens
+
+
+def test_a_request_that_is_admitted_again_is_counted_once(client: redis.Redis) -> None:
+    """The script has run, and the connection was lost before its reply came."""
+    who, asked, written = caller(Limits(requests=1, concurrent=2)), plan(2), [("SET", "written", "1")]
+    held, _ = run(lambda: limits.admit(asked, written), who)
+    client.delete("written")
+    assert run(lambda: limits.admit(asked, written), who)[0].keys() == held.keys()
+    assert client.get("written") == b"1"
+    used, running = account_keys("acme")
+    assert client.zcard(running) == 2
+    assert [int(n) for n in client.hvals(used)] == [1]
+    with pytest.raises(Failure, match="requests a minute"):
+        run(lambda: limits.admit(plan()), who)
