@@ -87,3 +87,15 @@ def test_a_signal(nursery: Nursery, environment: dict[str, str], number: int) ->
 def test_what_an_import_may_read_must_be_the_same(nursery: Nursery, environment: dict[str, str]) -> None:
     assert nursery.suits({**environment, "PETIOLE_SAID": "that"})
     assert not nursery.suits({**environment, "OMP_NUM_THREADS": "7"})
+
+
+def test_what_libraries_draw_is_not_the_same_in_two_processes(folder: Path, environment: dict[str, str]) -> None:
+    (folder / "draws.py").write_text("import numpy, torch; print(numpy.random.rand(), torch.rand(1).item())")
+    nursery = Nursery(environment, folder, libraries=("numpy.random", "torch"))
+    said = []
+    for k in range(2):
+        with (folder / f"drawn{k}").open("wb") as output:
+            assert nursery.start(["draws"], environment, folder, output).wait(60) == 0
+        said.append((folder / f"drawn{k}").read_text().split())
+    nursery.close()
+    assert not set(said[0]) & set(said[1])

@@ -253,6 +253,9 @@ def become(arguments: list[str], environment: dict[str, str], folder: str, outpu
     os.environ.update(environment)
     if environment.get("PYTHONWARNINGS") == "ignore":
         warnings.simplefilter("ignore")
+    for name in ("numpy.random", "torch"):  # as after an import; a hash's seed is the nursery's
+        if name in sys.modules:
+            sys.modules[name].seed()
     sys.argv = list(arguments)
     sys.orig_argv = [sys.executable, "-m", *arguments]
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
