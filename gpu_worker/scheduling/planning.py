@@ -103,7 +103,7 @@ class Planner:
             return decode
         if drain and not pipeline.is_empty:
             return None if self._wants_prefill(streams, now) else decode
-        prefill = self._next_prefill(pipeline, streams, now, decode if mixes else None)
+        prefill = self._next_prefill(pipeline, streams, now, decode, mixes)
         if prefill is None or (prefill.images and self.after_prefill and decode is not None):
             return decode
         if prefill.images or decode is None:
@@ -197,17 +197,24 @@ class Planner:
     # ------------------------------------------------------------ prefill
 
     def _next_prefill(
-        self, pipeline: PipelineState[ScheduledSequence], streams: bool, now: float, decode: StepPlan | None
+        self,
+        pipeline: PipelineState[ScheduledSequence],
+        streams: bool,
+        now: float,
+        decode: StepPlan | None,
+        mixes: bool,
     ) -> StepPlan | None:
-        """The next chunks; with `mixed`, they run beside `decode`, if there is one. After a step with a long
-        prompt short prompts come first. Except with `mixed`, None until that step is committed."""
+        """The next chunks. If the step `mixes`, or the budget limits them, they run beside `decode`, if there is
+        one. After a step with a long prompt short prompts come first. Except with `mixed`, None until that step
+        is committed."""
         if self.after_long and not self._mixes and _chunks_in_flight(pipeline):
             return None
         orders = (True, False) if self.after_long else (False,)
         chunks: dict[ScheduledSequence, int] = {}
+        taken = self._new_pages_of(decode)
         for short_only in orders:
             if self._mixes or not chunks:
-                self._add_chunks(chunks, streams, now, short_only, self._new_pages_of(decode))
+                self._add_chunks(chunks, streams, now, short_only, (taken if mixes else 0, taken))
         if not chunks:
             return None
         plan = self._images_first(StepPlan(list(chunks), list(chunks.values()), n_chunks=len(chunks)))
@@ -239,12 +246,17 @@ class Planner:
         return StepPlan([], images=needed) if needed else plan
 
     def _add_chunks(
-        self, chunks: dict[ScheduledSequence, int], streams: bool, now: float, short_only: bool, taken: Amount
+        self,
+        chunks: dict[ScheduledSequence, int],
+        streams: bool,
+        now: float,
+        short_only: bool,
+        taken: tuple[Amount, Amount],
     ) -> None:
         """Add chunks of the sequences in prefill, then of newly admitted ones, within the token budget. `taken`:
-        pages that others take in the same step."""
+        pages that others take in the same step; and those that they take if the budget limits the chunks."""
         budget = self._chunk if streams else self.state.config.max_num_batched_tokens
-        promised = taken + sum(self._new_pages(seq, n) for seq, n in chunks.items())
+        promised = sum(self._new_pages(seq, n) for seq, n in chunks.items())
         for seq in self._prefilling(streams, now, budget, chunks, short_only):
             room = min(self._chunk, budget - sum(chunks.values()), seq.prefill_target - seq.scheduled_position)
             room = self.budget.chunk(seq, room)
@@ -256,7 +268,7 @@ class Planner:
                 break
             need = self._new_pages(seq, room)
             promised += need
-            if promised > self.state.manager.pages_available:
+            if promised + taken[self.budget.limits(seq)] > self.state.manager.pages_available:
                 self.left_out[seq] = need
                 break
             self.budget.take_chunk(seq, room)

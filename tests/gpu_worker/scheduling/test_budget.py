@@ -14,6 +14,8 @@ from petiole.gpu_worker import EngineConfig, InvalidRequest
 from petiole.gpu_worker.runtime.interface import StepBatch
 from petiole.gpu_worker.scheduling.priorities.budget import EXEMPT, FIRST, PROBED, Costs, Load, StepTimes
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.state import Ended
+from petiole.gpu_worker.scheduling.stopping import Finish
 from tests.support.stepped import Bench, sequence
 from tests.support.trials import examples
 
@@ -178,6 +180,19 @@ def test_its_chunks_run_beside_the_decodes_and_are_cut_to_what_fits() -> None:
     assert {plan.kind for plan, _ in chunks} == {"mixed"}
     assert len(chunks) > 1
     assert all(int(bench.batches[i].lengths[-1]) < CHUNK for _, i in chunks)
+
+
+@pytest.mark.parametrize("n_pages", [78, 80])
+def test_a_chunk_leaves_the_decodes_beside_it_their_pages(n_pages: int) -> None:
+    """With as few pages as these, the last chunk alone takes what is left."""
+    bench = machine(1.15, n_pages=n_pages, prefix_cache="off")
+    talk, [row] = chat(0, max_tokens=60), rows(1, prompt=50, max_tokens=4)
+    bench.submit(talk)
+    bench.run(6)
+    bench.submit(row)
+    bench.run()
+    ends = [one.end for one in bench.scheduler.state.emissions if isinstance(one, Ended)]
+    assert [type(end) for end in ends] == [Finish, Finish]
 
 
 def test_without_a_more_urgent_sequence_there_is_no_limit() -> None:
