@@ -38,9 +38,10 @@ _SOURCES = scripts.sources(Path(__file__).parent / "lua", {})
 @dataclass(frozen=True)
 class Spec:
     """What is to be done. `input`, `output` and `failures` are locations (`storage`). `lines`: the form's name,
-    `requests` or `openai`, and `form`, its arguments. `tenant`: whose batch it is, and `caller`, what its rows are
-    submitted with. `marker`: by which a host finds out that it sees the output's folder. `most_rows`: of all open
-    batches of the tenant, that have not ended."""
+    `requests` or `openai`, and `form`, its arguments, with the order if there is one: a host of a version that
+    knows no order does not know this form then, and leaves the batch to others. `tenant`: whose batch it is, and
+    `caller`, what its rows are submitted with. `marker`: by which a host finds out that it sees the output's
+    folder. `most_rows`: of all open batches of the tenant, that have not ended."""
 
     input: str
     output: str
@@ -55,7 +56,12 @@ class Spec:
     caller: Mapping[str, Any] = field(default_factory=dict)
     marker: str = ""
     most_rows: int | None = None
-    sort: sorting.Sort | None = None
+
+    @property
+    def sort(self) -> sorting.Sort | None:
+        """In which order rows are sent."""
+        found: sorting.Sort | None = self.form.get("sort")
+        return found
 
     @property
     def beside(self) -> bool:

@@ -51,9 +51,10 @@ EXPIRED = NotRun("batch_expired", "This request was not run before the batch exp
 
 def form_of(spec: Spec) -> Form:
     """Raises `InvalidRequest`, and `PetioleError` where packages are missing."""
+    arguments = {name: value for name, value in spec.form.items() if name != "sort"}
     if spec.lines == "openai":
-        return forms.openai_lines(**spec.form, **({"caller": spec.caller} if spec.caller else {}))
-    return forms.Requests(**spec.form)
+        return forms.openai_lines(**arguments, **({"caller": spec.caller} if spec.caller else {}))
+    return forms.Requests(**arguments)
 
 
 class Runner:

@@ -31,11 +31,10 @@ def spec_of(batch: Batch) -> Spec:
         input=storage.absolute(batch.source.name),
         output=storage.absolute(batch.output.location),
         lines=form.pop("lines", "requests"),
-        form=form,
+        form=form if batch.sort is None else {**form, "sort": batch.sort},
         format=batch.source.format,
         submission=dict(batch.submission),
         in_order=batch.in_order,
-        sort=batch.sort,
     )
 
 

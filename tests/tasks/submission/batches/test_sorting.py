@@ -13,6 +13,8 @@ import pytest
 from petiole.tasks.errors import BatchError, InvalidRequest
 from petiole.tasks.submission.batches import forms
 from petiole.tasks.submission.batches.definitions import batch
+from petiole.tasks.submission.batches.durable.runner import form_of
+from petiole.tasks.submission.batches.durable.submitting import spec_of
 from petiole.tasks.submission.batches.forms import Requests
 from petiole.tasks.submission.batches.rows import sorting
 from petiole.tasks.submission.batches.rows.sorting import Sort
@@ -100,3 +102,15 @@ def test_an_order_is_of_the_batch(tmp_path: Path) -> None:
         batch(tmp_path / "in.jsonl", sort="prefixes")  # type: ignore[arg-type]
     made = [batch(tmp_path / "in.jsonl", tmp_path / "out.jsonl", sort=sort) for sort in ("prefix", None)]
     assert [one._about.get("sort") for one in made] == ["prefix", None]
+
+
+def test_a_host_of_the_version_before_does_not_know_the_form_of_a_sorted_batch(tmp_path: Path) -> None:
+    """It would run the batch in another order, and the next runner would find another batch's journal."""
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
+    made = [batch(tmp_path / "in.jsonl", tmp_path / "out.jsonl", sort=sort) for sort in ("length", None)]
+    spec, plain = map(spec_of, made)
+    assert (spec.sort, plain.sort) == ("length", None)
+    assert form_of(spec).about() == form_of(plain).about()
+    assert Requests(**plain.form)
+    with pytest.raises(TypeError, match="sort"):
+        Requests(**spec.form)
