@@ -483,8 +483,10 @@ class ModelPlan:
 
     @property
     def kept_windows(self) -> tuple[int, ...]:
-        """Of each layer: the window in which any layer sees the keys that this one reads; 0: some see all, or
-        there are no keys."""
+        """Of each layer: the window in which any layer sees the keys that this one reads; 0: some see all, there
+        are no keys, or texts are computed whole, and keys are kept for a step alone."""
+        if self.whole_texts:
+            return (0,) * self.n_layers
         seen, read = dict[int, list[int]](), dict[int, int]()
         for i, mixer in self.attending:
             window = 0 if mixer.mask == "bidirectional" else mixer.window
@@ -507,10 +509,23 @@ class ModelPlan:
         return ((i, mixer) for i, mixer in self.attending if mixer.keys_of is None)
 
     @property
+    def kv_homes(self) -> dict[int, int]:
+        """By layer that stores keys and values: the layer in whose memory they lie.
+
+        Where texts are computed whole, nobody reads the keys of a layer after that layer, so layers share memory.
+        Two kinds do not: a layer whose keys others read, and layers of different sizes. The threads of a step
+        compute different texts, each at its own layer, so a position must have the same bytes in all of these."""
+        caches = dict(self.caches)
+        if not self.whole_texts:
+            return {i: i for i in caches}
+        read, homes = {mixer.keys_of for _, mixer in self.attending}, dict[int, int]()
+        return {i: i if i in read else homes.setdefault(mixer.kv_size, i) for i, mixer in caches.items()}
+
+    @property
     def kv_elements_per_token(self) -> int:
-        """In memory: where texts are computed whole, all layers share that of one."""
-        sizes = [2 * mixer.kv_size for _, mixer in self.caches]
-        return max(sizes, default=0) if self.whole_texts else sum(sizes)
+        """In memory."""
+        homes = set(self.kv_homes.values())
+        return sum(2 * mixer.kv_size for i, mixer in self.caches if i in homes)
 
     def at_length(self, longest: int) -> ModelPlan:
         """The plan of a server whose sequences have up to `longest` positions: see `Rotary.at_length`."""

@@ -6,8 +6,8 @@
 Group 0 is the layers that keep everything. Each other group is the layers that keep a window; its entries behind
 the window name any page. A *slot* is the index of one position in a pool: page * page_size + offset. Row 0 and
 page 0 are reserved: padding entries of a batch read and write there. A layer that reads another one's keys has the
-same tensors, and one that keeps a state has empty ones. Where each text is computed whole, in one step, nobody
-reads the keys of a layer after that layer, so all layers have the same memory.
+same tensors, and one that keeps a state has empty ones. Where each text is computed whole, in one step, layers
+share memory (`ModelPlan.kv_homes`).
 """
 
 from __future__ import annotations
@@ -101,16 +101,11 @@ def new_kv_cache(
 def _pool(plan: ModelPlan, slots: Sequence[int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
     """The keys, or the values, of each layer. slots: of each layer."""
     own = dict(plan.caches)
-    sizes = [slots[i] * mixer.kv_size for i, mixer in own.items()]
-    if plan.whole_texts:
-        shared = new_zeros((max(sizes),), dtype, device)
-        parts: Sequence[Tensor] = [shared[:size] for size in sizes]
-    else:
-        parts = torch.split(new_zeros((sum(sizes),), dtype, device), sizes)
-    views = {
-        i: part.view(slots[i], mixer.kv_heads, mixer.head_dim)
-        for (i, mixer), part in zip(own.items(), parts, strict=True)
-    }
+    homes = plan.kv_homes
+    sizes = {i: slots[i] * own[i].kv_size for i in dict.fromkeys(homes.values())}
+    whole = new_zeros((sum(sizes.values()),), dtype, device)
+    parts = dict(zip(sizes, torch.split(whole, list(sizes.values())), strict=True))
+    views = {i: parts[homes[i]].view(slots[i], mixer.kv_heads, mixer.head_dim) for i, mixer in own.items()}
     read = {i: i if mixer.keys_of is None else mixer.keys_of for i, mixer in plan.attending}
     return tuple(
         views[read[i]] if i in read else torch.empty(0, dtype=dtype, device=device) for i in range(plan.n_layers)

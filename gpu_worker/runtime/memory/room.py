@@ -77,9 +77,8 @@ def pool_bytes(
     """Bytes of the pools of all groups, with `n_pages` pages of the layers that keep everything. windows: whether
     layers with a window have pools of their own."""
     pages = dict(window_pools(engine, model, n_pages)) if windows else {}
-    kept = model.kept_windows
-    of_layers = [2 * mixer.kv_size * pages.get(kept[i], n_pages) for i, mixer in model.caches]
-    elements = max(of_layers, default=0) if model.whole_texts else sum(of_layers)
+    kept, homes = model.kept_windows, set(model.kv_homes.values())
+    elements = sum(2 * mixer.kv_size * pages.get(kept[i], n_pages) for i, mixer in model.caches if i in homes)
     snapshots = snapshots_of(engine, model, bytes_per_element, n_pages)
     states = snapshots * snapshot_bytes(engine, model, bytes_per_element)
     return elements * engine.page_size * bytes_per_element + states

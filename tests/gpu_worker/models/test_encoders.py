@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,22 @@ from safetensors.torch import save_file
 
 from bench.driver import Driver
 from petiole.gpu_worker import Embedding, Engine, EngineConfig, InvalidRequest, ModelError, Request
+from petiole.gpu_worker.config import BATCHING
 from petiole.gpu_worker.models.families.registry import find_model, model_of
 from petiole.gpu_worker.runtime.interface import VECTORS
+from petiole.gpu_worker.runtime.memory.kv import new_kv_cache
+from petiole.gpu_worker.runtime.memory.room import page_bytes, pool_bytes
 from petiole.vectors import Vectors
-from tests.support.text_models import BERT, ENCODERS, MODERN, cosine, reference, write_encoder, write_modules
+from tests.support.text_models import (
+    BERT,
+    ENCODERS,
+    GEMMA,
+    MODERN,
+    cosine,
+    reference,
+    write_encoder,
+    write_modules,
+)
 
 LENGTHS = (1, 7, 40, 62, 2, 33)
 
@@ -239,3 +252,32 @@ def test_old_files_of_modernbert_mean_the_same() -> None:
     }
     assert model_of({**raw, **old}).plan == model_of({**raw, **new}).plan
     assert model_of({**raw, **old}).plan.windows == (0, 5, 5, 0, 5, 5)
+
+
+def test_layers_share_memory_unless_another_layer_reads_it_or_their_sizes_differ() -> None:
+    """Texts are at different layers at once: each thread computes its own."""
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+    raw = GEMMA | {"num_hidden_layers": 6, "layer_types": kinds, "use_bidirectional_attention": False}
+    plan = model_of({"architectures": ["Gemma3TextModel"], **raw}).plan
+    changes: dict[int, dict[str, Any]] = {
+        2: {"head_dim": 64},
+        4: {"keys_of": 1},
+        5: {"head_dim": 64, "keys_of": 2},
+    }
+    layers = [
+        replace(one, mixer=replace(one.attention, **changes.get(i, {}))) for i, one in enumerate(plan.layers)
+    ]
+    plan = replace(plan, layers=tuple(layers))
+    assert plan.whole_texts
+    assert plan.kv_homes == {0: 0, 1: 1, 2: 2, 3: 0}
+    assert plan.kept_windows == (0,) * 6, "one table of pages, so a slot is one text's in all layers"
+    cpu, config = torch.device("cpu"), EngineConfig(max_model_len=64).decided(BATCHING["cpu"])
+    cache = new_kv_cache(
+        plan, n_pages=5, page_size=config.page_size, rows=2, max_model_len=64, dtype=torch.float32, device=cpu
+    )
+    for pool in (cache.keys, cache.values):
+        at = [tensor.data_ptr() for tensor in pool]
+        assert (at[3], at[4], at[5]) == (at[0], at[1], at[2])
+        assert len(set(at)) == 3
+    taken = sum(pool[0].untyped_storage().nbytes() for pool in (cache.keys, cache.values))
+    assert taken == 5 * page_bytes(config, plan, 4) == pool_bytes(config, plan, 4, 5)
