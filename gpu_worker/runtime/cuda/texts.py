@@ -1,7 +1,8 @@
 """CUDA's forward of models whose texts are computed whole: encoders, and others whose positions are all pooled.
 
-Norms, products and activations run over all positions of a step. Attention runs over its texts, padded to the
-longest: the scheduler puts texts of like lengths together. No step is captured, and no keys are kept.
+Norms, products and activations run over all positions of a step. Attention runs over texts of like lengths
+together, padded to the longest of them: so one long text beside many short ones takes no memory for each of these.
+No step is captured, and no keys are kept.
 
 A text's last bits depend on what it was batched with, as everywhere on CUDA."""
 
@@ -15,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from petiole.cache import ragged_arange
 from petiole.gpu_worker.errors import MachineError
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder, Forward
@@ -23,7 +25,7 @@ from petiole.gpu_worker.models.plan import Attention, ModelPlan
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.runtime.device.interface import upload
 from petiole.gpu_worker.runtime.interface import VECTORS, Int32Array
-from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
+from petiole.gpu_worker.runtime.step.inputs import Int64Array, StepInputs, StepStates
 from petiole.gpu_worker.runtime.step.terms import GroupedTerms
 
 
@@ -35,32 +37,83 @@ def require_known(model: ModelPlan) -> None:
         if mixer.softcap or mixer.sinks:
             what = "caps its scores" if mixer.softcap else "has sinks"
             raise MachineError(f"CUDA does not pool {model.architecture}, whose attention {what}; device=cpu does")
+        if mixer.keys_of is not None:
+            what = f"reads the keys of layer {mixer.keys_of}"
+            raise MachineError(f"CUDA does not pool {model.architecture}, whose attention {what}; device=cpu does")
     if model.pooling is not None and model.pooling.of_tokens:
         names = " and ".join(f"{name}_linear" for name in model.pooling.of_tokens)
         raise MachineError(f"CUDA makes nothing of single tokens ({names}); device=cpu does")
 
 
-@dataclass(slots=True)
-class TextsAttention:
-    """The attention of a step of whole texts. index: int64 [B, longest], the step's position of each position of a
-    text, and any after a text's end; back: int64 [T], the other way round; seen: bool [B, 1, 1, longest], None if
-    all texts are equally long."""
+SHORT = 32
+"""Texts of at most this many tokens are alike."""
 
-    plan: Sequence[Attention]
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Texts that are padded to one length: at most twice their own, or `SHORT`. index: int64 [B, longest], the
+    step's position of each position of a text, and the text's first after its end; back: int64 [n], where the
+    texts' own positions lie in `index`; seen: bool [B, 1, 1, longest], None if all texts are equally long."""
+
     index: Tensor
     back: Tensor
     seen: Tensor | None
-    _masks: dict[tuple[str, int], Tensor | None] = field(default_factory=dict)
+    masks: dict[tuple[str, int], Tensor | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, first: Int64Array, lengths: Int32Array, place: torch.device) -> Alike:
+        within = np.arange(int(lengths.max()))[None, :]
+        seen = within < lengths[:, None]
+        index = (first[:, None] + np.where(seen, within, 0)).astype(np.int64)
+        mask = None if bool(seen.all()) else upload(seen[:, None, None, :], place)
+        return cls(upload(index, place), upload(np.flatnonzero(seen).astype(np.int64), place), mask)
+
+    def attend(self, plan: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """[n, q_size]. q, k, v: of the whole step, rotated."""
+        q, k, v = (x[self.index].transpose(1, 2) for x in (q, k, v))
+        if plan.heads != plan.kv_heads:
+            k, v = (x.repeat_interleave(plan.heads // plan.kv_heads, 1) for x in (k, v))
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=self._mask(plan), scale=plan.scale)
+        return out.transpose(1, 2).reshape(self.index.numel(), -1)[self.back]
+
+    def _mask(self, plan: Attention) -> Tensor | None:
+        """bool, for [B, heads, longest, longest]; None: every position sees all."""
+        key = plan.mask, plan.window
+        if key not in self.masks:
+            parts = [mask for mask in (self.seen, self._around(plan)) if mask is not None]
+            self.masks[key] = None if not parts else parts[0] if len(parts) == 1 else parts[0] & parts[1]
+        return self.masks[key]
+
+    def _around(self, plan: Attention) -> Tensor | None:
+        """bool [longest, longest]: what a position sees of a text. Nobody reads the positions behind a text's end,
+        which may see nothing."""
+        causal = plan.mask != "bidirectional"
+        if not causal and not plan.window:
+            return None
+        at = torch.arange(self.index.shape[1], device=self.index.device)
+        behind = at[:, None] - at[None, :]
+        mask = behind >= 0 if causal else torch.ones_like(behind, dtype=torch.bool)
+        return mask & (behind.abs() < plan.window) if plan.window else mask
+
+
+@dataclass(frozen=True, slots=True)
+class TextsAttention:
+    """The attention of a step of whole texts. order: int64 [T], where each position of the step lies among the
+    groups' own, one group after the other; None: there is one group."""
+
+    plan: Sequence[Attention]
+    groups: Sequence[Alike]
+    order: Tensor | None
 
     @classmethod
     def of(cls, plan: Sequence[Attention], lengths: Int32Array, place: torch.device) -> TextsAttention:
-        longest, first = int(lengths.max()), np.cumsum(lengths) - lengths
-        within = np.arange(longest)[None, :]
-        seen = within < lengths[:, None]
-        index = np.where(seen, first[:, None] + within, 0).astype(np.int64)
-        back = np.flatnonzero(seen).astype(np.int64)
-        mask = None if bool(seen.all()) else upload(seen[:, None, None, :], place)
-        return cls(plan, upload(index, place), upload(back, place), mask)
+        first, doublings = np.cumsum(lengths) - lengths, np.ceil(np.log2(np.maximum(lengths, SHORT)))
+        texts = [np.flatnonzero(doublings == one) for one in np.unique(doublings)]
+        groups = [Alike.of(first[some], lengths[some], place) for some in texts]
+        if len(groups) == 1:
+            return cls(plan, groups, None)
+        own = np.concatenate(texts)
+        return cls(plan, groups, upload(np.argsort(ragged_arange(first[own], lengths[own])), place))
 
     def attend(
         self,
@@ -75,31 +128,8 @@ class TextsAttention:
         q, k = rotated(q, k, rotation)
         assert k is not None, "a text's layers have keys of their own"
         assert v is not None, "a text's layers have values of their own"
-        q, k, v = (x[self.index].transpose(1, 2) for x in (q, k, v))
-        if plan.heads != plan.kv_heads:
-            k, v = (x.repeat_interleave(plan.heads // plan.kv_heads, 1) for x in (k, v))
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=self._mask(plan), scale=plan.scale)
-        return out.transpose(1, 2).reshape(self.index.numel(), -1)[self.back]
-
-    def _mask(self, plan: Attention) -> Tensor | None:
-        """bool, for [B, heads, longest, longest]; None: every position sees all."""
-        key = plan.mask, plan.window
-        if key not in self._masks:
-            around = self._around(plan)
-            parts = [mask for mask in (self.seen, around) if mask is not None]
-            self._masks[key] = None if not parts else parts[0] if len(parts) == 1 else parts[0] & parts[1]
-        return self._masks[key]
-
-    def _around(self, plan: Attention) -> Tensor | None:
-        """bool [longest, longest]: what a position sees of a text. Nobody reads the positions behind a text's end,
-        which may see nothing."""
-        causal = plan.mask != "bidirectional"
-        if not causal and not plan.window:
-            return None
-        at = torch.arange(self.index.shape[1], device=self.index.device)
-        behind = at[:, None] - at[None, :]
-        mask = behind >= 0 if causal else torch.ones_like(behind, dtype=torch.bool)
-        return mask & (behind.abs() < plan.window) if plan.window else mask
+        found = [group.attend(plan, q, k, v) for group in self.groups]
+        return found[0] if self.order is None else torch.cat(found)[self.order]
 
 
 class CudaTextExecutor:

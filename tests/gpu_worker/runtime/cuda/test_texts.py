@@ -14,8 +14,11 @@ import torch
 from bench.driver import Driver
 from petiole.gpu_worker.errors import MachineError
 from petiole.gpu_worker.models.families.registry import find_model, model_of
-from petiole.gpu_worker.models.plan import Pooling
+from petiole.gpu_worker.models.parts.rotary import Rotation
+from petiole.gpu_worker.models.plan import Attention, Pooling
+from petiole.gpu_worker.runtime.cpu.attention import TextAttention
 from petiole.gpu_worker.runtime.cuda.executor import require_known
+from petiole.gpu_worker.runtime.cuda.texts import TextsAttention
 from petiole.gpu_worker.runtime.interface import VECTORS
 from tests.gpu_worker.models.test_encoders import tokens
 from tests.support import fake_flashinfer
@@ -55,17 +58,18 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path: Path) -> None:
     capped = [replace(layer, mixer=replace(layer.attention, softcap=30.0)) for layer in plan.layers]
     with pytest.raises(MachineError, match="BertModel, whose attention caps its scores"):
         require_known(replace(plan, layers=tuple(capped)))
+    reading = [
+        replace(layer, mixer=replace(layer.attention, keys_of=i - 1 if i else None))
+        for i, layer in enumerate(plan.layers)
+    ]
+    with pytest.raises(MachineError, match="BertModel, whose attention reads the keys of layer 0"):
+        require_known(replace(plan, layers=tuple(reading)))
     assert plan.pooling == Pooling("mean")
 
 
 def test_padding_changes_nothing_that_is_read() -> None:
     """Texts of other lengths in the step, and of the same length: as one alone."""
-    from petiole.gpu_worker.models.parts.rotary import Rotation
-    from petiole.gpu_worker.models.plan import Attention
-    from petiole.gpu_worker.runtime.cpu.attention import TextAttention
-    from petiole.gpu_worker.runtime.cuda.texts import TextsAttention
-
-    generator, lengths = torch.Generator().manual_seed(0), np.array([3, 9, 1, 9], np.int32)
+    generator, lengths = torch.Generator().manual_seed(0), np.array([3, 9, 70, 1, 9, 40], np.int32)
     q, k, v = (torch.randn(int(lengths.sum()), n, 8, generator=generator) for n in (4, 2, 2))
     rotation = Rotation(None, 0.0, torch.arange(len(q)), None)
     for mask, window in (("bidirectional", 0), ("bidirectional", 3), ("causal", 0), ("causal", 4)):
@@ -77,3 +81,23 @@ def test_padding_changes_nothing_that_is_read() -> None:
             alone = TextAttention(plan).attend(0, q[own], k[own], v[own], rotation)
             torch.testing.assert_close(found[own], alone)
             at += n
+
+
+def test_a_long_text_beside_many_short_ones_takes_no_memory_for_each() -> None:
+    lengths = np.array([2000, *[1] * 500, 33, 64, 2], np.int32)
+    groups = TextsAttention.of([], lengths, torch.device("cpu")).groups
+    assert [tuple(group.index.shape) for group in groups] == [(501, 2), (2, 64), (1, 2000)]
+
+
+def test_numbers_that_are_not_finite_stay_in_their_text() -> None:
+    lengths = np.array([2, 9], np.int32)
+    q, k, v = (torch.ones(11, 4, 8) for _ in range(3))
+    v[:2] = torch.nan
+    attention = TextsAttention.of(
+        [Attention(4, 4, 8, 8**-0.5, mask="bidirectional")], lengths, torch.device("cpu")
+    )
+    lengths[:] = 9, 2
+    other = TextsAttention.of(attention.plan, lengths, torch.device("cpu"))
+    rotation = Rotation(None, 0.0, torch.arange(11), None)
+    assert attention.attend(0, q, k, v, rotation)[2:].isfinite().all()
+    assert other.attend(0, q, k, v, rotation)[9:].isfinite().all()
