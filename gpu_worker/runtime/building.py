@@ -265,7 +265,8 @@ def pools_of(config: EngineConfig, decoder: Decoder, platform: Platform) -> Pool
     plan, dtype = decoder.plan, torch.float8_e4m3fn if config.kv_dtype == "fp8" else decoder.dtype
     n_pages = platform.n_pages(config, decoder, dtype)
     windows = window_pools(config, plan, n_pages) if platform.window_pools else ()
-    return Pools(dtype, n_pages, windows, snapshots_of(config, plan, dtype.itemsize, n_pages))
+    snapshots = snapshots_of(config, plan, dtype.itemsize, n_pages, of_states=decoder.dtype.itemsize)
+    return Pools(dtype, n_pages, windows, snapshots)
 
 
 def _new_cache(config: EngineConfig, decoder: Decoder, platform: Platform, pools: Pools) -> KVCache:

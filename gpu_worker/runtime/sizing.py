@@ -144,7 +144,7 @@ def _sizes(
         page_size=config.page_size,
         pages=pools.n_pages,
         snapshots=pools.snapshots,
-        pool_bytes=_pool_bytes(config, plan, pools),
+        pool_bytes=_pool_bytes(config, plan, pools, decoder.dtype.itemsize),
         tokens=(pools.n_pages - 1) * config.page_size,
         length=at,
         sequences=min(config.max_num_seqs, fitting),
@@ -170,10 +170,11 @@ def _windows(plan: ModelPlan, pools: Pools) -> list[Window]:
     return [Window(window, n_bytes, pages.get(window, 0)) for window, n_bytes in sizes]
 
 
-def _pool_bytes(config: EngineConfig, plan: ModelPlan, pools: Pools) -> int:
+def _pool_bytes(config: EngineConfig, plan: ModelPlan, pools: Pools, of_states: int) -> int:
     size = pools.dtype.itemsize
     if pools.windows or pools.snapshots:
-        return pool_bytes(config, plan, size, pools.n_pages)
+        windows = bool(pools.windows)
+        return pool_bytes(config, plan, size, pools.n_pages, windows=windows, of_states=of_states)
     return pools.n_pages * page_bytes(config, plan, size)
 
 

@@ -52,7 +52,8 @@ class CpuPlatform:
 
     def n_pages(self, config: EngineConfig, decoder: Decoder, kv_dtype: torch.dtype) -> int:
         plan, size, free = decoder.plan, kv_dtype.itemsize, self._free()
-        each, fitting = page_bytes(config, plan, size), partial(pages_in, config, plan, size)
+        each = page_bytes(config, plan, size)
+        fitting = partial(pages_in, config, plan, size, of_states=decoder.dtype.itemsize)
         if config.num_pages:
             if config.num_pages > fitting(free):
                 require_room("num_pages", config.num_pages, each, free)

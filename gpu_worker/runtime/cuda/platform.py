@@ -66,10 +66,10 @@ class CudaPlatform:
         do not need hold cached prefixes."""
         self.release_memory()  # temporary tensors of the weight conversion
         working = working_bytes(config, decoder.plan, decoder.dtype.itemsize, encode_bytes(decoder))
-        plan, size = decoder.plan, kv_dtype.itemsize
-        rows = (config.max_num_seqs + 1) * state_bytes(plan, decoder.dtype.itemsize)
+        plan, size, of_states = decoder.plan, kv_dtype.itemsize, decoder.dtype.itemsize
+        rows = (config.max_num_seqs + 1) * state_bytes(plan, of_states)
         free = self.room(config) - working - rows
-        fitting = pages_in(config, plan, size, free, windows=False)
+        fitting = pages_in(config, plan, size, free, windows=False, of_states=of_states)
         return config.num_pages or require_pages(config, fitting, page_bytes(config, plan, size), free)
 
     def new_executor(

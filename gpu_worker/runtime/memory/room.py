@@ -60,11 +60,13 @@ def snapshot_bytes(engine: EngineConfig, model: ModelPlan, bytes_per_element: in
     return state_bytes(model, bytes_per_element, rounded=engine.snapshot_quantization == "int8")
 
 
-def snapshots_of(engine: EngineConfig, model: ModelPlan, bytes_per_element: int, n_pages: int) -> int:
+def snapshots_of(
+    engine: EngineConfig, model: ModelPlan, bytes_per_element: int, n_pages: int, *, of_states: int | None = None
+) -> int:
     """The number of snapshots of layers that keep a state, with the reserved one, beside `n_pages` pages: so
     many that they take as much memory as the KV does, but at least some; without a prefix cache, one that is never
-    used. 0: no layer keeps a state."""
-    each = snapshot_bytes(engine, model, bytes_per_element)
+    used. 0: no layer keeps a state. of_states: bytes of an element of states, if it is not that of the KV."""
+    each = snapshot_bytes(engine, model, of_states or bytes_per_element)
     if each and engine.prefix_cache == "off":
         return 2
     kv = n_pages * page_bytes(engine, model, bytes_per_element)
@@ -72,27 +74,37 @@ def snapshots_of(engine: EngineConfig, model: ModelPlan, bytes_per_element: int,
 
 
 def pool_bytes(
-    engine: EngineConfig, model: ModelPlan, bytes_per_element: int, n_pages: int, *, windows: bool = True
+    engine: EngineConfig,
+    model: ModelPlan,
+    bytes_per_element: int,
+    n_pages: int,
+    *,
+    windows: bool = True,
+    of_states: int | None = None,
 ) -> int:
     """Bytes of the pools of all groups, with `n_pages` pages of the layers that keep everything. windows: whether
-    layers with a window have pools of their own."""
+    layers with a window have pools of their own. of_states: see `snapshots_of`."""
     pages = dict(window_pools(engine, model, n_pages)) if windows else {}
     kept, homes = model.kept_windows, set(model.kv_homes.values())
     elements = sum(2 * mixer.kv_size * pages.get(kept[i], n_pages) for i, mixer in model.caches if i in homes)
-    snapshots = snapshots_of(engine, model, bytes_per_element, n_pages)
-    states = snapshots * snapshot_bytes(engine, model, bytes_per_element)
+    snapshots = snapshots_of(engine, model, bytes_per_element, n_pages, of_states=of_states)
+    states = snapshots * snapshot_bytes(engine, model, of_states or bytes_per_element)
     return elements * engine.page_size * bytes_per_element + states
 
 
 def pages_in(
-    engine: EngineConfig, model: ModelPlan, bytes_per_element: int, room: int, *, windows: bool = True
+    engine: EngineConfig,
+    model: ModelPlan,
+    bytes_per_element: int,
+    room: int,
+    *,
+    windows: bool = True,
+    of_states: int | None = None,
 ) -> int:
     """The most pages of the layers that keep everything, for which `pool_bytes` is at most `room`."""
     most = (WINDOW_PART + 1) * (max(room, 0) // page_bytes(engine, model, bytes_per_element) + 1)
-    return (
-        bisect_right(range(most), room, key=partial(pool_bytes, engine, model, bytes_per_element, windows=windows))
-        - 1
-    )
+    taken = partial(pool_bytes, engine, model, bytes_per_element, windows=windows, of_states=of_states)
+    return bisect_right(range(most), room, key=taken) - 1
 
 
 def require_pages(engine: EngineConfig, n_pages: int, each_bytes: int, free_bytes: int) -> int:

@@ -63,6 +63,7 @@ def foreseen(sizes: Sizes) -> dict[str, Any]:
         ("gemma4-experts", {"chunk_size": 8}),
         ("qwen3-moe", {"dtype": "bfloat16"}),
         ("qwen3.5", {}),
+        ("lfm2", {"kv_dtype": "fp8"}),
     ],
 )
 def test_the_sizes_are_those_that_a_runtime_reports(
