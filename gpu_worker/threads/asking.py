@@ -61,8 +61,8 @@ class TextRequests:
             asked = scoring is None and (request.pooled or request.texts is not None)
             require(asked, field, limit, wanted if scoring else f"a {field}")
 
-    def writer(self, request: Request) -> Callable[[Pooled], Made] | None:
-        """Makes what is delivered of a text; None for a model that generates."""
+    def writer(self, request: Request, ids: Sequence[int]) -> Callable[[Pooled], Made] | None:
+        """Makes what is delivered of a text; None for a model that generates. ids: the text's tokens."""
         limits = self.limits.texts
         if limits is None or not request.pooled:
             return None
@@ -71,8 +71,6 @@ class TextRequests:
             return limits.scored
         asked = request.embedding or Embedding()
         limits.check(asked, 1)
-        prompt = request.prompt if isinstance(request.prompt, Sequence) else ()
-        ids = [token for token in prompt if isinstance(token, int)]
         special = frozenset[int]() if self.tokenizer is None else self.tokenizer.special_token_ids
         return partial(limits.written, asked=asked, ids=ids, special=special)
 

@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 import torch
 
-from petiole.gpu_worker import Embedding, Engine, EngineConfig, InvalidRequest, ModelError, Request
+from petiole.gpu_worker import Embedding, Engine, EngineConfig, InvalidRequest, ModelError, Request, SamplingParams
 from petiole.gpu_worker.errors import EngineError
 from petiole.gpu_worker.models.families.registry import find_model
 from petiole.gpu_worker.request.texts import Pooled, TextLimits
@@ -77,6 +77,14 @@ class Flag:
         with torch.no_grad():
             found = self.products["colbert_linear"](self.hidden(text)[1][1:])
         return torch.nn.functional.normalize(found, dim=-1)
+
+
+def test_a_text_as_a_prompt_gives_the_same(engine: Engine) -> None:
+    sampling = SamplingParams(max_tokens=1, temperature=0.0)
+    [alone] = engine.generate([Request(prompt=TEXTS[0], embedding=Embedding(outputs=ALL), sampling=sampling)])
+    assert {"vectors": list(alone.vectors or ()), "sparse": list(alone.sparse or ())}.items() <= (
+        embedded(engine, TEXTS[:1], outputs=ALL).items()
+    )
 
 
 def test_all_outputs_are_those_of_flag_embedding(engine: Engine, m3: M3) -> None:
