@@ -143,11 +143,12 @@ class PagedAttention:
 
 @dataclass(frozen=True, slots=True)
 class TextAttention:
-    """The attention of one text, all of whose positions are in the step. It keeps no keys. plan, progress: see
-    `PagedAttention`."""
+    """The attention of one text, all of whose positions are in the step. It keeps the keys that later layers read.
+    plan, progress: see `PagedAttention`."""
 
     plan: Sequence[Attention]
     progress: Progress = nothing
+    _kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def attend(
         self,
@@ -160,10 +161,13 @@ class TextAttention:
     ) -> Tensor:
         self.progress()
         plan, n = self.plan[layer], len(q)
-        assert k is not None, "a text's layers have keys of their own"
-        assert v is not None, "a text's layers have values of their own"
         q, k = rotated(q, k, rotation)
-        assert k is not None
+        if plan.keys_of is not None:
+            k, v = self._kept[plan.keys_of]
+        assert k is not None, "a layer that reads no other one's keys has its own"
+        assert v is not None, "and values"
+        if any(later.keys_of == layer for later in self.plan):
+            self._kept[layer] = k, v
         mask = self._mask(plan, n)
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
         if plan.softcap or sinks is not None:

@@ -154,8 +154,9 @@ class CpuExecutor:
         for n in inputs.lengths.tolist():
             positions = torch.arange(n)
             own = None if types is None else types[at : at + n]
-            forward = Forward(positions, TextAttention(self._decoder.plan.attentions, self._progress), types=own)
-            made.append(self._decoder.forward(self._decoder.embed(token_ids[at : at + n]), forward))
+            attention, ids = TextAttention(self._decoder.plan.attentions, self._progress), token_ids[at : at + n]
+            forward = Forward(positions, attention, token_ids=ids, types=own)
+            made.append(self._decoder.forward(self._decoder.embed(ids), forward))
             at += n
         return self._made(inputs, lambda: torch.zeros(len(made), 1), torch.cat(made))
 

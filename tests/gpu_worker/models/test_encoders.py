@@ -21,6 +21,7 @@ from petiole.gpu_worker.runtime.interface import VECTORS
 from petiole.gpu_worker.runtime.memory.kv import new_kv_cache
 from petiole.gpu_worker.runtime.memory.room import page_bytes, pool_bytes
 from petiole.vectors import Vectors
+from tests.support.families import FAMILIES, SHAPE, drawn
 from tests.support.text_models import (
     BERT,
     ENCODERS,
@@ -28,6 +29,7 @@ from tests.support.text_models import (
     MODERN,
     cosine,
     reference,
+    transformers,
     write_encoder,
     write_modules,
 )
@@ -72,6 +74,22 @@ def test_the_vectors_are_those_of_transformers(
         expected = reference(model, tokens(n), ENCODERS[name][2])
         assert cosine(vector, expected) > 0.9999999
         assert np.allclose(vector, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_decoder_whose_layers_read_the_keys_of_others_is_pooled(
+    tmp_path: Path, open_runtime: Callable[..., Any]
+) -> None:
+    """Of two sizes of heads, with windows and per-layer inputs: Gemma 4 with a mean over all positions."""
+    config = transformers.Gemma4TextConfig(**SHAPE | FAMILIES["gemma4-per-layer"][1])
+    config._attn_implementation = "eager"
+    model = drawn(transformers.Gemma4TextModel(config), "gemma4")
+    model.save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"architectures": ["Gemma4ForCausalLM"]}))
+    write_modules(tmp_path, "mean")
+    found = made(Driver(open_runtime(tmp_path)), *LENGTHS)
+    for n, vector in zip(LENGTHS, found, strict=True):
+        assert cosine(vector, reference(model, tokens(n), "mean")) > 0.9999999
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
