@@ -121,9 +121,10 @@ def users_app(ours: Celery) -> Celery:
 
 
 def elsewhere(ours: Celery, reply_to: object) -> Celery | None:
-    """The app of a message with this `reply_to`, if it is not Petiole's and perhaps has another broker."""
+    """The app of a message with this `reply_to`, if it is not Petiole's and perhaps has another broker, or other
+    names of lists in it."""
     theirs = None if getattr(_sending, "ours", False) else _sender(reply_to, ours)
-    return theirs if theirs is not None and _place(_broker(ours)) != _place(_broker(theirs)) else None
+    return theirs if theirs is not None and _lists(ours) != _lists(theirs) else None
 
 
 def _sender(reply_to: object, ours: Celery) -> Celery | None:
@@ -228,6 +229,20 @@ def _different(ours: Celery, theirs: Celery, is_chord: bool) -> Iterator[str]:
             f"PETIOLE_RESULT_BACKEND: must be the result backend of the app {theirs.main!r}, whose tasks are in"
             f" one chord with a generation, {redacted(backends[1])}, got {redacted(backends[0])}"
         )
+    named = {"broker_transport_options": brokers} | (
+        {"result_backend_transport_options": backends} if is_chord else {}
+    )
+    for name, urls in named.items():
+        prefix, other = (_option(app, name, "global_keyprefix") or "" for app in (ours, theirs))
+        if prefix != other and all(_place(url)[0] == "redis" for url in urls if is_whole(url)):
+            yield (
+                f"global_keyprefix of {name}: must be that of the app {theirs.main!r}, {other!r}, whose tasks are"
+                f" in one chain or chord with a generation, got {prefix!r}"
+            )
+
+
+def _option(app: Celery, transport: str, name: str) -> Any:
+    return (app.conf.get(transport) or {}).get(name)
 
 
 def _broker(app: Celery) -> str:
@@ -253,6 +268,14 @@ def _place(url: str) -> tuple[str, str, int | None, str]:
     host = {"localhost": "127.0.0.1", "": "127.0.0.1", "::1": "127.0.0.1"}.get(*[parts.hostname or ""] * 2)
     where = parts.path.lstrip("/") or ("0" if family == "redis" else "/")
     return family, host, parts.port or _PORTS.get(family), where
+
+
+def _lists(app: Celery) -> list[object]:
+    """What decides which list of which Redis a queue is."""
+    options = [
+        _option(app, "broker_transport_options", name) for name in ("global_keyprefix", "sep", "priority_steps")
+    ]
+    return [_place(_broker(app)), *options]
 
 
 def _undeclared(theirs: Celery, queues: Iterable[str]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
 
 from petiole.tasks.app import two_apps
 from tests.support.client import client
@@ -297,6 +298,21 @@ def test_an_error_says_what_to_set(own_site: Site) -> None:
     assert results in said(own_site, CHORD_OF_THE_SHOP, url, **backend)
     assert said(own_site, SUBMITTED_BY_THE_SHOP, url, **backend) == ""
     assert said(own_site, SUBMITTED_BY_THE_SHOP, url) == said(own_site, CHORD_OF_THE_SHOP, url) == ""
+
+
+@pytest.mark.parametrize("is_chord", [False, True])
+@pytest.mark.parametrize("transport", ["broker_transport_options", "result_backend_transport_options"])
+def test_an_error_says_which_prefix_differs(transport: str, is_chord: bool) -> None:
+    one, other = (
+        Celery(name, broker="redis://redis", backend="redis://redis", set_as_current=False) for name in "ab"
+    )
+    assert list(two_apps._different(one, other, is_chord)) == []
+    other.conf[transport] = {"global_keyprefix": "portal-"}
+    whose = "of the app 'b', 'portal-', whose tasks are in one chain or chord with a generation"
+    matters = is_chord or transport == "broker_transport_options"
+    found = list(two_apps._different(one, other, is_chord))
+    assert found == [f"global_keyprefix of {transport}: must be that {whose}, got ''"] * matters
+    assert (two_apps._lists(one) != two_apps._lists(other)) == (transport == "broker_transport_options")
 
 
 @pytest.mark.slow
