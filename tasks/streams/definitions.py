@@ -92,7 +92,7 @@ def end(task: AsyncResult | str) -> End | None:
     None if it has not ended. This is read from the task's state, and needs no result backend.
 
     Raises `UnknownTask` if Redis has nothing of such a task. A task that waits in its queue is known if it was
-    submitted with `registered`."""
+    submitted with `registered`. Raises `Unavailable` if Redis does not answer."""
     return ends.end(task)
 
 
@@ -119,8 +119,8 @@ def sse(
     finds it. The task must have been submitted with the same option. The other options are those of `stream`.
 
     Raises, before the first event: `UnknownTask` if `task` is an id and Redis has nothing of it (submit with
-    `registered=True`, so that a queued task is known), and `InvalidRequest` if `last_event_id` is no id of an
-    event.
+    `registered=True`, so that a queued task is known), `Unavailable` if Redis does not answer, and
+    `InvalidRequest` if `last_event_id` is no id of an event.
     """
     return events.sse(
         task,

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from celery.result import AsyncResult
 from pydantic import ValidationError
 
-from petiole.tasks.errors import StreamError, UnknownTask
+from petiole.tasks.errors import StreamError, Unavailable, UnknownTask
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.requests.results import End
 from petiole.tasks.servers import connections
+from petiole.tasks.settings import settings
+from petiole.tasks.urls import redacted
 
 
 def end(task: AsyncResult | str) -> End | None:
     task_id = _id(task)
-    return _read(task_id, connections.streams().hgetall(stream_keys(task_id).state))
+    with _reaching():
+        state = connections.streams().hgetall(stream_keys(task_id).state)
+    return _read(task_id, state)
 
 
 async def aend(task: AsyncResult | str) -> End | None:
     task_id = _id(task)
-    return _read(task_id, await connections.async_streams().hgetall(stream_keys(task_id).state))
+    with _reaching():
+        state = await connections.async_streams().hgetall(stream_keys(task_id).state)
+    return _read(task_id, state)
+
+
+@contextmanager
+def _reaching() -> Iterator[None]:
+    try:
+        yield
+    except connections.LOST as error:
+        raise Unavailable(redacted(settings().streams_url), str(error)) from error
 
 
 def _id(task: AsyncResult | str) -> str:

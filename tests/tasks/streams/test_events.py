@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +13,13 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from petiole.tasks import InvalidRequest, StreamDelta, UnknownTask, asse, sse
+from petiole.tasks import InvalidRequest, StreamDelta, Unavailable, UnknownTask, asse, sse
 from petiole.tasks.keys import stream_keys
+from petiole.tasks.servers import connections
 from petiole.tasks.streams import following
 from petiole.tasks.streams.events import ALIVE, END, Events
 from tests.support.site import eventually
-from tests.tasks.streams.conftest import Writer
+from tests.tasks.streams.conftest import Server, Writer
 
 Ask = Callable[..., list[bytes]]
 
@@ -80,6 +82,14 @@ def test_a_parsed_stream_goes_on_after_the_last_event_too(ask: Ask, writer: Writ
 def test_an_unknown_task_is_refused_before_the_first_event(ask: Ask, server: Any) -> None:
     with pytest.raises(UnknownTask, match="task nobody's: Redis has nothing of it"):
         ask("nobody's")
+
+
+def test_without_redis_it_is_unavailable_before_the_first_event(ask: Ask, server: Server) -> None:
+    server.kill()
+    for task in ("t", "nobody's"):
+        with pytest.raises(Unavailable, match=re.escape(server.socket.name)) as raised:
+            ask(task)
+        assert isinstance(raised.value.__cause__, connections.LOST)
 
 
 @pytest.mark.parametrize("last_event_id", ["x", "-1", "1.5", "end", ".end", "٣", "9" * 16, "0" * 20 + "9" * 5000])
