@@ -37,14 +37,18 @@ if TYPE_CHECKING:
     from petiole.tasks.app.application import app as celery_app
     from petiole.tasks.errors import (
         BatchError,
+        GenerationFailed,
         InvalidRequest,
+        ModelChanged,
         NoWorker,
+        ResultTooLarge,
         StreamError,
         StreamExpired,
         StreamTimeout,
         Unavailable,
         Unconfirmed,
         UnknownTask,
+        WorkersLost,
     )
     from petiole.tasks.fleet.control import acancel, cancel
     from petiole.tasks.requests.celery_options import Submission
@@ -82,9 +86,12 @@ __all__ = [
     "GenerateOptions",
     "GenerateRequest",
     "GenerationDict",
+    "GenerationFailed",
     "GenerationResult",
     "InvalidRequest",
+    "ModelChanged",
     "NoWorker",
+    "ResultTooLarge",
     "SparseVectors",
     "StreamDelta",
     "StreamError",
@@ -96,6 +103,7 @@ __all__ = [
     "Unconfirmed",
     "UnknownTask",
     "Vectors",
+    "WorkersLost",
     "acancel",
     "aend",
     "asse",
@@ -123,8 +131,12 @@ __all__ = [
 _HOMES = {
     "celery_app": "petiole.tasks.app.application:app",
     "celery": "petiole.tasks.app.application:app",  # `celery -A tasks` looks for it: `app` is a folder
+    "GenerationFailed": "petiole.tasks.errors:GenerationFailed",
     "InvalidRequest": "petiole.tasks.errors:InvalidRequest",
+    "ModelChanged": "petiole.tasks.errors:ModelChanged",
     "NoWorker": "petiole.tasks.errors:NoWorker",
+    "ResultTooLarge": "petiole.tasks.errors:ResultTooLarge",
+    "WorkersLost": "petiole.tasks.errors:WorkersLost",
     "StreamError": "petiole.tasks.errors:StreamError",
     "StreamExpired": "petiole.tasks.errors:StreamExpired",
     "StreamTimeout": "petiole.tasks.errors:StreamTimeout",
