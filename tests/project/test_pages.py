@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -183,6 +184,11 @@ def served(project: Path, *command: str, **environment: str) -> Iterator[int]:
         server.wait()
 
 
+def refuse(route: Any, refused: list[str]) -> None:
+    refused.append(route.request.url)
+    route.fulfill(status=502)
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize("interface", SERVERS)
 def test_in_a_browser_whose_connection_is_cut_each_delta_comes_once(
@@ -204,6 +210,9 @@ def test_in_a_browser_whose_connection_is_cut_each_delta_comes_once(
                 with tab.expect_response("**/ask") as asked:
                     tab.get_by_role("button", name="Ask").click()
                 tab.wait_for_function("window.events.length > 3")
+                refused: list[str] = []
+                if interface == "wsgi":  # as by a proxy whose server is restarted
+                    tab.route("**/answers/**", lambda route: refuse(route, refused), times=1)
                 proxy.cut()
                 tab.wait_for_function("window.ended")
                 opened, events = tab.evaluate("[window.opened, window.events]")
@@ -214,6 +223,7 @@ def test_in_a_browser_whose_connection_is_cut_each_delta_comes_once(
             finally:
                 proxy.close()
     assert opened > 1, "the connection was not cut while it had events"
+    assert len(refused) == (interface == "wsgi")
     assert shown == "".join(delta["text"] for delta in log)
     deltas = [json.loads(data) for _, data in events]
     assert [token for delta in deltas for token in delta["token_ids"]] == [
