@@ -168,6 +168,7 @@ def _built(target: Path, command: Sequence[str]) -> Path:
         with _alone(target.parent):
             if not _is_whole(target):
                 began = time.monotonic()
+                log.warning("compiling the CPU kernels, once on this machine")
                 _compile(command, target, _TIMEOUT_S)
                 took = time.monotonic() - began
                 log.info("%s compiled the CPU kernels for this machine in %.1f s", command[0], took)

@@ -57,7 +57,8 @@ def test_it_is_built_once_and_kept(monkeypatch, empty_cache, caplog):
         before = built.stat().st_mtime_ns
         assert load() is not None
     assert built.stat().st_mtime_ns == before
-    assert caplog.text.count("compiled the CPU kernels for this machine") == 1
+    for said in ("compiling the CPU kernels, once on this machine", "compiled the CPU kernels for this machine"):
+        assert caplog.text.count(said) == 1
 
 
 @pytest.fixture(params=["no home", "one where no folder can be made"])
@@ -151,7 +152,7 @@ def test_what_it_builds_is_trusted_under_any_umask(monkeypatch, empty_cache, cap
         assert [load()._name, load()._name] == [str(next((empty_cache / "petiole").glob("*.so")))] * 2
     finally:
         os.umask(before)
-    assert not caplog.text
+    assert caplog.messages == ["compiling the CPU kernels, once on this machine"]
 
 
 class Linux:
