@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -70,6 +72,12 @@ def _dimmed(text: str) -> Any:
     return shown
 
 
+def _of_a_django_project() -> str:
+    if os.environ.get("DJANGO_SETTINGS_MODULE") or not Path("manage.py").is_file():
+        return ""
+    return ". To read the settings of this Django project, set DJANGO_SETTINGS_MODULE"
+
+
 def error_text(error: Exception) -> str:
     """The error; with the URL of the server that does not answer."""
     said, current = str(error) or type(error).__name__, settings.settings()
@@ -77,7 +85,7 @@ def error_text(error: Exception) -> str:
         case PetioleError():
             return said
         case OperationalError():
-            return f"{redacted(current.broker_url)} is not available: {said}"
+            return f"{redacted(current.broker_url)} is not available: {said}{_of_a_django_project()}"
         case redis.ConnectionError() | redis.TimeoutError():
-            return f"{redacted(current.streams_url)} is not available: {said}"
+            return f"{redacted(current.streams_url)} is not available: {said}{_of_a_django_project()}"
     return said

@@ -83,6 +83,19 @@ def test_no_redis_is_one_clear_line(run: Run, monkeypatch: pytest.MonkeyPatch) -
     assert err.count("\n") == 1
 
 
+def test_in_a_django_project_the_line_says_how_to_read_its_settings(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PETIOLE_REDIS_URL", "redis://localhost:1/0")
+    monkeypatch.delenv("DJANGO_SETTINGS_MODULE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "manage.py").touch()
+    settings.cache_clear()
+    said = run("status")[2]
+    settings.cache_clear()
+    assert said.endswith(". To read the settings of this Django project, set DJANGO_SETTINGS_MODULE\n")
+
+
 def test_status_shows_who_works_and_who_is_lost(run: Run, client: redis.Redis) -> None:
     report(
         client,
