@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import NoneType
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_origin
 
 from pydantic import (
     BaseModel,
@@ -215,6 +215,9 @@ class Options(Common, Sampling):
     @field_validator("json_schema", mode="before")
     @classmethod
     def _schema_from_text(cls, schema: object) -> object:
+        if isinstance(schema, type) or get_origin(schema) is not None:
+            limit = "must be an object or a pydantic class; for other types give TypeAdapter(...).json_schema()"
+            raise InvalidRequest("json_schema", limit, shorten(schema))
         if not isinstance(schema, str) or len(schema) > MAX_SCHEMA_CHARACTERS:
             return schema
         try:

@@ -68,6 +68,13 @@ def test_every_task_has_a_schema() -> None:
         ({"json_schema": "{"}, "json_schema: must be an object or JSON text of one, got '{'"),
         ({"json_schema": "[" * 100_000}, "json_schema: must be an object or JSON text of one, got '[[["),
         ({"json_schema": 5}, "json_schema: must be an object, got 5"),
+        *(
+            (
+                {"json_schema": kind},
+                "json_schema: must be an object or a pydantic class; for other types give TypeAd",
+            )
+            for kind in (int, list[int], dict[str, int] | None)
+        ),
         (
             {"json_schema": {"a": "x" * 10**6}},
             "json_schema: must have at most 1000000 characters as JSON, got 10000",
