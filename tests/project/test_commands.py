@@ -59,7 +59,6 @@ ELSEWHERE: dict[str, dict[int, str]] = {
         2: "tests/e2e/test_steering.py",
         3: "needs a Redis at its usual port",
     },
-    "docs/embeddings.md": {0: "tests/tasks/test_end_to_end.py"},
     "docs/existing-app.md": {
         0: "tests/project/test_wheel.py",
         1: "tests/project/test_wheel.py",
