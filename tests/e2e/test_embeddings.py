@@ -41,6 +41,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, model: tuple[Path, Any]) -> I
         "PETIOLE_DEVICE": "cpu",
         "PETIOLE_MAX_NUM_SEQS": 4,
         "PETIOLE_NUM_THREADS": 1,
+        "PETIOLE_MAX_ATTEMPTS": 1000,  # a task may meet several of the deaths here
         "PETIOLE_DEATHS": folder,
         "PETIOLE_VISIBILITY_TIMEOUT_S": 2,
         "PETIOLE_DRAIN_SECONDS": 0,
