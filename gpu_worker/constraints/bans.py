@@ -1,6 +1,6 @@
 """Words that an output must not contain.
 
-A word is banned in the tokens that its text has, at the beginning of a text and behind a space. Its last token may
+A word is banned in the tokens that its text has, at the beginning of a text and after a space. Its last token may
 not come where the others stand at the end of the output. A word of one token needs no state: its token is one of
 `banned_token_ids`.
 

@@ -2,7 +2,8 @@
 
 Of a prompt tokens are left out. Of a conversation, whose template must stay whole, texts of messages are cut: the
 longest ones, all to one length, so that a short instruction beside a long document stays as it is. Which tokens
-stay depends on the request and on the model's context alone, so every worker of a fleet keeps the same ones."""
+stay depends on the request and on the model's context alone: workers with the same `max_model_len` keep the same
+ones."""
 
 from __future__ import annotations
 

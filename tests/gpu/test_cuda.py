@@ -70,7 +70,7 @@ def decodes_agree(driver, model, prompts):
 @pytest.mark.parametrize("family", sorted(WITH_STATES))
 @pytest.mark.parametrize("graphs", ["on", "off"])
 def test_layers_with_a_state_agree_with_transformers(family, graphs, checkpoint, open_runtime):
-    """Prompts in chunks beside decodes, and behind snapshots."""
+    """Prompts in chunks beside decodes, and after snapshots."""
     folder, model = checkpoint(family)
     driver, ids = Driver(open_runtime(folder, cuda_graphs=graphs)), tokens(60)
     first, beside = driver.sequence(ids, ALL), driver.sequence(tokens(7, 5), ALL)

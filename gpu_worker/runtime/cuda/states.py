@@ -16,7 +16,7 @@ class StatesOnCuda:
 
     layers: of each layer of the model; None: it keeps no state. places: [B], of the rows' states; bounds: [B + 1],
     where the positions of each row begin; of: [T], the index of each position's row; copies: [T], the place to
-    which the state behind it is copied, or -1. All int32."""
+    which the state after it is copied, or -1. All int32."""
 
     layers: Sequence[LayerState | None]
     places: Tensor

@@ -85,7 +85,7 @@ class Alike:
         return self.masks[key]
 
     def _around(self, plan: Attention) -> Tensor | None:
-        """bool [longest, longest]: what a position sees of a text. Nobody reads the positions behind a text's end,
+        """bool [longest, longest]: what a position sees of a text. Nobody reads the positions after a text's end,
         which may see nothing."""
         causal = plan.mask != "bidirectional"
         if not causal and not plan.window:

@@ -45,7 +45,7 @@ class StatePool:
     def begin(
         self, rows: Int64Array, starts: Int32Array, lengths: Int32Array, updates: StateUpdates
     ) -> Int64Array | None:
-        """Begin the rows that begin, in stream order. Returns the place to which the states behind each of the
+        """Begin the rows that begin, in stream order. Returns the place to which the states after each of the
         step's T positions are copied, or -1; None if there are no copies. Whoever calls this advances the
         states."""
         n_rows, going_on = len(self.reached), updates.sources > 0
@@ -65,8 +65,8 @@ class StatePool:
         if not len(updates.kept):
             return None
         copies = np.full(int(lengths.sum()), -1, dtype=np.int64)
-        behind = (np.cumsum(lengths) - lengths)[updates.kept] + updates.positions - starts[updates.kept]
-        copies[behind - 1] = n_rows + updates.snapshots
+        ends = (np.cumsum(lengths) - lengths)[updates.kept] + updates.positions - starts[updates.kept]
+        copies[ends - 1] = n_rows + updates.snapshots
         return copies
 
 

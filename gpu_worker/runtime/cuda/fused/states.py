@@ -5,7 +5,7 @@ same numbers wherever it is cut, and prefills and decodes compute alike. Threads
 dimensions of values, which know nothing of each other.
 
 The rows of a step lie one after the other among its T positions: row i has those from bounds[i] to bounds[i + 1].
-`places`, [B], has the place of each row's state, `copies`, [T], the place to which the state behind a position is
+`places`, [B], has the place of each row's state, `copies`, [T], the place to which the state after a position is
 copied, or -1. These, like `bounds`, are int32.
 """
 
