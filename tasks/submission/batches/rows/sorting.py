@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import itertools
 import pickle
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -37,7 +38,7 @@ def in_order(
     """The rows, sorted; equal ones as they came. `beginning`: see `Form.beginning`. Raises `Stopped`, and
     `StorageError` if there is no room for the files."""
     with contextlib.ExitStack() as stack:
-        runs: list[IO[bytes]] = []
+        levels: list[list[IO[bytes]]] = [[]]  # of files that are runs of one, of MOST_RUNS, of its square, ...
         run: list[tuple[Key, Row]] = []
         size = 0
         for row in rows:
@@ -47,17 +48,27 @@ def in_order(
             run.append(((text if sort == "prefix" else -len(text), row.number), row))
             size += row.size + _A_ROW + (len(text) if sort == "prefix" else 0)
             if size >= RUN_BYTES:
-                runs.append(_written(stack, sorted(run, key=_key)))
+                levels[0].append(_written(stack, sorted(run, key=_key)))
                 run, size = [], 0
-                if len(runs) == MOST_RUNS:
-                    runs = [_written(stack, _merged(runs))]
+                _merge_full(stack, levels)
         run.sort(key=_key)
-        for _, row in heapq.merge(*map(_read, runs), run, key=_key):
+        for _, row in heapq.merge(*map(_read, itertools.chain(*levels)), run, key=_key):
             yield row
 
 
 def _key(one: tuple[Key, Row]) -> Key:
     return one[0]
+
+
+def _merge_full(stack: contextlib.ExitStack, levels: list[list[IO[bytes]]]) -> None:
+    """Merge each level that is full into a file of the next one: a row is written once a level."""
+    level = 0
+    while len(levels[level]) == MOST_RUNS:
+        if level + 1 == len(levels):
+            levels.append([])
+        levels[level + 1].append(_written(stack, _merged(levels[level])))
+        levels[level] = []
+        level += 1
 
 
 def _merged(runs: Iterable[IO[bytes]]) -> Iterator[tuple[Key, Row]]:

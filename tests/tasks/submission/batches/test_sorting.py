@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
@@ -49,6 +51,25 @@ def test_whatever_fits_into_memory_the_order_is_the_same(
     assert all(rows[one.number] == one for one in found)
     keys = [(Requests().beginning(one), one.number) for one in found]
     assert keys == sorted(keys, key=lambda key: key if sort == "prefix" else (-len(key[0]), key[1]))
+
+
+def test_a_row_is_written_once_a_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 runs of one row, of which three are merged at a time: at most six levels."""
+    written = 0
+    write = sorting._written
+
+    def counted(stack: contextlib.ExitStack, run: Iterable[Any]) -> IO[bytes]:
+        nonlocal written
+        some = list(run)
+        written += len(some)
+        return write(stack, some)
+
+    monkeypatch.setattr(sorting, "_written", counted)
+    monkeypatch.setattr(sorting, "RUN_BYTES", 1)
+    monkeypatch.setattr(sorting, "MOST_RUNS", 3)
+    found = [Requests().beginning(one) for one in sorted_by(rows_of(5, 300), "prefix")]
+    assert found == sorted(found)
+    assert 300 < written <= 300 * 6
 
 
 def test_rows_that_share_a_cache_are_together() -> None:
