@@ -39,7 +39,7 @@ def generate(site: Site) -> Any:
     app = make_app()
     app.set_current = lambda: None  # type: ignore[method-assign]
 
-    @app.task(name="tasks.generate", base=GenerationTask, bind=True)  # type: ignore[untyped-decorator]
+    @app.task(name="tasks.generate", base=GenerationTask, bind=True, shared=False)  # type: ignore[untyped-decorator]
     def generate(self: GenerationTask, **_: object) -> None: ...
 
     return generate

@@ -44,7 +44,7 @@ class Pipeline:
         app.conf.task_publish_retry = False
         self.ran: list[str] = []
 
-        @app.task(name=TASK, bind=True)
+        @app.task(name=TASK, bind=True, shared=False)
         def generate(task: Any, /, *args: Any, **kwargs: Any) -> str:
             self.ran.append(task.request.id)
             return "text"

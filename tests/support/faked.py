@@ -155,7 +155,7 @@ def _shop(worker: FakeWorker) -> tuple[Celery, Any]:
     shop = Celery("shop", broker=worker.url, backend=worker.url, set_as_current=False)
     shop.conf.task_default_queue = settings().linked_queue
 
-    @shop.task(name="shop.note")  # type: ignore[untyped-decorator]
+    @shop.task(name="shop.note", shared=False)  # type: ignore[untyped-decorator]
     def note(given: Any) -> str:
         return "+".join(one["text"] for one in (given if isinstance(given, list) else [given]))
 

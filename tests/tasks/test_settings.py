@@ -201,7 +201,7 @@ def test_a_generation_is_acknowledged_late_whatever_the_application_says() -> No
     names = ("acks_late", "reject_on_worker_lost", "acks_on_failure", "acks_on_timeout")
     app.conf.update({f"task_{name}": False for name in names})
 
-    @app.task(base=GenerationTask)  # type: ignore[untyped-decorator]
+    @app.task(base=GenerationTask, shared=False)  # type: ignore[untyped-decorator]
     def task() -> None: ...
 
     assert all(getattr(task, name) is True for name in names)

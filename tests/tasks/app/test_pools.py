@@ -19,7 +19,7 @@ from kombu import pools
 def shop(limit):
     app = Celery("shop", broker=URL, backend=URL, set_as_current=False)
     app.conf.broker_pool_limit = limit
-    @app.task(name="shop.count")
+    @app.task(name="shop.count", shared=False)
     def count(text):
         return len(text)
 

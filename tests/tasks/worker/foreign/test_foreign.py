@@ -43,7 +43,7 @@ def test_a_foreign_task_that_failed_is_freed_without_the_garbage_collector(
     app = Celery(set_as_current=False, backend="cache+memory://", broker="memory://")
     raised: list[weakref.ref[TroubleError]] = []
 
-    @app.task(name="fails")
+    @app.task(name="fails", shared=False)
     def fails() -> None:
         error = TroubleError("as it should")
         raised.append(weakref.ref(error))
