@@ -324,6 +324,22 @@ def test_a_model_that_is_not_allowed_is_unknown(served: Gateway, name: str) -> N
 # ---------------------------------------------------------------- what passes between two requests
 
 
+def test_the_cache_has_nothing_of_another_tenants_prompts(http: httpx2.Client, theirs: httpx2.Client) -> None:
+    """Who could see that a prompt is cached could guess it, word by word. The client's own salt makes no other."""
+    asked = {"model": MODEL, "prompt": f"{uuid.uuid4().hex} " * 20, "max_tokens": 1}
+
+    def cached(of: httpx2.Client, **more: Any) -> int:
+        answer = of.post("/v1/completions", json={**asked, **more})
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert cached(theirs) == 0
+    assert cached(theirs) > 0
+    assert (cached(http), cached(http, cache_salt="of-acme")) == (0, 0)
+    assert cached(http) > 0, "it has a cache of its own"
+    assert cached(theirs, cache_salt="apart") == 0
+
+
 def test_an_idempotency_key_of_another_tenants_is_the_attackers_own(
     http: httpx2.Client, theirs: httpx2.Client
 ) -> None:
