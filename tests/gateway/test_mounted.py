@@ -4,6 +4,7 @@ fewest rights."""
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import httpx2
 import msgspec
 import pytest
 from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.routing import Mount
 from starlette.testclient import TestClient
 
+from petiole.gateway import app as gateway
 from petiole.gateway.core.notices import Webhook, new_secret
 from petiole.gateway.serving.callers.keys import WEBHOOKS
 from petiole.tasks.settings import settings
@@ -28,14 +32,36 @@ CHAT: dict[str, Any] = {
 }
 
 
-def test_it_is_mounted_in_an_application(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    from petiole.gateway import app as gateway
-
-    monkeypatch.setenv("PETIOLE_BROKER_URL", site.url)
-    settings.cache_clear()
+def under_fastapi() -> Any:
     app = FastAPI()
     app.mount("/llm", gateway)
-    with TestClient(app) as client:
+    return app
+
+
+def under_starlette() -> Any:
+    return Starlette(routes=[Mount("/llm", gateway)])
+
+
+def beside_django() -> Any:
+    """As its asgi.py would have it."""
+    conf = pytest.importorskip("django.conf")
+    from django.core.asgi import get_asgi_application
+
+    before = conf.settings._wrapped
+    conf.settings._wrapped = conf.UserSettingsHolder(conf.global_settings)
+    try:
+        return Starlette(routes=[Mount("/llm", gateway), Mount("/", get_asgi_application())])
+    finally:
+        conf.settings._wrapped = before
+
+
+@pytest.mark.parametrize("application", [under_fastapi, under_starlette, beside_django])
+def test_it_is_mounted_in_an_application(
+    site: Site, monkeypatch: pytest.MonkeyPatch, application: Callable[[], Any]
+) -> None:
+    monkeypatch.setenv("PETIOLE_BROKER_URL", site.url)
+    settings.cache_clear()
+    with TestClient(application()) as client:
         assert client.get("/llm/ready").json() == {"status": "ok"}
         assert [model["id"] for model in client.get("/llm/v1/models").json()["data"]] == ["petiole-tiny"]
         missing = client.post("/llm/v1/chat/completions", json={**CHAT, "model": "none"})
