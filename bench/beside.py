@@ -1,5 +1,5 @@
 """Chat beside rows of the lowest priority that fill the engine, driven directly: what the rows cost the chat, and
-what the chat leaves of the rows' rate. Part of `bench batch`.
+what the chat leaves of the rows' rate.
 
     alone       the chat, and nothing else
     chat        an engine equally full of chat
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from bench import load
 from bench.checkpoints import QWEN3_06B, TINY, Shape, checkpoint
 from bench.report import percentile, progress
-from bench.runs import Bench
+from bench.runs import Bench, arguments, opened
 from petiole.gpu_worker import Engine, Request
 
 LOWEST = 9
@@ -172,3 +172,14 @@ def _add(bench: Bench, name: str, ours: list[float], theirs: list[float], most: 
         target=most if strict else None,
         better="lower",
     )
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = arguments(__doc__).parse_args(argv)
+    bench = opened("Chat beside a batch that fills the engine", options)
+    measure(bench)
+    bench.report.finish(options.json)
+
+
+if __name__ == "__main__":
+    main()

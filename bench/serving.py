@@ -55,8 +55,8 @@ class Seen:
 
 
 @contextmanager
-def fleet(model: str, shape: Shape, concurrency: int, threads: int) -> Iterator[None]:
-    """A worker with this model on the embedded Redis, as `celery -A tasks worker` starts it."""
+def fleet(model: str, shape: Shape, concurrency: int, threads: int, **more: str) -> Iterator[None]:
+    """A worker with this model on the embedded Redis, as `celery -A tasks worker` starts it. `more`: settings."""
     from petiole.tasks.commands import demo
     from petiole.tasks.settings import settings
 
@@ -69,6 +69,8 @@ def fleet(model: str, shape: Shape, concurrency: int, threads: int) -> Iterator[
             "PETIOLE_MAX_NUM_SEQS": str(concurrency),
             "PETIOLE_PREFIX_CACHE": "off",
             "PETIOLE_NUM_THREADS": str(threads),
+            "PETIOLE_NUM_PAGES": "0",
+            **more,
         }
     )
     settings.cache_clear()
