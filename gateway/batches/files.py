@@ -10,6 +10,8 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
+from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import msgspec
@@ -20,6 +22,7 @@ from petiole.gateway.core.caller import caller
 from petiole.gateway.core.failures import Failure, invalid
 from petiole.gateway.serving.patience import patiently
 from petiole.tasks.keys import gateway_key
+from petiole.tasks.record import scripts
 from petiole.tasks.servers import connections
 from petiole.tasks.submission.batches import storage
 from petiole.tasks.submission.batches.durable import records
@@ -31,6 +34,7 @@ MOST_LISTED = 10_000
 MOST_CHARACTERS = 255
 """Of a file's name."""
 _BLOCK = 2**20
+_LIST = scripts.sources(Path(__file__).parent, {})["list"]
 _LISTED = "/files"
 _PARTS = {"output": "output", "errors": "failures"}
 
@@ -86,24 +90,24 @@ async def create(content: IO[bytes], filename: str, purpose: str, ends: Ends) ->
     made = File(name, at, await blocking(written), now, now + ends.seconds, shown, purpose)
     commands: list[tuple[Any, ...]] = [
         ("SET", _key(name), msgspec.json.encode(made), "EX", ends.seconds),
-        ("ZADD", _key(_LISTED), now, name),
-        ("EXPIRE", _key(_LISTED), LONGEST_S),
+        ("EVAL", _LIST, 1, _key(_LISTED), now, name, LONGEST_S),
     ]
     await patiently(lambda: connections.aperform(commands))
     try:
-        await _check_quota()  # others may have been made meanwhile
+        await _check_quota(made.bytes, made)  # others may have been made meanwhile
     except Failure:
         await delete(made)
         raise
     return made
 
 
-async def _check_quota(size: int | None = None) -> None:
-    """With one more file of this size. Raises `Failure`."""
+async def _check_quota(size: int, made: File | None = None) -> None:
+    """With one file of this size more. `made`: it is there. Those that were made after it do not count: of two at
+    once the first one stays. Raises `Failure`."""
     if not quotas.limited("files", "file_bytes"):
         return
-    more = [] if size is None else [size]
-    sizes = [file.bytes for file in await _uploaded()] + more
+    before = takewhile(lambda one: made is None or one.id != made.id, await _uploaded())
+    sizes = [size, *(file.bytes for file in before)]
     quotas.check("files", len(sizes))
     quotas.check("file_bytes", sum(sizes))
 

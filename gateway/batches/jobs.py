@@ -7,6 +7,7 @@ import json
 import re
 import secrets
 import time
+from itertools import takewhile
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -41,7 +42,7 @@ class ExpiresAfter(BaseModel):
 class CreateBatch(BaseModel):
     model_config = ConfigDict(extra="forbid")
     input_file_id: str
-    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
     completion_window: str
     metadata: Annotated[dict[_Name, _Value], Field(max_length=16)] | None = None
     output_expires_after: ExpiresAfter | None = None
@@ -71,7 +72,7 @@ async def create(asked: CreateBatch) -> Record:
         raise invalid("input_file_id", message, "invalid_value")
     if (first := await _repeated()) is not None:
         return first
-    await _check_quota(1)
+    await _check_quota()
     root, name, asks, made_by = await place().root(), _new_id(), caller(), request()
     until = int(time.time()) + window_s + ends.seconds
     spec = Spec(
@@ -107,7 +108,7 @@ async def create(asked: CreateBatch) -> Record:
     if made is None:
         raise Failure(503, "the batch was lost while it was made; try again", code="unavailable")
     try:
-        await _check_quota()  # others may have begun meanwhile
+        await _check_quota(made)  # others may have begun meanwhile
     except Failure:
         if created:
             await blocking(lambda: _undo(made))
@@ -115,10 +116,12 @@ async def create(asked: CreateBatch) -> Record:
     return made
 
 
-async def _check_quota(more: int = 0) -> None:
-    """Raises `Failure`: 429 if the caller has too many open batches with these more."""
+async def _check_quota(made: Record | None = None) -> None:
+    """Raises `Failure`: 429 if the caller has too many open batches with one more; with `made`, if that is one too
+    many. Those that were made after it do not count: of two at once the first one stays."""
     if quotas.limited("batches"):
-        quotas.check("batches", more + sum(not record.ended for record in await listed()))
+        before = takewhile(lambda one: made is None or one.id != made.id, await listed())
+        quotas.check("batches", 1 + sum(not one.ended for one in before))
 
 
 def _undo(record: Record) -> None:

@@ -1,57 +1,35 @@
-"""OpenAI's batch lines, as a form of `petiole batch`: a line is a request of chat/completions or completions, and
-its answer has the body that the same request gets over HTTP. The body is made of the tasks' results alone."""
+"""OpenAI's batch lines, as a form of `petiole batch`: a line is a request of one of `kinds`, and its answer has
+the body that the same request gets over HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
+from petiole.gateway.batches.kinds import KINDS, Answer, Kind
 from petiole.gateway.core import of_tenant
 from petiole.gateway.core.caller import ANYBODY, Caller, asking
 from petiole.gateway.core.failures import Failure, failure_of, invalid
-from petiole.gateway.core.parts import Whole
 from petiole.gateway.core.plan import Plan
-from petiole.gateway.core.reading import Reading
-from petiole.gateway.core.record import Record
-from petiole.gateway.openai import chat_view, completions_view, conversation
 from petiole.gateway.openai.answers import error_body
-from petiole.gateway.openai.chat import ChatCompletion
-from petiole.gateway.openai.completions import TextCompletion
-from petiole.gateway.openai.sampling import Sampling
 from petiole.gateway.serving import bodies
 from petiole.gateway.serving.webhooks import waiting
-from petiole.tasks import errors
 from petiole.tasks.errors import InvalidRequest, shorten
 from petiole.tasks.fleet.models import Found, directory
-from petiole.tasks.requests.results import GenerationResult, ShownPiece, StreamDelta
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.batches import forms
 from petiole.tasks.submission.batches.forms import Call, Fault, Line, NotRun, Outcome, Work
 from petiole.tasks.submission.batches.rows.sources import Row
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 MOST_ID_CHARACTERS = 512
 _UNKNOWN = "model_not_found"
-
-
-class _Kind(NamedTuple):
-    body: type[Sampling]
-    prefix: str
-    whole: Callable[[Record, Sequence[Whole]], dict[str, Any]]
-
-
-_KINDS: dict[str, _Kind] = {
-    ENDPOINTS[0]: _Kind(ChatCompletion, "chatcmpl-", chat_view.whole),
-    ENDPOINTS[1]: _Kind(TextCompletion, "cmpl-", completions_view.whole),
-}
-SAME = StreamDelta.model_fields.keys() & GenerationResult.model_fields.keys() - ShownPiece.model_fields.keys()
 
 
 class BatchLines:
@@ -75,14 +53,14 @@ class BatchLines:
         return {"lines": "openai", **({"endpoint": self._endpoint} if self._endpoint else {})}
 
     def work(self, row: Row) -> Work:
-        plan, kind = self._plan(row)
+        plan, answer = self._plan(row)
         where = {"queue": plan.record.queue} if plan.record.queue != settings().queue else {}
         submission = of_tenant.submission(self._caller, where)
         calls = [
             Call(f"tasks.{call.task}", {**of_tenant.options(self._caller, call.options), **submission})
             for call in plan.calls
         ]
-        return Work(calls, partial(_line, row, replace(plan, calls=()), kind))
+        return Work(calls, partial(_line, row, replace(plan, calls=()), answer))
 
     def beginning(self, row: Row) -> str:
         try:
@@ -124,12 +102,11 @@ class BatchLines:
         cause = error.__cause__
         return _refused(row, cause if isinstance(cause, Failure) else failure_of(error))
 
-    def _plan(self, row: Row) -> tuple[Plan, _Kind]:
+    def _plan(self, row: Row) -> tuple[Plan, Answer]:
         """Raises `InvalidRequest`, caused by a `Failure` if the body is wrong, and `Unavailable`."""
         _, url, body = self._request_of(row)
-        kind = _KINDS[url]
         try:
-            return self._made(row, kind, body), kind
+            return self._made(row, KINDS[url], body)
         except Failure as failure:
             raise InvalidRequest(failure.param or "body", failure.message, "the line") from failure
 
@@ -142,29 +119,23 @@ class BatchLines:
             raise InvalidRequest("custom_id", limit, shorten(custom_id))
         if method != "POST":
             raise InvalidRequest("method", 'must be "POST"', shorten(method))
-        if not isinstance(url, str) or url not in _KINDS or (self._endpoint is not None and url != self._endpoint):
-            known = self._endpoint or " or ".join(_KINDS)
+        if not isinstance(url, str) or url not in KINDS or (self._endpoint is not None and url != self._endpoint):
+            known = self._endpoint or " or ".join(KINDS)
             raise InvalidRequest("url", f"must be {known}", shorten(url))
         if unknown := sorted(value.keys() - {"custom_id", "method", "url", "body"}):
             raise InvalidRequest(unknown[0], "is not part of a batch's line", shorten(value[unknown[0]]))
         return custom_id, url, value.get("body")
 
-    def _made(self, row: Row, kind: _Kind, body: object) -> Plan:
+    def _made(self, row: Row, kind: Kind, body: object) -> tuple[Plan, Answer]:
+        """Raises `Failure`."""
         if not isinstance(body, dict):
             raise invalid("body", f"body: must be a JSON object, got {shorten(body)}", "invalid_type")
-        asked = bodies.as_request(body, kind.body)
-        if asked.stream:
-            raise invalid("stream", "stream: must be false in a batch, got true", "invalid_value")
-        if isinstance(asked, ChatCompletion) and (urls := conversation.to_fetch(asked.messages)):
-            raise invalid("messages", f"messages: images must be data URLs in a batch, got {shorten(urls[0])}")
-        name, now = f"{kind.prefix}{row.digest:016x}{row.number:x}", int(time.time())
-        plan: Any = asked
-        found = self._found(asked.model)
+        asked: Any = bodies.as_request(body, kind.body)
+        name, found = f"{kind.prefix}{row.digest:016x}{row.number:x}", self._found(asked.model)
         try:
-            made: Plan = plan.plan(name, now, found, True)
+            return kind.planned(asked, name, int(time.time()), found)
         except InvalidRequest as error:
             raise failure_of(error) from None
-        return made
 
     def _found(self, model: str) -> Found:
         """Raises `Failure`."""
@@ -179,32 +150,11 @@ class BatchLines:
             raise invalid("model", str(error), _UNKNOWN, 404) from None
 
 
-def _line(row: Row, plan: Plan, kind: _Kind, outcomes: Sequence[Outcome]) -> Line:
+def _line(row: Row, plan: Plan, answer: Answer, outcomes: Sequence[Outcome]) -> Line:
     try:
-        wholes = [_whole(plan, choice, outcome) for choice, outcome in enumerate(outcomes)]
-        return _answered(row, 200, kind.whole(plan.record, wholes))
+        return _answered(row, 200, answer(plan, outcomes))
     except Failure as failure:
         return _refused(row, failure)
-
-
-def _whole(plan: Plan, choice: int, outcome: Outcome) -> Whole:
-    """Raises `Failure`."""
-    if outcome.error is not None:
-        raise failure_of(errors.rebuild(outcome.error), plan.names)
-    result = GenerationResult.model_validate(outcome.result)
-    fields = {name: getattr(result, name) for name in SAME}
-    delta = StreamDelta(
-        task_id=plan.record.tasks[choice],
-        index=0,
-        **{name: value for name, value in fields.items() if name != "task_id"},
-        content=result.content,
-        tool_calls=result.tool_calls,
-        reasoning=None if result.reasoning is None else result.reasoning.text,
-    )
-    whole = Whole()
-    for part in Reading.of(plan.record, choice).read(delta):
-        whole.add(part)
-    return whole
 
 
 def _answered(row: Row, status: int, body: dict[str, Any]) -> Line:

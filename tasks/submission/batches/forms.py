@@ -195,7 +195,9 @@ class Requests:
         return {**head, "id": value["id"]} if "id" in value else head
 
 
-_SUBJECTS = ("prompt", "messages", "question", "object", "query", "texts", "documents", "pairs")
+_SUBJECTS = (
+    "prompt", "instructions", "input", "messages", "question", "object", "query", "texts", "documents", "pairs",
+)  # fmt: skip
 
 
 def beginning_of(options: Mapping[str, Any], before: Sequence[Any]) -> str:

@@ -184,7 +184,7 @@ def test_batches_are_listed_in_pages(client: openai.OpenAI) -> None:
     [
         ({"input_file_id": "file-000000000000000000000000"}, "file_id"),
         ({"input_file_id": "../../etc/passwd"}, "file_id"),
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/moderations"}, "endpoint"),
         ({"completion_window": "1d"}, "completion_window"),
         ({"completion_window": "9999h"}, "completion_window"),
         ({"metadata": {"a": "x" * 513}}, "metadata.a"),

@@ -12,9 +12,10 @@ from tests.support.gateway import Gateway
 from tests.support.nursery import petiole
 from tests.support.site import Site
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, RESPONSE, VECTORS = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"
 MESSAGES = [{"role": "user", "content": "Count from 1 to 5."}]
 SURE: dict[str, Any] = {"model": "petiole-tiny", "temperature": 0, "max_tokens": 12}
+SAID: dict[str, Any] = {"model": "petiole-tiny", "temperature": 0, "max_output_tokens": 12}
 ASKED: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {**SURE, "messages": MESSAGES}),
     (CHAT, {**SURE, "messages": MESSAGES, "n": 2, "temperature": 1, "seed": 5}),
@@ -26,15 +27,33 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {**SURE, "messages": MESSAGES, "mistake": 1}),
     (CHAT, {**SURE, "messages": MESSAGES, "model": "nobody"}),
     (TEXT, {**SURE, "prompt": "word " * 3000}),
+    (RESPONSE, {**SAID, "instructions": "Count.", "input": "Count from 1 to 5."}),
+    (RESPONSE, {**SAID, "input": [{"role": "user", "content": "Hello"}], "top_logprobs": 2}),
+    (RESPONSE, {**SAID, "input": "Hello", "store": False, "metadata": {"night": "1"}}),
+    (RESPONSE, {**SAID, "input": "word " * 3000}),
+    (RESPONSE, {**SAID, "input": []}),
+    (RESPONSE, {**SAID, "input": "Hello", "n": 2}),
+    (VECTORS, {"model": "petiole-tiny", "input": ["Hello", "Count from 1 to 5."]}),
+    (VECTORS, {"model": "petiole-tiny", "input": "Hello", "encoding_format": "base64"}),
+    (VECTORS, {"model": "petiole-tiny", "input": []}),
 ]
-NOT_THE_SAME = ("id", "created", "system_fingerprint")
+NOT_THE_SAME = ("id", "created", "created_at", "completed_at", "system_fingerprint", "store")
+KEPT: list[dict[str, Any]] = [
+    {"background": True},
+    {"store": True},
+    {"previous_response_id": "resp_1"},
+    {"conversation": "conv_1"},
+    {"stream": True},
+]
 
 
 def comparable(body: dict[str, Any]) -> dict[str, Any]:
     """Without what no two answers have in common."""
     body = {name: value for name, value in body.items() if name not in NOT_THE_SAME}
-    if "usage" in body:
-        body["usage"] = {name: body["usage"][name] for name in ("prompt_tokens", "completion_tokens")}
+    if body.get("usage"):
+        body["usage"] = {name: count for name, count in body["usage"].items() if isinstance(count, int)}
+    if "output" in body:
+        body["output"] = [{**item, "id": ""} for item in body["output"]]
     return body
 
 
@@ -48,6 +67,9 @@ def test_bodies_are_those_of_http(site: Site, gateway: Gateway, tmp_path: Path) 
         {**rows[0], "body": {**SURE, "messages": MESSAGES, "stream": True}},
         {**rows[0], "more": 1},
         [],
+        *({**rows[0], "url": RESPONSE, "body": {**SAID, "input": "Hello", **given}} for given in KEPT),
+        {**rows[0], "url": RESPONSE, "body": {**SAID, "input": [{"type": "item_reference", "id": "msg_1"}]}},
+        {**rows[0], "url": VECTORS, "body": {"model": "petiole-tiny", "input": [1, 2]}},
     ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, *bad]))
     ran = petiole("batch", "in.jsonl", "-o", "out.jsonl", folder=tmp_path, **site.environment)
