@@ -6,7 +6,8 @@ scripts get the names as arguments.
     of one task         `StreamKeys`
     of one image        `image_key`
     of the gateway      `gateway_key`
-    of batches          `batch_key`, `batch_lease_key`, `batches_key`, `OPEN_BATCHES_KEY`
+    of batches          `batch_key`, `batch_lease_key`, `batches_key`, `OPEN_BATCHES_KEY`, `running_batch_key`,
+                        `RUNNING_BATCHES_KEY`
     of the broker       `LedgerKeys`
     of tenants          `usage_keys`, `account_keys`, `watched_key`
     of the whole fleet  `WORKERS_KEY`, `LIVES_KEY`, `MODELS_KEY`, `QUARANTINE_KEY`, `PROBE_KEY`
@@ -85,6 +86,15 @@ def batch_lease_key(name: str) -> str:
 def batches_key(tenant: str) -> str:
     """Sorted set: a tenant's batches, by when they were made."""
     return f"{_BATCHES}:of:{tenant}"
+
+
+RUNNING_BATCHES_KEY = f"{_BATCHES}:running"
+"""Set with a TTL: batches that processes run themselves (`submission.batches.durable.neighbours`)."""
+
+
+def running_batch_key(name: str) -> str:
+    """String with a TTL: where the rows of such a batch go, and how fast."""
+    return f"{_BATCHES}:running:{name}"
 
 
 def usage_keys(day: str) -> tuple[str, str]:

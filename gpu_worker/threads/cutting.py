@@ -42,7 +42,7 @@ def shortened(
     where: Truncate,
 ) -> list[int]:
     """The tokens of a conversation, whose longest texts are cut if it has more than `most`. They are still more if
-    its texts leave no room even when they are empty."""
+    there would be nothing left of its texts: that is another conversation."""
     found = tokens_of(messages)
     if len(found) <= most:
         return found
@@ -50,7 +50,8 @@ def shortened(
     lengths, excess = [len(one.ids) for one in encoded], 0
     for _ in range(_TRIES):
         excess += len(found) - most
-        longest = _level(lengths, excess)
+        if not (longest := _level(lengths, excess)):
+            break
         cut = iter(
             [_cut(text, one.offsets, longest, where) for text, one in zip(_texts(messages), encoded, strict=True)]
         )

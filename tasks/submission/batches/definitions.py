@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from petiole.tasks.submission.batches import batch as loop
     from petiole.tasks.submission.batches import forms, journal
     from petiole.tasks.submission.batches.batch import Batch
+    from petiole.tasks.submission.batches.durable import neighbours
     from petiole.tasks.submission.batches.rows import sources
 else:
     loop = _lazy.module("petiole.tasks.submission.batches.batch")
     forms = _lazy.module("petiole.tasks.submission.batches.forms")
     journal = _lazy.module("petiole.tasks.submission.batches.journal")
+    neighbours = _lazy.module("petiole.tasks.submission.batches.durable.neighbours")
     sources = _lazy.module("petiole.tasks.submission.batches.rows.sources")
 
 ALLOWED = frozenset({"queue", "model", "priority", "headers", "time_limit", "soft_time_limit", "confirm"})
@@ -84,7 +86,7 @@ def batch(
         form = forms.openai_lines(options=request)
     else:
         form = forms.Requests(task, request, prompt, columns or {}, system, fields)
-    return loop.Batch(
+    made = loop.Batch(
         app,
         source,
         form,
@@ -94,3 +96,5 @@ def batch(
         sort=sort,
         again=retry_failed,
     )
+    made.sharing = neighbours.of_a_process(made)
+    return made

@@ -98,7 +98,7 @@ class BatchHost:
         return min(LOOK_S, self._ttl_s / RENEWALS_A_LEASE) if begins else LOOK_S
 
     def _make_room(self) -> None:
-        runners = {one.lease.name: one for one in self._runners if one.begun}
+        runners = {one.lease.name: one for one in self._runners if one.begun}  # in the order in which they began
         if (name := hosting.makes_room(self._worker, runners)) is not None:
             logger.info("batch %s: makes room for another tenant's", name)
             runners[name].stop()

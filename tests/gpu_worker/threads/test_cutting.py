@@ -90,6 +90,19 @@ def test_rest_leaves_room_for_an_output(chatml: Tokenizer) -> None:
     assert len(tokens(chatml, prompt="hello " * 300, truncate="end", max_tokens="rest")) == CONTEXT // 2
 
 
+@pytest.mark.parametrize("where", WHERE)
+def test_a_conversation_of_which_nothing_would_be_left_is_not_cut(chatml: Tokenizer, where: Truncate) -> None:
+    """Although the template alone has room."""
+
+    def many(n: int, text: str) -> list[dict[str, Any]]:
+        return chat_of(*[("user", text)] * n)
+
+    n = max(n for n in range(1, CONTEXT) if len(chatml.apply_chat_template(many(n, ""))) <= ROOM)
+    assert len(tokens(chatml, messages=many(n, "a"), truncate=where)) > ROOM
+    some = [*many(n - 1, "a"), *chat_of(("user", "a " * CONTEXT))][-max(1, n // 2) :]
+    assert len(tokens(chatml, messages=some, truncate=where)) <= ROOM
+
+
 def test_what_cannot_be_cut_is_refused(chatml: Tokenizer) -> None:
     many = chat_of(*[("user", "a")] * 60)
     with toy_engine() as engine:

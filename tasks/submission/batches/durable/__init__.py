@@ -16,6 +16,7 @@ Each line may import what stands below it.
 submitting  for clients: begin a batch, wait until a worker has it
 runner      runs a batch that this process has claimed
 hosting     which open batches this machine may run; claims them
+neighbours  with whom a batch shares the workers; also of a batch that its client's process runs
 records     what stands in Redis
 lua/        the scripts of `records`
 """

@@ -1,12 +1,14 @@
 """Which open batches this machine may run, and in which turn. A host claims a batch for the runner that it starts.
 
 Tenants share the hosts: a free host takes a batch of the tenant with the fewest runners, the oldest first. A full
-host stops a runner of a tenant that has at least two more than one whose batch waits; it goes on in its turn."""
+host stops a runner of a tenant that has at least two more than one whose batch waits: the one that runs for
+longest, so that they take turns. It makes no room for a batch whose last runner could not go on, because its disk
+was full, say: that one is tried where there is room."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from petiole.tasks.errors import InvalidRequest, PetioleError
 from petiole.tasks.submission.batches import storage, tape
@@ -22,18 +24,19 @@ def claimed(worker: str, ttl_s: float) -> Iterator[Lease]:
             yield lease
 
 
-def makes_room(worker: str, own: Collection[str]) -> str | None:
-    """Of a host that is full with its `own` batches: whose runner stops, so that another tenant's batch runs."""
+def makes_room(worker: str, own: Iterable[str]) -> str | None:
+    """Of a host that is full with its `own` batches, of which the first runs for longest: whose runner stops, so
+    that another tenant's batch runs."""
     found = records.several(records.open_ids())
-    running = _runners(found)
-    of_own = max((one for one in found if one.id in own), key=lambda one: running[one.spec.tenant], default=None)
+    running, tenants = _runners(found), {one.id: one.spec.tenant for one in found}
+    of_own = max((name for name in own if name in tenants), key=lambda name: running[tenants[name]], default=None)
     if of_own is None:
         return None
     for record in in_turn(found):
-        if running[record.spec.tenant] + 2 > running[of_own.spec.tenant]:
+        if running[record.spec.tenant] + 2 > running[tenants[of_own]]:
             return None
-        if _can_run(worker, record):
-            return of_own.id
+        if not record.stuck and _can_run(worker, record):
+            return of_own
     return None
 
 
@@ -41,7 +44,7 @@ def in_turn(found: Sequence[Record]) -> list[Record]:
     """The open batches that nobody runs, in the order in which they should be."""
     running = _runners(found)
     waiting = [record for record in found if not record.has_runner]
-    return sorted(waiting, key=lambda record: (running[record.spec.tenant], record.age))
+    return sorted(waiting, key=lambda record: (running[record.spec.tenant], record.stuck, record.age))
 
 
 def _runners(found: Iterable[Record]) -> Counter[str]:

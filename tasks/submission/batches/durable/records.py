@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -24,7 +24,6 @@ import redis
 from petiole.tasks.keys import OPEN_BATCHES_KEY, batch_key, batch_lease_key, batches_key
 from petiole.tasks.record import scripts
 from petiole.tasks.servers import connections
-from petiole.tasks.submission.batches.flight import Sharing
 from petiole.tasks.submission.batches.rows import sorting
 
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
@@ -91,6 +90,11 @@ class Record:
     @property
     def ended(self) -> bool:
         return self.status in ENDED
+
+    @property
+    def stuck(self) -> bool:
+        """Whether its last runner ended because it could not go on."""
+        return bool(self.facts.get("stuck"))
 
     @property
     def rows_left(self) -> int:
@@ -172,22 +176,6 @@ def listed(tenant: str = "") -> list[Record]:
 def open_ids() -> list[str]:
     raw: Any = connections.streams().smembers(OPEN_BATCHES_KEY)
     return sorted(name.decode() for name in raw)
-
-
-def sharing(mine: Record, queue: str, found: Iterable[Record]) -> Sharing:
-    """With whom a batch whose rows go to this queue shares its workers: each tenant has an equal part, and its
-    batches that part. `found`: open batches. One that has no row on its way takes no part."""
-    others = [
-        one
-        for one in found
-        if one.id != mine.id
-        and one.has_runner
-        and one.number("on_their_way")
-        and one.facts.get("queue", queue) == queue
-    ]
-    tenants = {mine.spec.tenant, *(one.spec.tenant for one in others)}
-    of_mine = 1 + sum(one.spec.tenant == mine.spec.tenant for one in others)
-    return Sharing(1 / (len(tenants) * of_mine), sum(float(one.facts.get("rows_per_s") or 0) for one in others))
 
 
 def move(

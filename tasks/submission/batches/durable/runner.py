@@ -24,7 +24,7 @@ from petiole.tasks.app.application import App
 from petiole.tasks.errors import BatchError, InvalidRequest
 from petiole.tasks.submission.batches import forms, storage
 from petiole.tasks.submission.batches.batch import Batch
-from petiole.tasks.submission.batches.durable import records
+from petiole.tasks.submission.batches.durable import neighbours, records
 from petiole.tasks.submission.batches.durable.records import Lease, LeaseLost, Record, Spec
 from petiole.tasks.submission.batches.exchange import AWAY
 from petiole.tasks.submission.batches.flight import Sharing
@@ -79,7 +79,7 @@ class Runner:
             return self._run()
         except StorageError as error:  # no release: the next try is when the lease has ended
             logger.warning("%s: %s", self._record.id, error)
-            self._lease.hold(note=str(error))
+            self._lease.hold(note=str(error), stuck="1")
             return self._record.status
         except (InvalidRequest, BatchError) as error:
             return self._failed([Fault("invalid_batch", str(error))])
@@ -102,7 +102,7 @@ class Runner:
         breaks = self._record.number("breaks") + 1
         if breaks >= MOST_BREAKS:
             return self._failed([Fault("internal_error", f"{breaks} runners have broken: {type(error).__name__}")])
-        self._lease.hold(breaks=breaks, note=f"a runner has broken: {type(error).__name__}")
+        self._lease.hold(breaks=breaks, stuck="1", note=f"a runner has broken: {type(error).__name__}")
         return self._record.status
 
     def _run(self) -> str:
@@ -126,7 +126,7 @@ class Runner:
             again=again,
             tape=lambda: PagedTape(spec.output, self._lease),
             reread=self._source,
-            opened=lambda: self._lease.hold(again=""),
+            opened=lambda: self._lease.hold(again="", stuck=""),
             joining=self._joining,
             sharing=self._sharing,
         )
@@ -151,8 +151,7 @@ class Runner:
 
     def _sharing(self) -> Sharing:
         assert self._batch is not None
-        found = records.several(records.open_ids())
-        return records.sharing(self._record, self._batch.queue, found)
+        return neighbours.sharing(self._record.id, self._record.spec.tenant, self._batch.queue)
 
     def _source(self) -> Source:
         return sources.source_of(self._record.spec.input, self._record.spec.format)

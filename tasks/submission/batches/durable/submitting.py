@@ -80,6 +80,7 @@ def resume(record: Record, expires_in_s: int | None = None, again: bool = False)
         note="",
         errors="",
         breaks="",
+        stuck="",
         expires_at=expires_at,
     )
     return known(record.id)

@@ -18,7 +18,7 @@ from petiole.tasks.settings import settings
 from petiole.tasks.submission.batches import batch as loop
 from petiole.tasks.submission.batches import forms, journal, storage, tape
 from petiole.tasks.submission.batches.definitions import batch
-from petiole.tasks.submission.batches.durable import hosting, records, runner, submitting
+from petiole.tasks.submission.batches.durable import hosting, neighbours, records, runner, submitting
 from petiole.tasks.submission.batches.durable.records import Lease, LeaseLost, Record, Spec
 from petiole.tasks.submission.batches.durable.runner import Runner
 from petiole.tasks.submission.batches.exchange import Exchange, Fleet
@@ -549,12 +549,35 @@ def test_tenants_take_turns_at_the_hosts(client: redis.Redis, tmp_path: Path) ->
     of_tenants(tmp_path, "c0")
     assert hosting.makes_room("w", ["batch_b0"]) is None
     assert hosting.makes_room("w", []) is None
+    client.hset("petiole:batches:{all}:batch:batch_c0", "stuck", "1")
+    assert hosting.makes_room("w", leases) is None, "c's last runner could not write"
+    client.hset("petiole:batches:{all}:batch:batch_c0", "stuck", "")
+    assert hosting.makes_room("w", reversed([*leases])) == "batch_a2"
     stopped = hosting.makes_room("w", leases)
-    assert stopped in ("batch_a0", "batch_a1", "batch_a2")
+    assert stopped == "batch_a0", "it runs for longest"
     leases.pop(stopped).release()
     leases |= {"batch_c0": claimed()}
     assert leases["batch_c0"].name == "batch_c0"
     assert hosting.makes_room("w", leases) is None, "a has 2 runners: more than its share is waiting, not running"
+
+
+def test_a_batch_whose_output_cannot_be_written_is_stuck_until_a_runner_reads_it(
+    client: redis.Redis, workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = begun(tmp_path)
+
+    def full(location: str, data: bytes) -> None:
+        raise StorageError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "write", full)
+        assert ran(record) == "validating"
+    found = submitting.known(record.id)
+    assert (found.stuck, found.facts["note"]) == (True, "no space left on device")
+    client.delete(f"petiole:batches:{{all}}:lease:{record.id}")
+    assert ran(found) == "completed"
+    assert not submitting.known(record.id).stuck
+    check(record)
 
 
 def test_batches_that_run_beside_each_other_share_by_tenant(client: redis.Redis, tmp_path: Path) -> None:
@@ -563,10 +586,32 @@ def test_batches_that_run_beside_each_other_share_by_tenant(client: redis.Redis,
         assert lease is not None
         idle, elsewhere = one.id == "batch_b2", one.id == "batch_c0"
         lease.hold(on_their_way=0 if idle else 5, rows_per_s=2.5, queue="other" if elsewhere else "q")
-    found = records.several(records.open_ids())
-    mine = {one.id: records.sharing(one, "other" if one.id == "batch_c0" else "q", found) for one in found}
-    assert mine["batch_a0"] == mine["batch_a1"] == mine["batch_b0"] == (1 / 4, 7.5)
-    assert mine["batch_c0"] == (1.0, 0.0)
+    assert neighbours.sharing("batch_c0", "c", "other") == (1.0, 0.0)
+    for name in ("batch_a0", "batch_a1", "batch_b0"):
+        assert neighbours.sharing(name, name[6], "q") == (1 / 4, 7.5)
+
+
+def test_batches_that_processes_run_share_with_each_other_and_with_those_of_runners(
+    client: redis.Redis, workers: Workers, tmp_path: Path
+) -> None:
+    made = [batch([{"prompt": "x"}], queue=queue) for queue in ("q", "q", "other")]
+    assert [one.sharing() for one in made] == [(1.0, 0.0)] * 3, "none has a row on its way"
+    for one in made:
+        one.queue, one.progress.on_their_way, one.progress.rows_per_s = str(one.submission["queue"]), 5, 2.0
+    for one in made:
+        one.sharing()
+    assert [one.sharing() for one in made] == [(1 / 2, 2.0), (1 / 2, 2.0), (1.0, 0.0)]
+    [durable] = of_tenants(tmp_path, "a0")
+    lease = Lease.claim(durable.id, TTL_S)
+    assert lease is not None
+    lease.hold(on_their_way=5, rows_per_s=3.0, queue="q")
+    assert made[0].sharing() == (1 / 4, 5.0)
+    assert neighbours.sharing(durable.id, "a", "q") == (1 / 2, 4.0)
+    gone = next(key for key in client.keys("petiole:batches:{all}:running:*") if b'"q"' in client.get(key))
+    client.delete(gone)
+    assert neighbours.sharing(durable.id, "a", "q") == (1 / 2, 2.0)
+    assert client.scard("petiole:batches:{all}:running") == 2
+    assert client.ttl("petiole:batches:{all}:running") > 0
 
 
 def test_open_batches_of_a_tenant_have_so_many_rows_in_all(
