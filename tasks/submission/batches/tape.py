@@ -74,6 +74,7 @@ class FileTape:
             )
         if Path(output + PAGES).exists():
             raise BatchError(f"{output} is of a batch with --detach: use --detach, or choose another output")
+        self._synced = False
         with storage.writing(self.name):
             self._file: IO[bytes] = self.path.open("a+b")
         try:
@@ -116,6 +117,7 @@ class FileTape:
         return self._file.readline()
 
     def write(self, data: bytes) -> None:
+        self._synced = False
         with storage.writing(self.name):
             end = self._file.seek(0, os.SEEK_END)
             try:
@@ -128,8 +130,11 @@ class FileTape:
                 raise
 
     def sync(self) -> None:
+        if self._synced:
+            return
         with storage.writing(self.name):
             os.fsync(self._file.fileno())
+        self._synced = True
 
     def sent(self) -> int:
         return 0
