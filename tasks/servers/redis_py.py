@@ -6,6 +6,7 @@ Each difference is detected once, by the parameters of the installed version's o
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from inspect import Parameter, signature
 from typing import Any, TypeVar
 
@@ -32,6 +33,18 @@ UNTIL_SOMETHING_COMES: dict[str, Any] = {
 }
 """The parameters to read a subscription without a time limit, so that a cancelled read leaves the connection
 open."""
+
+
+def read_along(connection: Any) -> Iterator[Any]:
+    """The answers that an asyncio connection has received together with the last one that it returned, errors as
+    exceptions. `read_response` costs many times what hiredis takes to parse a message. Without hiredis there are
+    none: then `read_response` returns each."""
+    gets = getattr(getattr(connection._parser, "_reader", None), "gets", None)
+    while gets is not None and isinstance(answer := gets(), list | bytes | int | Exception):
+        if answer is False:  # older versions' word for: no more
+            return
+        yield answer
+
 
 OutOfMemory: Any = getattr(redis.exceptions, "OutOfMemoryError", ())
 """The error of a full Redis. Before 4.6 it is a plain ResponseError, whose text begins with the code."""

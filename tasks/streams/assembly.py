@@ -25,7 +25,7 @@ from petiole.tasks.record.codec import without
 from petiole.tasks.requests.results import StreamDelta
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LogPosition:
     """The end of the log's first `entries` deltas, in tokens and in characters of text.
 
@@ -37,8 +37,11 @@ class LogPosition:
     text_length: int = 0
     last: int = 0
 
-    def after(self, delta: StreamDelta) -> LogPosition:
-        return LogPosition(self.entries + 1, delta.end, self.text_length + len(delta.text), delta.index)
+    def pass_by(self, delta: StreamDelta) -> None:
+        """From the beginning of the delta to its end."""
+        self.entries += 1
+        self.last, self.index = delta.index, delta.end
+        self.text_length += len(delta.text)
 
     def ends_with(self, delta: StreamDelta) -> bool:
         return (delta.index, delta.end, delta.finish_reason) == (self.last, self.index, None)
@@ -56,11 +59,10 @@ class StreamAssembler:
 
     def published(self, delta: StreamDelta) -> list[StreamDelta] | None:
         """The new deltas, given one from the channel; None if the log must be read."""
-        begun = self.position.entries > 0
-        if self.finished or delta.attempt < self.attempt or (begun and delta.index < self.position.index):
+        begun, ahead = self.position.entries > 0, delta.index - self.position.index
+        if self.finished or delta.attempt < self.attempt or (begun and ahead < 0):
             return []
-        first_of_several = not begun and (delta.index < 0 or delta.after_prompt is True)
-        if delta.index > self.position.index or first_of_several:
+        if ahead > 0 or (not begun and (delta.index < 0 or delta.after_prompt is True)):
             return None
         return self._accept(delta)
 
@@ -98,14 +100,16 @@ class StreamAssembler:
         self.position = LogPosition()
 
     def _accept(self, delta: StreamDelta) -> list[StreamDelta]:
-        before, self.position, self._begun = self.position, self.position.after(delta), True
+        position = self.position
+        known_tokens, known_text = self.next - delta.index, self.text_length - position.text_length
+        position.pass_by(delta)
+        self._begun = True
         self.attempt = max(self.attempt, delta.attempt)
         self.finished = delta.finish_reason is not None
-        known_tokens, known_text = self.next - delta.index, self.text_length - before.text_length
-        if delta.token_ids and delta.end <= self.start:
+        if position.index <= self.start and delta.token_ids:
             known_text = len(delta.text)
-        self.next = max(self.next, delta.end)
-        self.text_length = max(self.text_length, self.position.text_length)
+        self.next = max(self.next, position.index)
+        self.text_length = max(self.text_length, position.text_length)
         if known_tokens <= 0 and known_text <= 0:
             return [delta]
         rest = without(delta, max(0, known_tokens), max(0, known_text))

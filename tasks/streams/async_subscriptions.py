@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import redis
 
 from petiole.tasks.servers import connections, redis_py
+from petiole.tasks.streams.following import LEAST_S
 
 MAX_BEHIND = 1024
 """Messages that are queued for one subscriber."""
@@ -37,8 +39,9 @@ class Subscription:
         self._shared: _SharedConnection | None = None
         self._messages: deque[bytes] = deque(maxlen=MAX_BEHIND)
         self._waiting: asyncio.Future[None] | None = None
-        self._hear: Callable[[bytes], float] | None = None
-        self._until = 0.0
+        self._until = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._hear: Callable[[bytes], bool] | None = None
 
     async def open(self) -> None:
         """Subscribe. Raises one of `connections.LOST`, or the error that Redis replied."""
@@ -56,21 +59,21 @@ class Subscription:
             raise self._shared.error()
         return None
 
-    async def listen(self, timeout_s: float, hear: Callable[[bytes], float]) -> bool:
-        """Call `hear` with each delta when it arrives. `hear` raises nothing, and returns for how long to wait for
-        the next one; 0: no longer. Returns False if the time is over. Raises redis.ConnectionError."""
+    async def listen(self, left_s: Callable[[], float], hear: Callable[[bytes], bool]) -> bool:
+        """Call `hear` with each delta when it arrives. `hear` raises nothing, and returns whether to go on.
+        `left_s`: for how long to wait for the next one. Returns False if the time is over. Raises
+        redis.ConnectionError."""
         assert self._shared is not None
         while self._messages:
-            if not (timeout_s := hear(self._messages.popleft())):
+            if not hear(self._messages.popleft()):
                 return True
-        loop = asyncio.get_running_loop()
-        self._hear, self._until = hear, loop.time() + timeout_s
+        self._hear = hear
         try:
             while self._shared.lost is None:
-                await self._change(self._until - loop.time())
+                await self._change(left_s())
                 if self._hear is None:
                     return True
-                if self._until <= loop.time():
+                if left_s() <= 0 and self._shared.lost is None:
                     return False
         finally:
             self._hear = None
@@ -93,15 +96,26 @@ class Subscription:
         self.wake()
 
     async def _change(self, timeout_s: float) -> None:
-        """Wait until `wake`, or for this long."""
+        """Wait until `wake`, or for this long. Mostly the timer of an earlier wait is early enough: to set one for
+        each message would cost more than to read the message."""
         loop = asyncio.get_running_loop()
-        self._waiting = loop.create_future()
-        timer = loop.call_later(timeout_s, self.wake)
+        self._waiting, self._until = loop.create_future(), loop.time() + max(LEAST_S, timeout_s)
+        if self._timer is not None and self._timer.when() > self._until:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = loop.call_at(self._until, self._due)
         try:
             await self._waiting
         finally:
-            timer.cancel()
-            self._waiting = None
+            self._waiting, self._until = None, math.inf
+
+    def _due(self) -> None:
+        self._timer, loop = None, asyncio.get_running_loop()
+        if self._until <= loop.time():
+            self.wake()
+        elif self._until < math.inf:
+            self._timer = loop.call_at(self._until, self._due)
 
     async def hears(self) -> bool:
         """Whether messages published before this call have arrived and are still queued."""
@@ -110,6 +124,9 @@ class Subscription:
         return bool(self._messages)
 
     async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._shared is not None:
             with contextlib.suppress(*connections.LOST):
                 await self._shared.remove(self._channel, self)
@@ -123,9 +140,7 @@ class Subscription:
         if self._hear is None:
             self._messages.append(delta)
             self.wake()
-        elif timeout_s := self._hear(delta):
-            self._until = asyncio.get_running_loop().time() + timeout_s
-        else:
+        elif not self._hear(delta):
             self._hear = None
             self.wake()
 
@@ -208,28 +223,31 @@ class _SharedConnection:
     async def _read_loop(self) -> None:
         try:
             while self._subscribers or self._pending:
-                await self._read_message()
+                try:
+                    self._take(await self._connection.read_response(**redis_py.UNTIL_SOMETHING_COMES))
+                except redis.ResponseError as refused:
+                    self._take(refused)
+                for more in redis_py.read_along(self._connection):
+                    self._take(more)
         except Exception as error:
             await self.lose(repr(error))
         except asyncio.CancelledError:
             await self.lose("the event loop ends")
             raise
 
-    async def _read_message(self) -> None:
-        error = None
-        try:
-            message = await self._connection.read_response(**redis_py.UNTIL_SOMETHING_COMES)
-        except redis.ResponseError as refused:
-            error = refused
-        else:
-            if message[0] == b"message":
-                _, channel, delta = message
-                for subscriber in self._subscribers.get(channel, ()):
-                    subscriber.deliver(delta)
-                return
+    def _take(self, answer: Any) -> None:
+        """A published message, or the reply to the oldest command without one. Raises an error that concerns the
+        whole connection."""
+        if isinstance(answer, list) and answer[0] == b"message":
+            _, channel, delta = answer
+            for subscriber in self._subscribers.get(channel, ()):
+                subscriber.deliver(delta)
+            return
+        if isinstance(answer, Exception) and not isinstance(answer, redis.ResponseError):
+            raise answer
         reply = self._pending.popleft()
         if not reply.done():
-            reply.set_result(error)
+            reply.set_result(answer if isinstance(answer, Exception) else None)
 
 
 class _SharedConnections:

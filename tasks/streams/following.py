@@ -1,8 +1,9 @@
 """The protocol of a stream's reader, without input or output.
 
-`read` is a generator. It yields deltas for the reader, and operations to perform, such as `("receive", 1.0)`. For
-an operation it is sent the result; if the operation failed, `Lost` is thrown into it. `readers` performs the
-operations, with redis-py or redis.asyncio. `assembly` decides which deltas are new.
+`read` is a generator. It yields deltas for the reader, and operations to perform: tuples such as `("pause", 1.0)`,
+or `("receive", left_s)`, where `left_s()` says for how long. For an operation it is sent the result; if the
+operation failed, `Lost` is thrown into it. `readers` performs the operations, with redis-py or redis.asyncio.
+`assembly` decides which deltas are new.
 
     subscribe ─► read the log ─► receive ◄─────────────────────┐
         ▲                          │ the next delta ───────────┤ yield it
@@ -27,6 +28,7 @@ from petiole.tasks.record.codec import without
 from petiole.tasks.requests.results import GenerationResult, ShownPiece, StreamDelta
 from petiole.tasks.streams.assembly import StreamAssembler
 
+LEAST_S = 0.001  # time to take what has come already
 SILENCE_S = 1.0  # time without a delta before the log is read: pub/sub may lose messages
 LOST_FOR_S = 60.0  # time without a connection before giving up
 LOOKS_TOGETHER = 30  # of this many looks in a row, all but the last are shared with other streams
@@ -107,6 +109,7 @@ class Following:
         self.handed_out_at = time.monotonic()
         self.assembler = StreamAssembler(start)
         self.last_delta_at = time.monotonic()
+        self.listening_since = self.last_delta_at
         self.silences_without_log = self.looks = 0
         self.shared = False
 
@@ -209,9 +212,10 @@ class Following:
         self.begun = True
 
     def follow(self) -> Reading:
-        assembler = self.assembler
+        assembler, receive = self.assembler, ("receive", self.receive_s)
         while not assembler.finished:
-            raw = yield ("receive", self.receive_timeout())
+            self.listening_since = time.monotonic()
+            raw = yield receive
             if raw is None:
                 yield from self.heartbeat()
                 yield from self.after_silence()
@@ -225,16 +229,17 @@ class Following:
             new = None if self.unannounced else assembler.published(delta)
             if new is None:
                 yield from self.catch_up()
-            else:
+            elif new:
                 yield from self.hand_out(new)
 
-    def receive_timeout(self) -> float:
-        wait_s, now = SILENCE_S, time.monotonic()
+    def receive_s(self) -> float:
+        """For how long still to wait for a delta. Not positive: no longer than to take what has come already."""
+        until = self.listening_since + SILENCE_S
         if self.timeout_s is not None:
-            wait_s = min(wait_s, self.last_delta_at + self.timeout_s - now)
+            until = min(until, self.last_delta_at + self.timeout_s)
         if self.heartbeat_s is not None:
-            wait_s = min(wait_s, self.handed_out_at + self.heartbeat_s - now)
-        return max(0.001, wait_s)
+            until = min(until, self.handed_out_at + self.heartbeat_s)
+        return until - time.monotonic()
 
     def after_silence(self) -> Reading:
         """No delta arrived: the subscription may be dead, or the task may have ended without a stream."""

@@ -52,7 +52,7 @@ class HandingStream(AsyncStream):
 
     def _go_on(self, step: Step) -> None:
         """Hand out deltas, up to the next operation or the last delta."""
-        while isinstance(step, StreamDelta):
+        while not isinstance(step, tuple):
             if (delta := self._hand_out(step)) is not None:
                 self._take(delta)
             if self._complete:
@@ -60,23 +60,23 @@ class HandingStream(AsyncStream):
             step = self._steps.send(None)
         self._step = step
 
-    async def _receive(self, timeout_s: float) -> Any:
+    async def _receive(self, left_s: Callable[[], float]) -> Any:
         if interest := self.interest():
             await connections.aperform(interest)
         assert self._subscription is not None
-        if await self._subscription.listen(timeout_s, self._hear):
+        if await self._subscription.listen(left_s, self._hear):
             return _HEARD
         self._watch.silent()
         return None
 
-    def _hear(self, raw: bytes) -> float:
-        """Feed a message to the protocol. Returns for how long it waits for the next one; 0: `run` goes on."""
+    def _hear(self, raw: bytes) -> bool:
+        """Feed a message to the protocol. Returns whether it waits for the next one; otherwise `run` goes on."""
         try:
             self._go_on(self._steps.send(raw))
         except Exception as error:
             self._fault = error
-            return 0
+            return False
         if self._complete or not self._room.is_set() or self._interest_is_due():
-            return 0
+            return False
         assert isinstance(self._step, tuple)
-        return float(self._step[1]) if self._step[0] == "receive" else 0
+        return bool(self._step[0] == "receive")

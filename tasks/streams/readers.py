@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import redis
@@ -31,7 +31,7 @@ from petiole.tasks.servers import connections
 from petiole.tasks.servers.answers import DamagedKey
 from petiole.tasks.streams import subscriptions
 from petiole.tasks.streams.async_subscriptions import Subscription
-from petiole.tasks.streams.following import Following, Lost, Step, read
+from petiole.tasks.streams.following import LEAST_S, Following, Lost, Step, read
 from petiole.tasks.streams.showing import Showing
 from petiole.tasks.streams.silences import Silent, silences
 
@@ -241,7 +241,7 @@ class Stream(_Reader, Iterator[StreamDelta]):
         try:
             while delta is None:
                 step = self._steps.send(None) if self._step is None else self._step
-                while not isinstance(step, StreamDelta):
+                while isinstance(step, tuple):
                     step = self._advance(self._perform(step))
                 delta = self._hand_out(step)
         except BaseException:  # including StopIteration
@@ -285,11 +285,11 @@ class Stream(_Reader, Iterator[StreamDelta]):
         self._pubsub = None
         subscriptions.forget()
 
-    def _receive(self, timeout_s: float) -> bytes | None:
+    def _receive(self, left_s: Callable[[], float]) -> bytes | None:
         if interest := self.interest():
             connections.perform(interest)
         assert self._pubsub is not None
-        message = subscriptions.data(self._pubsub.get_message(timeout=timeout_s))
+        message = subscriptions.data(self._pubsub.get_message(timeout=max(LEAST_S, left_s())))
         if message is None:
             self._watch.silent()
         return message
@@ -350,7 +350,7 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
         try:
             while delta is None:
                 step = self._steps.send(None) if self._step is None else self._step
-                while not isinstance(step, StreamDelta):
+                while isinstance(step, tuple):
                     step = self._advance(await self._perform(step))
                 delta = self._hand_out(step)
         except StopIteration:
@@ -387,11 +387,11 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
         await self._subscription.distrust()
         self._subscription = None
 
-    async def _receive(self, timeout_s: float) -> bytes | None:
+    async def _receive(self, left_s: Callable[[], float]) -> bytes | None:
         if interest := self.interest():
             await connections.aperform(interest)
         assert self._subscription is not None
-        message = await self._subscription.get(timeout_s)
+        message = await self._subscription.get(left_s())
         if message is None:
             self._watch.silent()
         return message
