@@ -22,11 +22,6 @@ class Event(NamedTuple):
     text: str | None = None
     tokens: Sequence[Placed] = ()
 
-    @property
-    def width(self) -> int:
-        """How many numbers it takes."""
-        return 1 if self.text is None else len(self.text)
-
     def without(self, characters: int) -> Event:
         """The rest, after the first of its characters."""
         assert self.text is not None
@@ -44,7 +39,7 @@ class Numbers:
     def number(self, event: Event) -> Event | None:
         """What the client lacks of the event, whose number is `last` then. None: nothing."""
         before = self.last
-        self.last = before + event.width
+        self.last = before + (1 if event.text is None else len(event.text))
         if before >= self.after:
             return event
         return None if self.last <= self.after else event.without(self.after - before)

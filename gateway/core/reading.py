@@ -5,8 +5,6 @@ what announces a task comes before the first text, in a delta of its own. Otherw
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from petiole.gateway.core.parts import Begun, Closed, Ended, Kind, Opened, Part, Prompted, Text
 from petiole.gateway.core.places import Places
 from petiole.gateway.core.record import Record
@@ -55,63 +53,70 @@ class Reading:
             if delta.finish_reason is not None:
                 events += self._parser.finish()
             for event in events:
-                parts += self._part(event)
+                self._add(event, parts)
         elif self._task_id is not None and delta.content is not None:
-            parts += self._divided(delta)
+            self._divide(delta, parts)
         elif delta.text:
-            parts += [*self._open(Opened("content")), Text(delta.text, self._places.emit(delta.text))]
+            self._open("content", parts)
+            parts.append(Text(delta.text, self._places.emit(delta.text)))
         if delta.finish_reason is not None:
-            parts += self._end(delta)
+            self._end(delta, parts)
         return parts
 
-    def _part(self, event: Event) -> Iterator[Part]:
+    def _add(self, event: Event, parts: list[Part]) -> None:
         match event:
-            case CallBegun(call, name):
-                yield from self._open(Opened("call", name, message.call_id(self._task_id or "", call)), anew=True)
-            case CallEnded():
-                yield from self._close()
-            case CallArguments(_, text):
-                yield Text(text)
             case Content(text, at):
-                yield from self._open(Opened("content"))
-                yield Text(text, self._places.emit(text, at))
+                self._open("content", parts)
+                parts.append(Text(text, self._places.emit(text, at)))
             case Reasoning(text, at):
-                yield from self._open(Opened("reasoning"))
-                yield Text(text, self._places.emit(text, at, said=False))
+                self._open("reasoning", parts)
+                parts.append(Text(text, self._places.emit(text, at, said=False)))
+            case CallBegun(call, name):
+                self._open_call(parts, name, message.call_id(self._task_id or "", call))
+            case CallArguments(_, text):
+                parts.append(Text(text))
+            case CallEnded():
+                self._close(parts)
 
-    def _divided(self, delta: StreamDelta) -> Iterator[Part]:
+    def _divide(self, delta: StreamDelta, parts: list[Part]) -> None:
         """A whole output that the worker has divided: its log is gone, and its result is left."""
         if delta.reasoning:
-            yield from [*self._open(Opened("reasoning")), Text(delta.reasoning)]
+            self._open("reasoning", parts)
+            parts.append(Text(delta.reasoning))
         if content := delta.content:
             at = delta.text.rfind(content)  # content around a call is at no one place
-            yield from self._open(Opened("content"))
-            yield Text(content, self._places.emit(content, at) if at >= 0 else ())
+            self._open("content", parts)
+            parts.append(Text(content, self._places.emit(content, at) if at >= 0 else ()))
         for call in delta.tool_calls or ():
-            yield from self._open(Opened("call", call.name or "", call.id or ""), anew=True)
-            yield from [Text(call.arguments)] if call.arguments else []
+            self._open_call(parts, call.name or "", call.id or "")
+            if call.arguments:
+                parts.append(Text(call.arguments))
 
-    def _open(self, part: Opened, anew: bool = False) -> Iterator[Part]:
-        if self._opened == part.kind and not anew:
-            return
-        yield from self._close()
-        self._opened = self._last = part.kind
-        yield part
+    def _open(self, kind: Kind, parts: list[Part]) -> None:
+        if self._opened != kind:
+            self._close(parts)
+            self._opened = self._last = kind
+            parts.append(Opened(kind))
 
-    def _close(self) -> Iterator[Part]:
+    def _open_call(self, parts: list[Part], name: str, call_id: str) -> None:
+        self._close(parts)
+        self._opened = self._last = "call"
+        parts.append(Opened("call", name, call_id))
+
+    def _close(self, parts: list[Part]) -> None:
         if self._opened is not None:
             self._opened = None
-            yield Closed()
+            parts.append(Closed())
 
-    def _end(self, delta: StreamDelta) -> Iterator[Part]:
+    def _end(self, delta: StreamDelta, parts: list[Part]) -> None:
         assert delta.finish_reason is not None
         if delta.error is None:
             if self._last is None:
-                yield from self._open(Opened("content"))  # an empty output is an empty content
-            yield from self._close()
+                self._open("content", parts)  # an empty output is an empty content
+            self._close(parts)
         rest = self._places.rest(self._length, said=self._last in ("content", None))
         at = None if delta.timing is None else delta.timing.ended_at
-        yield Ended(delta.finish_reason, delta.stop_reason, delta.usage, delta.error, rest, at)
+        parts.append(Ended(delta.finish_reason, delta.stop_reason, delta.usage, delta.error, rest, at))
 
 
 def _parser(prepared: Prepared) -> Parser | None:

@@ -41,7 +41,12 @@ class ChatView:
         }
         self._head = encode(head)[:-1] + b',"choices":['
         self._tail = b'],"usage":null}' if self._asked.get("usage") else b"]}"
+        # The bytes around a text that comes without tokens.
         self._plain = not (self._asked.keys() & {"top_logprobs", "token_ids"})
+        self._before = [
+            b'%b{"index":%d,"delta":{"content":' % (self._head, choice) for choice in range(len(record.tasks))
+        ]
+        self._behind = b'},"logprobs":null,"finish_reason":null}' + self._tail
 
     def begin(self, choice: int) -> Iterable[Event]:
         return [Event("role")]
@@ -79,9 +84,7 @@ class ChatView:
     def encode(self, choice: int, number: int, event: Event) -> bytes:
         match event.name:
             case "text" if self._plain:
-                return b'%b{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}%b' % (
-                    self._head, choice, encode(event.text), self._tail,
-                )  # fmt: skip
+                return self._before[choice] + encode(event.text) + self._behind
             case "text":
                 return self._chunk(choice, {"content": event.text}, event.tokens)
             case "reasoning":

@@ -53,6 +53,9 @@ TASKS: Mapping[str, Any] = {
 }
 
 
+Arrival = tuple[int, StreamDelta | None]
+"""A delta, with the number of its task; None: nothing of it has come for a while."""
+
 _CLOSING: set[asyncio.Future[None]] = set()
 
 
@@ -66,8 +69,8 @@ class Generation:
         self._began_at = time.monotonic()
         self._heard = False
         silence_s = max(1.0, min(known.gateway_heartbeat_s, known.gateway_wait_for_worker_s))
-        self._arrived: list[tuple[int, StreamDelta]] = []
-        self._held: list[tuple[int, StreamDelta]] = []
+        self._arrived: list[Arrival] = []
+        self._held: list[Arrival] = []
         self._waiting: asyncio.Future[None] | None = None
         self._fault: BaseException | None = None
         self._readers = [
@@ -101,8 +104,11 @@ class Generation:
             self._reading.append(task)
 
     def _take(self, choice: int, delta: StreamDelta) -> None:
-        self._arrived.append((choice, delta))
-        self._heard = self._heard or not delta.is_heartbeat
+        if delta.is_heartbeat:
+            self._arrived.append((choice, None))
+        else:
+            self._arrived.append((choice, delta))
+            self._heard = True
         if len(self._arrived) >= MOST_WAITING:
             for reader in self._readers:
                 reader.hold()
@@ -119,7 +125,7 @@ class Generation:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
-    async def _arrivals(self, wait_s: float | None = None) -> list[tuple[int, StreamDelta]]:
+    async def _arrivals(self, wait_s: float | None = None) -> list[Arrival]:
         """What has come, once anything has; nothing at the end, or when the time is over. Raises `Failure`."""
         if not self._arrived and self._running and self._fault is None:
             loop = asyncio.get_running_loop()
@@ -144,7 +150,7 @@ class Generation:
         silent = set(range(len(self._readers)))
         while silent and (left_s := give_up_at - time.monotonic()) > 0:
             for choice, delta in await self._arrivals(left_s):
-                if delta.is_heartbeat:
+                if delta is None:
                     await self._check_worker()
                     continue
                 silent.discard(choice)
@@ -152,26 +158,24 @@ class Generation:
                     raise self.failure(delta.error)
                 self._held.append((choice, delta))
 
-    async def batches(self) -> AsyncGenerator[list[tuple[int, StreamDelta | None]], None]:
-        """The deltas of all tasks, each with the number of its task: all that have come meanwhile together. None:
-        nothing has come for a while. Raises `Failure` if they cannot be read; a failed task has a delta that says
-        so."""
+    async def batches(self) -> AsyncGenerator[list[Arrival], None]:
+        """The deltas of all tasks: all that have come meanwhile together. Raises `Failure` if they cannot be read;
+        a failed task has a delta that says so."""
         arrived, self._held = self._held, []
         ended = 0
         while True:
-            batch: list[tuple[int, StreamDelta | None]] = []
-            for choice, delta in arrived:
-                if delta.is_heartbeat:
+            for _, delta in arrived:
+                if delta is None:
                     await self._check_worker()
-                batch.append((choice, None if delta.is_heartbeat else delta))
-                ended += delta.finish_reason is not None
-            if batch:
-                yield batch
+                elif delta.finish_reason is not None:
+                    ended += 1
+            if arrived:
+                yield arrived
             if ended == len(self._readers):
                 return
             arrived = await self._arrivals()
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, StreamDelta | None], None]:
+    async def deltas(self) -> AsyncGenerator[Arrival, None]:
         """`batches`, one by one."""
         async with contextlib.aclosing(self.batches()) as batches:
             async for batch in batches:

@@ -30,14 +30,13 @@ class ClientGone(Exception):  # noqa: N818
 
 def written(frames: Iterable[Frame]) -> bytes:
     """Events as they go over the wire. Their data has no line breaks, being JSON."""
-    out = bytearray()
-    for cursor, name, data in frames:
-        if name is not None:
-            out += b"event: %b\n" % name.encode()
-        if cursor:
-            out += b"id: %b\n" % cursor.encode()
-        out += b"data: %b\n\n" % data
-    return bytes(out)
+    return b"".join(
+        [
+            b"%bid: %b\ndata: %b\n\n"
+            % (b"" if name is None else b"event: %b\n" % name.encode(), cursor.encode(), data)
+            for cursor, name, data in frames
+        ]
+    )
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -72,14 +71,12 @@ async def events(
                 yield begun
             told_at, silence_s = time.monotonic(), settings().gateway_heartbeat_s
             async for batch in batches:
-                out = bytearray()
+                now, out = time.monotonic(), b""
                 for choice, delta in batch:
                     out += ALIVE if delta is None else written(stream.read(choice, delta))
-                if not out and time.monotonic() - told_at >= silence_s:
-                    out += ALIVE
-                if out:
-                    told_at = time.monotonic()
-                    yield bytes(out)
+                if out or now - told_at >= silence_s:
+                    told_at = now
+                    yield out or ALIVE
         except Failure as failure:
             yield failed(failure)
         yield end
