@@ -111,10 +111,9 @@ class CreateResponse(Sampling, Told):
         "prompt": "is not served: give instructions and input",
         "response_format": "is not a parameter of responses: use text.format",
         "context_management": "is not served: use /responses/compact",
-        "image": "is not served",
         "return_token_ids": "is not served for responses",
     }
-    IGNORED: ClassVar = Sampling.IGNORED | {"access_programs", "background_options", "client_metadata"}
+    IGNORED: ClassVar = Sampling.IGNORED | {"access_programs", "background_options", "client_metadata", "image"}
 
     background: bool = False
     store: bool = True

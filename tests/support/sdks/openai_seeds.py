@@ -128,7 +128,6 @@ def _sensible(body: Any, path: str) -> Any:
         body["max_output_tokens"] = 2
     if "input_file_id" in body:
         body["input_file_id"] = _made("input_file_id")
-        body["endpoint"] = "/v1/chat/completions"  # the tests' is /v1/responses, which batches do not serve
     for limit in {"max_tokens", "max_completion_tokens"} & body.keys():
         body[limit] = 2
     if path.endswith("/completions"):
