@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # An image may set it; each of hundreds of processes would compile all files again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all sdks openai-tests schema lint render format bench chaos wheelhouse lock pin clean
+.PHONY: help demo test test-all sdks openai-tests schema durability lint render format bench chaos wheelhouse lock pin clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -60,6 +60,9 @@ schema: $(VENV)/.dev  ## random requests from OpenAI's description of its interf
 	test -e $(SDKS)/bin/python || $(PYTHON) -m venv $(SDKS)
 	$(SDKS)/bin/pip install --quiet schemathesis
 	PETIOLE_SCHEMATHESIS=$(SDKS)/bin/schemathesis $(BIN)/python -m pytest tests/gateway/openai/test_description.py -rs
+
+durability: $(VENV)/.dev  ## 1,000 responses while workers, gateways and the Redis primary are killed
+	PETIOLE_TRIAL_RESPONSES=1000 $(BIN)/python -m pytest -m "not slow" tests/gateway/test_durability.py -s
 
 lint: $(VENV)/.dev  ## ruff, mypy in strict mode, who may import whom, and the links and words of the docs
 	$(BIN)/ruff check .

@@ -62,7 +62,6 @@ TRIALS: dict[str, tuple[str, ...]] = {
     "tests/e2e/test_steering.py": ("test_a_paused_worker_keeps_its_tasks_and_takes_no_more",),
     "tests/e2e/test_stop_while_loading.py": ("test_a_second_interrupt_changes_nothing",),
     "tests/fuzz": ("test_what_the_gate_lets_through_is_handled", "test_a_valid_message_runs_as_it_is"),
-    "tests/gateway/test_durability.py": (),
     "tests/gateway/test_survival.py": (
         "test_a_stream_goes_on_at_another_gateway_when_its_own_has_died",
         "test_a_stream_goes_on_while_its_worker_is_killed",
