@@ -103,9 +103,9 @@ TILE_FUNCTION(tile_int8, INT8)
 TILE_FUNCTION(tile_int8_half, INT8_HALF)
 TILE_FUNCTION(tile_twelve, TWELVE)
 #endif
+TILE_FUNCTION(near_f32, F32)
 #undef AHEAD
 #define AHEAD NULL
-TILE_FUNCTION(near_f32, F32)
 #ifndef TILES
 TILE_FUNCTION(near_bf16, BF16)
 #endif
@@ -167,17 +167,22 @@ WIDE_FUNCTION(wide_of_many, BF16, 1)
 typedef void (*Tile)(int mb, int kc, const void *x, const char *w, int64_t ldw, float *c, int64_t ldc, int add,
                      const NextWeights *ahead);
 
-/* In tiles of about the same number of rows. `ldw`: from one row of weights to the next, in bytes. */
+/* In tiles of about the same number of rows. `ldw`: from one row of weights to the next, in bytes. next: the weights that
+ * are needed next, of `row` bytes for each row of these. */
 INLINE void in_tiles(Tile tile, int kind, int m, int kc, const void *x, const char *w, int64_t ldw, float *c,
-                     int64_t ldc, int add) {
+                     int64_t ldc, int add, const char *next, int64_t row) {
   const int n = (int)parts(m, MB), rows = parts(kc, AT_ONCE(kind));
-  const int64_t step = ldw / n;
+  const int64_t step = row / n;
   for (int left = n, at = 0; left; left--) {
     const int mb = (m - at) / left;
-    const NextWeights ahead = {w + rows * (ldw + (n - left) * step), step};
+    const NextWeights ahead = {next + rows * (n - left) * step, step};
     tile(mb, kc, (const char *)x + at * KC * input_size(kind), w, ldw, c + at * ldc, ldc, add, &ahead);
     at += mb;
   }
+}
+
+INLINE void near(int m, int kc, const void *x, const void *w, float *c, int64_t ldc, int add, const char *next, int64_t row) {
+  in_tiles(near_f32, F32, m, kc, x, w, row_of(F32, PANEL), c, ldc, add, next, row);
 }
 
 void multiply(int half, int m, int kc, const void *x, const void *w, float *c, int64_t ldc, int add) {
@@ -185,9 +190,9 @@ void multiply(int half, int m, int kc, const void *x, const void *w, float *c, i
   const Inputs inputs = {x, 2 * KC, 2 * DEPTH, 2 * SIDE * 2 * KC};
   if (half) multiply_tiles(m, parts(kc, DEPTH), inputs, w, c, ldc, add);
 #else
-  if (half) in_tiles(near_bf16, BF16, m, kc, x, w, row_of(BF16, PANEL), c, ldc, add);
+  if (half) in_tiles(near_bf16, BF16, m, kc, x, w, row_of(BF16, PANEL), c, ldc, add, w, 0);
 #endif
-  else in_tiles(near_f32, F32, m, kc, x, w, row_of(F32, PANEL), c, ldc, add);
+  else near(m, kc, x, w, c, ldc, add, w, 0);
 }
 
 /* [kc][PANEL] floats */
@@ -213,18 +218,19 @@ void product(const Linear *l, int64_t p, int m, const char *x, float *sums, int6
   }
   for (int64_t from = 0; from < l->k; from += KC, x += m * KC * input_size(l->kind), w += KC / AT_ONCE(l->kind) * ldw) {
     const int kc = (int)smaller(KC, l->k - from);
-    if (l->kind == F32 || HALF_INPUTS(l->kind) || m <= 2 * MB) {
-      if (l->kind == F32) in_tiles(tile_f32, F32, m, kc, x, w, ldw, sums, lds, from > 0);
-      else if (l->kind == BF16) in_tiles(tile_bf16, BF16, m, kc, x, w, ldw, sums, lds, from > 0);
+    const char *next = w + parts(kc, AT_ONCE(l->kind)) * ldw;
+    if (l->kind == F32 || HALF_INPUTS(l->kind) || m <= (l->kind == BF16 ? 4 : 2) * MB) {
+      if (l->kind == F32) in_tiles(tile_f32, F32, m, kc, x, w, ldw, sums, lds, from > 0, next, ldw);
+      else if (l->kind == BF16) in_tiles(tile_bf16, BF16, m, kc, x, w, ldw, sums, lds, from > 0, next, ldw);
 #ifdef BY_VECTORS
-      else if (l->kind == INT8_HALF) in_tiles(tile_int8_half, INT8_HALF, m, kc, x, w, ldw, sums, lds, from > 0);
-      else if (l->kind == TWELVE) in_tiles(tile_twelve, TWELVE, m, kc, x, w, ldw, sums, lds, from > 0);
+      else if (l->kind == INT8_HALF) in_tiles(tile_int8_half, INT8_HALF, m, kc, x, w, ldw, sums, lds, from > 0, next, ldw);
+      else if (l->kind == TWELVE) in_tiles(tile_twelve, TWELVE, m, kc, x, w, ldw, sums, lds, from > 0, next, ldw);
 #endif
-      else in_tiles(tile_int8, INT8, m, kc, x, w, ldw, sums, lds, from > 0);
+      else in_tiles(tile_int8, INT8, m, kc, x, w, ldw, sums, lds, from > 0, next, ldw);
       continue;
     }
     if (l->kind == BF16) widen_panel(BF16, kc, w, ldw, b->panel); /* once for all the rows */
     else widen_panel(INT8, kc, w, ldw, b->panel);
-    multiply(0, m, kc, x, b->panel, sums, lds, from > 0);
+    near(m, kc, x, b->panel, sums, lds, from > 0, next, ldw / AT_ONCE(l->kind));
   }
 }
