@@ -18,6 +18,7 @@ WORKLOADS: dict[str, str] = {
     "scheduler": "the scheduler over a runtime that computes nothing",
     "overlap": "pipelined against blocking, with a device that only keeps time",
     "models": "decode and prefill on the CPU against transformers and llama.cpp",
+    "mixtures": "decode steps of mixtures and of models with states, against llama.cpp",
     "vision": "questions about pictures, against Moondream's reference implementation",
     "batching": "a whole load at once, against transformers' generate and its continuous batching",
     "engine": "the engine driven directly: batches, arrivals, prefixes, chat, constraints, speculation",

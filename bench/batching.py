@@ -18,7 +18,7 @@ from functools import partial
 import torch
 
 from bench import load
-from bench.checkpoints import QWEN3_06B, QWEN3_06B_INT4, SMALL, Shape, checkpoint
+from bench.checkpoints import QWEN3_06B, QWEN3_06B_INT4, SMALL, Shape, checkpoint, config
 from bench.load import Case
 from bench.peers.llama_cpp import LlamaCpp, open_peer
 from bench.peers.outside import NAMES, Outside
@@ -103,7 +103,7 @@ def peers(bench: Bench, loads: Loads, model: str, stack: ExitStack) -> dict[str,
     if bench.device != "cpu":
         return sides
     threads = bench.threads or torch.get_num_threads()
-    llama = open_peer(model, loads.shape, threads)
+    llama = open_peer(config(loads.shape), loads.shape.dtype, threads, four_bits=loads.shape.four_bits)
     if llama is None:
         bench.report.absent["llama.cpp"] = "not installed"
     else:

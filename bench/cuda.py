@@ -7,7 +7,6 @@ import gc
 import json
 import os
 import random
-import re
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -15,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from bench.checkpoints import QWEN3_06B, Described, Shape, config
 from bench.load import settle
 from bench.moondream import Seeing
+from bench.random_weights import RandomWeights
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 
@@ -34,21 +33,6 @@ class Card:
 
     bandwidth: float
     rate: float
-
-
-class RandomWeights:
-    """See `gpu_worker.models.weights.reading.TensorSource`."""
-
-    def __contains__(self, name: str) -> bool:
-        return True
-
-    def copy(self, name: str, into: Tensor) -> int:
-        is_norm = "norm" in name or re.search(r"ln\d?\.weight$", name)
-        into.fill_(1.0) if is_norm else into.normal_(0, 0.02)
-        return into.nbytes
-
-    def quantised(self, name: str, outputs: int, inputs: int) -> None:
-        return None
 
 
 def release() -> None:

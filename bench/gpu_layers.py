@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from bench.checkpoints import config
-from bench.cuda import QWEN3_8B, SMALL, Card, RandomWeights, release, seconds
+from bench.cuda import QWEN3_8B, SMALL, Card, release, seconds
+from bench.random_weights import RandomWeights
 from bench.report import Report
 from petiole.gpu_worker.models.decoder import Forward
 from petiole.gpu_worker.models.families.registry import model_of

@@ -15,12 +15,12 @@ from typing import Any
 
 from bench import floors, load
 from bench.checkpoints import SMALL, Shape, config, write_tokenizer
-from bench.cuda import RandomWeights
+from bench.random_weights import RandomWeights
 from bench.report import progress
 from bench.runs import Bench
 from petiole.gpu_worker import Engine, EngineConfig, Request
 from petiole.gpu_worker.models.families.registry import model_of
-from petiole.gpu_worker.models.plan import ModelPlan
+from petiole.gpu_worker.models.plan import ModelPlan, Router
 from petiole.gpu_worker.runtime.memory.states import state_bytes
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 
@@ -40,7 +40,13 @@ WITH_STATES = {"architectures": ["Qwen3_5ForCausalLM"], "full_attention_interval
 _OF_SMALL = {f"linear_{name}": size for name, size in (("num_key_heads", 4), ("num_value_heads", 4))} | {
     f"linear_{name}": SMALL.head_dim for name in ("key_head_dim", "value_head_dim")
 }
-QWEN35_SIZES = {"linear_num_key_heads": 16, "linear_num_value_heads": 16, "full_attention_interval": 4}
+QWEN35_SIZES = {
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "full_attention_interval": 4,
+}
 KINDS = {
     "dense": _DENSE,
     f"windows of {WINDOW} in 5 of 6 layers": _WINDOWED,
@@ -50,29 +56,53 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Counted:
-    """What steps of a plan read and compute: see `floors.Needs`."""
+    """What steps of a plan read and compute: see `floors.Needs`. bits: of a weight, but of an
+    embedding beside the head; expert_bits: of one of an expert."""
 
     name: str
     dtype: str
     plan: ModelPlan
     weight_bytes: int
+    bits: float = 16
+    expert_bits: float = 16
 
     @property
     def _size(self) -> int:
         return {"float32": 4, "bfloat16": 2}[self.dtype]
 
     def decode_bytes(self, batch: int, context: int) -> int:
-        """Weights, the keys and values that are seen, and states, which are read and written."""
+        """Weights, the keys and values that are seen, and states, which are read and written. Of experts, those
+        that at least one sequence takes, if all are taken equally often. Not an embedding beside the head."""
         seen = sum(2 * mixer.kv_size * min(context, mixer.window or context) for _, mixer in self.plan.attending)
         own = seen * self._size + 2 * state_bytes(self.plan, self._size)
-        return self.weight_bytes + batch * own
+        unread = sum(
+            router.experts * size * (1 - router.chosen / router.experts) ** batch
+            for router, size in self._mixtures
+        )
+        return self._read_bytes - round(unread * self.expert_bits / 8) + batch * own
+
+    @property
+    def _read_bytes(self) -> int:
+        embedding = 0 if self.plan.tied_head else self.plan.vocab_size * self.plan.hidden_size * self._size
+        return self.weight_bytes - embedding
+
+    @property
+    def _mixtures(self) -> list[tuple[Router, int]]:
+        """Their routers, and the weights of one expert."""
+        found = (layer.experts for layer in self.plan.layers)
+        hidden = self.plan.hidden_size
+        return [
+            (one.router, hidden * (sum(one.each.up_sizes) + one.each.inner)) for one in found if one is not None
+        ]
 
     def operations(self, tokens: int, context: float, outputs: int) -> float:
         plan, head = self.plan, self.plan.vocab_size * self.plan.hidden_size
-        dense = 2 * (self.weight_bytes // self._size - head) * tokens + 2 * head * outputs
+        experts = sum(router.experts * size for router, size in self._mixtures)
+        always = (self._read_bytes - experts * self.expert_bits / 8) / (self.bits / 8) - head
+        taken = sum(router.chosen * size for router, size in self._mixtures)
         seen = sum(4 * mixer.q_size * min(context, mixer.window or context) for _, mixer in plan.attending)
-        stored = 6 * state_bytes(plan, 0) // 4  # three multiply-adds for each number of a matrix
-        return dense + (seen + stored) * tokens
+        states = 6 * state_bytes(plan, 0) // 4  # three multiply-adds for each number of a matrix
+        return (2 * (always + taken) + seen + states) * tokens + 2 * head * outputs
 
 
 @contextmanager
@@ -87,7 +117,9 @@ def opened(bench: Bench, shape: Shape, kind: dict[str, Any], **options: Any) -> 
         )  # fmt: skip
         with Engine(settings, runtime=ModelRuntime(settings, source=RandomWeights())) as engine:
             load.at_concurrency(engine, load.requests(2, 8, 4), 2)
-            counted = Counted(shape.name, shape.dtype, model_of(raw).plan, int(engine.stats()["weight_bytes"]))
+            weights = int(engine.stats()["weight_bytes"])
+            bits = {"float32": 32, "bfloat16": 16}[shape.dtype]
+            counted = Counted(shape.name, shape.dtype, model_of(raw).plan, weights, bits, bits)
             yield engine, counted
 
 

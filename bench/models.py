@@ -2,10 +2,9 @@
 
 The models are random weights in the shapes of Qwen3-0.6B (bf16), of a 6.8 M-parameter model and of a mixture of
 16 experts, of which a token takes 4 (float32). The first also runs in four bits, without transformers.
-llama.cpp is not asked for the mixture. Each side computes the same prompts once. In every round it decodes the
-same number of tokens after them. Sides alternate in one run, on the same number of threads, each with its
-faster attention. llama.cpp takes part if `llama-cpp-python` and `gguf` are installed. The peer of a row is the
-best of the others."""
+Each side computes the same prompts once. In every round it decodes the same number of tokens after them. Sides
+alternate in one run, on the same number of threads, each with its faster attention. llama.cpp takes part if
+`llama-cpp-python` and `gguf` are installed. The peer of a row is the best of the others."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from bench import floors, load
-from bench.checkpoints import MIXTURE, QWEN3_06B, QWEN3_06B_INT4, SMALL, Shape, checkpoint
+from bench.checkpoints import MIXTURE, QWEN3_06B, QWEN3_06B_INT4, SMALL, Shape, checkpoint, config
 from bench.driver import Driver
 from bench.peers.llama_cpp import open_peer
 from bench.report import Report, arguments
@@ -130,7 +129,7 @@ def measure(case: Case, report: Report, rounds: int, threads: int, json_path: st
     floors.measure(shape, report)
     with checkpoint(shape) as folder:
         runtime = opened(case, folder, threads)
-        llama = None if shape.experts else open_peer(folder, shape, threads)
+        llama = open_peer(config(shape), shape.dtype, threads, four_bits=shape.four_bits)
         sides: list[Side] = [Ours(runtime), *([] if shape.four_bits else [Transformers(folder, shape)])]
         sides += [llama] if llama else []
         load.settle()

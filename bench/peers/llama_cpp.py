@@ -1,39 +1,23 @@
 """llama.cpp as a peer, through the low-level interface of `llama-cpp-python`: batched decodes, greedy, no text.
 
-Optional: if `llama_cpp` or `gguf` is not installed, `open_peer` returns None. The model is written as GGUF from
-the same random checkpoint, in the same type, or in Q4_0."""
+Optional: if `llama_cpp` or `gguf` is not installed, `open_peer` returns None. The model is written as GGUF, with
+random weights of the same type, or in four bits."""
 
 from __future__ import annotations
 
 import ctypes
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-
-from bench.checkpoints import Shape
-
-_NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-
 
 _CONTEXT_STEP = 256
 """llama.cpp rounds the room of a sequence to a multiple of this."""
+_TURNS = 8
+"""How often a model with states may be asked to decode."""
 
 
 class LlamaCpp:
@@ -41,17 +25,20 @@ class LlamaCpp:
 
     name = "llama.cpp"
 
-    def __init__(self, folder: str, shape: Shape, threads: int) -> None:
+    def __init__(self, raw: Mapping[str, Any], dtype: str, threads: int, *, four_bits: bool) -> None:
         import llama_cpp
+
+        from bench.peers import gguf
 
         self._lib: Any = llama_cpp
         self._quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(self._quiet, ctypes.c_void_p(0))
-        self._threads, self._vocab = threads, shape.vocab_size
+        self._threads, self._vocab = threads, raw["vocab_size"]
         self._flash: dict[tuple[int, int], bool] = {}
+        self._turns = _TURNS if "linear_num_key_heads" in raw else 1
         with tempfile.TemporaryDirectory(prefix="petiole-gguf-") as scratch:
             path = Path(scratch) / "model.gguf"
-            write_gguf(Path(folder), shape, path)
+            gguf.write(raw, dtype, four_bits, path)
             settings = llama_cpp.llama_model_default_params()
             settings.n_gpu_layers = 0
             self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), settings)
@@ -60,7 +47,7 @@ class LlamaCpp:
 
     def decode(self, prompts: Sequence[Sequence[int]], n_tokens: int) -> Callable[[], float]:
         """Computes the prompts. Returns a function that decodes `n_tokens` for each and returns the seconds."""
-        tried = [_Batch(self, prompts, flash, 2 + n_tokens) for flash in (False, True)]
+        tried = [_Batch(self, prompts, flash, 2 + self._turns * n_tokens) for flash in (False, True)]
         for batch in tried:
             batch.fill()
             batch.decode(2)
@@ -125,13 +112,18 @@ class _Batch:
         return time.perf_counter() - began
 
     def decode(self, n_tokens: int) -> float:
-        """Decode tokens after the prompts, and forget these tokens."""
+        """Decode tokens after the prompts, and forget these tokens. States cannot forget them: the next tokens
+        follow."""
         began = time.perf_counter()
         for position in range(self._length, self._length + n_tokens):
             self._run([(token, position, i) for i, token in enumerate(self._tokens)], last_only=False)
             self._tokens = [self._drawn(i) for i in range(len(self._tokens))]
         seconds = time.perf_counter() - began
-        self._lib.llama_memory_seq_rm(self._lib.llama_get_memory(self._context), -1, self._length, -1)
+        memory = self._lib.llama_get_memory(self._context)
+        for sequence in range(len(self._tokens)):
+            if not self._lib.llama_memory_seq_rm(memory, sequence, self._length, -1):
+                self._length += n_tokens
+                break
         return seconds
 
     def _run(self, inputs: Sequence[tuple[int, int, int]], *, last_only: bool) -> None:
@@ -153,49 +145,11 @@ class _Batch:
         self._lib.llama_free(self._context)
 
 
-def open_peer(folder: str, shape: Shape, threads: int) -> LlamaCpp | None:
+def open_peer(raw: Mapping[str, Any], dtype: str, threads: int, *, four_bits: bool = False) -> LlamaCpp | None:
+    """raw: the model's `config.json`."""
     try:
         import gguf  # noqa: F401
         import llama_cpp  # noqa: F401
     except (ImportError, OSError, RuntimeError):
         return None
-    return LlamaCpp(folder, shape, threads)
-
-
-def write_gguf(folder: Path, shape: Shape, path: Path) -> None:
-    import gguf
-    from safetensors.torch import load_file
-
-    writer = gguf.GGUFWriter(path, "qwen3")
-    writer.add_context_length(shape.max_positions)
-    writer.add_embedding_length(shape.hidden_size)
-    writer.add_block_count(shape.n_layers)
-    writer.add_feed_forward_length(shape.intermediate_size)
-    writer.add_head_count(shape.n_heads)
-    writer.add_head_count_kv(shape.n_kv_heads)
-    writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
-    writer.add_rope_freq_base(1_000_000.0)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_vocab_size(shape.vocab_size)
-    writer.add_tokenizer_model("no_vocab")
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        wide = tensor.dim() == 1 or tensor.dtype == torch.float32
-        array = tensor.float().numpy() if wide else tensor.view(torch.uint8).numpy()
-        kind = gguf.GGMLQuantizationType.F32 if wide else gguf.GGMLQuantizationType.BF16
-        if shape.four_bits and tensor.dim() == 2:
-            kind = gguf.GGMLQuantizationType.Q4_0
-            array = gguf.quants.quantize(tensor.float().numpy(), kind)
-        writer.add_tensor(_gguf_name(name), array, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _gguf_name(name: str) -> str:
-    short = name.removeprefix("model.")
-    if not short.startswith("layers."):
-        return {"embed_tokens.weight": "token_embd.weight", "norm.weight": "output_norm.weight"}[short]
-    _, layer, rest = short.split(".", 2)
-    return f"blk.{layer}.{_NAMES[rest.removesuffix('.weight')]}.weight"
+    return LlamaCpp(raw, dtype, threads, four_bits=four_bits)

@@ -1,0 +1,182 @@
+"""Decode steps of mixtures of experts and of models with states, beside llama.cpp and the bytes that a step reads.
+
+Real shapes, of which some have fewer layers, with random weights of the published formats: four bits a weight
+of the experts of gpt-oss (MXFP4), of all layers of Qwen3-30B-A3B; bfloat16 for Qwen3.5-0.8B. One model is
+loaded at a time, and the floor is measured beside each turn. Routers of random weights take all experts about
+equally often."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import floors, load
+from bench.checkpoints import Described, Shape, config, write_tokenizer
+from bench.groups import QWEN35_SIZES, WITH_STATES, Counted
+from bench.models import FLOOR, Goal, Ours, Work, in_turns, judge, prompts
+from bench.peers.llama_cpp import open_peer
+from bench.random_weights import FourBitWeights, RandomWeights, mxfp4_form
+from bench.report import Report, arguments
+from petiole.gpu_worker.config import EngineConfig
+from petiole.gpu_worker.models.families.registry import model_of
+from petiole.gpu_worker.runtime.runtime import ModelRuntime
+
+PROMPT, TOKENS = 32, 8
+SIZES = (1, 8, 16)
+
+
+@dataclass(frozen=True)
+class Case:
+    """bits: of a weight, and of one of an expert. of_floor: how many times its floor a step may take."""
+
+    model: Described
+    source: Callable[[], RandomWeights]
+    four_bits: bool
+    bits: tuple[float, float]
+    ahead: float
+    of_floor: float
+
+
+def _mixture(
+    name: str, layers: int, hidden: int, inner: int, heads: tuple[int, int, int], **more: Any
+) -> Described:
+    n, kv, width = heads
+    shape = Shape(name, "bfloat16", 151_936, hidden, inner, layers, n, kv, width, max_positions=2048)
+    return Described(name, "bfloat16", config(shape) | {"tie_word_embeddings": False} | more)
+
+
+QWEN3_30B = _mixture(
+    "a quarter of the layers of Qwen3-30B-A3B, four bits",
+    12,
+    2048,
+    6144,
+    (32, 4, 128),
+    architectures=["Qwen3MoeForCausalLM"],
+    model_type="qwen3_moe",
+    num_experts=128,
+    num_experts_per_tok=8,
+    moe_intermediate_size=768,
+    norm_topk_prob=True,
+    decoder_sparse_step=1,
+)
+GPT_OSS = _mixture(
+    "gpt-oss-20b, MXFP4",
+    24,
+    2880,
+    2880,
+    (64, 8, 64),
+    architectures=["GptOssForCausalLM"],
+    model_type="gpt_oss",
+    vocab_size=201_088,
+    num_local_experts=32,
+    num_experts_per_tok=4,
+    sliding_window=128,
+)
+_QWEN35 = Shape("Qwen3.5-0.8B shape, bf16", "bfloat16", 248_320, 1024, 3584, 24, 8, 2, 256)
+QWEN35 = Described(_QWEN35.name, _QWEN35.dtype, config(_QWEN35) | WITH_STATES | QWEN35_SIZES)
+
+CASES = {
+    "qwen3-30b": Case(QWEN3_30B, FourBitWeights, True, (4.5, 4.5), ahead=1.2, of_floor=1.43),
+    "gpt-oss": Case(
+        GPT_OSS, partial(FourBitWeights, mxfp4_form, "experts."), True, (16, 4.25), ahead=1.2, of_floor=1.43
+    ),
+    "qwen3.5": Case(QWEN35, RandomWeights, False, (16, 16), ahead=1.0, of_floor=1.3),
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=list(CASES), action="append", help="may be given several times")
+    options = parser.parse_args(argv)
+    torch.set_num_threads(options.threads)
+    report = Report("Mixtures and models with states on the CPU (output tokens a second; peer: llama.cpp)")
+    for name in options.only or CASES:
+        case = CASES[name]
+        measure(_less(case) if options.quick else case, report, 1 if options.quick else options.rounds, options)
+        report.save(options.json)
+    report.finish(options.json)
+
+
+_SMALL = {"num_hidden_layers": 4, "vocab_size": 8192, "hidden_size": 256, "intermediate_size": 256} | {
+    "moe_intermediate_size": 256,
+    "num_experts": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+
+
+def _less(case: Case) -> Case:
+    """To see that it runs."""
+    raw = case.model.raw
+    fewer = {key: size for key, size in _SMALL.items() if key in raw}
+    return replace(case, model=replace(case.model, name=f"small: {case.model.name}", raw=raw | fewer))
+
+
+def measure(case: Case, report: Report, rounds: int, options: Any) -> None:
+    model, rates = case.model, dict[int, dict[str, list[float]]]()
+    with tempfile.TemporaryDirectory(prefix="petiole-bench-") as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(model.raw))
+        write_tokenizer(model.raw["vocab_size"], Path(folder))
+        settings = EngineConfig(
+            model=folder,
+            device="cpu",
+            dtype="bfloat16",
+            max_num_seqs=max(SIZES),
+            max_model_len=1024,
+            num_threads=options.threads,
+        )
+        with closing(ModelRuntime(settings, source=case.source())) as runtime:
+            plan = model_of(model.raw).plan
+            counted = Counted(model.name, model.dtype, plan, runtime.limits.computing.weight_bytes, *case.bits)
+            report.add(f"{model.name}: weights", counted.weight_bytes / 1e6, "MB")
+            for size in SIZES:
+                rates[size] = _decoded(Ours(runtime), size, rounds, partial(_floor, counted, size))
+    peer = open_peer(model.raw, model.dtype, options.threads, four_bits=case.four_bits)
+    if peer is None:
+        report.absent["llama.cpp"] = "not installed"
+    else:
+        with closing(peer):
+            for size in SIZES:
+                rates[size] |= _decoded(peer, size, rounds)
+    for size, found in rates.items():
+        name = f"{model.name}, batch {size}"
+        judge(report, name, Goal(size, case.ahead, f"{case.ahead:g}"), found)
+        step = 1e3 * size / statistics.median(found[Ours.name])
+        ratios = [most / own for own, most in zip(found[Ours.name], found[FLOOR], strict=True)]
+        report.add(
+            f"{name}: a step against its floor",
+            step,
+            "ms",
+            floor=step / statistics.median(ratios),
+            spread=(min(ratios), max(ratios)),
+            target=case.of_floor,
+            better="lower",
+        )
+
+
+def _decoded(side: Any, size: int, rounds: int, least: Work | None = None) -> dict[str, list[float]]:
+    load.settle()
+    work: dict[str, Work] = {} if least is None else {FLOOR: least}
+    work[side.name] = side.decode(prompts(size, PROMPT), TOKENS)
+    return in_turns(work, size * TOKENS, rounds)
+
+
+def _floor(counted: Counted, size: int) -> float:
+    """Seconds of the steps, at the rates of this moment."""
+    machine = floors.Machine(floors.read_bandwidth(counted.weight_bytes), floors.matrix_rate("float32"))
+    return TOKENS * machine.decode_step_s(counted, size, PROMPT + TOKENS // 2)
+
+
+if __name__ == "__main__":
+    main()
