@@ -146,7 +146,7 @@ def hit_rates(report: Report, alike: Alike, threads: int, strict: bool) -> None:
 
 # ---------------------------------------------------------------- what grows with rows
 
-FEW, MANY = 1_000, 10_000
+MANY = 5_000
 REDIS_MB, CLIENT_MB, GROWTH = 50.0, 150.0, 1.1
 
 

@@ -13,11 +13,12 @@ import itertools
 import statistics
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from bench import load
-from bench.checkpoints import QWEN3_06B, TINY, Shape, checkpoint
+from bench.checkpoints import QWEN3_06B, SMALL, TINY, Shape, checkpoint
 from bench.report import percentile, progress
 from bench.runs import Bench, arguments, opened
 from petiole.gpu_worker import Engine, Request
@@ -43,7 +44,8 @@ class Mix:
         return max(1, self.slots // 4)
 
 
-MIXES = [Mix(TINY, 32, 64, 3), Mix(QWEN3_06B, 8, 8, 2)]
+MIXES = [Mix(TINY, 32, 128, 3), Mix(SMALL, 16, 48, 3, (32, 32))]
+LARGE = Mix(QWEN3_06B, 8, 8, 2)
 QUICK = Mix(TINY, 4, 2, 1, (4, 4), (8, 4))
 
 
@@ -124,8 +126,8 @@ def rate_alone(engine: Engine, mix: Mix, seed: int) -> float:
     return load.at_concurrency(engine, asked, mix.slots).tokens_per_s
 
 
-def measure(bench: Bench) -> None:
-    for mix in progress([QUICK] if bench.quick else MIXES, "chat beside rows"):
+def measure(bench: Bench, mixes: Sequence[Mix]) -> None:
+    for mix in progress(mixes, "chat beside rows"):
         with ExitStack() as stack:
             model = stack.enter_context(checkpoint(mix.shape))
             off, limited = (
@@ -143,7 +145,9 @@ def _measure(bench: Bench, mix: Mix, off: Engine, limited: Engine) -> None:
     for seed in range(mix.rounds):
         seen["alone"].append(chats(off, mix, seed))
         seen["off"].append(beside(off, mix, 100 + seed, LOWEST))
+        load.rest()
         seen["limited"].append(beside(limited, mix, 200 + seed, LOWEST))
+        load.rest()
         seen["chat"].append(beside(off, mix, 300 + seed, 0))
         rates.append(rate_alone(off, mix, 400 + seed))
         chunks += load.at_concurrency(off, load.requests(4, mix.row[0], 2, seed=500 + seed), 1).ttfts_ms
@@ -175,9 +179,11 @@ def _add(bench: Bench, name: str, ours: list[float], theirs: list[float], most: 
 
 
 def main(argv: list[str] | None = None) -> None:
-    options = arguments(__doc__).parse_args(argv)
+    parser = arguments(__doc__)
+    parser.add_argument("--large", action="store_true", help="with the Qwen3-0.6B shape alone")
+    options = parser.parse_args(argv)
     bench = opened("Chat beside a batch that fills the engine", options)
-    measure(bench)
+    measure(bench, [QUICK] if bench.quick else [LARGE] if options.large else MIXES)
     bench.report.finish(options.json)
 
 
