@@ -6,6 +6,7 @@ What users ask for:
     test_asyncio             the same for asyncio programs
     test_chat_command        `petiole chat`
     test_batch               `petiole batch`: killed clients and workers, a full disk, bad rows
+    test_batch_trials        twenty thousand rows of a batch, each once, whoever dies
     test_detached_batch      `petiole batch --detach`: the workers run it, whoever dies
     test_two_apps            chains and chords of a team's own app and Petiole's
     test_one_process         the same with threads, greenlets and forks, and each version of Celery

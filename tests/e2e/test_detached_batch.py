@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import random
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from petiole.tasks.fleet import control
 from tests.e2e.test_batch import check, lines, rows_in
 from tests.support import nursery
 from tests.support.site import Site, Worker, eventually
-
-LEASE: dict[str, Any] = {"PETIOLE_VISIBILITY_TIMEOUT_S": 4, "PETIOLE_DRAIN_SECONDS": 0}
 
 
 def petiole(site: Site, *arguments: object) -> tuple[int, str]:
@@ -108,70 +101,3 @@ def test_cancelled_it_has_what_has_ended_and_resumed_it_has_all(
     code, said = petiole(site, "resume", tmp_path / "out.jsonl", "--wait", "--json")
     assert code == 0, said
     check(tmp_path, count, tokens=60)
-
-
-def runners(name: str) -> list[int]:
-    """The processes that run this batch."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            try:
-                command = (folder / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if {b"run", name.encode(), b"--leased"} <= {*command}:
-                found.append(int(folder.name))
-    return found
-
-
-def trial(site: Site, folder: Path, seed: int, count: int, disturbances: list[str], tokens: int = 20) -> None:
-    """Rows run while workers, runners and Redis die: each row is once in the output."""
-    print(f"PETIOLE_TRIAL_SEED={seed}")
-    random_ = random.Random(seed)
-    rows_in(folder, count, tokens)
-    speed = {**LEASE, "PETIOLE_FAKE_STEP_MS": 5}
-    for _ in range(2):
-        site.start_worker(**speed)
-    for worker in site.workers:
-        worker.ready()
-    name = detached(site, folder)["id"]
-    for disturbance in disturbances:
-        goal = written(folder) + random_.randrange(1, max(2, count // (2 * len(disturbances))))
-        eventually(lambda goal=goal: written(folder) >= goal or ended(site, name)(), f"{goal} rows are written")
-        match disturbance:
-            case "worker":
-                living = [worker for worker in site.workers if worker.alive()]
-                random_.choice(living).kill()
-                site.worker(**speed)
-            case "runner":
-                for process in runners(name):
-                    os.kill(process, signal.SIGKILL)
-            case "redis":
-                site.server.restart()
-    eventually(ended(site, name), "the batch has ended", 1800.0 if count > 1000 else 120.0)
-    assert record(site, name)["status"] == "completed", record(site, name)
-    check(folder, count, tokens)
-    eventually(lambda: site.unfinished() == 0, "no message is left")
-    eventually(lambda: not runners(name), "no runner is left")
-
-
-def seed_of() -> int:
-    return int(os.environ.get("PETIOLE_TRIAL_SEED") or random.randrange(10**6))
-
-
-@pytest.mark.slow
-def test_killed_workers_and_runners_and_a_restart_of_redis(own_site: Site, tmp_path: Path) -> None:
-    folder = tmp_path / "batch"
-    folder.mkdir()
-    seed = seed_of()
-    kinds = random.Random(seed).sample(["worker", "runner", "redis"], 3)
-    trial(own_site, folder, seed, 300, kinds)
-
-
-@pytest.mark.slow
-def test_twenty_thousand_rows_once_each(own_site: Site, tmp_path: Path) -> None:
-    folder = tmp_path / "batch"
-    folder.mkdir()
-    seed = seed_of()
-    kinds = random.Random(seed).choices(["worker", "runner", "redis"], k=30)
-    trial(own_site, folder, seed, 20_000, kinds, tokens=4)

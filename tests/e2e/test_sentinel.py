@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -16,12 +15,12 @@ from urllib.parse import quote_plus
 
 import pytest
 
-from petiole.tasks.app.application import BACKENDS
 from petiole.tasks.errors import Unavailable
 from petiole.tasks.servers import embedded
 from petiole.tasks.settings import settings
 from petiole.tasks.streams.readers import AsyncStream, Stream
 from tests.e2e import test_batch, test_detached_batch
+from tests.e2e.conftest import WatchedSite
 from tests.support.certificates import Certificates, server_with_tls
 from tests.support.client import client
 from tests.support.fake_engine import expected
@@ -43,31 +42,6 @@ try:
 except Unavailable as error:
     print(json.dumps({"unavailable": str(error)}))
 """
-
-WatchedSite = Callable[..., Site]
-
-
-@pytest.fixture
-def watched_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedSite]:
-    """A site whose worker, producer and readers are told the sentinels' addresses, and nothing of Redis's."""
-    sites: list[Site] = []
-
-    def make(*options: str, binary: str | None = None, tls: Certificates | None = None) -> Site:
-        monkeypatch.setenv("PETIOLE_SENTINEL_PASSWORD", SENTINEL_PASSWORD)
-        settings.cache_clear()
-        watched = Watched(tmp_path / "redis", *options, binary=binary, tls=tls)
-        monkeypatch.setenv("PETIOLE_BROKER_URL", watched.url)
-        settings.cache_clear()
-        site = Site(tmp_path, server=watched, PETIOLE_VISIBILITY_TIMEOUT_S=2)
-        site.app.loader.override_backends = BACKENDS
-        sites.append(site)
-        return site
-
-    yield make
-    for site in sites:
-        site.__exit__(None, None, None)
-    monkeypatch.undo()
-    settings.cache_clear()
 
 
 def get(site: Site, task: Any) -> Any:
