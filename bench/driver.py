@@ -252,7 +252,7 @@ class Driver:
 
     def _grow(self, sequence: Stream) -> list[tuple[int, int, int]]:
         updates = []
-        while len(sequence.pages) * self._page_size < sequence.length:
+        while not self.runtime.limits.whole_texts and len(sequence.pages) * self._page_size < sequence.length:
             page = self._free.popleft()
             updates.append((sequence.row, len(sequence.pages), page))
             sequence.pages.append(page)

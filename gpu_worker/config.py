@@ -187,19 +187,21 @@ class EngineConfig:
 
     def whole_texts(self, longest: int) -> EngineConfig:
         """The same settings for texts that are computed whole, of up to `longest` tokens: a step holds the
-        longest, and no prefix is kept."""
+        longest. Texts take no pages, and no prefix is kept."""
+        given = self.num_pages
+        require(
+            given == 0, "num_pages", "must be 0: this model computes each text in one step, without pages", given
+        )
         steps = {name: getattr(self, name) for name in ("max_num_batched_tokens", "chunk_size")}
         for name, given in steps.items():
             limit = f"must be at least {longest}, or 0: this model computes each text in one step"
             require(given == 0 or given >= longest, name, limit, given)
         batched = self.max_num_batched_tokens or max(BATCHING["cpu"].max_num_batched_tokens, longest)
-        pages = 1 + 3 * -(-batched // self.page_size)  # for two steps in flight, and what ends between them
         return replace(
             self,
             prefix_cache="off",
             max_num_batched_tokens=batched,
             chunk_size=self.chunk_size or batched,
-            num_pages=self.num_pages or pages,
         )
 
     @property

@@ -77,7 +77,7 @@ class Engine:
     ) -> None:
         parts = load_parts(config, runtime, tokenizer, tracer)
         limits = parts.runtime.limits
-        if limits.texts is not None and limits.texts.whole:
+        if limits.whole_texts:
             config = config.whole_texts(limits.max_model_len - 1)
         self.config = config = config.decided(limits.batching)
         _check_regions(config, limits)

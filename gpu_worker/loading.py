@@ -124,7 +124,7 @@ def warm_up(runtime: Runtime, prompt_tokens: int = 16, decodes: int = 3) -> None
     Uses row 1 and the first pages: nobody uses them yet, and every request writes its pages before it reads them.
     Called on the thread that serves, because cuBLAS makes a handle for each thread at its first product."""
     limits = runtime.limits
-    n = min(prompt_tokens, limits.max_model_len - decodes, (limits.n_pages - 1) * limits.page_size - decodes)
+    n = min(prompt_tokens, limits.max_model_len - decodes, limits.positions_that_fit - decodes)
     if n < 1:
         return
     if limits.texts is not None:
@@ -146,7 +146,7 @@ def _run_image(runtime: Runtime, limits: ImageLimits, processor: Processor) -> N
     image, begin = RequestImage.of(prepared), limits.lead
     prompt = np.full(begin + image.n_positions, IMAGE, np.int32)
     prompt[:begin] = 1
-    if len(prompt) >= (runtime.limits.n_pages - 1) * runtime.limits.page_size:
+    if len(prompt) >= runtime.limits.positions_that_fit:
         return
     encode = encode_batch([EncodeInput(0, prepared)])
     runtime.launch_forward(0, encode)

@@ -16,8 +16,9 @@ from petiole.cache.namespace import CacheNamespace
 from petiole.cache.pages.amounts import PageCounts
 from petiole.cache.pages.page_table import PageTable
 from petiole.cache.pages.pool import Pages
+from petiole.cache.pages.row_table import RowTable
 from petiole.cache.prefix.factory import CacheKind, build_prefix_cache
-from petiole.cache.prefix.interface import PrefixCache
+from petiole.cache.prefix.interface import NoPrefixCache, PrefixCache
 from petiole.cache.tokens import CacheTokens, TokensLike, as_tokens, page_boundary
 
 
@@ -142,9 +143,12 @@ def build_manager(
     snapshots: int = 0,
     longest_step: int = 1,
 ) -> KVCacheManager:
-    """A page table, a prefix cache over it, and their manager. windows: the pools of groups of layers.
-    snapshots: of layers with a state. Without both, nothing of this package is used. longest_step: the most
-    positions of a row in one step."""
+    """A page table, a prefix cache over it, and their manager. n_pages: with the reserved one; with no other one,
+    rows take none, and nothing is cached. windows: the pools of groups of layers. snapshots: of layers with a
+    state. Without both, nothing of this package is used. longest_step: the most positions of a row in one step."""
+    if n_pages == 1:
+        rows = RowTable(max_batch_size)
+        return KVCacheManager(rows, NoPrefixCache(rows))
     sizes = n_pages, page_size, max_batch_size, max_pages_per_row
     if not windows and not snapshots:
         table = PageTable(*sizes)

@@ -41,8 +41,10 @@ class PageCache(Protocol):
 class PagePool:
     """Pages 1..n_pages-1 of `page_size` positions, and their owners; page 0 is reserved."""
 
+    least_pages = 2
+
     def __init__(self, n_pages: int, page_size: int, n_rows: int = 0) -> None:
-        for field, value, lowest in (("n_pages", n_pages, 2), ("page_size", page_size, 1)):
+        for field, value, lowest in (("n_pages", n_pages, self.least_pages), ("page_size", page_size, 1)):
             if value < lowest:
                 raise MisalignedError(f"{field} must be at least {lowest}, got {value}")
         self.n_pages = n_pages

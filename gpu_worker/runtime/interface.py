@@ -261,7 +261,8 @@ class Computing:
 class ModelLimits:
     """Properties of the model and its memory that the scheduler uses.
 
-    `n_pages` and `max_batch_size` include the reserved page 0 and row 0. `windows`: the pools of groups of
+    `n_pages` and `max_batch_size` include the reserved page 0 and row 0; texts that are computed whole take no
+    other page. `windows`: the pools of groups of
     layers with a window, beside the pages of the others. `snapshots`: of layers that keep a state, with the
     reserved one; 0: there are none. `values`: the kinds of values that the model has, or None. `images`: the
     images that it takes, or None. `texts`: the texts that it makes vectors of, or None for a model that
@@ -287,6 +288,16 @@ class ModelLimits:
     device: str = ""
     batching: Batching = field(default_factory=Batching)
     computing: Computing = field(default_factory=Computing)
+
+    @property
+    def whole_texts(self) -> bool:
+        """Whether each text is computed in one step, and takes no page."""
+        return self.texts is not None and self.texts.whole
+
+    @property
+    def positions_that_fit(self) -> int:
+        """Of a sequence, as far as pages limit it."""
+        return self.max_model_len if self.whole_texts else (self.n_pages - 1) * self.page_size
 
 
 Progress = Callable[[], None]

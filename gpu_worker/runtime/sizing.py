@@ -78,7 +78,7 @@ class Sizes:
     tokens: int
     length: int
     sequences: int
-    bounded_by: Literal["max_num_seqs", "num_pages"]
+    bounded_by: Literal["max_num_seqs", "num_pages", "max_num_batched_tokens"]
 
 
 def sizes_of(config: EngineConfig, memory: int | None = None, length: int | None = None) -> Sizes:
@@ -124,7 +124,9 @@ def _sizes(
     weights = Counter[str]()
     for shape, dtype in layout:
         weights[_name(dtype)] += shape.numel() * dtype.itemsize
-    fitting = _sequences(config, pools, at)
+    fitting = config.max_num_batched_tokens // at if plan.whole_texts else _sequences(config, pools, at)
+    limit: Literal["num_pages", "max_num_batched_tokens"]
+    limit = "max_num_batched_tokens" if plan.whole_texts else "num_pages"
     return Sizes(
         model=config.model,
         architecture=plan.architecture,
@@ -148,7 +150,7 @@ def _sizes(
         tokens=(pools.n_pages - 1) * config.page_size,
         length=at,
         sequences=min(config.max_num_seqs, fitting),
-        bounded_by="max_num_seqs" if config.max_num_seqs <= fitting else "num_pages",
+        bounded_by="max_num_seqs" if config.max_num_seqs <= fitting else limit,
     )
 
 

@@ -227,11 +227,13 @@ class Preparer:
         limits = self.limits
         if request.sampling.max_tokens != "rest":
             return limits.max_model_len
-        held = (limits.n_pages - 1) * limits.page_size + 1  # the last token of an output has no KV
+        held = limits.positions_that_fit + 1  # the last token of an output has no KV
         return min(limits.max_model_len, max(held, n_prompt + 1))
 
     def _check_fits(self, n_prompt: int, rules: StopRules) -> None:
         """Check that the request fits when it runs alone, with all pages to itself."""
+        if self.limits.whole_texts:
+            return
         size, pages = self.limits.page_size, self.limits.n_pages - 1
         needed = -(-(n_prompt + rules.max_output_tokens - 1) // size)
         limit = f"must fit, with the prompt, into the KV cache: {pages} pages of {size} tokens"

@@ -78,15 +78,18 @@ def _text(sizes: dict[str, Any]) -> str:
     each = "1 token" if sizes["page_size"] == 1 else f"{sizes['page_size']} tokens"
     batched, states = sizes["max_num_batched_tokens"], sizes["state_bytes"]
     copies = f"{sizes['snapshots']:,} snapshots of {_shown(sizes['snapshot_bytes'])}"
-    rows = [
-        ("model", f"{sizes['model']} ({sizes['architecture']})"),
-        ("memory", f"{_shown(sizes['memory_bytes'])}, {sizes['device']}"),
-        ("weights", f"{_shown(sizes['weight_bytes'])} in {sizes['weight_format']} ({by_type})"),
+    pages = [
         ("KV of a token", f"{_shown(sizes['kv_bytes_per_token'])} in {sizes['kv_type']}"),
         *(("", _window(window)) for window in sizes["windows"]),
         *([("state of a sequence", f"{_shown(states)}; {copies}")] if states else []),
         ("pages", f"{sizes['pages']:,} of {each}, with the reserved one; all pools {_shown(sizes['pool_bytes'])}"),
         ("tokens that fit", f"{sizes['tokens']:,}"),
+    ]
+    rows = [
+        ("model", f"{sizes['model']} ({sizes['architecture']})"),
+        ("memory", f"{_shown(sizes['memory_bytes'])}, {sizes['device']}"),
+        ("weights", f"{_shown(sizes['weight_bytes'])} in {sizes['weight_format']} ({by_type})"),
+        *(pages if sizes["tokens"] else [("pages", "none: each text is computed in one step")]),
         ("rows", f"{sizes['rows']:,}; {batched:,} tokens of prompts in a step"),
         ("longest sequence", f"{sizes['max_model_len']:,} tokens"),
         ("at once", f"{sizes['sequences']:,} of {sizes['length']:,} tokens, bounded by {sizes['bounded_by']}"),

@@ -71,7 +71,10 @@ class CpuExecutor:
         return torch.backends.cpu.get_cpu_capability().lower() if self._native is None else instructions()
 
     def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
-        self._cache.update(inputs.pages)
+        if self._whole:  # position t of a step lies in slot t
+            self._cache.table.numpy()[inputs.rows, inputs.positions] = np.arange(len(inputs.rows))
+        else:
+            self._cache.update(inputs.pages)
         at = inputs.pending_inputs
         inputs.token_ids[at] = self._pending.token_ids.numpy()[inputs.rows[at]]
         token_ids, outputs = torch.from_numpy(inputs.token_ids), torch.from_numpy(inputs.output_inputs)

@@ -16,6 +16,7 @@ from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor, choose
 from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
 from petiole.gpu_worker.runtime.interface import Progress
 from petiole.gpu_worker.runtime.memory.container import host_memory_left
+from petiole.gpu_worker.runtime.memory.kv import new_step_cache
 from petiole.gpu_worker.runtime.memory.room import page_bytes, pages_in, require_pages, require_room
 from petiole.gpu_worker.runtime.platform import StepMemory, largest_region
 from petiole.gpu_worker.runtime.step.verify import accept
@@ -53,6 +54,9 @@ class CpuPlatform:
     def n_pages(self, config: EngineConfig, decoder: Decoder, kv_dtype: torch.dtype) -> int:
         plan, size, free = decoder.plan, kv_dtype.itemsize, self._free()
         each = page_bytes(config, plan, size)
+        if plan.whole_texts:  # their keys lie in the executor's memory, for a step
+            require_room("max_num_batched_tokens", config.max_num_batched_tokens, each // config.page_size, free)
+            return 1
         fitting = partial(pages_in, config, plan, size, of_states=decoder.dtype.itemsize)
         if config.num_pages:
             if config.num_pages > fitting(free):
@@ -70,8 +74,11 @@ class CpuPlatform:
         stepping: Progress,
         building: Progress,
     ) -> CpuExecutor:
+        cache = memory.cache
+        if decoder.plan.whole_texts:
+            cache = new_step_cache(decoder.plan, cache, config.max_num_batched_tokens)
         return CpuExecutor(
-            decoder, memory.cache, memory.bank, memory.states.pending, stepping, recurrent=memory.recurrent
+            decoder, cache, memory.bank, memory.states.pending, stepping, recurrent=memory.recurrent
         )
 
     def release_memory(self) -> None:

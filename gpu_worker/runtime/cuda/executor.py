@@ -121,6 +121,7 @@ def working_bytes(engine: EngineConfig, model: ModelPlan, itemsize: int, encode_
     columns = -(-longest // engine.page_size)
     page_lists = 4 * (3 * engine.max_num_seqs + 1) * columns  # each slot's, and the table
     states = (engine.max_num_seqs + 1) * sampling_bytes(model)
+    states += texts.mask_bytes(model, tokens, longest, itemsize)
     activations = tokens * widest * itemsize + 2 * encode_bytes  # an encode is warmed up outside the graphs' pool
     kept = 2 * n_kinds * plans + page_lists + logits + states
     return WORKSPACE_BYTES + kept + activations + _SLACK_BYTES

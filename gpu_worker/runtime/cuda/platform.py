@@ -70,7 +70,8 @@ class CudaPlatform:
         rows = (config.max_num_seqs + 1) * state_bytes(plan, of_states)
         free = self.room(config) - working - rows
         fitting = pages_in(config, plan, size, free, windows=False, of_states=of_states)
-        return config.num_pages or require_pages(config, fitting, page_bytes(config, plan, size), free)
+        n_pages = config.num_pages or require_pages(config, fitting, page_bytes(config, plan, size), free)
+        return 1 if plan.whole_texts else n_pages
 
     def new_executor(
         self,

@@ -49,6 +49,16 @@ SHORT = 32
 """Texts of at most this many tokens are alike."""
 
 
+def mask_bytes(model: ModelPlan, tokens: int, longest: int, itemsize: int) -> int:
+    """The most bytes of what positions see in a step of `tokens`: booleans, and what is added to scores in their
+    place. The padded texts have at most twice their positions."""
+    if not model.whole_texts:
+        return 0
+    kinds = {(mixer.mask, mixer.window) for mixer in model.attentions}
+    squares = sum(mask != "bidirectional" or window > 0 for mask, window in kinds)
+    return squares * max(2 * tokens * min(longest, tokens), tokens * SHORT**2) * (1 + itemsize)
+
+
 @dataclass(frozen=True, slots=True)
 class Alike:
     """Texts that are padded to one length: at most twice their own, or `SHORT`. index: int64 [B, longest], the

@@ -6,8 +6,8 @@
 Group 0 is the layers that keep everything. Each other group is the layers that keep a window; its entries behind
 the window name any page. A *slot* is the index of one position in a pool: page * page_size + offset. Row 0 and
 page 0 are reserved: padding entries of a batch read and write there. A layer that reads another one's keys has the
-same tensors, and one that keeps a state has empty ones. Where each text is computed whole, in one step, layers
-share memory (`ModelPlan.kv_homes`).
+same tensors, and one that keeps a state has empty ones. A text that is computed whole takes no pages:
+an executor may have memory for the keys of a step (`new_step_cache`), which layers share (`ModelPlan.kv_homes`).
 """
 
 from __future__ import annotations
@@ -95,6 +95,21 @@ def new_kv_cache(
         page_size=page_size,
         n_pages=n_pages,
         windows=tuple(windows),
+    )
+
+
+def new_step_cache(plan: ModelPlan, cache: KVCache, positions: int) -> KVCache:
+    """Memory for the keys and values of a step of whole texts. cache: the one without pages. Its tables say where
+    in the step the positions of a text are, and are written before each."""
+    rows, columns = cache.table.shape
+    return new_kv_cache(
+        plan,
+        n_pages=positions,
+        page_size=1,
+        rows=rows,
+        max_model_len=columns * cache.page_size,
+        dtype=cache.dtype,
+        device=cache.device,
     )
 
 

@@ -116,7 +116,7 @@ def test_an_engine_embeds_texts_whole(name: str, encoder: Callable[[str], tuple[
             ids = [1, *(text.encode()[0] - ord("!") + 4 for _ in text), 2]
             assert cosine(vector, reference(model, ids, ENCODERS[name][2])) > 0.99999
         stats, limits = engine.stats(), engine.limits
-        assert stats["pages_free"] == stats["pages_total"]
+        assert stats["pages_total"] == stats["pages_free"] == 0, "texts take no pages"
         assert limits.texts is not None
         with pytest.raises(
             InvalidRequest, match=rf"texts\[0\]: must have at most {limits.texts.max_tokens} tokens"
@@ -129,6 +129,13 @@ def test_steps_that_cannot_hold_a_text_are_refused(encoder: Callable[[str], tupl
         ValueError, match="chunk_size: must be at least 66, or 0: this model computes each text in"
     ):
         Engine(EngineConfig(model=str(encoder("bert-mean")[0]), device="cpu", chunk_size=30))
+
+
+def test_pages_for_texts_that_take_none_are_refused(encoder: Callable[[str], tuple[Path, Any]]) -> None:
+    with pytest.raises(
+        ValueError, match=r"num_pages: must be 0: this model computes each text in one step, .* got 9"
+    ):
+        Engine(EngineConfig(model=str(encoder("bert-mean")[0]), device="cpu", num_pages=9))
 
 
 def test_a_dense_module_follows_the_pooling(tmp_path: Path, open_runtime: Callable[..., Any]) -> None:

@@ -59,6 +59,7 @@ def foreseen(sizes: Sizes) -> dict[str, Any]:
         ("petiole-tiny", {"weight_quantization": "int4", "lora_slots": 2, "lora_max_rank": 4}),
         ("petiole-tiny", {"prefix_cache": "block", "page_size": 16, "num_pages": 50}),
         ("petiole-tiny-vision", {}),
+        ("petiole-tiny-embed", {}),
         ("gemma3", {"chunk_size": 8}),
         ("gemma4-experts", {"chunk_size": 8}),
         ("qwen3-moe", {"dtype": "bfloat16"}),

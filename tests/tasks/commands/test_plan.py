@@ -45,6 +45,15 @@ def test_the_text_says_what_bounds_the_sequences(run: Run, monkeypatch: pytest.M
     assert lines["tokens that fit"].strip() == "600"
 
 
+def test_texts_that_are_computed_whole_take_no_pages(run: Run) -> None:
+    status, out, _ = run("petiole-tiny-embed", "--memory", "1 GB", "--length", "200")
+    lines = dict(line.split("  ", 1) for line in out.splitlines())
+    assert status == 0
+    assert lines["pages"].strip() == "none: each text is computed in one step"
+    assert lines["at once"].strip() == "10 of 200 tokens, bounded by max_num_batched_tokens"
+    assert "tokens that fit" not in lines
+
+
 def test_a_card_by_its_name(run: Run) -> None:
     status, out, _ = run("petiole-tiny-vision", "--gpu", "L4", "--json")
     sizes = json.loads(out)

@@ -18,11 +18,11 @@ from petiole.gpu_worker.models.parts.rotary import Rotation
 from petiole.gpu_worker.models.plan import Attention, Pooling
 from petiole.gpu_worker.runtime.cpu.attention import TextAttention
 from petiole.gpu_worker.runtime.cuda.executor import require_known
-from petiole.gpu_worker.runtime.cuda.texts import TextsAttention
+from petiole.gpu_worker.runtime.cuda.texts import TextsAttention, mask_bytes
 from petiole.gpu_worker.runtime.interface import VECTORS
 from tests.gpu_worker.models.test_encoders import tokens
 from tests.support import fake_flashinfer
-from tests.support.text_models import BERT, ENCODERS, cosine, reference, write_encoder, write_m3
+from tests.support.text_models import BERT, ENCODERS, MODERN, cosine, reference, write_encoder, write_m3
 
 TOGETHER = ((1, 7, 40, 62, 2, 33), (20, 20, 20), (5,))
 """The lengths of the texts of a step."""
@@ -101,3 +101,23 @@ def test_numbers_that_are_not_finite_stay_in_their_text() -> None:
     rotation = Rotation(None, 0.0, torch.arange(11), None)
     assert attention.attend(0, q, k, v, rotation)[2:].isfinite().all()
     assert other.attend(0, q, k, v, rotation)[9:].isfinite().all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_masks_take_no_more_memory_than_is_counted(seed: int) -> None:
+    """With windows, of any texts that fit into a step."""
+    plan = model_of({"architectures": ["ModernBertModel"], **MODERN}).plan
+    draw, tokens, longest = np.random.default_rng(seed), 600, 200
+    counted = mask_bytes(plan, tokens, longest, 4)
+    for most in (1, 20, 200):
+        lengths = draw.integers(1, most + 1, tokens)
+        lengths = lengths[np.cumsum(lengths) <= tokens].astype(np.int32)
+        q, k, v = (torch.zeros(int(lengths.sum()), n, 2) for n in (4, 4, 4))
+        attentions = [replace(layer.attention, heads=4, kv_heads=4, head_dim=2) for layer in plan.layers]
+        attention = TextsAttention.of(attentions, lengths, torch.device("cpu"))
+        for i in range(len(attentions)):
+            attention.attend(i, q, k, v, Rotation(None, 0.0, torch.arange(len(q)), None))
+        made = {id(mask): mask for group in attention.groups for mask in group.masks.values() if mask is not None}
+        windows = [mask for mask in made.values() if mask.shape[-2] > 1]
+        assert sum(mask.numel() * (1 + 4) for mask in windows) <= counted
+    assert mask_bytes(model_of({"architectures": ["BertModel"], **BERT}).plan, tokens, longest, 4) == 0
