@@ -42,7 +42,7 @@ ELSEWHERE: dict[str, dict[int, str]] = {
         1: "tests/gpu_worker/engine/test_outputs_of_tokens.py",
         2: "tests/e2e/test_scores.py",
         3: "tests/project/test_index.py",
-        4: "needs PostgreSQL with pgvector",
+        4: "tests/project/test_index.py",
     },
     "docs/existing-app.md": {
         0: "tests/project/test_wheel.py",

@@ -1,4 +1,4 @@
-"""docs/embeddings.md: the example of an index is run as it is printed, on petiole-tiny-embed."""
+"""docs/embeddings.md: the examples of an index are run as they are printed, on petiole-tiny-embed."""
 
 from __future__ import annotations
 
@@ -13,22 +13,79 @@ from petiole.tasks.commands.demos.search import PASSAGES
 from tests.project.test_examples import examples
 from tests.support.site import REPOSITORY, Site
 
-EXAMPLE = 3
+OF_A_FILE, OF_A_TABLE = 3, 4
+MODELS = """
+from django.db import models
+from pgvector.django import VectorField
+
+class Article(models.Model):
+    text = models.TextField()
+    vector = VectorField(dimensions=128, null=True)
+
+    class Meta:
+        app_label = "help"
+"""
+PROJECT = """
+import sys
+import django
+from django.conf import settings
+
+host, port, name, passages = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]
+engine = {"ENGINE": "django.db.backends.postgresql", "HOST": host, "PORT": port, "NAME": name, "USER": "postgres"}
+settings.configure(DATABASES={"default": engine}, INSTALLED_APPS=["help"])
+django.setup()
+from django.db import connection
+from help.models import Article
+with connection.cursor() as cursor:
+    cursor.execute("CREATE EXTENSION IF NOT EXISTS vector")
+with connection.schema_editor() as editor:
+    editor.create_model(Article)
+try:
+    Article.objects.bulk_create(Article(text=text) for text in passages)
+    exec(open("example.py").read())
+    assert not Article.objects.filter(vector=None).exists()
+finally:
+    with connection.schema_editor() as editor:
+        editor.delete_model(Article)
+"""
+
+
+def run(folder: Path, *command: str) -> str:
+    """What a producer prints, beside a worker."""
+    engine = {"PETIOLE_ENGINE_FACTORY": "petiole.gpu_worker.engine:Engine", "PETIOLE_DEVICE": "cpu"}
+    with Site(folder, **engine, PETIOLE_MODEL="petiole-tiny-embed") as site:
+        site.worker()
+        path = os.pathsep.join([str(REPOSITORY), str(folder), os.environ.get("PYTHONPATH", "")])
+        ran = subprocess.run(
+            [sys.executable, *command],
+            cwd=folder,
+            env={**os.environ, "PETIOLE_BROKER_URL": site.url, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
 
 
 def test_an_index_of_a_parquet_file_is_searched(tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
     parquet.write_table(arrow.table({"text": list(PASSAGES)}), str(tmp_path / "help.parquet"))
-    with Site(tmp_path, PETIOLE_MODEL="petiole-tiny-embed", PETIOLE_DEVICE="cpu") as site:
-        site.worker()
-        ran = subprocess.run(
-            [sys.executable, "-c", examples("docs/embeddings.md")[EXAMPLE]],
-            cwd=tmp_path,
-            env={**os.environ, "PETIOLE_BROKER_URL": site.url, "PYTHONPATH": str(REPOSITORY)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert ran.returncode == 0, ran.stderr
-    assert PASSAGES[0] in ran.stdout, "the passage about refunds is among the three that are found"
+    shown = run(tmp_path, "-c", examples("docs/embeddings.md")[OF_A_FILE])
+    assert PASSAGES[0] in shown, "the passage about refunds is among the three that are found"
+
+
+def test_an_index_of_a_django_table_is_searched(tmp_path: Path) -> None:
+    """TEST_POSTGRES: host:port:name of a database with pgvector, of its user postgres."""
+    for package in ("django", "pgvector.django", "psycopg"):
+        pytest.importorskip(package)
+    if not (server := os.environ.get("TEST_POSTGRES")):
+        pytest.skip("TEST_POSTGRES names no database")
+    (tmp_path / "help").mkdir()
+    (tmp_path / "help" / "__init__.py").touch()
+    (tmp_path / "help" / "models.py").write_text(MODELS)
+    (tmp_path / "project.py").write_text(PROJECT)
+    (tmp_path / "example.py").write_text(examples("docs/embeddings.md")[OF_A_TABLE])
+    shown = run(tmp_path, "project.py", *server.split(":"), *PASSAGES)
+    assert PASSAGES[0] in shown, "the passage about refunds is among the three that are found"
