@@ -9,8 +9,7 @@ to install peers that need an environment of their own.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -24,11 +23,9 @@ from bench.peers.llama_cpp import LlamaCpp, open_peer
 from bench.peers.outside import NAMES, Outside
 from bench.peers.transformers_peer import Transformers
 from bench.report import NotAvailableError, progress
-from bench.runs import Bench, arguments, opened
+from bench.runs import OURS, Bench, arguments, in_turns, opened
 
-OURS = "petiole"
 _TARGET, _TARGET_INT4 = 1.3, 1.1
-_FINALISTS = 2  # peers that go on after the first round
 
 Side = Callable[[list[list[int]], int], float]
 """Output tokens a second of (prompts, output tokens of each)."""
@@ -125,44 +122,26 @@ def _llama(peer: LlamaCpp, prompts: list[list[int]], output: int) -> float:
 
 
 def compare(bench: Bench, case: Case, sides: dict[str, Side], target: float | None) -> None:
-    """Run one round of all sides, then the rest of the rounds of the best few, in turns. Every other round runs in
-    the opposite order. A peer that fails is left out."""
     prompts = load.prompts(case.n, case.prompt)
     by_prompt = case.output == 1
     scale, unit = (case.prompt, "prompt tokens/s") if by_prompt else (1, "tokens/s")
-    rates: dict[str, list[float]] = {name: [] for name in sides}
-    turns = list(sides)
-    for _ in range(case.rounds):
-        for name in turns:
-            if bench.device == "cpu" and not bench.quick:
-                load.rest()
-            try:
-                rates[name].append(scale * sides[name](prompts, case.output))
-            except NotAvailableError as error:
-                bench.report.absent[name] = str(error)
-                del rates[name]
-        others = sorted(
-            (name for name in turns if name in rates and name != OURS), key=lambda name: -_rate(rates, name)
-        )
-        if not others:
-            return
-        kept = (OURS, *others[:_FINALISTS])
-        turns = [name for name in reversed(turns) if name in kept]
-    best = others[0]
-    ratios = [a / b for a, b in zip(rates[OURS], rates[best], strict=True)]
+
+    def rate(side: Side) -> float:
+        return scale * side(prompts, case.output)
+
+    turns = in_turns(bench, {name: partial(rate, side) for name, side in sides.items()}, case.rounds)
+    if turns.best is None:
+        return
+    medians = turns.medians
     bench.report.add(
         case.name,
-        _rate(rates, OURS),
+        medians[OURS],
         unit,
-        peer=_rate(rates, best),
-        spread=(min(ratios), max(ratios)),
+        peer=medians[turns.best],
+        spread=turns.spread,
         target=target,
-        note=", ".join(f"{name} {_rate(rates, name):,.1f}" for name in rates if name != OURS),
+        note=", ".join(f"{name} {rate:,.1f}" for name, rate in medians.items() if name != OURS),
     )
-
-
-def _rate(rates: Mapping[str, Sequence[float]], name: str) -> float:
-    return statistics.median(rates[name])
 
 
 def main(argv: list[str] | None = None) -> None:

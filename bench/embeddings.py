@@ -1,171 +1,186 @@
 """Vectors and scores of texts on the CPU, in turns with others.
 
-Vectors: an encoder of MiniLM's shape, float32, mean of all tokens. The peers are transformers and OpenVINO, on
-batches that are tokenized before, and sentence-transformers, each where it is installed. Ours is a request of the
-engine, with its tokenizer. Scores: pairs that share their query, with the prefix cache and without.
+Vectors: encoders of the shapes of MiniLM-L6 and BGE-M3, float32. The peers are sentence-transformers, OpenVINO
+and ONNX Runtime, each where it is installed (`bench/peers/texts.py`) and with the quickest of its settings. Their
+texts are tokenized before. Ours are a request of the engine, with its tokenizer. The peer of a row is the best of
+the others. A second row has the products of that rate beside the quickest product of these shapes, measured in the
+same run. Scores: pairs that share their query, with the prefix cache and without.
 
-    python -m bench.embeddings [--quick] [--json PATH]
+    python -m bench.embeddings [--quick] [--only minilm|m3|scores] [--json PATH]
 """
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from ctypes import byref, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from bench import load
 from bench.checkpoints import SMALL, checkpoint
-from bench.report import NotAvailableError, Report, progress
-from bench.runs import Bench, arguments, opened
+from bench.encoders import BGE_M3, MINILM, Encoder, words, write_tokenizer
+from bench.peers.texts import PEERS, TextPeer
+from bench.report import NotAvailableError, best_of, progress
+from bench.runs import OURS, Bench, arguments, in_turns, opened
 from petiole.gpu_worker import Embedding, Engine, EngineConfig, Request, Scoring
+from petiole.gpu_worker.models.weights.linear import DenseLinear
+from petiole.gpu_worker.runtime.cpu.native.products.weights import Weights
+from petiole.gpu_worker.runtime.cpu.native.stack import library_for
+from petiole.vectors import Vectors
 
-VOCAB, WIDTH = 30_522, 384
-BATCH = 32
-TARGET_VECTORS, TARGET_REUSE = 1.1, 1.5
-SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "yes", "no")
-TEMPLATE = "{{ messages | map(attribute='content') | join(' ') }}"
-NAME = "MiniLM-L6 shape, fp32"
+TARGET_REUSE, TARGET_PRODUCTS = 1.5, 0.85
+ALIKE = 1e-4
+"""How far a peer's vectors of length 1 may be from ours."""
 
-Rate = Callable[[list[str]], float]
-"""Texts a second of these texts."""
+
+@dataclass(frozen=True)
+class Case:
+    """cases: tokens of a text, and the number of texts. target: of the ratio to the best of the others."""
+
+    encoder: Encoder
+    cases: Sequence[tuple[int, int]]
+    rounds: int
+    target: float
+    by_products: bool = False
+
+
+CASES = {
+    "minilm": Case(MINILM, ((128, 64), (512, 16)), 5, target=1.1),
+    "m3": Case(BGE_M3, ((128, 8), (512, 2)), 3, target=1.0, by_products=True),
+}
+TINIEST = Case(MINILM, ((16, 16),), 1, target=1.1, by_products=True)
 
 
 def main(argv: list[str] | None = None) -> None:
-    options = arguments(__doc__).parse_args(argv)
+    parser = arguments(__doc__)
+    parser.add_argument("--only", choices=[*CASES, "scores"])
+    options = parser.parse_args(argv)
     bench = opened("Vectors and scores of texts", options)
-    vectors(bench)
-    bench.report.save(options.json)
-    scores(bench)
+    chosen = {"minilm": TINIEST} if options.quick else CASES
+    for case in [case for name, case in chosen.items() if options.only in (None, name)]:
+        vectors(bench, case)
+        bench.report.save(options.json)
+    if options.only in (None, "scores"):
+        scores(bench)
     bench.report.finish(options.json)
 
 
-def vectors(bench: Bench) -> None:
-    with tempfile.TemporaryDirectory(prefix="petiole-bench-") as name:
-        folder = Path(name)
-        write_encoder(folder)
-        others = peers(folder, bench.report)
-        if not others:
-            return
+def vectors(bench: Bench, case: Case) -> None:
+    encoder, threads = case.encoder, bench.threads or torch.get_num_threads()
+    with tempfile.TemporaryDirectory(prefix="petiole-bench-") as name, ExitStack() as stack:
+        encoder.write(Path(name))
         config = EngineConfig(model=name, device="cpu", dtype="float32", num_threads=bench.threads)
-        with Engine(config) as engine:
-            load.settle()
+        engine = stack.enter_context(Engine(config))
 
-            def ours(texts: list[str]) -> float:
-                began = time.perf_counter()
-                engine.generate([Request(texts=texts, embedding=Embedding())])
-                return len(texts) / (time.perf_counter() - began)
+        def made(texts: list[str]) -> Vectors:
+            [result] = engine.generate([Request(texts=texts, embedding=Embedding())])
+            assert result.vectors is not None
+            return Vectors(result.vectors, encoder.width)
 
-            for tokens, n in progress(bench.pick([(16, 16)], [(128, 128), (512, 32)]), "vectors"):
-                texts = words(n, tokens - 2)
-                for rate in (ours, *others.values()):
-                    rate(texts[:BATCH])
-                for peer, rate in others.items():
-                    bench.report.compare(
-                        f"{NAME}, {n} texts of {tokens} tokens, beside {peer}",
-                        "texts/s",
-                        lambda: ours(texts),  # noqa: B023
-                        lambda: rate(texts),  # noqa: B023
-                        rounds=bench.pick(1, 5),
-                        target=TARGET_VECTORS,
-                    )
+        def ours(texts: list[str]) -> float:
+            began = time.perf_counter()
+            made(texts)
+            return len(texts) / (time.perf_counter() - began)
 
-
-def peers(folder: Path, report: Report) -> dict[str, Rate]:
-    found: dict[str, Rate] = {}
-    makers = {
-        "transformers": transformers_rate,
-        "sentence-transformers": sentences_rate,
-        "OpenVINO": openvino_rate,
-    }
-    for name, make in makers.items():
-        try:
-            found[name] = make(folder)
-        except NotAvailableError as error:
-            report.absent[name] = str(error)
-    return found
-
-
-class Pooled(torch.nn.Module):
-    """A model of transformers, up to vectors: the mean of all positions, normalised."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        try:
-            from transformers import AutoModel
-        except ImportError as error:
-            raise NotAvailableError(f"not installed: {error.name}") from error
-        self.model = AutoModel.from_pretrained(folder, attn_implementation="sdpa").eval()
-
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        hidden = self.model(input_ids).last_hidden_state
-        return torch.nn.functional.normalize(hidden.mean(1))
+        others = {}
+        for kind in PEERS:
+            try:
+                peer = TextPeer(kind, name, threads=threads, first=encoder.first)
+                others[kind] = stack.enter_context(closing(peer))
+                some = words(2, 14)
+                furthest = float(abs(peer.vectors(some) - made(some).numpy()).max())
+                if furthest > ALIKE:
+                    others.pop(kind)
+                    raise NotAvailableError(f"its vectors are up to {furthest:.2g} from ours")
+            except NotAvailableError as error:
+                bench.report.absent[kind] = str(error)
+        load.settle()
+        for tokens, n in progress(case.cases, encoder.name):
+            texts = words(n, tokens - 2)
+            ours(texts)
+            sides = {kind: partial(peer.texts_per_s, str(tokens), texts) for kind, peer in others.items()}
+            what = f"{encoder.name}, {n} texts of {tokens} tokens"
+            rate = beside(bench, what, {OURS: partial(ours, texts), **sides}, others, str(tokens), case)
+            if case.by_products:
+                bench.report.add(
+                    f"{what}: its products, beside the quickest product of these shapes",
+                    rate * encoder.operations(tokens) / 1e9,
+                    "Gop/s",
+                    floor=product_rate(encoder.products, n * tokens, threads) / 1e9,
+                    target=TARGET_PRODUCTS,
+                )
 
 
-def batched(folder: Path, vectors: Callable[[torch.Tensor], object]) -> Rate:
-    """Tokenized before, in batches of one length, which are not padded."""
-    from tokenizers import Tokenizer
+def beside(
+    bench: Bench,
+    what: str,
+    sides: dict[str, Callable[[], float]],
+    others: dict[str, TextPeer],
+    length: str,
+    case: Case,
+) -> float:
+    """Adds the row. Our median rate."""
+    turns = in_turns(bench, sides, case.rounds)
+    how = {kind: f" ({peer.how.get(length, '')})" for kind, peer in others.items()}
+    note = ", ".join(f"{name} {rate:.3g}{how[name]}" for name, rate in turns.medians.items() if name != OURS)
+    best = turns.best
+    bench.report.add(
+        what if best is None else f"{what}, beside {best}",
+        turns.medians[OURS],
+        "texts/s",
+        peer=None if best is None else turns.medians[best],
+        spread=None if best is None else turns.spread,
+        target=None if best is None else case.target,
+        note=note,
+    )
+    return turns.medians[OURS]
 
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
-    def rate(texts: list[str]) -> float:
-        ids = torch.tensor([encoding.ids for encoding in tokenizer.encode_batch(texts)])
-        began = time.perf_counter()
-        for part in ids.split(BATCH):
-            vectors(part)
-        return len(texts) / (time.perf_counter() - began)
-
-    return rate
-
-
-def transformers_rate(folder: Path) -> Rate:
-    model = Pooled(folder)
-
-    def vectors(ids: torch.Tensor) -> object:
+def product_rate(shapes: Sequence[tuple[int, int]], rows: int, threads: int) -> float:
+    """Operations a second of one product of each shape, each by the quickest that there is here: torch's, with
+    weights as they are stored and turned before, or that of the engine's kernels."""
+    seconds = 0.0
+    for outputs, inputs in shapes:
+        x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
+        turned = weight.t().contiguous()
+        works: list[Callable[[], object]] = own_product(x, weight, threads)
+        works += [partial(torch.nn.functional.linear, x, weight), partial(torch.mm, x, turned)]
         with torch.inference_mode():
-            return model(ids).numpy()
-
-    return batched(folder, vectors)
-
-
-def openvino_rate(folder: Path) -> Rate:
-    """In the precision that it chooses for this processor, for the shortest latency."""
-    try:
-        import openvino
-    except ImportError as error:
-        raise NotAvailableError(f"not installed: {error.name}") from error
-    ids = torch.ones(2, 16, dtype=torch.int64)
-    with torch.no_grad():
-        converted = openvino.convert_model(Pooled(folder), example_input=ids)
-    how = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
-    request = openvino.Core().compile_model(converted, "CPU", how).create_infer_request()
-    return batched(folder, lambda ids: request.infer([ids.numpy()])[0])
+            seconds += min(best_of(work, rounds=5) for work in works)
+    return 2.0 * rows * sum(outputs * inputs for outputs, inputs in shapes) / seconds
 
 
-def sentences_rate(folder: Path) -> Rate:
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise NotAvailableError(f"not installed: {error.name}") from error
-    model = SentenceTransformer(str(folder), device="cpu")
+def own_product(x: torch.Tensor, weight: torch.Tensor, threads: int) -> list[Callable[[], object]]:
+    """That of the compiled kernels, where there are any."""
+    library = library_for(torch.float32)
+    if library is None:
+        return []
+    rows, outputs = len(x), len(weight)
+    linear = Weights(library).linear(DenseLinear(weight.clone()))
+    library.petiole_linear_scratch.restype = c_int64
+    stride = library.petiole_linear_scratch(byref(linear), c_int64(rows))
+    scratch, y = torch.empty(threads * stride // 4), torch.empty(rows, outputs)
+    halves = torch.empty(x.shape, dtype=torch.bfloat16)
+    at = [c_void_p(one.data_ptr()) for one in (x, y, halves, scratch)]
+    kept = x, y, halves, scratch, linear, weight
 
-    def rate(texts: list[str]) -> float:
-        began = time.perf_counter()
-        model.encode(texts, batch_size=BATCH, show_progress_bar=False)
-        return len(texts) / (time.perf_counter() - began)
+    def work(kept: object = kept) -> None:
+        library.petiole_linear(None, byref(linear), c_int64(rows), *at, c_int64(stride), c_int32(threads))
 
-    return rate
+    return [work]
 
 
 def scores(bench: Bench) -> None:
     """Pairs whose first half is one query."""
     n, half = bench.pick(4, 100), bench.pick(16, 128)
-    query, documents = words(1, half)[0], words(n, half, seed=1)
-    pairs = [(query, document) for document in documents]
+    query = words(1, half, vocab_size=SMALL.vocab_size)[0]
+    pairs = [(query, document) for document in words(n, half, seed=1, vocab_size=SMALL.vocab_size)]
     with checkpoint(SMALL) as name:
         write_tokenizer(Path(name), SMALL.vocab_size)
         config = EngineConfig(model=name, device="cpu", dtype="float32", num_threads=bench.threads)
@@ -191,74 +206,6 @@ def scores(bench: Bench) -> None:
                 rounds=bench.pick(1, 5),
                 target=TARGET_REUSE,
             )
-
-
-def words(n: int, length: int, seed: int = 0) -> list[str]:
-    """Texts of this many words, which are a token each."""
-    drawn = np.random.default_rng(seed).integers(len(SPECIAL), SMALL.vocab_size, (n, length))
-    return [" ".join(f"w{number}" for number in line) for line in drawn.tolist()]
-
-
-def write_tokenizer(folder: Path, vocab_size: int, around: Sequence[str] = ()) -> None:
-    """Of words. around: the special tokens before and after a text."""
-    import tokenizers
-    from tokenizers import models, pre_tokenizers, processors
-
-    vocab = {text: k for k, text in enumerate((*SPECIAL, *(f"w{k}" for k in range(len(SPECIAL), vocab_size))))}
-    backend = tokenizers.Tokenizer(models.WordLevel(vocab, "[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    if around:
-        backend.post_processor = processors.BertProcessing(*[(text, vocab[text]) for text in reversed(around)])
-    backend.save(str(folder / "tokenizer.json"))
-    roles = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(roles))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-
-
-def write_encoder(folder: Path) -> None:
-    """A BERT of MiniLM-L6's shape with random weights, and the files of sentence-transformers."""
-    from safetensors.torch import save_file
-
-    inner, generator = 4 * WIDTH, torch.Generator().manual_seed(0)
-
-    def normal(*size: int) -> torch.Tensor:
-        return torch.empty(size).normal_(0, 0.02, generator=generator)
-
-    def norm(name: str) -> dict[str, torch.Tensor]:
-        return {f"{name}.weight": torch.ones(WIDTH), f"{name}.bias": torch.zeros(WIDTH)}
-
-    def linear(name: str, outputs: int, inputs: int) -> dict[str, torch.Tensor]:
-        return {f"{name}.weight": normal(outputs, inputs), f"{name}.bias": torch.zeros(outputs)}
-
-    tensors = {
-        "embeddings.word_embeddings.weight": normal(VOCAB, WIDTH),
-        "embeddings.position_embeddings.weight": normal(512, WIDTH),
-        "embeddings.token_type_embeddings.weight": normal(2, WIDTH),
-        **norm("embeddings.LayerNorm"),
-    }
-    for k in range(6):
-        at = f"encoder.layer.{k}"
-        for name in ("query", "key", "value"):
-            tensors |= linear(f"{at}.attention.self.{name}", WIDTH, WIDTH)
-        tensors |= linear(f"{at}.attention.output.dense", WIDTH, WIDTH) | norm(f"{at}.attention.output.LayerNorm")
-        tensors |= linear(f"{at}.intermediate.dense", inner, WIDTH)
-        tensors |= linear(f"{at}.output.dense", WIDTH, inner) | norm(f"{at}.output.LayerNorm")
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    sizes = {"vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": inner, "num_hidden_layers": 6}
-    kind = {"architectures": ["BertModel"], "model_type": "bert", "torch_dtype": "float32"}
-    sizes |= {"num_attention_heads": 12, "max_position_embeddings": 512}
-    (folder / "config.json").write_text(json.dumps({**kind, **sizes}))
-    write_tokenizer(folder, VOCAB, ("[CLS]", "[SEP]"))
-    names = ("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")
-    listed = [
-        {"idx": k, "name": str(k), "path": path, "type": f"sentence_transformers.models.{name}"}
-        for k, (name, path) in enumerate(names)
-    ]
-    (folder / "modules.json").write_text(json.dumps(listed))
-    (folder / "1_Pooling").mkdir()
-    pooling = {"word_embedding_dimension": WIDTH, "pooling_mode_mean_tokens": True}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 512, "do_lower_case": False}))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from celery import Celery
 
 from bench import load
 from bench.celery_noop import throughput, worker
-from bench.embeddings import NAME, words, write_encoder
+from bench.encoders import MINILM, words
 from bench.runs import arguments, opened
 from petiole.gpu_worker import Embedding, Engine, EngineConfig, Request
 from petiole.tasks.app.configuration import configuration
@@ -32,7 +32,7 @@ QUEUE = "bench-texts"
 def main(argv: list[str] | None = None) -> int:
     options = arguments(__doc__).parse_args(argv)
     bench = opened("Vectors of texts through the queue (embedded Redis)", options)
-    tasks, texts, tokens = bench.pick((2, 16, 16), (16, 128, 128))
+    tasks, texts, tokens = bench.pick((2, 16, 16), (16, 32, 128))
     url = f"redis+socket://{embedded.socket_path()}?virtual_host=0"
     app = Celery(QUEUE, set_as_current=False)
     app.conf.update(configuration(Settings(broker_url=url, queue=QUEUE)))
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="petiole-bench-") as name:
         model, folder = Path(name) / "model", Path(name)
         model.mkdir()
-        write_encoder(model)
+        MINILM.write(model)
         environment = {
             "PETIOLE_BROKER_URL": url,
             "PETIOLE_QUEUE": QUEUE,
@@ -63,11 +63,11 @@ def main(argv: list[str] | None = None) -> int:
 
             alone()
             bench.report.compare(
-                f"{NAME}, {tasks} tasks of {texts} texts of {tokens} tokens, beside the engine alone",
+                f"{MINILM.name}, {tasks} tasks of {texts} texts of {tokens} tokens, beside the engine alone",
                 "texts/s",
                 queued,
                 alone,
-                rounds=bench.pick(1, 5),
+                rounds=bench.pick(1, 3),
                 target=TARGET,
             )
     bench.report.finish(options.json)

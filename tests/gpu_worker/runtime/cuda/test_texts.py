@@ -110,8 +110,8 @@ def test_masks_take_no_more_memory_than_is_counted(seed: int) -> None:
     draw, tokens, longest = np.random.default_rng(seed), 600, 200
     counted = mask_bytes(plan, tokens, longest, 4)
     for most in (1, 20, 200):
-        lengths = draw.integers(1, most + 1, tokens)
-        lengths = lengths[np.cumsum(lengths) <= tokens].astype(np.int32)
+        drawn = draw.integers(1, most + 1, tokens).astype(np.int32)
+        lengths = drawn[np.cumsum(drawn) <= tokens]
         q, k, v = (torch.zeros(int(lengths.sum()), n, 2) for n in (4, 4, 4))
         attentions = [replace(layer.attention, heads=4, kv_heads=4, head_dim=2) for layer in plan.layers]
         attention = TextsAttention.of(attentions, lengths, torch.device("cpu"))
