@@ -30,7 +30,7 @@ import sys
 import django
 from django.conf import settings
 
-host, port, name, passages = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]
+host, port, name, asked, *passages = sys.argv[1:]
 engine = {"ENGINE": "django.db.backends.postgresql", "HOST": host, "PORT": port, "NAME": name, "USER": "postgres"}
 settings.configure(DATABASES={"default": engine}, INSTALLED_APPS=["help"])
 django.setup()
@@ -42,7 +42,11 @@ with connection.schema_editor() as editor:
     editor.create_model(Article)
 try:
     Article.objects.bulk_create(Article(text=text) for text in passages)
-    exec(open("example.py").read())
+    import petiole
+    vectors = petiole.Vectors.of(petiole.embed.delay(texts=[asked], prompt_name="query").get())
+    names = {"embed": petiole.embed, "asked": vectors.numpy()}
+    exec(open("example.py").read(), names)
+    print([article.text for article in names["nearest"]])
     assert not Article.objects.filter(vector=None).exists()
 finally:
     with connection.schema_editor() as editor:
@@ -87,5 +91,5 @@ def test_an_index_of_a_django_table_is_searched(tmp_path: Path) -> None:
     (tmp_path / "help" / "models.py").write_text(MODELS)
     (tmp_path / "project.py").write_text(PROJECT)
     (tmp_path / "example.py").write_text(examples("docs/embeddings.md")[OF_A_TABLE])
-    shown = run(tmp_path, "project.py", *server.split(":"), *PASSAGES)
+    shown = run(tmp_path, "project.py", *server.split(":"), "How do I get my money back?", *PASSAGES)
     assert PASSAGES[0] in shown, "the passage about refunds is among the three that are found"
