@@ -8,4 +8,5 @@ eviction     a warning, at a worker's start, of a Redis that evicts keys
 masters      connection pools that follow the master after a failover
 redis_py     what differs between the versions of redis-py
 sentinels    connections that ask the sentinels for the master
+shared       one connection for the commands of all callers of an event loop
 """

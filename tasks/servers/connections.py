@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qs, urlsplit
@@ -22,6 +22,8 @@ from redis.retry import Retry
 from petiole.tasks.servers import redis_py
 from petiole.tasks.servers.masters import AsyncMasterPool, MasterPool
 from petiole.tasks.servers.sentinels import ASYNC, SYNC, options_for, pool_parameters
+from petiole.tasks.servers.shared import Commands as Commands
+from petiole.tasks.servers.shared import SharedConnection
 from petiole.tasks.settings import settings
 from petiole.tasks.urls import EMBEDDED, SENTINEL, SentinelUrl, scheme, verified
 
@@ -94,9 +96,33 @@ class PerLoop(Generic[T]):
         return self._of[loop]
 
 
-def _async_client(url: str) -> AsyncRedis:
+class AsyncClient(AsyncRedis):
+    """A client whose commands, but for pipelines and subscriptions, go over one connection for all callers."""
+
+    def __init__(self, pool: Any) -> None:
+        super().__init__(connection_pool=pool)
+        self.shared = SharedConnection(pool, REPLY_TIMEOUT_S)
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        [reply] = await self.shared.send([args])
+        return await self.parse_response(_Replied(reply), args[0], **options)  # type: ignore[arg-type]
+
+
+class _Replied:
+    """Stands in for a connection where redis-py reads a reply that has come."""
+
+    def __init__(self, reply: Any) -> None:
+        self._reply = reply
+
+    async def read_response(self, **_: object) -> Any:
+        if isinstance(self._reply, Exception):
+            raise self._reply
+        return self._reply
+
+
+def _async_client(url: str) -> AsyncClient:
     options = {**_OPTIONS, "max_connections": settings().stream_connections, "retry": AsyncRetry(NoBackoff(), 0)}
-    return redis_py.owner(AsyncRedis(connection_pool=_pool(AsyncMasterPool, ASYNC, url, **options)))
+    return redis_py.owner(AsyncClient(_pool(AsyncMasterPool, ASYNC, url, **options)))
 
 
 async_streams = PerLoop(lambda: _async_client(settings().streams_url))
@@ -104,13 +130,10 @@ async_streams = PerLoop(lambda: _async_client(settings().streams_url))
 _async_broker = PerLoop(lambda: _async_client(settings().broker_url))
 
 
-def async_broker() -> AsyncRedis:
+def async_broker() -> AsyncClient:
     """The running event loop's asyncio client for a broker that is a Redis: mostly that of `streams`."""
     shared = settings().streams_url == settings().broker_url
     return async_streams() if shared else _async_broker()
-
-
-Commands = Sequence[tuple[Any, ...]]
 
 
 def perform(commands: Commands, *, raises: bool = True) -> list[Any]:
@@ -123,7 +146,12 @@ def perform(commands: Commands, *, raises: bool = True) -> list[Any]:
 
 async def aperform(commands: Commands, *, raises: bool = True) -> list[Any]:
     """`perform` for asyncio."""
-    async with async_streams().pipeline(transaction=False) as pipe:
-        for command in commands:
-            pipe.execute_command(*command)
-        return await pipe.execute(raise_on_error=raises)
+    client, answers = async_streams(), list[Any]()
+    for command, reply in zip(commands, await client.shared.send(commands) if commands else (), strict=True):
+        if isinstance(reply, Exception):
+            if raises:
+                raise reply
+        elif (callback := client.response_callbacks.get(command[0])) is not None:
+            reply = callback(reply)
+        answers.append(reply)
+    return answers

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import redis
@@ -18,12 +19,16 @@ from redis.exceptions import ReadOnlyError, ResponseError
 
 from petiole.tasks.keys import PROBE_KEY
 from petiole.tasks.servers import redis_py
-from petiole.tasks.servers.answers import Answers, AsyncAnswers, is_damage
+from petiole.tasks.servers.answers import Answers, AsyncAnswers, is_damage, named
 
 CHECK_S = 2.0
 """How long a check is valid."""
 
-_CHECK = ("EXPIRE", PROBE_KEY, 1)
+CHECK = ("EXPIRE", PROBE_KEY, 1)
+"""A write that changes nothing."""
+
+SOON_WRITTEN = 2**16
+"""Bytes that may wait in a transport before a sender waits for it."""
 
 
 def demoted(error: ResponseError) -> bool:
@@ -60,6 +65,10 @@ class _CheckedConnection:
         """Whether a connection of the pool has met a replica since this one was checked."""
         return self.checked_at <= self.lost_at
 
+    @property
+    def was_checked(self) -> bool:
+        return self.checked_at > float("-inf")
+
     def lose_master(self) -> None:
         type(self).lost_at = time.monotonic()
 
@@ -86,13 +95,43 @@ class _AsyncConnection(_CheckedConnection, AsyncAnswers):
     replies_elsewhere = False
     """Another task than the sender's reads the replies, so that a sender who leaves may leave one behind."""
 
-    async def send_packed_command(self, *args: Any, **options: Any) -> None:
-        """redis-py sends with `asyncio.wait_for`. Before Python 3.12 that loses a cancellation that comes when all
+    is_connected: bool  # redis-py's
+    health_check_interval: float
+    _reader: Any
+    _writer: Any
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the server has closed it."""
+        return bool(self._reader.at_eof() or self._writer.transport.is_closing())
+
+    def pack_command(self, *words: Any) -> list[bytes]:
+        connection: Any = super()
+        return _packed([words]) or list(connection.pack_command(*words))
+
+    def pack_commands(self, commands: Iterable[Sequence[Any]]) -> list[bytes]:
+        connection: Any = super()
+        commands = list(commands)
+        return _packed(commands) or list(connection.pack_commands(commands))
+
+    def write(self, packed: list[bytes]) -> None:
+        """Write to a connection that is open, without waiting until the server takes it."""
+        self._writer.writelines(packed)
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        """redis-py sends with `asyncio.wait_for`, which makes an asyncio task and a timer for each write, although
+        nearly every write is done at once. Before Python 3.12 that also loses a cancellation that comes when all
         is sent, and the sender would go on as if nobody had cancelled it."""
+        alive = self.is_connected and not (check_health and self.health_check_interval) and not self.has_ended
+        if alive and isinstance(command, list):
+            self.write(command)
+            if self._writer.transport.get_write_buffer_size() < SOON_WRITTEN:
+                return
+            command = []  # redis-py waits
         connection: Any = super()
         task = asyncio.current_task()
         cancelled = 0 if task is None else task.cancelling()
-        await connection.send_packed_command(*args, **options)
+        await connection.send_packed_command(command, check_health=check_health)
         if task is not None and task.cancelling() > cancelled:
             if not self.replies_elsewhere:
                 await self.disconnect(nowait=True)
@@ -108,6 +147,37 @@ class _AsyncConnection(_CheckedConnection, AsyncAnswers):
             self.lose_master()
             await self.disconnect(nowait=True)
             raise redis.ConnectionError(str(error)) from error
+
+    def read_along(self) -> Iterator[Any]:
+        """The replies that have come together with the last one that `read_response` has returned. Those that it
+        would raise for the whole connection are raised."""
+        for reply in redis_py.read_along(self):
+            if not isinstance(reply, Exception):
+                yield reply
+            elif not isinstance(reply, ResponseError):
+                raise reply
+            elif demoted(reply):
+                self.lose_master()
+                raise redis.ConnectionError(str(reply))
+            else:
+                yield named(reply)
+
+
+def _packed(commands: Sequence[Sequence[Any]]) -> list[bytes]:
+    """Commands of text, bytes and integers, as they are sent; nothing if they have words of other types. redis-py
+    looks at each word several times."""
+    parts = list[bytes]()
+    for command in commands:
+        if type(command[0]) is not str or " " in command[0]:
+            return []
+        parts.append(b"*%d\r\n" % len(command))
+        for word in command:
+            kind = type(word)
+            if kind is not bytes and kind is not str and kind is not int:
+                return []
+            sent = word if kind is bytes else str(word).encode()
+            parts.append(b"$%d\r\n%b\r\n" % (len(sent), sent))
+    return [b"".join(parts)]
 
 
 class MasterPool(redis.ConnectionPool):
@@ -136,7 +206,7 @@ class MasterPool(redis.ConnectionPool):
 
     def _check(self, connection: Any) -> None:
         try:
-            connection.send_command(*_CHECK)
+            connection.send_command(*CHECK)
             connection.read_response()
         except ResponseError:  # this user has no permission to write: cannot be checked
             pass
@@ -178,7 +248,7 @@ class AsyncMasterPool(redis.asyncio.BlockingConnectionPool):
 
     async def _check(self, connection: Any) -> None:
         try:
-            await connection.send_command(*_CHECK)
+            await connection.send_command(*CHECK)
             await connection.read_response()
         except ResponseError:
             pass

@@ -40,7 +40,7 @@ def read_along(connection: Any) -> Iterator[Any]:
     exceptions. `read_response` costs many times what hiredis takes to parse a message. Without hiredis there are
     none: then `read_response` returns each."""
     gets = getattr(getattr(connection._parser, "_reader", None), "gets", None)
-    while gets is not None and isinstance(answer := gets(), list | bytes | int | Exception):
+    while gets and ((answer := gets()) is None or isinstance(answer, list | bytes | int | Exception)):
         if answer is False:  # older versions' word for: no more
             return
         yield answer
@@ -49,7 +49,7 @@ def read_along(connection: Any) -> Iterator[Any]:
 OutOfMemory: Any = getattr(redis.exceptions, "OutOfMemoryError", ())
 """The error of a full Redis. Before 4.6 it is a plain ResponseError, whose text begins with the code."""
 
-Client = TypeVar("Client", redis.Redis, redis.asyncio.Redis)
+Client = TypeVar("Client", bound=redis.Redis | redis.asyncio.Redis)
 
 
 def owner(client: Client) -> Client:
