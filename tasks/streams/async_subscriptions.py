@@ -29,6 +29,7 @@ MAX_BEHIND = 1024
 """Messages that are queued for one subscriber."""
 
 _REPLY_S = 1.0
+_LEAVES_WITHIN_S = 0.5
 
 
 class Subscription:
@@ -124,12 +125,21 @@ class Subscription:
         return bool(self._messages)
 
     async def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._drop_timer()
         if self._shared is not None:
             with contextlib.suppress(*connections.LOST):
                 await self._shared.remove(self._channel, self)
+
+    def leave(self) -> None:
+        """`close` without waiting for Redis. Mostly the next subscriber sends the command."""
+        self._drop_timer()
+        if self._shared is not None:
+            self._shared.leave(self._channel, self)
+
+    def _drop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     async def distrust(self) -> None:
         """Drop the shared connection after a missed message: workers may publish to another server now."""
@@ -159,6 +169,8 @@ class _SharedConnection:
         self._subscribers: dict[bytes, set[Subscription]] = {}
         self._pending: deque[asyncio.Future[Exception | None]] = deque()
         self._reader: asyncio.Task[None] | None = None
+        self._left: list[str] = []  # channels that Redis still has to be told of
+        self._leaving: asyncio.TimerHandle | None = None
 
     @property
     def usable(self) -> bool:
@@ -173,12 +185,44 @@ class _SharedConnection:
 
     async def remove(self, channel: str, subscriber: Subscription) -> None:
         """Unsubscribe and wait for the reply, because the event loop may be closed after the last one."""
+        if self._was_last(channel, subscriber):
+            await self.execute(_REPLY_S, "UNSUBSCRIBE", channel)
+
+    def leave(self, channel: str, subscriber: Subscription) -> None:
+        """Unsubscribe with the next command, or soon."""
+        if self._was_last(channel, subscriber):
+            self._left.append(channel)
+            if self._leaving is None:
+                self._leaving = asyncio.get_running_loop().call_later(_LEAVES_WITHIN_S, self._leave)
+
+    def _was_last(self, channel: str, subscriber: Subscription) -> bool:
+        """Forget this subscriber. Returns whether it was the last one of the channel."""
         subscribers = self._subscribers.get(channel.encode(), set())
-        if subscriber in subscribers:
-            subscribers.discard(subscriber)
-            if not subscribers:
-                del self._subscribers[channel.encode()]
-                await self.execute(_REPLY_S, "UNSUBSCRIBE", channel)
+        if subscriber not in subscribers:
+            return False
+        subscribers.discard(subscriber)
+        if subscribers:
+            return False
+        del self._subscribers[channel.encode()]
+        return True
+
+    def _leave(self) -> None:
+        self._leaving = None
+        if self._left and self.lost is None and self._connection.is_connected and not self._connection.has_ended:
+            self._connection.write(self._connection.pack_commands(self._farewells()))
+            self._read()
+
+    def _farewells(self) -> list[tuple[str, str]]:
+        """The commands for the channels that were left. Nobody waits for their replies."""
+        nobody: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        nobody.set_result(None)
+        channels, self._left = self._left, []
+        self._pending.extend([nobody] * len(channels))
+        return [("UNSUBSCRIBE", channel) for channel in channels]
+
+    def _read(self) -> None:
+        if self._reader is None or self._reader.done():
+            self._reader = asyncio.create_task(self._read_loop())
 
     async def lose(self, why: str) -> None:
         """Release the connection, once; fail pending commands and wake all subscribers."""
@@ -192,6 +236,7 @@ class _SharedConnection:
             for subscriber in subscribers:
                 subscriber.wake()
         self._subscribers.clear()
+        self._left.clear()
         await self._connection.disconnect(nowait=True)
         self._connection.replies_elsewhere = False
         await self._pool.release(self._connection)
@@ -201,12 +246,12 @@ class _SharedConnection:
         if self.lost is not None:
             raise self.error()
         reply: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        packed = self._connection.pack_commands([*self._farewells(), command])
         self._pending.append(reply)
-        if self._reader is None or self._reader.done():
-            self._reader = asyncio.create_task(self._read_loop())
+        self._read()
         try:
-            await self._connection.send_command(
-                *command, check_health=False
+            await self._connection.send_packed_command(
+                packed, check_health=False
             )  # this connection would read replies to other commands
             async with asyncio.timeout(timeout_s):
                 error = await reply
@@ -275,3 +320,8 @@ class _SharedConnections:
 
 
 _shared_connections = connections.PerLoop(_SharedConnections)
+
+
+async def connect() -> None:
+    """From now on a subscription is written as soon as it is asked for. Raises one of `connections.LOST`."""
+    await _shared_connections().get()

@@ -44,6 +44,19 @@ class HandingStream(AsyncStream):
         finally:
             await self.aclose()
 
+    async def _unsubscribe(self) -> None:
+        if (subscription := self._subscription) is not None:
+            self._subscription = None
+            subscription.leave()
+
+    async def aclose(self) -> None:
+        if self._closed or self._abandoned:
+            await super().aclose()
+        else:  # without an asyncio task of its own, because nothing is waited for
+            self._closed = True
+            self._steps.close()
+            await self._unsubscribe()
+
     def hold(self) -> None:
         self._room.clear()
 

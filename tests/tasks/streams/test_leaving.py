@@ -9,11 +9,42 @@ import pytest
 import redis
 from celery import Celery
 
+from petiole.tasks.keys import stream_keys
 from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.streams.handing import HandingStream
 from tests.tasks.streams.conftest import Writer, token_ids
+
+
+def test_who_has_read_a_stream_for_others_leaves_its_channel_soon(app: Celery, client: redis.Redis) -> None:
+    """With the next one's subscription, or without."""
+
+    def heard(*names: str) -> list[int]:
+        return [number for _, number in client.pubsub_numsub(*(stream_keys(name).channel for name in names))]
+
+    async def read(name: str) -> None:
+        reader = HandingStream(name, lambda _: None, app=app)
+        await reader.open()
+        reading = asyncio.create_task(reader.run())
+        Writer(client, name).finish(1)
+        async with asyncio.timeout(30):
+            await reading
+
+    async def leave() -> None:
+        await read("first")
+        staying = HandingStream("staying", lambda _: None, app=app)
+        await staying.open()
+        assert heard("first", "staying") == [0, 1]
+        await staying.aclose()
+        await read("last")
+        async with asyncio.timeout(30):
+            while heard("staying", "last") != [0, 0]:
+                await asyncio.sleep(0.01)
+        await read("last")
+
+    asyncio.run(leave())
+
 
 TURNS = 60
 """Of the event loop, that a reader's first commands take at most."""
@@ -51,7 +82,9 @@ def test_callers_that_are_cancelled_when_their_turn_has_come_leave_the_connectio
     settings.cache_clear()
 
     async def ping() -> list[object]:
-        return await connections.aperform([("PING",)])
+        async with connections.async_streams().pipeline(transaction=False) as pipe:
+            pipe.ping()
+            return await pipe.execute()
 
     async def waits(caller: asyncio.Task[list[object]]) -> None:
         """Until it stands in the line: it gets there without waiting for anything else."""

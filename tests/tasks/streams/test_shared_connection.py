@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from petiole.tasks.keys import stream_keys
-from petiole.tasks.servers import connections
+from petiole.tasks.servers import connections, masters
 from petiole.tasks.settings import settings as worker_settings
 from petiole.tasks.streams import async_subscriptions, following, readers
 from tests.support.proxy import Proxy
@@ -189,9 +189,10 @@ def test_what_an_address_asks_of_redis_py_costs_nobody_the_connection(
 
 @pytest.mark.parametrize("later", range(6))
 def test_who_is_cancelled_while_a_command_is_sent_leaves_the_pool_no_answer_of_a_subscription(
-    app: Celery, client: redis.Redis, later: int
+    app: Celery, client: redis.Redis, later: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """redis-py closes a connection whose command was cut off, and opens it again for the next command."""
+    monkeypatch.setattr(masters, "SOON_WRITTEN", 0)  # the sender waits
 
     async def turns(n: int) -> None:
         for _ in range(n):
