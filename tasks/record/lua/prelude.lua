@@ -30,15 +30,32 @@ local function milliseconds()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Correct what limits have counted: `more` tokens than they have held. What was held too much goes back to its slot,
--- if that is still counted; what was used beyond it counts from now on.
-local function correct(used, kind, more, held)
-  local field = kind .. ':' .. held[3]
-  if more > 0 then
-    redis.call('HINCRBY', used, kind .. ':' .. math.floor(milliseconds() / held[4]), more)
+-- Correct what limits have counted: how many tokens more than they have held, in and out. What was held too much goes
+-- back to its slot, if that is still counted; what was used beyond it counts from now on.
+local function correct(used, more, held)
+  local fields, values, now = {}, {}, nil
+  for place, kind in ipairs({'input:', 'output:'}) do
+    if more[place] > 0 then
+      now = now or math.floor(milliseconds() / held[4])
+      fields[#fields + 1], values[#values + 1] = kind .. now, more[place]
+    elseif more[place] < 0 then
+      fields[#fields + 1], values[#values + 1] = kind .. held[3], more[place]
+    end
+  end
+  if #fields == 0 then
+    return
+  end
+  local known, changed = redis.call('HMGET', used, unpack(fields)), {}
+  for i, field in ipairs(fields) do
+    if known[i] or values[i] > 0 then
+      changed[#changed + 1], changed[#changed + 2] = field, whole(known[i] or 0) + values[i]
+    end
+  end
+  if #changed > 0 then
+    redis.call('HSET', used, unpack(changed))
+  end
+  if now then
     redis.call('EXPIRE', used, 120)
-  elseif more < 0 and redis.call('HEXISTS', used, field) == 1 then
-    redis.call('HINCRBY', used, field, more)
   end
 end
 
@@ -76,9 +93,7 @@ local function enter(keys, first, state, entry)
   if told.held then
     for of_whom = first + 2, first + 4, 2 do
       call('ZREM', keys[of_whom + 1], told.task)
-      for place, what in ipairs({'prompt', 'output'}) do
-        correct(keys[of_whom], ({'input', 'output'})[place], told[what] - told.held[place], told.held)
-      end
+      correct(keys[of_whom], {told.prompt - told.held[1], told.output - told.held[2]}, told.held)
     end
   end
   call('ZADD', keys[first + 6], 'XX', 0, told.tenant ~= '' and told.tenant .. '/' .. told.task or told.task)
