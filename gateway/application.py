@@ -76,6 +76,7 @@ def _told(error: Exception) -> Failure:
 def _below_v1() -> list[BaseRoute]:
     """Anthropic's before OpenAI's: a path of both is Anthropic's for its clients alone."""
     return [
+        *endpoints.busiest(),
         *messages.routes(),
         *endpoints.routes(),
         *responses.routes(),
@@ -88,11 +89,11 @@ def _below_v1() -> list[BaseRoute]:
 def make() -> Starlette:
     return Starlette(
         routes=[
+            Mount("/v1", routes=_below_v1()),
             Route("/health", health),
             Route("/ready", ready),
             Route("/metrics", metrics),
             *page.routes(),
-            Mount("/v1", routes=_below_v1()),
             *endpoints.routes_at_the_root(),
             *texts.routes_at_the_root(),
         ],

@@ -51,6 +51,8 @@ _NOTICES = Counter(
     registry=METRICS,
 )
 
+_HANDLERS = FunctionType, MethodType
+
 UNSEEN = frozenset({"/health", "/ready", "/metrics"})
 """Paths without a line in the access log."""
 
@@ -119,7 +121,7 @@ def name_of(scope: Scope) -> bytes:
 def form_of(scope: Scope) -> str:
     """The path with `{id}` in place of an id; `other` for a path that leads nowhere. A mount, too, says what it
     leads to: an application, whose routes may not know the path."""
-    if not isinstance(scope.get("endpoint"), FunctionType | MethodType):
+    if not isinstance(scope.get("endpoint"), _HANDLERS):
         return "other"
     path: str = scope["path"]
     for name, value in scope.get("path_params", {}).items():

@@ -92,11 +92,17 @@ async def list_usage(request: Request) -> Response:
     return json_answer({"object": "list", "data": await usage.used(days)})
 
 
-def routes() -> list[Route]:
-    """Below /v1."""
+def busiest() -> list[Route]:
+    """Below /v1, before all others: the routes are looked at one after the other."""
     return [
         *CHAT.routes("/chat/completions", create_chat),
         *COMPLETION.routes("/completions", create_completion),
+    ]
+
+
+def routes() -> list[Route]:
+    """Below /v1."""
+    return [
         Route("/models", list_models, methods=["GET"]),
         Route("/models/{id:path}", get_model, methods=["GET"]),
         Route("/usage", list_usage, methods=["GET"]),

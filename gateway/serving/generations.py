@@ -34,14 +34,20 @@ from petiole.tasks.fleet.serving import lack
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.servers import connections
-from petiole.tasks.servers.connections import LOST
+from petiole.tasks.servers.answers import DamagedKey
+from petiole.tasks.servers.connections import LOST, Commands
 from petiole.tasks.settings import settings
+from petiole.tasks.streams import async_subscriptions
 from petiole.tasks.streams.assembly import StreamAssembler
 from petiole.tasks.streams.handing import HandingStream
 from petiole.tasks.submission import definitions
+from petiole.tasks.submission.envelopes import Letter, envelopes
 
 MOST_WAITING = 1024
 """Deltas that wait for a slow client. Behind them the log is read again when they are gone."""
+
+LETTERS_AT_ONCE = 16
+"""Messages that are written before others' requests have their turn."""
 
 TASKS: Mapping[str, Any] = {
     "chat": definitions.chat,
@@ -90,7 +96,8 @@ class Generation:
 
     async def open(self) -> None:
         """Subscribe."""
-        await asyncio.gather(*(reader.open() for reader in self._readers))
+        first, *others = self._readers
+        await (asyncio.gather(*(reader.open() for reader in self._readers)) if others else first.open())
 
     def interest(self) -> list[tuple[Any, ...]]:
         """The commands that say that somebody reads the tasks."""
@@ -268,13 +275,18 @@ async def _begun(plan: Plan) -> Generation:
         written = [records.written(record, keep_s), *retries.keeping(record, keep_s), *generation.interest()]
         if record.patient and await waiting.watching():
             written += waiting.watch(record.id)
-        if limits.may_refuse():  # nothing is opened for what is refused
+        letters = await _letters(plan)
+        if letters is None:
             held = await limits.admit(plan, written)
             await generation.open()
+            await _submit(plan, held)
         else:
-            held, _ = await asyncio.gather(limits.admit(plan, written), generation.open())
+            # The subscription is written first, and nobody waits for its reply: no worker answers before Redis has
+            # read it. Should a network deliver it later, the reader looks after a second.
+            with contextlib.suppress(*LOST):
+                await async_subscriptions.connect()
+            await asyncio.gather(generation.open(), _sent(plan, written, letters))
         generation.start()
-        await _submit(plan, held)
     except BaseException:
         await generation.aclose()
         await retries.forget(record.id)
@@ -284,9 +296,39 @@ async def _begun(plan: Plan) -> Generation:
     return generation
 
 
+async def _letters(plan: Plan) -> list[Letter] | None:
+    """The messages of the tasks. None: Celery must submit them. Raises `Failure`."""
+    asks, letters = caller.caller(), list[Letter]()
+    submission = {**of_tenant.submission(asks, plan.submission), **_where(plan.record)}
+    try:
+        for call, task_id in zip(plan.calls, plan.record.tasks, strict=True):
+            options = of_tenant.options(asks, call.options)
+            envelope = await envelopes().of(TASKS[call.task], options, submission)
+            if envelope is None:
+                return None
+            letters.append(await envelope.letter(task_id, options, submission.get("headers", {})))
+            if not len(letters) % LETTERS_AT_ONCE:
+                await asyncio.sleep(0)
+    except errors.InvalidRequest as error:
+        raise failure_of(error, plan.names) from None
+    return letters
+
+
+async def _sent(plan: Plan, written: Commands, letters: list[Letter]) -> None:
+    """Admit it, and write and submit all of it. Raises `Failure`."""
+    try:
+        await limits.admit(plan, written, letters)
+    except DamagedKey as error:
+        raise failure_of(errors.Unavailable(settings().queue, str(error))) from error
+    except Failure as failure:
+        if failure.status == 503:
+            await _withdraw(plan.record)
+        raise
+
+
 async def _submit(plan: Plan, held: Mapping[str, Any]) -> None:
     record, asks = plan.record, caller.caller()
-    where = {"queue": record.queue} if record.queue != settings().queue else {}
+    where = _where(record)
     submissions = [
         TASKS[call.task].adelay(
             **of_tenant.options(asks, call.options),
@@ -298,10 +340,19 @@ async def _submit(plan: Plan, held: Mapping[str, Any]) -> None:
     ]
     outcomes = await asyncio.gather(*submissions, return_exceptions=True)
     if failed := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
-        with contextlib.suppress(Failure, *LOST):
-            await records.forget(record.id)
-            await control.acancel(*record.tasks)
+        await _withdraw(record)
         raise failure_of(failed[0], plan.names) from failed[0]
+
+
+def _where(record: Record) -> dict[str, Any]:
+    return {"queue": record.queue} if record.queue != settings().queue else {}
+
+
+async def _withdraw(record: Record) -> None:
+    """Its tasks may have been submitted, and nobody will read them."""
+    with contextlib.suppress(Failure, *LOST):
+        await records.forget(record.id)
+        await control.acancel(*record.tasks)
 
 
 async def cancel(record: Record) -> None:

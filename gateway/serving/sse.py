@@ -41,17 +41,26 @@ def written(frames: Iterable[Frame]) -> bytes:
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """What the work returns. Raises `ClientGone`, and cancels the work, as soon as the client has gone."""
-    main, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request.receive))
+    working, gone = asyncio.current_task(), False
+    assert working is not None
+
+    def left(_: asyncio.Task[None]) -> None:
+        nonlocal gone
+        if not ended:
+            gone = True
+            working.cancel()
+
+    ended, leaving = False, asyncio.ensure_future(_left(request.receive))
+    leaving.add_done_callback(left)
     try:
-        await asyncio.wait({main, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if main.done():
-            return await main
-        raise ClientGone
+        return await work
+    except asyncio.CancelledError:
+        if gone and not working.uncancel():
+            raise ClientGone from None
+        raise
     finally:
-        for task in (main, leaving):
-            task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await main
+        ended = True
+        leaving.cancel()
 
 
 async def _left(receive: Receive) -> None:

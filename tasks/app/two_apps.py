@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from celery import Celery, _state, current_app
-from celery.signals import before_task_publish
+from celery.signals import after_task_publish, before_task_publish, task_sent
 
 from petiole.tasks.app.rabbitmq import EXCHANGE_TYPE, QUEUE_TYPE
 from petiole.tasks.errors import InvalidSettings
@@ -42,6 +42,7 @@ covered = False
 """Whether `petiole.testing` answers the tasks of Petiole's app."""
 
 _reported: set[str] = set()
+_own_receivers = 0
 _sending = threading.local()
 
 
@@ -107,7 +108,16 @@ def watch(ours: Celery, names: Container[str]) -> None:
             if is_chord and chord_of_both is not None:
                 chord_of_both(theirs, next(iter(_queues(*found)), None))
 
+    global _own_receivers
     before_task_publish.connect(look_at_links, weak=False)
+    _own_receivers += 1
+
+
+def others_listen() -> bool:
+    """Whether somebody is told of each message that Petiole's app sends: by Celery's signals, or because
+    `petiole.testing` answers it."""
+    heard = before_task_publish.receivers, after_task_publish.receivers, task_sent.receivers
+    return covered or sum(len(receivers or ()) for receivers in heard) > _own_receivers
 
 
 def users_app(ours: Celery) -> Celery:

@@ -9,6 +9,7 @@ many         `embed.many`: any number of texts, as tasks of some texts each
 images       `put_image`: an image stored once, for many questions
 task         what `delay`, `apply_async` and `stream` do: check, route, send. One of their options, such as
              `priority`, begins in `requests.celery_options`
+envelopes    messages without Celery's work for each, for whoever submits a lot; the gateway sends them
 bundles      submissions of an event loop: those that wait together are sent together
 counting     `count`: its queue, its result
 model        the option `model`: from a model's name to its queue

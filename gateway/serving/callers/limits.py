@@ -30,6 +30,7 @@ from petiole.tasks.record.ledger import HELD_HEADER, SLOT_MS
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.connections import Commands
 from petiole.tasks.settings import settings
+from petiole.tasks.submission.envelopes import Letter
 
 GIVE_UP_S = 3600
 """A task without an end counts as running for this long, such as one that was lost with its queue."""
@@ -55,22 +56,28 @@ def may_refuse() -> bool:
     return bool(known.gateway_most_queued or known.gateway_most_wait_s) or _is_limited(caller())
 
 
-async def admit(plan: Plan, written: Commands = ()) -> dict[str, Any]:
-    """Count this request, carry out these commands, and return the headers for its tasks. Raises `Failure`: 429
-    beyond a limit. Then no command was carried out."""
+async def admit(plan: Plan, written: Commands = (), letters: Sequence[Letter] = ()) -> dict[str, Any]:
+    """Count this request, carry out these commands, and submit what the letters say, all in one round trip.
+    Returns the headers for its tasks if others submit them. Raises `Failure`: 429 beyond a limit. Then no command
+    was carried out."""
     asks, record = caller(), plan.record
     if not record.patient:
         await _queue(record.queue, asks)
     if not _is_limited(asks):
-        await patiently(lambda: connections.aperform(written))
+        commands = [*written, *(letter.command() for letter in letters)]
+        await patiently(lambda: connections.aperform(commands))
         return {}
     if (most := asks.most("concurrent")) is not None and len(record.tasks) > most:
         raise invalid("n", f"n: must be at most {most} choices in all, got {len(record.tasks)}", "invalid_value")
     most_tokens = [[*filter(None, of)] for of in zip(*map(_tokens, asks.of_both), strict=True)]
     guessed = estimated([call.options for call in plan.calls])
     held = [min([tokens, *most]) for tokens, most in zip(guessed, most_tokens, strict=True)]
-    slot = await _count(asks, held, record.tasks, written)
     share = [tokens // len(record.tasks) for tokens in held]
+    words = [word for command in written for word in (len(command), *command)]
+    for letter in letters:
+        command = letter.with_last(HELD_HEADER, [asks.key, *share])
+        words += [-len(command), *command]
+    slot = await _count(asks, held, record.tasks, words)
     return {HELD_HEADER: [asks.key, *share, slot]}
 
 
@@ -83,13 +90,12 @@ async def admit_brief(queue: str) -> None:
         await _count(asks, (0, 0), ())
 
 
-async def _count(asks: Caller, held: Sequence[int], tasks: Sequence[str], written: Commands = ()) -> int:
-    """The slot in which it counts. The script writes, too: a round trip of its own costs more than all that it
-    does. Raises `Failure`."""
+async def _count(asks: Caller, held: Sequence[int], tasks: Sequence[str], words: Sequence[Any] = ()) -> int:
+    """The slot in which it counts. `words`: of commands that the script carries out, too, because a round trip of
+    their own costs more than all that it does. Raises `Failure`."""
     keys = [*account_keys(asks.name), *account_keys(asks.name, asks.key)]
     limits = [one or -1 for of in asks.of_both for one in _of(of)]
-    commands = (word for command in written for word in (len(command), *command))
-    asked = [GIVE_UP_S, *held, *limits, len(tasks), *tasks, *commands]
+    asked = [GIVE_UP_S, *held, *limits, len(tasks), *tasks, *words]
     wait_ms, what, slot, *report = await patiently(lambda: admission()(keys, asked))
     if what == b"concurrent" and await looks().forget_ended(keys[1::2]):
         wait_ms, what, slot, *report = await patiently(lambda: admission()(keys, asked))

@@ -20,6 +20,7 @@ from petiole.tasks.fleet.usage import days
 from petiole.tasks.keys import account_keys, stream_keys, usage_keys
 from petiole.tasks.record.ledger import HELD_HEADER, SLOT_MS
 from petiole.tasks.settings import settings
+from petiole.tasks.submission.envelopes import Letter
 from tests.support.site import RedisServer
 
 CLIENTS = 200
@@ -237,6 +238,22 @@ def test_what_is_written_of_a_request_is_written_if_it_is_admitted(client: redis
         assert client.get(of.record.id) == b"\0\xff a record"
         assert client.zscore(f"watched:{of.record.id}", "x") == 5
     assert not client.exists(second.record.id, f"watched:{second.record.id}")
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_what_is_submitted_is_submitted_if_it_is_admitted(client: redis.Redis, n: int) -> None:
+    """The message says what is held, and in which slot, as a submission of Celery's is told to."""
+    asked, who = plan(n), caller(Limits(requests=1, concurrent=5))
+    letters = [Letter("tasks", f'{{"headers": {{"id": "{task}"', '}, "body": "é"}') for task in asked.record.tasks]
+    held, _ = run(lambda: limits.admit(asked, [("SET", "written", "1")], letters), who)
+    found = [json.loads(message) for message in client.lrange("tasks", 0, -1)]
+    tasks = [*reversed(asked.record.tasks)]
+    assert found == [{"headers": {"id": task, HELD_HEADER: held[HELD_HEADER]}, "body": "é"} for task in tasks]
+    with pytest.raises(Failure):
+        run(lambda: limits.admit(plan(), (), letters), who)
+    assert client.llen("tasks") == n
+    assert run(lambda: limits.admit(plan(), (), letters[:1]), ANYBODY)[0] == {}
+    assert json.loads(client.lindex("tasks", 0)) == {"headers": {"id": asked.record.tasks[0]}, "body": "é"}
 
 
 def test_an_answer_says_what_is_left(client: redis.Redis) -> None:

@@ -244,5 +244,5 @@ def test_what_was_sent_before_the_broker_went_is_sent_once(
     )
 )
 def test_arguments_are_shown_as_celery_shows_them(given: Options) -> None:
-    shown = sending._shown(given)
+    shown = sending.shown(given)
     assert shown is None or shown == saferepr(given, 1024)
