@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from petiole.gateway.core import caller, of_tenant
+from petiole.gateway.core import caller, deltas, of_tenant
 from petiole.gateway.core.failures import Failure, failure_of, unavailable
 from petiole.gateway.core.parts import Whole
 from petiole.gateway.core.plan import Plan
@@ -88,6 +88,7 @@ class Generation:
                 prepared=True,
                 unread_s=known.gateway_unread_s,
                 fresh=fresh,
+                parse=deltas.read,
             )
             for choice, task_id in enumerate(record.tasks)
         ]
@@ -392,11 +393,11 @@ async def glimpse(record: Record) -> Glimpse | None:
         return None
     reading, whole = Reading.of(record, 0), Whole()
     try:
-        announced = [StreamDelta.model_validate_json(raw) for raw in filter(None, [state.get(b"prepared")])]
-        deltas = [StreamDelta.model_validate_json(raw) for raw in log]
+        announced = [deltas.read(raw) for raw in filter(None, [state.get(b"prepared")])]
+        written = [deltas.read(raw) for raw in log]
     except ValidationError:
         raise failure_of(errors.StreamError(f"task {task_id}: a delta of its log cannot be read")) from None
-    for delta in (*announced, *(StreamAssembler().logged(deltas) or ())):
+    for delta in (*announced, *(StreamAssembler().logged(written) or ())):
         for part in reading.read(delta):
             whole.add(part)
     return Glimpse(whole, bool(log) or bool(state.keys() & {b"attempt", b"running"}), b"cancel" in state)

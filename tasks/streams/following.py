@@ -16,7 +16,7 @@ operation failed, `Lost` is thrown into it. `readers` performs the operations, w
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from celery.states import FAILURE, REVOKED, SUCCESS
@@ -36,6 +36,8 @@ PROBES = 16  # entries that are looked at together, to find the one with a token
 LOG_GONE_FOR = 10  # silences in a row, each with the log missing, after which the log counts as expired
 LAST = {SUCCESS, FAILURE, REVOKED}
 
+Parse = Callable[[bytes], StreamDelta]
+"""Reads a delta, or raises pydantic's ValidationError. It may return an object with the same attributes."""
 Step = StreamDelta | tuple[Any, ...]
 Reading = Generator[Step, Any, None]
 
@@ -57,13 +59,14 @@ def read(
     start: int = 0,
     fresh: bool = False,
     shared: bool = False,
+    parse: Parse = StreamDelta.model_validate_json,
 ) -> Reading:
     """The protocol. `timeout_s` limits the wait for each delta; `heartbeat_s` limits the wait for a delta or a
     heartbeat. `prepared`: also yield the delta that announces the task. `start`: the token to begin with. `fresh`:
     the task is submitted when the first subscription is made, so nothing can be in its log before. `shared`: most
     looks after a silence are shared with other streams: `("quiet", ...)` asks whether nothing has happened."""
     stream = Following(task_id, timeout_s, heartbeat_s, prepared=prepared, start=start)
-    stream.shared = shared
+    stream.shared, stream.parse = shared, parse
     lost_since: float | None = None
     while not stream.assembler.finished:
         try:
@@ -112,6 +115,7 @@ class Following:
         self.listening_since = self.last_delta_at
         self.silences_without_log = self.looks = 0
         self.shared = False
+        self.parse: Parse = StreamDelta.model_validate_json
 
     def check_time(self, cause: BaseException | None = None) -> None:
         if self.timeout_s is not None and time.monotonic() - self.last_delta_at >= self.timeout_s:
@@ -119,7 +123,7 @@ class Following:
 
     def delta(self, raw: bytes) -> StreamDelta:
         try:
-            return StreamDelta.model_validate_json(raw)
+            return self.parse(raw)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise StreamError(

@@ -31,7 +31,7 @@ from petiole.tasks.servers import connections
 from petiole.tasks.servers.answers import DamagedKey
 from petiole.tasks.streams import subscriptions
 from petiole.tasks.streams.async_subscriptions import Subscription
-from petiole.tasks.streams.following import LEAST_S, Following, Lost, Step, read
+from petiole.tasks.streams.following import LEAST_S, Following, Lost, Parse, Step, read
 from petiole.tasks.streams.showing import Showing
 from petiole.tasks.streams.silences import Silent, silences
 
@@ -124,6 +124,7 @@ class _Reader:
         unread_s: float | None = None,
         parsed: bool = False,
         fresh: bool = False,
+        parse: Parse = StreamDelta.model_validate_json,
     ) -> None:
         """`unread_s`, with `cancel_on_disconnect`: a reader that stops cancels nothing. The task is cancelled when
         it has had no reader for this long, so that a client can come back, to another process perhaps. `fresh`:
@@ -152,6 +153,7 @@ class _Reader:
                 start=start,
                 fresh=fresh,
                 shared=self._shared,
+                parse=parse,
             )
         )
         self._watch = Watch([getattr(task, "submitted_to", None)], timeout_s)
