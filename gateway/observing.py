@@ -17,6 +17,8 @@ from types import FunctionType, MethodType
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from petiole.gateway.serving.sse import OUTERMOST
+
 access = logging.getLogger("petiole.gateway.access")
 logger = logging.getLogger("petiole.gateway")
 
@@ -70,6 +72,7 @@ class Observed:
             except Exception as error:
                 _fault(error)
             return
+        scope[OUTERMOST] = send
         began_at, status, first_s = time.perf_counter(), 0, 0.0
         name = name_of(scope)
 

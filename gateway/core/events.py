@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -13,7 +13,7 @@ encode = msgspec.json.encode
 """What goes over the wire is compact JSON."""
 
 
-class Event(NamedTuple):
+class Event(msgspec.Struct, frozen=True, gc=False):
     """A part of a client's stream. `name` and `fields` are its view's. `text` is what may be split; an event
     without text is structural."""
 

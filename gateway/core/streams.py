@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 from petiole.gateway.core.events import Event, Numbers
 from petiole.gateway.core.failures import invalid
@@ -41,7 +43,7 @@ class View(Protocol):
         """What the `event:` line says, if there is one."""
 
 
-class Frame(NamedTuple):
+class Frame(msgspec.Struct, frozen=True, gc=False):
     """One server-sent event."""
 
     cursor: str
@@ -56,6 +58,7 @@ class Stream:
         self._numbers = [Numbers(after[choice] if after else -1) for choice in choices]
         self._readings = [Reading.of(record, choice) for choice in choices]
         self._running = set(choices)
+        self._alone = len(choices) == 1
 
     @property
     def finished(self) -> bool:
@@ -63,8 +66,7 @@ class Stream:
 
     @property
     def cursor(self) -> str:
-        numbers = self._numbers
-        return str(numbers[0].last) if len(numbers) == 1 else ".".join([str(one.last) for one in numbers])
+        return ".".join([str(one.last) for one in self._numbers])
 
     def begin(self) -> list[Frame]:
         frames: list[Frame] = []
@@ -87,8 +89,9 @@ class Stream:
         numbers, view = self._numbers[choice], self._view
         for event in events:
             if (rest := numbers.number(event)) is not None:
+                cursor = str(numbers.last) if self._alone else self.cursor
                 data = view.encode(choice, numbers.last, rest)
-                frames.append(Frame(self.cursor, view.event_name(rest), data))
+                frames.append(Frame(cursor, view.event_name(rest), data))
 
 
 def cursor_of(text: str, choices: int) -> list[int]:

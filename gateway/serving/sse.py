@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -24,19 +24,23 @@ ALIVE = b": alive\n"
 data."""
 
 
+OUTERMOST = "petiole.outermost_send"
+"""In a scope: the `send` that this application was given."""
+
+
 class ClientGone(Exception):  # noqa: N818
     """Nobody waits for the answer any more."""
 
 
-def written(frames: Iterable[Frame]) -> bytes:
-    """Events as they go over the wire. Their data has no line breaks, being JSON."""
-    return b"".join(
-        [
-            b"%bid: %b\ndata: %b\n\n"
-            % (b"" if name is None else b"event: %b\n" % name.encode(), cursor.encode(), data)
-            for cursor, name, data in frames
-        ]
-    )
+def written(frames: Sequence[Frame]) -> bytes:
+    """Events as they go over the wire."""
+    return _written(frames[0]) if len(frames) == 1 else b"".join(map(_written, frames))
+
+
+def _written(frame: Frame) -> bytes:
+    """Its data has no line breaks, being JSON."""
+    event = b"id: %b\ndata: %b\n\n" % (frame.cursor.encode(), frame.data)
+    return event if frame.name is None else b"event: %b\n%b" % (frame.name.encode(), event)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -105,7 +109,7 @@ class EventStream(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send(send))
+        sending = asyncio.ensure_future(self._send(send, scope.get(OUTERMOST, send)))
         leaving = asyncio.ensure_future(_left(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -116,10 +120,14 @@ class EventStream(Response):
             with contextlib.suppress(asyncio.CancelledError):
                 await sending
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, outermost: Send) -> None:
+        """The layers of this application look at the start, the first part and the end of an answer. The parts
+        between go past them."""
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         async with contextlib.aclosing(self._parts) as parts:
             await send(start)
+            through = send
             async for part in parts:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
+                await through({"type": "http.response.body", "body": part, "more_body": True})
+                through = outermost
         await send({"type": "http.response.body", "body": b"", "more_body": False})
