@@ -8,7 +8,6 @@
     parts      what an output is made of: parts that open, get text, and close; its end
     places     at which character a token's log-probabilities are
     prompts    the text of a prompt, with its tokens
-    deltas     deltas, read from what is published and logged
     reading    a task's deltas as parts
     notices    what a webhook is told, and its signature
     events     events, their numbers, and what is left of them after a number

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from petiole.gateway.core import caller, deltas, of_tenant
+from petiole.gateway.core import caller, of_tenant
 from petiole.gateway.core.failures import Failure, failure_of, unavailable
 from petiole.gateway.core.parts import Whole
 from petiole.gateway.core.plan import Plan
-from petiole.gateway.core.reading import Reading
+from petiole.gateway.core.reading import Reading, delta_of
 from petiole.gateway.core.record import Record
 from petiole.gateway.serving import records
 from petiole.gateway.serving.callers import limits, retries
@@ -88,7 +88,7 @@ class Generation:
                 prepared=True,
                 unread_s=known.gateway_unread_s,
                 fresh=fresh,
-                parse=deltas.read,
+                parse=delta_of,
             )
             for choice, task_id in enumerate(record.tasks)
         ]
@@ -393,8 +393,8 @@ async def glimpse(record: Record) -> Glimpse | None:
         return None
     reading, whole = Reading.of(record, 0), Whole()
     try:
-        announced = [deltas.read(raw) for raw in filter(None, [state.get(b"prepared")])]
-        written = [deltas.read(raw) for raw in log]
+        announced = [delta_of(raw) for raw in filter(None, [state.get(b"prepared")])]
+        written = [delta_of(raw) for raw in log]
     except ValidationError:
         raise failure_of(errors.StreamError(f"task {task_id}: a delta of its log cannot be read")) from None
     for delta in (*announced, *(StreamAssembler().logged(written) or ())):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from petiole.gateway.core import deltas
+from petiole.gateway.core.reading import delta_of
 from petiole.gpu_worker.request import Delta
 from petiole.outputs import Prepared
 from petiole.tasks.record import codec
@@ -29,7 +29,7 @@ END = st.builds(lambda end, error: as_json({**end, "error": error}), ends, ERROR
 
 
 def assert_same(raw: bytes) -> None:
-    ours, theirs = deltas.read(raw), StreamDelta.model_validate_json(raw)
+    ours, theirs = delta_of(raw), StreamDelta.model_validate_json(raw)
     for name in (*StreamDelta.model_fields, "end", "is_heartbeat"):
         assert getattr(ours, name) == getattr(theirs, name), name
         assert type(getattr(ours, name)) is type(getattr(theirs, name)), name
@@ -54,6 +54,6 @@ def test_what_announces_a_task_too(prepared: Prepared) -> None:
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"\xff", b'{"task_id": 3}', b'{"task_id":"t","attempt":1}'])
 def test_what_is_no_delta_is_refused_in_the_same_way(raw: bytes) -> None:
-    for read in (deltas.read, StreamDelta.model_validate_json):
+    for read in (delta_of, StreamDelta.model_validate_json):
         with pytest.raises(ValidationError):
             read(raw)
