@@ -201,12 +201,12 @@ def steps(plan: ModelPlan, lengths: Sequence[int]) -> list[Steps]:
 @settings(max_examples=examples(60))
 @given(plan=plans(), page_size=st.sampled_from([1, 16]), lengths=LENGTHS)
 def test_it_computes_what_torch_computes(plan: ModelPlan, page_size: int, lengths: list[int]) -> None:
-    cache, other = (scattered_cache(plan, page_size, 3, torch.float32) for _ in range(2))
+    cache, other = (scattered_cache(plan, page_size, 3, dtype) for dtype in (torch.float32, torch.float64))
     for pool in (*other.keys, *other.values):
         pool.zero_()  # torch multiplies what it hides by 0
-    decoder, native = decoder_of(plan, torch.float32), opened(plan, cache, torch.float32)
+    decoder, native = decoder_of(plan, torch.float64), opened(plan, cache, torch.float32)
     for one in steps(plan, lengths):
-        wanted = by_torch(decoder, other, one)
+        wanted = by_torch(decoder, other, one).float()
         found = by_native(native, one)
         torch.testing.assert_close(found, wanted, rtol=0, atol=2e-4 * float(wanted.abs().max()))
 
