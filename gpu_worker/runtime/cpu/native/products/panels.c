@@ -13,10 +13,20 @@
 #include "pack.h"
 #include "tiles.h"
 
-/* The weights of AT_ONCE inputs to the outputs of a panel. */
-INLINE void widen(int kind, const char *at, vp rows[2][PARTS]) {
+/* Six rows meet two vectors, half a panel, where 16 registers hold the sums beside what is multiplied. One or two rows meet
+ * the whole panel: else a sum would wait for itself. */
+#if WIDTH == 8
+#define TILE_ROWS 6
+#define VECTORS_OF(mb) ((mb) > 2 ? PARTS / 2 : PARTS)
+#else
+#define TILE_ROWS MB
+#define VECTORS_OF(mb) PARTS
+#endif
+
+/* The weights of AT_ONCE inputs to the first n vectors of outputs. */
+INLINE void widen(int kind, int n, const char *at, vp rows[2][PARTS]) {
 #pragma GCC unroll 4
-  for (int part = 0; part < PARTS; part++) {
+  for (int part = 0; part < n; part++) {
     const char *p = at + part * WIDTH * AT_ONCE(kind) * size_of(kind);
     if (kind == F32) rows[0][part] = part_at((const float *)p);
     else if (kind == INT8) rows[0][part] = __builtin_convertvector(widen_part(p), vp);
@@ -30,8 +40,8 @@ INLINE void widen(int kind, const char *at, vp rows[2][PARTS]) {
 
 /* ---------------------------------------------------------------- products */
 
-/* w: the weights of inputs i .. i + AT_ONCE - 1 */
-INLINE void add_products(int kind, int mb, int64_t i, const void *x, const char *w, vp acc[MB][PARTS]) {
+/* w: the weights of inputs i .. i + AT_ONCE - 1. n: vectors of outputs */
+INLINE void add_products(int kind, int mb, int n, int64_t i, const void *x, const char *w, vp acc[TILE_ROWS][PARTS]) {
 #ifdef BY_VECTORS
   if (HALF_INPUTS(kind)) {
     vu pairs[2];
@@ -47,38 +57,50 @@ INLINE void add_products(int kind, int mb, int64_t i, const void *x, const char 
 #endif
   const int at_once = AT_ONCE(kind);
   vp rows[2][PARTS];
-  widen(kind, w, rows);
+  widen(kind, n, w, rows);
 #pragma GCC unroll 2
   for (int odd = 0; odd < at_once; odd++)
 #pragma GCC unroll 16
     for (int j = 0; j < mb; j++) {
       const vp in = spread(((const float *)x)[j * KC + i + odd]);
 #pragma GCC unroll 4
-      for (int part = 0; part < PARTS; part++) acc[j][part] += rows[odd][part] * in;
+      for (int part = 0; part < n; part++) acc[j][part] += rows[odd][part] * in;
     }
 }
 
-INLINE void tile(int kind, int mb, int kc, const void *x, const char *w, int64_t ldw, float *c, int64_t ldc, int add,
-                 const NextWeights *ahead) {
-  vp acc[MB][PARTS];
+/* The first n vectors of outputs. */
+INLINE void tile_of(int kind, int mb, int n, int kc, const void *x, const char *w, int64_t ldw, float *c, int64_t ldc,
+                    int add, const NextWeights *ahead) {
+  vp acc[TILE_ROWS][PARTS];
 #pragma GCC unroll 16
   for (int j = 0; j < mb; j++)
 #pragma GCC unroll 4
-    for (int part = 0; part < PARTS; part++) acc[j][part] = add ? part_at(c + j * ldc + part * WIDTH) : (vp){0};
-  const char *next = ahead ? ahead->at : NULL;
-  const int64_t step = ahead ? ahead->step : 0;
+    for (int part = 0; part < n; part++) acc[j][part] = add ? part_at(c + j * ldc + part * WIDTH) : (vp){0};
+  const char *next = ahead->at;
   for (int64_t i = 0; i < kc; i += AT_ONCE(kind), w += ldw) {
-    if (ahead) {
+    if (next) {
       __builtin_prefetch(next, 0, 2);
-      if (step > 64) __builtin_prefetch(next + 64, 0, 2);
-      next += step;
+      if (ahead->step > 64) __builtin_prefetch(next + 64, 0, 2);
+      next += ahead->step;
     }
-    add_products(kind, mb, i, x, w, acc);
+    add_products(kind, mb, n, i, x, w, acc);
   }
 #pragma GCC unroll 16
   for (int j = 0; j < mb; j++)
 #pragma GCC unroll 4
-    for (int part = 0; part < PARTS; part++) *(vp *)(c + j * ldc + part * WIDTH) = acc[j][part];
+    for (int part = 0; part < n; part++) *(vp *)(c + j * ldc + part * WIDTH) = acc[j][part];
+}
+
+INLINE void tile(int kind, int mb, int kc, const void *x, const char *w, int64_t ldw, float *c, int64_t ldc, int add,
+                 const NextWeights *ahead) {
+  const int n = VECTORS_OF(mb), sides = PARTS / n;
+  const int64_t step = ahead ? ahead->step / sides : 0, rows = parts(kc, AT_ONCE(kind));
+#pragma GCC unroll 2
+  for (int side = 0; side < sides; side++) {
+    const NextWeights share = {ahead ? ahead->at + side * step * rows : NULL, step};
+    const int64_t first = side * n * WIDTH;
+    tile_of(kind, mb, n, kc, x, w + first * AT_ONCE(kind) * size_of(kind), ldw, c + first, ldc, add, &share);
+  }
 }
 
 #define TILE_CASE(kind, mb) case mb: tile(kind, mb, kc, x, w, ldw, c, ldc, add, AHEAD); break;
@@ -88,12 +110,12 @@ INLINE void tile(int kind, int mb, int kc, const void *x, const char *w, int64_t
     (void)ahead; \
     switch (mb) { /* constants, so that each case is unrolled */ \
       TILE_CASE(kind, 1) TILE_CASE(kind, 2) TILE_CASE(kind, 3) MORE_TILES(kind) } }
-#if MB == 12
+#if TILE_ROWS == 12
 #define MORE_TILES(kind) \
   TILE_CASE(kind, 4) TILE_CASE(kind, 5) TILE_CASE(kind, 6) TILE_CASE(kind, 7) TILE_CASE(kind, 8) \
   TILE_CASE(kind, 9) TILE_CASE(kind, 10) TILE_CASE(kind, 11) TILE_CASE(kind, 12)
 #else
-#define MORE_TILES(kind)
+#define MORE_TILES(kind) TILE_CASE(kind, 4) TILE_CASE(kind, 5) TILE_CASE(kind, 6)
 #endif
 #define AHEAD ahead
 TILE_FUNCTION(tile_f32, F32)
@@ -171,7 +193,7 @@ typedef void (*Tile)(int mb, int kc, const void *x, const char *w, int64_t ldw, 
  * are needed next, of `row` bytes for each row of these. */
 INLINE void in_tiles(Tile tile, int kind, int m, int kc, const void *x, const char *w, int64_t ldw, float *c,
                      int64_t ldc, int add, const char *next, int64_t row) {
-  const int n = (int)parts(m, MB), rows = parts(kc, AT_ONCE(kind));
+  const int n = (int)parts(m, TILE_ROWS), rows = parts(kc, AT_ONCE(kind));
   const int64_t step = row / n;
   for (int left = n, at = 0; left; left--) {
     const int mb = (m - at) / left;
@@ -181,7 +203,9 @@ INLINE void in_tiles(Tile tile, int kind, int m, int kc, const void *x, const ch
   }
 }
 
-INLINE void near(int m, int kc, const void *x, const void *w, float *c, int64_t ldc, int add, const char *next, int64_t row) {
+/* With weights that have become floats. next, row: as in `in_tiles`, of weights that have not. */
+INLINE void near(int m, int kc, const void *x, const void *w, float *c, int64_t ldc, int add, const char *next,
+                 int64_t row) {
   in_tiles(near_f32, F32, m, kc, x, w, row_of(F32, PANEL), c, ldc, add, next, row);
 }
 
@@ -200,7 +224,7 @@ INLINE void widen_panel(int kind, int kc, const char *w, int64_t ldw, float *out
   const int at_once = AT_ONCE(kind);
   for (int i = 0; i < kc; i += at_once, w += ldw) {
     vp rows[2][PARTS];
-    widen(kind, w, rows);
+    widen(kind, PARTS, w, rows);
 #pragma GCC unroll 2
     for (int odd = 0; odd < at_once; odd++)
 #pragma GCC unroll 4
