@@ -114,8 +114,10 @@ INLINE void tile(int kind, int mb, int kc, const void *x, const char *w, int64_t
 #define MORE_TILES(kind) \
   TILE_CASE(kind, 4) TILE_CASE(kind, 5) TILE_CASE(kind, 6) TILE_CASE(kind, 7) TILE_CASE(kind, 8) \
   TILE_CASE(kind, 9) TILE_CASE(kind, 10) TILE_CASE(kind, 11) TILE_CASE(kind, 12)
-#else
+#elif TILE_ROWS == 6
 #define MORE_TILES(kind) TILE_CASE(kind, 4) TILE_CASE(kind, 5) TILE_CASE(kind, 6)
+#else
+#define MORE_TILES(kind)
 #endif
 #define AHEAD ahead
 TILE_FUNCTION(tile_f32, F32)
