@@ -201,14 +201,18 @@ def steps(plan: ModelPlan, lengths: Sequence[int]) -> list[Steps]:
 @settings(max_examples=examples(60))
 @given(plan=plans(), page_size=st.sampled_from([1, 16]), lengths=LENGTHS)
 def test_it_computes_what_torch_computes(plan: ModelPlan, page_size: int, lengths: list[int]) -> None:
-    cache, other = (scattered_cache(plan, page_size, 3, dtype) for dtype in (torch.float32, torch.float64))
-    for pool in (*other.keys, *other.values):
+    """As near to float64 as torch is in float32, but for a factor: some plans magnify what is rounded."""
+    kinds = (torch.float32, torch.float32, torch.float64)
+    cache, single, double = (scattered_cache(plan, page_size, 3, dtype) for dtype in kinds)
+    for pool in (*single.keys, *single.values, *double.keys, *double.values):
         pool.zero_()  # torch multiplies what it hides by 0
-    decoder, native = decoder_of(plan, torch.float64), opened(plan, cache, torch.float32)
+    native = opened(plan, cache, torch.float32)
     for one in steps(plan, lengths):
-        wanted = by_torch(decoder, other, one).float()
+        wanted = by_torch(decoder_of(plan, torch.float64), double, one).float()
+        rounded = by_torch(decoder_of(plan, torch.float32), single, one)
         found = by_native(native, one)
-        torch.testing.assert_close(found, wanted, rtol=0, atol=2e-4 * float(wanted.abs().max()))
+        most = max(2e-4 * float(wanted.abs().max()), 4 * float((rounded - wanted).abs().max()))
+        torch.testing.assert_close(found, wanted, rtol=0, atol=most)
 
 
 @DTYPES
