@@ -286,7 +286,14 @@ async def _begun(plan: Plan) -> Generation:
             # read it. Should a network deliver it later, the reader looks after a second.
             with contextlib.suppress(*LOST):
                 await async_subscriptions.connect()
-            await asyncio.gather(generation.open(), _sent(plan, written, letters))
+            # Both have ended before anything is undone: what is sent after that would stay.
+            both = generation.open(), _sent(plan, written, letters)
+            opened, sent = await asyncio.gather(*both, return_exceptions=True)
+            if isinstance(sent, BaseException):
+                raise sent
+            if isinstance(opened, BaseException):
+                await _withdraw(record)
+                raise opened
         generation.start()
     except BaseException:
         await generation.aclose()

@@ -1,0 +1,54 @@
+"""A request that cannot begin leaves nothing, however its steps overlap."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from petiole.gateway.core.caller import ANYBODY, Request, asking
+from petiole.gateway.core.failures import Failure
+from petiole.gateway.core.plan import Call, Plan
+from petiole.gateway.core.record import Record
+from petiole.gateway.serving import generations, records
+from petiole.gateway.serving.callers import retries
+from petiole.tasks.servers import connections
+from petiole.tasks.settings import settings
+from petiole.tasks.streams.handing import HandingStream
+from tests.support.site import RedisServer
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    monkeypatch.setenv("PETIOLE_BROKER_URL", server.url)
+    settings.cache_clear()
+    yield server
+    settings.cache_clear()
+    server.kill()
+
+
+def test_a_subscription_that_is_refused_leaves_no_request(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(_: HandingStream) -> None:
+        raise redis.exceptions.NoPermissionError("SUBSCRIBE")
+
+    monkeypatch.setattr(HandingStream, "open", refused)
+    record = Record(id="cmpl-1", kind="text_completion", created=0, model="m", tasks=["cmpl-1"], queue="petiole")
+
+    async def ask() -> None:
+        with asking(ANYBODY, Request("/v1/completions", idempotency_key="mine")):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                await generations.begin(Plan(record, [Call("generate", {"prompt": "x"})]))
+            # A round trip on the same connection: whatever was on its way has been carried out.
+            await connections.async_streams().ping()
+            with pytest.raises(Failure) as missing:
+                await records.get("cmpl-1", "text_completion")
+            assert missing.value.status == 404
+            assert await retries.earlier("cmpl-2", "text_completion") is None
+
+    asyncio.run(ask())
