@@ -51,7 +51,7 @@ class Batch:
     `tape`: opens the journal's tape; None: a file beside the output. `reread`: all rows again, for a batch that
     may end before they do. `opened`: called when the journal is open, and `again` is noted there. `joining`:
     called before the output is made; `joined`: it is made. `sort`: in which order rows are sent. `sharing`: with
-    whom it shares the workers now."""
+    whom it shares the workers now. `left`: called at the end: it shares them no more."""
 
     app: App
     source: Source
@@ -67,6 +67,7 @@ class Batch:
     opened: Callable[[], object] = lambda: None
     joining: Callable[[], object] = lambda: None
     sharing: Callable[[], Sharing] = lambda: ALONE
+    left: Callable[[], object] = lambda: None
 
     def __post_init__(self) -> None:
         self.exchange = Exchange(self.app, self.submission.get("queue"), self.submission.get("model"))
@@ -146,6 +147,8 @@ class Batch:
             self._show(now, time.monotonic() - began_at)
             yield from self._taken()
         finally:
+            with contextlib.suppress(*AWAY):  # it is forgotten soon
+                self.left()
             if self.journal is not None:
                 self.journal.close()
 

@@ -96,5 +96,5 @@ def batch(
         sort=sort,
         again=retry_failed,
     )
-    made.sharing = neighbours.of_a_process(made)
+    made.sharing, made.left = neighbours.of_a_process(made)
     return made

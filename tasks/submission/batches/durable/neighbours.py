@@ -6,6 +6,7 @@ record, notes it under a key that expires soon."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -63,24 +64,32 @@ def _of_processes() -> Iterator[Running]:
             yield Running(name, "", known["queue"], known["rows_per_s"])
 
 
-def of_a_process(batch: Batch) -> Callable[[], Sharing]:
-    """With whom a batch without a record shares, whenever that is called; others hear of it then."""
-    name = f"process_{os.urandom(8).hex()}"
+def of_a_process(batch: Batch) -> tuple[Callable[[], Sharing], Callable[[], None]]:
+    """With whom a batch without a record shares, whenever that is called; others hear of it then. And what to call
+    at its end: else the next batch of a script would share with those before it."""
+    name, told = f"process_{os.urandom(8).hex()}", False
 
     def look() -> Sharing:
+        nonlocal told
         try:
-            _tell(name, batch)
+            told = _tell(name, batch) or told
             return sharing(name, "", batch.queue)
         except redis.exceptions.NoPermissionError:  # a producer need not be allowed to see batches
             return ALONE
 
-    return look
+    def leave() -> None:
+        if not told:
+            return
+        with contextlib.suppress(redis.exceptions.NoPermissionError):
+            connections.perform([("DEL", running_batch_key(name)), ("SREM", RUNNING_BATCHES_KEY, name)])
+
+    return look, leave
 
 
-def _tell(name: str, batch: Batch) -> None:
+def _tell(name: str, batch: Batch) -> bool:
     shown = batch.progress
     if not shown.on_their_way:
-        return
+        return False
     said = json.dumps({"queue": batch.queue, "rows_per_s": round(shown.rows_per_s, 2)})
     connections.perform(
         [
@@ -89,3 +98,4 @@ def _tell(name: str, batch: Batch) -> None:
             ("EXPIRE", RUNNING_BATCHES_KEY, 10 * FORGOTTEN_S),
         ]
     )
+    return True

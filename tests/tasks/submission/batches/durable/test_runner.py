@@ -612,6 +612,26 @@ def test_batches_that_processes_run_share_with_each_other_and_with_those_of_runn
     assert neighbours.sharing(durable.id, "a", "q") == (1 / 2, 2.0)
     assert client.scard("petiole:batches:{all}:running") == 2
     assert client.ttl("petiole:batches:{all}:running") > 0
+    for one in made:
+        one.left()
+    assert not client.keys("petiole:batches:{all}:running*"), "whose batch has ended shares no more"
+
+
+def test_a_batch_of_a_process_leaves_its_neighbours_when_it_ends(
+    client: redis.Redis, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "LOOK_S", 0.0)
+    workers.idle, seen = True, []
+    made = batch([{"prompt": "x"}] * 3)
+
+    def watch(shown: Any) -> None:
+        if client.exists("petiole:batches:{all}:running"):
+            seen.append(shown.on_their_way)
+            workers.idle = False
+
+    made.run(watch)
+    assert seen
+    assert not client.keys("petiole:batches:{all}:running*")
 
 
 def test_open_batches_of_a_tenant_have_so_many_rows_in_all(
