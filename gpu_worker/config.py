@@ -187,11 +187,7 @@ class EngineConfig:
 
     def whole_texts(self, longest: int) -> EngineConfig:
         """The same settings for texts that are computed whole, of up to `longest` tokens: a step holds the
-        longest. Texts take no pages, and no prefix is kept."""
-        given = self.num_pages
-        require(
-            given == 0, "num_pages", "must be 0: this model computes each text in one step, without pages", given
-        )
+        longest. Texts take no pages, whatever `num_pages` is, and no prefix is kept."""
         steps = {name: getattr(self, name) for name in ("max_num_batched_tokens", "chunk_size")}
         for name, given in steps.items():
             limit = f"must be at least {longest}, or 0: this model computes each text in one step"
@@ -200,6 +196,7 @@ class EngineConfig:
         return replace(
             self,
             prefix_cache="off",
+            num_pages=0,
             max_num_batched_tokens=batched,
             chunk_size=self.chunk_size or batched,
         )

@@ -7,6 +7,7 @@ CUDA, where the KV pool takes what everything else has left.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -44,6 +45,8 @@ from petiole.gpu_worker.runtime.reading import ModelInfo, ModelReader
 from petiole.gpu_worker.runtime.step.inputs import StepStates
 from petiole.gpu_worker.runtime.step.outputs import OutputSampler
 from petiole.gpu_worker.runtime.step.rows import OutputPlan, RowStates
+
+logger = logging.getLogger(__name__)
 
 N_SLOTS = 2
 
@@ -135,7 +138,13 @@ def decided(config: EngineConfig, info: ModelInfo, decoder: Decoder, platform: P
 def _for_texts(config: EngineConfig, info: ModelInfo) -> EngineConfig:
     """A model whose texts are computed whole needs steps that hold the longest, and its keys are of no use to
     other texts."""
-    return config.whole_texts(info.max_model_len - 1) if info.plan.whole_texts else config
+    if not info.plan.whole_texts:
+        return config
+    if config.num_pages:
+        logger.info(
+            "num_pages=%d is ignored: this model computes each text in one step, without pages", config.num_pages
+        )
+    return config.whole_texts(info.max_model_len - 1)
 
 
 def platform_of(device: Device) -> Platform:

@@ -131,11 +131,17 @@ def test_steps_that_cannot_hold_a_text_are_refused(encoder: Callable[[str], tupl
         Engine(EngineConfig(model=str(encoder("bert-mean")[0]), device="cpu", chunk_size=30))
 
 
-def test_pages_for_texts_that_take_none_are_refused(encoder: Callable[[str], tuple[Path, Any]]) -> None:
-    with pytest.raises(
-        ValueError, match=r"num_pages: must be 0: this model computes each text in one step, .* got 9"
-    ):
-        Engine(EngineConfig(model=str(encoder("bert-mean")[0]), device="cpu", num_pages=9))
+def test_pages_for_texts_that_take_none_are_ignored(
+    encoder: Callable[[str], tuple[Path, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Workers of several models may have their settings from one environment."""
+    caplog.set_level("INFO")
+    with Engine(EngineConfig(model=str(encoder("bert-mean")[0]), device="cpu", num_pages=9)) as engine:
+        assert engine.runtime.limits.n_pages == 1
+        assert engine.config.num_pages == 0
+        [found] = engine.generate([Request(texts=["a" * 30], embedding=Embedding())])
+    assert found.finish_reason == "stop"
+    assert "num_pages=9 is ignored" in caplog.text
 
 
 def test_a_dense_module_follows_the_pooling(tmp_path: Path, open_runtime: Callable[..., Any]) -> None:
