@@ -8,7 +8,6 @@ equally often."""
 from __future__ import annotations
 
 import json
-import statistics
 import tempfile
 from collections.abc import Callable
 from contextlib import closing
@@ -22,7 +21,7 @@ import torch
 from bench import floors, load
 from bench.checkpoints import Described, Shape, config, write_tokenizer
 from bench.groups import QWEN35_SIZES, WITH_STATES, Counted
-from bench.models import FLOOR, Goal, Ours, Work, in_turns, judge, prompts
+from bench.models import FLOOR, Goal, Ours, Work, against_floor, in_turns, judge, prompts
 from bench.peers.llama_cpp import open_peer
 from bench.random_weights import FourBitWeights, RandomWeights, mxfp4_form
 from bench.report import Report, arguments
@@ -152,17 +151,7 @@ def measure(case: Case, report: Report, rounds: int, options: Any) -> None:
     for size, found in rates.items():
         name = f"{model.name}, batch {size}"
         judge(report, name, Goal(size, case.ahead, f"{case.ahead:g}"), found)
-        step = 1e3 * size / statistics.median(found[Ours.name])
-        ratios = [most / own for own, most in zip(found[Ours.name], found[FLOOR], strict=True)]
-        report.add(
-            f"{name}: a step against its floor",
-            step,
-            "ms",
-            floor=step / statistics.median(ratios),
-            spread=(min(ratios), max(ratios)),
-            target=case.of_floor,
-            better="lower",
-        )
+        against_floor(report, name, size, found, case.of_floor)
 
 
 def _decoded(side: Any, size: int, rounds: int, least: Work | None = None) -> dict[str, list[float]]:

@@ -28,7 +28,7 @@ class LlamaCpp:
     def __init__(self, raw: Mapping[str, Any], dtype: str, threads: int, *, four_bits: bool) -> None:
         import llama_cpp
 
-        from bench.peers import gguf
+        from bench.peers import gguf_file
 
         self._lib: Any = llama_cpp
         self._quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
@@ -38,7 +38,7 @@ class LlamaCpp:
         self._turns = _TURNS if "linear_num_key_heads" in raw else 1
         with tempfile.TemporaryDirectory(prefix="petiole-gguf-") as scratch:
             path = Path(scratch) / "model.gguf"
-            gguf.write(raw, dtype, four_bits, path)
+            gguf_file.write(raw, dtype, four_bits, path)
             settings = llama_cpp.llama_model_default_params()
             settings.n_gpu_layers = 0
             self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), settings)
