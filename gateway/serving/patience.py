@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 async def patiently(call: Callable[[], Awaitable[T]]) -> T:
     """What the call returns. It may be made again, so it must change nothing at a second time. Raises `Failure` if
-    Redis stays away."""
+    Redis stays away, or has no memory left."""
     give_up_at = time.monotonic() + WAIT_S
     while True:
         try:
@@ -28,4 +28,6 @@ async def patiently(call: Callable[[], Awaitable[T]]) -> T:
         except (*connections.LOST, redis.exceptions.ReadOnlyError, redis.exceptions.BusyLoadingError):
             if time.monotonic() + _PAUSE_S > give_up_at:
                 raise unavailable("Redis cannot be reached at the moment; try again") from None
+        except redis.exceptions.OutOfMemoryError:
+            raise unavailable("Redis has reached its maxmemory; try again") from None
         await asyncio.sleep(_PAUSE_S)

@@ -52,3 +52,16 @@ def test_a_subscription_that_is_refused_leaves_no_request(
             assert await retries.earlier("cmpl-2", "text_completion") is None
 
     asyncio.run(ask())
+
+
+def test_a_redis_that_has_no_memory_left_is_a_503_that_names_it(server: RedisServer) -> None:
+    record = Record(id="cmpl-1", kind="text_completion", created=0, model="m", tasks=["cmpl-1"], queue="petiole")
+
+    async def ask() -> None:
+        with asking(ANYBODY, Request("/v1/completions")):
+            await connections.async_streams().config_set("maxmemory", "1")
+            with pytest.raises(Failure, match="maxmemory") as failed:
+                await generations.begin(Plan(record, [Call("generate", {"prompt": "x"})]))
+            assert failed.value.status == 503
+
+    asyncio.run(ask())
