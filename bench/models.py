@@ -265,10 +265,11 @@ class Ours:
         sequences = [driver.sequence(p) for p in prompts]
         driver.prefill(sequences)
         driver.decode_many(sequences, 2)
+        rewinds = not self._runtime.limits.snapshots  # a state cannot be taken back
 
         def work() -> float:
             seconds = _seconds(lambda: driver.decode_many(sequences, n_tokens))
-            for sequence in sequences:
+            for sequence in sequences if rewinds else ():
                 sequence.length -= n_tokens
             return seconds
 
