@@ -45,14 +45,20 @@ def release() -> None:
 class opened:  # noqa: N801 - reads as what it is, a context
     """A runtime of random weights, closed at the end; and the folder with its `config.json`."""
 
-    def __init__(self, shape: Shape | Seeing | Described, device: str = "cuda", **settings: object) -> None:
+    def __init__(
+        self,
+        shape: Shape | Seeing | Described,
+        device: str = "cuda",
+        source: RandomWeights | None = None,
+        **settings: object,
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self.folder = self._folder.name
         raw = config(shape) if isinstance(shape, Shape) else shape.raw
         (Path(self.folder) / "config.json").write_text(json.dumps(raw))
         fixed = {"model": self.folder, "device": device, "dtype": shape.dtype, "cuda_graphs": GRAPHS}
         engine = EngineConfig(**fixed | settings)  # type: ignore[arg-type]
-        self._runtime = ModelRuntime(engine, source=RandomWeights())
+        self._runtime = ModelRuntime(engine, source=source or RandomWeights())
         self.config = self._runtime.config
 
     def __enter__(self) -> ModelRuntime:

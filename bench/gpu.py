@@ -28,7 +28,9 @@ from bench.gpu_layers import layering
 from bench.gpu_serving import beside_mixed, beside_transformers, beside_vllm, workload
 from bench.gpu_vision import images, questions
 from bench.groups import QWEN35_SIZES, WITH_STATES, Counted
+from bench.mixtures import QWEN3_30B
 from bench.parts import Parts, apart, failed, measured, read
+from bench.random_weights import FourBitWeights, RandomWeights
 from bench.report import Report, arguments, table
 from petiole.gpu_worker.engine import Engine
 from petiole.gpu_worker.models.families.registry import model_of
@@ -325,6 +327,36 @@ def with_states(report: Report, card: Card) -> None:
         prefill_kernels(report, runtime, counted, 512)
 
 
+def in_four_bits(report: Report, card: Card) -> None:
+    """Every product but the embedding, beside the bytes of four bits."""
+    raw = config(QWEN3_8B)
+    model = Described("Qwen3-8B shape, four bits", QWEN3_8B.dtype, raw)
+    settings: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 8192, "max_model_len": 9216}
+    with opened(model, source=FourBitWeights(), graph_batch_sizes=(1, 16, 64), **settings) as runtime:
+        weights = runtime.limits.computing.weight_bytes
+        counted = Counted(model.name, model.dtype, model_of(raw).plan, weights, 4.5)
+        decode(report, runtime, counted, card, {1: None, 16: None, 64: None})
+        prefill(report, runtime, counted, card, target=None)
+        decode_kernels(report, runtime, counted, 1)
+        decode_kernels(report, runtime, counted, 64)
+
+
+def mixtures(report: Report, card: Card) -> None:
+    """The layers of a mixture of experts, of which each position takes 8 of 128; plain and in four bits."""
+    for name, source, bits in (("bf16", RandomWeights(), 16.0), ("four bits", FourBitWeights(), 4.5)):
+        model = dataclasses.replace(QWEN3_30B, name=f"a quarter of the layers of Qwen3-30B-A3B, {name}")
+        with opened(
+            model, source=source, graph_batch_sizes=(1, 16, 64), max_num_seqs=64, max_model_len=2048
+        ) as runtime:
+            weights = runtime.limits.computing.weight_bytes
+            counted = Counted(model.name, model.dtype, model_of(model.raw).plan, weights, bits, bits)
+            decode(report, runtime, counted, card, {1: None, 16: None, 64: None})
+            prefill(report, runtime, counted, card, 2000, target=None)
+            decode_kernels(report, runtime, counted, 16)
+            prefill_kernels(report, runtime, counted, 512)
+        release()
+
+
 PARTS: dict[str, Callable[[Report, Card], None]] = {
     "8b": large,
     "0.6b": small,
@@ -339,6 +371,8 @@ PARTS: dict[str, Callable[[Report, Card], None]] = {
     "sampling": sampling,
     "8b-fp8": large_fp8,
     "states": with_states,
+    "four-bits": in_four_bits,
+    "mixtures": mixtures,
     "vllm": beside_vllm,
 }
 

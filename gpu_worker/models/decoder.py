@@ -91,7 +91,8 @@ class AdapterTerms(Protocol):
 class Forward:
     """The arguments of a forward besides its hidden states. positions: rotary positions, int64 [T], or [axes, T]
     in a step with images that have several axes. token_ids: int64 [T], for a plan with per-layer inputs. types:
-    int64 [T], the row of each token's type; None: the first. states: for a plan with mixers that keep some."""
+    int64 [T], the row of each token's type; None: the first. states: for a plan with mixers that keep some. real:
+    bool [T], which positions are not padding; None: all."""
 
     positions: Tensor
     attention: StepAttention
@@ -99,6 +100,7 @@ class Forward:
     token_ids: Tensor | None = None
     types: Tensor | None = None
     states: RecurrentStep | None = None
+    real: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +235,8 @@ class Decoder:
         plan, experts = layer.experts, weights.experts
         inputs = self._behind(stream, plan.norm, experts.norm) if plan.norm is not None else x
         chosen, shares = routed(plan.router, experts.router, stream if plan.router.of_stream else inputs)
+        if step.real is not None:
+            chosen = torch.where(step.real[:, None], chosen, plan.router.experts)
         mixed = mixed_experts(plan, experts, inputs, chosen, shares, self.kernels)
         mixed = self._behind(mixed, plan.out_norm, experts.out_norm)
         if layer.feed_forward is None:

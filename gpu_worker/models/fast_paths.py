@@ -47,7 +47,7 @@ from petiole.gpu_worker.models.plan import (
     Rotary,
     ShortConvolution,
 )
-from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear, Form
+from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear, Form, KernelLinear
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear, Int8Linear
 from petiole.gpu_worker.models.weights.names import LLAMA
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
@@ -231,6 +231,7 @@ _FIELDS: dict[type, str] = {
     Int8Linear: "weight scale bias",
     Fp8Linear: "weight scale quantize_rows bias",
     CodedLinear: "weight bias int8_inputs",
+    KernelLinear: "weight bias int8_inputs product",
     Coded: "form codes scales zeros multiplier",
     Form: "outputs inputs group table codes scales zeros multiplier",
     VisionConfig: "dim heads layers ff projection geometry",

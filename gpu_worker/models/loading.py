@@ -45,7 +45,7 @@ from petiole.gpu_worker.models.plan import (
     Rotary,
     Router,
 )
-from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear, takes_int8, takes_int8_inputs
+from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear, KernelLinear, takes_int8, takes_int8_inputs
 from petiole.gpu_worker.models.weights.formats.declared import declared_by
 from petiole.gpu_worker.models.weights.fused import ExpertTensors
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
@@ -93,6 +93,9 @@ class LoadOptions:
         return self.on_read(n_bytes)
 
     def coded(self, weight: Coded, bias: Tensor | None) -> CodedLinear:
+        product = self.kernels.product_with(weight.form)
+        if product is not None:
+            return KernelLinear(weight, bias, product=product)
         return CodedLinear(weight, bias, self.int8_inputs and takes_int8(weight.form))
 
     def quantize_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -43,7 +43,7 @@ def quantization(config: EngineConfig, platform: Platform) -> Quantization:
     wanted = config.weight_quantization
     if wanted not in platform.quantizations:
         kind = platform.device.kind
-        raise ModelError(f"weight_quantization: {wanted} is not for {kind} (int8, int4: cpu; fp8: cuda)")
+        raise ModelError(f"weight_quantization: {wanted} is not for {kind} (int8: cpu; fp8: cuda)")
     return wanted
 
 
@@ -53,7 +53,7 @@ def head_quantization(config: EngineConfig, platform: Platform) -> HeadQuantizat
     if wanted == "auto":
         return "int8" if config.weight_quantization == "int8" else "none"
     if wanted != "none" and wanted not in platform.quantizations:
-        raise ModelError(f"head_quantization: {wanted} is not for {platform.device.kind} (int8, int4: cpu)")
+        raise ModelError(f"head_quantization: {wanted} is not for {platform.device.kind} (int8: cpu)")
     return wanted
 
 

@@ -25,8 +25,10 @@ from triton.runtime.jit import JITFunction
 
 from petiole.gpu_worker.models.parts.recurrent.states import RUN, Rounded
 from petiole.gpu_worker.models.parts.rotary import Rotation
+from petiole.gpu_worker.models.weights.coded import E2M1, SIGNED, UNSIGNED, Form
 from petiole.gpu_worker.models.weights.linear import DenseLinear
-from petiole.gpu_worker.runtime.cuda.fused import accept, adapters, choose, layers, products
+from petiole.gpu_worker.models.weights.quantising import int4_form
+from petiole.gpu_worker.runtime.cuda.fused import accept, adapters, choose, grouped, layers, products
 from petiole.gpu_worker.runtime.cuda.fused import states as fused_states
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import Choice
@@ -195,6 +197,33 @@ def added(hidden: int, inner: int) -> None:
     products.added(x, dense(hidden, inner), residual(hidden), (norm, 1e-6))
 
 
+def coded(form: Form, rows: int) -> None:
+    weight = form.empty(lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype))
+    grouped.multiply(torch.empty((rows, form.inputs), dtype=torch.bfloat16), weight, None)
+
+
+def experts(rows: int) -> None:
+    """Of Qwen3-30B-A3B."""
+    x, shares = torch.empty((rows, 2048), dtype=torch.bfloat16), torch.empty((rows, 8))
+    pairs = grouped.Pairs(torch.zeros(rows * 8, dtype=torch.int64), torch.zeros(129, dtype=torch.int32), 8)
+    inner = grouped.gather_product(x, pairs, torch.empty((128 * 1536, 2048), dtype=torch.bfloat16), None)
+    outputs = grouped.scatter_product(
+        inner[:, :768], pairs, torch.empty((128 * 2048, 768), dtype=torch.bfloat16), None
+    )
+    grouped.combined(outputs, shares)
+
+
+CODED = {
+    "int4": int4_form(12_288, 4096),
+    "gptq": Form(12_288, 4096, 128, UNSIGNED, scales=torch.float16, zeros=torch.uint8),
+    "channels": Form(12_288, 4096, 4096, SIGNED, scales=torch.bfloat16),
+    "nvfp4": Form(12_288, 4096, 16, E2M1, scales=torch.float8_e4m3fn, multiplier=True),
+    "mxfp4": Form(5760, 2880, 32, E2M1, scales=torch.float8_e8m0fnu),
+    "int8": Form(12_288, 4096, 4096, codes=torch.int8),
+    "fp8": Form(12_288, 4096, 128, codes=torch.float8_e4m3fn),
+}
+
+
 VARIANTS: dict[str, Callable[[], Tensor | None]] = {
     "float32": lambda: draw(torch.float32),
     "bfloat16": lambda: draw(torch.bfloat16),
@@ -219,6 +248,13 @@ VARIANTS: dict[str, Callable[[], Tensor | None]] = {
     "gated, 4096": lambda: gated(4096, 12_288),
     "added, 1024": lambda: added(1024, 3072),
     "added, 4096": lambda: added(4096, 12_288),
+    **{
+        f"{name}, {rows} rows": lambda f=form, n=rows: coded(f, n)
+        for name, form in CODED.items()
+        for rows in (1, 64, 300)
+    },
+    "of experts, few rows": lambda: experts(16),
+    "of experts, many rows": lambda: experts(2048),
 }
 
 

@@ -22,6 +22,7 @@ from petiole.gpu_worker.runtime.step.noise import gumbel, noise_keys
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
 from tests.support.agreement import MIDDLE, agree, same_but_for_near_ties
 from tests.support.families import FAMILIES, WITH_STATES, write_adapter
+from tests.support.quantised import FORMATS, layers_in, quantised
 from tests.support.values import OWN, WithValues
 
 WINDOWED = {"mistral", "qwen2-window", "gpt-oss"}
@@ -82,10 +83,10 @@ def test_layers_with_a_state_agree_with_transformers(family, graphs, checkpoint,
     seen = [(beside.prompt + beside.output)[:8], ids]
     agree(got, np.array([reference(model, one)[-1] for one in seen]), model)
     driver.decode_many([beside, first], 3)
-    for position in first.snapshots:
-        known = (first.prompt + first.output)[:position]
-        other = driver.fork(first, known + tokens(5, seed=position), position)
-        agree(table(driver.prefill([other])), reference(model, other.prompt)[-1:], model)
+    known = first.prompt + first.output
+    others = [driver.fork(first, known[:at] + tokens(5, seed=at), at) for at in first.snapshots]
+    got = [table(driver.prefill([other]))[0] for other in others]
+    agree(got, [reference(model, other.prompt)[-1] for other in others], model)
 
 
 @pytest.mark.parametrize(
@@ -266,18 +267,53 @@ def test_adapters_share_a_captured_batch_with_rows_that_have_none(checkpoint, op
 
 
 @pytest.mark.parametrize(
-    "setting",
-    [{"weight_quantization": "fp8"}, pytest.param({"kv_dtype": "fp8"}, marks=pytest.mark.slow)],
+    ("family", "setting"),
+    [
+        ("qwen3", {"weight_quantization": "fp8"}),
+        ("qwen3", {"weight_quantization": "int4", "head_quantization": "int4"}),
+        ("mixtral", {"weight_quantization": "fp8"}),
+        ("mixtral", {"weight_quantization": "int4"}),
+        pytest.param("qwen3", {"kv_dtype": "fp8"}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
-def test_eight_bit_options_stay_close(setting, checkpoint, open_runtime):
-    folder, model = checkpoint("qwen3")
-    driver = Driver(open_runtime(folder, **setting))
+def test_options_of_fewer_bits_stay_close(family, setting, checkpoint, open_runtime):
+    folder, model = checkpoint(family)
+    runtime = open_runtime(folder, **setting)
+    assert runtime._executor._slots[0].graphs["decode"]._replays, "captured"
+    driver = Driver(runtime)
     sequence = driver.sequence(tokens(30), ALL)
     driver.prefill([sequence])
     got = table(driver.decode([sequence]))
     error = relative_error(got, reference(model, sequence.prompt + sequence.output[:-1])[-1:])
-    assert error < 0.15
+    assert error < (0.15 if "int4" not in setting.values() else 0.3)
+
+
+@pytest.mark.parametrize("name", ["ct mxfp4", "ct nvfp4", "ct w4 channels, zeros", "ct int8", "ct fp8"])
+def test_quantised_checkpoints_are_captured(name, checkpoint, open_runtime, tmp_path):
+    """A prompt whose weights are widened once, and steps of one row and of four."""
+    found = quantised(*checkpoint("qwen3"), tmp_path / "model", layers_in(name), FORMATS[name][1])
+    runtime = open_runtime(found.folder, graph_batch_sizes=(1, 4))
+    assert runtime._executor._slots[0].graphs["decode"]._replays, "captured"
+    driver = Driver(runtime)
+    long, alone = driver.sequence(tokens(300), ALL), driver.sequence(tokens(9, 2), ALL)
+    agree(table(driver.prefill([long])), reference(found.model, long.prompt)[-1:], found.model)
+    decodes_agree(driver, found.model, [tokens(n, n) for n in (1, 5, 18)])
+    driver.prefill([alone])
+    agree(table(driver.decode([alone])), reference(found.model, alone.prompt + alone.output[:1])[-1:], found.model)
+
+
+def test_padding_takes_no_expert(checkpoint, open_runtime):
+    """A step of three rows is captured for four."""
+    runtime = open_runtime(checkpoint("mixtral")[0], graph_batch_sizes=(4,))
+    driver = Driver(runtime)
+    sequences = [driver.sequence(tokens(9, n)) for n in range(3)]
+    driver.prefill(sequences)
+    before = [layer.experts.taken.clone() for layer in runtime._decoder.layers]
+    driver.decode(sequences)
+    chosen = [layer.experts.router.chosen for layer in runtime._decoder.plan.layers]
+    after = [layer.experts.taken for layer in runtime._decoder.layers]
+    assert [int((b - a).sum()) for a, b in zip(before, after, strict=True)] == [3 * n for n in chosen]
 
 
 def test_the_pool_takes_the_memory_it_is_given(checkpoint, open_runtime):

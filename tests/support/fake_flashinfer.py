@@ -166,7 +166,7 @@ def convolve(x, kernel, bias, inputs, places, bounds, of, copies):
     check_rows(places, bounds, copies, len(x))
     assert x.stride(1) == 1
     assert inputs.is_contiguous()
-    mixed = torch.full(x.shape, math.nan, dtype=torch.float32)
+    mixed = torch.full(x.shape, math.nan, dtype=torch.float32, device=x.device)
     for i, (place, (first, end)) in enumerate(
         zip(places.tolist(), itertools.pairwise(bounds.tolist()), strict=True)
     ):

@@ -3,13 +3,17 @@ project."""
 
 from __future__ import annotations
 
+import copy
+import json
 import math
+import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from petiole.gpu_worker.models.checkpoint.safetensors import SafetensorsFile
@@ -244,3 +248,35 @@ FORMATS: dict[str, tuple[Callable[[Tensor], Packed], dict[str, Any]]] = {
     "modelopt fp8": (lambda w: _fp8(w, *w.shape, ".weight_scale", ()), _MODELOPT | {"quant_algo": "FP8"}),
 }
 """For each format how a weight [N, K] is packed, and its `quantization_config`."""
+
+Choose = Callable[[str], str | None]
+"""The format of a layer by its name; None: plain."""
+
+
+@dataclass(frozen=True)
+class Quantised:
+    folder: Path
+    model: Any
+    """Of transformers, with the weights that the checkpoint stands for."""
+
+
+def layers_in(chosen: str) -> Choose:
+    return lambda name: None if name.startswith("lm_head") else chosen
+
+
+def quantised(plain: Path, model: Any, folder: Path, choose: Choose, config: dict[str, Any]) -> Quantised:
+    """Writes a checkpoint, and the model that it stands for, of a plain one."""
+    shutil.copytree(plain, folder)
+    tensors, dequantised = load_file(plain / "model.safetensors"), copy.deepcopy(model)
+    for name, module in dequantised.named_modules():
+        chosen = choose(name) if isinstance(module, torch.nn.Linear) else None
+        if chosen is None:
+            continue
+        packed, weight = FORMATS[chosen][0](module.weight.data)
+        tensors.pop(f"{name}.weight", None)
+        tensors |= {name + suffix: tensor.contiguous() for suffix, tensor in packed.items()}
+        module.weight = torch.nn.Parameter(weight)
+    save_file(tensors, str(folder / "model.safetensors"))
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": config}))
+    return Quantised(folder, dequantised)

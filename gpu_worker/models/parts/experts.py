@@ -62,6 +62,11 @@ def mixed_experts(
     plan: Experts, weights: ExpertWeights, x: Tensor, chosen: Tensor, counts: Tensor, kernels: Kernels
 ) -> Tensor:
     """Inputs [T, hidden], and what `routed` says of them -> weighted sums of the experts' outputs, [T, hidden]."""
+    found = kernels.mix_experts(plan.each, weights.gate_up, weights.down, x, chosen, counts)
+    if found is not None:
+        mixed, taken = found
+        weights.taken.add_(taken)
+        return mixed
     taken = torch.bincount(chosen.flatten(), minlength=plan.router.experts)
     weights.taken.add_(taken)
     order = chosen.flatten().argsort(stable=True)

@@ -9,7 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from petiole.gpu_worker.models.plan import FeedForward
+from petiole.gpu_worker.models.weights.coded import Form, Product
 from petiole.gpu_worker.models.weights.linear import quantize_fp8
+from petiole.gpu_worker.models.weights.stacked import StackedLinear
 
 
 class Kernels(Protocol):
@@ -31,6 +34,18 @@ class Kernels(Protocol):
         """(float8_e4m3fn [T, in], float32 [T, 1]) whose product is x [T, in]."""
         ...
 
+    def product_with(self, form: Form) -> Product | None:
+        """What multiplies with codes of this form; None: torch, with codes that it widens."""
+        ...
+
+    def mix_experts(
+        self, plan: FeedForward, up: StackedLinear, down: StackedLinear, x: Tensor, chosen: Tensor, shares: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """`parts.experts.mixed_experts` in a few launches that wait for nothing, and how many positions each
+        expert has. A position whose experts are all beyond the last one takes none. None: such weights are for
+        torch."""
+        ...
+
 
 class TorchKernels:
     """Plain torch: runs anywhere, and is the reference for the other kernels."""
@@ -49,6 +64,14 @@ class TorchKernels:
     def quantize_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
         values, scale = quantize_fp8(x)
         return values, scale[:, None]
+
+    def product_with(self, form: Form) -> Product | None:
+        return None
+
+    def mix_experts(
+        self, plan: FeedForward, up: StackedLinear, down: StackedLinear, x: Tensor, chosen: Tensor, shares: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        return None
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

@@ -12,7 +12,7 @@ Kernels know this form, and no format. `CodedLinear` is the reference: it comput
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Protocol
 
@@ -246,6 +246,21 @@ class CodedLinear:
         parts = [wide @ self.weight.rows(i, min(i + step, form.outputs)).values().t() for i in starts]
         y = torch.cat(parts, -1)
         return (y if self.bias is None else y + self.bias).to(x.dtype)
+
+
+Product = Callable[[Tensor, Coded, Tensor | None], Tensor]
+"""x [T, in], a weight, a bias or None -> [T, out] of the type of x."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLinear(CodedLinear):
+    """One whose product a kernel computes from the codes."""
+
+    product: Product | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        assert self.product is not None
+        return self.product(x, self.weight, self.bias)
 
 
 def takes_int8_inputs(part: object) -> bool:

@@ -3,7 +3,7 @@ like queries, keys and values, and can be had one by one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -35,8 +35,8 @@ def rows_of(linear: Linear, start: int, end: int) -> Linear:
             return Int8Linear(weight[part], scale[part], None if bias is None else bias[part])
         case Fp8Linear(weight, scale, quantize_rows, bias):
             return Fp8Linear(weight[part], scale[:, part], quantize_rows, None if bias is None else bias[part])
-        case CodedLinear(weight, bias, int8_inputs):
-            return CodedLinear(weight.rows(start, end), None if bias is None else bias[part], int8_inputs)
+        case CodedLinear(weight, bias):
+            return replace(linear, weight=weight.rows(start, end), bias=None if bias is None else bias[part])
         case JoinedLinear(parts, bias):
             return _of_joined(parts, start, end, None if bias is None else bias[part])
     raise TypeError(f"a {type(linear).__name__} has no outputs to choose from")

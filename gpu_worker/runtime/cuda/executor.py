@@ -29,6 +29,7 @@ from petiole.gpu_worker.models.fast_paths import (
     with_known_crops,
 )
 from petiole.gpu_worker.models.plan import Attention, DeltaNet, Layer, ModelPlan
+from petiole.gpu_worker.models.weights.coded import KernelLinear
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear
 from petiole.gpu_worker.request.images import PreparedImage
 from petiole.gpu_worker.request.values import NO_NUMBER
@@ -66,7 +67,7 @@ from petiole.gpu_worker.runtime.step.values import ValuedDecoder, embed_all
 
 logger = logging.getLogger(__name__)
 
-CAPTURED_PARTS: Parts = frozenset({FlashInferKernels, DenseLinear, Fp8Linear})
+CAPTURED_PARTS: Parts = frozenset({FlashInferKernels, DenseLinear, Fp8Linear, KernelLinear})
 """The parts that may be captured. See `models.fast_paths`."""
 
 _WRAPPER_BYTES = 8 * 2**20

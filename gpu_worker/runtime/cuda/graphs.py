@@ -225,7 +225,8 @@ class Graphs:
         if self._states is not None:
             bounds = field(_QUERIES, shape.rows + 1)
             states = StatesOnCuda(self._states, batch_rows, bounds, field(_OF, n), field(_COPIES, n))
-        hidden = layers(embedded, Forward(field(_ROTARY, n), attention, terms, token_ids, states=states))
+        step = Forward(field(_ROTARY, n), attention, terms, token_ids, states=states, real=rows > 0)
+        hidden = layers(embedded, step)
         if shape.queries != 1:
             hidden = hidden[field(_OUTPUTS, n)]
         if not shape.queries:

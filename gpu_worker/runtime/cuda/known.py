@@ -7,12 +7,14 @@ from petiole.gpu_worker.models.fast_paths import ANY, COMMON, Values, changed
 from petiole.gpu_worker.models.plan import (
     Attention,
     DeltaNet,
+    Experts,
     FeedForward,
     Layer,
     ModelPlan,
     Norm,
     ShortConvolution,
 )
+from petiole.gpu_worker.models.weights.coded import E2M1, SIGNED, UNSIGNED, Form
 
 ATTENTION: Values = COMMON
 """What FlashInfer computes, with `fused.layers`. The rest is refused on CUDA: there is no other attention."""
@@ -20,7 +22,12 @@ ATTENTION: Values = COMMON
 CAPTURED: Values = changed(
     COMMON,
     {
-        Layer: {"mixer": {Attention, DeltaNet, ShortConvolution}},
+        Layer: {"mixer": {Attention, DeltaNet, ShortConvolution}, "experts": {None, Experts}},
+        Experts: {
+            **dict.fromkeys(("router", "dense_gate"), ANY),
+            **{name: {None, Norm} for name in ("norm", "out_norm", "dense_out_norm")},
+            "each": {FeedForward},
+        },
         DeltaNet: {
             **dict.fromkeys(("key_heads", "value_heads", "key_dim", "value_dim", "kernel", "grouped"), ANY),
             "norm": {Norm},
@@ -32,6 +39,13 @@ CAPTURED: Values = changed(
 
 ENCODED = changed(CAPTURED, {Attention: {"rotary": {None}, "mask": {"bidirectional"}, "sinks": {False}}})
 """Encoders of crops that may be captured: their attention is torch's."""
+
+
+def has_kernel(form: Form) -> bool:
+    """Whether `fused.grouped` computes products with such codes."""
+    group = form.group == form.inputs or (form.group >= 16 and form.group.bit_count() == 1)
+    return group and form.inputs % 2 == 0 and form.table in ((), SIGNED, UNSIGNED, E2M1)
+
 
 FUSED = changed(
     CAPTURED,
@@ -45,6 +59,7 @@ FUSED = changed(
         },
         Layer: {
             "mixer": {Attention},
+            "experts": {None},
             "feed_forward": {FeedForward},
             "mixer_norm": {Norm},
             "mixer_out_norm": {None},

@@ -40,7 +40,7 @@ class CudaPlatform:
         self.kernels = FlashInferKernels()
         self.choose, self.accept = choose, accept
         self.dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-        self.quantizations: tuple[Quantization, ...] = ("none", "fp8")
+        self.quantizations: tuple[Quantization, ...] = ("none", "fp8", "int4")
         self.pinned = True
         self.window_pools = False
 

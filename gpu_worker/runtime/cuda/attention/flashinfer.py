@@ -20,7 +20,10 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.parts.kernels import rms_norm
 from petiole.gpu_worker.models.parts.rotary import Rotation, rotated
-from petiole.gpu_worker.models.plan import Attention, ModelPlan
+from petiole.gpu_worker.models.plan import Attention, FeedForward, ModelPlan
+from petiole.gpu_worker.models.weights.coded import Coded, Form, Product
+from petiole.gpu_worker.models.weights.stacked import StackedLinear
+from petiole.gpu_worker.runtime.cuda.known import has_kernel
 from petiole.gpu_worker.runtime.interface import Int32Array
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 
@@ -91,6 +94,22 @@ class FlashInferKernels:
         from petiole.gpu_worker.runtime.cuda.fused.layers import quantize_rows
 
         return quantize_rows(x)
+
+    def product_with(self, form: Form) -> Product | None:
+        return _multiply if has_kernel(form) else None
+
+    def mix_experts(
+        self, plan: FeedForward, up: StackedLinear, down: StackedLinear, x: Tensor, chosen: Tensor, shares: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        from petiole.gpu_worker.runtime.cuda.fused.experts import mix_experts
+
+        return mix_experts(plan, up, down, x, chosen, shares, self)
+
+
+def _multiply(x: Tensor, weight: Coded, bias: Tensor | None) -> Tensor:
+    from petiole.gpu_worker.runtime.cuda.fused.grouped import multiply
+
+    return multiply(x, weight, bias)
 
 
 class Kind(NamedTuple):

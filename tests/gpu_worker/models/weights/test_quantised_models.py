@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import logging
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +21,7 @@ from petiole.gpu_worker.models.weights.described import form_name
 from petiole.gpu_worker.models.weights.linear import DenseLinear, JoinedLinear
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
 from tests.support.families import write_adapter
-from tests.support.quantised import FORMATS
-
-Choose = Callable[[str], str | None]
-"""The format of a layer by its name; None: plain."""
-
-
-@dataclass(frozen=True)
-class Quantised:
-    folder: Path
-    model: Any
-    """Of transformers, with the weights that the checkpoint stands for."""
+from tests.support.quantised import FORMATS, Choose, Quantised, layers_in, quantised
 
 
 @pytest.fixture
@@ -42,28 +29,9 @@ def quantise(checkpoint: Callable[[str], tuple[Path, Any]], tmp_path: Path) -> C
     """quantise(family, format of each layer, config) -> the checkpoint, and its model."""
 
     def get(family: str, choose: Choose, config: dict[str, Any]) -> Quantised:
-        plain, model = checkpoint(family)
-        folder = tmp_path / family
-        shutil.copytree(plain, folder)
-        tensors, dequantised = load_file(plain / "model.safetensors"), copy.deepcopy(model)
-        for name, module in dequantised.named_modules():
-            chosen = choose(name) if isinstance(module, torch.nn.Linear) else None
-            if chosen is None:
-                continue
-            packed, weight = FORMATS[chosen][0](module.weight.data)
-            tensors.pop(f"{name}.weight", None)
-            tensors |= {name + suffix: tensor.contiguous() for suffix, tensor in packed.items()}
-            module.weight = torch.nn.Parameter(weight)
-        save_file(tensors, str(folder / "model.safetensors"))
-        path = folder / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": config}))
-        return Quantised(folder, dequantised)
+        return quantised(*checkpoint(family), tmp_path / family, choose, config)
 
     return get
-
-
-def layers_in(chosen: str) -> Choose:
-    return lambda name: None if name.startswith("lm_head") else chosen
 
 
 def check(open_runtime: Any, found: Quantised) -> Any:

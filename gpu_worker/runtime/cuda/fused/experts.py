@@ -1,0 +1,42 @@
+"""Mixtures of experts without a wait for the device: see `models.parts.experts`, whose sums these are."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from petiole.gpu_worker.models.parts.feed_forward import activated
+from petiole.gpu_worker.models.parts.kernels import Kernels
+from petiole.gpu_worker.models.plan import FeedForward
+from petiole.gpu_worker.models.weights.coded import Coded, Form, KernelLinear
+from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear, Linear
+from petiole.gpu_worker.models.weights.stacked import StackedLinear
+from petiole.gpu_worker.runtime.cuda.fused.grouped import combined, gather_product, scatter_product, sort_pairs
+
+
+def mix_experts(
+    plan: FeedForward,
+    up: StackedLinear,
+    down: StackedLinear,
+    x: Tensor,
+    chosen: Tensor,
+    shares: Tensor,
+    kernels: Kernels,
+) -> tuple[Tensor, Tensor] | None:
+    """See `Kernels.mix_experts`."""
+    first, second = _stored(up.whole), _stored(down.whole)
+    if first is None or second is None:
+        return None
+    pairs = sort_pairs(chosen, up.n)
+    inner = activated(plan, gather_product(x, pairs, *first), kernels)
+    return combined(scatter_product(inner, pairs, *second), shares), pairs.bounds.diff()
+
+
+def _stored(linear: Linear) -> tuple[Tensor | Coded, Tensor | None] | None:
+    """A weight that `grouped` can read, and its bias. Weights in eight bits meet inputs that are not rounded."""
+    match linear:
+        case DenseLinear(weight, bias) | KernelLinear(weight, bias):
+            return weight, bias
+        case Fp8Linear(weight, scale, _, bias):
+            form = Form(weight.shape[0], weight.shape[1], weight.shape[1], codes=weight.dtype)
+            return Coded(form, weight, scale.view(-1, 1)), bias
+    return None

@@ -1,0 +1,122 @@
+"""Products with codes, and mixtures of experts, against torch: on CUDA, or in Triton's interpreter on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from petiole.gpu_worker.models.parts.experts import ExpertWeights, RouterWeights, mixed_experts
+from petiole.gpu_worker.models.parts.kernels import TorchKernels
+from petiole.gpu_worker.models.plan import Experts, FeedForward, Router
+from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear, KernelLinear
+from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear, Linear, quantize_fp8
+from petiole.gpu_worker.models.weights.stacked import StackedLinear
+from petiole.gpu_worker.runtime.cuda.fused import grouped
+from petiole.gpu_worker.runtime.cuda.fused.experts import mix_experts
+from petiole.gpu_worker.runtime.cuda.known import has_kernel
+from tests.gpu.test_fused import DEVICE, some  # skips this module where Triton does not run
+from tests.support.coded import FORMS, random_weight
+
+DTYPE, NEAR = (torch.bfloat16, 1e-2) if DEVICE == "cuda" else (torch.float16, 2e-3)
+"""The interpreter multiplies no bfloat16."""
+
+KNOWN = [name for name, form in FORMS.items() if has_kernel(form)]
+
+
+def coded(name: str, outputs: int | None = None, inputs: int | None = None) -> Coded:
+    form = FORMS[name]
+    whole = form.group == form.inputs
+    inputs = inputs or form.inputs
+    form = replace(form, outputs=outputs or form.outputs, inputs=inputs, group=inputs if whole else form.group)
+    weight = random_weight(form, torch.Generator().manual_seed(form.inputs))
+    weight.scales.copy_(weight.scales.float().clamp(2.0**-9).to(weight.scales.dtype))  # nothing vanishes in sums
+    parts = (weight.codes, weight.scales, weight.zeros, weight.multiplier)
+    return Coded(form, *(None if part is None else part.to(DEVICE) for part in parts))
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, DTYPE)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    off = (found.double() - expected).norm() / expected.norm()
+    assert found.isfinite().all()
+    assert off < NEAR
+
+
+def test_forms_without_a_kernel_are_few():
+    assert set(FORMS) - set(KNOWN) == {"groups of 48"}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_products_are_those_of_the_weights(name, monkeypatch):
+    """Of one row, of several blocks of rows, and of so many that torch multiplies."""
+    weight = coded(name)
+    values, bias = weight.values().double(), normal(weight.form.outputs)
+    monkeypatch.setattr(grouped, "MOST_ROWS", 70)
+    monkeypatch.setattr(grouped, "AT_ONCE", 32 * weight.form.inputs)
+    for rows in (1, 17, 71):
+        x = normal(rows, weight.form.inputs)
+        found = grouped.multiply(x, weight, bias)
+        close(found, x.double() @ values.t() + bias.double())
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_weights_are_widened_to_the_nearest_numbers(name):
+    weight = coded(name)
+    wide = grouped.widened(weight, DTYPE).float()
+    torch.testing.assert_close(wide, weight.values(), rtol=2**-8, atol=1e-7)
+
+
+def test_a_row_has_the_same_bits_beside_others():
+    weight = coded("int4 as quantised here")
+    x = normal(9, weight.form.inputs)
+    together = grouped.multiply(x, weight, None)
+    assert all(torch.equal(grouped.multiply(x[i : i + 1], weight, None), together[i : i + 1]) for i in range(9))
+
+
+LAYERS, CHOSEN, HIDDEN, INNER = 6, 2, 64, 96
+
+
+def stacked(kind: str, outputs: int, inputs: int) -> tuple[StackedLinear, StackedLinear]:
+    """A stack for the kernels, and one for torch."""
+    bias = normal(LAYERS * outputs)
+    ours: Linear
+    if kind in FORMS:
+        weight = coded(kind, LAYERS * outputs, inputs)
+        scale = (inputs**0.5 * weight.values().std()).item()  # outputs of about 1
+        weight.scales.copy_((weight.scales.float() / scale).to(weight.scales.dtype))
+        ours, theirs = KernelLinear(weight, bias, product=grouped.multiply), CodedLinear(weight, bias)
+    else:
+        plain = normal(LAYERS * outputs, inputs) / inputs**0.5
+        ours = theirs = DenseLinear(plain, bias)
+        if kind == "fp8":
+            values, scales = quantize_fp8(plain)
+            ours = Fp8Linear(values, scales[None, :], TorchKernels().quantize_rows, bias)
+            theirs = DenseLinear((values.float() * scales[:, None]).to(DTYPE), bias)
+    return StackedLinear(ours, LAYERS, outputs), StackedLinear(theirs, LAYERS, outputs)
+
+
+@pytest.mark.parametrize("kind", some(["mxfp4", "plain", "fp8", "int4 as quantised here", "nvfp4"], short=3))
+@pytest.mark.parametrize("rows", [1, 5, 90])
+def test_experts_mix_as_in_torch(kind, rows):
+    """Nobody takes the last expert, most take the first one, and some rows, as of padding, take none."""
+    each = FeedForward(INNER, activation="gelu", bias=True)
+    up, down = stacked(kind, 2 * INNER, HIDDEN), stacked(kind, HIDDEN, INNER)
+    taken = torch.zeros(LAYERS, dtype=torch.int64, device=DEVICE)
+    theirs = ExpertWeights(RouterWeights(DenseLinear(normal(LAYERS, HIDDEN))), up[1], down[1], taken)
+    x, padding = normal(rows, HIDDEN), rows // 3
+    second = torch.arange(rows, device=DEVICE) % (LAYERS - 2) + 1
+    chosen = torch.stack((torch.zeros_like(second), second), 1)
+    shares = torch.rand(rows, CHOSEN, generator=torch.Generator().manual_seed(rows)).to(DEVICE)
+    real = (x[padding:], chosen[padding:], shares[padding:])
+    wanted = mixed_experts(Experts(Router(LAYERS, CHOSEN), each), theirs, *real, TorchKernels())
+    chosen[:padding] = LAYERS
+    found = mix_experts(each, up[0], down[0], x, chosen, shares, TorchKernels())
+    assert found is not None
+    mixed, counts = found
+    close(mixed[padding:], wanted.double())
+    assert not mixed[:padding].any()
+    assert torch.equal(counts, taken)
