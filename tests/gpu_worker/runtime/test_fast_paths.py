@@ -289,7 +289,7 @@ def test_a_new_field_is_refused_by_name_until_it_is_listed(kind: type, monkeypat
     decoders += [PLANS["experts alone"](known_decoder()), *map(with_states, RECURRENT)]
     said = [fast_paths.supports(decoder, VALUES, PARTS).reason for decoder in decoders]
     said.append(fast_paths.supports_encoder(encoder, VALUES, PARTS).reason)
-    if kind.__name__ not in ("Fp8Linear", "PerLayerWeights", "PerLayerTables"):
+    if kind.__name__ not in ("Fp8Linear", "KernelLinear", "PerLayerWeights", "PerLayerTables"):
         assert any(f"{last} of the class {kind.__name__}" in (one or "") for one in said)
 
 
