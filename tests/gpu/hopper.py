@@ -29,6 +29,7 @@ from petiole.gpu_worker.models.weights.coded import E2M1, SIGNED, UNSIGNED, Form
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.models.weights.quantising import int4_form
 from petiole.gpu_worker.runtime.cuda.fused import accept, adapters, choose, grouped, layers, products
+from petiole.gpu_worker.runtime.cuda.fused import norms as fused_norms
 from petiole.gpu_worker.runtime.cuda.fused import states as fused_states
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import Choice
@@ -202,6 +203,12 @@ def coded(form: Form, rows: int) -> None:
     grouped.multiply(torch.empty((rows, form.inputs), dtype=torch.bfloat16), weight, None)
 
 
+def norms() -> None:
+    x, weight = torch.empty((16, 4096), dtype=torch.bfloat16), torch.empty(4096)
+    fused_norms.rms_norm(x, weight, 1e-6)
+    fused_norms.rms_norm(x, weight, 1e-6, added=x)
+
+
 def experts(rows: int) -> None:
     """Of Qwen3-30B-A3B."""
     x, shares = torch.empty((rows, 2048), dtype=torch.bfloat16), torch.empty((rows, 8))
@@ -253,6 +260,7 @@ VARIANTS: dict[str, Callable[[], Tensor | None]] = {
         for name, form in CODED.items()
         for rows in (1, 64, 300)
     },
+    "with a weight in float32": norms,
     "of experts, few rows": lambda: experts(16),
     "of experts, many rows": lambda: experts(2048),
 }

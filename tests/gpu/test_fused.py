@@ -20,6 +20,7 @@ if DEVICE == "cpu" and not known:
     pytest.skip("numpy 2.4 is not known to the interpreter of Triton before 3.7", allow_module_level=True)
 
 from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.parts.kernels import rms_norm as plain_norm
 from petiole.gpu_worker.models.parts.recurrent.states import Rounded
 from petiole.gpu_worker.models.parts.rotary import Rotation
 from petiole.gpu_worker.models.weights.linear import DenseLinear
@@ -28,6 +29,7 @@ from petiole.gpu_worker.runtime.cuda.fused import products
 from petiole.gpu_worker.runtime.cuda.fused.accept import accept as fused_accept
 from petiole.gpu_worker.runtime.cuda.fused.adapters import add_terms
 from petiole.gpu_worker.runtime.cuda.fused.layers import gather_pages, rotate_and_store, token_slots, write_pages
+from petiole.gpu_worker.runtime.cuda.fused.norms import rms_norm
 from petiole.gpu_worker.runtime.cuda.fused.states import apply_delta_rule, convolve
 from petiole.gpu_worker.runtime.step.noise import noise_keys
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
@@ -311,6 +313,18 @@ def test_a_product_that_is_added_knows_the_next_norm(n, hidden, inner):
     torch.testing.assert_close(products.product(sums, after).float(), normed, **near)
     afresh = products.product(products.begin(value, (norm, 1e-5)), after)
     torch.testing.assert_close(products.product(sums, after), afresh, **near)
+
+
+@pytest.mark.parametrize("width", [64, 1000])
+def test_a_norm_whose_weight_is_in_float32(width):
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float32
+    x, weight = normal(5, 2 * width, dtype=dtype)[:, width:], normal(width)
+    added, before = normal(5, width, dtype=dtype), x.clone()
+    near = {"rtol": 2**-7, "atol": 1e-5} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5), plain_norm(x, weight, 1e-5), **near)
+    found = rms_norm(x, weight, 1e-5, added=added)
+    assert torch.equal(x, before + added)
+    torch.testing.assert_close(found, plain_norm(before + added, weight, 1e-5), **near)
 
 
 BOUNDS, PLACES = [0, 1, 8, 8, 13], [2, 5, 0, 1]

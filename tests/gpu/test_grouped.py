@@ -70,6 +70,12 @@ def test_weights_are_widened_to_the_nearest_numbers(name):
     torch.testing.assert_close(wide, weight.values(), rtol=2**-8, atol=1e-7)
 
 
+def test_the_inputs_of_a_narrow_product_are_shared_out():
+    weight = coded("int4 as quantised here", 40, 2048)
+    x, bias = normal(3, 2048), normal(40)
+    close(grouped.multiply(x, weight, bias), x.double() @ weight.values().double().t() + bias.double())
+
+
 def test_a_row_has_the_same_bits_beside_others():
     weight = coded("int4 as quantised here")
     x = normal(9, weight.form.inputs)

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.parts.kernels import rms_norm
 from petiole.gpu_worker.models.parts.rotary import Rotation, rotated
 from petiole.gpu_worker.models.plan import Attention, FeedForward, ModelPlan
 from petiole.gpu_worker.models.weights.coded import Coded, Form, Product
@@ -71,6 +70,8 @@ class FlashInferKernels:
         if x.dim() == 3:  # heads, which may lie apart
             return self.rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
         if weight.dtype != x.dtype:  # in float32, because a part of it was added
+            from petiole.gpu_worker.runtime.cuda.fused.norms import rms_norm
+
             return rms_norm(x, weight, eps)
         out: Tensor = rmsnorm(x, weight, eps)
         return out
@@ -79,8 +80,9 @@ class FlashInferKernels:
         from flashinfer.norm import fused_add_rmsnorm
 
         if weight.dtype != x.dtype:
-            residual += x
-            return rms_norm(residual, weight, eps)
+            from petiole.gpu_worker.runtime.cuda.fused.norms import rms_norm
+
+            return rms_norm(residual, weight, eps, added=x)
         fused_add_rmsnorm(x, residual, weight, eps)
         return x
 

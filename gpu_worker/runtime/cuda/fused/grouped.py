@@ -28,7 +28,7 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.weights.coded import E2M1, SIGNED, UNSIGNED, Coded
 
-MOST_ROWS = 256
+MOST_ROWS = 64
 """A linear layer with more rows widens its weights once, for a product of torch: each block of rows would widen
 them again."""
 
@@ -43,8 +43,14 @@ class Block(NamedTuple):
     warps: int
 
 
-FEW, MANY = Block(32, 128, 16, 5, 4), Block(64, 64, 64, 3, 4)
-"""For at most 16 rows a layer, and for more."""
+FEW, MANY = Block(64, 128, 16, 5, 4), Block(64, 128, 64, 3, 8)
+"""For at most 16 rows a layer, and for more: the quickest of those that were tried on an H100."""
+
+PROGRAMS = 384
+"""A linear layer with fewer programs than this shares out its inputs, too, so that all of a card reads its
+weights. The sums of the shares are added in order."""
+
+MOST_SHARES = 8
 
 AT_ONCE = 2**25
 """Weights that are widened at a time."""
@@ -166,15 +172,19 @@ def _launch(
     assert y.is_contiguous()
     assert stored.codes.is_contiguous()
     width = min(block.inputs, triton.next_power_of_2(max(inputs, 32)))
-    at_once = triton.cdiv(len(y), block.rows * layers)
-    _product[(triton.cdiv(y.shape[1], block.outputs), layers, at_once)](
+    at_once, across = triton.cdiv(len(y), block.rows * layers), triton.cdiv(y.shape[1], block.outputs)
+    shares = 1
+    if pairs is None:
+        shares = max(1, min(MOST_SHARES, PROGRAMS // (across * at_once), inputs // width // 4))
+    parts = torch.empty((shares, *y.shape), dtype=torch.float32, device=y.device) if shares > 1 else y
+    _grouped_product[(across, layers, at_once * shares)](
         x,
         stored.codes,
         stored.scales,
         stored.zeros,
         stored.multiplier,
         stored.codes if bias is None else bias,
-        y,
+        parts,
         stored.codes if pairs is None else pairs.order,
         stored.codes if pairs is None else pairs.bounds,
         len(y),
@@ -184,6 +194,7 @@ def _launch(
         stored.groups,
         CHOSEN=chosen,
         SORTED=pairs is not None,
+        SHARES=shares,
         EXACT=stored.exact(width),
         BIASED=bias is not None,
         ALIGNED=inputs % width == 0,
@@ -195,6 +206,17 @@ def _launch(
         num_stages=block.stages,
         **stored.constants(width),
     )
+    if shares > 1:
+        _add_shares[(triton.cdiv(y.numel(), 1024),)](parts, y, y.numel(), SHARES=shares, BLOCK=1024, num_warps=4)
+
+
+@triton.jit(do_not_specialize=["n"])
+def _add_shares(parts, y, n, SHARES: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for i in tl.static_range(SHARES):
+        total += tl.load(parts + i * n + at, mask=at < n, other=0.0)
+    tl.store(y + at, total.to(y.dtype.element_ty), mask=at < n)
 
 
 class _Stored(NamedTuple):
@@ -252,7 +274,7 @@ class _Stored(NamedTuple):
 
 
 @triton.jit(do_not_specialize=["n_rows"])
-def _product(
+def _grouped_product(
     x,
     codes,
     scales,
@@ -269,6 +291,7 @@ def _product(
     groups,
     CHOSEN: tl.constexpr,
     SORTED: tl.constexpr,
+    SHARES: tl.constexpr,
     EXACT: tl.constexpr,
     BIASED: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -291,7 +314,10 @@ def _product(
     there = lane < outputs
     lane = tl.minimum(lane, outputs - 1)
     output = layer.to(tl.int64) * outputs + lane
-    for start in range(first + tl.program_id(2) * ROWS, end, ROWS * tl.num_programs(2)):
+    share, group_of_rows = tl.program_id(2) % SHARES, tl.program_id(2) // SHARES
+    blocks = tl.cdiv(inputs, INPUTS)
+    from_input, to_input = blocks * share // SHARES * INPUTS, blocks * (share + 1) // SHARES * INPUTS
+    for start in range(first + group_of_rows * ROWS, end, ROWS * (tl.num_programs(2) // SHARES)):
         row = start + tl.arange(0, ROWS)
         used = row < end
         row = tl.minimum(row, end - 1)
@@ -304,7 +330,7 @@ def _product(
                 source = pair // CHOSEN
         rows = x + source.to(tl.int64) * x_row
         total = tl.zeros([OUTPUTS, ROWS], tl.float32)
-        for begin in range(0, inputs, INPUTS):
+        for begin in range(from_input, to_input, INPUTS):
             if halved:
                 byte = begin // 2 + tl.arange(0, INPUTS // 2)
                 known = byte < inputs // 2
@@ -340,8 +366,8 @@ def _product(
         if MULTIPLIED:
             total *= tl.load(multiplier + output)[:, None]
         if BIASED:
-            total += tl.load(bias + output).to(tl.float32)[:, None]
-        at = y + target.to(tl.int64)[None, :] * outputs + lane[:, None]
+            total += tl.where(share == 0, tl.load(bias + output).to(tl.float32), 0.0)[:, None]
+        at = y + share * n_rows * outputs + target.to(tl.int64)[None, :] * outputs + lane[:, None]
         tl.store(at, total.to(y.dtype.element_ty), mask=used[None, :] & there[:, None])
 
 
@@ -376,9 +402,16 @@ def _widen(
         low, high = _scaled(
             low, high, scales, zeros, output, begin, groups, OF_SCALES, RUNS, A_GROUP, ZEROS, INPUTS
         )
-        at, used = wide + output[:, None] * inputs + 2 * byte[None, :], there[:, None] & known[None, :]
-        tl.store(at, (low * factor[:, None]).to(wide.dtype.element_ty), mask=used)
-        tl.store(at + 1, (high * factor[:, None]).to(wide.dtype.element_ty), mask=used)
+        low = (low * factor[:, None]).to(wide.dtype.element_ty)
+        high = (high * factor[:, None]).to(wide.dtype.element_ty)
+        at, used = output[:, None] * inputs + 2 * byte[None, :], there[:, None] & known[None, :]
+        if wide.dtype.element_ty.primitive_bitwidth == 16:  # in half as many stores, and they are wider
+            first = low.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+            both = high.to(tl.int16, bitcast=True).to(tl.int32) << 16 | first
+            tl.store(wide.to(tl.pointer_type(tl.int32)) + at // 2, both, mask=used)
+        else:
+            tl.store(wide + at, low, mask=used)
+            tl.store(wide + at + 1, high, mask=used)
     else:
         k = begin + tl.arange(0, INPUTS)
         number = _one(codes, output, k, k < inputs, inputs, KIND, False)
@@ -425,16 +458,15 @@ def _number(code, KIND: tl.constexpr):
     """What a code of four bits stands for, float32."""
     if KIND == 3:  # twice a value of E2M1, from a table of eight
         doubled = tl.full(code.shape, 0xC8643210, tl.uint32) >> ((code & 7) * 4).to(tl.uint32)
-        magnitude = _whole((doubled & 15).to(tl.int32)) * 0.5
+        magnitude = _whole((doubled & 15).to(tl.int32), 0.0) * 0.5
         return tl.where(code > 7, -magnitude, magnitude)
-    number = _whole(code)
-    return number - 8.0 if KIND == 1 else number
+    return _whole(code, 8.0 if KIND == 1 else 0.0)
 
 
 @triton.jit
-def _whole(number):
-    """A small integer as float32, by the bits of 2**23: quicker than a conversion."""
-    return (number | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+def _whole(number, LESS: tl.constexpr):
+    """A small integer as float32, by the bits of 2**23: quicker than a conversion. LESS: what is taken from it."""
+    return (number | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + LESS)
 
 
 @triton.jit
