@@ -48,9 +48,10 @@ def named(kernels, *begin):
 
 
 def test_every_kernel_compiles_and_keeps_its_values_in_registers(kernels):
-    """But for two, of which some compilers keep a few bytes a thread in the cache."""
+    """But for three, of which some compilers keep a few bytes a thread in the cache."""
     spilled = {name: kernel["stack"] for name, kernel in kernels.items() if kernel["stack"]}
-    assert all(name.startswith(("pick", "product")) and n <= 32 for name, n in spilled.items()), spilled
+    few = {"pick": 32, "product": 32, "grouped_product": 64}
+    assert all(n <= few.get(name.split()[0], 0) for name, n in spilled.items()), spilled
 
 
 def test_a_kernel_that_starts_early_touches_no_memory_before_the_one_before_it_has_ended(kernels):

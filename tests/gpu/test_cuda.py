@@ -267,17 +267,17 @@ def test_adapters_share_a_captured_batch_with_rows_that_have_none(checkpoint, op
 
 
 @pytest.mark.parametrize(
-    ("family", "setting"),
+    ("family", "most", "setting"),
     [
-        ("qwen3", {"weight_quantization": "fp8"}),
-        ("qwen3", {"weight_quantization": "int4", "head_quantization": "int4"}),
-        ("mixtral", {"weight_quantization": "fp8"}),
-        ("mixtral", {"weight_quantization": "int4"}),
-        pytest.param("qwen3", {"kv_dtype": "fp8"}, marks=pytest.mark.slow),
+        ("qwen3", 0.15, {"weight_quantization": "fp8"}),
+        ("qwen3", 0.3, {"weight_quantization": "int4", "head_quantization": "int4"}),
+        ("mixtral", 0.3, {"weight_quantization": "fp8"}),
+        ("mixtral", 0.3, {"weight_quantization": "int4"}),
+        pytest.param("qwen3", 0.15, {"kv_dtype": "fp8"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
-def test_options_of_fewer_bits_stay_close(family, setting, checkpoint, open_runtime):
+def test_options_of_fewer_bits_stay_close(family, most, setting, checkpoint, open_runtime):
     folder, model = checkpoint(family)
     runtime = open_runtime(folder, **setting)
     assert runtime._executor._slots[0].graphs["decode"]._replays, "captured"
@@ -286,7 +286,7 @@ def test_options_of_fewer_bits_stay_close(family, setting, checkpoint, open_runt
     driver.prefill([sequence])
     got = table(driver.decode([sequence]))
     error = relative_error(got, reference(model, sequence.prompt + sequence.output[:-1])[-1:])
-    assert error < (0.15 if "int4" not in setting.values() else 0.3)
+    assert error < most
 
 
 @pytest.mark.parametrize("name", ["ct mxfp4", "ct nvfp4", "ct w4 channels, zeros", "ct int8", "ct fp8"])
@@ -296,7 +296,7 @@ def test_quantised_checkpoints_are_captured(name, checkpoint, open_runtime, tmp_
     runtime = open_runtime(found.folder, graph_batch_sizes=(1, 4))
     assert runtime._executor._slots[0].graphs["decode"]._replays, "captured"
     driver = Driver(runtime)
-    long, alone = driver.sequence(tokens(300), ALL), driver.sequence(tokens(9, 2), ALL)
+    long, alone = driver.sequence(tokens(200), ALL), driver.sequence(tokens(9, 2), ALL)
     agree(table(driver.prefill([long])), reference(found.model, long.prompt)[-1:], found.model)
     decodes_agree(driver, found.model, [tokens(n, n) for n in (1, 5, 18)])
     driver.prefill([alone])

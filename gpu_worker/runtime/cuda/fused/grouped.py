@@ -43,7 +43,7 @@ class Block(NamedTuple):
     warps: int
 
 
-FEW, MANY = Block(64, 128, 16, 5, 4), Block(64, 128, 64, 3, 8)
+FEW, MANY = Block(64, 128, 16, 5, 4), Block(64, 128, 64, 3, 4)
 """For at most 16 rows a layer, and for more: the quickest of those that were tried on an H100."""
 
 PROGRAMS = 384
@@ -404,12 +404,14 @@ def _widen(
         )
         low = (low * factor[:, None]).to(wide.dtype.element_ty)
         high = (high * factor[:, None]).to(wide.dtype.element_ty)
-        at, used = output[:, None] * inputs + 2 * byte[None, :], there[:, None] & known[None, :]
+        used = there[:, None] & known[None, :]
         if wide.dtype.element_ty.primitive_bitwidth == 16:  # in half as many stores, and they are wider
             first = low.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
             both = high.to(tl.int16, bitcast=True).to(tl.int32) << 16 | first
-            tl.store(wide.to(tl.pointer_type(tl.int32)) + at // 2, both, mask=used)
+            at = output[:, None] * (inputs // 2) + byte[None, :]
+            tl.store(wide.to(tl.pointer_type(tl.int32)) + at, both, mask=used)
         else:
+            at = output[:, None] * inputs + 2 * byte[None, :]
             tl.store(wide + at, low, mask=used)
             tl.store(wide + at + 1, high, mask=used)
     else:
