@@ -74,6 +74,7 @@ Models and devices:
     plans            plans of small models, and weights to draw for them
     dtypes           models in another type
     quantised        quantised layers of each format, packed by loops
+    coded            coded weights of each form, with random codes
     agreement        whether bfloat16 agrees with a model as far as it can
     fake_flashinfer  FlashInfer's interface in plain torch
     late_device      a device that computes as late as it may
