@@ -204,7 +204,7 @@ def section(name: str, run: Run, notes: Mapping[str, Any], device: str, where: s
     ]
     flag = " --device cuda" if device == "cuda" and name == "engine" else ""
     absent = "\n".join(f"{peer}: {why}" for peer, why in run.get("absent", {}).items())
-    repeat = f"`python -m bench.{notes.get("workload", name)}{flag}`, at commit {run['commit']}"
+    repeat = f"`python -m bench.{notes.get('workload', name)}{flag}`, at commit {run['commit']}"
     older = str(notes.get("older", {}).get(device, ""))
     where = f"Recorded elsewhere: {where}." if where else ""
     parts = [f"### {name}: {run['title']}", about, older, where, table, absent]
