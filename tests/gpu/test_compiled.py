@@ -50,7 +50,7 @@ def named(kernels, *begin):
 def test_every_kernel_compiles_and_keeps_its_values_in_registers(kernels):
     """But for three, of which some compilers keep a few bytes a thread in the cache."""
     spilled = {name: kernel["stack"] for name, kernel in kernels.items() if kernel["stack"]}
-    few = {"pick": 32, "product": 32, "grouped_product": 64}
+    few = {"pick": 32, "product": 32, "grouped_product": 96}
     assert all(n <= few.get(name.split()[0], 0) for name, n in spilled.items()), spilled
 
 

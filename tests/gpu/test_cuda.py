@@ -17,6 +17,7 @@ from petiole.gpu_worker.models.loading import read_decoder
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.cuda import executor as cuda
 from petiole.gpu_worker.runtime.cuda import graphs as decode_graphs
+from petiole.gpu_worker.runtime.cuda.known import CAPTURED
 from petiole.gpu_worker.runtime.interface import PENDING, VALUES
 from petiole.gpu_worker.runtime.step.noise import gumbel, noise_keys
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
@@ -280,7 +281,7 @@ def test_adapters_share_a_captured_batch_with_rows_that_have_none(checkpoint, op
 def test_options_of_fewer_bits_stay_close(family, most, setting, checkpoint, open_runtime):
     folder, model = checkpoint(family)
     runtime = open_runtime(folder, **setting)
-    assert runtime._executor._slots[0].graphs["decode"]._replays, "captured"
+    assert cuda.supports(runtime._decoder, CAPTURED, cuda.CAPTURED_PARTS).reason is None, "captured"
     driver = Driver(runtime)
     sequence = driver.sequence(tokens(30), ALL)
     driver.prefill([sequence])
@@ -294,7 +295,7 @@ def test_quantised_checkpoints_are_captured(name, checkpoint, open_runtime, tmp_
     """A prompt whose weights are widened once, and steps of one row and of four."""
     found = quantised(*checkpoint("qwen3"), tmp_path / "model", layers_in(name), FORMATS[name][1])
     runtime = open_runtime(found.folder, graph_batch_sizes=(1, 4))
-    assert runtime._executor._slots[0].graphs["decode"]._replays, "captured"
+    assert cuda.supports(runtime._decoder, CAPTURED, cuda.CAPTURED_PARTS).reason is None, "captured"
     driver = Driver(runtime)
     long, alone = driver.sequence(tokens(200), ALL), driver.sequence(tokens(9, 2), ALL)
     agree(table(driver.prefill([long])), reference(found.model, long.prompt)[-1:], found.model)

@@ -12,6 +12,7 @@ from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.plan import Experts, FeedForward, Router
 from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear, KernelLinear
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear, Linear, quantize_fp8
+from petiole.gpu_worker.models.weights.quantising import int4_form, quantise_int4
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
 from petiole.gpu_worker.runtime.cuda.fused import grouped
 from petiole.gpu_worker.runtime.cuda.fused.experts import mix_experts
@@ -74,6 +75,18 @@ def test_the_inputs_of_a_narrow_product_are_shared_out():
     weight = coded("int4 as quantised here", 40, 2048)
     x, bias = normal(3, 2048), normal(40)
     close(grouped.multiply(x, weight, bias), x.double() @ weight.values().double().t() + bias.double())
+
+
+def test_int4_in_float16():
+    """Its scales alone are as large as float16 can hold."""
+    weight, form = torch.randn(40, 128, generator=torch.Generator().manual_seed(0)), int4_form(40, 128)
+    found = form.empty(lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype))
+    quantise_int4(weight, found)
+    found = Coded(
+        form, *(part.to(DEVICE) for part in (found.codes, found.scales)), None, found.multiplier.to(DEVICE)
+    )
+    x = normal(3, 128).half()
+    close(grouped.multiply(x, found, None), x.double() @ found.values().double().t())
 
 
 def test_a_row_has_the_same_bits_beside_others():

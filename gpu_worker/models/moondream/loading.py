@@ -30,8 +30,10 @@ from petiole.gpu_worker.request.images import ImageLimits
 
 def read_moondream(source: TensorSource, model: Model, options: LoadOptions) -> Decoder:
     """A `Reader`: the decoder of text, and what stands beside it."""
-    if options.quantization == "fp8":  # nobody has tried its captured encodes and decodes with values
-        raise ModelError("weight_quantization: must be none, int8 or int4 for Moondream, got fp8")
+    if options.quantization == "fp8" or (options.quantization == "int4" and options.device.type == "cuda"):
+        # nobody has tried its captured encodes and decodes with values
+        known = "none" if options.device.type == "cuda" else "none, int8 or int4"
+        raise ModelError(f"weight_quantization: must be {known} for Moondream, got {options.quantization}")
     prefix = model.names.prefix_in(source)
     if prefix + model.names.embedding not in source and "text_model.lm_head.linear.weight" in source:
         raise ModelError("a Moondream with names of training (text_model.*) is not read")

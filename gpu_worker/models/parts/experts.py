@@ -67,7 +67,7 @@ def mixed_experts(
         mixed, taken = found
         weights.taken.add_(taken)
         return mixed
-    taken = torch.bincount(chosen.flatten(), minlength=plan.router.experts)
+    taken = torch.bincount(chosen.flatten(), minlength=plan.router.experts)[: plan.router.experts]
     weights.taken.add_(taken)
     order = chosen.flatten().argsort(stable=True)
     positions, shares = order // chosen.shape[1], counts.flatten()[order, None]

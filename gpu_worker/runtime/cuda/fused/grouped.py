@@ -11,7 +11,7 @@ A code is widened where it is needed, between memory and the tensor cores:
   block's sum is scaled, in float32.
 - Others: (code - zero) * scale is computed in float32 and rounded to the type of the rows.
 
-A row's sums are in float32, in an order that depends on no other row.
+Up to `MOST_ROWS` rows a row's sums are in float32, in an order that depends on no other row.
 """
 
 # ruff: noqa: N803
@@ -88,8 +88,11 @@ def sort_pairs(taken: Tensor, layers: int) -> Pairs:
 
 
 def multiply(x: Tensor, weight: Coded, bias: Tensor | None) -> Tensor:
-    """[T, in] -> [T, out], x's type. weight: of a form that `takes`."""
+    """[T, in] -> [T, out], x's type. weight: of a form that `known.has_kernel`."""
+    assert x.dim() == 2
     y = torch.empty((len(x), weight.form.outputs), dtype=x.dtype, device=x.device)
+    if not len(x):
+        return y
     if len(x) <= MOST_ROWS:
         _launch(x, weight, bias, y, None, 1)
         return y
@@ -329,6 +332,7 @@ def _grouped_product(
             else:
                 source = pair // CHOSEN
         rows = x + source.to(tl.int64) * x_row
+        factor = _factor(multiplier, output, MULTIPLIED)
         total = tl.zeros([OUTPUTS, ROWS], tl.float32)
         for begin in range(from_input, to_input, INPUTS):
             if halved:
@@ -337,7 +341,19 @@ def _grouped_product(
                 low, high = _pair(codes, output, byte, known, inputs // 2, KIND, ALIGNED)
                 if not EXACT:
                     low, high = _scaled(
-                        low, high, scales, zeros, output, begin, groups, OF_SCALES, RUNS, A_GROUP, ZEROS, INPUTS
+                        low,
+                        high,
+                        scales,
+                        zeros,
+                        factor,
+                        output,
+                        begin,
+                        groups,
+                        OF_SCALES,
+                        RUNS,
+                        A_GROUP,
+                        ZEROS,
+                        INPUTS,
                     )
                 if TOGETHER:  # half as many loads, and they are wider
                     both = _rows(rows.to(tl.pointer_type(tl.int32)), byte, used, known, ALIGNED)
@@ -354,7 +370,19 @@ def _grouped_product(
                 left = _one(codes, output, k, known, inputs, KIND, ALIGNED)
                 if KIND > 0 and not EXACT:
                     left, _ = _scaled(
-                        left, left, scales, zeros, output, begin, groups, OF_SCALES, RUNS, A_GROUP, ZEROS, INPUTS
+                        left,
+                        left,
+                        scales,
+                        zeros,
+                        factor,
+                        output,
+                        begin,
+                        groups,
+                        OF_SCALES,
+                        RUNS,
+                        A_GROUP,
+                        ZEROS,
+                        INPUTS,
                     )
                 right = _rows(rows, k, used, known, ALIGNED)
                 part = tl.dot(left.to(right.dtype), right)
@@ -363,8 +391,8 @@ def _grouped_product(
             total += part
         if EXACT and A_GROUP == 0:
             total *= _wide(tl.load(scales + output), OF_SCALES)[:, None]
-        if MULTIPLIED:
-            total *= tl.load(multiplier + output)[:, None]
+        if EXACT:
+            total *= factor[:, None]
         if BIASED:
             total += tl.where(share == 0, tl.load(bias + output).to(tl.float32), 0.0)[:, None]
         at = y + share * n_rows * outputs + target.to(tl.int64)[None, :] * outputs + lane[:, None]
@@ -392,18 +420,15 @@ def _widen(
 ):
     lane, begin = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1) * INPUTS
     there, output = lane < outputs, tl.minimum(lane, outputs - 1).to(tl.int64)
-    factor = tl.full([OUTPUTS], 1.0, tl.float32)
-    if MULTIPLIED:
-        factor = tl.load(multiplier + output)
+    factor = _factor(multiplier, output, MULTIPLIED)
     if KIND < 4:
         byte = begin // 2 + tl.arange(0, INPUTS // 2)
         known = byte < inputs // 2
         low, high = _pair(codes, output, byte, known, inputs // 2, KIND, False)
         low, high = _scaled(
-            low, high, scales, zeros, output, begin, groups, OF_SCALES, RUNS, A_GROUP, ZEROS, INPUTS
+            low, high, scales, zeros, factor, output, begin, groups, OF_SCALES, RUNS, A_GROUP, ZEROS, INPUTS
         )
-        low = (low * factor[:, None]).to(wide.dtype.element_ty)
-        high = (high * factor[:, None]).to(wide.dtype.element_ty)
+        low, high = low.to(wide.dtype.element_ty), high.to(wide.dtype.element_ty)
         used = there[:, None] & known[None, :]
         if wide.dtype.element_ty.primitive_bitwidth == 16:  # in half as many stores, and they are wider
             first = low.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
@@ -418,10 +443,16 @@ def _widen(
         k = begin + tl.arange(0, INPUTS)
         number = _one(codes, output, k, k < inputs, inputs, KIND, False)
         number, _ = _scaled(
-            number, number, scales, zeros, output, begin, groups, OF_SCALES, RUNS, A_GROUP, ZEROS, INPUTS
+            number, number, scales, zeros, factor, output, begin, groups, OF_SCALES, RUNS, A_GROUP, ZEROS, INPUTS
         )
         at, used = wide + output[:, None] * inputs + k[None, :], there[:, None] & (k < inputs)[None, :]
-        tl.store(at, (number * factor[:, None]).to(wide.dtype.element_ty), mask=used)
+        tl.store(at, number.to(wide.dtype.element_ty), mask=used)
+
+
+@triton.jit
+def _factor(multiplier, output, MULTIPLIED: tl.constexpr):
+    """Of each output, float32."""
+    return tl.load(multiplier + output) if MULTIPLIED else tl.full(output.shape, 1.0, tl.float32)
 
 
 @triton.jit
@@ -489,6 +520,7 @@ def _scaled(
     high,
     scales,
     zeros,
+    factor,
     output,
     begin,
     groups,
@@ -498,10 +530,13 @@ def _scaled(
     ZEROS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
-    """(number - zero) * scale, of both. low, high: float32, of a block's inputs, or of every second one."""
-    scale = _of_groups(scales, low, output, begin, groups, OF_SCALES, RUNS, A_GROUP, INPUTS)
+    """(number - zero) * scale * factor, of both. low, high: float32, of a block's inputs, or of every second one.
+    factor: of an output; a scale without it may be beyond float16."""
+    scale = _of_groups(scales, factor, low, output, begin, groups, OF_SCALES, RUNS, A_GROUP, INPUTS)
     if ZEROS:
-        zero = _of_groups(zeros, low, output, begin, groups, 0, RUNS, A_GROUP, INPUTS)
+        zero = _of_groups(
+            zeros, tl.full(output.shape, 1.0, tl.float32), low, output, begin, groups, 0, RUNS, A_GROUP, INPUTS
+        )
         low, high = low - zero, high - zero
     return low * scale, high * scale
 
@@ -509,6 +544,7 @@ def _scaled(
 @triton.jit
 def _of_groups(
     numbers,
+    factor,
     like,
     output,
     begin,
@@ -518,15 +554,16 @@ def _of_groups(
     A_GROUP: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
-    """What a block's groups have, float32, spread over the shape of `like`."""
+    """What a block's groups have, times the factor, float32, spread over the shape of `like`."""
     at = numbers + output * groups
     if RUNS > 1:
         group = begin // INPUTS * RUNS + tl.arange(0, RUNS)
         found = _wide(tl.load(at[:, None] + group[None, :], mask=(group < groups)[None, :], other=0), BITS)
+        found *= factor[:, None]
         run: tl.constexpr = like.shape[1] // RUNS
         spread = tl.reshape(tl.broadcast_to(found[:, :, None], (like.shape[0], RUNS, run)), like.shape)
     else:
         if A_GROUP > 0:
             at += begin // (INPUTS * A_GROUP)
-        spread = tl.broadcast_to(_wide(tl.load(at), BITS)[:, None], like.shape)
+        spread = tl.broadcast_to((_wide(tl.load(at), BITS) * factor)[:, None], like.shape)
     return spread

@@ -27,6 +27,7 @@ from petiole.gpu_worker.runtime.cuda import executor as cuda
 from petiole.gpu_worker.runtime.cuda import fused, graphs
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     DecodeWrappers,
+    FlashInferKernels,
     Geometry,
     host_page_counts,
     new_workspace,
@@ -195,6 +196,18 @@ def test_every_family_in_chunks_and_in_captured_decodes(family, checkpoint, open
         got = table(step(sequences))
         expected = [reference(model, one.prompt + one.output[: len(one.output) - 1])[-1] for one in sequences]
         assert relative_error(got, np.array(expected)) < 1e-4
+
+
+def test_experts_without_a_kernel_are_computed_beside_padding(checkpoint, open_cuda, monkeypatch):
+    """Three rows in a step for four, which nothing captures."""
+    monkeypatch.setattr(FlashInferKernels, "mix_experts", lambda *_: None)
+    folder, model = checkpoint("mixtral")
+    driver = Driver(open_cuda(folder, graph_batch_sizes=(4,)))
+    sequences = [driver.sequence(tokens(n, n), ALL) for n in (4, 19, 33)]
+    driver.prefill(sequences)
+    got = table(driver.decode(sequences))
+    expected = [reference(model, one.prompt + one.output[:1])[-1] for one in sequences]
+    assert relative_error(got, np.array(expected)) < 1e-4
 
 
 def test_batches_between_the_sizes_of_the_ladder_and_above_it(checkpoint, open_cuda):
