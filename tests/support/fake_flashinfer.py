@@ -9,6 +9,7 @@ buffer again too early, or plans one wrapper twice for two steps in flight, gets
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import itertools
 import math
 import sys
@@ -18,13 +19,16 @@ import torch
 from packaging.version import Version
 
 from petiole.gpu_worker.models.decoder import Decoder
+from petiole.gpu_worker.models.parts.kernels import rms_norm as plain_norm
 from petiole.gpu_worker.models.parts.recurrent.convolution import convolved
 from petiole.gpu_worker.models.parts.recurrent.delta_rule import delta_rule
+from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear
 from petiole.gpu_worker.runtime.cuda import fused
 from petiole.gpu_worker.runtime.cuda.attention import installed
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.capture import eager
 from petiole.gpu_worker.runtime.cuda.executor import CudaExecutor
+from petiole.gpu_worker.runtime.cuda.known import has_kernel
 from petiole.gpu_worker.runtime.cuda.texts import CudaTextExecutor
 from petiole.gpu_worker.runtime.step.sampling import choose
 from petiole.gpu_worker.runtime.step.verify import accept
@@ -198,6 +202,56 @@ def apply_delta_rule(q, k, v, g, beta, matrices, rounded, places, bounds, copies
                 rounded.put(copies[t : t + 1].long() - len(matrices), stored)
         matrices[place] = stored[0]
     return outputs
+
+
+def rms_norm(x, weight, eps, added=None):
+    assert x.dim() == 2
+    assert weight.dtype == torch.float32
+    if added is not None:
+        x += added
+    return plain_norm(x, weight, eps)
+
+
+# ---------------------------------------------------------------- codes and experts
+
+
+def multiply(x, weight, bias):
+    assert x.dim() == 2
+    assert has_kernel(weight.form)
+    return CodedLinear(weight, bias)(x)
+
+
+def sort_pairs(taken, layers):
+    flat = taken.flatten()
+    assert ((flat >= 0) & (flat <= layers)).all()
+    bounds = torch.bincount(flat, minlength=layers + 1).cumsum(0)[:-1]
+    bounds = torch.cat((torch.zeros(1, dtype=torch.int64), bounds)).int()
+    return types.SimpleNamespace(order=flat.argsort(stable=True), bounds=bounds, chosen=taken.shape[1])
+
+
+def gather_product(x, pairs, weight, bias):
+    return of_layers(x[pairs.order // pairs.chosen], pairs, weight, bias)
+
+
+def scatter_product(x, pairs, weight, bias):
+    sorted_ = of_layers(x, pairs, weight, bias)
+    return torch.empty_like(sorted_).index_copy_(0, pairs.order, sorted_)
+
+
+def of_layers(x, pairs, weight, bias):
+    """Rows, sorted by layer; zeros for what takes none."""
+    wide = weight.values().to(x.dtype) if isinstance(weight, Coded) else weight
+    parts = wide.chunk(len(pairs.bounds) - 1)
+    biases = [None] * len(parts) if bias is None else bias.chunk(len(parts))
+    y = torch.zeros(len(x), len(parts[0]), dtype=x.dtype)
+    for part, added, (first, end) in zip(parts, biases, itertools.pairwise(pairs.bounds.tolist()), strict=True):
+        y[first:end] = torch.nn.functional.linear(x[first:end], part, added)
+    return y
+
+
+def combined(y, shares):
+    weighted = y.view(*shares.shape, -1).float() * shares[..., None]
+    return sum(weighted.unbind(1)).to(y.dtype)
 
 
 # ---------------------------------------------------------------- the wrappers
@@ -422,6 +476,13 @@ def install(monkeypatch):
         monkeypatch.setitem(sys.modules, name, made)
         return made
 
+    def afresh(name):
+        """The module itself, over what has been installed."""
+        spec = importlib.util.find_spec(name)
+        made = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(made)
+        monkeypatch.setitem(sys.modules, name, made)
+
     card = types.SimpleNamespace(multi_processor_count=PROCESSORS)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     monkeypatch.setattr(installed, "installed_version", lambda: Version("0.7.2.post1"))
@@ -432,6 +493,10 @@ def install(monkeypatch):
     module("petiole.gpu_worker.runtime.cuda.fused.layers", *layers)
     module("petiole.gpu_worker.runtime.cuda.fused.adapters", add_terms)
     module("petiole.gpu_worker.runtime.cuda.fused.states", convolve, apply_delta_rule)
+    module("petiole.gpu_worker.runtime.cuda.fused.norms", rms_norm)
+    products_of = (multiply, sort_pairs, gather_product, scatter_product, combined)
+    module("petiole.gpu_worker.runtime.cuda.fused.grouped", *products_of)
+    afresh("petiole.gpu_worker.runtime.cuda.fused.experts")
     module("petiole.gpu_worker.runtime.cuda.fused.choose", choose)
     module("petiole.gpu_worker.runtime.cuda.fused.accept", accept)
     products = module("petiole.gpu_worker.runtime.cuda.fused.products", fits, forward)
