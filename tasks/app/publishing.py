@@ -64,7 +64,8 @@ def wanted() -> Confirmation | None:
 
 
 def through(connection: Any) -> Any:
-    """The same connection; if it is one to Redis, its channels publish as this module says."""
+    """The same connection; if it is one to Redis, its channels publish as this module says, also after kombu has
+    gone on to another of several URLs, when it takes the transport of that URL."""
     kind = connection.get_transport_cls()
     if isinstance(kind, type) and issubclass(kind, stock.Transport) and not issubclass(kind.Channel, _Channel):
         unacknowledged = type("QoS", (_RestoresNothing, kind.Channel.QoS), {})
@@ -72,6 +73,13 @@ def through(connection: Any) -> Any:
         connection.transport_cls = type(
             kind.__name__, (kind,), {"Channel": channel, "__module__": kind.__module__}
         )
+        stock_switch = type(connection).switch
+
+        def switch(url: str) -> None:
+            stock_switch(connection, url)
+            through(connection)
+
+        connection.switch = switch
     return connection
 
 

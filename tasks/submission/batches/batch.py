@@ -25,7 +25,7 @@ from petiole.tasks.app.application import App
 from petiole.tasks.errors import BatchError, InvalidRequest
 from petiole.tasks.settings import warn_a_producer
 from petiole.tasks.submission.batches import storage
-from petiole.tasks.submission.batches.exchange import AWAY, WRONG, Exchange
+from petiole.tasks.submission.batches.exchange import AWAY, FAULTS, WRONG, Exchange
 from petiole.tasks.submission.batches.flight import ALONE, Flight, Rate, Sent, Sharing, window
 from petiole.tasks.submission.batches.forms import Form, Line, Outcome
 from petiole.tasks.submission.batches.journal import Entry, Journal, Output, total_digest
@@ -323,6 +323,8 @@ class Batch:
             if isinstance(error, WRONG) and not isinstance(error, AWAY):
                 self._check_ours(error)
                 refused.append((sent.row, self.form.refusal(sent.row, error)))
+            elif isinstance(error, FAULTS):
+                raise error
             else:
                 self.progress.note = f"waiting: {error}"
                 sent.again = True

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 AWAY = (*connections.LOST, OperationalError, BackendError)
 WRONG = (InvalidRequest, ValueError, TypeError, RecursionError)
 """Errors of one row's options."""
+FAULTS = (AttributeError, LookupError, NameError, AssertionError)
+"""Errors of the code: they do not pass while a batch waits."""
 STREAM_TTL_S = 60
 """Of a row's stream, which nobody follows."""
 _A_CALL = 500

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import redis
+from kombu import Connection
 
 from petiole.tasks import InvalidRequest, Unavailable, Unconfirmed
-from petiole.tasks.app import blocking
+from petiole.tasks.app import blocking, publishing
 from petiole.tasks.app.application import make_app
 from petiole.tasks.app.blocking import ProcessThreads, TooManyWait
 from petiole.tasks.app.sending import Together
@@ -260,3 +261,14 @@ def test_the_event_loop_goes_on_while_many_submit(task: Any) -> None:
     began = time.process_time()
     assert asyncio.run(main()) > 50
     assert time.process_time() > began
+
+
+@pytest.mark.parametrize("scheme", ["redis", "sentinel"])
+def test_a_connection_that_goes_on_to_another_url_publishes_as_before(scheme: str) -> None:
+    """kombu's failover takes the transport of the next URL: after one, no bundle of messages was sent any more."""
+    connection = publishing.through(Connection(";".join(f"{scheme}://127.0.0.1:{port}/0" for port in (1, 2))))
+    for port in (2, 1, 2):
+        connection.maybe_switch_next()
+        assert connection.port == port
+        assert hasattr(connection.get_transport_cls().Channel, "collecting")
+        assert hasattr(connection.transport.Channel, "collecting")
