@@ -140,7 +140,7 @@ def measure(case: Case, report: Report, rounds: int, options: Any) -> None:
             counted = Counted(model.name, model.dtype, plan, runtime.limits.computing.weight_bytes, *case.bits)
             report.add(f"{model.name}: weights", counted.weight_bytes / 1e6, "MB")
             for size in SIZES:
-                rates[size] = _decoded(Ours(runtime), size, rounds, partial(_floor, counted, size))
+                rates[size] = _decoded(Ours(runtime), size, rounds, partial(_floor, counted, size, case))
     peer = open_peer(model.raw, model.dtype, options.threads, four_bits=case.four_bits)
     if peer is None:
         report.absent["llama.cpp"] = "not installed"
@@ -161,9 +161,10 @@ def _decoded(side: Any, size: int, rounds: int, least: Work | None = None) -> di
     return in_turns(work, size * TOKENS, rounds)
 
 
-def _floor(counted: Counted, size: int) -> float:
-    """Seconds of the steps, at the rates of this moment."""
-    machine = floors.Machine(floors.read_bandwidth(counted.weight_bytes), floors.matrix_rate("float32"))
+def _floor(counted: Counted, size: int, case: Case) -> float:
+    """Seconds of the steps, at the rates of this moment. Codes of four bits meet inputs in float32."""
+    rate = floors.matrix_rate("float32" if case.four_bits else counted.dtype)
+    machine = floors.Machine(floors.read_bandwidth(counted.weight_bytes), rate)
     return TOKENS * machine.decode_step_s(counted, size, PROMPT + TOKENS // 2)
 
 
