@@ -1,6 +1,7 @@
 """Vectors and scores of texts on the CPU, in turns with others.
 
-Vectors: encoders of the shapes of MiniLM-L6 and BGE-M3, float32. The peers are sentence-transformers, OpenVINO
+Vectors: encoders of the shapes of MiniLM-L6 and BGE-M3, in float32, and in bfloat16 where the processor multiplies
+it; then OpenVINO computes in bfloat16, too, and the others in float32. The peers are sentence-transformers, OpenVINO
 and ONNX Runtime, each where it is installed (`bench/peers/texts.py`) and with the quickest of its settings. Their
 texts are tokenized before. Ours are a request of the engine, with its tokenizer. The peer of a row is the best of
 the others. A second row has the products of that rate beside the quickest product of these shapes, measured in the
@@ -35,8 +36,8 @@ from petiole.gpu_worker.runtime.cpu.native.stack import library_for
 from petiole.vectors import Vectors
 
 TARGET_REUSE, TARGET_PRODUCTS = 1.5, 0.85
-ALIKE = 1e-4
-"""How far a peer's vectors of length 1 may be from ours."""
+ALIKE = {"float32": 1e-4, "bfloat16": 2e-2}
+"""How far a number of a peer's vectors of length 1 may be from ours."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,18 @@ class Case:
     rounds: int
     target: float
     by_products: bool = False
+    dtype: str = "float32"
+
+    @property
+    def name(self) -> str:
+        return self.encoder.name if self.dtype == "float32" else self.encoder.name.replace("fp32", "bf16")
 
 
 CASES = {
     "minilm": Case(MINILM, ((128, 64), (512, 16)), 5, target=1.1),
     "m3": Case(BGE_M3, ((128, 8), (512, 2)), 3, target=1.0, by_products=True),
+    "minilm-bf16": Case(MINILM, ((128, 64), (512, 16)), 5, target=1.1, dtype="bfloat16"),
+    "m3-bf16": Case(BGE_M3, ((128, 8), (512, 2)), 3, target=1.0, dtype="bfloat16"),
 }
 TINIEST = Case(MINILM, ((16, 16),), 1, target=1.1, by_products=True)
 
@@ -64,6 +72,8 @@ def main(argv: list[str] | None = None) -> None:
     bench = opened("Vectors and scores of texts", options)
     chosen = {"minilm": TINIEST} if options.quick else CASES
     for case in [case for name, case in chosen.items() if options.only in (None, name)]:
+        if case.dtype == "bfloat16" and not multiplies_bfloat16():
+            continue
         vectors(bench, case)
         bench.report.save(options.json)
     if options.only in (None, "scores"):
@@ -71,11 +81,17 @@ def main(argv: list[str] | None = None) -> None:
     bench.report.finish(options.json)
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether this processor has units for it."""
+    processor = Path("/proc/cpuinfo")
+    return processor.exists() and "_bf16 " in processor.read_text()
+
+
 def vectors(bench: Bench, case: Case) -> None:
     encoder, threads = case.encoder, bench.threads or torch.get_num_threads()
     with tempfile.TemporaryDirectory(prefix="petiole-bench-") as name, ExitStack() as stack:
         encoder.write(Path(name))
-        config = EngineConfig(model=name, device="cpu", dtype="float32", num_threads=bench.threads)
+        config = EngineConfig(model=name, device="cpu", dtype=case.dtype, num_threads=bench.threads)
         engine = stack.enter_context(Engine(config))
 
         def made(texts: list[str]) -> Vectors:
@@ -91,21 +107,21 @@ def vectors(bench: Bench, case: Case) -> None:
         others = {}
         for kind in PEERS:
             try:
-                peer = TextPeer(kind, name, threads=threads, first=encoder.first)
+                peer = TextPeer(kind, name, threads=threads, first=encoder.first, dtype=case.dtype)
                 others[kind] = stack.enter_context(closing(peer))
                 some = words(2, 14)
                 furthest = float(abs(peer.vectors(some) - made(some).numpy()).max())
-                if furthest > ALIKE:
+                if furthest > ALIKE[case.dtype]:
                     others.pop(kind)
                     raise NotAvailableError(f"its vectors are up to {furthest:.2g} from ours")
             except NotAvailableError as error:
                 bench.report.absent[kind] = str(error)
         load.settle()
-        for tokens, n in progress(case.cases, encoder.name):
+        for tokens, n in progress(case.cases, case.name):
             texts = words(n, tokens - 2)
             ours(texts)
             sides = {kind: partial(peer.texts_per_s, str(tokens), texts) for kind, peer in others.items()}
-            what = f"{encoder.name}, {n} texts of {tokens} tokens"
+            what = f"{case.name}, {n} texts of {tokens} tokens"
             rate = beside(bench, what, {OURS: partial(ours, texts), **sides}, others, str(tokens), case)
             if case.by_products:
                 bench.report.add(

@@ -18,12 +18,15 @@ _SCRIPT = Path(__file__).with_name("texts_child.py")
 
 
 class TextPeer(Child):
-    """`kind`: one of PEERS. first: the first position is pooled, not the mean of all. Raises NotAvailableError
+    """`kind`: one of PEERS. first: the first position is pooled, not the mean of all. dtype: what OpenVINO computes
+    in. Raises NotAvailableError
     where it does not run."""
 
-    def __init__(self, kind: str, folder: str, *, threads: int, first: bool) -> None:
+    def __init__(self, kind: str, folder: str, *, threads: int, first: bool, dtype: str) -> None:
         python = os.environ.get("BENCH_TEXTS_PYTHON") or sys.executable
-        super().__init__(python, _SCRIPT, kind, {"folder": folder, "threads": threads, "first": first})
+        super().__init__(
+            python, _SCRIPT, kind, {"folder": folder, "threads": threads, "first": first, "dtype": dtype}
+        )
         self.how: dict[str, str] = {}
         """By length: the setting that is the quickest."""
 

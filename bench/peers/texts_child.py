@@ -105,13 +105,19 @@ def sentence_transformers(asked: dict[str, Any], tokens: Tokens) -> dict[str, Co
 
 
 def openvino(asked: dict[str, Any], tokens: Tokens) -> dict[str, Compute]:
-    """In the precision that it chooses for this processor (bfloat16 where that has units for it)."""
+    """In bfloat16 where that is asked for, else in float32."""
     import openvino as ov
 
     with torch.no_grad():
         ids = torch.ones(2, 16, dtype=torch.int64)
         converted = ov.convert_model(Pooled(asked["folder"], asked["first"]), example_input=ids)
-    core, threads = ov.Core(), {"INFERENCE_NUM_THREADS": asked["threads"]}
+    core, threads = (
+        ov.Core(),
+        {
+            "INFERENCE_NUM_THREADS": asked["threads"],
+            "INFERENCE_PRECISION_HINT": {"bfloat16": "bf16", "float32": "f32"}[asked["dtype"]],
+        },
+    )
     together = core.compile_model(converted, "CPU", {**threads, "PERFORMANCE_HINT": "LATENCY"})
     streams = {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": asked["threads"]}
     apart = core.compile_model(converted, "CPU", {**threads, **streams})
