@@ -1,11 +1,11 @@
 """Vectors and scores of texts on the CPU, in turns with others.
 
 Vectors: encoders of the shapes of MiniLM-L6 and BGE-M3, in float32, and in bfloat16 where the processor multiplies
-it; then OpenVINO computes in bfloat16, too, and the others in float32. The peers are sentence-transformers, OpenVINO
-and ONNX Runtime, each where it is installed (`bench/peers/texts.py`) and with the quickest of its settings. Their
-texts are tokenized before. Ours are a request of the engine, with its tokenizer. The peer of a row is the best of
-the others. A second row has the products of that rate beside the quickest product of these shapes, measured in the
-same run. Scores: pairs that share their query, with the prefix cache and without.
+it; then OpenVINO computes in bfloat16, too, and the others in float32. The peers are sentence-transformers,
+OpenVINO and ONNX Runtime, each where it is installed (`bench/peers/texts.py`) and with the quickest of its
+settings. Their texts are tokenized before. Ours are a request of the engine, with its tokenizer. The peer of a row
+is the best of the others. A second row has the products of that rate beside the quickest product of these shapes,
+measured in the same run. Scores: pairs that share their query, with the prefix cache and without.
 
     python -m bench.embeddings [--quick] [--only minilm|m3|scores] [--json PATH]
 """
@@ -20,6 +20,7 @@ from ctypes import byref, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -49,7 +50,7 @@ class Case:
     rounds: int
     target: float
     by_products: bool = False
-    dtype: str = "float32"
+    dtype: Literal["float32", "bfloat16"] = "float32"
 
     @property
     def name(self) -> str:

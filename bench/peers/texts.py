@@ -18,7 +18,7 @@ _SCRIPT = Path(__file__).with_name("texts_child.py")
 
 
 class TextPeer(Child):
-    """`kind`: one of PEERS. first: the first position is pooled, not the mean of all. dtype: what OpenVINO computes
+    """`kind`: one of PEERS. first: the first position is pooled, not the mean of all. dtype: that of OpenVINO.
     in. Raises NotAvailableError
     where it does not run."""
 
