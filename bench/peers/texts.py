@@ -19,8 +19,7 @@ _SCRIPT = Path(__file__).with_name("texts_child.py")
 
 class TextPeer(Child):
     """`kind`: one of PEERS. first: the first position is pooled, not the mean of all. dtype: that of OpenVINO.
-    in. Raises NotAvailableError
-    where it does not run."""
+    Raises NotAvailableError where it does not run."""
 
     def __init__(self, kind: str, folder: str, *, threads: int, first: bool, dtype: str) -> None:
         python = os.environ.get("BENCH_TEXTS_PYTHON") or sys.executable
