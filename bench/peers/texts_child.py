@@ -110,7 +110,11 @@ def openvino(asked: dict[str, Any], tokens: Tokens) -> dict[str, Compute]:
 
     with torch.no_grad():
         ids = torch.ones(2, 16, dtype=torch.int64)
-        converted = ov.convert_model(Pooled(asked["folder"], asked["first"]), example_input=ids)
+        pooled = Pooled(asked["folder"], asked["first"])
+        try:
+            converted = ov.convert_model(pooled, example_input=ids)
+        except RuntimeError:  # some versions of transformers cannot be traced
+            converted = ov.convert_model(Plain(pooled).eval(), example_input=ids)
     core, threads = (
         ov.Core(),
         {
