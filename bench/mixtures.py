@@ -162,8 +162,9 @@ def _decoded(side: Any, size: int, rounds: int, least: Work | None = None) -> di
 
 
 def _floor(counted: Counted, size: int, case: Case) -> float:
-    """Seconds of the steps, at the rates of this moment. Codes of four bits meet inputs in float32."""
-    rate = floors.matrix_rate("float32" if case.four_bits else counted.dtype)
+    """Seconds of the steps, at the rates of this moment. Where all weights have four bits, inputs in float32 meet
+    them."""
+    rate = floors.matrix_rate(counted.dtype if case.bits[0] == 16 else "float32")
     machine = floors.Machine(floors.read_bandwidth(counted.weight_bytes), rate)
     return TOKENS * machine.decode_step_s(counted, size, PROMPT + TOKENS // 2)
 

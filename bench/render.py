@@ -204,11 +204,17 @@ def section(name: str, run: Run, notes: Mapping[str, Any], device: str, where: s
     ]
     flag = " --device cuda" if device == "cuda" and name == "engine" else ""
     absent = "\n".join(f"{peer}: {why}" for peer, why in run.get("absent", {}).items())
-    repeat = f"`python -m bench.{notes.get('workload', name)}{flag}`, at commit {run['commit']}"
+    repeat = f"`python -m bench.{called(name, run)}{flag}`, at commit {run['commit']}"
     older = str(notes.get("older", {}).get(device, ""))
     where = f"Recorded elsewhere: {where}." if where else ""
     parts = [f"### {name}: {run['title']}", about, older, where, table, absent]
     return "\n\n".join(filter(None, [*parts, *pictures, f"Repeat: {repeat}{took(run)}."]))
+
+
+def called(name: str, run: Run) -> str:
+    """The module and its arguments, as the record has them; without: the workload's name."""
+    module, _, arguments = run.get("command", "").partition(".py")
+    return module + arguments if arguments.startswith(" ") and module.isidentifier() and module[0] != "_" else name
 
 
 def took(run: Run) -> str:

@@ -115,13 +115,11 @@ def openvino(asked: dict[str, Any], tokens: Tokens) -> dict[str, Compute]:
             converted = ov.convert_model(pooled, example_input=ids)
         except RuntimeError:  # some versions of transformers cannot be traced
             converted = ov.convert_model(Plain(pooled).eval(), example_input=ids)
-    core, threads = (
-        ov.Core(),
-        {
-            "INFERENCE_NUM_THREADS": asked["threads"],
-            "INFERENCE_PRECISION_HINT": {"bfloat16": "bf16", "float32": "f32"}[asked["dtype"]],
-        },
-    )
+    core = ov.Core()
+    threads = {
+        "INFERENCE_NUM_THREADS": asked["threads"],
+        "INFERENCE_PRECISION_HINT": {"bfloat16": "bf16", "float32": "f32"}[asked["dtype"]],
+    }
     together = core.compile_model(converted, "CPU", {**threads, "PERFORMANCE_HINT": "LATENCY"})
     streams = {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": asked["threads"]}
     apart = core.compile_model(converted, "CPU", {**threads, **streams})

@@ -279,7 +279,11 @@ async def _begun(plan: Plan) -> Generation:
         letters = await _letters(plan)
         if letters is None:
             held = await limits.admit(plan, written)
-            await generation.open()
+            try:
+                await generation.open()
+            except BaseException:
+                await _withdraw(record)
+                raise
             await _submit(plan, held)
         else:
             # The subscription is written first, and nobody waits for its reply: no worker answers before Redis has

@@ -64,8 +64,8 @@ def wanted() -> Confirmation | None:
 
 
 def through(connection: Any) -> Any:
-    """The same connection; if it is one to Redis, its channels publish as this module says, also after kombu has
-    gone on to another of several URLs, when it takes the transport of that URL."""
+    """The same connection; if it is one to Redis, its channels publish as this module says, also after a failover:
+    kombu then takes the stock transport of the next URL."""
     kind = connection.get_transport_cls()
     if isinstance(kind, type) and issubclass(kind, stock.Transport) and not issubclass(kind.Channel, _Channel):
         unacknowledged = type("QoS", (_RestoresNothing, kind.Channel.QoS), {})

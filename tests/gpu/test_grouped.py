@@ -87,6 +87,8 @@ def test_int4_in_float16():
     )
     x = normal(3, 128).half()
     close(grouped.multiply(x, found, None), x.double() @ found.values().double().t())
+    wide = grouped.widened(found, torch.float16).float()
+    torch.testing.assert_close(wide, found.values(), rtol=2e-3, atol=1e-6)
 
 
 def test_a_row_has_the_same_bits_beside_others():

@@ -25,7 +25,7 @@ from petiole.tasks.app.application import App
 from petiole.tasks.errors import BatchError, InvalidRequest
 from petiole.tasks.settings import warn_a_producer
 from petiole.tasks.submission.batches import storage
-from petiole.tasks.submission.batches.exchange import AWAY, FAULTS, WRONG, Exchange
+from petiole.tasks.submission.batches.exchange import AWAY, WRONG, Exchange
 from petiole.tasks.submission.batches.flight import ALONE, Flight, Rate, Sent, Sharing, window
 from petiole.tasks.submission.batches.forms import Form, Line, Outcome
 from petiole.tasks.submission.batches.journal import Entry, Journal, Output, total_digest
@@ -94,7 +94,7 @@ class Batch:
 
     def run(self, watch: Callable[[Progress], None] | None = None) -> Progress:
         """Run to the end, or until somebody stops it. `watch` is called a few times a second. Raises
-        `BatchError`, and `InvalidRequest` for an option of the whole batch."""
+        `BatchError`, and `InvalidRequest` for an option of the whole batch; a fault of the code as it is."""
         for _ in self._run(watch):
             pass
         return self.progress
@@ -316,20 +316,20 @@ class Batch:
         refused: list[tuple[Row, Line]] = []
         for sent in group:
             sent.sent_at = time.monotonic()
-        for sent, error in self.exchange.send(group):
-            if error is None:
-                continue
-            self._flight.drop(sent)
-            if isinstance(error, WRONG) and not isinstance(error, AWAY):
-                self._check_ours(error)
-                refused.append((sent.row, self.form.refusal(sent.row, error)))
-            elif isinstance(error, FAULTS):
-                raise error
-            else:
-                self.progress.note = f"waiting: {error}"
-                sent.again = True
-                self._retry.append(sent)
-        self._end(refused)
+        try:
+            for sent, error in self.exchange.send(group):
+                if error is None:
+                    continue
+                self._flight.drop(sent)
+                if isinstance(error, WRONG) and not isinstance(error, AWAY):
+                    self._check_ours(error)
+                    refused.append((sent.row, self.form.refusal(sent.row, error)))
+                else:
+                    self.progress.note = f"waiting: {error}"
+                    sent.again = True
+                    self._retry.append(sent)
+        finally:
+            self._end(refused)
         if self._retry:
             self._stopping.wait(AWAY_PAUSE_S)
 

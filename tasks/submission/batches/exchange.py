@@ -88,7 +88,8 @@ class Exchange:
     # ------------------------------------------------------------ there
 
     def send(self, rows: Iterable[Sent]) -> Iterator[tuple[Sent, Exception | None]]:
-        """Send the tasks of these rows. Yields each row with the error that has prevented it."""
+        """Send the tasks of these rows. Yields each row with the error that has prevented it. Raises an error that
+        is neither of a row's options nor of a server: waiting would not help."""
         bundles, kept = Bundles(), []
         refused: list[tuple[Sent, Exception]] = []
         for sent in rows:
@@ -109,7 +110,10 @@ class Exchange:
         yield from refused
         for sent, messages in kept:
             failed = (one.error for one in messages if not isinstance(one.error, Unconfirmed))
-            yield sent, next(filter(None, failed), None)
+            failure = next(filter(None, failed), None)
+            if isinstance(failure, (*FAULTS, *WRONG)) and not isinstance(failure, AWAY):
+                raise failure  # its options are right: the message has been made
+            yield sent, failure
 
     @staticmethod
     def _streams(task: str) -> bool:

@@ -31,9 +31,18 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisSer
     server.kill()
 
 
+@pytest.mark.parametrize("by_celery", [False, True])
 def test_a_subscription_that_is_refused_leaves_no_request(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, by_celery: bool
 ) -> None:
+    """by_celery: the gateway cannot write this app's messages itself."""
+
+    async def no_letters(_: Plan) -> None:
+        return None
+
+    if by_celery:
+        monkeypatch.setattr(generations, "_letters", no_letters)
+
     async def refused(_: HandingStream) -> None:
         raise redis.exceptions.NoPermissionError("SUBSCRIBE")
 

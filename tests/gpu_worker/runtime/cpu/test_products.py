@@ -72,8 +72,8 @@ def some_steps(runtime, adapter_slot=0):
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_the_librarys_products_are_those_of_the_model(family, checkpoint, open_runtime, by_library):
-    test_every_position_of_a_full_prefill(family, "bfloat16", checkpoint, open_runtime)
+def test_the_librarys_products_are_those_of_the_model(family, checkpoint, open_runtime, by_library, tmp_path):
+    test_every_position_of_a_full_prefill(family, "bfloat16", checkpoint, open_runtime, tmp_path)
 
 
 def test_the_librarys_products_serve_adapters_too(checkpoint, open_runtime, by_library, monkeypatch, tmp_path):
