@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +10,9 @@ from pathlib import Path
 import pytest
 
 from petiole.tasks.app.application import make_app
-from petiole.tasks.app.sending import Together
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.batches.exchange import Exchange
-from petiole.tasks.submission.batches.flight import Sent
-from petiole.tasks.submission.batches.forms import Call, Line, Outcome, Work
-from petiole.tasks.submission.batches.rows.sources import Row
+from petiole.tasks.submission.batches.forms import Outcome
 from tests.support.site import RedisServer
 
 RESULT = '{"status": "SUCCESS", "result": {"text": "x"}, "task_id": "b-7", "traceback": null, "children": []}'
@@ -51,27 +49,33 @@ def test_results_in_redis_are_read_many_in_a_round_trip(tmp_path: Path, monkeypa
         settings.cache_clear()
 
 
-@pytest.mark.parametrize("fault", [AttributeError("collecting"), ValueError("zip"), KeyError("x")], ids=repr)
-def test_a_fault_of_the_code_is_raised_and_no_row_is_blamed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
-) -> None:
+FAULTY = """
+import sys
+from petiole.tasks.app.application import app
+from petiole.tasks.app.sending import Together
+from petiole.tasks.submission.batches.exchange import Exchange
+from petiole.tasks.submission.batches.flight import Sent
+from petiole.tasks.submission.batches.forms import Call, Line, Work
+from petiole.tasks.submission.batches.rows.sources import Row
+def fail(_):
+    raise eval(sys.argv[1])
+Together.send = fail
+work = Work([Call("tasks.generate", {"prompt": "a"})], lambda _: Line(True, {}))
+try:
+    print([error for _, error in Exchange(app).send([Sent(Row(k, {}), work, [f"b-{k}"]) for k in (0, 1)])])
+except Exception as error:
+    print("raised", repr(error))
+"""
+
+
+@pytest.mark.parametrize("fault", ["AttributeError('collecting')", "ValueError('zip')", "KeyError('x')"])
+def test_a_fault_of_the_code_is_raised_and_no_row_is_blamed(tmp_path: Path, fault: str) -> None:
     """A batch that waited for it to pass would wait for ever; one that took it for a row's would write it down."""
-
-    def fail(_: Together) -> None:
-        raise fault
-
     server = RedisServer(tmp_path)
-    monkeypatch.setenv("PETIOLE_BROKER_URL", server.url)
-    settings.cache_clear()
-    app = make_app()
     try:
-        app.loader.import_default_modules()
-        monkeypatch.setattr(Together, "send", fail)
-        work = Work([Call("tasks.generate", {"prompt": "a"})], lambda _: Line(True, {}))
-        sent = [Sent(Row(k, {}), work, [f"b-{k}"]) for k in (0, 1)]
-        with pytest.raises(type(fault)):
-            list(Exchange(app).send(sent))
+        environment = {**os.environ, "PETIOLE_BROKER_URL": server.url}
+        command = [sys.executable, "-c", FAULTY, fault]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        assert (ran.stdout, ran.stderr) == (f"raised {fault}\n", "")
     finally:
-        app.close()
         server.kill()
-        settings.cache_clear()
