@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import openai
@@ -21,12 +22,25 @@ REAL = {
 }
 
 
-@pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with Site(tmp_path_factory.mktemp("gateway"), **REAL) as site:
+@contextmanager
+def serving(folder: Path) -> Iterator[Site]:
+    with Site(folder, **REAL) as site:
         worker = site.start_worker()
         worker.ready()
         eventually(lambda: models.models(site.redis), "the worker has said what it serves")
+        yield site
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with serving(tmp_path_factory.mktemp("gateway")) as site:
+        yield site
+
+
+@pytest.fixture
+def own_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """For a gateway that must be the only one."""
+    with serving(tmp_path_factory.mktemp("own")) as site:
         yield site
 
 

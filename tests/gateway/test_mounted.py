@@ -69,7 +69,9 @@ def test_it_is_mounted_in_an_application(
     settings.cache_clear()
 
 
-def test_it_needs_the_rights_of_a_producer_and_its_records(site: Site, tmp_path: Path) -> None:
+def test_it_needs_the_rights_of_a_producer_and_its_records(own_site: Site, tmp_path: Path) -> None:
+    """Another gateway, which may call no private address, would take the notice of a webhook."""
+    site = own_site
     version = version_of(site.redis)
     page = (Path(__file__).resolve().parents[2] / "docs" / "gateway.md").read_text()
     [found] = re.findall(r"`\((\+set [^`]*~petiole:gateway:\*\) [^`]*)\)`", page)
