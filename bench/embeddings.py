@@ -7,7 +7,7 @@ settings. Their texts are tokenized before. Ours are a request of the engine, wi
 is the best of the others. A second row has the products of that rate beside the quickest product of these shapes,
 measured in the same run. Scores: pairs that share their query, with the prefix cache and without.
 
-    python -m bench.embeddings [--quick] [--only minilm|m3|scores] [--json PATH]
+    python -m bench.embeddings [--quick] [--only minilm|m3|minilm-bf16|m3-bf16|scores] [--json PATH]
 """
 
 from __future__ import annotations

@@ -343,18 +343,21 @@ def in_four_bits(report: Report, card: Card) -> None:
 
 def mixtures(report: Report, card: Card) -> None:
     """The layers of a mixture of experts, of which each position takes 8 of 128; plain and in four bits."""
-    for name, source, bits in (("bf16", RandomWeights(), 16.0), ("four bits", FourBitWeights(), 4.5)):
-        model = dataclasses.replace(QWEN3_30B, name=f"a quarter of the layers of Qwen3-30B-A3B, {name}")
-        with opened(
-            model, source=source, graph_batch_sizes=(1, 16, 64), max_num_seqs=64, max_model_len=2048
-        ) as runtime:
-            weights = runtime.limits.computing.weight_bytes
-            counted = Counted(model.name, model.dtype, model_of(model.raw).plan, weights, bits, bits)
-            decode(report, runtime, counted, card, {1: None, 16: None, 64: None})
-            prefill(report, runtime, counted, card, 2000, target=None)
-            decode_kernels(report, runtime, counted, 16)
-            prefill_kernels(report, runtime, counted, 512)
-        release()
+    mixture(report, card, "bf16", RandomWeights(), 16.0)
+    release()  # after the function, which holds the runtime
+    mixture(report, card, "four bits", FourBitWeights(), 4.5)
+
+
+def mixture(report: Report, card: Card, name: str, source: RandomWeights, bits: float) -> None:
+    model = dataclasses.replace(QWEN3_30B, name=f"a quarter of the layers of Qwen3-30B-A3B, {name}")
+    settings: dict[str, Any] = {"max_num_seqs": 64, "max_model_len": 2048}
+    with opened(model, source=source, graph_batch_sizes=(1, 16, 64), **settings) as runtime:
+        weights = runtime.limits.computing.weight_bytes
+        counted = Counted(model.name, model.dtype, model_of(model.raw).plan, weights, bits, bits)
+        decode(report, runtime, counted, card, {1: None, 16: None, 64: None})
+        prefill(report, runtime, counted, card, 2000, target=None)
+        decode_kernels(report, runtime, counted, 16)
+        prefill_kernels(report, runtime, counted, 512)
 
 
 PARTS: dict[str, Callable[[Report, Card], None]] = {

@@ -64,8 +64,8 @@ def wanted() -> Confirmation | None:
 
 
 def through(connection: Any) -> Any:
-    """The same connection; if it is one to Redis, its channels publish as this module says, also after a failover:
-    kombu then takes the stock transport of the next URL."""
+    """The same connection; if it is one to Redis, its channels publish as this module says. At a failover kombu
+    switches to the next URL, and would leave the connection with the stock transport of that URL."""
     kind = connection.get_transport_cls()
     if isinstance(kind, type) and issubclass(kind, stock.Transport) and not issubclass(kind.Channel, _Channel):
         unacknowledged = type("QoS", (_RestoresNothing, kind.Channel.QoS), {})

@@ -73,7 +73,7 @@ CAPTURED_PARTS: Parts = frozenset({FlashInferKernels, DenseLinear, Fp8Linear, Ke
 _WRAPPER_BYTES = 8 * 2**20
 _LENGTHS_BYTES = 2**18  # buffers of a wrapper beside its plan
 _SLACK_BYTES = 512 * 2**20
-"""With weights that `fused.grouped` widens, twice 64 MiB at a time."""
+"""For what is not counted, such as the weights that `fused.grouped` widens, up to twice 64 MiB."""
 
 WORKING_PART = 0.25
 """The part of the memory left by the weights that the default numbers of sequences and of tokens may take."""

@@ -225,7 +225,9 @@ class Graphs:
         if self._states is not None:
             bounds = field(_QUERIES, shape.rows + 1)
             states = StatesOnCuda(self._states, batch_rows, bounds, field(_OF, n), field(_COPIES, n))
-        step = Forward(field(_ROTARY, n), attention, terms, token_ids, states=states, real=rows > 0)
+        mixed = any(layer.experts is not None for layer in self._decoder.plan.layers)
+        real = rows > 0 if mixed else None  # padding takes no expert
+        step = Forward(field(_ROTARY, n), attention, terms, token_ids, states=states, real=real)
         hidden = layers(embedded, step)
         if shape.queries != 1:
             hidden = hidden[field(_OUTPUTS, n)]
