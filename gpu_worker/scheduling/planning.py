@@ -306,7 +306,8 @@ class Planner:
     def _prefilling(
         self, streams: bool, now: float, budget: int, chunks: Mapping[ScheduledSequence, int], short_only: bool
     ) -> Iterable[ScheduledSequence]:
-        """Yield the sequences in prefill by rank, then admit waiting ones, while the caller has budget left.
+        """Admit waiting sequences more urgent than all in prefill, yield those in prefill by rank, then admit
+        other waiting ones, while the caller has budget left.
 
         `chunks` are the chunks that the caller has so far: only sequences of the same priority go on with these.
         `short_only` skips long prompts. A sequence of a worse priority than a skipped one is not admitted, because
@@ -318,34 +319,42 @@ class Planner:
         def is_full(seq: ScheduledSequence) -> bool:
             first = next(iter(chunks), seq)
             most = self.lately.most(seq.rank[0], budget, self._chunk, now)
-            return seq.rank[0] > first.rank[0] or sum(chunks.values()) >= most or not self.budget.chunk(seq, 1)
+            return seq.rank[0] != first.rank[0] or sum(chunks.values()) >= most or not self.budget.chunk(seq, 1)
 
-        for seq in sorted(state.prefilling, key=_rank):
+        def admitted(than: float) -> Iterator[ScheduledSequence]:
+            """Those of a better priority than this."""
+            nonlocal worst_priority
+            promised = self._promised()
+            for seq in self._candidates():
+                if seq.rank[0] >= than or seq.rank[0] > worst_priority or is_full(seq):
+                    return
+                try:
+                    if (short_only and self._is_long(seq)) or self._awaits_chunks(seq, state.prefilling):
+                        worst_priority = seq.rank[0]
+                        continue
+                    if not self._admit(seq, budget - sum(chunks.values()), now, promised):
+                        return
+                    promised += self._missing_pages(seq)
+                except Exception as error:
+                    self._broken.setdefault(seq, error)
+                    continue
+                yield seq
+
+        opened = state.gate.is_open(state.waiting, streams, now)
+        going_on = sorted((seq for seq in state.prefilling if not seq.preempting), key=_rank)
+        if opened and going_on:
+            yield from admitted(than=going_on[0].rank[0])
+        for seq in going_on:
             if is_full(seq):
                 return
             if seq in chunks:
                 continue
             if short_only and self._is_long(seq):
                 worst_priority = min(worst_priority, seq.rank[0])
-            elif seq.inflight_refs < seq.max_outstanding and not seq.preempting:
+            elif seq.inflight_refs < seq.max_outstanding:
                 yield seq
-        if not state.gate.is_open(state.waiting, streams, now):
-            return
-        promised = self._promised()
-        for seq in self._candidates():
-            if seq.rank[0] > worst_priority or is_full(seq):
-                return
-            try:
-                if (short_only and self._is_long(seq)) or self._awaits_chunks(seq, state.prefilling):
-                    worst_priority = seq.rank[0]
-                    continue
-                if not self._admit(seq, budget - sum(chunks.values()), now, promised):
-                    return
-                promised += self._missing_pages(seq)
-            except Exception as error:
-                self._broken.setdefault(seq, error)
-                continue
-            yield seq
+        if opened:
+            yield from admitted(than=math.inf)
 
     def _candidates(self) -> Iterator[ScheduledSequence]:
         """Waiting sequences by rank. Once a sequence must wait for an adapter slot, later sequences with an

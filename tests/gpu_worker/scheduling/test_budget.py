@@ -374,6 +374,18 @@ def test_a_chat_takes_the_place_of_a_row_at_once_and_the_row_comes_back_through_
     assert bench.scheduler.state.counters.preemptions == 1
 
 
+def test_a_chat_goes_before_a_row_whose_prompt_is_begun() -> None:
+    bench = machine("off", max_num_seqs=12)
+    bench.submit(*rows(1, prompt=20))
+    bench.launch()
+    late = chat(0)
+    bench.submit(late)
+    while not bench.launch():
+        bench.commit()
+    assert bench.plans[-1].chunks == [late]
+    bench.run()
+
+
 def test_prompts_of_two_priorities_share_no_step() -> None:
     bench = machine("off")
     bench.submit(*rows(2), chat(0), chat(1))
