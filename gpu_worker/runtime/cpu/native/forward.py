@@ -55,6 +55,7 @@ class NativeDecoder:
             list(zip(plan.layers, decoder.layers, strict=True)),
             Memory(cache.keys, cache.values, [cache.tables[i] for i in cache.groups], cache.page_size, states),
             plan.hidden_size,
+            decoder.dtype,
             tables=decoder.tables,
             ends=Ends(
                 decoder.embedding_factor,

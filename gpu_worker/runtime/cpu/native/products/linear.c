@@ -118,13 +118,13 @@ static void linear_on_tiles(const Linear *l, int64_t m, Activations x, Activatio
 }
 #endif
 
-/* x [m, k] -> [ceil(k / KC)][m][KC], as the products with this kind of weights take it */
-static void slice(int kind, const float *x, int64_t ldx, int64_t m, int64_t k, char *out) {
+/* x [m, k] -> [ceil(k / KC)][m][KC], floats or bfloat16 */
+static void slice(int halves, const float *x, int64_t ldx, int64_t m, int64_t k, char *out) {
   for (int64_t from = 0; from < k; from += KC)
-    for (int64_t j = 0; j < m; j++, out += KC * input_size(kind)) {
+    for (int64_t j = 0; j < m; j++, out += KC * (halves ? 2 : 4)) {
       const float *in = x + j * ldx + from;
       const int64_t n = smaller(KC, k - from);
-      if (HALF_INPUTS(kind)) narrow(in, n, (uint16_t *)out);
+      if (halves) narrow(in, n, (uint16_t *)out);
       else memcpy(out, in, sizeof(float) * (size_t)n);
     }
 }
@@ -139,14 +139,13 @@ static void sums_of(const Linear *l, int64_t p, int m, const float *x, int64_t l
     return;
   }
 #endif
-  const int64_t runs = rounded_runs(l);
-  const int as_is = m == 1 && !HALF_INPUTS(l->kind) && !runs;
-  if (!as_is && (x != b->held || b->form != runs)) {
-    if (runs) round_inputs(l, x, ldx, m, b->inputs);
-    else slice(l->kind, x, ldx, m, l->k, b->inputs);
+  const int as_is = m == 1 && as_it_is(l);
+  if (!as_is && (x != b->held || b->form != 0)) {
+    if (l->groups) group_inputs(l, x, ldx, m, b->inputs);
+    else slice(HALF_INPUTS(l->kind), x, ldx, m, l->k, b->inputs);
   }
   b->held = x;
-  b->form = runs;
+  b->form = 0;
   product(l, p, m, as_is ? (const char *)x : b->inputs, sums, lds, b);
 }
 
@@ -285,7 +284,7 @@ Bench new_bench(int64_t rows, int64_t k, Scratch *s) {
   rows = smaller(rows, ROWS);
   const int64_t tiled = parts(rows, 2 * SIDE) * 2 * SIDE;
   return (Bench){.packed = take(s, packed_size(all, k)),
-                 .inputs = take_floats(s, parts(k, KC) * KC * tiled),
+                 .inputs = take_floats(s, (parts(k, KC) * KC + 2 * parts(k, SHORTEST_RUN)) * tiled),
                  .sums = take_floats(s, 2 * ROWS * PAIR),
                  .panel = take_floats(s, parts(k, KC) * KC * PANEL)};
 }

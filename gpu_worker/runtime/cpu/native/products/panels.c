@@ -239,7 +239,7 @@ void product(const Linear *l, int64_t p, int m, const char *x, float *sums, int6
   const int64_t ldw = row_of(l->kind, l->block);
   b->widened = NULL;
   if (l->groups) {
-    product_of_groups(l, p, m, (const float *)x, sums, lds, b);
+    product_of_groups(l, p, m, x, sums, lds, b);
     return;
   }
   for (int64_t from = 0; from < l->k; from += KC, x += m * KC * input_size(l->kind), w += KC / AT_ONCE(l->kind) * ldw) {
