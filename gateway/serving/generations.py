@@ -73,7 +73,8 @@ class Generation:
         known = settings()
         self.record, self._names = record, names or {}
         self._began_at = time.monotonic()
-        self._heard = False
+        self._heard = self._silent = self._holding = False
+        self._ended = 0
         silence_s = max(1.0, min(known.gateway_heartbeat_s, known.gateway_wait_for_worker_s))
         self._arrived: list[Arrival] = []
         self._held: list[Arrival] = []
@@ -114,10 +115,13 @@ class Generation:
     def _take(self, choice: int, delta: StreamDelta) -> None:
         if delta.is_heartbeat:
             self._arrived.append((choice, None))
+            self._silent = True
         else:
             self._arrived.append((choice, delta))
             self._heard = True
+            self._ended += delta.finish_reason is not None
         if len(self._arrived) >= MOST_WAITING:
+            self._holding = True
             for reader in self._readers:
                 reader.hold()
         self._wake()
@@ -148,8 +152,10 @@ class Generation:
         if not self._arrived and self._fault is not None:
             raise failure_of(self._fault) from self._fault
         arrived, self._arrived = self._arrived, []
-        for reader in self._readers:
-            reader.resume()
+        if self._holding:
+            self._holding = False
+            for reader in self._readers:
+                reader.resume()
         return arrived
 
     async def accepted(self, wait_s: float) -> None:
@@ -166,29 +172,22 @@ class Generation:
                     raise self.failure(delta.error)
                 self._held.append((choice, delta))
 
-    async def batches(self) -> AsyncGenerator[list[Arrival], None]:
-        """The deltas of all tasks: all that have come meanwhile together. Raises `Failure` if they cannot be read;
-        a failed task has a delta that says so."""
+    async def batch(self) -> list[Arrival]:
+        """The next deltas of all tasks: all that have come meanwhile together; none after the last one. Raises
+        `Failure` if they cannot be read; a failed task has a delta that says so."""
         arrived, self._held = self._held, []
-        ended = 0
-        while True:
-            for _, delta in arrived:
-                if delta is None:
-                    await self._check_worker()
-                elif delta.finish_reason is not None:
-                    ended += 1
-            if arrived:
-                yield arrived
-            if ended == len(self._readers):
-                return
+        while not arrived and (self._arrived or self._ended < len(self._readers)):
             arrived = await self._arrivals()
+        if self._silent:
+            self._silent = False
+            await self._check_worker()
+        return arrived
 
     async def deltas(self) -> AsyncGenerator[Arrival, None]:
-        """`batches`, one by one."""
-        async with contextlib.aclosing(self.batches()) as batches:
-            async for batch in batches:
-                for one in batch:
-                    yield one
+        """`batch` by `batch`, one by one."""
+        while batch := await self.batch():
+            for one in batch:
+                yield one
 
     async def _check_worker(self) -> None:
         """Raises `Failure` if nobody will ever begin."""
