@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+import redis
 from pydantic import ValidationError
 
 from petiole.gateway.core import caller, of_tenant
@@ -22,7 +23,7 @@ from petiole.gateway.core.parts import Whole
 from petiole.gateway.core.plan import Plan
 from petiole.gateway.core.reading import Reading, delta_of
 from petiole.gateway.core.record import Record
-from petiole.gateway.serving import records
+from petiole.gateway.serving import patience, records
 from petiole.gateway.serving.callers import limits, retries
 from petiole.gateway.serving.patience import patiently
 from petiole.gateway.serving.webhooks import waiting
@@ -34,7 +35,6 @@ from petiole.tasks.fleet.serving import lack
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.servers import connections
-from petiole.tasks.servers.answers import DamagedKey
 from petiole.tasks.servers.connections import LOST, Commands
 from petiole.tasks.settings import settings
 from petiole.tasks.streams import async_subscriptions
@@ -97,9 +97,12 @@ class Generation:
         self._running = len(record.tasks)
 
     async def open(self) -> None:
-        """Subscribe."""
+        """Subscribe. Raises `Failure` if Redis refuses it."""
         first, *others = self._readers
-        await (asyncio.gather(*(reader.open() for reader in self._readers)) if others else first.open())
+        try:
+            await (asyncio.gather(*(reader.open() for reader in self._readers)) if others else first.open())
+        except redis.ResponseError as error:
+            raise patience.refused(error) from error
 
     def interest(self) -> list[tuple[Any, ...]]:
         """The commands that say that somebody reads the tasks."""
@@ -150,7 +153,7 @@ class Generation:
                 if timer is not None:
                     timer.cancel()
         if not self._arrived and self._fault is not None:
-            raise failure_of(self._fault) from self._fault
+            raise patience.failure_of(self._fault) from self._fault
         arrived, self._arrived = self._arrived, []
         if self._holding:
             self._holding = False
@@ -200,7 +203,7 @@ class Generation:
         except Exception:  # the reports cannot be read: say nothing about workers
             return
         if missing is not None:
-            await self.cancel()
+            await cancel(self.record)
             await limits.release(self.record)
             await retries.forget(self.record.id)
             raise unavailable(f"no worker serves model {self.record.model!r} at the moment", "no_worker")
@@ -227,9 +230,6 @@ class Generation:
 
     def failure(self, error: Mapping[str, Any]) -> Failure:
         return failure_of(errors.rebuild(error), self._names)
-
-    async def cancel(self) -> None:
-        await control.acancel(*self.record.tasks)
 
     async def aclose(self) -> None:
         """Read no further."""
@@ -329,8 +329,6 @@ async def _sent(plan: Plan, written: Commands, letters: list[Letter]) -> None:
     """Admit it, and write and submit all of it. Raises `Failure`."""
     try:
         await limits.admit(plan, written, letters)
-    except DamagedKey as error:
-        raise failure_of(errors.Unavailable(settings().queue, str(error))) from error
     except Failure as failure:
         if failure.status == 503:
             await _withdraw(plan.record)
@@ -352,7 +350,7 @@ async def _submit(plan: Plan, held: Mapping[str, Any]) -> None:
     outcomes = await asyncio.gather(*submissions, return_exceptions=True)
     if failed := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
         await _withdraw(record)
-        raise failure_of(failed[0], plan.names) from failed[0]
+        raise patience.failure_of(failed[0], plan.names) from failed[0]
 
 
 def _where(record: Record) -> dict[str, Any]:
@@ -361,9 +359,10 @@ def _where(record: Record) -> dict[str, Any]:
 
 async def _withdraw(record: Record) -> None:
     """Its tasks may have been submitted, and nobody will read them."""
-    with contextlib.suppress(Failure, *LOST):
-        await records.forget(record.id)
+    with contextlib.suppress(redis.RedisError, *LOST):
         await control.acancel(*record.tasks)
+    with contextlib.suppress(Failure):
+        await records.forget(record.id)
 
 
 async def cancel(record: Record) -> None:
