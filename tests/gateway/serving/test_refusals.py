@@ -22,6 +22,7 @@ from petiole.gateway.core.record import Record
 from petiole.gateway.serving import generations, patience, records
 from petiole.gateway.serving.callers import keys
 from petiole.tasks.settings import settings
+from petiole.tasks.submission.envelopes import Letter
 from tests.support.gateway import Gateway
 from tests.support.site import RedisServer, Site, eventually
 
@@ -110,6 +111,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisSer
     server = RedisServer(tmp_path)
     monkeypatch.setenv("PETIOLE_BROKER_URL", server.url)
     monkeypatch.setattr(patience, "WAIT_S", 0.3)
+    monkeypatch.setattr(generations, "_letters", letters)  # Celery's app may be another server's in this process
     patience._told_at.clear()
     settings.cache_clear()
     yield server
@@ -121,6 +123,10 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisSer
 def client(server: RedisServer) -> Iterator[redis.Redis]:
     with redis.Redis(unix_socket_path=str(server.socket)) as client:
         yield client
+
+
+async def letters(plan: Plan) -> list[Letter]:
+    return [Letter("petiole", f'{{"headers": {{"id": "{task}"', "}}") for task in plan.record.tasks]
 
 
 def begun() -> Failure:
@@ -181,7 +187,7 @@ def test_keys_that_are_no_hash_are_a_503_before_any_path(
 def test_a_replica_is_waited_for_and_named(server: RedisServer, client: redis.Redis) -> None:
     client.execute_command("REPLICAOF", "127.0.0.1", "1")
     failure = begun()
-    assert (failure.status, failure.code) == (503, "unavailable")
+    assert (failure.status, failure.code) == (503, "unavailable"), failure.message
     assert failure.retry_after_s
 
 
