@@ -22,6 +22,8 @@ from bench.checkpoints import QWEN3_06B, SMALL, TINY, Shape, checkpoint
 from bench.report import percentile, progress
 from bench.runs import Bench, arguments, opened
 from petiole.gpu_worker import Engine, Request
+from petiole.gpu_worker.handle import Handle
+from petiole.gpu_worker.request import Delta
 
 LOWEST = 9
 FACTOR, GAP, TTFT = 1.25, 1.30, 1.10
@@ -50,28 +52,37 @@ QUICK = Mix(TINY, 4, 2, 1, (4, 4), (8, 4))
 
 
 class Rows:
-    """Requests of one priority that are always `open_` in number, until the context ends."""
+    """Requests of one priority that are always `open_` in number, until the context ends. `tokens`: that they have
+    generated. Keeps nothing of those that have ended: the garbage collector would look through it in the middle of
+    a chat, as it does in no worker."""
 
     def __init__(self, engine: Engine, mix: Mix, open_: int, priority: int) -> None:
         self._engine, self._mix, self._priority = engine, mix, priority
         self._free, self._ended = threading.Semaphore(open_), False
-        self.streams: list[load.Stream] = []
+        self._open: dict[int, Handle] = {}
+        self.tokens = 0
         self._feeder = threading.Thread(target=self._feed)
 
     def _feed(self) -> None:
+        numbers = itertools.count()
         for seed in itertools.count(1000):
             for request in load.requests(16, *self._mix.row, seed=seed):
                 self._free.acquire()
                 if self._ended:
                     return
-                self.streams.append(load.submit(self._engine, self._low(request), self._free))
+                self._submit(next(numbers), replace(request, priority=self._priority))
 
-    def _low(self, request: Request) -> Request:
-        return replace(request, priority=self._priority)
+    def _submit(self, number: int, request: Request) -> None:
+        def on_delta(_: Handle, delta: Delta) -> None:
+            self.tokens += len(delta.token_ids)
 
-    @property
-    def tokens(self) -> int:
-        return sum([stream.tokens for stream in self.streams])
+        def on_done(_: Handle) -> None:
+            self._open.pop(number, None)
+            self._free.release()
+
+        handle = self._engine.submit(request, on_delta=on_delta, on_done=on_done)
+        if not handle.done():
+            self._open[number] = handle
 
     def __enter__(self) -> Rows:
         self._feeder.start()
@@ -83,11 +94,11 @@ class Rows:
         self._ended = True
         self._free.release()
         self._feeder.join()
-        for stream in self.streams:
-            if stream.handle is not None:
-                stream.handle.cancel()
-        for stream in self.streams:
-            _ = stream.result
+        handles = list(self._open.values())
+        for handle in handles:
+            handle.cancel()
+        for handle in handles:
+            handle.result()
 
 
 @dataclass

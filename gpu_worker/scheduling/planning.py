@@ -3,18 +3,20 @@ anything raises while a plan looks at a waiting sequence or asks a drafter, that
 anew.
 
 Order: a step of prompts' chunks precedes decode steps. But while sequences are decoding, two steps without a
-decode never follow each other, so a running sequence waits for at most one chunk. With the policy `mixed` it waits
-for none: every sequence that can decode does so beside the chunks, in the same step. An encode of images goes
-before the prefill that needs them, and counts as a prefill.
+decode never follow each other, so a running sequence waits for at most one chunk, and for prompts that are more
+urgent than all that decode. With the policy `mixed` it waits for none: every sequence that can decode does so
+beside the chunks, in the same step. An encode of images goes before the prefill that needs them, and counts as a
+prefill.
 
 Within prefill, sequences go by rank, with one exception. A *long* prompt takes more than one chunk. After a step
 with a chunk of a long prompt, the next prefill step takes short prompts first; long prompts get at least every
 second step. No prefill step is launched before the step with the long prompt is committed, so that a short prompt
-waits for at most one such step. The steps of `mixed` are shorter and hold decodes: there the next step does not
-wait, and chunks of long prompts fill it up.
+waits for at most one such step; but one for prompts that are more urgent than all that decode is. The steps of
+`mixed` are shorter and hold decodes: there the next step does not wait, and chunks of long prompts fill it up.
 
-The chunks of a step have one priority: a prompt waits for no chunk of a worse one. While more urgent sequences
-decode, `batch_step_budget` limits what the lowest class adds to their steps (`priorities/budget.py`).
+The chunks of a step have one priority: a prompt waits for no chunk of a worse one, and for a shorter step while
+more urgent prompts come and go (`priorities/lately.py`). While more urgent sequences decode, `batch_step_budget`
+limits what the lowest class adds to their steps (`priorities/budget.py`).
 
 Memory: pages go to the best-ranked sequences first. A sequence without pages is left out of the plan. Then as many
 of the worst-ranked sequences are preempted as are needed, by the sequences left out and by those that the next
@@ -34,6 +36,7 @@ from petiole.gpu_worker.scheduling.admission import can_reuse
 from petiole.gpu_worker.scheduling.batching import StepPlan, payload_of
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
 from petiole.gpu_worker.scheduling.priorities.budget import StepBudget
+from petiole.gpu_worker.scheduling.priorities.lately import Lately
 from petiole.gpu_worker.scheduling.priorities.preemption import Holder, Need, Room, giving_way
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import SchedulerState
@@ -68,6 +71,7 @@ class Planner:
         self.left_out: dict[ScheduledSequence, Amount] = {}
         config = state.config
         self.budget = StepBudget(config.step_factor, 1 + config.speculative_tokens)
+        self.lately = Lately()
         self._chunk = min(state.config.chunk_size, state.config.max_num_batched_tokens)
         self._most_scored = min(MOST_SCORED, max(64, SCORED_NUMBERS // state.limits.vocab_size))
         self._broken: dict[ScheduledSequence, Exception] = {}
@@ -96,19 +100,44 @@ class Planner:
         drain = self.state.config.prefill_policy == "drain"
         if drain and _chunks_in_flight(pipeline):
             return None
-        decode = self.schedule_decode_step()
+        if not pipeline.is_empty and self._others_leave():
+            return None
+        decode, urgent = self.schedule_decode_step(), self._urgent()
         streams = bool(self.state.running)
         mixes = self._mixes and decode is not None and not self.left_out
-        if not mixes and self.after_prefill and streams and (decode is not None or not pipeline.is_empty):
+        behind_prompts = self.after_prefill and streams and (decode is not None or not pipeline.is_empty)
+        behind_long = self.after_long and _chunks_in_flight(pipeline)
+        waits = not mixes and (behind_prompts or (behind_long and not self._mixes))
+        if waits and urgent is None:
             return decode
         if drain and not pipeline.is_empty:
             return None if self._wants_prefill(streams, now) else decode
-        prefill = self._next_prefill(pipeline, streams, now, decode, mixes)
+        prefill = self._next_prefill(streams, now, decode, mixes)
+        if waits and (prefill is None or prefill.members[0].rank[0] != urgent):
+            return decode
         if prefill is None or (prefill.images and self.after_prefill and decode is not None):
             return decode
         if prefill.images or decode is None:
             return prefill
         return decode.beside(prefill) if mixes or self.budget.limits(prefill.chunks[0]) else prefill
+
+    def _urgent(self) -> int | None:
+        """The priority of the best prompt, if all sequences that decode have a worse one."""
+        state, first = self.state, self.state.waiting.first()
+        prompts = [seq for seq in state.prefilling if not seq.preempting]
+        if first is not None:
+            prompts.append(first)
+        if not prompts or not state.running:
+            return None
+        best = min(seq.rank[0] for seq in prompts)
+        return best if all(seq.rank[0] > best for seq in state.running) else None
+
+    def _others_leave(self) -> bool:
+        """Whether the first waiting sequence, more urgent than all others, waits for those that give way."""
+        first, active = self.state.waiting.first(), self.state.active
+        if first is None or not any(seq.preempting for seq in active):
+            return False
+        return all(seq.rank[0] > first.rank[0] for seq in active)
 
     @property
     def _mixes(self) -> bool:
@@ -135,7 +164,8 @@ class Planner:
         running = self.state.running
         sequences = [seq for seq in running if seq.can_decode and not seq.preempting]
         if self.budget.factor is not None:
-            sequences = self.budget.choose(sequences, running, self.state.worst_priority)
+            priorities = self.state.priorities
+            sequences = self.budget.choose(sequences, running, None if priorities is None else priorities[1])
         if not sequences:
             return None
         if self.state.config.speculative_tokens == 0:
@@ -198,17 +228,13 @@ class Planner:
 
     def _next_prefill(
         self,
-        pipeline: PipelineState[ScheduledSequence],
         streams: bool,
         now: float,
         decode: StepPlan | None,
         mixes: bool,
     ) -> StepPlan | None:
         """The next chunks. If the step `mixes`, or the budget limits them, they run beside `decode`, if there is
-        one. After a step with a long prompt short prompts come first. Except with `mixed`, None until that step
-        is committed."""
-        if self.after_long and not self._mixes and _chunks_in_flight(pipeline):
-            return None
+        one. After a step with a long prompt short prompts come first."""
         orders = (True, False) if self.after_long else (False,)
         chunks: dict[ScheduledSequence, int] = {}
         taken = self._new_pages_of(decode)
@@ -256,6 +282,8 @@ class Planner:
         """Add chunks of the sequences in prefill, then of newly admitted ones, within the token budget. `taken`:
         pages that others take in the same step; and those that they take if the budget limits the chunks."""
         budget = self._chunk if streams else self.state.config.max_num_batched_tokens
+        if (priorities := self.state.priorities) is not None:
+            self.lately.see(*priorities, now)
         promised = sum(self._new_pages(seq, n) for seq, n in chunks.items())
         for seq in self._prefilling(streams, now, budget, chunks, short_only):
             room = min(self._chunk, budget - sum(chunks.values()), seq.prefill_target - seq.scheduled_position)
@@ -264,7 +292,8 @@ class Planner:
                 room = min(room, self._most_scored - sum(n for one, n in chunks.items() if one.wants_scores))
             if seq.regions:
                 room = whole_regions(seq.regions, seq.scheduled_position, room)
-            if room == 0:
+            most = self.lately.most(seq.rank[0], budget, self._chunk, now)
+            if room == 0 or (chunks and sum(chunks.values()) + room > most):
                 break
             need = self._new_pages(seq, room)
             promised += need
@@ -288,7 +317,8 @@ class Planner:
 
         def is_full(seq: ScheduledSequence) -> bool:
             first = next(iter(chunks), seq)
-            return seq.rank[0] > first.rank[0] or sum(chunks.values()) >= budget or not self.budget.chunk(seq, 1)
+            most = self.lately.most(seq.rank[0], budget, self._chunk, now)
+            return seq.rank[0] > first.rank[0] or sum(chunks.values()) >= most or not self.budget.chunk(seq, 1)
 
         for seq in sorted(state.prefilling, key=_rank):
             if is_full(seq):

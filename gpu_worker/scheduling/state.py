@@ -138,11 +138,11 @@ class SchedulerState:
         return self.prefilling + self.running
 
     @property
-    def worst_priority(self) -> int | None:
-        """Of all sequences, those that wait included; None if there is none."""
-        last = self.waiting.last()
-        sequences = self.active if last is None else [*self.active, last]
-        return max((seq.rank[0] for seq in sequences), default=None)
+    def priorities(self) -> tuple[int, int] | None:
+        """The best and the worst of all sequences, those that wait included; None if there is none."""
+        waiting = (seq for seq in (self.waiting.first(), self.waiting.last()) if seq is not None)
+        found = [seq.rank[0] for seq in (*self.active, *waiting)]
+        return (min(found), max(found)) if found else None
 
     @property
     def num_zombies(self) -> int:

@@ -41,6 +41,22 @@ def run(site: Site, *arguments: object, limit: int | None = None) -> tuple[int, 
     return ran.returncode, said
 
 
+FAULTY = """
+import sys
+from petiole.tasks.commands import cli
+from petiole.tasks.submission.batches.batch import Batch
+
+def turn(self, now, whole=Batch._turn):
+    if self.progress.ended >= 20:
+        raise TypeError("of two\\nlines")
+    return whole(self, now)
+
+Batch._turn = turn
+sys.exit(cli.main(sys.argv[1:]))
+"""
+"""`petiole`, with a fault in its code that shows after 20 rows."""
+
+
 def rows_in(folder: Path, count: int, tokens: int = 4) -> Path:
     path = folder / "in.jsonl"
     rows = [{"id": f"r{k}", "prompt": f"row {k}", "seed": k, "max_tokens": tokens} for k in range(count)]
@@ -112,6 +128,28 @@ BAD = [
     b'{"task": "query", "question": ""}',
     b"[" * 100_000,
 ]
+
+
+def test_a_fault_of_the_code_is_one_line_and_the_same_command_goes_on(
+    site: Site, worker: Worker, tmp_path: Path
+) -> None:
+    asked = ("batch", str(rows_in(tmp_path, 400)), "-o", str(tmp_path / "out.jsonl"))
+    environment = {**os.environ, **site.environment, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", FAULTY, *asked], env=environment, cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert ran.returncode == 1, ran.stderr
+    [log] = tmp_path.glob("petiole-batch-*.log")
+    [said] = ran.stderr.splitlines()
+    assert said == (
+        f"petiole: stopped by a fault of the code, TypeError: of two. {log} has its traceback. "
+        f"The same command goes on"
+    )
+    assert "in turn" in log.read_text()
+    assert 20 <= journaled(tmp_path) < 400
+    code, said = run(site, *asked[1:])
+    assert code == 0, said
+    check(tmp_path, 400)
 
 
 def test_bad_rows_are_rows_with_errors_among_good_ones(site: Site, worker: Worker, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 from bench.stand_ins import NullRuntime
@@ -25,7 +27,7 @@ def sequence(prompt: list[int], arrival: int = 0, max_tokens: int = 8, **request
 
 class Bench:
     """A scheduler and its pipeline. `plans` is what was launched, `batches` what the runtime was given, `device`
-    the runtime's copy of the page table."""
+    the runtime's copy of the page table, `now` the clock that plans go by."""
 
     def __init__(self, n_pages: int = 1000, slots: int = 2, page_size: int = 1, **config: Any) -> None:
         settings = EngineConfig(**{"max_num_seqs": 4, "page_size": page_size, **config}).decided(BATCHING["cpu"])
@@ -39,6 +41,7 @@ class Bench:
         manager = KVCacheManager(table, build_prefix_cache(settings.prefix_cache, table))
         self.scheduler = Scheduler(settings, runtime, manager)
         self.pipeline = PipelineState[ScheduledSequence](slots)
+        self.now: Callable[[], float] = time.perf_counter
 
     def submit(self, *sequences: ScheduledSequence) -> None:
         for seq in sequences:
@@ -55,7 +58,7 @@ class Bench:
     def launch(self) -> str | None:
         slot_id = self.pipeline.free_slot_id()
         assert slot_id is not None
-        plan = self.scheduler.schedule_step(self.pipeline)
+        plan = self.scheduler.planner.schedule_step(self.pipeline, self.now())
         if plan is None:
             return None
         handle = self.scheduler.launch_forward_async(plan, slot_id)

@@ -9,9 +9,11 @@ of the lowest class. With a budget of 1.25 these may add a quarter of the second
 Sequences that do not fit keep their rows and their pages, and wait for a later step. A chunk of the lowest class
 is no step of its own then: it runs beside the decodes, cut to what fits. Two kinds of steps are exceptions:
 
-- One step in `PROBED`, and the first `FIRST` ones, go without the lowest class, so that their seconds are known.
-- One step in `EXEMPT` has no limit, so that the lowest class goes on whatever its sequences cost. That is less
-  than one gap between tokens in a hundred.
+- `PROBES` steps in `PROBED`, and the first `FIRST` ones, go without the lowest class, so that their seconds are
+  known. Only those count that have others of the kind before and behind them: the host works for a step's
+  neighbours while the device computes it.
+- One step in `EXEMPT` has no limit, so that the lowest class goes on whatever its sequences cost. With the step
+  after it, for which the host has more to do, that is less than one gap between tokens in a hundred.
 
 Tokens do not depend on the step that computes them, so a budget changes none."""
 
@@ -29,11 +31,12 @@ from petiole.gpu_worker.runtime.interface import StepBatch
 from petiole.gpu_worker.scheduling.batching import StepPayload, StepPlan
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 
-FIRST, PROBED, EXEMPT = 4, 32, 128
+FIRST, PROBES, PROBED, EXEMPT = 4, 3, 64, 256
 """Steps in which the lowest class is limited. See above."""
 
-MEMORY = 64
-"""The estimate rests on about as many of the last steps."""
+MEMORY, FITTED = 64, 8
+"""The estimate rests on about as many of the last steps, and is made anew once in so many: to make it costs the
+host as much as to plan a step."""
 
 OUTLIER = 4.0
 """A step counts as at most this many times its estimate: another process may have had the processor."""
@@ -81,6 +84,7 @@ class StepTimes:
 
     costs: Costs = field(default_factory=Costs)
     widest: int = 0
+    _observed: int = 0
     _products: _Floats = field(default_factory=lambda: _zeros(4, 4))
     _sums: _Floats = field(default_factory=lambda: _zeros(4))
 
@@ -95,7 +99,9 @@ class StepTimes:
         self._products = (1 - 1 / MEMORY) * self._products + np.outer(features, features)
         self._sums = (1 - 1 / MEMORY) * self._sums + seconds * features
         self.widest = max(self.widest, load.positions)
-        self.costs = self._fitted()
+        if self._observed < FITTED or self._observed % FITTED == 0:
+            self.costs = self._fitted()
+        self._observed += 1
 
     def _fitted(self) -> Costs:
         """What the steps leave open stays as it was: the old costs have a small weight."""
@@ -128,6 +134,7 @@ class StepBudget:
         self._room_s = math.inf
         self._room_positions = math.inf
         self._completed_s = 0.0
+        self._launched_alone = self._completed_alone = False
 
     def limits(self, seq: ScheduledSequence) -> bool:
         return self.lowest is not None and seq.rank[0] >= self.lowest
@@ -166,7 +173,7 @@ class StepBudget:
         if urgent and self._turn % EXEMPT == EXEMPT - 1:
             return
         self._room_s = self._room_positions = 0
-        if urgent and self._turn >= FIRST and self._turn % PROBED:
+        if urgent and self._turn >= FIRST and self._turn % PROBED >= PROBES:
             assert self.factor is not None
             alone = self._decodes(urgent)
             self._room_s = (self.factor - 1) * self.times.seconds(alone)
@@ -209,11 +216,20 @@ class StepBudget:
         lowest = self.lowest
         return lowest is not None and any(seq.rank[0] < lowest for seq in plan.sequences[: plan.n_decodes])
 
+    def _is_alone(self, plan: StepPlan) -> bool:
+        """Whether it computes nothing of the lowest class."""
+        return self._is_limited(plan) and not any(self.limits(seq) for seq in plan.sequences)
+
     def on_launch(self, plan: StepPlan) -> None:
         self._turn += self._is_limited(plan)
+        self._launched_alone = self._is_alone(plan)
 
     def on_commit(self, payload: StepPayload, now: float) -> None:
         """Measure the step: it began when it was launched or when the step before it was completed."""
-        if self.factor is not None and self._is_limited(payload.plan):
+        if self.factor is None:
+            return
+        alone = self._is_alone(payload.plan)
+        undisturbed = self._completed_alone and self._launched_alone
+        if undisturbed if alone else self._is_limited(payload.plan):
             self.times.observe(Load.of(payload.batch), now - max(payload.launched_s, self._completed_s))
-        self._completed_s = now
+        self._completed_s, self._completed_alone = now, alone

@@ -7,13 +7,18 @@ import contextlib
 import json
 import signal
 import sys
+import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import redis
+from kombu.exceptions import OperationalError
+
 from petiole.tasks.commands.batch import durable
 from petiole.tasks.commands.terminal import is_rich
-from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.errors import InvalidRequest, PetioleError
 from petiole.tasks.submission.batches.batch import Batch
 from petiole.tasks.submission.batches.definitions import batch
 from petiole.tasks.submission.batches.estimate import Estimate, estimate
@@ -22,6 +27,7 @@ from petiole.tasks.submission.batches.rows import sorting, sources
 
 TOLD_EVERY_S = 10.0
 SHOWN_EVERY_S = 0.25
+_SHOWN = 200
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -105,12 +111,29 @@ def run(options: argparse.Namespace) -> int:
         return durable.detach(made, options)
     if options.dry_run:
         return show_estimate(estimate(made, options.sample))
-    with stopped_by_signals(made), watching(options.output) as watch:
-        progress = made.run(watch)
+    try:
+        with stopped_by_signals(made), watching(options.output) as watch:
+            progress = made.run(watch)
+    except (PetioleError, OperationalError, redis.RedisError, OSError):
+        raise
+    except Exception as error:
+        print(f"petiole: {fault(error)}", file=sys.stderr)
+        return 1
     print(summary(made, options.output), file=sys.stderr)
     if not made.complete:
         return 130
     return 1 if progress.failed else 0
+
+
+def fault(error: Exception) -> str:
+    """An error of the code, in one line, which says where the traceback is."""
+    lines = str(error).strip().splitlines() or [""]
+    with tempfile.NamedTemporaryFile("w", prefix="petiole-batch-", suffix=".log", delete=False) as log:
+        log.writelines(traceback.format_exception(error))
+    return (
+        f"stopped by a fault of the code, {type(error).__name__}: {lines[0][:_SHOWN]}. {log.name} has its "
+        f"traceback. The same command goes on"
+    )
 
 
 def show_estimate(found: Estimate) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,7 +13,16 @@ from hypothesis import strategies as st
 
 from petiole.gpu_worker import EngineConfig, InvalidRequest
 from petiole.gpu_worker.runtime.interface import StepBatch
-from petiole.gpu_worker.scheduling.priorities.budget import EXEMPT, FIRST, PROBED, Costs, Load, StepTimes
+from petiole.gpu_worker.scheduling.priorities.budget import (
+    EXEMPT,
+    FIRST,
+    PROBED,
+    PROBES,
+    Costs,
+    Load,
+    StepTimes,
+)
+from petiole.gpu_worker.scheduling.priorities.lately import LATELY_S, PART, Lately
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import Ended
 from petiole.gpu_worker.scheduling.stopping import Finish
@@ -25,9 +35,14 @@ CHUNK = 8
 
 
 class KnownTimes(StepTimes):
-    """The costs are known, and nothing is measured."""
+    """The costs are known. `measured`: the steps that would count."""
 
-    def observe(self, load: Load, seconds: float) -> None: ...
+    def __init__(self, costs: Costs, widest: int) -> None:
+        super().__init__(costs, widest)
+        self.measured: list[Load] = []
+
+    def observe(self, load: Load, seconds: float) -> None:
+        self.measured.append(load)
 
 
 class Machine(Bench):
@@ -39,7 +54,7 @@ class Machine(Bench):
         self.exempt: list[bool] = []
         super().__init__(slots=slots, batch_step_budget=factor, **config)
         self.budget = self.scheduler.planner.budget
-        self.budget.times = KnownTimes(COSTS, widest=1000)
+        self.budget.times = self.times = KnownTimes(COSTS, widest=1000)
 
     def _forward(self, slot_id: int, batch: StepBatch) -> None:
         super()._forward(slot_id, batch)
@@ -204,13 +219,22 @@ def test_without_a_more_urgent_sequence_there_is_no_limit() -> None:
     assert not any(bench.limited)
 
 
-def test_steps_without_the_class_are_measured_now_and_then() -> None:
-    bench = machine(1000)
-    bench.submit(chat(0, max_tokens=60), *rows(4, max_tokens=60))
+def test_steps_without_the_class_are_measured_now_and_then_between_others_of_the_kind() -> None:
+    bench = machine(1000, max_num_seqs=16)
+    measured = bench.times.measured
+    batch = rows(8, max_tokens=60)
+    bench.submit(*batch)
+    for arrival in range(2):
+        last = chat(arrival, max_tokens=50)
+        bench.submit(last)
+        while not last.finalized:
+            bench.round()
     bench.run()
     turns = [BATCH in priorities(bench.plans[i].sequences) for i in bench.turns()]
     assert turns[:FIRST] == [False] * FIRST
-    assert [turn for turn, shared in enumerate(turns[FIRST:], FIRST) if not shared] == [PROBED]
+    apart = [turn for turn, shared in enumerate(turns[FIRST : PROBED + 8], FIRST) if not shared]
+    assert apart == [PROBED + k for k in range(PROBES)]
+    assert sum(load.rows == 1 for load in measured) == FIRST - 2 + PROBES - 2
 
 
 def test_however_little_fits_the_class_goes_on() -> None:
@@ -248,7 +272,7 @@ def test_a_step_is_not_estimated_to_be_much_wider_than_any_before() -> None:
     factor=st.sampled_from(["off", 1.25]),
     length=st.integers(1, CHUNK),
 )
-def test_a_chat_waits_for_at_most_one_chunk_and_two_steps(
+def test_a_chat_waits_for_at_most_the_two_steps_in_flight(
     n_rows: int, prompt: int, before: int, factor: float | str, length: int
 ) -> None:
     """Beside rows that fill the engine, what is in flight included; and no chunk of theirs shares its step."""
@@ -262,9 +286,71 @@ def test_a_chat_waits_for_at_most_one_chunk_and_two_steps(
         bench.round()
     waited = bench.plans[begun:-1]
     assert sum(plan.n_chunks > 0 for plan in waited) <= 1
-    assert len(waited) <= 3
+    assert len(waited) <= 2  # those in flight
     assert priorities(bench.plans[-1].chunks) == {CHAT}
     bench.run()
+
+
+def test_a_chat_that_has_a_place_starts_before_rows_decode_again() -> None:
+    """Although the step before its own held prompts alone."""
+    bench = machine("off", max_num_seqs=12)
+    bench.submit(*rows(4))
+    while len(bench.scheduler.state.running) < 4:
+        bench.round()
+    bench.run(4)
+    bench.submit(*rows(1, arrival=200))
+    while not bench.plans[-1].n_chunks:
+        bench.round()
+    late = chat(0, max_tokens=4)
+    bench.submit(late)
+    while bench.pipeline.is_full or not bench.launch():
+        bench.commit()
+    assert [plan.kind for plan in bench.plans[-2:]] == ["prefill", "prefill"]
+    assert bench.plans[-1].chunks == [late]
+    bench.run()
+
+
+def test_two_prompts_of_rows_in_a_row_never_keep_rows_from_decoding() -> None:
+    bench = machine("off", max_num_seqs=12)
+    bench.submit(*rows(4))
+    while len(bench.scheduler.state.running) < 4:
+        bench.round()
+    bench.submit(*rows(6, arrival=200, prompt=20))
+    bench.run()
+    kinds = [plan.kind for plan in bench.plans[2:]]
+    assert "prefill" in kinds
+    assert ("prefill", "prefill") not in set(pairwise(kinds))
+
+
+# ---------------------------------------------------------------- a chat was here lately
+
+
+def test_prompts_of_rows_fill_their_steps_again_once_no_chat_has_come_for_a_while() -> None:
+    bench = machine("off", max_num_seqs=32, chunk_size=16, max_num_batched_tokens=16, prefix_cache="off")
+    now = [0.0]
+    bench.now = lambda: now[0]
+
+    def widest(arrival: int) -> int:
+        begun = len(bench.plans)
+        bench.submit(*rows(8, arrival, max_tokens=2))
+        bench.run()
+        return max(len(plan.chunks) for plan in bench.plans[begun:])
+
+    assert widest(100) == 8
+    bench.submit(chat(0, max_tokens=4), *rows(1, 200))
+    bench.run()
+    assert widest(300) == 1
+    now[0] = LATELY_S + 1
+    assert widest(400) == 8
+
+
+def test_chats_fill_their_steps_whatever_rows_there_were() -> None:
+    lately = Lately()
+    lately.see(CHAT, BATCH, now=0.0)
+    assert lately.most(CHAT, 512, 512, now=1.0) == 512
+    assert lately.most(BATCH, 512, 512, now=1.0) == 512 // PART
+    lately.see(CHAT, CHAT, now=2.0)
+    assert lately.most(CHAT, 2048, 512, now=3.0) == 2048
 
 
 def test_a_chat_takes_the_place_of_a_row_at_once_and_the_row_comes_back_through_the_cache() -> None:
