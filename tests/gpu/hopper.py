@@ -31,7 +31,7 @@ from petiole.gpu_worker.models.parts.rotary import Rotation
 from petiole.gpu_worker.models.weights.coded import E2M1, SIGNED, UNSIGNED, Form
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.models.weights.quantising import int4_form
-from petiole.gpu_worker.runtime.cuda.fused import accept, adapters, choose, grouped, layers, products
+from petiole.gpu_worker.runtime.cuda.fused import accept, adapters, choose, chunks, grouped, layers, products
 from petiole.gpu_worker.runtime.cuda.fused import norms as fused_norms
 from petiole.gpu_worker.runtime.cuda.fused import states as fused_states
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
@@ -186,7 +186,9 @@ def states(heads: int, rounded: bool) -> None:
         numbers = heads * 128 * 128
         kept = Rounded(torch.empty((8, numbers), dtype=torch.int8), torch.empty((8, numbers // RUN)))
     matrices = torch.empty((8, heads, 128, 128))
-    fused_states.apply_delta_rule(q, q, v, gates, gates, matrices, kept, places, bounds, copies)
+    step = places, bounds, copies
+    fused_states.apply_delta_rule(q, q, v, gates, gates, matrices, kept, *step)
+    chunks.apply_delta_rule_in_chunks(q, q, v, gates, gates, matrices, kept, *step)
 
 
 def residual(hidden: int) -> products.Residual:

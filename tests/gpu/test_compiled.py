@@ -78,6 +78,8 @@ def blocks(kernel):
         ("rotate_and_store", 8),
         ("shrink", 4),
         ("expand", 8),
+        ("square", 2),
+        ("follow", 2),
     ],
 )
 def test_a_multiprocessor_holds_several_blocks_at_a_time(kernel, least, kernels):

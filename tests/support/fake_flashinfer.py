@@ -204,6 +204,25 @@ def apply_delta_rule(q, k, v, g, beta, matrices, rounded, places, bounds, copies
     return outputs
 
 
+def apply_delta_rule_in_chunks(q, k, v, g, beta, matrices, rounded, places, bounds, copies):
+    check_rows(places, bounds, copies, len(v))
+    each = v.shape[1] // k.shape[1]
+    q, k = (part.repeat_interleave(each, dim=1) for part in (q, k))
+    outputs = torch.full_like(v, math.nan)
+    for place, (first, end) in zip(places.tolist(), itertools.pairwise(bounds.tolist()), strict=True):
+        stored, start = matrices[place : place + 1].clone(), first
+        for after in (t + 1 for t in range(first, end) if t + 1 == end or copies[t] >= 0):
+            some = (part[None, start:after] for part in (q, k, v, g, beta))
+            outputs[None, start:after], stored = delta_rule(*some, stored)
+            start, copy = after, int(copies[after - 1])
+            if copy >= 0 and rounded is None:
+                matrices[copy] = stored[0]
+            elif copy >= 0:
+                rounded.put(torch.tensor([copy - len(matrices)]), stored)
+        matrices[place] = stored[0]
+    return outputs
+
+
 def rms_norm(x, weight, eps, added=None):
     assert x.dim() == 2
     assert weight.dtype == torch.float32
@@ -493,6 +512,7 @@ def install(monkeypatch):
     module("petiole.gpu_worker.runtime.cuda.fused.layers", *layers)
     module("petiole.gpu_worker.runtime.cuda.fused.adapters", add_terms)
     module("petiole.gpu_worker.runtime.cuda.fused.states", convolve, apply_delta_rule)
+    module("petiole.gpu_worker.runtime.cuda.fused.chunks", apply_delta_rule_in_chunks)
     module("petiole.gpu_worker.runtime.cuda.fused.norms", rms_norm)
     products_of = (multiply, sort_pairs, gather_product, scatter_product, combined)
     module("petiole.gpu_worker.runtime.cuda.fused.grouped", *products_of)
