@@ -88,8 +88,9 @@ class NativeDecoder:
         limits: Tensor | None = None,
         types: Tensor | None = None,
     ) -> Tensor:
-        """Logits, float32 [O, vocab], for O outputs of T inputs. The slot's next step overwrites this memory: a
-        new allocation in each step would cost more than the arithmetic of a small batch.
+        """Logits, float32 [O, vocab], for O outputs of T inputs; of a model that pools, nothing that was computed.
+        The slot's next step overwrites this memory: a new allocation in each step would cost more than the
+        arithmetic of a small batch.
 
         token_ids, positions, rows: int64 [T]. The inputs of a row are neighbours, and their positions ascend.
         outputs: int64 [O], strictly ascending: the inputs whose logits are wanted. adapter_slots: [T]. The forward
@@ -126,7 +127,7 @@ class NativeDecoder:
             limits=limits,
             extra=self._extra(positions if rotary is None else rotary, types),
             per_layer=per_layer,
-            logits=memory,
+            logits=memory if decoder.plan.pooling is None else None,
             adapters=adapters,
         )
         return memory[: shape[0] * shape[1]].view(shape)

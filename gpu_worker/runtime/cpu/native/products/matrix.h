@@ -63,7 +63,7 @@ typedef struct {
 INLINE int64_t input_size(int kind) { return HALF_INPUTS(kind) ? 2 : 4; }
 INLINE int64_t size_of(int kind) { return kind == F32 ? 4 : kind == BF16 || kind == TWELVE ? 2 : 1; }
 
-/* Inputs or outputs of a matrix: floats, row by row, or `packed` in bfloat16, as tiles.h packs inputs. */
+/* Inputs or outputs of a matrix: floats, row by row, or `packed` in bfloat16, as tiles.h says. */
 typedef struct {
   void *at;
   int packed;
