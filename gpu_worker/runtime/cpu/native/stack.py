@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 
 class Stack:
     """The layers of a model. It takes over their weights, and rearranges them in place. hidden, dtype: the width
-    and the type of the model. tables: the rotary table of each layer, None for one that rotates nothing. ends: None: there are no
-    logits. reduced: the most outputs of an A of an adapter. progress: called every second of a step that takes
-    longer."""
+    and the type of the model. tables: the rotary table of each layer, None for one that rotates nothing. ends:
+    None: there are no logits. reduced: the most outputs of an A of an adapter. progress: called every second of a
+    step that takes longer."""
 
     def __init__(
         self,

@@ -4,7 +4,21 @@
  * says, so that few instructions make vectors of numbers of them. A shuffle of bytes looks the two bytes of a value in
  * bfloat16 up; interleaved, the bytes of two inputs make a lane, which is a pair of bfloat16 or, by halves, two floats. */
 #pragma once
-#include "groups.h"
+#include "matrix.h"
+
+#define HALF 6 /* numbers in float16; F32 and BF16 are the other kinds of scales and zeros */
+
+typedef struct Groups {
+  const char *scales, *zeros;           /* of whole panels; zeros may be null */
+  const char *tail_scales, *tail_zeros; /* of the panel that is not full, or null */
+  int64_t size;                         /* inputs of a group */
+  int32_t scale_kind, zero_kind;
+  float values[16];      /* of four-bit codes */
+  uint8_t halves[2][16]; /* the bytes of these in bfloat16, the lower ones first */
+  int32_t inputs;        /* F32, BF16 or INT8; codes of four bits beside INT8 are integers, one after the other */
+} Groups;
+
+INLINE int64_t size_of_number(int kind) { return kind == F32 ? 4 : 2; }
 
 #define EIGHT 8
 

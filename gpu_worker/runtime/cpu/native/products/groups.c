@@ -1,7 +1,6 @@
 /* Sums of a panel whose weights have scales by group (groups.h). */
 #include "groups.h"
 
-#include "codes.h"
 #include "pack.h"
 
 #define AHEAD 4096 /* bytes: codes that are asked for before they are needed */

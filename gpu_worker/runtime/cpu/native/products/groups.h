@@ -16,23 +16,9 @@
  * Panels of bytes lie as pack.h says, those of four bits as codes.h says. Scales and zeros of a panel are rows of 32,
  * [groups][PANEL], apart from the codes. */
 #pragma once
-#include "matrix.h"
+#include "codes.h"
 
 #define SHORTEST_RUN 16
-#define HALF 6 /* numbers in float16; F32 and BF16 are the other kinds of scales and zeros */
-
-typedef struct Groups {
-  const char *scales, *zeros;           /* of whole panels; zeros may be null */
-  const char *tail_scales, *tail_zeros; /* of the panel that is not full, or null */
-  int64_t size;                         /* inputs of a group */
-  int32_t scale_kind, zero_kind;
-  float values[16];      /* of four-bit codes */
-  uint8_t halves[2][16]; /* the bytes of these in bfloat16, the lower ones first */
-  int32_t inputs;        /* F32, BF16 or INT8; codes of four bits beside INT8 are integers, one after the other */
-} Groups;
-
-INLINE int64_t size_of_number(int kind) { return kind == F32 ? 4 : 2; }
-
 /* Inputs that are summed up before they are scaled. */
 INLINE int64_t run_of(const Groups *g) { return g->size % 32 == SHORTEST_RUN ? SHORTEST_RUN : 32; }
 
