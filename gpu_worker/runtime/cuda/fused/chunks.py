@@ -8,8 +8,8 @@ matrix before it and u the changes (`models/parts/recurrent/delta_rule.py`):
     S = exp(G_last) S + sum over j of exp(G_last - G_j) k_j (x) u_j
 
 P and the inverses of 1 + A are computed for all chunks at once (Yang et al., "Gated Delta Networks", 2024, call
-that the UT transform). Only what depends on S follows the chunks of a row one after the other. Shorter rows, such as
-those that decode, are followed position by position as ever (`states`), and so are all rows where snapshots are
+that the UT transform). Only what depends on S follows the chunks of a row one after the other. Shorter rows, such
+as those that decode, are followed position by position as ever (`states`), and so are all rows where snapshots are
 rounded: that takes more registers than a block has.
 
 No card has run this yet: it is chosen by PETIOLE_EXACT=off alone.
