@@ -66,8 +66,8 @@ class _Lazily(PromiseProxy):  # type: ignore[misc]
 def _task(name: str, base: Callable[[], type[T]]) -> Callable[[Callable[..., Any]], T]:
     """`app.task`, but lazy (`_Lazily`), and typed as the task that it makes.
 
-    Celery gives each app the tasks of all other apps, and keeps the first of two tasks with one name. An application
-    whose own module `tasks` has a `generate` takes no name from Petiole's app."""
+    Celery gives each app the tasks of all other apps, and keeps the first of two tasks with one name. An
+    application whose own module `tasks` has a `generate` takes no name from Petiole's app."""
 
     def decorator(body: Callable[..., Any]) -> T:
         def made() -> T:

@@ -14,6 +14,7 @@ import itertools
 import math
 import sys
 import types
+from functools import cache
 
 import torch
 from packaging.version import Version
@@ -23,7 +24,7 @@ from petiole.gpu_worker.models.parts.kernels import rms_norm as plain_norm
 from petiole.gpu_worker.models.parts.recurrent.convolution import convolved
 from petiole.gpu_worker.models.parts.recurrent.delta_rule import delta_rule
 from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear
-from petiole.gpu_worker.runtime.cuda import fused
+from petiole.gpu_worker.runtime.cuda import executor, fused
 from petiole.gpu_worker.runtime.cuda.attention import installed
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.capture import eager
@@ -488,6 +489,12 @@ def forward(decoder, hidden, step):
     return hidden
 
 
+@cache
+def workspace():
+    """One for all runtimes: it is zero before each use, because nothing here writes it."""
+    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8)
+
+
 def install(monkeypatch):
     def module(name, *members):
         made = types.ModuleType(name)
@@ -504,6 +511,7 @@ def install(monkeypatch):
 
     card = types.SimpleNamespace(multi_processor_count=PROCESSORS)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(executor, "new_workspace", lambda device: workspace())
     monkeypatch.setattr(installed, "installed_version", lambda: Version("0.7.2.post1"))
     module("flashinfer", BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper)
     module("flashinfer.norm", rmsnorm, fused_add_rmsnorm)
