@@ -72,6 +72,10 @@ class NativeDecoder:
             progress=progress,
         )
         self._logits: dict[int, Tensor] = {}
+        self._first_type: Tensor | None = None
+        """float32 [positions, hidden]: what is added at each position to a token of the first type."""
+        if decoder.positions is not None and decoder.token_types is not None:
+            self._first_type = decoder.positions.float() + decoder.token_types[0].float()
 
     def forward(
         self,
@@ -135,6 +139,8 @@ class NativeDecoder:
     def _extra(self, positions: Tensor, types: Tensor | None) -> Tensor | None:
         """float32 [T, hidden]: what is added to the embeddings at these positions, of tokens of these types."""
         decoder = self._decoder
+        if self._first_type is not None and types is None:
+            return torch.nn.functional.embedding(positions, self._first_type)
         extra = None if decoder.positions is None else decoder.positions[positions].float()
         if decoder.token_types is not None:
             kinds = torch.zeros_like(positions) if types is None else types
