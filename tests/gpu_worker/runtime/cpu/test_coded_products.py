@@ -40,7 +40,7 @@ def product(library: ctypes.CDLL, linear: ctypes.Structure, x: Tensor, outputs: 
 def products(
     form: Form, rows: Sequence[int], int8_inputs: bool = False, dtype: torch.dtype = torch.float32
 ) -> tuple[dict[int, Tensor], Tensor]:
-    """The products of so many rows of the same inputs, of which one is zero, and what they should be, in a model of
+    """The products of so many rows of the same inputs, one of which is zero, and what they should be in a model of
     this type."""
     library = load_library()
     if library is None:
