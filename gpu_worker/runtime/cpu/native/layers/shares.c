@@ -1,10 +1,7 @@
-/* Shares of a step: if the caches hold the weights, each thread computes its own sequences. Two threads also do where a
- * model keeps states and vectors multiply: products of so many rows take longer than reading their weights, and moving
- * states, which takes longer than their arithmetic, falls beside the other thread's products. */
+/* Shares of a step: if the caches hold the weights, each thread computes its own sequences. */
 #include "shares.h"
 
 #define LEAST 8              /* positions of a share: fewer do not make up for reading all weights */
-#define MOST 12              /* of one beside weights that no cache holds: more were not measured */
 #define CACHED (64ll << 20) /* bytes of weights that every thread may read for itself */
 #define UNEQUAL 8            /* the largest share may exceed the mean by 1 / UNEQUAL of it */
 #define READ_COST 32         /* a float of the KV cache that is read costs about as much as this many multiply-adds */
@@ -62,18 +59,6 @@ static Cost cost_of(const Model *m) {
 
 static int64_t cost(const Cost *c, int64_t position) { return c->terms + READ_COST * (position + 1) * c->read; }
 
-/* Whether reading all weights costs two threads little: see above. Tiles multiply faster than memory delivers. */
-static int may_read_twice(const Model *m, const Step *s) {
-#ifdef TILES
-  return (void)m, (void)s, 0;
-#else
-  if (s->n_threads != 2 || s->t > 2 * MOST || m->library) return 0;
-  for (int64_t i = 0; i < m->n_layers; i++)
-    if (m->layers[i].recurrent && m->layers[i].recurrent->key_heads) return 1;
-  return 0;
-#endif
-}
-
 int share(const Model *m, const Step *s, Step *shares) {
   const Cost each = cost_of(m);
   const int64_t weights = (each.terms + (int64_t)m->head.n * m->head.k) * size_of(m->head.kind);
@@ -82,7 +67,7 @@ int share(const Model *m, const Step *s, Step *shares) {
   int made = 0;
   for (int64_t i = 0; i < m->n_layers; i++)
     if (m->layers[i].experts) return 0; /* their pairs lie in the memory of the whole step */
-  if (n == 1 || s->t < n * LEAST || (weights > CACHED && !may_read_twice(m, s))) return 0;
+  if (n == 1 || s->t < n * LEAST || weights > CACHED) return 0;
   for (int64_t t = 0; t < s->t; t++) total += cost(&each, s->positions[t]);
   for (int64_t t = 0; t < s->t; t++) {
     const int last = t + 1 == s->t;
