@@ -288,6 +288,7 @@ FEW = (
     "of 4096",
     "with values",
     "of rank 16",
+    "of 32 heads",
     "of 16 heads, into eight bits",
     "normed, 1024",
     "gated, 4096",
