@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # An image may set it; each of hundreds of processes would compile all files again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all sdks openai-tests schema durability lint render format bench chaos wheelhouse lock pin clean
+.PHONY: help demo test trials test-all sdks openai-tests schema durability lint render format bench chaos wheelhouse lock pin clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -32,6 +32,10 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscop
 
 test: $(VENV)/.dev  ## every kind of test, without the long trials
 	$(PYTEST) -m "not slow"
+
+# Every kernel for Hopper, every family of models, and every format: no servers, and no waits.
+trials: $(VENV)/.dev  ## the long trials that compute, which continuous integration runs, too
+	$(PYTEST) -m slow tests/gpu tests/gpu_worker/models
 
 test-all: $(VENV)/.dev  ## all tests that this machine can run, with the long trials
 	$(PYTEST)

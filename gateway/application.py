@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from functools import cached_property
 
+import redis
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -26,12 +27,14 @@ from petiole.gateway.openai.responses import endpoints as responses
 from petiole.gateway.openai.responses import turns
 from petiole.gateway.origins import with_origins
 from petiole.gateway.page import endpoints as page
+from petiole.gateway.serving.patience import refused
 from petiole.gateway.serving.sse import ClientGone
 from petiole.gateway.serving.webhooks.courier import Courier
 from petiole.gateway.texts import endpoints as texts
 from petiole.tasks.servers import connections
 
 _ANSWER_S = 2.0
+_ANSWERED = Failure, HTTPException, ClientGone, redis.RedisError, Exception
 
 
 async def health(_: Request) -> Response:
@@ -70,6 +73,8 @@ def _told(error: Exception) -> Failure:
             return Failure(405, "this path has no such method", code="method_not_allowed")
         case HTTPException():
             return Failure(error.status_code, error.detail)
+        case redis.RedisError():
+            return refused(error)
     return Failure(500, "the gateway has failed", code="server_error")
 
 
@@ -97,7 +102,7 @@ def make() -> Starlette:
             *endpoints.routes_at_the_root(),
             *texts.routes_at_the_root(),
         ],
-        exception_handlers=dict.fromkeys((Failure, HTTPException, ClientGone, Exception), _failed),
+        exception_handlers=dict.fromkeys(_ANSWERED, _failed),
     )
 
 

@@ -4,7 +4,8 @@ Switches are environment variables that hold for the whole process, whichever en
 
     PETIOLE_NATIVE    off: a CPU's models are computed by torch alone
     PETIOLE_TILES     off: the compiled kernels do without AMX
-    PETIOLE_EXACT     on: a CPU's logits have the same bits in any batch; off: speed decides alone
+    PETIOLE_EXACT     on: a CPU's logits have the same bits in any batch; off: speed decides alone,
+                      and on CUDA the prompts of delta nets are computed in chunks
     PETIOLE_PRODUCTS  own, library: whose kernels multiply on a CPU; nothing is measured
     PETIOLE_PROGRESS  off: no progress bar while a model is loaded"""
 

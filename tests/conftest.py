@@ -12,7 +12,9 @@ wait do not spin. OpenMP settles both when torch is imported.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -45,6 +47,24 @@ settings.load_profile("any machine")
 def pytest_configure(config: pytest.Config) -> None:
     """Before any test is imported."""
     trials.short = config.option.markexpr == "not slow"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """No garbage collection looks through the libraries and 8,000 tests again. It would take half a second each
+    time, and some tests collect twenty times."""
+    gc.disable()
+    result = yield
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    return result
+
+
+def pytest_unconfigure() -> None:
+    """At its end a process tells what libraries in C have not released. One of xdist's only has to end."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        gc.unfreeze()
 
 
 LONG = (

@@ -15,12 +15,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from petiole.gateway.core.caller import caller
-from petiole.gateway.core.failures import Failure, failure_of
+from petiole.gateway.core.failures import Failure
 from petiole.gateway.page import fleet
 from petiole.gateway.serving import records
 from petiole.gateway.serving.answering import json_answer
 from petiole.gateway.serving.catalogue import catalogue
-from petiole.gateway.serving.patience import patiently
+from petiole.gateway.serving.patience import failure_of, patiently
 from petiole.tasks.app.blocking import LOOKUPS
 from petiole.tasks.fleet import control, queues, reports
 from petiole.tasks.fleet.queues import QueueReport

@@ -12,5 +12,5 @@ sse          a stream as server-sent events; clients that leave
 addresses    which addresses may be connected to
 webhooks/    what has ended is told to a tenant's server
 callers/     whose key it is, and what it may do
-patience     waits for a Redis that is away for a moment
+patience     waits for a Redis that is away for a moment; what Redis refuses
 """

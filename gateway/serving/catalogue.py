@@ -6,8 +6,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-import redis
-
 from petiole.gateway.core.caller import caller
 from petiole.gateway.core.failures import Failure, invalid
 from petiole.gateway.serving.patience import patiently
@@ -38,8 +36,6 @@ class Catalogue:
                 except Failure:
                     if not self._known:
                         raise
-                except redis.exceptions.NoPermissionError as error:
-                    raise Failure(500, f"the gateway may not read the models: {error}") from None
         return self._known
 
     async def shown(self, for_s: float = KNOWN_FOR_S) -> Sequence[ModelFacts]:

@@ -7,8 +7,9 @@ from typing import Any
 
 from celery.exceptions import TimeoutError as GaveUp
 
-from petiole.gateway.core.failures import failure_of, unavailable
+from petiole.gateway.core.failures import unavailable
 from petiole.gateway.serving.callers import limits
+from petiole.gateway.serving.patience import failure_of
 from petiole.tasks.fleet.models import Found
 from petiole.tasks.requests.counting import CountDict
 from petiole.tasks.submission import definitions

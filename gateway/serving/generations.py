@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+import redis
 from pydantic import ValidationError
 
 from petiole.gateway.core import caller, of_tenant
@@ -22,7 +23,7 @@ from petiole.gateway.core.parts import Whole
 from petiole.gateway.core.plan import Plan
 from petiole.gateway.core.reading import Reading, delta_of
 from petiole.gateway.core.record import Record
-from petiole.gateway.serving import records
+from petiole.gateway.serving import patience, records
 from petiole.gateway.serving.callers import limits, retries
 from petiole.gateway.serving.patience import patiently
 from petiole.gateway.serving.webhooks import waiting
@@ -34,7 +35,6 @@ from petiole.tasks.fleet.serving import lack
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.servers import connections
-from petiole.tasks.servers.answers import DamagedKey
 from petiole.tasks.servers.connections import LOST, Commands
 from petiole.tasks.settings import settings
 from petiole.tasks.streams import async_subscriptions
@@ -73,7 +73,8 @@ class Generation:
         known = settings()
         self.record, self._names = record, names or {}
         self._began_at = time.monotonic()
-        self._heard = False
+        self._heard = self._silent = self._holding = False
+        self._ended = 0
         silence_s = max(1.0, min(known.gateway_heartbeat_s, known.gateway_wait_for_worker_s))
         self._arrived: list[Arrival] = []
         self._held: list[Arrival] = []
@@ -96,9 +97,12 @@ class Generation:
         self._running = len(record.tasks)
 
     async def open(self) -> None:
-        """Subscribe."""
+        """Subscribe. Raises `Failure` if Redis refuses it."""
         first, *others = self._readers
-        await (asyncio.gather(*(reader.open() for reader in self._readers)) if others else first.open())
+        try:
+            await (asyncio.gather(*(reader.open() for reader in self._readers)) if others else first.open())
+        except redis.ResponseError as error:
+            raise patience.refused(error) from error
 
     def interest(self) -> list[tuple[Any, ...]]:
         """The commands that say that somebody reads the tasks."""
@@ -114,10 +118,13 @@ class Generation:
     def _take(self, choice: int, delta: StreamDelta) -> None:
         if delta.is_heartbeat:
             self._arrived.append((choice, None))
+            self._silent = True
         else:
             self._arrived.append((choice, delta))
             self._heard = True
+            self._ended += delta.finish_reason is not None
         if len(self._arrived) >= MOST_WAITING:
+            self._holding = True
             for reader in self._readers:
                 reader.hold()
         self._wake()
@@ -146,10 +153,12 @@ class Generation:
                 if timer is not None:
                     timer.cancel()
         if not self._arrived and self._fault is not None:
-            raise failure_of(self._fault) from self._fault
+            raise patience.failure_of(self._fault) from self._fault
         arrived, self._arrived = self._arrived, []
-        for reader in self._readers:
-            reader.resume()
+        if self._holding:
+            self._holding = False
+            for reader in self._readers:
+                reader.resume()
         return arrived
 
     async def accepted(self, wait_s: float) -> None:
@@ -166,29 +175,22 @@ class Generation:
                     raise self.failure(delta.error)
                 self._held.append((choice, delta))
 
-    async def batches(self) -> AsyncGenerator[list[Arrival], None]:
-        """The deltas of all tasks: all that have come meanwhile together. Raises `Failure` if they cannot be read;
-        a failed task has a delta that says so."""
+    async def batch(self) -> list[Arrival]:
+        """The next deltas of all tasks: all that have come meanwhile together; none after the last one. Raises
+        `Failure` if they cannot be read; a failed task has a delta that says so."""
         arrived, self._held = self._held, []
-        ended = 0
-        while True:
-            for _, delta in arrived:
-                if delta is None:
-                    await self._check_worker()
-                elif delta.finish_reason is not None:
-                    ended += 1
-            if arrived:
-                yield arrived
-            if ended == len(self._readers):
-                return
+        while not arrived and (self._arrived or self._ended < len(self._readers)):
             arrived = await self._arrivals()
+        if self._silent:
+            self._silent = False
+            await self._check_worker()
+        return arrived
 
     async def deltas(self) -> AsyncGenerator[Arrival, None]:
-        """`batches`, one by one."""
-        async with contextlib.aclosing(self.batches()) as batches:
-            async for batch in batches:
-                for one in batch:
-                    yield one
+        """`batch` by `batch`, one by one."""
+        while batch := await self.batch():
+            for one in batch:
+                yield one
 
     async def _check_worker(self) -> None:
         """Raises `Failure` if nobody will ever begin."""
@@ -201,7 +203,7 @@ class Generation:
         except Exception:  # the reports cannot be read: say nothing about workers
             return
         if missing is not None:
-            await self.cancel()
+            await cancel(self.record)
             await limits.release(self.record)
             await retries.forget(self.record.id)
             raise unavailable(f"no worker serves model {self.record.model!r} at the moment", "no_worker")
@@ -228,9 +230,6 @@ class Generation:
 
     def failure(self, error: Mapping[str, Any]) -> Failure:
         return failure_of(errors.rebuild(error), self._names)
-
-    async def cancel(self) -> None:
-        await control.acancel(*self.record.tasks)
 
     async def aclose(self) -> None:
         """Read no further."""
@@ -330,8 +329,6 @@ async def _sent(plan: Plan, written: Commands, letters: list[Letter]) -> None:
     """Admit it, and write and submit all of it. Raises `Failure`."""
     try:
         await limits.admit(plan, written, letters)
-    except DamagedKey as error:
-        raise failure_of(errors.Unavailable(settings().queue, str(error))) from error
     except Failure as failure:
         if failure.status == 503:
             await _withdraw(plan.record)
@@ -353,7 +350,7 @@ async def _submit(plan: Plan, held: Mapping[str, Any]) -> None:
     outcomes = await asyncio.gather(*submissions, return_exceptions=True)
     if failed := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
         await _withdraw(record)
-        raise failure_of(failed[0], plan.names) from failed[0]
+        raise patience.failure_of(failed[0], plan.names) from failed[0]
 
 
 def _where(record: Record) -> dict[str, Any]:
@@ -362,9 +359,10 @@ def _where(record: Record) -> dict[str, Any]:
 
 async def _withdraw(record: Record) -> None:
     """Its tasks may have been submitted, and nobody will read them."""
-    with contextlib.suppress(Failure, *LOST):
-        await records.forget(record.id)
+    with contextlib.suppress(redis.RedisError, *LOST):
         await control.acancel(*record.tasks)
+    with contextlib.suppress(Failure):
+        await records.forget(record.id)
 
 
 async def cancel(record: Record) -> None:

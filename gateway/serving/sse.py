@@ -78,12 +78,12 @@ async def events(
     """A generation's events as they go over the wire, and comments where nothing happens, or nothing that is
     shown, such as a long thought that the client does not want. What goes wrong once the stream has begun is an
     event that the interface writes (`failed`). It has no number: it is not in the log."""
-    async with contextlib.aclosing(generation), contextlib.aclosing(generation.batches()) as batches:
+    async with contextlib.aclosing(generation):
         try:
             if begun := written(stream.begin()):
                 yield begun
             told_at, silence_s = time.monotonic(), settings().gateway_heartbeat_s
-            async for batch in batches:
+            while batch := await generation.batch():
                 now, out = time.monotonic(), b""
                 for choice, delta in batch:
                     out += ALIVE if delta is None else written(stream.read(choice, delta))

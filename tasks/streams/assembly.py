@@ -40,7 +40,7 @@ class LogPosition:
     def pass_by(self, delta: StreamDelta) -> None:
         """From the beginning of the delta to its end."""
         self.entries += 1
-        self.last, self.index = delta.index, delta.end
+        self.last, self.index = delta.index, delta.index + len(delta.token_ids)
         self.text_length += len(delta.text)
 
     def ends_with(self, delta: StreamDelta) -> bool:
@@ -104,12 +104,15 @@ class StreamAssembler:
         known_tokens, known_text = self.next - delta.index, self.text_length - position.text_length
         position.pass_by(delta)
         self._begun = True
-        self.attempt = max(self.attempt, delta.attempt)
+        if delta.attempt > self.attempt:
+            self.attempt = delta.attempt
         self.finished = delta.finish_reason is not None
         if position.index <= self.start and delta.token_ids:
             known_text = len(delta.text)
-        self.next = max(self.next, position.index)
-        self.text_length = max(self.text_length, position.text_length)
+        if position.index > self.next:
+            self.next = position.index
+        if position.text_length > self.text_length:
+            self.text_length = position.text_length
         if known_tokens <= 0 and known_text <= 0:
             return [delta]
         rest = without(delta, max(0, known_tokens), max(0, known_text))

@@ -64,12 +64,18 @@ class _Lazily(PromiseProxy):  # type: ignore[misc]
 
 
 def _task(name: str, base: Callable[[], type[T]]) -> Callable[[Callable[..., Any]], T]:
-    """`app.task`, but lazy (`_Lazily`), and typed as the task that it makes."""
+    """`app.task`, but lazy (`_Lazily`), and typed as the task that it makes.
+
+    Celery gives each app the tasks of all other apps, and keeps the first of two tasks with one name. An
+    application whose own module `tasks` has a `generate` takes no name from Petiole's app."""
 
     def decorator(body: Callable[..., Any]) -> T:
-        lazily: Any = _Lazily(
-            lambda: app._task_from_fun(body, name=name, base=base(), bind=True), __doc__=body.__doc__
-        )
+        def made() -> T:
+            if not isinstance(app._tasks.get(name), base()):
+                app._tasks.pop(name, None)
+            return app._task_from_fun(body, name=name, base=base(), bind=True)  # type: ignore[no-any-return]
+
+        lazily: Any = _Lazily(made, __doc__=body.__doc__)
         object.__setattr__(lazily, "task_name", name)
         app._pending.append(lazily)
         return lazily  # type: ignore[no-any-return]

@@ -32,10 +32,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 @pytest.fixture
 def count(site: Site) -> Any:
-    """A producer of this site."""
+    """A producer of this site. Not shared: each later app of this process would have this task, too."""
     app = make_app()
 
-    @app.task(name="tasks.count", base=CountTask, bind=True)  # type: ignore[untyped-decorator]
+    @app.task(name="tasks.count", base=CountTask, bind=True, shared=False)  # type: ignore[untyped-decorator]
     def count(self: CountTask, **_: object) -> None: ...
 
     return count

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.trials import rest
+
 if importlib.util.find_spec("triton") is None:  # not imported: another module settles first what it is to do
     pytest.skip("Triton is not installed", allow_module_level=True)
 
@@ -24,14 +26,14 @@ SHARED = 228 << 10
 """Bytes of a multiprocessor, of which each block takes 1 KB more than it asks for."""
 
 
-@pytest.fixture(scope="module")
-def kernels():
+@pytest.fixture(scope="module", params=rest(["few", "all"]))
+def kernels(request):
     """Compiled once for each change of theirs: Triton keeps what it has compiled."""
     if sys.platform != "linux" or os.uname().machine != "x86_64":
         pytest.skip("Triton brings its assembler for Linux on x86-64")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     run = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.hopper"],
+        [sys.executable, "-m", "tests.gpu.hopper", f"--{request.param}"],
         cwd=Path(__file__).parent.parent.parent,
         env=environment,
         capture_output=True,
@@ -76,6 +78,8 @@ def blocks(kernel):
         ("rotate_and_store", 8),
         ("shrink", 4),
         ("expand", 8),
+        ("square", 2),
+        ("follow", 2),
     ],
 )
 def test_a_multiprocessor_holds_several_blocks_at_a_time(kernel, least, kernels):

@@ -28,6 +28,7 @@ from petiole.gpu_worker.runtime.cuda.fused import choose as fused
 from petiole.gpu_worker.runtime.cuda.fused import products
 from petiole.gpu_worker.runtime.cuda.fused.accept import accept as fused_accept
 from petiole.gpu_worker.runtime.cuda.fused.adapters import add_terms
+from petiole.gpu_worker.runtime.cuda.fused.chunks import CHUNK, apply_delta_rule_in_chunks
 from petiole.gpu_worker.runtime.cuda.fused.layers import gather_pages, rotate_and_store, token_slots, write_pages
 from petiole.gpu_worker.runtime.cuda.fused.norms import rms_norm
 from petiole.gpu_worker.runtime.cuda.fused.states import apply_delta_rule, convolve
@@ -388,6 +389,103 @@ def test_the_delta_rule_over_what_is_stored(key_heads, heads, key_dim, value_dim
         every = torch.arange(3, device=DEVICE)
         step = float(kept.scales.max())
         torch.testing.assert_close(kept_here.read(every), kept.read(every), rtol=0, atol=1.01 * step)
+
+
+def recurrence(q, k, v, g, beta, stored):
+    """One row in float64, position by position: outputs, and S after each position."""
+    each = v.shape[1] // k.shape[1]
+    q, k, v, g, beta, stored = (part.double().cpu() for part in (q, k, v, g, beta, stored))
+    q, k = (part.repeat_interleave(each, dim=1) for part in (q, k))
+    outputs, after = torch.empty_like(v), []
+    for t in range(len(v)):
+        faded = stored * g[t].exp()[:, None, None]
+        change = beta[t][:, None] * (v[t] - torch.einsum("hk,hkv->hv", k[t], faded))
+        stored = faded + k[t][:, :, None] * change[:, None, :]
+        outputs[t] = torch.einsum("hk,hkv->hv", q[t], stored)
+        after.append(stored)
+    return outputs, after
+
+
+NEAR = {"rtol": 2e-5, "atol": 2e-5} if DEVICE == "cpu" else {"rtol": 1e-2, "atol": 1e-2}
+"""A card multiplies some numbers in tf32, the interpreter none."""
+
+FADING = {"slowly": 0.05, "at once": 8.0}
+"""What is stored of a chunk's first position is still there after its last one, or gone after a few."""
+
+
+@pytest.mark.parametrize("alike", [False, True], ids=["keys differ", "keys are alike"])
+@pytest.mark.parametrize("fading", FADING)
+@pytest.mark.parametrize(
+    "lengths", [(1, 4 * CHUNK + 5, 0, CHUNK - 1, CHUNK), (6 * CHUNK,), (CHUNK + 1, 1, 1)], ids=str
+)
+def test_the_delta_rule_in_chunks_is_the_recurrence(lengths, fading, alike):
+    check_chunks(lengths, (2, 4, 24, 32), FADING[fading], alike, copied=(0, 20, 31, 32, 100))
+
+
+def test_the_delta_rule_in_chunks_at_the_sizes_of_a_model():
+    check_chunks((CHUNK + 7, 1), (1, 2, 128, 128), 0.3, alike=False, copied=(35,))
+
+
+def check_chunks(lengths, sizes, fading, alike, copied):
+    """Outputs, states and snapshots against float64. alike: neighbours have nearly the same keys, so the system of
+    a chunk is as far from the identity as it gets. copied: positions after which rows are copied."""
+    key_heads, heads, key_dim, value_dim = sizes
+    n, rows = sum(lengths) + 2, len(lengths)  # two of padding
+    bounds = np.cumsum([0, *lengths])
+    q, k = (torch.nn.functional.normalize(normal(n, key_heads, key_dim + i)[..., i:], dim=-1) for i in range(2))
+    if alike:
+        k = torch.nn.functional.normalize(k[:1] + 0.05 * k, dim=-1)
+    v, g = normal(n, heads, value_dim), -fading * normal(n, heads).abs()
+    beta = (normal(n, heads) + (4 if alike else 0)).sigmoid()
+    marked = [int(first) + t for first, many in zip(bounds, lengths, strict=False) for t in copied if t < many]
+    copies = torch.full((n,), -1, dtype=torch.int32)
+    copies[marked] = torch.arange(rows, rows + len(marked), dtype=torch.int32)
+    stored = normal(rows + len(marked), heads, key_dim, value_dim)
+    before = stored.clone()
+    places = list(reversed(range(rows)))
+    step = int32(*places), int32(*bounds), copies.to(DEVICE)
+    outputs = apply_delta_rule_in_chunks(q, k, v, g, beta, stored, None, *step)
+    near = {"rtol": 1e-4, "atol": 2e-4} if alike and DEVICE == "cpu" else NEAR
+    for place, first, many in zip(places, bounds, lengths, strict=False):
+        cut = slice(first, first + many)
+        found, after = recurrence(q[cut], k[cut], v[cut], g[cut], beta[cut], before[place])
+        torch.testing.assert_close(outputs[cut].double().cpu(), found, **near)
+        last = after[-1] if after else before[place].double().cpu()
+        torch.testing.assert_close(stored[place].double().cpu(), last, **near)
+        for t in copied:
+            if t < many:
+                torch.testing.assert_close(stored[copies[first + t]].double().cpu(), after[t], **near)
+
+
+@pytest.mark.parametrize("cut", [1, CHUNK, CHUNK + 9, 2 * CHUNK])
+def test_a_row_in_chunks_that_is_cut_goes_on_from_its_state(cut):
+    n, heads, size = 2 * CHUNK + 20, 2, 32
+    q, k = (torch.nn.functional.normalize(normal(n, heads, size + i)[..., i:], dim=-1) for i in range(2))
+    v, g, beta = normal(n, heads, size), -normal(n, heads).abs() / 8, normal(n, heads).sigmoid()
+    whole, parts = (normal(1, heads, size, size) for _ in range(2))
+    none = torch.full((n,), -1, dtype=torch.int32, device=DEVICE)
+
+    def run(stored, first, end):
+        some = (part[first:end] for part in (q, k, v, g, beta))
+        step = int32(0), int32(0, end - first), none[first:end]
+        return apply_delta_rule_in_chunks(*some, stored, None, *step)
+
+    expected = run(whole, 0, n)
+    torch.testing.assert_close(torch.cat([run(parts, 0, cut), run(parts, cut, n)]), expected, **NEAR)
+    torch.testing.assert_close(parts, whole, **NEAR)
+
+
+def test_rows_that_decode_beside_a_prompt_in_chunks_have_the_bits_of_the_recurrence():
+    n, heads, size = CHUNK + 2, 2, 32
+    q, k = (torch.nn.functional.normalize(normal(n, heads, size + i)[..., i:], dim=-1) for i in range(2))
+    v, g, beta = normal(n, heads, size), -normal(n, heads).abs(), normal(n, heads).sigmoid()
+    stored = normal(3, heads, size, size)
+    alone, beside = stored.clone(), stored.clone()
+    step = int32(0, 1, 2), int32(0, 1, n - 1, n), torch.full((n,), -1, dtype=torch.int32, device=DEVICE)
+    expected = apply_delta_rule(q, k, v, g, beta, alone, None, *step)
+    outputs = apply_delta_rule_in_chunks(q, k, v, g, beta, beside, None, *step)
+    assert torch.equal(outputs[[0, -1]], expected[[0, -1]])
+    assert torch.equal(beside[[0, 2]], alone[[0, 2]])
 
 
 def test_states_of_other_sizes_than_the_step_are_refused():

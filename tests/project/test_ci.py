@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not CI.exists() or not shutil.which("bash"), rea
 
 MAKE = """#!/usr/bin/env bash
 [ "$1" = lint ] && [ "$LINT" = fails ] && echo "a linter's line" && exit 2
-[ "$1" = test ] && [ "$FAILS" = yes ] || exit 0
+[ "$1" = "$FAILS" ] || exit 0
 mkdir -p .pytest_cache/v/cache
 echo '{"tests/test_b.py::test_two": true, "tests/test_a.py::test_one": true}' > .pytest_cache/v/cache/lastfailed
 exit 1
@@ -52,8 +52,9 @@ def run(folder: Path, *, fails: str, again: int = 0, lint: str = "passes") -> su
     )
 
 
-def test_a_green_run_lists_what_failed_once(tmp_path: Path) -> None:
-    done = run(tmp_path, fails="yes", again=0)
+@pytest.mark.parametrize("target", ["test", "trials"])
+def test_a_green_run_lists_what_failed_once(tmp_path: Path, target: str) -> None:
+    done = run(tmp_path, fails=target, again=0)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-3:] == [
         "passed only when it was tried once more:",
@@ -67,13 +68,14 @@ def test_a_run_without_failures_lists_nothing(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_what_fails_twice_fails_the_run(tmp_path: Path) -> None:
-    done = run(tmp_path, fails="yes", again=1)
+@pytest.mark.parametrize("target", ["test", "trials"])
+def test_what_fails_twice_fails_the_run(tmp_path: Path, target: str) -> None:
+    done = run(tmp_path, fails=target, again=1)
     assert done.returncode == 1
     assert "passed only" not in done.stdout
 
 
-@pytest.mark.parametrize("fails", ["no", "yes"])
+@pytest.mark.parametrize("fails", ["no", "test", "trials"])
 def test_what_a_linter_says_fails_the_run_and_is_shown_at_its_end(tmp_path: Path, fails: str) -> None:
     done = run(tmp_path, fails=fails, lint="fails")
     assert done.returncode == 1

@@ -14,6 +14,7 @@ import itertools
 import math
 import sys
 import types
+from functools import cache
 
 import torch
 from packaging.version import Version
@@ -23,7 +24,7 @@ from petiole.gpu_worker.models.parts.kernels import rms_norm as plain_norm
 from petiole.gpu_worker.models.parts.recurrent.convolution import convolved
 from petiole.gpu_worker.models.parts.recurrent.delta_rule import delta_rule
 from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear
-from petiole.gpu_worker.runtime.cuda import fused
+from petiole.gpu_worker.runtime.cuda import executor, fused
 from petiole.gpu_worker.runtime.cuda.attention import installed
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.capture import eager
@@ -200,6 +201,25 @@ def apply_delta_rule(q, k, v, g, beta, matrices, rounded, places, bounds, copies
                 matrices[copies[t]] = stored[0]
             elif copies[t] >= 0:
                 rounded.put(copies[t : t + 1].long() - len(matrices), stored)
+        matrices[place] = stored[0]
+    return outputs
+
+
+def apply_delta_rule_in_chunks(q, k, v, g, beta, matrices, rounded, places, bounds, copies):
+    check_rows(places, bounds, copies, len(v))
+    each = v.shape[1] // k.shape[1]
+    q, k = (part.repeat_interleave(each, dim=1) for part in (q, k))
+    outputs = torch.full_like(v, math.nan)
+    for place, (first, end) in zip(places.tolist(), itertools.pairwise(bounds.tolist()), strict=True):
+        stored, start = matrices[place : place + 1].clone(), first
+        for after in (t + 1 for t in range(first, end) if t + 1 == end or copies[t] >= 0):
+            some = (part[None, start:after] for part in (q, k, v, g, beta))
+            outputs[None, start:after], stored = delta_rule(*some, stored)
+            start, copy = after, int(copies[after - 1])
+            if copy >= 0 and rounded is None:
+                matrices[copy] = stored[0]
+            elif copy >= 0:
+                rounded.put(torch.tensor([copy - len(matrices)]), stored)
         matrices[place] = stored[0]
     return outputs
 
@@ -469,6 +489,12 @@ def forward(decoder, hidden, step):
     return hidden
 
 
+@cache
+def workspace():
+    """One for all runtimes: it is zero before each use, because nothing here writes it."""
+    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8)
+
+
 def install(monkeypatch):
     def module(name, *members):
         made = types.ModuleType(name)
@@ -485,6 +511,7 @@ def install(monkeypatch):
 
     card = types.SimpleNamespace(multi_processor_count=PROCESSORS)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(executor, "new_workspace", lambda device: workspace())
     monkeypatch.setattr(installed, "installed_version", lambda: Version("0.7.2.post1"))
     module("flashinfer", BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper)
     module("flashinfer.norm", rmsnorm, fused_add_rmsnorm)
@@ -493,6 +520,7 @@ def install(monkeypatch):
     module("petiole.gpu_worker.runtime.cuda.fused.layers", *layers)
     module("petiole.gpu_worker.runtime.cuda.fused.adapters", add_terms)
     module("petiole.gpu_worker.runtime.cuda.fused.states", convolve, apply_delta_rule)
+    module("petiole.gpu_worker.runtime.cuda.fused.chunks", apply_delta_rule_in_chunks)
     module("petiole.gpu_worker.runtime.cuda.fused.norms", rms_norm)
     products_of = (multiply, sort_pairs, gather_product, scatter_product, combined)
     module("petiole.gpu_worker.runtime.cuda.fused.grouped", *products_of)

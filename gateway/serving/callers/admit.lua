@@ -3,8 +3,9 @@
 -- KEYS  for the tenant and then for its key: what was used, what runs
 -- ARGV  give_up_s; tokens in, tokens out (held until the end, and no more than a limit); for the tenant and then for the key: its requests,
 --       tokens in, tokens out in a minute, tasks at a time (-1: no limit); how many tasks the request has; their
---       ids; then commands, each behind the number of its words: what is written of a request that is admitted. If
---       the number is negative, the number of the slot stands between the last two words
+--       ids; then commands, each behind the number of its words: what is written of a request that is admitted. The
+--       first writes its record: `SET RECORD ...`. If the number of words is negative, the number of the slot stands
+--       between the last two
 -- reply {wait_ms, what}, 0 if it is admitted; the number of the slot; then for each of the two and of requests,
 --       input, output: limit, left, ms until all of it is left again
 --
@@ -21,38 +22,62 @@ for who = 1, 2 do
   end
 end
 
--- Which kind a field counts, and in which slot; nil if that is over a minute ago. The tenant and the key have the
--- same fields.
-local PLACES, kinds, slots = {r = 1, i = 2, o = 3}, {}, {}
+-- Which kind a field counts, and in which slot; false if that is over a minute ago. The tenant and the key have mostly
+-- the same fields.
+local PLACES, places, slots = {r = 1, i = 2, o = 3}, {}, {}
+local sub, tonumber = string.sub, tonumber
 local function place_of(field)
-  if kinds[field] == nil then
-    local place = PLACES[string.sub(field, 1, 1)]
-    local of = place and tonumber(string.sub(field, #names[place] + 1))
-    kinds[field], slots[field] = of and of >= oldest and place or false, of
-  end
-  return kinds[field], slots[field]
+  local place = PLACES[sub(field, 1, 1)]
+  local of = place and tonumber(sub(field, #names[place] + 1))
+  places[field], slots[field] = of and of >= oldest and place or false, of
+  return places[field]
 end
 
 local function ends_in(of)
   return (of + 1) * SLOT_MS + 60000 - now
 end
 
--- What of each kind was used in each slot, and the last slot with any. Older slots are forgotten.
-local function used_in(key)
-  local used, last, old, stored = {{}, {}, {}}, {oldest, oldest, oldest}, {}, call('HGETALL', key)
+-- What of each kind was used, the last slot with any (0: none), and the fields and values themselves. `here`: takes what
+-- was used in this slot. Older slots are forgotten.
+local function used_in(key, here)
+  local used, last, stored = {0, 0, 0}, {0, 0, 0}, call('HGETALL', key)
   for i = 1, #stored, 2 do
-    local place, of = place_of(stored[i])
+    local field = stored[i]
+    local place = places[field]
+    if place == nil then
+      place = place_of(field)
+    end
     if place then
-      used[place][of] = tonumber(stored[i + 1])
-      last[place] = math.max(last[place], of)
+      local number, of = tonumber(stored[i + 1]) or 0, slots[field]
+      used[place] = used[place] + number
+      if of > last[place] then
+        last[place] = of
+      end
+      if of == slot then
+        here[place] = number
+      end
     else
-      old[#old + 1] = stored[i]
+      call('HDEL', key, field)
     end
   end
-  for _, field in ipairs(old) do
-    call('HDEL', key, field)
+  return used, last, stored
+end
+
+-- In how many ms so much of a kind is left again.
+local function wait_for(lacks, place, last, stored)
+  local used = {}
+  for i = 1, #stored, 2 do
+    if places[stored[i]] == place then
+      used[slots[stored[i]]] = tonumber(stored[i + 1])
+    end
   end
-  return used, last
+  for of = oldest, last do
+    lacks = lacks - (used[of] or 0)
+    if lacks <= 0 then
+      return ends_in(of)
+    end
+  end
+  return 60000
 end
 
 local function counts_minutes(who)
@@ -60,34 +85,25 @@ local function counts_minutes(who)
 end
 
 for who = 1, 2 do
-  local used, last
+  local used, last, stored
   if counts_minutes(who) then
-    used, last = used_in(KEYS[2 * who - 1])
+    used, last, stored = used_in(KEYS[2 * who - 1], here[who])
   end
   for place = 1, 3 do
     local limit, left, full_ms = limits[who][place], -1, 0
     if limit >= 0 then
-      left = limit
-      for of, number in pairs(used[place]) do
-        left, full_ms = left - number, ends_in(last[place])
-      end
-      here[who][place] = used[place][slot] or 0
+      left = limit - used[place]
+      full_ms = last[place] > 0 and ends_in(last[place]) or 0
       local lacks = asked[place] - left
       if lacks > 0 then
-        local until_ms = 60000
-        for of = oldest, last[place] do
-          lacks = lacks - (used[place][of] or 0)
-          if lacks <= 0 then
-            until_ms = ends_in(of)
-            break
-          end
-        end
+        local until_ms = wait_for(lacks, place, last[place], stored)
         if until_ms > wait_ms then
-          wait_ms, what = until_ms, string.sub(names[place], 1, -2)
+          wait_ms, what = until_ms, sub(names[place], 1, -2)
         end
       end
     end
-    report[#report + 1], report[#report + 2], report[#report + 3] = limit, left, full_ms
+    local at = 9 * who + 3 * place - 12
+    report[at + 1], report[at + 2], report[at + 3] = limit, left, full_ms
   end
   local most, running = limits[who][4], KEYS[2 * who]
   if most >= 0 and call('ZCARD', running) + tasks > most then
@@ -98,9 +114,9 @@ for who = 1, 2 do
   end
 end
 
--- A gateway that has lost its connection asks again: where tasks are counted, this request's may be among them.
-local counted = limits[1][4] >= 0 and KEYS[2] or limits[2][4] >= 0 and KEYS[4]
-local again = tasks > 0 and counted and call('ZSCORE', counted, ARGV[13])
+-- A gateway that has lost its connection asks again. If the request was admitted then, its record is there.
+local first = 13 + tasks
+local again = ARGV[first + 1] == 'SET' and call('EXISTS', ARGV[first + 2]) == 1
 if again then
   wait_ms, what = 0, ''
 end
@@ -136,14 +152,17 @@ if wait_ms == 0 then
   for who = again and 3 or 1, 2 do
     count(who)
   end
-  local at = 13 + tasks
+  local at = first
   while ARGV[at] do
-    local words = math.abs(tonumber(ARGV[at]))
-    local command = {unpack(ARGV, at + 1, at + words)}
-    if ARGV[at] ~= tostring(words) then
-      command[words - 1], command[words] = command[words - 1] .. slot .. command[words], nil
+    local words = tonumber(ARGV[at])
+    if words > 0 then
+      call(unpack(ARGV, at + 1, at + words))
+    else
+      words = -words
+      local command = {unpack(ARGV, at + 1, at + words - 1)}
+      command[words - 1] = command[words - 1] .. slot .. ARGV[at + words]
+      call(unpack(command))
     end
-    call(unpack(command))
     at = at + 1 + words
   end
 end

@@ -231,7 +231,7 @@ class Line:
         now = time.monotonic()
         if now - self._read_at > 2 * reports.REPORT_INTERVAL_S:
             before, self._read_at = self._read_at, now
-            self._note(await LOOKUPS.run(reports.workers), now - before)
+            self._note(await patiently(lambda: LOOKUPS.run(reports.workers)), now - before)
         read_at, length = self._lengths.get(queue, (float("-inf"), 0))
         if now - read_at > 0.25:
             length = await patiently(lambda: queues.aqueue_length(queue))

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import redis
-
 from petiole.gateway.core.caller import caller
-from petiole.gateway.core.failures import Failure, invalid
+from petiole.gateway.core.failures import invalid
 from petiole.gateway.serving.patience import patiently
 from petiole.tasks.fleet import usage
 from petiole.tasks.servers import connections
@@ -32,10 +30,7 @@ async def used(days: str) -> list[dict[str, Any]]:
 
 
 async def _of_day(day: str) -> Any:
-    try:
-        [reply] = await patiently(lambda: connections.aperform([usage.command(day)]))
-    except redis.exceptions.NoPermissionError as error:
-        raise Failure(500, f"the gateway may not read the ledger: {error}") from None
+    [reply] = await patiently(lambda: connections.aperform([usage.command(day)]))
     return reply
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from petiole.gpu_worker.config import switch
 from petiole.gpu_worker.models.parts.recurrent.states import LayerState
 
 
@@ -31,13 +32,13 @@ class StatesOnCuda:
         return convolve(x, kernel, bias, inputs, self.places, self.bounds, self.of, self.copies)
 
     def apply_delta_rule(self, i: int, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+        from petiole.gpu_worker.runtime.cuda.fused.chunks import apply_delta_rule_in_chunks
         from petiole.gpu_worker.runtime.cuda.fused.states import apply_delta_rule
 
         state = self._of(i)
         assert state.matrices is not None
-        return apply_delta_rule(
-            q, k, v, g, beta, state.matrices, state.rounded, self.places, self.bounds, self.copies
-        )
+        rule = apply_delta_rule_in_chunks if switch("exact") == "off" else apply_delta_rule
+        return rule(q, k, v, g, beta, state.matrices, state.rounded, self.places, self.bounds, self.copies)
 
     def _of(self, i: int) -> LayerState:
         state = self.layers[i]

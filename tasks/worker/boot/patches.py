@@ -87,6 +87,7 @@ PRIVATE: dict[str, dict[str, Private]] = {
             "None, **options)",
             "tasks are made at their first use, as by `app.task`, so that an import reads no setting",
         ),
+        "_tasks": Private("", "another app may have a task of the same name, which Celery gives this one first"),
     },
     "celery.backends.asynchronous:BaseResultConsumer": {
         "_connection_errors": Private("", "what a lost connection raises"),

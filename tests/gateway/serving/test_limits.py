@@ -351,15 +351,20 @@ def test_tokens_are_estimated(options: dict[str, Any], tokens: tuple[int, int]) 
     assert limits.estimated([options]) == tokens
 
 
-def test_a_request_that_is_admitted_again_is_counted_once(client: redis.Redis) -> None:
+@pytest.mark.parametrize(
+    "most", [Limits(requests=1, concurrent=2), Limits(requests=1), Limits(requests=5, output_tokens=20)]
+)
+def test_a_request_that_is_admitted_again_is_counted_once(client: redis.Redis, most: Limits) -> None:
     """The script has run, and the connection was lost before its reply came."""
-    who, asked, written = caller(Limits(requests=1, concurrent=2)), plan(2), [("SET", "written", "1")]
+    asked, who = plan(2), caller(most)
+    written = [("SET", asked.record.id, "its record"), ("SET", "more", "1")]
     held, _ = run(lambda: limits.admit(asked, written), who)
-    client.delete("written")
+    client.delete("more")
+    before = client.hgetall(account_keys("acme")[0])
     assert run(lambda: limits.admit(asked, written), who)[0].keys() == held.keys()
-    assert client.get("written") == b"1"
+    assert client.get("more") == b"1"
     used, running = account_keys("acme")
-    assert client.zcard(running) == 2
-    assert [int(n) for n in client.hvals(used)] == [1]
-    with pytest.raises(Failure, match="requests a minute"):
+    assert client.zcard(running) == (2 if most.concurrent else 0)
+    assert client.hgetall(used) == before
+    with pytest.raises(Failure, match=r"(requests|output tokens) a minute"):
         run(lambda: limits.admit(plan()), who)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,12 +26,16 @@ class Thinking:
 
     def __init__(self, clock: list[float]) -> None:
         self._clock = clock
+        self._index = -1
 
-    async def batches(self) -> AsyncGenerator[list[tuple[int, StreamDelta | None]], None]:
-        for index in range(60):
-            self._clock[0] += 1
-            yield [(0, self._delta(index, reasoning="thought "))]
-        yield [(0, self._delta(60, content="answer", finish_reason="stop"))]
+    async def batch(self) -> list[tuple[int, StreamDelta | None]]:
+        self._index += 1
+        if self._index > 60:
+            return []
+        if self._index == 60:
+            return [(0, self._delta(60, content="answer", finish_reason="stop"))]
+        self._clock[0] += 1
+        return [(0, self._delta(self._index, reasoning="thought "))]
 
     def _delta(self, index: int, **said: Any) -> StreamDelta:
         return StreamDelta(task_id="t", attempt=1, index=index, token_ids=[1], text="", **said)

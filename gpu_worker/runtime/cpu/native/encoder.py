@@ -48,6 +48,7 @@ class NativeEncoder:
             list(zip(encoder.plan, encoder.layers, strict=True)),
             Memory([keys] * n_layers, [values] * n_layers, [table] * n_layers, page_size=n),
             encoder.hidden_size,
+            dtype,
             progress=progress,
         )
 

@@ -55,6 +55,7 @@ class NativeDecoder:
             list(zip(plan.layers, decoder.layers, strict=True)),
             Memory(cache.keys, cache.values, [cache.tables[i] for i in cache.groups], cache.page_size, states),
             plan.hidden_size,
+            decoder.dtype,
             tables=decoder.tables,
             ends=Ends(
                 decoder.embedding_factor,
@@ -71,6 +72,10 @@ class NativeDecoder:
             progress=progress,
         )
         self._logits: dict[int, Tensor] = {}
+        self._first_type: Tensor | None = None
+        """float32 [positions, hidden]: what is added at each position to a token of the first type."""
+        if decoder.positions is not None and decoder.token_types is not None:
+            self._first_type = decoder.positions.float() + decoder.token_types[0].float()
 
     def forward(
         self,
@@ -87,8 +92,9 @@ class NativeDecoder:
         limits: Tensor | None = None,
         types: Tensor | None = None,
     ) -> Tensor:
-        """Logits, float32 [O, vocab], for O outputs of T inputs. The slot's next step overwrites this memory: a
-        new allocation in each step would cost more than the arithmetic of a small batch.
+        """Logits, float32 [O, vocab], for O outputs of T inputs; of a model that pools, nothing that was computed.
+        The slot's next step overwrites this memory: a new allocation in each step would cost more than the
+        arithmetic of a small batch.
 
         token_ids, positions, rows: int64 [T]. The inputs of a row are neighbours, and their positions ascend.
         outputs: int64 [O], strictly ascending: the inputs whose logits are wanted. adapter_slots: [T]. The forward
@@ -125,7 +131,7 @@ class NativeDecoder:
             limits=limits,
             extra=self._extra(positions if rotary is None else rotary, types),
             per_layer=per_layer,
-            logits=memory,
+            logits=memory if decoder.plan.pooling is None else None,
             adapters=adapters,
         )
         return memory[: shape[0] * shape[1]].view(shape)
@@ -133,6 +139,8 @@ class NativeDecoder:
     def _extra(self, positions: Tensor, types: Tensor | None) -> Tensor | None:
         """float32 [T, hidden]: what is added to the embeddings at these positions, of tokens of these types."""
         decoder = self._decoder
+        if self._first_type is not None and types is None:
+            return torch.nn.functional.embedding(positions, self._first_type)
         extra = None if decoder.positions is None else decoder.positions[positions].float()
         if decoder.token_types is not None:
             kinds = torch.zeros_like(positions) if types is None else types

@@ -28,10 +28,10 @@ log = logging.getLogger(__name__)
 
 
 class Stack:
-    """The layers of a model. It takes over their weights, and rearranges them in place. hidden: the width of the
-    model. tables: the rotary table of each layer, None for one that rotates nothing. ends: None: there are no
-    logits. reduced: the most outputs of an A of an adapter. progress: called every second of a step that takes
-    longer."""
+    """The layers of a model. It takes over their weights, and rearranges them in place. hidden, dtype: the width
+    and the type of the model. tables: the rotary table of each layer, None for one that rotates nothing. ends:
+    None: there are no logits. reduced: the most outputs of an A of an adapter. progress: called every second of a
+    step that takes longer."""
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class Stack:
         layers: Sequence[tuple[Layer, LayerWeights]],
         memory: Memory,
         hidden: int,
+        dtype: torch.dtype,
         *,
         tables: Sequence[Tensor | None] = (),
         ends: Ends | None = None,
@@ -50,7 +51,7 @@ class Stack:
         self._library, self._products, self._reduced = library, products, reduced
         self._progress = ctypes.CFUNCTYPE(None)(progress)
         library.petiole_scratch.restype = c_int64
-        self._structures = Structures(library, products, memory)
+        self._structures = Structures(library, products, memory, dtype)
         plans = [plan for plan, _ in layers]
         self._layers = (LayerStruct * len(layers))(
             *(

@@ -10,5 +10,6 @@ Each module has kernels and functions that launch them. The tests run them in Tr
     grouped   products with codes, and with the layers of experts
     experts   mixtures of experts
     states    the convolutions and delta rules of layers that keep a state
+    chunks    the delta rule of long rows, with products of matrices
     adapters  adds each position's own adapter
 """

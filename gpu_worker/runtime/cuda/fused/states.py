@@ -131,8 +131,11 @@ def apply_delta_rule(
     places: Tensor,
     bounds: Tensor,
     copies: Tensor,
+    *,
+    most: int = 2**31 - 1,
 ) -> Tensor:
     """`delta_rule`, position by position: float32 [T, value_heads, value_dim]; advances the matrices of the rows.
+    Rows of more than `most` positions are left out: their outputs are anything.
 
     q, k: float32 [T, key_heads, key_dim]; v: float32 [T, value_heads, value_dim]; g, beta: float32 [T,
     value_heads]; matrices: float32 [places, value_heads, key_dim, value_dim], contiguous; rounded: see
@@ -148,7 +151,7 @@ def apply_delta_rule(
     codes, scales = (matrices, matrices) if rounded is None else (rounded.codes, rounded.scales)
     _apply_delta_rule[(len(places), value_heads, triton.cdiv(value_dim, _VALUES))](
         q, k, v, g, beta, matrices, codes, scales, outputs, places, bounds, copies,
-        len(matrices), key_heads, key_dim, value_dim,
+        len(matrices), key_heads, key_dim, value_dim, most,
         ROUNDED=rounded is not None, EACH=value_heads // key_heads, KEYS=triton.next_power_of_2(key_dim),
         VALUES=_VALUES, num_warps=4 if rounded is None else 8,
     )  # fmt: skip
@@ -173,6 +176,7 @@ def _apply_delta_rule(
     key_heads,
     key_dim,
     value_dim,
+    most,
     ROUNDED: tl.constexpr,
     EACH: tl.constexpr,
     KEYS: tl.constexpr,
@@ -186,6 +190,8 @@ def _apply_delta_rule(
     size = key_dim * value_dim
     at = key[:, None] * value_dim + value[None, :]
     first, end = tl.load(bounds + row), tl.load(bounds + row + 1)
+    if end - first > most:
+        return
     own = matrices + (tl.load(places + row).to(tl.int64) * heads + head) * size + at
     stored = tl.load(own, mask=used, other=0.0)
     for t in range(first, end):

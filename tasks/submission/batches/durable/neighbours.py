@@ -67,14 +67,17 @@ def _of_processes() -> Iterator[Running]:
 def of_a_process(batch: Batch) -> tuple[Callable[[], Sharing], Callable[[], None]]:
     """With whom a batch without a record shares, whenever that is called; others hear of it then. And what to call
     at its end: else the next batch of a script would share with those before it."""
-    name, told = f"process_{os.urandom(8).hex()}", False
+    name, told, allowed = f"process_{os.urandom(8).hex()}", False, True
 
     def look() -> Sharing:
-        nonlocal told
+        nonlocal told, allowed
+        if not allowed:
+            return ALONE
         try:
             told = _tell(name, batch) or told
             return sharing(name, "", batch.queue)
         except redis.exceptions.NoPermissionError:  # a producer need not be allowed to see batches
+            allowed = False
             return ALONE
 
     def leave() -> None:

@@ -37,8 +37,11 @@ def product(library: ctypes.CDLL, linear: ctypes.Structure, x: Tensor, outputs: 
     return y
 
 
-def products(form: Form, rows: Sequence[int], int8_inputs: bool = False) -> tuple[dict[int, Tensor], Tensor]:
-    """The products of so many rows of the same inputs, of which one is zero, and what they should be."""
+def products(
+    form: Form, rows: Sequence[int], int8_inputs: bool = False, dtype: torch.dtype = torch.float32
+) -> tuple[dict[int, Tensor], Tensor]:
+    """The products of so many rows of the same inputs, one of which is zero, and what they should be in a model of
+    this type."""
     library = load_library()
     if library is None:
         pytest.skip("no C compiler")
@@ -49,15 +52,21 @@ def products(form: Form, rows: Sequence[int], int8_inputs: bool = False) -> tupl
     x = torch.randn(max(rows), form.inputs, generator=generator)
     x[min(2, len(x) - 1)] = 0
     known = rounded(x, form.group) if int8_inputs else x
+    if dtype == torch.bfloat16 and library.petiole_halves():
+        known = known.bfloat16()
     expected = known.double() @ weight.values().double().t() + bias  # before the codes change their places
-    kept = Weights(library)
+    kept = Weights(library, dtype=dtype)
     linear = kept.linear(CodedLinear(weight, bias, int8_inputs))
     return {m: product(library, linear, x[:m].clone(), form.outputs) for m in rows}, expected
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", FORMS)
-def test_sums_are_those_of_the_weights_and_the_same_bits_for_any_number_of_rows(name: str) -> None:
-    found, expected = products(FORMS[name], ROWS)
+def test_sums_are_those_of_the_weights_and_the_same_bits_for_any_number_of_rows(
+    name: str, dtype: torch.dtype
+) -> None:
+    """In bfloat16 inputs are rounded to it where the processor multiplies it."""
+    found, expected = products(FORMS[name], ROWS, dtype=dtype)
     all_rows = found[max(ROWS)]
     assert (all_rows - expected).abs().max() <= 1e-6 * expected.abs().max()
     for rows, y in found.items():

@@ -1,6 +1,6 @@
 /* Functions of vectors: exponentials, and the activations that follow from them. */
 #pragma once
-#include "vectors.h"
+#include "erf.h"
 
 #define LOG2_E 1.44269504f
 
@@ -49,6 +49,9 @@ INLINE vp gelu_of_tanh(vp x) { return x * sigmoid(x * (x * x * 0.0713548163f + 1
 /* x (1 + erf(z)) / 2 with z = x / sqrt(2). The complement of erf(|z|) is e^-zz t p(t) with t = 1 / (1 + |z| / 2). The
  * polynomial is that with the least relative error, 4e-8. */
 INLINE vp gelu_of_erf(vp x) {
+#ifdef __AVX512F__
+  return gelu_of_table(x); /* without the division and the exponential */
+#else
   const vp z = pick(x < 0, -x, x) * 0.7071067812f, t = 1.0f / (1.0f + 0.5f * z);
   vp p = spread(-0.05906894566f);
   p = p * t + 0.2845748923f;
@@ -61,6 +64,7 @@ INLINE vp gelu_of_erf(vp x) {
   p = p * t + 0.2820864179f;
   const vp beyond = 0.5f * t * p * vexp2(z * z * -LOG2_E);
   return x * pick(x < 0, beyond, 1.0f - beyond);
+#endif
 }
 
 enum { SILU = 0, GELU = 1, GELU_TANH = 2 };

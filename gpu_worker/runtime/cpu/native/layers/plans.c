@@ -51,16 +51,22 @@ int64_t petiole_scratch(const Model *m, const Step *s) {
   return none.used;
 }
 
-/* Whether what the matrices of a step take can be packed: they all multiply on tiles, and packed it is no larger, which takes
- * SIDE rows. */
+/* Whether what the matrices of a step take can be packed: they all multiply in bfloat16, on tiles, or without logits in wide
+ * tiles of many rows. Packed it is no larger, which on tiles takes SIDE rows. */
 static int can_pack(const Model *m, const Step *s) {
+#ifdef DOT
 #ifdef TILES
-  if (s->t < SIDE || s->adapters || m->library || m->hidden % DEPTH) return 0;
+  const int64_t least = SIDE, outputs = 1;
+#else
+  const int64_t least = 2 * MB, outputs = PAIR;
+  if (s->logits) return 0;
+#endif
+  if (s->t < least || s->adapters || m->library || m->hidden % DEPTH) return 0;
   for (int64_t i = 0; i < m->n_layers; i++) {
     const Layer *l = m->layers + i;
     if (l->experts || l->inner % DEPTH || l->maps[OUT].k % DEPTH || l->heads.head_dim % DEPTH || l->per_layer % DEPTH) return 0;
     for (int64_t map = 0; map < MAPS; map++)
-      if (l->maps[map].n && !HALF_INPUTS(l->maps[map].kind)) return 0;
+      if (l->maps[map].n && (!HALF_INPUTS(l->maps[map].kind) || l->maps[map].n % outputs)) return 0;
   }
   return !s->logits || HALF_INPUTS(m->head.kind);
 #else

@@ -68,7 +68,10 @@ INLINE int is_gated(const Layer *l, const Step *s) {
 
 /* Whether the map of a feed-forward without gates computes its activation, too. */
 INLINE int is_acted(const Layer *l, const Plan *p) {
-  return !l->gated && !is_bent(&l->bend) && !l->maps[GATE_UP].library && !p->step.adapters && !p->packed;
+#ifdef TILES
+  if (p->packed) return 0;
+#endif
+  return !l->gated && !is_bent(&l->bend) && !l->maps[GATE_UP].library && !p->step.adapters;
 }
 
 /* Whether what OUT gives is added to the hidden state as it is. */

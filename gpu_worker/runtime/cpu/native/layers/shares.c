@@ -36,7 +36,7 @@ static Step part_of(const Model *m, const Step *s, int64_t from, int64_t to, int
                 .halves = s->halves,
                 .o = end - first,
                 .outputs = s->outputs + first,
-                .logits = s->logits + first * m->head.n,
+                .logits = s->logits ? s->logits + first * m->head.n : NULL,
                 .scratch = s->scratch + i * s->scratch_stride,
                 .progress = s->progress};
 }

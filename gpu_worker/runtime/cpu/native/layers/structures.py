@@ -85,11 +85,11 @@ class PerLayer:
 
 class Structures:
     """Makes structures, and keeps alive what they refer to: the memory, and the weights, which it rearranges in
-    place."""
+    place. dtype: of the model."""
 
-    def __init__(self, library: ctypes.CDLL, products: Products, memory: Memory) -> None:
+    def __init__(self, library: ctypes.CDLL, products: Products, memory: Memory, dtype: torch.dtype) -> None:
         self._products, self._memory = products, memory
-        self._weights = Weights(library, products.library)
+        self._weights = Weights(library, products.library, dtype)
         self._tables: dict[object, int | None] = {}
         self._structures: list[object] = []
 

@@ -4,7 +4,8 @@ choice    measures whether the C kernels or torch's library multiply
 adapters  what LoRA adapters add to the maps of a mixed batch
 library   torch's own products of the same weights
 linear    a map's panels among the threads, and what becomes of the sums
-groups    the sums of weights with scales by group, and how these lie in memory
+groups    the sums of weights with scales by group
+codes     how the codes of these lie in memory, and what they stand for
 panels    the sums of 32 outputs, or of 64
 tiles     the same on AMX's tiles
 pack      how weights lie in memory, and how they come there

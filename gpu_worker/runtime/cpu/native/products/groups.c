@@ -3,295 +3,129 @@
 
 #include "pack.h"
 
-#include <omp.h>
+#define AHEAD 4096 /* bytes: codes that are asked for before they are needed */
 
-#define RUN 32 /* the longest */
-
-/* Beside at most this many rows codes become floats in registers, beside more in memory that the first cache holds. */
+/* Beside at most DIRECT rows codes become numbers in registers, for FEW rows at a time. Beside more they do once for all
+ * rows, in memory that the first cache holds: WIDENED bytes. Then registers hold the sums and totals of SOME rows. */
 #ifdef __AVX512F__
-#define DIRECT 4
+#define DIRECT 16
+#define FEW 8
+#define SOME 6
 #else
 #define DIRECT 2
+#define FEW 2
+#define SOME 3
 #endif
+#define MOST (FEW > SOME ? FEW : SOME)
+#define WIDENED 8192
 
-/* ---------------------------------------------------------------- values */
+/* How a sum is made: of codes; of what they have become, floats [inputs][PANEL] or pairs of bfloat16 [inputs / 2][PANEL];
+ * of codes beside bytes. */
+enum { OF_CODES, OF_NUMBERS, OF_INTEGERS };
 
-/* From the codes of EIGHT inputs to those of the next. */
-INLINE int64_t step_of(int kind) { return kind == FOUR ? ROW4 : EIGHT * PANEL; }
-
-#if WIDTH == 8
-/* The values of two inputs' four-bit codes: bytes of bfloat16 come from tables and meet, in a float's lane, in the order
- * even input, odd input. */
-INLINE void values_of_four(const Groups *g, const char *codes, vp values[2][PARTS]) {
-  const __m256i low = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)g->halves[0]));
-  const __m256i high = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)g->halves[1]));
-  const __m256i mask = _mm256_set1_epi8(15), both = _mm256_loadu_si256((const __m256i *)codes);
-#pragma GCC unroll 2
-  for (int half = 0; half < 2; half++) {
-    const __m256i index = _mm256_and_si256(half ? _mm256_srli_epi16(both, 4) : both, mask);
-    const __m256i first = _mm256_shuffle_epi8(low, index), second = _mm256_shuffle_epi8(high, index);
-    const vpu pairs[2] = {(vpu)_mm256_unpacklo_epi8(first, second), (vpu)_mm256_unpackhi_epi8(first, second)};
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; i++) {
-      values[0][2 * half + i] = (vp)(pairs[i] << 16);
-      values[1][2 * half + i] = (vp)(pairs[i] & 0xFFFF0000u);
-    }
-  }
-}
+/* Inputs that are rounded are bytes, or floats where the processor has no products of bytes. */
+#if defined(BY_FOUR) || WIDTH == 8
+#define ROUNDED_SIZE 1
 #else
-/* The values of WIDTH outputs' codes for input i of EIGHT. */
-INLINE vp value_of_four(const Groups *g, const char *codes, int i) {
-  const vpu lanes = *(const vpu *)codes >> 4 * i;
-#ifdef __AVX512F__
-  return (vp)_mm512_permutexvar_ps((__m512i)lanes, _mm512_loadu_ps(g->values)); /* reads four bits */
-#else
-  vp found = {0};
-  for (int lane = 0; lane < WIDTH; lane++) found[lane] = g->values[lanes[lane] & 15];
-  return found;
+#define ROUNDED_SIZE 4
 #endif
-}
-#endif
-
-/* The values of WIDTH codes of eight bits. */
-INLINE vp value_of_byte(int kind, const char *codes) {
-  const vpi wide = widen_part(codes);
-  if (kind == INT8) return __builtin_convertvector(wide, vp);
-  const vpi size = wide & 0x7F, small = size < 8; /* e4m3: see e4m3.h. There is no code that is not a number */
-  const vpi large = (size << 20) + (120 << 23);
-  const vpi found = (small & (vpi)(__builtin_convertvector(size, vp) * 0x1p-9f)) | (~small & large);
-  return (vp)(found | (wide & (vpi)((vpu){0} + 0x80000000u)));
-}
-
-/* The values of inputs i and i + 1. row: the codes of EIGHT inputs to a panel */
-INLINE void two_values(int kind, const Groups *g, const char *row, int i, vp values[2][PARTS]) {
-#if WIDTH == 8
-  if (kind == FOUR) {
-    values_of_four(g, row + i / 2 * PANEL, values);
-    return;
-  }
-#endif
-#pragma GCC unroll 2
-  for (int odd = 0; odd < 2; odd++)
-#pragma GCC unroll 4
-    for (int part = 0; part < PARTS; part++) {
-#if WIDTH != 8
-      if (kind == FOUR) values[odd][part] = value_of_four(g, row + part * WIDTH * EIGHT / 2, i + odd);
-      else
-#endif
-        values[odd][part] = value_of_byte(kind, row + (i + odd) * PANEL + part * WIDTH);
-    }
-  (void)g;
-}
-
-/* WIDTH scales or zeros, from number `i` of them on. */
-INLINE vp numbers_at(int kind, const char *from, int64_t i) {
-  if (kind == F32) return part_at((const float *)from + i);
-  const uint16_t *halves = (const uint16_t *)from + i;
-#if defined(__AVX512F__)
-  if (kind == HALF) return (vp)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)halves));
-#elif WIDTH == 8 && defined(__F16C__)
-  if (kind == HALF) return (vp)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)halves));
-#endif
-  const vpu wide = __builtin_convertvector(*(const vph *)halves, vpu);
-  if (kind == BF16) return (vp)(wide << 16);
-  const vp size = (vp)((wide & 0x7FFF) << 13) * 0x1p112f; /* finite */
-  return (vp)((vpu)size | (wide & 0x8000) << 16);
-}
 
 /* ---------------------------------------------------------------- runs */
 
-/* Scales and zeros of a run's group, and for each row the sums of the run's inputs, or null where there are no zeros, and
- * the steps of inputs that are rounded, or null. */
-typedef struct {
-  vp scales[PARTS], zeros[PARTS];
-  const float *inputs, *steps;
-} Scaling;
-
-/* c [mb, PANEL] += the sums of a run, scaled. */
-INLINE void add_run(int mb, vp sums[MB][PARTS], const Scaling *s, float *c, int64_t ldc) {
-#pragma GCC unroll 16
-  for (int j = 0; j < mb; j++)
-#pragma GCC unroll 4
-    for (int part = 0; part < PARTS; part++) {
-      vp total = sums[j][part];
-      if (s->inputs) total -= s->zeros[part] * spread(s->inputs[j]);
-      if (s->steps) total *= spread(s->steps[j]);
-      *(vp *)(c + j * ldc + part * WIDTH) += total * s->scales[part];
-    }
+/* x, `i` inputs further on. */
+INLINE const char *input_at(int form, int halves, const char *x, int64_t i) {
+  return x + i * (form == OF_INTEGERS ? 1 : halves ? 2 : 4);
 }
 
-/* Codes become floats in registers. n: a multiple of EIGHT */
-INLINE void run_of_codes(int kind, int mb, int n, const Groups *g, const float *x, int64_t ldx, const char *w,
-                         const Scaling *s, float *c, int64_t ldc) {
-  vp sums[MB][PARTS] = {0};
+/* The values of two inputs' codes, or pairs of them. */
+INLINE void two_of(int kind, int halves, const Groups *g, const char *w, int i, vp values[2][PARTS]) {
+#ifdef DOT
+  if (halves) {
+    two_halves(kind, g, w, i, (vpu *)values[0]);
+    return;
+  }
+#endif
+  (void)halves;
+  two_values(kind, g, w, i, values);
+}
+
+INLINE void ask_ahead(int kind, const char *w, int i) {
+  if (i % (kind == FOUR ? 4 : 2) == 0) __builtin_prefetch(w + i * step_of(kind) / EIGHT + AHEAD, 0, 3);
+}
+
+/* sums += inputs i, one of each row, times values, or inputs i and i + 1 times pairs of them. */
+INLINE void add_input(int halves, int mb, int odd, const char *x, int i, vp values[2][PARTS], vp sums[MOST][PARTS]) {
+#pragma GCC unroll 16
+  for (int j = 0; j < mb; j++) {
+#ifdef DOT
+    if (halves) {
+      const vu in = pair_at(x, j * KC + i);
+#pragma GCC unroll 4
+      for (int part = 0; part < PARTS; part++) sums[j][part] = add_pairs(sums[j][part], (vu)values[0][part], in);
+      continue;
+    }
+#endif
+    const vp in = spread(((const float *)x)[j * KC + i]);
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS; part++) sums[j][part] += values[odd][part] * in;
+  }
+  (void)halves;
+}
+
+/* sums += those of n inputs, a multiple of EIGHT */
+INLINE void sum_codes(int kind, int halves, int mb, int n, const Groups *g, const char *x, const char *w, vp sums[MOST][PARTS]) {
   for (int i = 0; i < n; i += EIGHT, w += step_of(kind))
 #pragma GCC unroll 4
     for (int k = 0; k < EIGHT; k += 2) {
       vp values[2][PARTS];
-      two_values(kind, g, w, k, values);
+      ask_ahead(kind, w, k);
+      two_of(kind, halves, g, w, k, values);
 #pragma GCC unroll 2
-      for (int odd = 0; odd < 2; odd++)
-#pragma GCC unroll 16
-        for (int j = 0; j < mb; j++) {
-          const vp in = spread(x[j * ldx + i + k + odd]);
-#pragma GCC unroll 4
-          for (int part = 0; part < PARTS; part++) sums[j][part] += values[odd][part] * in;
-        }
+      for (int odd = 0; odd < 2 - halves; odd++) add_input(halves, mb, odd, x, i + k + odd, values, sums);
     }
-  add_run(mb, sums, s, c, ldc);
 }
 
-/* They have become floats, [n][PANEL]. */
-INLINE void run_of_floats(int mb, int n, const float *x, const float *w, const Scaling *s, float *c, int64_t ldc) {
-  vp sums[MB][PARTS] = {0};
-  for (int i = 0; i < n; i++, w += PANEL)
+INLINE void sum_numbers(int halves, int mb, int n, const char *x, const float *w, vp sums[MOST][PARTS]) {
+  for (int i = 0; i < n; i += 1 + halves, w += PANEL) {
+#if WIDTH == 8 /* a value in a register at a time, and the inputs of all rows */
 #pragma GCC unroll 4
     for (int part = 0; part < PARTS; part++) {
       const vp value = part_at(w + part * WIDTH);
-#pragma GCC unroll 16
-      for (int j = 0; j < mb; j++) sums[j][part] += value * spread(x[j * KC + i]);
-    }
-  add_run(mb, sums, s, c, ldc);
-}
-
-/* constants, so that each case is unrolled */
-INLINE void some_of_codes(int kind, int mb, int n, const Groups *g, const float *x, int64_t ldx, const char *w,
-                          const Scaling *s, float *c, int64_t ldc) {
-#define CASE(mb) case mb: run_of_codes(kind, mb, n, g, x, ldx, w, s, c, ldc); break;
-  switch (mb) {
-    CASE(1) CASE(2)
-#if DIRECT == 4
-    CASE(3) CASE(4)
-#endif
-  }
-#undef CASE
-}
-
-static void some_of_floats(int mb, int n, const float *x, const float *w, const Scaling *s, float *c, int64_t ldc) {
-#define CASE(mb) case mb: run_of_floats(mb, n, x, w, s, c, ldc); break;
-  switch (mb) {
-    CASE(1) CASE(2) CASE(3)
-#if MB == 12
-    CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
-#endif
-  }
-#undef CASE
-}
-
-/* The codes of a run -> [n][PANEL] floats */
-INLINE void widen_run(int kind, int n, const Groups *g, const char *w, float *out) {
-  for (int i = 0; i < n; i += EIGHT, w += step_of(kind))
 #pragma GCC unroll 4
-    for (int k = 0; k < EIGHT; k += 2) {
-      vp values[2][PARTS];
-      two_values(kind, g, w, k, values);
+      for (int j = 0; j < mb; j++) sums[j][part] += value * spread(((const float *)x)[j * KC + i]);
+    }
+#else
+    vp values[2][PARTS];
 #pragma GCC unroll 2
-      for (int odd = 0; odd < 2; odd++)
-#pragma GCC unroll 4
-        for (int part = 0; part < PARTS; part++) *(vp *)(out + (i + k + odd) * PANEL + part * WIDTH) = values[odd][part];
-    }
-}
-
-/* x [EIGHTs] -> their sum */
-INLINE float sum_of(const float *x, int n) {
-  float lanes[EIGHT] = {0};
-  for (int i = 0; i < n; i += EIGHT)
-    for (int k = 0; k < EIGHT; k++) lanes[k] += x[i + k];
-  return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
-}
-
-/* ---------------------------------------------------------------- panels */
-
-/* Where the parts of a panel lie. */
-typedef struct {
-  const char *codes, *scales, *zeros;
-} Panel;
-
-static Panel panel_at(const Linear *l, int64_t p) {
-  const Groups *g = l->groups;
-  const int64_t at = p * parts(l->k, g->size) * PANEL;
-  if (p >= l->n / PANEL) return (Panel){weights_to(l, p * PANEL), g->tail_scales, g->zeros ? g->tail_zeros : NULL};
-  return (Panel){weights_to(l, p * PANEL), g->scales + at * size_of_number(g->scale_kind),
-                 g->zeros ? g->zeros + at * size_of_number(g->zero_kind) : NULL};
-}
-
-/* inputs: the sums of the run's inputs, where there are zeros */
-INLINE Scaling scaling_at(const Groups *g, const Panel *panel, int64_t from, const float *inputs, const float *steps) {
-  Scaling s = {.inputs = panel->zeros ? inputs : NULL, .steps = steps};
-#pragma GCC unroll 4
-  for (int part = 0; part < PARTS; part++) {
-    s.scales[part] = numbers_at(g->scale_kind, panel->scales, from / g->size * PANEL + part * WIDTH);
-    if (panel->zeros) s.zeros[part] = numbers_at(g->zero_kind, panel->zeros, from / g->size * PANEL + part * WIDTH);
-  }
-  return s;
-}
-
-INLINE void panel_of_kind(int kind, const Linear *l, int64_t p, int m, const float *x, float *sums, int64_t lds, Bench *b) {
-  const Groups *g = l->groups;
-  const int64_t run = run_of(g);
-  const Panel panel = panel_at(l, p);
-  const char *w = panel.codes;
-  const int n_tiles = (int)parts(m, m > DIRECT ? MB : DIRECT);
-  float inputs[ROWS];
-  for (int j = 0; j < m; j++) memset(sums + j * lds, 0, sizeof(float) * PANEL);
-  for (int64_t from = 0; from < l->k; from += run, w += run / EIGHT * step_of(kind)) {
-    const int n = (int)smaller(run, l->k - from);
-    const float *in = x + from / KC * m * KC + from % KC;
-    Scaling s = scaling_at(g, &panel, from, inputs, NULL);
-    for (int j = 0; s.inputs && j < m; j++) inputs[j] = sum_of(in + j * KC, n);
-    if (m > DIRECT) widen_run(kind, n, g, w, b->panel);
-    for (int left = n_tiles, first = 0; left; left--) {
-      const int mb = (m - first) / left;
-      if (m > DIRECT) some_of_floats(mb, n, in + first * KC, b->panel, &s, sums + first * lds, lds);
-      else some_of_codes(kind, mb, n, g, in + first * KC, KC, w, &s, sums + first * lds, lds);
-      first += mb;
-      if (s.inputs) s.inputs += mb;
-    }
+    for (int part = 0; part < PARTS; part++) values[0][part] = part_at(w + part * WIDTH);
+    add_input(halves, mb, 0, x, i, values, sums);
+#endif
   }
 }
 
-/* ---------------------------------------------------------------- rounded inputs */
-
-#define MOST 127.0f
-#define LEAST_PEAK 0x1p-100f /* inputs below are zeros */
-#define TO_INTEGER 0x1.8p23f /* added to a float and taken away, it leaves the nearest integer, the even one of two */
-
-/* A product's inputs as round_inputs makes them. */
-typedef struct {
-  int8_t *bytes;
-  float *steps, *sums;
-} Rounded;
-
-static Rounded rounded_at(const Linear *l, int64_t m, void *at) {
-  int8_t *bytes = at;
-  float *steps = (float *)(bytes + parts(l->k, KC) * m * KC);
-  return (Rounded){bytes, steps, steps + parts(l->k, run_of(l->groups)) * m};
-}
-
-void round_inputs(const Linear *l, const float *x, int64_t ldx, int64_t m, void *out) {
-  const Rounded r = rounded_at(l, m, out);
-  const int64_t run = run_of(l->groups);
-  for (int64_t from = 0; from < l->k; from += run)
-    for (int64_t j = 0; j < m; j++) {
-      const int n = (int)smaller(run, l->k - from);
-      const float *in = x + j * ldx + from;
-      int8_t *bytes = r.bytes + from / KC * m * KC + j * KC + from % KC;
-      float peak = 0;
-      int sum = 0;
-      for (int i = 0; i < n; i++) peak = fabsf(in[i]) > peak ? fabsf(in[i]) : peak;
-      const float times = peak >= LEAST_PEAK ? MOST / peak : 0;
-      for (int i = 0; i < n; i++) bytes[i] = (int8_t)(int)(in[i] * times + TO_INTEGER - TO_INTEGER);
-      for (int i = 0; i < n; i++) sum += bytes[i];
-      r.steps[from / run * m + j] = times > 0 ? peak / MOST : 0;
-      r.sums[from / run * m + j] = (float)sum;
+#ifdef BY_FOUR
+/* totals += codes of n inputs times bytes */
+INLINE void sum_integers(int mb, int n, const int8_t *x, const char *w, vpi totals[MOST][PARTS]) {
+  const __m512i mask = _mm512_set1_epi8(15);
+  for (int i = 0; i < n; i += 4, w += BY_SHUFFLE) {
+    const __m512i both = _mm512_loadu_si512(w);
+    const __m512i codes[PARTS] = {_mm512_and_si512(both, mask), _mm512_and_si512(_mm512_srli_epi16(both, 4), mask)};
+    __builtin_prefetch(w + AHEAD, 0, 3);
+#pragma GCC unroll 16
+    for (int j = 0; j < mb; j++) {
+      int32_t four;
+      memcpy(&four, x + j * KC + i, sizeof(four));
+#pragma GCC unroll 2
+      for (int part = 0; part < PARTS; part++)
+        totals[j][part] = (vpi)_mm512_dpbusd_epi32((__m512i)totals[j][part], codes[part], _mm512_set1_epi32(four));
     }
+  }
 }
-
-#if WIDTH == 8
-/* totals += the sums of n inputs, EIGHT or twice as many: so a sum of products has 16 bits. */
-INLINE void add_integers(int mb, int n, const int8_t *x, const char *w, __m256i totals[2][PARTS]) {
+#elif WIDTH == 8
+/* The same, for EIGHT inputs or twice as many: so a sum of products has 16 bits. */
+INLINE void sum_few_integers(int mb, int n, const int8_t *x, const char *w, vpi totals[MOST][PARTS]) {
   const __m256i mask = _mm256_set1_epi8(15);
-  __m256i sums[2][2] = {0};
+  __m256i sums[MOST][2] = {0};
 #pragma GCC unroll 8
   for (int i = 0; i < n; i += 2, w += PANEL) {
     const __m256i both = _mm256_loadu_si256((const __m256i *)w), lower = _mm256_and_si256(both, mask);
@@ -310,134 +144,233 @@ INLINE void add_integers(int mb, int n, const int8_t *x, const char *w, __m256i 
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
       const __m256i found = sums[j][half], signs = _mm256_srai_epi16(found, 15);
-      __m256i *total = totals[j] + 2 * half;
+      __m256i *total = (__m256i *)totals[j] + 2 * half;
       total[0] = _mm256_add_epi32(total[0], _mm256_unpacklo_epi16(found, signs));
       total[1] = _mm256_add_epi32(total[1], _mm256_unpackhi_epi16(found, signs));
     }
 }
 
-/* The sums of a run, of `mb` rows. A value is the first one plus the code. */
-INLINE void run_of_integers(int mb, int n, const Groups *g, const int8_t *x, const char *w, const float *inputs,
-                            const Scaling *s, float *c, int64_t ldc) {
-  __m256i totals[2][PARTS];
-#pragma GCC unroll 2
-  for (int j = 0; j < mb; j++)
-#pragma GCC unroll 4
-    for (int part = 0; part < PARTS; part++) totals[j][part] = _mm256_set1_epi32((int)(g->values[0] * inputs[j]));
+INLINE void sum_integers(int mb, int n, const int8_t *x, const char *w, vpi totals[MOST][PARTS]) {
   int i = 0;
-  for (; i + 2 * EIGHT <= n; i += 2 * EIGHT) add_integers(mb, 2 * EIGHT, x + i, w + i / 2 * PANEL, totals);
-  if (i < n) add_integers(mb, EIGHT, x + i, w + i / 2 * PANEL, totals);
-  vp found[MB][PARTS];
-#pragma GCC unroll 2
-  for (int j = 0; j < mb; j++)
-#pragma GCC unroll 4
-    for (int part = 0; part < PARTS; part++) found[j][part] = (vp)_mm256_cvtepi32_ps(totals[j][part]);
-  add_run(mb, found, s, c, ldc);
-}
-#else
-/* Integers as floats: their sums are exact, too. */
-INLINE void run_of_integers(int mb, int n, const Groups *g, const int8_t *x, const char *w, const float *inputs,
-                            const Scaling *s, float *c, int64_t ldc) {
-  float wide[2][RUN];
-  (void)inputs;
-  for (int j = 0; j < mb; j++)
-    for (int i = 0; i < n; i++) wide[j][i] = x[j * KC + i];
-  some_of_codes(FOUR, mb, n, g, wide[0], RUN, w, s, c, ldc);
+  for (; i + 2 * EIGHT <= n; i += 2 * EIGHT) sum_few_integers(mb, 2 * EIGHT, x + i, w + i / 2 * PANEL, totals);
+  if (i < n) sum_few_integers(mb, EIGHT, x + i, w + i / 2 * PANEL, totals);
 }
 #endif
 
-static void panel_of_rounded(const Linear *l, int64_t p, int m, void *x, float *sums, int64_t lds) {
+/* ---------------------------------------------------------------- slices */
+
+/* A product's inputs as group_inputs makes them. Sums and steps are those of each run and row, [runs][m]. */
+typedef struct {
+  char *numbers;
+  float *sums, *steps;
+} GroupInputs;
+
+/* Where the parts of a panel lie. */
+typedef struct {
+  const char *codes, *scales, *zeros;
+} Panel;
+
+static Panel panel_at(const Linear *l, int64_t p) {
   const Groups *g = l->groups;
-  const int64_t run = run_of(g);
-  const Panel panel = panel_at(l, p);
-  const Rounded in = rounded_at(l, m, x);
-  const char *w = panel.codes;
-  for (int j = 0; j < m; j++) memset(sums + j * lds, 0, sizeof(float) * PANEL);
-  for (int64_t from = 0; from < l->k; from += run, w += run / EIGHT * ROW4) {
-    const int n = (int)smaller(run, l->k - from);
-    const int8_t *bytes = in.bytes + from / KC * m * KC + from % KC;
-    const float *inputs = in.sums + from / run * m;
-    Scaling s = scaling_at(g, &panel, from, inputs, in.steps + from / run * m);
-    for (int j = 0; j < m; j += 2) {
-      if (j + 1 < m) run_of_integers(2, n, g, bytes + j * KC, w, inputs + j, &s, sums + j * lds, lds);
-      else run_of_integers(1, n, g, bytes + j * KC, w, inputs + j, &s, sums + j * lds, lds);
-      s.steps += 2;
-      if (s.inputs) s.inputs += 2;
-    }
-  }
+  const int64_t at = p * parts(l->k, g->size) * PANEL;
+  if (p >= l->n / PANEL) return (Panel){weights_to(l, p * PANEL), g->tail_scales, g->zeros ? g->tail_zeros : NULL};
+  return (Panel){weights_to(l, p * PANEL), g->scales + at * size_of_number(g->scale_kind),
+                 g->zeros ? g->zeros + at * size_of_number(g->zero_kind) : NULL};
 }
 
-void product_of_groups(const Linear *l, int64_t p, int m, const float *x, float *sums, int64_t lds, Bench *b) {
-  if (l->groups->rounded) {
-    panel_of_rounded(l, p, m, (void *)x, sums, lds);
-    return;
-  }
-  /* constants, so that each case is a loop of its own */
-  if (l->kind == FOUR) panel_of_kind(FOUR, l, p, m, x, sums, lds, b);
-  else if (l->kind == INT8) panel_of_kind(INT8, l, p, m, x, sums, lds, b);
-  else panel_of_kind(E4M3, l, p, m, x, sums, lds, b);
-}
+/* Inputs from number `from` on, n of them: whole runs, or the last ones. For each run and row: the sum of its inputs, where
+ * it is needed, and the step of inputs that are rounded, or null. apart: from one run to the next */
+typedef struct {
+  int64_t from;
+  int n, run;
+  const float *sums, *steps;
+  int64_t apart;
+} Slice;
 
-/* ---------------------------------------------------------------- packing */
-
-/* rows [n <= PANEL][k] -> a panel. Outputs after the last have codes of zero bits. */
-static void pack_codes(int kind, const uint8_t *rows, int n, int64_t k, uint8_t *out) {
-  const int64_t row = kind == FOUR ? k / 2 : k;
-  memset(out, 0, (size_t)(PANEL * row));
-  if (kind != FOUR) {
-    for (int64_t from = 0; from < k; from += 64) /* a line of each row at a time */
-      for (int i = 0; i < n; i++)
-        for (int64_t c = from; c < smaller(k, from + 64); c++) out[c * PANEL + i] = rows[i * row + c];
-    return;
-  }
-  for (int i = 0; i < n; i++)
-    for (int64_t c = 0; c < k / EIGHT; c++) {
-      const uint8_t *codes = rows + i * row + c * EIGHT / 2;
-      uint8_t *row = out + c * ROW4;
-#pragma GCC unroll 8
-      for (int input = 0; input < EIGHT; input++) {
-        const int64_t nibble = nibble_at(i, input);
-        row[nibble / 2] |= (uint8_t)((codes[input / 2] >> input % 2 * 4 & 15) << nibble % 2 * 4);
+/* c [mb, PANEL] += the sums of a slice's runs, each of them scaled. x: [mb][KC]. w: of the slice */
+INLINE void add_slice(int form, int kind, int halves, int mb, const Slice *s, const Groups *g, const Panel *panel,
+                      const char *x, const char *w, float *c, int64_t ldc) {
+  const int64_t step = form == OF_NUMBERS ? (int64_t)sizeof(float) * EIGHT * PANEL / (1 + halves) : step_of(kind);
+  const float *inputs = s->sums, *steps = s->steps;
+  int64_t group = s->from / g->size, next = (group + 1) * g->size - s->from;
+  vp totals[MOST][PARTS];
+#pragma GCC unroll 16
+  for (int j = 0; j < mb; j++)
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS; part++) totals[j][part] = part_at(c + j * ldc + part * WIDTH);
+  for (int i = 0; i < s->n; i += s->run, w += s->run / EIGHT * step) {
+    const int n = (int)smaller(s->run, s->n - i);
+    const char *in = input_at(form, halves, x, i);
+    vp sums[MOST][PARTS] = {0};
+#if ROUNDED_SIZE == 1
+    if (form == OF_INTEGERS) {
+      vpi integers[MOST][PARTS];
+#pragma GCC unroll 16
+      for (int j = 0; j < mb; j++)
+#pragma GCC unroll 4
+        for (int part = 0; part < PARTS; part++) integers[j][part] = (int32_t)(g->values[0] * inputs[j]) - (vpi){0};
+      sum_integers(mb, n, (const int8_t *)in, w, integers); /* a value is the first one plus the code */
+#pragma GCC unroll 16
+      for (int j = 0; j < mb; j++)
+#pragma GCC unroll 4
+        for (int part = 0; part < PARTS; part++) sums[j][part] = __builtin_convertvector(integers[j][part], vp);
+    } else
+#endif
+    if (form == OF_NUMBERS) sum_numbers(halves, mb, n, in, (const float *)w, sums);
+    else sum_codes(kind, halves, mb, n, g, in, w, sums);
+    if (i >= next) group++, next += g->size;
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS; part++) {
+      const int64_t at = group * PANEL + part * WIDTH;
+      const vp scales = numbers_at(g->scale_kind, panel->scales, at);
+      const vp zeros = panel->zeros ? numbers_at(g->zero_kind, panel->zeros, at) : (vp){0};
+#pragma GCC unroll 16
+      for (int j = 0; j < mb; j++) {
+        vp total = sums[j][part];
+        if (panel->zeros) total -= zeros * spread(inputs[j]);
+        if (steps) total *= spread(steps[j]);
+        totals[j][part] += total * scales;
       }
     }
+    if (inputs) inputs += s->apart;
+    if (steps) steps += s->apart;
+  }
+#pragma GCC unroll 16
+  for (int j = 0; j < mb; j++)
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS; part++) set_part(c + j * ldc + part * WIDTH, totals[j][part]);
 }
 
-/* rows [n <= PANEL][groups] -> [groups][PANEL], padded with zeros. size: of a number */
-static void pack_numbers(const char *rows, int n, int64_t groups, int64_t size, char *out) {
-  memset(out, 0, (size_t)(groups * PANEL * size));
-  for (int i = 0; i < n; i++)
-    for (int64_t c = 0; c < groups; c++)
-      memcpy(out + (c * PANEL + i) * size, rows + (i * groups + c) * size, (size_t)size);
+/* constants, so that each case is unrolled */
+INLINE void add_rows(int form, int kind, int halves, int mb, const Slice *s, const Groups *g, const Panel *panel,
+                     const char *x, const char *w, float *c, int64_t ldc) {
+#define CASE(mb) \
+  case mb: \
+    if (mb <= (form == OF_NUMBERS ? SOME : FEW)) add_slice(form, kind, halves, mb, s, g, panel, x, w, c, ldc); \
+    break;
+  switch (mb) {
+    CASE(1) CASE(2) CASE(3)
+#if MOST == 8
+    CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+#endif
+  }
+#undef CASE
 }
 
-/* The bytes that each thread of `petiole_pack_groups` copies at a time, at most. */
-int64_t petiole_pack_groups_copies(const Linear *l) {
+/* ---------------------------------------------------------------- panels */
+
+/* The codes of n inputs -> floats [n][PANEL] or pairs [n / 2][PANEL] */
+INLINE void widen_codes(int kind, int halves, int n, const Groups *g, const char *w, float *out) {
+  for (int i = 0; i < n; i += EIGHT, w += step_of(kind))
+#pragma GCC unroll 4
+    for (int k = 0; k < EIGHT; k += 2) {
+      vp values[2][PARTS];
+      ask_ahead(kind, w, k);
+      two_of(kind, halves, g, w, k, values);
+#pragma GCC unroll 2
+      for (int odd = 0; odd < 2 - halves; odd++, out += PANEL)
+#pragma GCC unroll 4
+        for (int part = 0; part < PARTS; part++) set_part(out + part * WIDTH, values[odd][part]);
+    }
+}
+
+/* x: what group_inputs made */
+INLINE void panel_of_kind(int form, int kind, int halves, const Linear *l, int64_t p, int m, const GroupInputs *x, float *c,
+                          int64_t ldc, Bench *b) {
   const Groups *g = l->groups;
-  return PANEL * larger_of(l->kind == FOUR ? l->k / 2 : l->k, parts(l->k, g->size) * (int64_t)sizeof(float));
+  const Panel panel = panel_at(l, p);
+  const int widened = form == OF_CODES && m > DIRECT, most = widened ? SOME : FEW;
+  const int64_t at_once = widened ? WIDENED / PANEL / (halves ? 2 : 4) : KC, run = run_of(g);
+  const char *w = panel.codes;
+  for (int j = 0; j < m; j++) memset(c + j * ldc, 0, sizeof(float) * PANEL);
+  for (int64_t from = 0; from < l->k; from += at_once, w += at_once / EIGHT * step_of(kind)) {
+    const char *in = input_at(form, halves, x->numbers, from / KC * m * KC + from % KC);
+    Slice s = {from, (int)smaller(at_once, l->k - from), (int)run, NULL, NULL, m};
+    if (panel.zeros || form == OF_INTEGERS) s.sums = x->sums + from / run * m;
+    if (g->inputs == INT8) s.steps = x->steps + from / run * m;
+    if (widened) widen_codes(kind, halves, s.n, g, w, b->panel);
+    for (int left = (int)parts(m, most), at = 0; left; left--) {
+      const int mb = (m - at) / left;
+      const char *rows = input_at(form, halves, in, at * KC);
+      if (widened) add_rows(OF_NUMBERS, kind, halves, mb, &s, g, &panel, rows, b->panel, c + at * ldc, ldc);
+      else add_rows(form, kind, halves, mb, &s, g, &panel, rows, w, c + at * ldc, ldc);
+      at += mb;
+      if (s.sums) s.sums += mb;
+      if (s.steps) s.steps += mb;
+    }
+  }
 }
 
-/* Rearranges codes [n, k], scales and zeros [n, groups] in place, a panel at a time. The last rows go to the tails. */
-void petiole_pack_groups(Linear *l, Groups *g, char *copies, int32_t n_threads) {
-  const int64_t n_groups = parts(l->k, g->size), whole = l->n / PANEL, last = l->n % PANEL;
-  const int64_t each = petiole_pack_groups_copies(l), s = size_of_number(g->scale_kind), z = size_of_number(g->zero_kind);
-  const int64_t of_scales = n_groups * PANEL * s, of_zeros = n_groups * PANEL * z;
-  l->stride = PANEL * (l->kind == FOUR ? l->k / 2 : l->k);
-  for (int i = 0; i < 16; i++) {
-    const uint16_t half = to_bf16(g->values[i]);
-    g->halves[0][i] = (uint8_t)half;
-    g->halves[1][i] = (uint8_t)(half >> 8);
+/* ---------------------------------------------------------------- inputs */
+
+#define LARGEST 127.0f
+#define LEAST_PEAK 0x1p-100f /* inputs below are zeros */
+#define TO_INTEGER 0x1.8p23f /* added to a float and taken away, it leaves the nearest integer, the even one of two */
+
+static GroupInputs inputs_at(const Linear *l, int64_t m, void *at) {
+  const int size = l->groups->inputs == INT8 ? ROUNDED_SIZE : half_inputs(l) ? 2 : 4;
+  float *sums = (float *)((char *)at + parts(l->k, KC) * m * KC * size);
+  return (GroupInputs){at, sums, sums + parts(l->k, run_of(l->groups)) * m};
+}
+
+/* x [EIGHTs] -> their sum */
+INLINE float sum_of(int halves, const char *x, int n) {
+  float lanes[EIGHT] = {0};
+  for (int i = 0; i < n; i += EIGHT)
+    for (int k = 0; k < EIGHT; k++) {
+      const uint32_t wide = halves ? (uint32_t)((const uint16_t *)x)[i + k] << 16 : ((const uint32_t *)x)[i + k];
+      float value;
+      memcpy(&value, &wide, sizeof(value));
+      lanes[k] += value;
+    }
+  return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+}
+
+/* n inputs -> integers, whose sum is returned, and a step */
+static float round_run(const float *x, int n, char *out, float *step) {
+  float peak = 0, sum = 0;
+  for (int i = 0; i < n; i++) peak = fabsf(x[i]) > peak ? fabsf(x[i]) : peak;
+  const float times = peak >= LEAST_PEAK ? LARGEST / peak : 0;
+  for (int i = 0; i < n; i++) {
+    const float integer = x[i] * times + TO_INTEGER - TO_INTEGER;
+    if (ROUNDED_SIZE == 1) out[i] = (char)(int)integer;
+    else ((float *)out)[i] = integer;
+    sum += integer;
   }
-#pragma omp parallel for schedule(static) num_threads(n_threads)
-  for (int64_t p = 0; p < whole + (last > 0); p++) {
-    const int full = p < whole, n = full ? PANEL : (int)last;
-    char *copy = copies + omp_get_thread_num() * each, *codes = (char *)l->weight + p * l->stride;
-    char *scales = (char *)g->scales + p * of_scales, *zeros = (char *)g->zeros + p * of_zeros;
-    memcpy(copy, codes, (size_t)(l->stride / PANEL * n));
-    pack_codes(l->kind, (const uint8_t *)copy, n, l->k, (uint8_t *)(full ? codes : l->tail));
-    memcpy(copy, scales, (size_t)(of_scales / PANEL * n));
-    pack_numbers(copy, n, n_groups, s, full ? scales : (char *)g->tail_scales);
-    if (!g->zeros) continue;
-    memcpy(copy, zeros, (size_t)(of_zeros / PANEL * n));
-    pack_numbers(copy, n, n_groups, z, full ? zeros : (char *)g->tail_zeros);
-  }
+  *step = times > 0 ? peak / LARGEST : 0;
+  return sum;
+}
+
+void group_inputs(const Linear *l, const float *x, int64_t ldx, int64_t m, void *out) {
+  const GroupInputs to = inputs_at(l, m, out);
+  const int64_t run = run_of(l->groups);
+  const int rounded = l->groups->inputs == INT8, halves = half_inputs(l), size = rounded ? ROUNDED_SIZE : halves ? 2 : 4;
+  for (int64_t from = 0; from < l->k; from += run)
+    for (int64_t j = 0; j < m; j++) {
+      const int n = (int)smaller(run, l->k - from);
+      const float *in = x + j * ldx + from;
+      char *numbers = to.numbers + (from / KC * m * KC + j * KC + from % KC) * size;
+      const int64_t at = from / run * m + j;
+      if (rounded) to.sums[at] = round_run(in, n, numbers, to.steps + at);
+      else if (halves) narrow(in, n, (uint16_t *)numbers);
+      else memcpy(numbers, in, sizeof(float) * (size_t)n);
+      if (!rounded && l->groups->zeros) to.sums[at] = sum_of(halves, numbers, n);
+    }
+}
+
+/* constants, so that each case is a loop of its own */
+#define OF_KIND(halves, kind) panel_of_kind(OF_CODES, kind, halves, l, p, m, &in, sums, lds, b)
+#define OF_KINDS(halves) \
+  if (l->kind == FOUR) OF_KIND(halves, FOUR); \
+  else if (l->kind == INT8) OF_KIND(halves, INT8); \
+  else OF_KIND(halves, E4M3);
+
+void product_of_groups(const Linear *l, int64_t p, int m, const char *x, float *sums, int64_t lds, Bench *b) {
+  const GroupInputs in = inputs_at(l, m, (void *)x);
+  if (l->groups->inputs == INT8)
+    panel_of_kind(ROUNDED_SIZE == 1 ? OF_INTEGERS : OF_CODES, FOUR, 0, l, p, m, &in, sums, lds, b);
+#ifdef DOT
+  else if (half_inputs(l)) { OF_KINDS(1) }
+#endif
+  else { OF_KINDS(0) }
 }

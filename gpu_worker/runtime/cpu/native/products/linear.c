@@ -10,6 +10,36 @@
 
 #include <omp.h>
 
+/* From the first of some activations to the output c of row j, row by row. */
+INLINE Activations from_output(Activations y, int64_t ldy, int64_t j, int64_t c) {
+  return (Activations){(char *)y.at + (j * ldy + c) * (y.packed ? 2 : 4), y.packed};
+}
+
+INLINE void act_rows(int activation, const float *x, int64_t ldx, const float *ups, Activations y, int64_t ldy, int m,
+                     int n) {
+  const int full = n / WIDTH * WIDTH;
+  for (int j = 0; j < m; j++) {
+    const int64_t in = j * ldx, out = j * ldy;
+    for (int c = 0; c < full; c += WIDTH) {
+      const vp acted = act(activation, part_at(x + in + c)), made = ups ? acted * part_at(ups + in + c) : acted;
+      if (y.packed) narrow_part(made, (uint16_t *)y.at + out + c);
+      else set_part((float *)y.at + out + c, made);
+    }
+    if (full < n) activate(activation, x + in + full, ups ? ups + in + full : NULL, (float *)y.at + out + full, n - full);
+  }
+}
+
+/* y [m][ldy] = the activation of x [m][ldx], times ups where they are not null. n: whole vectors where y is packed */
+static void activate_rows(int activation, const float *x, int64_t ldx, const float *ups, Activations y, int64_t ldy, int m,
+                          int n) {
+  /* constants, so that each case is a loop of its own */
+  if (activation == GELU && !ups && y.packed) act_rows(GELU, x, ldx, NULL, (Activations){y.at, 1}, ldy, m, n);
+  else if (activation == GELU && !ups) act_rows(GELU, x, ldx, NULL, (Activations){y.at, 0}, ldy, m, n);
+  else if (activation == GELU) act_rows(GELU, x, ldx, ups, y, ldy, m, n);
+  else if (activation == SILU) act_rows(SILU, x, ldx, ups, y, ldy, m, n);
+  else act_rows(GELU_TANH, x, ldx, ups, y, ldy, m, n);
+}
+
 /* y [m, PANEL], the outputs of a panel, (+)= sums [m][lds] * scale + bias, or the activation of that */
 static void finish(const Linear *l, int64_t p, int m, const float *sums, int64_t lds, float *y, int64_t ldy, How how) {
   const int add = how == ADD;
@@ -30,17 +60,35 @@ static void finish(const Linear *l, int64_t p, int m, const float *sums, int64_t
       if (l->bias) total += l->bias[n0 + c];
       out[c] = add ? out[c] + total : total;
     }
-    if (how == ACTED) activate(l->activation, out, NULL, out, (int)n);
   }
+  if (how == ACTED) activate_rows(l->activation, y, ldy, NULL, (Activations){y, 0}, ldy, m, (int)n);
 }
 
 /* y [m, PANEL] = activation(gates) * ups, whose sums [m][PAIR] are those of panels p and q. */
-static void finish_gated(const Linear *l, int64_t p, int64_t q, int m, float *sums, float *y, int64_t ldy) {
+static void finish_gated(const Linear *l, int64_t p, int64_t q, int m, float *sums, Activations y, int64_t ldy) {
   if (l->bias || l->scale) {
     finish(l, p, m, sums, PAIR, sums, PAIR, SET);
     finish(l, q, m, sums + PANEL, PAIR, sums + PANEL, PAIR, SET);
   }
-  for (int j = 0; j < m; j++) activate(l->activation, sums + j * PAIR, sums + j * PAIR + PANEL, y + j * ldy, PANEL);
+  activate_rows(l->activation, sums, PAIR, sums + PANEL, y, ldy, m, PANEL);
+}
+
+/* The outputs of panels p and q, of which those of q lie `apart` behind, whose sums [m][PAIR] are given. */
+INLINE void finish_pair(const Linear *l, int64_t p, int64_t q, int m, Activations y, int64_t apart, int64_t ldy, How how,
+                        float *sums) {
+  if (how == GATED) {
+    finish_gated(l, p, q, m, sums, y, ldy);
+    return;
+  }
+  if (how != ACTED) {
+    finish(l, p, m, sums, PAIR, y.at, ldy, how);
+    finish(l, q, m, sums + PANEL, PAIR, (float *)y.at + apart, ldy, how);
+    return;
+  }
+  finish(l, p, m, sums, PAIR, sums, PAIR, SET);
+  finish(l, q, m, sums + PANEL, PAIR, sums + PANEL, PAIR, SET);
+  activate_rows(l->activation, sums, PAIR, NULL, y, ldy, m, PANEL);
+  activate_rows(l->activation, sums + PANEL, PAIR, NULL, from_output(y, ldy, 0, apart), ldy, m, PANEL);
 }
 
 #ifdef TILES
@@ -118,13 +166,13 @@ static void linear_on_tiles(const Linear *l, int64_t m, Activations x, Activatio
 }
 #endif
 
-/* x [m, k] -> [ceil(k / KC)][m][KC], as the products with this kind of weights take it */
-static void slice(int kind, const float *x, int64_t ldx, int64_t m, int64_t k, char *out) {
+/* x [m, k] -> [ceil(k / KC)][m][KC], floats or bfloat16 */
+static void slice(int halves, const float *x, int64_t ldx, int64_t m, int64_t k, char *out) {
   for (int64_t from = 0; from < k; from += KC)
-    for (int64_t j = 0; j < m; j++, out += KC * input_size(kind)) {
+    for (int64_t j = 0; j < m; j++, out += KC * (halves ? 2 : 4)) {
       const float *in = x + j * ldx + from;
       const int64_t n = smaller(KC, k - from);
-      if (HALF_INPUTS(kind)) narrow(in, n, (uint16_t *)out);
+      if (halves) narrow(in, n, (uint16_t *)out);
       else memcpy(out, in, sizeof(float) * (size_t)n);
     }
 }
@@ -139,14 +187,13 @@ static void sums_of(const Linear *l, int64_t p, int m, const float *x, int64_t l
     return;
   }
 #endif
-  const int64_t runs = rounded_runs(l);
-  const int as_is = m == 1 && !HALF_INPUTS(l->kind) && !runs;
-  if (!as_is && (x != b->held || b->form != runs)) {
-    if (runs) round_inputs(l, x, ldx, m, b->inputs);
-    else slice(l->kind, x, ldx, m, l->k, b->inputs);
+  const int as_is = m == 1 && as_it_is(l);
+  if (!as_is && (x != b->held || b->form != 0)) {
+    if (l->groups) group_inputs(l, x, ldx, m, b->inputs);
+    else slice(HALF_INPUTS(l->kind), x, ldx, m, l->k, b->inputs);
   }
   b->held = x;
-  b->form = runs;
+  b->form = 0;
   product(l, p, m, as_is ? (const char *)x : b->inputs, sums, lds, b);
 }
 
@@ -155,45 +202,64 @@ void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, flo
   finish(l, p, m, b->sums, PANEL, y + p * PANEL, ldy, how);
 }
 
+#ifdef __AVX512F__
 #ifdef BY_VECTORS
+#define WIDE_HALVES(kind) HALF_INPUTS(kind)
+#else
+#define WIDE_HALVES(kind) 0
+#endif
+
 /* Whether wide tiles compute a pair of panels for m rows: for many rows, and for few where a block holds both panels. */
 INLINE int is_wide(const Linear *l, int64_t m) {
-  return HALF_INPUTS(l->kind) && (m > 2 * MB || (m <= WIDE && l->block == PAIR));
+  return (WIDE_HALVES(l->kind) && m <= WIDE && l->block == PAIR) ||
+         ((WIDE_HALVES(l->kind) || (l->kind == F32 && !l->groups)) && m > 2 * MB);
+}
+
+/* The tile of a kind of weights, for n tiles of rows. */
+INLINE Wide *wide_of(int kind, int64_t n) {
+#ifdef BY_VECTORS
+  if (kind != F32) return n == 1 ? wide_alone : kind == TWELVE ? wide_of_twelve : kind == BF16 ? wide_of_many : wide_of_bytes;
+#endif
+  return (void)kind, (void)n, wide_of_floats;
+}
+
+/* Rows of k inputs as wide tiles take them: floats, or bfloat16. */
+static const void *wide_inputs(const Linear *l, int m, Activations x, Bench *b) {
+  if (l->kind == F32 || x.packed) return x.at;
+  for (int j = 0; (x.at != b->held || b->form != WHOLE_ROWS) && j < m; j++)
+    narrow((const float *)x.at + j * l->k, l->k, (uint16_t *)b->inputs + j * l->k);
+  b->held = x.at;
+  b->form = WHOLE_ROWS;
+  return b->inputs;
 }
 
 /* The outputs of panels p and q, in wide tiles. */
-static void pair_of_outputs(const Linear *l, int64_t p, int64_t q, int m, const float *x, float *y, int64_t ldy, How how,
+static void pair_of_outputs(const Linear *l, int64_t p, int64_t q, int m, Activations x, Activations y, int64_t ldy, How how,
                             Bench *b) {
   const char *w = weights_to(l, p * PANEL);
   const int64_t k = l->k, row = row_of(l->kind, PAIR), ldw = row_of(l->kind, l->block);
   const int64_t apart = weights_to(l, q * PANEL) - w;
-  const int n = (int)parts(m, WIDE), bytes = l->kind == INT8_HALF;
+  const int n = (int)parts(m, WIDE), at_once = AT_ONCE(l->kind);
   const int64_t terms = n > 1 ? k : KC; /* of many rows, all: no sum waits in memory */
-  uint16_t *halves = b->inputs;
-  for (int j = 0; (x != b->held || b->form != WHOLE_ROWS) && j < m; j++) narrow(x + j * k, k, halves + j * k);
-  b->held = x;
-  b->form = WHOLE_ROWS;
-  for (int64_t from = 0; from < k; from += terms, w += terms / 2 * ldw) {
-    const int64_t kc = smaller(terms, k - from);
+  const char *inputs = wide_inputs(l, m, x, b);
+  for (int64_t from = 0; from < k; from += terms, w += terms / at_once * ldw) {
+    const int64_t kc = smaller(terms, k - from), rows = parts(kc, at_once);
     for (int left = n, at = 0; left; left--) {
       const int mb = (m - at) / left;
-      const uint16_t *in = halves + at * k + from;
-      const int64_t share = kc / 2 * (n - left) * (row / n), panel = n > 1 ? l->stride * PANEL / l->block : kc / 4 * row;
+      const void *in = inputs + (at * k + from) * input_size(l->kind);
+      const int64_t share = rows * (n - left) * (row / n), panel = n > 1 ? l->stride * PANEL / l->block : rows / 2 * row;
       /* The next pair lies after this one. If the panels lie apart, each one's next lies after it. */
       const char *next = w - before_rows(l) + share;
       if (q == p + 1) next += 2 * panel;
       else next += share < panel ? panel : apart;
       const NextWeights ahead = {next, row / n};
-      if (bytes && left < n) /* widened by the first tile */
+#ifdef BY_VECTORS
+      if (l->kind == INT8_HALF && left < n) /* widened by the first tile */
         wide_of_many(mb, kc, in, k, b->panel, row_of(BF16, PANEL), row_of(BF16, PAIR), b->sums, from > 0, &ahead, NULL);
       else
-        (n == 1 ? wide_alone : l->kind == TWELVE ? wide_of_twelve : bytes ? wide_of_bytes : wide_of_many)(
-            mb, kc, in, k, w, apart, ldw, b->sums, from > 0, &ahead, b->panel);
-      if (from + kc == k && how == GATED) finish_gated(l, p, q, mb, b->sums, y + at * ldy + p * PANEL, ldy);
-      else if (from + kc == k) {
-        finish(l, p, mb, b->sums, PAIR, y + at * ldy + p * PANEL, ldy, how);
-        finish(l, q, mb, b->sums + PANEL, PAIR, y + at * ldy + q * PANEL, ldy, how);
-      }
+#endif
+        wide_of(l->kind, n)(mb, kc, in, k, w, apart, ldw, b->sums, from > 0, &ahead, b->panel);
+      if (from + kc == k) finish_pair(l, p, q, mb, from_output(y, ldy, at, p * PANEL), (q - p) * PANEL, ldy, how, b->sums);
       at += mb;
     }
   }
@@ -208,21 +274,21 @@ INLINE int64_t unit_of(const Linear *l, int64_t m, How how) {
   return how == GATED || is_wide(l, m) ? 2 : l->block / PANEL;
 }
 
-/* Unit `i` of a matrix, for ROWS inputs at most. */
-INLINE void compute_unit(const Linear *l, int64_t i, int64_t m, const float *x, float *y, How how, Bench *b) {
-  const int64_t each = unit_of(l, m, how), panels = parts(l->n, PANEL), units = parts(panels, each);
+/* Unit `i` of a matrix, for ROWS inputs at most. What is packed is computed in wide tiles, whatever the number of rows. */
+INLINE void compute_unit(const Linear *l, int64_t i, int64_t m, Activations x, Activations y, How how, Bench *b) {
+  const int64_t each = x.packed ? 2 : unit_of(l, m, how), panels = parts(l->n, PANEL), units = parts(panels, each);
   const int64_t first = i / units * ROWS, p0 = i % units * (how == GATED ? 1 : each), rows = smaller(ROWS, m - first);
   const int64_t q = how == GATED ? p0 + units : p0 + 1, ldy = how == GATED ? l->n / 2 : l->n;
-  x += first * l->k;
-  y += first * ldy;
-  if (is_wide(l, rows) && (q + 1) * PANEL <= l->n) pair_of_outputs(l, p0, q, (int)rows, x, y, ldy, how, b);
+  x = from_output(x, l->k, first, 0);
+  y = from_output(y, ldy, first, 0);
+  if (x.packed || (is_wide(l, rows) && (q + 1) * PANEL <= l->n)) pair_of_outputs(l, p0, q, (int)rows, x, y, ldy, how, b);
   else if (how == GATED) {
-    sums_of(l, p0, (int)rows, x, l->k, b->sums, PAIR, b);
-    sums_of(l, q, (int)rows, x, l->k, b->sums + PANEL, PAIR, b);
-    finish_gated(l, p0, q, (int)rows, b->sums, y + p0 * PANEL, ldy);
+    sums_of(l, p0, (int)rows, x.at, l->k, b->sums, PAIR, b);
+    sums_of(l, q, (int)rows, x.at, l->k, b->sums + PANEL, PAIR, b);
+    finish_gated(l, p0, q, (int)rows, b->sums, from_output(y, ldy, 0, p0 * PANEL), ldy);
   } else
     for (int64_t p = p0; p < smaller(p0 + each, panels); p++)
-      outputs(l, p, (int)rows, x, l->k, y, l->n, how, b);
+      outputs(l, p, (int)rows, x.at, l->k, y.at, l->n, how, b);
 }
 
 int64_t units_of(const Linear *l, int64_t m) {
@@ -230,11 +296,12 @@ int64_t units_of(const Linear *l, int64_t m) {
 }
 
 void linear_unit(const Linear *l, int64_t unit, int64_t m, const float *x, float *y, Bench *b) {
-  compute_unit(l, unit, m, x, y, SET, b);
+  compute_unit(l, unit, m, (Activations){(void *)x, 0}, (Activations){y, 0}, SET, b);
 }
 
 void linear(const Linear *l, int64_t m, Activations x, Activations y, How how, Bench *b) {
-  const int64_t units = parts(m, ROWS) * parts(parts(l->n, PANEL), unit_of(l, m, how)); /* 0 if a chunk wants no logits */
+  const int64_t each = x.packed ? 2 : unit_of(l, m, how);
+  const int64_t units = parts(m, ROWS) * parts(parts(l->n, PANEL), each); /* 0 if a chunk wants no logits */
   b->held = NULL;
 #ifdef TILES
   if (HALF_INPUTS(l->kind)) {
@@ -244,10 +311,10 @@ void linear(const Linear *l, int64_t m, Activations x, Activations y, How how, B
 #endif
   if (m > ROWS) {
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < units; i++) compute_unit(l, i, m, x.at, y.at, how, b);
+    for (int64_t i = 0; i < units; i++) compute_unit(l, i, m, x, y, how, b);
   } else { /* neighbours in memory one after the other, but the last few to whoever is free */
 #pragma omp for schedule(guided, 1)
-    for (int64_t i = 0; i < (m ? units : 0); i++) compute_unit(l, i, m, x.at, y.at, how, b);
+    for (int64_t i = 0; i < (m ? units : 0); i++) compute_unit(l, i, m, x, y, how, b);
   }
 }
 
@@ -285,7 +352,7 @@ Bench new_bench(int64_t rows, int64_t k, Scratch *s) {
   rows = smaller(rows, ROWS);
   const int64_t tiled = parts(rows, 2 * SIDE) * 2 * SIDE;
   return (Bench){.packed = take(s, packed_size(all, k)),
-                 .inputs = take_floats(s, parts(k, KC) * KC * tiled),
+                 .inputs = take_floats(s, (parts(k, KC) * KC + 2 * parts(k, SHORTEST_RUN)) * tiled),
                  .sums = take_floats(s, 2 * ROWS * PAIR),
                  .panel = take_floats(s, parts(k, KC) * KC * PANEL)};
 }

@@ -40,10 +40,11 @@ typedef struct {
 /* A thread's own memory for products of at most `rows` inputs of at most `k` terms. */
 typedef struct {
   void *packed;      /* of the first thread, for all: the inputs of a matrix as tiles.h packs them */
-  void *inputs;      /* [ceil(k / KC)][rows][KC] or, for wide tiles, [rows][k]: float, or bfloat16 where HALF_INPUTS.
+  void *inputs;      /* [ceil(k / KC)][rows][KC] or, for wide tiles, [rows][k]: float, or bfloat16 where HALF_INPUTS. What
+                      * group_inputs makes.
                       * With TILES those of an adapter's matrix, as tiles.h packs them, or a row before it is packed */
   const float *held; /* whose copy `inputs` is */
-  int64_t form;      /* of that copy: 0: sliced; WHOLE_ROWS: [rows][k]; else rounded in runs of this many inputs */
+  int64_t form;      /* of that copy: 0: sliced; WHOLE_ROWS: [rows][k] */
   float *sums;       /* [2][ROWS][PAIR] */
   void *panel;       /* widened weights: [KC][PANEL] floats, or [k / 2][PAIR] pairs of bfloat16, or two chunks of tiles.c */
   const char *widened; /* with TILES: the weights whose chunk lies in `panel`, or null */
@@ -62,7 +63,7 @@ typedef struct {
 INLINE int64_t input_size(int kind) { return HALF_INPUTS(kind) ? 2 : 4; }
 INLINE int64_t size_of(int kind) { return kind == F32 ? 4 : kind == BF16 || kind == TWELVE ? 2 : 1; }
 
-/* Inputs or outputs of a matrix: floats, row by row, or `packed` in bfloat16, as tiles.h packs inputs. */
+/* Inputs or outputs of a matrix: floats, row by row, or `packed` in bfloat16, as tiles.h says. */
 typedef struct {
   void *at;
   int packed;

@@ -134,13 +134,39 @@ TILE_FUNCTION(near_f32, F32)
 TILE_FUNCTION(near_bf16, BF16)
 #endif
 
-#ifdef BY_VECTORS
+#ifdef __AVX512F__
 #define VECTORS (PAIR / LANES)
+
+/* The weights of AT_ONCE inputs to the outputs of a pair of panels. */
+INLINE void pair_of_weights(int kind, const char *w, int64_t apart, vu weights[VECTORS]) {
+#pragma GCC unroll 4
+  for (int v = 0; kind == F32 && v < VECTORS; v++) weights[v] = ((const vu *)(w + v / 2 * apart))[v % 2];
+#ifdef BY_VECTORS
+  if (kind == F32) return;
+  pairs_of(kind, w, weights);
+  pairs_of(kind, w + apart, weights + 2);
+#endif
+}
+
+/* Inputs i .. i + AT_ONCE - 1 in each lane. */
+INLINE vu inputs_at(int kind, const void *x, int64_t i) {
+#ifdef BY_VECTORS
+  if (kind != F32) return pair_at(x, i);
+#endif
+  return (void)kind, (vu)splat(((const float *)x)[i]);
+}
+
+INLINE vf add_inputs(int kind, vf sums, vu weights, vu inputs) {
+#ifdef BY_VECTORS
+  if (kind != F32) return add_pairs(sums, weights, inputs);
+#endif
+  return (void)kind, sums + (vf)weights * (vf)inputs;
+}
 
 /* c [mb][PAIR] (+)= x [mb, kc] W, for a pair of panels, the second one's weights `apart` bytes after the first one's. Six
  * rows meet four vectors, so that a load feeds more products than in a tile of one panel; the sums are the same chains.
  * lines: of 64 bytes that are asked for in a step. widened: room for the pairs that bytes become, or null. */
-INLINE void wide_tile(int kind, int lines, int mb, int64_t kc, const uint16_t *x, int64_t ldx, const char *w, int64_t apart,
+INLINE void wide_tile(int kind, int lines, int mb, int64_t kc, const void *x, int64_t ldx, const char *w, int64_t apart,
                       int64_t ldw, float *c, int add, const NextWeights *ahead, vu *widened) {
   vf acc[WIDE][VECTORS];
 #pragma GCC unroll 8
@@ -148,20 +174,19 @@ INLINE void wide_tile(int kind, int lines, int mb, int64_t kc, const uint16_t *x
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; v++) acc[j][v] = add ? load(c + (j * VECTORS + v) * LANES) : (vf){0};
   const char *next = ahead->at;
-  for (int64_t i = 0; i < kc; i += 2, w += ldw, next += ahead->step) {
-    vu pairs[VECTORS];
+  for (int64_t i = 0; i < kc; i += AT_ONCE(kind), w += ldw, next += ahead->step) {
+    vu weights[VECTORS];
 #pragma GCC unroll 4
     for (int line = 0; line < lines; line++) __builtin_prefetch(next + line * 64, 0, 2);
-    pairs_of(kind, w, pairs);
-    pairs_of(kind, w + apart, pairs + 2);
+    pair_of_weights(kind, w, apart, weights);
     if (widened)
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; v++) *widened++ = pairs[v];
+      for (int v = 0; v < VECTORS; v++) *widened++ = weights[v];
 #pragma GCC unroll 8
     for (int j = 0; j < mb; j++) {
-      const vu in = pair_at(x, j * ldx + i);
+      const vu in = inputs_at(kind, x, j * ldx + i);
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; v++) acc[j][v] = add_pairs(acc[j][v], pairs[v], in);
+      for (int v = 0; v < VECTORS; v++) acc[j][v] = add_inputs(kind, acc[j][v], weights[v], in);
     }
   }
 #pragma GCC unroll 8
@@ -173,19 +198,24 @@ INLINE void wide_tile(int kind, int lines, int mb, int64_t kc, const uint16_t *x
 #define WIDE_CASE(kind, lines, mb) \
   case mb: wide_tile(kind, lines, mb, kc, x, ldx, w, apart, ldw, c, add, ahead, WIDENED); break;
 #define WIDE_FUNCTION(name, kind, lines) \
-  void name(int mb, int64_t kc, const uint16_t *x, int64_t ldx, const char *w, int64_t apart, int64_t ldw, \
+  void name(int mb, int64_t kc, const void *x, int64_t ldx, const char *w, int64_t apart, int64_t ldw, \
                    float *c, int add, const NextWeights *ahead, vu *widened) { \
     (void)widened; \
     switch (mb) { /* constants, so that each case is unrolled */ \
       WIDE_CASE(kind, lines, 1) WIDE_CASE(kind, lines, 2) WIDE_CASE(kind, lines, 3) \
       WIDE_CASE(kind, lines, 4) WIDE_CASE(kind, lines, 5) WIDE_CASE(kind, lines, 6) } }
+#ifdef BY_VECTORS
 #define WIDENED widened
 WIDE_FUNCTION(wide_of_bytes, INT8_HALF, 1)
 #undef WIDENED
+#endif
 #define WIDENED NULL
+WIDE_FUNCTION(wide_of_floats, F32, 1)
+#ifdef BY_VECTORS
 WIDE_FUNCTION(wide_of_twelve, TWELVE, 1)
 WIDE_FUNCTION(wide_alone, BF16, 4) /* the only tile of its rows asks for all weights that come next */
 WIDE_FUNCTION(wide_of_many, BF16, 1)
+#endif
 #endif
 
 typedef void (*Tile)(int mb, int kc, const void *x, const char *w, int64_t ldw, float *c, int64_t ldc, int add,
@@ -239,7 +269,7 @@ void product(const Linear *l, int64_t p, int m, const char *x, float *sums, int6
   const int64_t ldw = row_of(l->kind, l->block);
   b->widened = NULL;
   if (l->groups) {
-    product_of_groups(l, p, m, (const float *)x, sums, lds, b);
+    product_of_groups(l, p, m, x, sums, lds, b);
     return;
   }
   for (int64_t from = 0; from < l->k; from += KC, x += m * KC * input_size(l->kind), w += KC / AT_ONCE(l->kind) * ldw) {

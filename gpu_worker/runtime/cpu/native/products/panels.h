@@ -18,9 +18,12 @@ void multiply(int half, int m, int kc, const void *x, const void *w, float *c, i
 void product(const Linear *l, int64_t p, int m, const char *x, float *sums, int64_t lds, Bench *b);
 
 #define WIDE (MB / 2)
-#ifdef BY_VECTORS
+#ifdef __AVX512F__
 /* c [mb][PAIR] (+)= x [mb, kc] W, for mb <= WIDE inputs and a pair of panels. See `wide_tile`. */
-typedef void Wide(int mb, int64_t kc, const uint16_t *x, int64_t ldx, const char *w, int64_t apart, int64_t ldw, float *c,
+typedef void Wide(int mb, int64_t kc, const void *x, int64_t ldx, const char *w, int64_t apart, int64_t ldw, float *c,
                   int add, const NextWeights *ahead, vu *widened);
+Wide wide_of_floats;
+#ifdef BY_VECTORS
 Wide wide_of_bytes, wide_of_twelve, wide_alone, wide_of_many;
+#endif
 #endif

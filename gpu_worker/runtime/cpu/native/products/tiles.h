@@ -47,9 +47,10 @@ void multiply_tiles(int64_t m, int64_t n, Inputs x, const char *w, float *c, int
  * or -1. `b->meanwhile` is called after each block of inputs and chunk of terms. */
 void sums_on_tiles(const Linear *l, int64_t p, int64_t next, int64_t m, Inputs x, float *sums, Bench *b);
 #else
+/* Without tiles packed inputs lie row by row. */
 INLINE int64_t packed_size(int64_t m, int64_t k) { return (void)m, (void)k, 0; }
-INLINE uint16_t *packed_at(void *at, int64_t k, int64_t j, int64_t c) { return (void)k, (void)j, (void)c, at; }
-INLINE void pack_row(const float *x, int64_t k, int64_t j, void *out) { (void)x, (void)k, (void)j, (void)out; }
+INLINE uint16_t *packed_at(void *at, int64_t k, int64_t j, int64_t c) { return (uint16_t *)at + j * k + c; }
+INLINE void pack_row(const float *x, int64_t k, int64_t j, void *out) { narrow(x, k, packed_at(out, k, j, 0)); }
 INLINE uint32_t begin_tiles(void) { return 0; }
 INLINE void end_tiles(uint32_t before) { (void)before; }
 #endif

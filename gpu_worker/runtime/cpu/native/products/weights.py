@@ -52,7 +52,7 @@ class GroupsStruct(ctypes.Structure):
         ("zero_kind", c_int32),
         ("values", c_float * _VALUES),
         ("halves", c_uint8 * _VALUES * 2),
-        ("rounded", c_int32),
+        ("inputs", c_int32),
     ]
 
 
@@ -107,11 +107,14 @@ class _Room:
 
 
 class Weights:
-    """`other`: the library that may read the same weights."""
+    """`other`: the library that may read the same weights. dtype: of the model."""
 
-    def __init__(self, library: ctypes.CDLL, other: Library | None = None) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, other: Library | None = None, dtype: torch.dtype = torch.float32
+    ) -> None:
         self.library = library
         self._other = other
+        self._half = dtype == torch.bfloat16 and bool(library.petiole_halves())
         self._kept: list[object] = []
         self._room = _Room()
 
@@ -165,7 +168,7 @@ class Weights:
             scale_kind=_NUMBERS[scales.dtype],
             zero_kind=_NUMBERS[torch.float32 if zeros is None else zeros.dtype],
             values=(c_float * _VALUES)(*form.table),
-            rounded=linear.int8_inputs,
+            inputs=KINDS[torch.int8] if linear.int8_inputs else _BF16 if self._half else KINDS[torch.float32],
         )
         self._kept.append(groups)
         packed = LinearStruct(

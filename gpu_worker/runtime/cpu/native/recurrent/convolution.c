@@ -7,12 +7,21 @@
 
 #include "../products/matrix.h"
 
+/* n numbers in bfloat16 -> floats */
+static void widen(const uint16_t *x, int64_t n, float *out) {
+  int64_t i = 0;
+  for (; i + WIDTH <= n; i += WIDTH) set_part(out + i, widen_part_of_halves(x + i));
+  for (; i < n; i++) {
+    const uint32_t bits = (uint32_t)x[i] << 16;
+    memcpy(out + i, &bits, 4);
+  }
+}
+
 static void round_inputs(const Convolution *c, float *x, int64_t n) {
   if (c->kind != BF16) return;
-  for (int64_t i = 0; i < n; i++) {
-    const uint32_t bits = (uint32_t)to_bf16(x[i]) << 16;
-    memcpy(x + i, &bits, 4);
-  }
+  uint16_t halves[n];
+  narrow(x, n, halves);
+  widen(halves, n, x);
 }
 
 static int64_t stored_at(const Convolution *c, int64_t place, int64_t i, int64_t from) {
@@ -20,16 +29,13 @@ static int64_t stored_at(const Convolution *c, int64_t place, int64_t i, int64_t
 }
 
 static void read_inputs(const Convolution *c, int64_t at, int64_t n, float *out) {
-  if (c->kind != BF16) memcpy(out, (const float *)c->inputs + at, sizeof(float) * (size_t)n);
-  for (int64_t i = 0; c->kind == BF16 && i < n; i++) {
-    const uint32_t bits = (uint32_t)((const uint16_t *)c->inputs)[at + i] << 16;
-    memcpy(out + i, &bits, 4);
-  }
+  if (c->kind == BF16) widen((const uint16_t *)c->inputs + at, n, out);
+  else memcpy(out, (const float *)c->inputs + at, sizeof(float) * (size_t)n);
 }
 
 static void write_inputs(const Convolution *c, int64_t at, int64_t n, const float *in) {
-  if (c->kind != BF16) memcpy((float *)c->inputs + at, in, sizeof(float) * (size_t)n);
-  for (int64_t i = 0; c->kind == BF16 && i < n; i++) ((uint16_t *)c->inputs)[at + i] = to_bf16(in[i]);
+  if (c->kind == BF16) narrow(in, n, (uint16_t *)c->inputs + at);
+  else memcpy((float *)c->inputs + at, in, sizeof(float) * (size_t)n);
 }
 
 /* The inputs of position t of a stretch, which begins at x, or of one of the positions before it. */

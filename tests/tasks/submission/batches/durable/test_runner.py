@@ -658,3 +658,19 @@ def test_open_batches_of_a_tenant_have_so_many_rows_in_all(
     assert (fault["code"], fault["message"][-35:]) == ("row_limit_exceeded", "got 20, and 20 in the other batches")
     assert ran(found[0]) == "completed"
     assert ran(submitting.resume(submitting.known(found[1].id))) == "completed"
+
+
+def test_a_process_that_may_not_see_batches_asks_once(
+    client: redis.Redis, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def refused(*_: Any) -> None:
+        asked.append(1)
+        raise redis.exceptions.NoPermissionError("smembers")
+
+    monkeypatch.setattr(neighbours, "sharing", refused)
+    look, leave = neighbours.of_a_process(batch([{"prompt": "x"}]))
+    assert [look() for _ in range(3)] == [(1.0, 0.0)] * 3
+    assert len(asked) == 1
+    leave()

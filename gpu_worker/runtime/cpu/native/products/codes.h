@@ -1,0 +1,162 @@
+/* Codes of weights with groups (groups.h): how they lie in a panel, and the numbers that they stand for.
+ *
+ * A panel of four bits holds the codes of EIGHT inputs, then those of the next EIGHT. Among these they lie as `nibble_at`
+ * says, so that few instructions make vectors of numbers of them. A shuffle of bytes looks the two bytes of a value in
+ * bfloat16 up; interleaved, the bytes of two inputs make a lane, which is a pair of bfloat16 or, by halves, two floats. */
+#pragma once
+#include "matrix.h"
+
+#define HALF 6 /* numbers in float16; F32 and BF16 are the other kinds of scales and zeros */
+
+typedef struct Groups {
+  const char *scales, *zeros;           /* of whole panels; zeros may be null */
+  const char *tail_scales, *tail_zeros; /* of the panel that is not full, or null */
+  int64_t size;                         /* inputs of a group */
+  int32_t scale_kind, zero_kind;
+  float values[16];      /* of four-bit codes */
+  uint8_t halves[2][16]; /* the bytes of these in bfloat16, the lower ones first */
+  int32_t inputs;        /* F32, BF16 or INT8; codes of four bits beside INT8 are integers, one after the other */
+} Groups;
+
+INLINE int64_t size_of_number(int kind) { return kind == F32 ? 4 : 2; }
+
+#define EIGHT 8
+
+/* Bytes of the four-bit codes of EIGHT inputs to a panel. */
+#define ROW4 (EIGHT * PANEL / 2)
+
+#ifdef __AVX512BW__
+#define BY_SHUFFLE 64 /* bytes of a shuffle */
+#elif WIDTH == 8
+#define BY_SHUFFLE 32
+#endif
+
+/* The processor multiplies bytes: a lane's sum of integers takes four products at a time. */
+#if defined(__AVX512VNNI__) && defined(BY_SHUFFLE)
+#define BY_FOUR
+#endif
+
+/* From the codes of EIGHT inputs to those of the next. */
+INLINE int64_t step_of(int kind) { return kind == FOUR ? ROW4 : EIGHT * PANEL; }
+
+/* The place of the code of output o and input k among the nibbles of EIGHT inputs, two a byte, the lower first. inputs: what
+ * the weights meet. */
+INLINE int64_t nibble_at(int inputs, int64_t o, int64_t k) {
+#ifdef BY_FOUR
+  /* Four inputs in a vector. A lane has those to one output, to a first one in the lower halves. */
+  if (inputs == INT8) return (k / 4 * BY_SHUFFLE + o % LANES * 4 + k % 4) * 2 + o / LANES;
+#endif
+  (void)inputs;
+#if BY_SHUFFLE == 64
+  /* Four inputs in a vector, the first two in the lower halves. Bytes are interleaved by quarters of 16: first those of 4
+   * outputs, which become lanes of the first 16, then those of 4 of the others. */
+  return (k / 4 * BY_SHUFFLE + o % 16 / 4 * 16 + o / 16 * 8 + o % 4 * 2 + k % 2) * 2 + k / 2 % 2;
+#elif BY_SHUFFLE == 32
+  /* Two inputs in a vector. A byte's lower half belongs to the first 16 outputs. Bytes are interleaved by halves of 16: first
+   * those of 4 outputs, then those of 4 others, so each part of 8 lies in both halves. */
+  return (k / 2 * PANEL + o / 4 % 2 * 16 + o / 8 % 2 * 8 + o % 4 * 2 + k % 2) * 2 + o / 16;
+#else
+  return o * EIGHT + k; /* an output's codes are a lane */
+#endif
+}
+
+/* ---------------------------------------------------------------- four bits */
+
+#if BY_SHUFFLE == 64
+/* The values of inputs i and i + 1 of EIGHT to a panel, i even: pairs of bfloat16. */
+INLINE void pairs_of_four(const Groups *g, const char *row, int i, vpu pairs[PARTS]) {
+  const __m512i low = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)g->halves[0]));
+  const __m512i high = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)g->halves[1]));
+  const __m512i both = _mm512_loadu_si512(row + i / 4 * BY_SHUFFLE);
+  const __m512i index = _mm512_and_si512(i % 4 ? _mm512_srli_epi16(both, 4) : both, _mm512_set1_epi8(15));
+  const __m512i first = _mm512_shuffle_epi8(low, index), second = _mm512_shuffle_epi8(high, index);
+  pairs[0] = (vpu)_mm512_unpacklo_epi8(first, second);
+  pairs[1] = (vpu)_mm512_unpackhi_epi8(first, second);
+}
+#elif BY_SHUFFLE == 32
+INLINE void pairs_of_four(const Groups *g, const char *row, int i, vpu pairs[PARTS]) {
+  const __m256i low = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)g->halves[0]));
+  const __m256i high = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)g->halves[1]));
+  const __m256i mask = _mm256_set1_epi8(15), both = _mm256_loadu_si256((const __m256i *)(row + i / 2 * BY_SHUFFLE));
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; half++) {
+    const __m256i index = _mm256_and_si256(half ? _mm256_srli_epi16(both, 4) : both, mask);
+    const __m256i first = _mm256_shuffle_epi8(low, index), second = _mm256_shuffle_epi8(high, index);
+    pairs[2 * half] = (vpu)_mm256_unpacklo_epi8(first, second);
+    pairs[2 * half + 1] = (vpu)_mm256_unpackhi_epi8(first, second);
+  }
+}
+#endif
+
+INLINE void values_of_four(const Groups *g, const char *row, int i, vp values[2][PARTS]) {
+#ifdef BY_SHUFFLE
+  vpu pairs[PARTS];
+  pairs_of_four(g, row, i, pairs);
+#pragma GCC unroll 4
+  for (int part = 0; part < PARTS; part++) {
+    values[0][part] = (vp)(pairs[part] << 16);
+    values[1][part] = (vp)(pairs[part] & 0xFFFF0000u);
+  }
+#else
+  for (int odd = 0; odd < 2; odd++)
+    for (int part = 0; part < PARTS; part++) {
+      const vpu lanes = ((const vpu *)row)[part] >> 4 * (i + odd);
+      for (int lane = 0; lane < WIDTH; lane++) values[odd][part][lane] = g->values[lanes[lane] & 15];
+    }
+#endif
+}
+
+/* ---------------------------------------------------------------- all codes */
+
+/* The values of WIDTH codes of eight bits. */
+INLINE vp value_of_byte(int kind, const char *codes) {
+  const vpi wide = widen_part(codes);
+  if (kind == INT8) return __builtin_convertvector(wide, vp);
+  const vpi size = wide & 0x7F, small = size < 8; /* e4m3: see e4m3.h. There is no code that is not a number */
+  const vpi large = (size << 20) + (120 << 23);
+  const vpi found = (small & (vpi)(__builtin_convertvector(size, vp) * 0x1p-9f)) | (~small & large);
+  return (vp)(found | (wide & (vpi)((vpu){0} + 0x80000000u)));
+}
+
+/* The values of inputs i and i + 1, i even. row: the codes of EIGHT inputs to a panel */
+INLINE void two_values(int kind, const Groups *g, const char *row, int i, vp values[2][PARTS]) {
+  if (kind == FOUR) {
+    values_of_four(g, row, i, values);
+    return;
+  }
+#pragma GCC unroll 2
+  for (int odd = 0; odd < 2; odd++)
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS; part++)
+      values[odd][part] = value_of_byte(kind, row + (i + odd) * PANEL + part * WIDTH);
+}
+
+#ifdef DOT
+/* The same as pairs of bfloat16. */
+INLINE void two_halves(int kind, const Groups *g, const char *row, int i, vpu pairs[PARTS]) {
+  if (kind == FOUR) {
+    pairs_of_four(g, row, i, pairs);
+    return;
+  }
+  vp values[2][PARTS];
+  two_values(kind, g, row, i, values);
+#pragma GCC unroll 4
+  for (int part = 0; part < PARTS; part++)
+    pairs[part] = (vpu)values[0][part] >> 16 | ((vpu)values[1][part] & 0xFFFF0000u);
+}
+#endif
+
+/* WIDTH scales or zeros, from number `i` of them on. */
+INLINE vp numbers_at(int kind, const char *from, int64_t i) {
+  if (kind == F32) return part_at((const float *)from + i);
+  const uint16_t *halves = (const uint16_t *)from + i;
+#if defined(__AVX512F__)
+  if (kind == HALF) return (vp)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)halves));
+#elif WIDTH == 8 && defined(__F16C__)
+  if (kind == HALF) return (vp)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)halves));
+#endif
+  const vpu wide = __builtin_convertvector(*(const vph *)halves, vpu);
+  if (kind == BF16) return (vp)(wide << 16);
+  const vp size = (vp)((wide & 0x7FFF) << 13) * 0x1p112f; /* finite */
+  return (vp)((vpu)size | (wide & 0x8000) << 16);
+}

@@ -1,0 +1,231 @@
+"""The gated delta rule of long rows in chunks, with products of matrices, on CUDA.
+
+A row of CHUNK positions or more is cut into chunks. With G the sum of g up to a position of a chunk, S the
+matrix before it and u the changes (`models/parts/recurrent/delta_rule.py`):
+
+    (1 + A) u = beta * (v - exp(G) k.S)     A_ij = beta_i exp(G_i - G_j) (k_i.k_j), for j < i
+    o = exp(G) q.S + P u                    P_ij = exp(G_i - G_j) (q_i.k_j), for j <= i
+    S = exp(G_last) S + sum over j of exp(G_last - G_j) k_j (x) u_j
+
+P and the inverses of 1 + A are computed for all chunks at once (Yang et al., "Gated Delta Networks", 2024, call
+that the UT transform). Only what depends on S follows the chunks of a row one after the other. Shorter rows, such
+as those that decode, are followed position by position as ever (`states`), and so are all rows where snapshots are
+rounded: that takes more registers than a block has.
+
+No card has run this yet: it is chosen by PETIOLE_EXACT=off alone.
+
+Sums have another order than position by position, and products with S are of numbers in tf32, which have 11 bits:
+what a row computes depends a little on where its prompt is cut. The inverses would suffer most from that. Their
+products take three products in tf32 each, which is nearly float32.
+"""
+
+# ruff: noqa: N803
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-not-found, import-untyped"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from petiole.gpu_worker.models.parts.recurrent.states import Rounded
+from petiole.gpu_worker.runtime.cuda.fused.states import apply_delta_rule
+
+CHUNK = 32
+"""Positions. Of longer chunks a block's registers would not hold what it multiplies."""
+
+_VALUES = 16  # dimensions of a head's values that a block follows
+_KEYS = tl.constexpr(32)  # of keys, that it multiplies at a time
+_OF_SQUARES, _OF_STATES = tl.constexpr("tf32x3"), tl.constexpr("tf32")
+_LEVELS = tl.constexpr(CHUNK.bit_length() - 1)
+
+
+def apply_delta_rule_in_chunks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    matrices: Tensor,
+    rounded: Rounded | None,
+    places: Tensor,
+    bounds: Tensor,
+    copies: Tensor,
+) -> Tensor:
+    """As `states.apply_delta_rule`, up to the order of sums. The host decides nothing but by shapes."""
+    n, rows = len(v), len(places)
+    step = places, bounds, copies
+    if n < CHUNK or n == rows or rounded is not None:  # n == rows: decodes
+        return apply_delta_rule(q, k, v, g, beta, matrices, rounded, *step)
+    outputs = apply_delta_rule(q, k, v, g, beta, matrices, rounded, *step, most=CHUNK - 1)
+    (key_heads, key_dim), (heads, value_dim) = q.shape[1:], v.shape[1:]
+    q, k, v, g, beta = (part.contiguous() for part in (q, k, v, g, beta))
+    sizes = {
+        "EACH": heads // key_heads,
+        "KEYS": max(16, triton.next_power_of_2(key_dim)),
+        "ROWS": triton.next_power_of_2(rows),
+        "CHUNK": CHUNK,
+        "num_warps": 4,
+        "num_stages": 1,
+    }
+    chunks = triton.cdiv(n, CHUNK) + min(rows, n // CHUNK)  # of each row the last one may be short
+    squares = torch.empty((chunks, heads, 2, CHUNK, CHUNK), dtype=torch.float32, device=v.device)
+    _square[(chunks, heads)](q, k, g, beta, squares, bounds, rows, key_heads, key_dim, **sizes)
+    _follow[(rows, heads, triton.cdiv(value_dim, _VALUES))](
+        q, k, v, g, beta, squares, matrices, outputs, *step,
+        rows, key_heads, key_dim, value_dim,
+        VALUES=_VALUES, **sizes,
+    )  # fmt: skip
+    return outputs
+
+
+@triton.jit
+def _chunks_of_rows(bounds, rows, ROWS: tl.constexpr, CHUNK: tl.constexpr):
+    """How many each row has."""
+    row = tl.arange(0, ROWS)
+    first = tl.load(bounds + row, mask=row < rows, other=0)
+    n = tl.load(bounds + row + 1, mask=row < rows, other=0) - first
+    return tl.where(n >= CHUNK, (n + CHUNK - 1) // CHUNK, 0)
+
+
+@triton.jit
+def _read(x, t, head, heads, at, size, used):
+    """A chunk's positions at some numbers of a head: zeros beyond the row's end."""
+    return tl.load(x + (t.to(tl.int64) * heads + head)[:, None] * size + at[None, :], mask=used, other=0.0)
+
+
+@triton.jit
+def _fading(total, earlier):
+    """exp(G_i - G_j), or 0 unless j is earlier."""
+    return tl.exp(tl.where(earlier, total[:, None] - total[None, :], float("-inf")))
+
+
+@triton.jit
+def _square(
+    q,
+    k,
+    g,
+    beta,
+    squares,
+    bounds,
+    rows,
+    key_heads,
+    key_dim,
+    EACH: tl.constexpr,
+    KEYS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """1 / (1 + A) and P of a chunk. The inverses of blocks on the diagonal are joined in pairs:
+
+    1 / (a 0)  =  (     1/a       0 )
+        (b c)     (-1/c b 1/a   1/c )
+    """
+    chunk, head = tl.program_id(0), tl.program_id(1)
+    heads = key_heads * EACH
+    of_rows = _chunks_of_rows(bounds, rows, ROWS, CHUNK)
+    row = tl.sum((tl.cumsum(of_rows, 0) <= chunk).to(tl.int32), 0)
+    if row >= rows:
+        return
+    before = tl.sum(tl.where(tl.arange(0, ROWS) < row, of_rows, 0), 0)
+    first, end = tl.load(bounds + row), tl.load(bounds + row + 1)
+    i = tl.arange(0, CHUNK)
+    t = first + (chunk - before) * CHUNK + i
+    of_row = t < end
+    position = t.to(tl.int64) * heads + head
+    total = tl.cumsum(tl.load(g + position, mask=of_row, other=0.0), 0)
+    share = tl.load(beta + position, mask=of_row, other=0.0)
+    a, found = tl.zeros((CHUNK, CHUNK), tl.float32), tl.zeros((CHUNK, CHUNK), tl.float32)
+    for begin in range(0, KEYS, _KEYS):
+        key = begin + tl.arange(0, _KEYS)
+        used = of_row[:, None] & (key < key_dim)[None, :]
+        names = _read(k, t, head // EACH, key_heads, key, key_dim, used)
+        asked = _read(q, t, head // EACH, key_heads, key, key_dim, used)
+        a += tl.dot(names, tl.trans(names), input_precision=_OF_SQUARES)
+        found += tl.dot(asked, tl.trans(names), input_precision=_OF_SQUARES)
+    a *= share[:, None] * _fading(total, i[:, None] > i[None, :])
+    inverse = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
+    for level in tl.static_range(_LEVELS):  # blocks of 1, 2, 4, ... positions
+        of_i, of_j = i[:, None] >> level, i[None, :] >> level
+        b = tl.where((of_i % 2 == 1) & (of_j == of_i - 1), a, 0.0)
+        joined = tl.dot(inverse, b, input_precision=_OF_SQUARES)
+        inverse -= tl.dot(joined, inverse, input_precision=_OF_SQUARES)
+    at = squares + (chunk.to(tl.int64) * heads + head) * 2 * CHUNK * CHUNK + i[:, None] * CHUNK + i[None, :]
+    tl.store(at, inverse)
+    tl.store(at + CHUNK * CHUNK, found * _fading(total, i[:, None] >= i[None, :]))
+
+
+@triton.jit
+def _follow(
+    q,
+    k,
+    v,
+    g,
+    beta,
+    squares,
+    matrices,
+    outputs,
+    places,
+    bounds,
+    copies,
+    rows,
+    key_heads,
+    key_dim,
+    value_dim,
+    VALUES: tl.constexpr,
+    EACH: tl.constexpr,
+    KEYS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    row, head = tl.program_id(0), tl.program_id(1)
+    heads = key_heads * EACH
+    first, end = tl.load(bounds + row), tl.load(bounds + row + 1)
+    if end - first < CHUNK:
+        return
+    of_rows = _chunks_of_rows(bounds, rows, ROWS, CHUNK)
+    chunk = tl.sum(tl.where(tl.arange(0, ROWS) < row, of_rows, 0), 0)
+    i, key, value = tl.arange(0, CHUNK), tl.arange(0, KEYS), tl.program_id(2) * VALUES + tl.arange(0, VALUES)
+    of_key, of_value = key < key_dim, value < value_dim
+    used = of_key[:, None] & of_value[None, :]
+    at = key[:, None] * value_dim + value[None, :]
+    own = matrices + (tl.load(places + row).to(tl.int64) * heads + head) * key_dim * value_dim + at
+    stored = tl.load(own, mask=used, other=0.0)
+    for start in range(first, end, CHUNK):
+        t = start + i
+        of_row = t < end
+        known, shown = of_row[:, None] & of_key[None, :], of_row[:, None] & of_value[None, :]
+        names = _read(k, t, head // EACH, key_heads, key, key_dim, known)
+        asked = _read(q, t, head // EACH, key_heads, key, key_dim, known)
+        wanted = _read(v, t, head, heads, value, value_dim, shown)
+        position = t.to(tl.int64) * heads + head
+        total = tl.cumsum(tl.load(g + position, mask=of_row, other=0.0), 0)
+        share = tl.load(beta + position, mask=of_row, other=0.0)
+        kept = tl.exp(total)[:, None]
+        missing = share[:, None] * (wanted - kept * tl.dot(names, stored, input_precision=_OF_STATES))
+        square = (
+            squares + (chunk.to(tl.int64) * heads + head) * 2 * CHUNK * CHUNK + i[:, None] * CHUNK + i[None, :]
+        )
+        change = tl.dot(tl.load(square), missing, input_precision=_OF_STATES)
+        found = kept * tl.dot(asked, stored, input_precision=_OF_STATES)
+        found += tl.dot(tl.load(square + CHUNK * CHUNK), change, input_precision=_OF_STATES)
+        tl.store(outputs + position[:, None] * value_dim + value[None, :], found, mask=shown)
+        if tl.max(tl.load(copies + t, mask=of_row, other=-1), 0) >= 0:
+            for after in range(start, tl.minimum(start + CHUNK, end)):
+                copy = tl.load(copies + after).to(tl.int64)
+                if copy >= 0:
+                    now = _advanced(stored, names, change, total, t, after)
+                    to = matrices + (copy * heads + head) * key_dim * value_dim + at
+                    tl.store(to, now, mask=used)
+        stored = _advanced(stored, names, change, total, t, start + CHUNK - 1)
+        chunk += 1
+    tl.store(own, stored, mask=used)
+
+
+@triton.jit
+def _advanced(stored, names, change, total, t, last):
+    """S after position `last` of a chunk."""
+    reached = tl.sum(tl.where(t == last, total, 0.0), 0)
+    left = tl.exp(tl.where(t <= last, reached - total, float("-inf")))
+    changes = tl.dot(tl.trans(names * left[:, None]), change, input_precision=_OF_STATES)
+    return tl.exp(reached) * stored + changes

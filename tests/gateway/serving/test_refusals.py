@@ -1,0 +1,280 @@
+"""What Redis refuses is an answer in the form of the interface, and a line for the operator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import redis
+
+from petiole.gateway.application import app
+from petiole.gateway.core.caller import ANYBODY, Request, asking
+from petiole.gateway.core.failures import Failure
+from petiole.gateway.core.plan import Call, Plan
+from petiole.gateway.core.record import Record
+from petiole.gateway.serving import generations, patience, records
+from petiole.gateway.serving.callers import keys
+from petiole.tasks.settings import settings
+from petiole.tasks.submission.envelopes import Letter
+from tests.support.gateway import Gateway
+from tests.support.site import RedisServer, Site, eventually
+
+SECRET = "s3cret-word"
+MODEL = {"model": "petiole-tiny"}
+CHAT = {**MODEL, "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 2}
+STREAMED = {**CHAT, "stream": True}
+ASKED: list[tuple[str, str, Any]] = [
+    ("POST", "/v1/chat/completions", CHAT),
+    ("POST", "/v1/chat/completions", STREAMED),
+    ("POST", "/v1/completions", {**MODEL, "prompt": "Hi.", "max_tokens": 2}),
+    ("POST", "/v1/messages", CHAT),
+    ("POST", "/v1/messages", STREAMED),
+    ("POST", "/v1/messages/count_tokens", {**MODEL, "messages": CHAT["messages"]}),
+    ("POST", "/v1/responses", {**MODEL, "input": "Hi.", "max_output_tokens": 2}),
+    ("POST", "/v1/responses", {**MODEL, "input": "Hi.", "max_output_tokens": 2, "background": True}),
+    ("POST", "/v1/conversations", {}),
+    ("POST", "/tokenize", {**MODEL, "prompt": "Hi."}),
+    ("GET", "/v1/chat/completions/chatcmpl-1", None),
+    ("DELETE", "/v1/chat/completions/chatcmpl-1", None),
+    ("GET", "/v1/responses/resp_1", None),
+    ("GET", "/v1/models", None),
+    ("GET", "/v1/usage", None),
+    ("GET", "/v1/fleet", None),
+]
+COMMANDS = (
+    *("set", "get", "mget", "del", "exists", "hget", "hgetall", "hset", "lpush", "rpush", "lrange", "llen"),
+    *("subscribe", "evalsha", "expire", "zadd", "zrange", "smembers", "scan"),
+)
+
+
+@pytest.fixture(scope="module")
+def limited(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A gateway with a user of its own, who may do all until a test takes something away."""
+    allow(site.redis)
+    url = site.url.replace("redis+socket://", f"redis+socket://limited:{SECRET}@")
+    with Gateway(tmp_path_factory.mktemp("limited"), PETIOLE_BROKER_URL=url) as gateway:
+        assert gateway.url
+        yield gateway
+    site.redis.execute_command("ACL", "DELUSER", "limited")
+
+
+def allow(client: redis.Redis, *rules: str) -> None:
+    client.execute_command(
+        "ACL", "SETUSER", "limited", "reset", "on", f">{SECRET}", "~*", "&*", "+@all", "-acl", *rules
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_that_the_gateway_may_not_run_is_no_raw_error_on_any_path(
+    site: Site, limited: Gateway, command: str
+) -> None:
+    refused = 0
+    for method, path, body in ASKED:
+        allow(site.redis, f"-{command}")
+        try:
+            headers = {"anthropic-version": "2023-06-01"} if "messages" in path else {}
+            answer = httpx2.request(method, f"{limited.root}{path}", json=body, headers=headers, timeout=30)
+        finally:
+            allow(site.redis)
+        where = f"{method} {path} without {command}: {answer.status_code} {answer.text[:300]}"
+        assert answer.status_code != 500, where
+        if answer.status_code < 400:
+            continue
+        told = answer.json()["error"]
+        if "messages" in path:
+            assert answer.json()["type"] == "error", where
+            assert told.keys() >= {"type", "message"}, where
+        else:
+            assert told.keys() == {"message", "type", "param", "code"}, where
+        if answer.status_code == 503:
+            refused += 1
+            assert SECRET not in answer.text
+            assert "petiole:" not in answer.text, where
+    if command in ("set", "get", "lpush", "subscribe", "hgetall"):
+        assert refused, "no path needs it"
+        assert "NOPERM" in limited.output
+    assert SECRET not in limited.output
+
+
+# ---------------------------------------------------------------- in this process
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    monkeypatch.setenv("PETIOLE_BROKER_URL", server.url)
+    monkeypatch.setattr(patience, "WAIT_S", 0.3)
+    monkeypatch.setattr(generations, "_letters", letters)  # Celery's app may be another server's in this process
+    patience._told_at.clear()
+    settings.cache_clear()
+    yield server
+    settings.cache_clear()
+    server.kill()
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[redis.Redis]:
+    with redis.Redis(unix_socket_path=str(server.socket)) as client:
+        yield client
+
+
+async def letters(plan: Plan) -> list[Letter]:
+    return [Letter("petiole", f'{{"headers": {{"id": "{task}"', "}}") for task in plan.record.tasks]
+
+
+def begun() -> Failure:
+    """How a request fails. Nothing of it is left."""
+    name = "cmpl-1"
+    record = Record(id=name, kind="text_completion", created=0, model="m", tasks=[name], queue="petiole")
+
+    async def ask() -> Failure:
+        with asking(ANYBODY, Request("/v1/completions")), pytest.raises(Failure) as failed:
+            await generations.begin(Plan(record, [Call("generate", {"prompt": "x"})]))
+        return failed.value
+
+    return asyncio.run(ask())
+
+
+def got(path: str, **headers: str) -> tuple[int, Any]:
+    """What the application answers."""
+    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b""}
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        await asyncio.sleep(60)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(app({**scope, "headers": raw, "client": None}, receive, send))
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+def test_a_queue_that_is_no_list_is_a_503_and_leaves_nothing(server: RedisServer, client: redis.Redis) -> None:
+    client.set("petiole", "somebody else's")
+    failure = begun()
+    assert (failure.status, failure.code, failure.retry_after_s) == (503, "redis_refused", None), failure.message
+    assert "WRONGTYPE" in failure.message
+    assert not client.exists("petiole:gateway:cmpl-1")
+
+
+@pytest.mark.parametrize("anthropic", [False, True])
+def test_keys_that_are_no_hash_are_a_503_before_any_path(
+    server: RedisServer, client: redis.Redis, anthropic: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.set(keys.KEYS, "somebody else's")
+    key = "ptl-" + "k" * 43
+    with caplog.at_level(logging.ERROR, "petiole.gateway"):
+        for _ in range(3):
+            told = {"anthropic_version": "2023-06-01"} if anthropic else {}
+            status, answer = got("/v1/models", x_api_key=key, **told)
+            assert status == 503
+            assert "WRONGTYPE" in answer["error"]["message"]
+            assert ("code" in answer["error"]) != anthropic
+    lines = [one.getMessage() for one in caplog.records if "WRONGTYPE" in one.getMessage()]
+    assert len(lines) == 1, "once in a while for each word"
+    assert key not in caplog.text
+
+
+def test_a_replica_is_waited_for_and_named(server: RedisServer, client: redis.Redis) -> None:
+    client.execute_command("REPLICAOF", "127.0.0.1", "1")
+    failure = begun()
+    assert (failure.status, failure.code) == (503, "unavailable"), failure.message
+    assert failure.retry_after_s
+
+
+def test_a_redis_that_lacks_replicas_is_named(server: RedisServer, client: redis.Redis) -> None:
+    client.config_set("min-replicas-to-write", 1)
+    failure = begun()
+    assert (failure.status, failure.code) == (503, "unavailable")
+    assert "NOREPLICAS" in failure.message
+    client.config_set("min-replicas-to-write", 0)
+
+
+def test_a_redis_that_runs_a_long_script_is_waited_for(server: RedisServer, client: redis.Redis) -> None:
+    client.config_set("lua-time-limit", 5)
+
+    def script() -> None:
+        with redis.Redis(unix_socket_path=str(server.socket)) as own, pytest.raises(redis.RedisError):
+            own.eval("while true do end", 0)
+
+    running = threading.Thread(target=script)
+    running.start()
+    eventually(lambda: busy(client), "Redis is busy")
+    failure = begun()
+    assert failure.status == 503
+    assert failure.retry_after_s
+    client.script_kill()
+    running.join()
+
+
+def busy(client: redis.Redis) -> bool:
+    try:
+        client.get("x")
+    except redis.ResponseError:
+        return True
+    return False
+
+
+def test_a_redis_that_knows_no_such_user_is_named(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = server.url.replace("redis+socket://", f"redis+socket://nobody:{SECRET}@")
+    monkeypatch.setenv("PETIOLE_BROKER_URL", url)
+    settings.cache_clear()
+
+    async def ask() -> Failure:
+        with pytest.raises(Failure) as failed:
+            await records.get("cmpl-1", "text_completion")
+        return failed.value
+
+    failure = asyncio.run(ask())
+    assert (failure.status, failure.code) == (503, "redis_refused"), failure.message
+    assert "NOAUTH" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        (redis.exceptions.NoPermissionError("this user has no permissions to run the 'set' command"), "NOPERM"),
+        (
+            redis.ResponseError("ACL failure in script: User x has no permissions to run the 'get' command"),
+            "NOPERM",
+        ),
+        (
+            redis.ResponseError(
+                "Error running script (call to f_1): @user_script:7: The user executing the script can't run this "
+                "command or subcommand"
+            ),
+            "NOPERM",
+        ),
+        (redis.ResponseError("@user_script:1: WRONGTYPE Operation against a key"), "WRONGTYPE"),
+        (redis.ResponseError("value is not an integer or out of range"), "WRONGTYPE"),
+        (redis.ResponseError("MISCONF Redis is configured to save RDB snapshots"), "MISCONF"),
+        (redis.ResponseError("@user_script:1: -OOM command not allowed"), "OOM"),
+        (redis.exceptions.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), "OOM"),
+        (redis.exceptions.ReadOnlyError("You can't write against a read only replica."), "READONLY"),
+        (redis.exceptions.BusyLoadingError("Redis is loading the dataset in memory"), "LOADING"),
+        (redis.ResponseError("BUSY Redis is busy running a script."), "BUSY"),
+        (redis.exceptions.NoScriptError("No matching script."), "NOSCRIPT"),
+        (redis.ResponseError("CLUSTERDOWN The cluster is down"), "CLUSTERDOWN"),
+        (redis.exceptions.AuthenticationError("invalid username-password pair"), "NOAUTH"),
+        (redis.ResponseError("unknown command 'evalsha', with args beginning with: 'a' 'secret'"), "ERR"),
+    ],
+)
+def test_a_refusal_has_redis_s_own_word(
+    error: redis.RedisError, word: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    patience._told_at.clear()
+    with caplog.at_level(logging.ERROR, "petiole.gateway"):
+        failure = patience.refused(error)
+    assert failure.status == 503
+    assert failure.message.count(f"({word})") == 1
+    assert word in caplog.text
+    assert "secret" not in caplog.text
