@@ -307,9 +307,11 @@ INLINE void panel_of_kind(int form, int kind, int halves, const Linear *l, int64
 #define LEAST_PEAK 0x1p-100f /* inputs below are zeros */
 #define TO_INTEGER 0x1.8p23f /* added to a float and taken away, it leaves the nearest integer, the even one of two */
 
+/* Bytes of an input. */
+INLINE int64_t size_of_input(const Groups *g) { return g->inputs == INT8 ? ROUNDED_SIZE : g->inputs == BF16 ? 2 : 4; }
+
 static GroupInputs inputs_at(const Linear *l, int64_t m, void *at) {
-  const int size = l->groups->inputs == INT8 ? ROUNDED_SIZE : half_inputs(l) ? 2 : 4;
-  float *sums = (float *)((char *)at + parts(l->k, KC) * m * KC * size);
+  float *sums = (float *)((char *)at + parts(l->k, KC) * m * KC * size_of_input(l->groups));
   return (GroupInputs){at, sums, sums + parts(l->k, run_of(l->groups)) * m};
 }
 
@@ -343,8 +345,8 @@ static float round_run(const float *x, int n, char *out, float *step) {
 
 void group_inputs(const Linear *l, const float *x, int64_t ldx, int64_t m, void *out) {
   const GroupInputs to = inputs_at(l, m, out);
-  const int64_t run = run_of(l->groups);
-  const int rounded = l->groups->inputs == INT8, halves = half_inputs(l), size = rounded ? ROUNDED_SIZE : halves ? 2 : 4;
+  const int64_t run = run_of(l->groups), size = size_of_input(l->groups);
+  const int rounded = l->groups->inputs == INT8, halves = half_inputs(l);
   for (int64_t from = 0; from < l->k; from += run)
     for (int64_t j = 0; j < m; j++) {
       const int n = (int)smaller(run, l->k - from);
