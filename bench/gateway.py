@@ -314,7 +314,7 @@ def main(argv: list[str] | None = None) -> int:
             added_ms = asyncio.run(one_client(report, gateway, 5 if options.quick else 200))
             asyncio.run(proxied.measure(report, gateway, added_ms, 1 if options.quick else 6))
             with serving(PETIOLE_GATEWAY_KEYS=keyed.keys()) as asking:
-                asyncio.run(keyed.measure(report, gateway, asking, 2 if options.quick else 40))
+                asyncio.run(keyed.measure(report, gateway, asking, 2 if options.quick else 200))
     report.finish(options.json)
     return 0
 

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import redis
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from petiole.gateway.core.caller import Caller, asking, caller
@@ -26,6 +27,7 @@ from petiole.gateway.openai.responses.view import ResponsesView
 from petiole.gateway.serving import bodies
 from petiole.gateway.serving.callers.keys import DENIED, callers, key_in
 from petiole.gateway.serving.generations import Generation
+from petiole.gateway.serving.patience import failure_of
 from petiole.tasks.settings import settings
 
 CREATE = "response.create"
@@ -97,7 +99,8 @@ class Connection:
                 continued = asked.previous_response_id
                 if await self._respond(asked):
                     return True
-        except Failure as failure:
+        except (Failure, redis.RedisError) as error:
+            failure = failure_of(error)
             await self._refuse(failure)
             if failure.status == _UNAUTHORIZED:
                 return False

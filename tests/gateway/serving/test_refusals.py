@@ -13,6 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 import redis
+from websockets.sync.client import ClientConnection, connect
 
 from petiole.gateway.application import app
 from petiole.gateway.core.caller import ANYBODY, Request, asking
@@ -30,23 +31,32 @@ SECRET = "s3cret-word"
 MODEL = {"model": "petiole-tiny"}
 CHAT = {**MODEL, "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 2}
 STREAMED = {**CHAT, "stream": True}
-ASKED: list[tuple[str, str, Any]] = [
-    ("POST", "/v1/chat/completions", CHAT),
-    ("POST", "/v1/chat/completions", STREAMED),
-    ("POST", "/v1/completions", {**MODEL, "prompt": "Hi.", "max_tokens": 2}),
-    ("POST", "/v1/messages", CHAT),
-    ("POST", "/v1/messages", STREAMED),
-    ("POST", "/v1/messages/count_tokens", {**MODEL, "messages": CHAT["messages"]}),
-    ("POST", "/v1/responses", {**MODEL, "input": "Hi.", "max_output_tokens": 2}),
-    ("POST", "/v1/responses", {**MODEL, "input": "Hi.", "max_output_tokens": 2, "background": True}),
-    ("POST", "/v1/conversations", {}),
-    ("POST", "/tokenize", {**MODEL, "prompt": "Hi."}),
-    ("GET", "/v1/chat/completions/chatcmpl-1", None),
-    ("DELETE", "/v1/chat/completions/chatcmpl-1", None),
-    ("GET", "/v1/responses/resp_1", None),
-    ("GET", "/v1/models", None),
-    ("GET", "/v1/usage", None),
-    ("GET", "/v1/fleet", None),
+TEXT = {**MODEL, "input": "Hi.", "max_output_tokens": 2}
+LINES = {"files": {"file": ("in.jsonl", b"{}\n")}, "data": {"purpose": "batch"}}
+BATCH = {"input_file_id": f"file-{'a' * 24}", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+ASKED: list[tuple[str, str, dict[str, Any]]] = [
+    ("POST", "/v1/chat/completions", {"json": CHAT}),
+    ("POST", "/v1/chat/completions", {"json": STREAMED}),
+    ("POST", "/v1/completions", {"json": {**MODEL, "prompt": "Hi.", "max_tokens": 2}}),
+    ("POST", "/v1/messages", {"json": CHAT}),
+    ("POST", "/v1/messages", {"json": STREAMED}),
+    ("POST", "/v1/messages/count_tokens", {"json": {**MODEL, "messages": CHAT["messages"]}}),
+    ("POST", "/v1/responses", {"json": TEXT}),
+    ("POST", "/v1/responses", {"json": {**TEXT, "background": True}}),
+    ("POST", "/v1/conversations", {"json": {}}),
+    ("POST", "/tokenize", {"json": {**MODEL, "prompt": "Hi."}}),
+    ("POST", "/v1/files", LINES),
+    ("GET", "/v1/files", {}),
+    ("GET", f"/v1/files/file-{'a' * 24}", {}),
+    ("POST", "/v1/batches", {"json": BATCH}),
+    ("GET", "/v1/batches", {}),
+    ("POST", f"/v1/batches/batch_{'a' * 24}/cancel", {}),
+    ("GET", "/v1/chat/completions/chatcmpl-1", {}),
+    ("DELETE", "/v1/chat/completions/chatcmpl-1", {}),
+    ("GET", "/v1/responses/resp_1", {}),
+    ("GET", "/v1/models", {}),
+    ("GET", "/v1/usage", {}),
+    ("GET", "/v1/fleet", {}),
 ]
 COMMANDS = (
     *("set", "get", "mget", "del", "exists", "hget", "hgetall", "hset", "lpush", "rpush", "lrange", "llen"),
@@ -58,8 +68,11 @@ COMMANDS = (
 def limited(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """A gateway with a user of its own, who may do all until a test takes something away."""
     allow(site.redis)
-    url = site.url.replace("redis+socket://", f"redis+socket://limited:{SECRET}@")
-    with Gateway(tmp_path_factory.mktemp("limited"), PETIOLE_BROKER_URL=url) as gateway:
+    known = {
+        "PETIOLE_BROKER_URL": site.url.replace("redis+socket://", f"redis+socket://limited:{SECRET}@"),
+        "PETIOLE_GATEWAY_FILES": tmp_path_factory.mktemp("files"),
+    }
+    with Gateway(tmp_path_factory.mktemp("limited"), **known) as gateway:
         assert gateway.url
         yield gateway
     site.redis.execute_command("ACL", "DELUSER", "limited")
@@ -76,11 +89,11 @@ def test_a_command_that_the_gateway_may_not_run_is_no_raw_error_on_any_path(
     site: Site, limited: Gateway, command: str
 ) -> None:
     refused = 0
-    for method, path, body in ASKED:
+    for method, path, asked in ASKED:
         allow(site.redis, f"-{command}")
         try:
             headers = {"anthropic-version": "2023-06-01"} if "messages" in path else {}
-            answer = httpx2.request(method, f"{limited.root}{path}", json=body, headers=headers, timeout=30)
+            answer = httpx2.request(method, f"{limited.root}{path}", headers=headers, timeout=30, **asked)
         finally:
             allow(site.redis)
         where = f"{method} {path} without {command}: {answer.status_code} {answer.text[:300]}"
@@ -101,6 +114,30 @@ def test_a_command_that_the_gateway_may_not_run_is_no_raw_error_on_any_path(
         assert refused, "no path needs it"
         assert "NOPERM" in limited.output
     assert SECRET not in limited.output
+
+
+@pytest.mark.parametrize("command", ["set", "lpush", "subscribe", "evalsha", "get"])
+def test_a_websocket_says_it_and_serves_the_next_request(site: Site, limited: Gateway, command: str) -> None:
+    frame = json.dumps({"type": "response.create", **TEXT})
+    with connect(limited.url.replace("http", "ws") + "/responses", max_size=None) as socket:
+        allow(site.redis, f"-{command}")
+        try:
+            socket.send(frame)
+            told = until_the_end(socket)
+        finally:
+            allow(site.redis)
+        if told["type"] == "error":
+            assert told["status"] == 503, told
+            assert SECRET not in json.dumps(told)
+        socket.send(frame)
+        assert until_the_end(socket)["type"] == "response.completed"
+
+
+def until_the_end(socket: ClientConnection) -> dict[str, Any]:
+    while True:
+        told: dict[str, Any] = json.loads(socket.recv(timeout=30))
+        if told["type"] in ("error", "response.completed", "response.failed", "response.incomplete"):
+            return told
 
 
 # ---------------------------------------------------------------- in this process

@@ -63,8 +63,8 @@ def open_cuda(request, open_runtime, monkeypatch, cpu_path):
     fake_flashinfer.install(monkeypatch)
 
     def get(folder, **settings):
-        runtime = open_runtime(folder, page_size=request.param, prefix_cache="off", **settings)
-        return fake_flashinfer.compute_as_on_cuda(runtime)
+        settings = {"page_size": request.param, "prefix_cache": "off", "chunk_size": 32} | settings
+        return fake_flashinfer.compute_as_on_cuda(open_runtime(folder, **settings))
 
     return get
 
