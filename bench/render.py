@@ -91,7 +91,9 @@ def side_by_side(results: Path) -> str:
                 beside = f" ({ratio(result)})" if result["ratio"] is not None else ""
                 value = f"{number(result['value'])} {result['unit']}{beside}"
                 rows.setdefault(f"{name}: {result['name'].strip()}", {})[device] = value
-    names = [usual_run(runs)["machine"]["cpu"] for runs in measured.values()]
+    names = [
+        ", ".join([usual_run(runs)["machine"]["cpu"], *device.split("-")[1:]]) for device, runs in measured.items()
+    ]
     table = markdown(["", *names], [(row, *(cells.get(d, "") for d in measured)) for row, cells in rows.items()])
     return f"## Processors side by side\n\nIn brackets: the ratio to the best peer, or to the floor.\n\n{table}"
 
