@@ -130,7 +130,7 @@ def test_a_websocket_says_it_and_serves_the_next_request(site: Site, limited: Ga
             assert told["status"] == 503, told
             assert SECRET not in json.dumps(told)
         socket.send(frame)
-        assert until_the_end(socket)["type"] == "response.completed"
+        assert until_the_end(socket)["type"] == "response.incomplete", "its tokens are few"
 
 
 def until_the_end(socket: ClientConnection) -> dict[str, Any]:
