@@ -61,10 +61,10 @@ function draw({ workers, queues, models, generations, used }) {
     Object.entries(queue.by_priority).filter(([, length]) => length).map(([priority, length]) => `${priority}: ${length}`).join(", "),
     whole(queue.workers),
   ]), [1, 3], "The queues cannot be counted from here.");
-  table("models", ["Model", "Answers", "Context", "Adapters", "State"], models.map((model) => [
-    model.names.join(", "), model.takes.join(", "), whole(model.max_model_len), model.adapters.join(", "),
+  table("models", ["Model", "Queue", "Answers", "Context", "Adapters", "State"], models.map((model) => [
+    model.names.join(", "), model.queues.join(", "), model.takes.join(", "), whole(model.max_model_len), model.adapters.join(", "),
     make("span", { className: model.live ? "state" : "state other" }, model.live ? "live" : "no worker now"),
-  ]), [2], "No model has been served.");
+  ]), [3], "No model has been served.");
 }
 
 const nothing = (text) => make("p", { className: "note" }, text);

@@ -67,7 +67,8 @@ def shown(
         asked = [model for model in models if model.names or model.adapters]
         models, served = asked, {model.fingerprint for model in asked}
         workers = [worker for worker in workers if worker.fingerprint in served]
-        queues = queues and [queue for queue in queues if queue.queue in _queues_of(of)]
+        own = _queues_of(of).union(*(model.queues for model in models if of.tenant.queue is None))
+        queues = queues and [queue for queue in queues if queue.queue in own]
     return {
         "workers": [_worker(worker) for worker in workers],
         "queues": None if queues is None else [queue.model_dump() for queue in queues],
@@ -96,6 +97,7 @@ def _worker(worker: WorkerReport) -> dict[str, Any]:
 def _model(model: ModelFacts) -> dict[str, Any]:
     return {
         "names": model.names,
+        "queues": [*model.queues],
         "takes": [name for name in _TAKES if getattr(model, name)],
         "adapters": [*model.adapters],
         "max_model_len": model.max_model_len,

@@ -21,9 +21,10 @@ export class Refused extends Error {
 
 let asking = null; // one dialog for all requests that lack a key
 
-function askForKey() {
+function askForKey(refused) {
   asking ??= new Promise((done) => {
     const dialog = $("key");
+    $("key-refused").hidden = !refused;
     dialog.addEventListener("close", () => {
       const field = dialog.querySelector("input");
       if (field.value) sessionStorage.setItem("petiole.key", field.value);
@@ -45,7 +46,7 @@ export async function ask(path, { body, ...options } = {}) {
     const answer = await fetch(url(path), { ...sent, ...options, headers });
     if (answer.status === 401) {
       if (sessionStorage.getItem("petiole.key") === key) sessionStorage.removeItem("petiole.key");
-      await askForKey();
+      await askForKey(Boolean(key));
     } else if (answer.ok) {
       return answer;
     } else {

@@ -74,14 +74,16 @@ def _limits(given: list[str]) -> dict[str, int]:
 def _list(_: argparse.Namespace) -> int:
     rows = []
     for one in _manage().listed():
-        limits = ", ".join(
-            f"{name} {value}" for name in LIMITS if (value := getattr(one.tenant.limits, name)) is not None
-        )
         made = time.strftime("%Y-%m-%d", time.gmtime(one.key.created)) if one.key.created else ""
         models = "all" if one.tenant.models is None else ",".join(one.tenant.models)
-        rows.append((one.name, one.key.tenant, models, limits, made, one.where, one.webhook, one.key.note))
-    print_table(("key", "tenant", "models", "limits", "made", "in", "webhook", "note"), rows)
+        limits = _shown(one.tenant.limits), _shown(one.key.limits)
+        rows.append((one.name, one.key.tenant, models, *limits, made, one.where, one.webhook, one.key.note))
+    print_table(("key", "tenant", "models", "limits", "its own", "made", "in", "webhook", "note"), rows)
     return 0
+
+
+def _shown(limits: object) -> str:
+    return ", ".join(f"{name} {value}" for name in LIMITS if (value := getattr(limits, name)) is not None)
 
 
 def _revoke(options: argparse.Namespace) -> int:

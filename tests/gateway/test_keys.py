@@ -245,10 +245,12 @@ def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
             assert (made.returncode, key[:4], len(key)) == (0, "ptl-", 47), made.stderr
             eventually(lambda: http.get("/v1/models").status_code == 401, "keys are asked for")
             assert http.get("/v1/models", headers=bearer(key)).status_code == 200
-            other = petiole("keys", "add", "acme", "--note", "of the nightly job", **told).stdout.strip()
+            more = ("--note", "of the nightly job", "--key-limit", "concurrent=7")
+            other = petiole("keys", "add", "acme", *more, **told).stdout.strip()
             shown = petiole("keys", "list", **told).stdout
             assert shown.count("acme") == 2
             assert shown.count("requests 60") == 2, "the tenant's limits stay"
+            assert shown.count("concurrent 7") == 1, "a key has its own"
             assert not [one for one in (key, other) if one in shown]
             assert petiole("keys", "webhook", "acme", "https://a.example/x", **told).stdout.startswith("whsec_")
             assert petiole("keys", "list", **told).stdout.count("https://a.example/x") == 2

@@ -7,7 +7,7 @@
 --       first writes its record: `SET RECORD ...`. If the number of words is negative, the number of the slot stands
 --       between the last two
 -- reply {wait_ms, what}, 0 if it is admitted; the number of the slot; then for each of the two and of requests,
---       input, output: limit, left, ms until all of it is left again
+--       input, output: limit, left after this request, ms until all of it is left again
 --
 -- What was used is counted in slots of SLOT_MS. A limit is kept for every minute, wherever it begins: the sum of the
 -- slots that a minute touches is never above. What a task uses is known at its end; `enter` corrects it.
@@ -121,12 +121,18 @@ if again then
   wait_ms, what = 0, ''
 end
 
--- What was counted lives for longer than it matters. Once a slot is enough to see to that.
+-- Counts this request, also in the report. What was counted lives for longer than it matters. Once a slot is enough to see
+-- to that.
 local function count(who)
   local used, running, fields, members = KEYS[2 * who - 1], KEYS[2 * who], {}, {}
   local is_first = not counts_minutes(who)
   for place = 1, 3 do
     if limits[who][place] >= 0 then
+      local at = 9 * who + 3 * place - 12
+      report[at + 2] = report[at + 2] - asked[place]
+      if asked[place] > 0 then
+        report[at + 3] = ends_in(slot)
+      end
       fields[#fields + 1], fields[#fields + 2] = names[place] .. slot, here[who][place] + asked[place]
       is_first = is_first or here[who][place] == 0
     end

@@ -20,7 +20,7 @@ from tests.support.gateway import Gateway
 from tests.support.site import Site, eventually
 
 MOST_BYTES = 150_000
-QUEUES = ("petiole", "petiole.acme", "petiole.initech")
+QUEUES = ("petiole", "petiole.acme", "petiole.initech", "embed", "other")
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +98,15 @@ def test_a_tenant_sees_what_is_its_own() -> None:
         WorkerReport(worker="b", age_s=1, fingerprint="g"),
     ]
     queues = [QueueReport(queue=name, waiting=0, by_priority={}, workers=1) for name in QUEUES]
-    models = [ModelFacts(fingerprint="f", names=["m"]), ModelFacts(fingerprint="g")]  # as the catalogue has them
+    models = [
+        ModelFacts(fingerprint="f", names=["m"], queues=["embed"]),
+        ModelFacts(fingerprint="g"),
+    ]  # as the catalogue has them
     records = {"resp_1": Record(id="resp_1", kind="response", created=1, model="m", tasks=["resp_1"])}
     shown = fleet.shown(reports, queues, models, records, Caller(name="acme"))
     assert [one["worker"] for one in shown["workers"]] == ["a"]
     assert [one["age_s"] for one in shown["generations"]] == [3]
-    assert [one["queue"] for one in shown["queues"]] == ["petiole", "petiole.acme"]
+    assert [one["queue"] for one in shown["queues"]] == ["petiole", "petiole.acme", "embed"]
     assert [one["names"] for one in shown["models"]] == [["m"]]
 
 
