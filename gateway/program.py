@@ -57,6 +57,8 @@ def run(host: str | None, port: int | None, greeting: str = "") -> int:
         log_level="warning",
         server_header=False,
         ws_max_size=known.gateway_max_body_bytes,
+        ws_max_queue=1,
+        ws_per_message_deflate=False,  # few bytes could become a thousand times as many
         timeout_graceful_shutdown=max(1, round(known.gateway_drain_s)),
     )
     shown = f"[{host}]" if ":" in host else host

@@ -34,7 +34,7 @@ async def upload(request: Request) -> Response:
         form = await MultiPartParser(
             request.headers, _limited(request), max_files=1, max_fields=MOST_FIELDS
         ).parse()
-    except (MultiPartException, KeyError) as error:
+    except (MultiPartException, LookupError, UnicodeError) as error:
         raise invalid(None, f"the body must be a form ({error})", "invalid_form") from None
     except ClientDisconnect:
         raise ClientGone from None

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from petiole.gateway.batches import files, quotas
 from petiole.gateway.batches.files import Ends
 from petiole.gateway.batches.place import blocking, file_at, place
-from petiole.gateway.core.caller import ANYBODY, caller, request
+from petiole.gateway.core.caller import ANYBODY, Request, caller, request
 from petiole.gateway.core.failures import Failure, invalid
 from petiole.gateway.serving.webhooks import waiting
 from petiole.tasks.submission.batches import tape
@@ -107,6 +107,8 @@ async def create(asked: CreateBatch) -> Record:
     created, made = await blocking(begun)
     if made is None:
         raise Failure(503, "the batch was lost while it was made; try again", code="unavailable")
+    if not created and made_by is not None and made_by.digest:  # another request with this key was first
+        _check_same(made_by, made)
     try:
         await _check_quota(made)  # others may have begun meanwhile
     except Failure:
@@ -147,8 +149,8 @@ async def _repeated() -> Record | None:
     if made.idempotency_key:
         name = _new_id()
         found = await blocking(lambda: records.get(name))
-        if found is not None and not made.says(found.facts.get("digest", ""), found.facts.get("sense", "")):
-            raise invalid(None, "Idempotency-Key: was used for another request", "idempotency_key_reused")
+        if found is not None:
+            _check_same(made, found)
         return found
     if not made.retries:
         return None
@@ -159,6 +161,12 @@ async def _repeated() -> Record | None:
         if record.facts.get("digest") == made.digest and record.number("created_at") >= since
     ]
     return same[0] if len(same) == 1 else None
+
+
+def _check_same(made: Request, found: Record) -> None:
+    """Raises `Failure` if the batch that has the request's `Idempotency-Key` is that of another request."""
+    if not made.says(found.facts.get("digest", ""), found.facts.get("sense", "")):
+        raise invalid(None, "Idempotency-Key: was used for another request", "idempotency_key_reused")
 
 
 async def get(name: str) -> Record:

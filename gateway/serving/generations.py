@@ -243,7 +243,12 @@ class Generation:
 async def begin(plan: Plan) -> Generation:
     """Write the record, and then submit the tasks. Raises `Failure`; then nothing of the request is left. What
     repeats an earlier request is that one: `record` says which."""
-    if (earlier := await retries.earlier(plan.record.id, plan.record.kind)) is not None:
+    try:
+        earlier = await retries.earlier(plan.record.id, plan.record.kind)
+    except BaseException:  # a client that leaves, too
+        await retries.abandon(plan.record.id)
+        raise
+    if earlier is not None:
         return again(earlier)
     if (made := caller.request()) is None:
         return await _begun(plan)

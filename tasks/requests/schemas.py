@@ -442,9 +442,11 @@ def validate(kind: type[R], options: Mapping[str, Any]) -> R:
     try:
         return kind.model_validate(dict(options))
     except ValidationError as error:
-        details = error.errors(include_url=False)
-        first = min(details, key=lambda detail: detail["type"] != "extra_forbidden")
-        raise _invalid(first, kind.model_fields) from None
+        refused = _first(error, kind.model_fields)
+    try:
+        raise refused  # no error that knows the options is behind it
+    finally:
+        del refused  # and none knows this frame twice: only a rare search for cycles would free the options
 
 
 def in_json(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -479,10 +481,16 @@ def _as_text(schema: object) -> str:
     return json.dumps(schema)
 
 
+def _first(error: ValidationError, known: Collection[str]) -> InvalidRequest:
+    details = error.errors(include_url=False)
+    return _invalid(min(details, key=lambda detail: detail["type"] != "extra_forbidden"), known)
+
+
 def _invalid(error: ErrorDetails, known: Collection[str]) -> InvalidRequest:
     cause = error.get("ctx", {}).get("error")
     if isinstance(cause, InvalidRequest):
-        return cause
+        cause.__context__ = None
+        return cause.with_traceback(None)
     name, *rest = (part for part in error["loc"] if part != "[key]")
     field = str(name) + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest)
     value = "nothing" if error["type"] == "missing" else shorten(error["input"])

@@ -16,11 +16,13 @@ import pytest
 
 from petiole.gateway.core.caller import Caller, Request, asking
 from petiole.gateway.core.failures import Failure
+from petiole.gateway.core.plan import Plan
 from petiole.gateway.core.record import Record
 from petiole.gateway.openai.responses import submitting
 from petiole.gateway.openai.responses.request import CreateResponse
 from petiole.gateway.serving import records
 from petiole.gateway.serving.callers import retries
+from petiole.gateway.serving.generations import begin
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
@@ -267,6 +269,29 @@ def test_a_key_is_its_requests_for_as_long_as_its_record_is_kept(made: Request, 
             await records.forget(record.id)
 
     asyncio.run(kept())
+    assert not claimed(site)
+
+
+@pytest.mark.parametrize("of", ["a response", "others"])
+def test_a_client_that_leaves_while_its_key_is_claimed_leaves_no_claim(
+    made: Request, site: Site, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    """Redis has taken the claim, and nobody has read its reply."""
+    of_key = retries._of_key
+
+    async def cut(*given: Any) -> None:
+        assert await of_key(*given) is None
+        assert claimed(site)
+        raise asyncio.CancelledError
+
+    async def ended() -> None:
+        record = Record(id="chatcmpl-cut", kind="chat", created=1, model="petiole-tiny", tasks=["chatcmpl-cut"])
+        begun = submitting.once(CreateResponse(**RESPONSE)) if of == "a response" else begin(Plan(record, []))
+        with asking(Caller("here"), made), pytest.raises(asyncio.CancelledError):
+            await begun
+
+    monkeypatch.setattr(retries, "_of_key", cut)
+    asyncio.run(ended())
     assert not claimed(site)
 
 

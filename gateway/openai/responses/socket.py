@@ -32,7 +32,8 @@ from petiole.tasks.settings import settings
 
 CREATE = "response.create"
 LIVES_S = 3600.0
-_WAITING = 16  # frames that may wait while a response runs
+_WAITING, _WAITING_SIZE = 16, 2**20
+"""Frames, and characters or bytes of them, that may wait while a response runs: the next frame is not read."""
 _OF_HTTP = ("stream", "stream_options", "background")
 _GOING_AWAY = 1001
 _UNAUTHORIZED = 401
@@ -56,6 +57,7 @@ class Connection:
     def __init__(self, socket: WebSocket) -> None:
         self._socket = socket
         self._frames: asyncio.Queue[str | bytes] = asyncio.Queue(_WAITING)
+        self._size, self._taken = 0, asyncio.Event()
         self._last: Remembered | None = None
 
     async def run(self) -> None:
@@ -73,7 +75,12 @@ class Connection:
 
     async def _read(self) -> None:
         while (message := await self._socket.receive())["type"] != "websocket.disconnect":
-            await self._frames.put(message.get("text") or message.get("bytes") or b"")
+            frame = message.get("text") or message.get("bytes") or b""
+            self._size += len(frame)
+            await self._frames.put(frame)
+            while self._size > _WAITING_SIZE:
+                self._taken.clear()
+                await self._taken.wait()
 
     async def _answer(self) -> None:
         """A response that has begun is sent to its end, also if its key is revoked meanwhile."""
@@ -82,6 +89,8 @@ class Connection:
             try:
                 async with asyncio.timeout(left_s):
                     frame = await self._frames.get()
+                self._size -= len(frame)
+                self._taken.set()
             except TimeoutError:
                 break
             if not await self._turn(frame):

@@ -38,9 +38,9 @@ async def before(asked: Told) -> Before:
 async def once(asked: CreateResponse) -> Generation:
     """What answers the request: the response to an earlier one that it repeats, or a new one. Raises `Failure`."""
     name = new_id(PREFIX)
-    if (earlier := await retries.earlier(name, KIND)) is not None:
-        return generations.again(earlier)
     try:
+        if (earlier := await retries.earlier(name, KIND)) is not None:
+            return generations.again(earlier)
         return await begin(asked, await told(asked), await before(asked), name)
     except BaseException:  # a client that leaves, too
         await retries.abandon(name)

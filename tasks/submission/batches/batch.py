@@ -283,7 +283,7 @@ class Batch:
             try:
                 row = next(self._rows)
             except StopIteration:
-                self._exhausted = True
+                self._exhausted, self.progress.rows = True, self._seen
                 return None
             except sorting.Stopped:
                 return None

@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +284,9 @@ def test_a_files_name_is_short_and_text(client: openai.OpenAI, served: Gateway) 
     kind = {"content-type": "multipart/form-data; charset=utf-7; boundary=b"}
     answer = httpx2.post(f"{served.url}/files", content=body, headers=kind)
     assert (answer.status_code, answer.json().get("filename")) == (200, "?")
+    kind = {"content-type": "multipart/form-data; charset=undefined; boundary=b"}
+    answer = httpx2.post(f"{served.url}/files", content=body, headers=kind)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_form")
 
 
 def test_gateways_that_begin_together_agree_on_one_marker(
@@ -334,6 +338,32 @@ def test_a_request_that_is_repeated_makes_one_batch(client: openai.OpenAI) -> No
     assert made(idempotency_key="k") == made(idempotency_key="k") != made(idempotency_key="other")
     with pytest.raises(openai.BadRequestError, match="was used for another request"):
         made("/v1/completions", idempotency_key="k")
+
+
+def test_of_different_batches_at_once_a_key_is_that_of_one(client: openai.OpenAI) -> None:
+    files = [uploaded(client, [line(name)]).id for name in "ab"]
+
+    def made(number: int) -> tuple[str, str]:
+        body = {"input_file_id": files[number % 2], "endpoint": CHAT, "completion_window": "24h"}
+        headers = {"idempotency-key": "at once"}
+        try:
+            answer: Any = client.post("/batches", body=body, cast_to=object, options={"headers": headers})
+        except openai.BadRequestError:
+            return body["input_file_id"], "refused"
+        return body["input_file_id"], answer["input_file_id"]
+
+    with ThreadPoolExecutor(8) as threads:
+        found = {*threads.map(made, range(16))}
+    assert found in [{(one, one), (other, "refused")} for one, other in (files, files[::-1])]
+
+
+def test_blank_lines_are_no_rows(client: openai.OpenAI) -> None:
+    content = b"\n\n" + json.dumps(line("a")).encode() + b"\n\n"
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    ended = eventually(lambda: (one := client.batches.retrieve(batch.id)).status in ENDED and one, "it ends")
+    counts = ended.request_counts
+    assert (ended.status, counts.total, counts.completed, counts.failed) == ("completed", 1, 1, 0)
 
 
 @pytest.mark.slow

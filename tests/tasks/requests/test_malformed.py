@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -100,3 +102,37 @@ def test_a_tool_call_needs_no_content(content: dict[str, Any]) -> None:
     request = validate(ChatRequest, {"messages": said})
     assert request.messages == said
     assert request.subject()["messages"] == said
+
+
+class Text(str):
+    """That a weak reference can watch."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "more"),
+    [
+        ("tasks.generate", "prompt", {}),
+        ("tasks.generate", "prompt", {"temperature": -1}),
+        ("tasks.generate", "prompt", {"temperatur": 1}),
+        ("tasks.chat", "system", {"messages": [{"role": "user", "content": "x" * 4_000_001}]}),
+    ],
+)
+def test_what_is_refused_is_free_at_once(kind: str, field: str, more: dict[str, Any]) -> None:
+    """A search for cycles comes late, and large requests could fill the memory before."""
+    gc.collect()
+    gc.disable()
+    try:
+        text = Text("x" * 4_000_001)
+        watched = weakref.ref(text)
+        options = {field: text, **more}
+        del text
+        refused = False
+        try:
+            validate(SCHEMAS[kind], options)
+        except InvalidRequest:  # `pytest.raises` would keep it, with its frames
+            refused = True
+        del options
+        assert refused
+        assert watched() is None
+    finally:
+        gc.enable()

@@ -242,7 +242,7 @@ class Runner:
         shown = self._batch.progress
         before = self._record
         return {
-            **({} if shown.rows is None else {"rows": shown.rows}),
+            **({} if shown.rows is None or before.spec.checks_first else {"rows": shown.rows}),
             "ended": shown.ended,
             "failed": shown.failed,
             "on_their_way": shown.on_their_way,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from petiole.gateway.openai.responses import socket
 from petiole.gateway.openai.responses.socket import Connection
 
 
@@ -41,5 +42,37 @@ def test_a_client_that_leaves_with_its_last_frame_ends_the_connection(
         _, there = await asyncio.wait({serving}, timeout=30)
         assert not there, "the connection waits for frames of a client that has left"
         await serving
+
+    asyncio.run(served())
+
+
+class Insisting:
+    """A client that sends one large frame after the other. `read`: how many."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    async def receive(self) -> dict[str, Any]:
+        self.read += 1
+        return {"type": "websocket.receive", "text": "x" * socket._WAITING_SIZE}
+
+
+def test_while_a_response_runs_large_frames_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = asyncio.Semaphore(0)
+
+    async def answered(*_: object) -> bool:
+        return await turns.acquire()
+
+    monkeypatch.setattr(Connection, "_turn", answered)
+
+    async def served() -> None:
+        client: Any = Insisting()
+        serving = asyncio.create_task(Connection(client).run())
+        for done in range(3):
+            await asyncio.sleep(0.05)
+            assert client.read == done + 3, "one is answered, and two wait"
+            turns.release()
+        serving.cancel()
+        await asyncio.wait([serving])
 
     asyncio.run(served())
