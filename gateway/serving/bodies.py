@@ -1,5 +1,8 @@
 """A request's body as JSON. What is not JSON, too large or too deep is refused by name before anything else is
-done with it."""
+done with it.
+
+A body may be large, and the gateway rarely looks for cycles of references. So no frame keeps an error that it raises: the
+error knows the frame, and with it the body."""
 
 from __future__ import annotations
 
@@ -28,20 +31,23 @@ async def read(request: Request, kind: type[M]) -> M:
 
 async def _bytes(request: Request) -> bytes:
     most = settings().gateway_max_body_bytes
-    too_large = Failure(413, f"the body must have at most {most} bytes", code="request_too_large")
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdecimal() and int(declared) > most:
-        raise too_large
+        raise _too_large(most)
     parts, size = [], 0
     try:
         async for part in request.stream():
             size += len(part)
             if size > most:
-                raise too_large
+                raise _too_large(most)
             parts.append(part)
     except ClientDisconnect:
         raise ClientGone from None
     return b"".join(parts)
+
+
+def _too_large(most: int) -> Failure:
+    return Failure(413, f"the body must have at most {most} bytes", code="request_too_large")
 
 
 def decoded(body: bytes) -> dict[str, Any]:
@@ -60,17 +66,25 @@ def as_request(value: dict[str, Any], kind: type[M]) -> M:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        details = error.errors(include_url=False)
+        refused = _refused(error)
+    try:
+        raise refused
+    finally:
+        del refused
+
+
+def _refused(error: ValidationError) -> Failure:
+    details = error.errors(include_url=False)
     first = min(details, key=lambda detail: detail["type"] != "extra_forbidden")
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InvalidRequest):
-        raise invalid(cause.field, str(cause), "invalid_value")
+        return invalid(cause.field, str(cause), "invalid_value")
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])[1:]
     match first["type"]:
         case "extra_forbidden":
-            raise invalid(field, f"{field}: is not a parameter of this endpoint", "unknown_parameter")
+            return invalid(field, f"{field}: is not a parameter of this endpoint", "unknown_parameter")
         case "missing":
-            raise invalid(field, f"{field}: is required", "missing_required_parameter")
+            return invalid(field, f"{field}: is required", "missing_required_parameter")
         case _:
             limit = first["msg"].removeprefix("Value error, ").replace("Input should", "must", 1)
-            raise invalid(field, f"{field}: {limit}, got {shorten(first['input'])}", "invalid_type")
+            return invalid(field, f"{field}: {limit}, got {shorten(first['input'])}", "invalid_type")
