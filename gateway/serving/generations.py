@@ -263,6 +263,8 @@ async def begin(plan: Plan) -> Generation:
     except BaseException:
         made.submitting = False
         raise
+    finally:
+        del beginning  # its error knows this frame, and with it the request
 
 
 def _unread(beginning: asyncio.Future[Generation]) -> None:
@@ -297,11 +299,14 @@ async def _begun(plan: Plan) -> Generation:
             # Both have ended before anything is undone: what is sent after that would stay.
             both = generation.open(), _sent(plan, written, letters)
             opened, sent = await asyncio.gather(*both, return_exceptions=True)
-            if isinstance(sent, BaseException):
-                raise sent
-            if isinstance(opened, BaseException):
-                await _withdraw(record)
-                raise opened
+            try:
+                if isinstance(sent, BaseException):
+                    raise sent
+                if isinstance(opened, BaseException):
+                    await _withdraw(record)
+                    raise opened
+            finally:
+                del opened, sent  # an error knows this frame, and with it the request
         generation.start()
     except BaseException:
         await generation.aclose()

@@ -46,13 +46,16 @@ class WaitingCall:
             self.error = error
 
     def settle(self) -> None:
-        error, self.error = self.error, None  # which refers to this object, by its traceback
-        if self.future.done():  # cancelled
+        """The error refers to this object, by its traceback: so this object knows neither the error nor the future."""
+        error, self.error = self.error, None
+        future = self.future
+        del self.future
+        if future.done():  # cancelled
             return
         if error is None:
-            self.future.set_result(self.result)
+            future.set_result(self.result)
         else:
-            self.future.set_exception(error)
+            future.set_exception(error)
 
 
 def run_each(calls: Iterable[WaitingCall]) -> None:
