@@ -1,8 +1,8 @@
 """A request's body as JSON. What is not JSON, too large or too deep is refused by name before anything else is
 done with it.
 
-A body may be large, and the gateway rarely looks for cycles of references. So no frame keeps an error that it raises: the
-error knows the frame, and with it the body."""
+A body may be large, and the gateway rarely looks for cycles of references. So no frame keeps an error that it
+raises: the error knows the frame, and with it the body."""
 
 from __future__ import annotations
 

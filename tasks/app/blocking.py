@@ -46,7 +46,7 @@ class WaitingCall:
             self.error = error
 
     def settle(self) -> None:
-        """The error refers to this object, by its traceback: so this object knows neither the error nor the future."""
+        """The error refers to this object, by its traceback: so the object forgets both the error and the future."""
         error, self.error = self.error, None
         future = self.future
         del self.future

@@ -130,11 +130,7 @@ def test_from_beginning_to_end(client: redis.Redis, workers: Workers, tmp_path: 
     assert (record.status, record.has_runner, records.open_ids()) == ("validating", False, [record.id])
     assert ran(record) == "completed"
     found = submitting.known(record.id)
-    assert [found.number(name) for name in ("rows", "ended", "failed")] == [
-        ROWS if where == "folder" else 0,
-        ROWS,
-        0,
-    ]
+    assert [found.number(name) for name in ("rows", "ended", "failed")] == [ROWS, ROWS, 0]
     assert [found.number(f"{name}_tokens") for name in ("prompt", "completion")] == [2 * ROWS, 3 * ROWS]
     assert [found.time_of(status) is not None for status in ("in_progress", "finalizing", "completed")] == [
         True
