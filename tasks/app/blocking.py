@@ -46,7 +46,7 @@ class WaitingCall:
             self.error = error
 
     def settle(self) -> None:
-        """The error refers to this object, by its traceback: so the object forgets both the error and the future."""
+        """The error refers to this object, by its traceback. So the object forgets error and future."""
         error, self.error = self.error, None
         future = self.future
         del self.future
