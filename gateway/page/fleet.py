@@ -67,8 +67,7 @@ def shown(
         asked = [model for model in models if model.names or model.adapters]
         models, served = asked, {model.fingerprint for model in asked}
         workers = [worker for worker in workers if worker.fingerprint in served]
-        own = _queues_of(of).union(*(model.queues for model in models if of.tenant.queue is None))
-        queues = queues and [queue for queue in queues if queue.queue in own]
+        queues = queues and [queue for queue in queues if queue.queue in _queues_of(of, models)]
     return {
         "workers": [_worker(worker) for worker in workers],
         "queues": None if queues is None else [queue.model_dump() for queue in queues],
@@ -79,9 +78,11 @@ def shown(
     }
 
 
-def _queues_of(of: Caller) -> set[str]:
-    known = settings().queue
-    return {of.tenant.queue or known, f"{known}.{of.name}"}
+def _queues_of(of: Caller, models: Sequence[ModelFacts]) -> set[str]:
+    """The tenant's only queue, or else those of the models that it may ask; and where its tasks wait in turn."""
+    known, only = settings().queue, of.tenant.queue
+    names = {known, *(name for model in models for name in model.queues)} if only is None else {only}
+    return names | {f"{known}.{of.name}"}
 
 
 def is_shown(one: Generation, records: Mapping[str, Record], of: Caller) -> bool:
