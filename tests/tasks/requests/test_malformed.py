@@ -85,11 +85,12 @@ def test_nothing_but_invalid_request_is_raised(request: tuple[str, list[Any], di
 @pytest.mark.parametrize("name", sorted(SCHEMAS))
 @pytest.mark.parametrize("levels", [100, 20_000])
 def test_deep_nesting_is_refused(name: str, levels: int) -> None:
+    nested = deep(levels)
     for option in SCHEMAS[name].model_fields:
-        read(name, [], {option: deep(levels)})
-        read(name, [], {option: [{"role": "user", "content": deep(levels)}]})
-        read(name, [], {option: {"x": deep(levels)}})
-    read(name, [deep(levels)], {})
+        read(name, [], {option: nested})
+        read(name, [], {option: [{"role": "user", "content": nested}]})
+        read(name, [], {option: {"x": nested}})
+    read(name, [nested], {})
 
 
 @pytest.mark.parametrize("content", [{}, {"content": None}])

@@ -36,10 +36,39 @@ def owner(path: str) -> Any:
 
 @cache
 def source(of: Any) -> str:
+    """Of a class or a module. `inspect` would parse the whole module again for each class."""
+    module = inspect.getmodule(of)
+    if module is None or of is module:
+        return of_module(of)
+    return classes(module).get(of.__qualname__, "")
+
+
+@cache
+def of_module(module: Any) -> str:
     try:
-        return inspect.getsource(of)
+        return inspect.getsource(module)
     except (OSError, TypeError):
         return ""
+
+
+@cache
+def classes(module: Any) -> dict[str, str]:
+    """The source of each class of a module by its qualified name."""
+    lines, found = of_module(module).splitlines(keepends=True), {}
+
+    def look(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef):
+                first = min([child.lineno, *(one.lineno for one in child.decorator_list)])
+                found[prefix + child.name] = "".join(lines[first - 1 : child.end_lineno])
+                look(child, f"{prefix}{child.name}.")
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                look(child, f"{prefix}{child.name}.<locals>.")
+            else:
+                look(child, prefix)
+
+    look(ast.parse("".join(lines)), "")
+    return found
 
 
 ENTRIES = [(path, name, private) for path, names in PRIVATE.items() for name, private in names.items()]
