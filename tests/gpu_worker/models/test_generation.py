@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import pytest
 import torch
 
@@ -14,7 +16,28 @@ PROMPTS = [[5, 17, 200, 33, 91], [7], [301, 4, 4, 9, 12, 80, 81, 82, 83, 90, 11,
 N_TOKENS = 24
 
 
-def oracle(model, prompt, n_tokens=N_TOKENS):
+_KNOWN = WeakKeyDictionary()
+"""For each model its longest greedy generation from each prompt so far, which begins with all shorter ones."""
+
+
+def oracle(model, prompt, n_tokens=N_TOKENS, guess=None):
+    """The greedy generation of transformers. A right `guess` takes one forward, and not one for each token."""
+    known = _KNOWN.setdefault(model, {})
+    longest = known.get(tuple(prompt), [])
+    if len(longest) < n_tokens:
+        right = guess is not None and len(guess) == n_tokens and is_greedy(model, prompt, guess)
+        longest = known[tuple(prompt)] = list(guess) if right else generated(model, prompt, n_tokens)
+    return longest[:n_tokens]
+
+
+def is_greedy(model, prompt, output):
+    """Whether each token of `output` has the greatest logit behind those before it."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *output[:-1]]]), use_cache=False).logits[0]
+    return logits[len(prompt) - 1 :].argmax(dim=-1).tolist() == output
+
+
+def generated(model, prompt, n_tokens):
     ids = model.generate(
         torch.tensor([prompt]),
         max_new_tokens=n_tokens,
