@@ -72,6 +72,9 @@ MARGIN = 0.02
 """The part of a step's time by which `fused.products` must be quicker, so that chance does not choose between
 equals."""
 
+ROUNDS, REPLAYS = 4, 10
+"""How often a step is timed, and how many replays each time takes."""
+
 FUSED_PARTS: Parts = frozenset({FlashInferKernels, DenseLinear})
 """The parts in whose place `fused.products` computes. See `models.fast_paths`."""
 
@@ -375,17 +378,17 @@ def fused_layers(decoder: Decoder, n: int) -> Layers | None:
 
 
 def _seconds(stream: DeviceStream, replay: Callable[[], object]) -> float:
-    """Seconds of one replay: the least of a few rounds, each with several replays enqueued together."""
+    """Seconds of one replay: the least of some rounds, each with several replays enqueued together."""
 
     def once() -> None:
         with torch.inference_mode():
             replay()
 
     rounds = []
-    for _ in range(4):
+    for _ in range(ROUNDS):
         start = time.perf_counter()
-        for _ in range(10):
+        for _ in range(REPLAYS):
             stream.enqueue(once)
         stream.synchronize()
         rounds.append(time.perf_counter() - start)
-    return min(rounds) / 10
+    return min(rounds) / REPLAYS
