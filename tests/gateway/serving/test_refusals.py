@@ -78,6 +78,13 @@ def limited(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ga
     site.redis.execute_command("ACL", "DELUSER", "limited")
 
 
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx2.Client]:
+    """One for all requests: each client reads the certificates of all authorities."""
+    with httpx2.Client(timeout=30) as client:
+        yield client
+
+
 def allow(client: redis.Redis, *rules: str) -> None:
     client.execute_command(
         "ACL", "SETUSER", "limited", "reset", "on", f">{SECRET}", "~*", "&*", "+@all", "-acl", *rules
@@ -86,14 +93,14 @@ def allow(client: redis.Redis, *rules: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_that_the_gateway_may_not_run_is_no_raw_error_on_any_path(
-    site: Site, limited: Gateway, command: str
+    site: Site, limited: Gateway, http: httpx2.Client, command: str
 ) -> None:
     refused = 0
     for method, path, asked in ASKED:
         allow(site.redis, f"-{command}")
         try:
             headers = {"anthropic-version": "2023-06-01"} if "messages" in path else {}
-            answer = httpx2.request(method, f"{limited.root}{path}", headers=headers, timeout=30, **asked)
+            answer = http.request(method, f"{limited.root}{path}", headers=headers, **asked)
         finally:
             allow(site.redis)
         where = f"{method} {path} without {command}: {answer.status_code} {answer.text[:300]}"
