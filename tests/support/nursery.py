@@ -192,7 +192,11 @@ def surroundings(**environment: object) -> dict[str, str]:
 
 def petiole(*arguments: str, folder: Path = REPOSITORY, **environment: object) -> subprocess.CompletedProcess[str]:
     """`petiole ARGUMENTS`."""
-    words = ["petiole.tasks.commands.cli", *arguments]
+    return run("petiole.tasks.commands.cli", *arguments, folder=folder, **environment)
+
+
+def run(*words: str, folder: Path = REPOSITORY, **environment: object) -> subprocess.CompletedProcess[str]:
+    """`python -m WORDS`, to its end."""
     with TemporaryFile() as output, TemporaryFile() as errors:
         status = start(words, surroundings(**environment), folder, output, errors).wait()
         said = []

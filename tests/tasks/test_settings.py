@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -23,6 +22,7 @@ from petiole.tasks.servers.connections import redis_url
 from petiole.tasks.settings import IGNORED_URLS, IN_FILES, PREFIX, Settings, misspelt, settings
 from petiole.tasks.submission.task import GenerationTask
 from petiole.tasks.urls import redacted
+from tests.support import nursery
 
 
 @pytest.fixture(autouse=True)
@@ -144,7 +144,7 @@ def test_a_wrong_setting_is_one_line_and_status_2(
     monkeypatch: pytest.MonkeyPatch, command: list[str], name: str, value: str, message: str
 ) -> None:
     monkeypatch.setenv(PREFIX + name, value)
-    ran = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
+    ran = nursery.run(*command)
     assert ran.returncode == 2
     assert re.fullmatch(f"(petiole|Error): {PREFIX}{message}\n", ran.stderr)
 

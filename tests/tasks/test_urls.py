@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from petiole.tasks.errors import InvalidSettings
 from petiole.tasks.settings import Settings, settings
 from petiole.tasks.urls import ENCODED, RABBITMQ, URL_OPTIONS, is_whole, redacted
+from tests.support import nursery
 from tests.support.site import REPOSITORY
 
 WORD = "Zq7xK"
@@ -153,29 +154,36 @@ def test_what_is_whole(url: str) -> None:
 
 
 PLACES = {
-    "settings": ["-m", "petiole.tasks.commands.cli", "settings"],
-    "status": ["-m", "petiole.tasks.commands.cli", "status", "--once"],
-    "metrics": ["-m", "petiole.tasks.commands.cli", "metrics"],
+    "settings": ["petiole.tasks.commands.cli", "settings"],
+    "status": ["petiole.tasks.commands.cli", "status", "--once"],
+    "metrics": ["petiole.tasks.commands.cli", "metrics"],
+    "cancel": ["petiole.tasks.commands.cli", "cancel", "x"],
+    "worker": ["celery", "-A", "tasks", "worker"],
+}
+ALONE = {
     "chat": ["-m", "petiole.tasks.commands.cli", "chat"],
-    "cancel": ["-m", "petiole.tasks.commands.cli", "cancel", "x"],
-    "worker": ["-m", "celery", "-A", "tasks", "worker"],
     "delay": ["-c", "from petiole import generate; generate.delay(prompt='x')"],
 }
+"""Places that read the standard input, or are no module."""
 
 
-@pytest.mark.parametrize("place", PLACES)
+def alone(place: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *ALONE[place]],
+        env={**os.environ, **environment},
+        cwd=REPOSITORY,
+        input="hello\n",  # for the conversation
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("place", [*PLACES, *ALONE])
 def test_one_line_names_the_setting_wherever_it_is_read(place: str) -> None:
     for name in ("PETIOLE_BROKER_URL", "PETIOLE_RESULT_BACKEND"):
         url = f"redis://webapp:{WORD}/{WORD}#{WORD}@localhost:6379/0"
-        ran = subprocess.run(
-            [sys.executable, *PLACES[place]],
-            env={**os.environ, name: url},
-            cwd=REPOSITORY,
-            input="hello\n",  # for the conversation
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        ran = nursery.run(*PLACES[place], **{name: url}) if place in PLACES else alone(place, {name: url})
         said = ran.stdout + ran.stderr
         assert WORD not in said
         last = said.strip().splitlines()[-1]
