@@ -59,5 +59,5 @@ def watched_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wa
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "e2e" in Path(item.fspath).parts:
+        if "e2e" in item.path.parts:
             item.add_marker(pytest.mark.e2e)

@@ -18,9 +18,9 @@ WITHOUT_A_CARD = {"test_fused.py", "test_compiled.py", "test_grouped.py"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
+    here = f"{Path(__file__).parent}{os.sep}"
     for item in items:
-        if here in item.path.parents:
+        if str(item.path).startswith(here):
             item.add_marker(pytest.mark.gpu)
             if not torch.cuda.is_available() and item.path.name not in WITHOUT_A_CARD:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
