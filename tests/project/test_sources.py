@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,10 +29,24 @@ def compiled(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
 needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
 
 
+@cache
+def inputs() -> str:
+    """A digest of all that a compiler's warnings depend on: the project's C, the flags, processor and compiler."""
+    version = subprocess.run(["cc", "--version"], capture_output=True, text=True, check=True).stdout
+    return build._key((*build._FLAGS, *WARNINGS, version))
+
+
 @needs_compiler
 @pytest.mark.parametrize("source", C_FILES, ids=lambda path: path.name)
-def test_c_compiles_without_a_warning(source: Path, tmp_path: Path) -> None:
+def test_c_compiles_without_a_warning(source: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Once for each change: pytest's cache keeps which inputs gave no warning."""
+    kept: pytest.Cache | None = getattr(request.config, "cache", None)
+    name = f"petiole/without_a_warning/{source.name}"
+    if kept and kept.get(name, None) == inputs():
+        return
     assert compiled(source, tmp_path / "object.o").stderr == ""
+    if kept:
+        kept.set(name, inputs())
 
 
 @needs_compiler
