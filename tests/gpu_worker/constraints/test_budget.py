@@ -164,6 +164,7 @@ def ask(asked: dict[str, Any], budget: int = 9, **fields: Any) -> Request:
 
 
 def engine(**config: Any) -> Engine:
+    config = {"num_pages": 4000, **config}  # not a row of the longest for each of 64: half a GB to clear
     settings = EngineConfig(model="petiole-tiny", device="cpu", dtype="float32", debug=True, **config)
     return Engine(settings, proposer=BoldProposer())
 

@@ -25,6 +25,7 @@ PROMPTS = ["Count from 1 to 9.", "Who are you?", "Tell a story."]
 
 
 def tiny(**config: Any) -> Engine:
+    config = {"num_pages": 4000, **config}  # not a row of the longest for each of 64: half a GB to clear
     settings = EngineConfig(model="petiole-tiny", device="cpu", dtype="float32", debug=True, **config)
     return Engine(settings, tokenizer=TOKENIZER, proposer=BoldProposer())
 

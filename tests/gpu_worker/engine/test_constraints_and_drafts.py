@@ -83,7 +83,7 @@ def test_tokens_that_leave_nothing_of_a_constraint_are_the_requests_fault(
     bad = Request(
         prompt="x", constraint=Constraint("regex", pattern), sampling=SamplingParams(max_tokens=3, **sampling)
     )
-    with Engine(EngineConfig(model="petiole-tiny", device="cpu")) as engine:
+    with Engine(EngineConfig(model="petiole-tiny", device="cpu", num_pages=4000)) as engine:
         with pytest.raises(InvalidRequest, match="constraint: must leave a token"):
             engine.generate([bad])
         assert engine.generate([Request(prompt="x", sampling=SamplingParams(max_tokens=3))])[0].token_ids
@@ -92,7 +92,7 @@ def test_tokens_that_leave_nothing_of_a_constraint_are_the_requests_fault(
 def test_a_bias_chooses_among_what_a_constraint_allows() -> None:
     against = SamplingParams(max_tokens=3, logit_bias=dict.fromkeys(DIGITS, -1000.0))
     stopped = SamplingParams(max_tokens=3, banned_token_ids=list(DIGITS)[1:], stop_token_ids=[DIGITS[0]])
-    with Engine(EngineConfig(model="petiole-tiny", device="cpu")) as engine:
+    with Engine(EngineConfig(model="petiole-tiny", device="cpu", num_pages=4000)) as engine:
         request = Request(prompt="x", constraint=Constraint("regex", "[0-9]{3}"), sampling=against)
         assert set(engine.generate([request])[0].token_ids) <= set(DIGITS)
         request = Request(prompt="x", constraint=Constraint("regex", "[0-9]{3}"), sampling=stopped)

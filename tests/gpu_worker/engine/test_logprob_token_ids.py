@@ -19,7 +19,9 @@ def ask(**options: Any) -> Request:
 @pytest.mark.parametrize("drafts", [0, 4])
 def test_the_named_tokens_have_their_log_probabilities_whatever_else_runs(drafts: int) -> None:
     with Engine(
-        EngineConfig(model="petiole-tiny", device="cpu", dtype="float32", speculative_tokens=drafts)
+        EngineConfig(
+            model="petiole-tiny", device="cpu", dtype="float32", speculative_tokens=drafts, num_pages=4000
+        )
     ) as engine:
         everything, named, likely, alone = engine.generate(
             [
@@ -45,7 +47,7 @@ def test_the_named_tokens_have_their_log_probabilities_whatever_else_runs(drafts
 
 
 def test_they_are_refused_by_name() -> None:
-    with Engine(EngineConfig(model="petiole-tiny", device="cpu")) as engine:
+    with Engine(EngineConfig(model="petiole-tiny", device="cpu", num_pages=4000)) as engine:
         for options, error in (
             ({"logprob_token_ids": [1]}, "logprob_token_ids: needs logprobs"),
             ({"logprobs": 0, "logprob_token_ids": [512]}, r"logprob_token_ids\[0\]"),

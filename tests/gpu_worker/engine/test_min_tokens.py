@@ -25,6 +25,7 @@ PROMPTS = ["Count from 1 to 5.", "Who are you?", "What is 2 plus 3?", "Yes or no
 
 
 def tiny(jitter: Any = None, **config: Any) -> Engine:
+    config = {"num_pages": 4000, **config}  # not a row of the longest for each of 64: half a GB to clear
     settings = EngineConfig(model="petiole-tiny", device="cpu", dtype="float32", debug=True, **config)
     runtime = ModelRuntime(settings, device=CpuDevice(jitter=jitter))
     return Engine(settings, runtime=runtime, tokenizer=TOKENIZER, proposer=BoldProposer())

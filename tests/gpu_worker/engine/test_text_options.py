@@ -41,7 +41,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def engine(tokenizer: Tokenizer) -> Iterator[Engine]:
-    with Engine(EngineConfig(device="cpu", dtype="float32"), tokenizer=tokenizer) as engine:
+    with Engine(EngineConfig(device="cpu", dtype="float32", num_pages=4000), tokenizer=tokenizer) as engine:
         yield engine
 
 
