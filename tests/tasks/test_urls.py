@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 import pytest
@@ -182,8 +183,8 @@ def alone(place: str, environment: dict[str, str]) -> subprocess.CompletedProces
 @pytest.mark.parametrize("place", [*PLACES, *ALONE])
 def test_one_line_names_the_setting_wherever_it_is_read(place: str) -> None:
     for name in ("PETIOLE_BROKER_URL", "PETIOLE_RESULT_BACKEND"):
-        url = f"redis://webapp:{WORD}/{WORD}#{WORD}@localhost:6379/0"
-        ran = nursery.run(*PLACES[place], **{name: url}) if place in PLACES else alone(place, {name: url})
+        told: dict[str, Any] = {name: f"redis://webapp:{WORD}/{WORD}#{WORD}@localhost:6379/0"}
+        ran = nursery.run(*PLACES[place], **told) if place in PLACES else alone(place, told)
         said = ran.stdout + ran.stderr
         assert WORD not in said
         last = said.strip().splitlines()[-1]

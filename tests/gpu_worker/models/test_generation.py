@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -16,28 +17,29 @@ PROMPTS = [[5, 17, 200, 33, 91], [7], [301, 4, 4, 9, 12, 80, 81, 82, 83, 90, 11,
 N_TOKENS = 24
 
 
-_KNOWN = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[Any, dict[tuple[int, ...], list[int]]] = WeakKeyDictionary()
 """For each model its longest greedy generation from each prompt so far, which begins with all shorter ones."""
 
 
-def oracle(model, prompt, n_tokens=N_TOKENS, guess=None):
+def oracle(model: Any, prompt: list[int], n_tokens: int = N_TOKENS, guess: list[int] | None = None) -> list[int]:
     """The greedy generation of transformers. A right `guess` takes one forward, and not one for each token."""
     known = _KNOWN.setdefault(model, {})
     longest = known.get(tuple(prompt), [])
     if len(longest) < n_tokens:
-        right = guess is not None and len(guess) == n_tokens and is_greedy(model, prompt, guess)
-        longest = known[tuple(prompt)] = list(guess) if right else generated(model, prompt, n_tokens)
+        if guess is None or len(guess) != n_tokens or not is_greedy(model, prompt, guess):
+            guess = generated(model, prompt, n_tokens)
+        longest = known[tuple(prompt)] = list(guess)
     return longest[:n_tokens]
 
 
-def is_greedy(model, prompt, output):
+def is_greedy(model: Any, prompt: list[int], output: list[int]) -> bool:
     """Whether each token of `output` has the greatest logit behind those before it."""
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *output[:-1]]]), use_cache=False).logits[0]
-    return logits[len(prompt) - 1 :].argmax(dim=-1).tolist() == output
+    return bool(logits[len(prompt) - 1 :].argmax(dim=-1).tolist() == output)
 
 
-def generated(model, prompt, n_tokens):
+def generated(model: Any, prompt: list[int], n_tokens: int) -> list[int]:
     ids = model.generate(
         torch.tensor([prompt]),
         max_new_tokens=n_tokens,
@@ -46,7 +48,8 @@ def generated(model, prompt, n_tokens):
         eos_token_id=None,
         pad_token_id=0,
     )
-    return ids[0, len(prompt) :].tolist()
+    found: list[int] = ids[0, len(prompt) :].tolist()
+    return found
 
 
 def oracle_of_min_tokens(model, prompt, sampling):
