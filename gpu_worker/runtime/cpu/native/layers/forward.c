@@ -108,6 +108,17 @@ static int adapters_fit(const Model *m, const Step *s) {
   return 1;
 }
 
+/* A share, some sequences at a time. The outputs' hidden states become its first ones. */
+static void compute_share(const Model *m, const Step *share) {
+  Step part;
+  for (int64_t from = 0, done = 0; from < share->t; done += part.o) {
+    from = next_part(m, share, from, &part);
+    compute(m, &part, 1, NULL);
+    if (part.hidden != share->hidden + done * m->hidden)
+      memmove(share->hidden + done * m->hidden, part.hidden, sizeof(float) * (size_t)(part.o * m->hidden));
+  }
+}
+
 /* Returns how many products the library has failed at, or -1 if an adapter does not fit: then nothing is computed. Shares are
  * computed without the library: its threads are those of a step. */
 int32_t petiole_forward(const Model *m, const Step *s) {
@@ -115,7 +126,7 @@ int32_t petiole_forward(const Model *m, const Step *s) {
   if (!adapters_fit(m, s)) return -1;
   if (!share(m, s, shares)) return compute(m, s, s->n_threads, m->library);
 #pragma omp parallel for schedule(static, 1) num_threads(s->n_threads)
-  for (int i = 0; i < s->n_threads; i++) compute(m, shares + i, 1, NULL);
+  for (int i = 0; i < s->n_threads; i++) compute_share(m, shares + i);
   for (int i = 0; i < s->n_threads; i++) /* of each share its outputs' */
     memmove(s->hidden + (shares[i].outputs - s->outputs) * m->hidden, shares[i].hidden,
             sizeof(float) * (size_t)(shares[i].o * m->hidden));

@@ -1,44 +1,62 @@
-/* Shares of a step: if the caches hold the weights, each thread computes its own sequences. */
+/* Shares of a step: if the caches hold the weights, each thread computes its own sequences. It takes some of them at a time
+ * from the first layer to the last, so that its own cache holds what one product makes for the next. */
 #include "shares.h"
 
 #define LEAST 8              /* positions of a share: fewer do not make up for reading all weights */
 #define CACHED (64ll << 20) /* bytes of weights that every thread may read for itself */
+#define AT_A_TIME 256        /* positions that a thread takes at a time, or one sequence */
 #define UNEQUAL 8            /* the largest share may exceed the mean by 1 / UNEQUAL of it */
 #define READ_COST 32         /* a float of the KV cache that is read costs about as much as this many multiply-adds */
 
-/* Positions [from, to), for thread i. */
-static Step part_of(const Model *m, const Step *s, int64_t from, int64_t to, int i) {
+/* Positions [from, to) of a step, in the same memory for what lies between products. */
+static Step part_of(const Model *m, const Step *s, int64_t from, int64_t to) {
   int64_t first = 0, end;
-  while (first < s->o && s->outputs[first] < from) first++;
-  for (end = first; end < s->o && s->outputs[end] < to;) end++;
-  return (Step){.t = to - from,
-                .from = from,
-                .token_ids = s->token_ids ? s->token_ids + from : NULL,
-                .positions = s->positions + from,
-                .rotary = s->rotary + from,
-                .limits = s->limits ? s->limits + from : NULL,
-                .rows = s->rows + from,
-                .copies = s->copies ? s->copies + from : NULL,
-                .extra = s->extra ? s->extra + from * m->hidden : NULL,
-                .per_layer = s->per_layer ? s->per_layer + from * s->per_layer_stride : NULL,
-                .projected = s->projected ? s->projected + from * s->per_layer_stride : NULL,
-                .per_layer_stride = s->per_layer_stride,
-                .hidden = s->hidden + from * m->hidden,
-                .normed = s->normed + from * m->hidden,
-                .qkv = s->qkv + from * m->widths.qkv,
-                .mixed = s->mixed + from * m->widths.mixed,
-                .gates = s->gates + from * m->widths.gates,
-                .acted = s->acted + from * m->widths.acted,
-                .added = s->added + from * m->hidden,
-                .adapters = s->adapters ? s->adapters + from : NULL,
-                .reduced = s->reduced + from * s->reduced_stride,
-                .reduced_stride = s->reduced_stride,
-                .halves = s->halves,
-                .o = end - first,
-                .outputs = s->outputs + first,
-                .logits = s->logits ? s->logits + first * m->head.n : NULL,
-                .scratch = s->scratch + i * s->scratch_stride,
-                .progress = s->progress};
+  while (first < s->o && s->outputs[first] < s->from + from) first++;
+  for (end = first; end < s->o && s->outputs[end] < s->from + to;) end++;
+  Step part = *s;
+  part.t = to - from;
+  part.from += from;
+  if (s->token_ids) part.token_ids += from;
+  part.positions += from;
+  part.rotary += from;
+  if (s->limits) part.limits += from;
+  part.rows += from;
+  if (s->copies) part.copies += from;
+  if (s->extra) part.extra += from * m->hidden;
+  if (s->per_layer) part.per_layer += from * s->per_layer_stride;
+  part.hidden += from * m->hidden;
+  if (s->adapters) part.adapters += from;
+  part.o = end - first;
+  part.outputs += first;
+  if (s->logits) part.logits += first * m->head.n;
+  return part;
+}
+
+/* That part for thread i, in memory of its own. */
+static Step share_of(const Model *m, const Step *s, int64_t from, int64_t to, int i) {
+  Step share = part_of(m, s, from, to);
+  if (s->projected) share.projected += from * s->per_layer_stride;
+  share.normed += from * m->hidden;
+  share.qkv += from * m->widths.qkv;
+  share.mixed += from * m->widths.mixed;
+  share.gates += from * m->widths.gates;
+  share.acted += from * m->widths.acted;
+  share.added += from * m->hidden;
+  share.reduced += from * s->reduced_stride;
+  share.scratch += i * s->scratch_stride;
+  share.n_threads = 1;
+  return share;
+}
+
+int64_t next_part(const Model *m, const Step *s, int64_t from, Step *part) {
+  int64_t to = from + 1, end = from;
+  for (; to <= s->t; to++) {
+    if (to < s->t && s->rows[to] == s->rows[to - 1]) continue;
+    if (end > from && to - from > AT_A_TIME) break;
+    end = to;
+  }
+  *part = part_of(m, s, from, end);
+  return end;
 }
 
 /* What a model computes for each position, in multiply-adds, and reads for each position before it. */
@@ -74,7 +92,7 @@ int share(const Model *m, const Step *s, Step *shares) {
     done += cost(&each, s->positions[t]);
     if (!last && (done < total / n * (made + 1) || s->rows[t] == s->rows[t + 1])) continue;
     if (made == n || t + 1 - from < LEAST || (done - before) * n > total + total / UNEQUAL) return 0;
-    shares[made] = part_of(m, s, from, t + 1, made);
+    shares[made] = share_of(m, s, from, t + 1, made);
     made++;
     before = done;
     from = t + 1;

@@ -4,3 +4,6 @@
 
 /* Cuts a step between sequences into `n_threads` shares of like cost. False where there is no such cut. */
 int share(const Model *m, const Step *s, Step *shares);
+
+/* Some sequences of a share, from position `from` on: as many as are computed at a time. Returns where the next ones begin. */
+int64_t next_part(const Model *m, const Step *share, int64_t from, Step *part);
