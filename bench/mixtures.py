@@ -1,16 +1,16 @@
 """Decode steps of mixtures of experts and of models with states, beside llama.cpp and the bytes that a step reads.
 
 Real shapes, of which some have fewer layers, with random weights of the published formats: four bits a weight
-of the experts of gpt-oss (MXFP4), of all layers of Qwen3-30B-A3B; bfloat16 for Qwen3.5-0.8B. One model is
-loaded at a time, and the floor is measured beside each turn. Routers of random weights take all experts about
-equally often."""
+of the experts of gpt-oss (MXFP4), of all layers of Qwen3-30B-A3B; bfloat16 for Qwen3.5-0.8B. The sides take
+turns where the memory has room for both, and the floor is measured beside each turn. Routers of random weights
+take all experts about equally often."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,15 +22,20 @@ from bench import floors, load
 from bench.checkpoints import Described, Shape, config, write_tokenizer
 from bench.groups import QWEN35_SIZES, WITH_STATES, Counted
 from bench.models import FLOOR, Goal, Ours, Work, against_floor, in_turns, judge, prompts
-from bench.peers.llama_cpp import open_peer
+from bench.peers.llama_cpp import LlamaCpp, open_peer
 from bench.random_weights import FourBitWeights, RandomWeights, mxfp4_form
 from bench.report import Report, arguments
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.models.families.registry import model_of
+from petiole.gpu_worker.runtime.memory.container import host_memory_left
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 
 PROMPT, TOKENS = 32, 8
 SIZES = (1, 8, 16)
+PEER_ROOM = 2.5
+"""Times the weights: the peer's file, which the system keeps in its cache, and the copy that it computes with."""
+Rates = dict[str, list[float]]
+"""Tokens a second, by side, in each round."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ CASES = {
 def main(argv: list[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", choices=list(CASES), action="append", help="may be given several times")
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
@@ -123,7 +128,23 @@ def _less(case: Case) -> Case:
 
 
 def measure(case: Case, report: Report, rounds: int, options: Any) -> None:
-    model, rates = case.model, dict[int, dict[str, list[float]]]()
+    rates, with_peer = _ours(case, report, rounds, options)
+    if not with_peer:
+        with _peer(case, options) as peer:
+            for size in SIZES if peer else ():
+                rates[size] |= _decoded([peer], size, rounds)
+    for size, found in rates.items():
+        name = f"{case.model.name}, batch {size}"
+        if LlamaCpp.name not in found:
+            report.absent[LlamaCpp.name] = "not installed"
+        judge(report, name, Goal(size, case.ahead, f"{case.ahead:g}"), found)
+        against_floor(report, name, size, found, case.of_floor)
+
+
+def _ours(case: Case, report: Report, rounds: int, options: Any) -> tuple[dict[int, Rates], bool]:
+    """The rates of each size, and whether the memory had room for the peer, which then took turns. Otherwise it
+    comes when this model has gone."""
+    model = case.model
     with tempfile.TemporaryDirectory(prefix="petiole-bench-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(model.raw))
         write_tokenizer(model.raw["vocab_size"], Path(folder))
@@ -139,25 +160,24 @@ def measure(case: Case, report: Report, rounds: int, options: Any) -> None:
             plan = model_of(model.raw).plan
             counted = Counted(model.name, model.dtype, plan, runtime.limits.computing.weight_bytes, *case.bits)
             report.add(f"{model.name}: weights", counted.weight_bytes / 1e6, "MB")
-            for size in SIZES:
-                rates[size] = _decoded(Ours(runtime), size, rounds, partial(_floor, counted, size, case))
+            has_room = host_memory_left() > PEER_ROOM * counted.weight_bytes
+            with _peer(case, options) if has_room else nullcontext() as peer:
+                sides = [Ours(runtime), *([peer] if peer else [])]
+                return {
+                    size: _decoded(sides, size, rounds, partial(_floor, counted, size, case)) for size in SIZES
+                }, has_room
+
+
+def _peer(case: Case, options: Any) -> AbstractContextManager[LlamaCpp | None]:
+    model = case.model
     peer = open_peer(model.raw, model.dtype, options.threads, four_bits=case.four_bits)
-    if peer is None:
-        report.absent["llama.cpp"] = "not installed"
-    else:
-        with closing(peer):
-            for size in SIZES:
-                rates[size] |= _decoded(peer, size, rounds)
-    for size, found in rates.items():
-        name = f"{model.name}, batch {size}"
-        judge(report, name, Goal(size, case.ahead, f"{case.ahead:g}"), found)
-        against_floor(report, name, size, found, case.of_floor)
+    return closing(peer) if peer else nullcontext()
 
 
-def _decoded(side: Any, size: int, rounds: int, least: Work | None = None) -> dict[str, list[float]]:
+def _decoded(sides: Sequence[Any], size: int, rounds: int, least: Work | None = None) -> Rates:
     load.settle()
     work: dict[str, Work] = {} if least is None else {FLOOR: least}
-    work[side.name] = side.decode(prompts(size, PROMPT), TOKENS)
+    work |= {side.name: side.decode(prompts(size, PROMPT), TOKENS) for side in sides}
     return in_turns(work, size * TOKENS, rounds)
 
 
