@@ -36,7 +36,11 @@ _WINDOWED = {
     "sliding_window": WINDOW,
     "max_window_layers": 1,
 }
-WITH_STATES = {"architectures": ["Qwen3_5ForCausalLM"], "full_attention_interval": 3}
+WITH_STATES = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "full_attention_interval": 3,
+}
 _OF_SMALL = {f"linear_{name}": size for name, size in (("num_key_heads", 4), ("num_value_heads", 4))} | {
     f"linear_{name}": SMALL.head_dim for name in ("key_head_dim", "value_head_dim")
 }

@@ -1,16 +1,16 @@
-"""Decode steps of mixtures of experts and of models with states, beside llama.cpp and the bytes that a step reads.
+"""Decode steps of mixtures of experts and of models with states, beside others and the bytes that a step reads.
 
 Real shapes, of which some have fewer layers, with random weights of the published formats: four bits a weight
-of the experts of gpt-oss (MXFP4), of all layers of Qwen3-30B-A3B; bfloat16 for Qwen3.5-0.8B. One model is
-loaded at a time, and the floor is measured beside each turn. Routers of random weights take all experts about
-equally often."""
+of the experts of gpt-oss (MXFP4), of all layers of Qwen3-30B-A3B; bfloat16 for Qwen3.5-0.8B. The sides take
+turns where the memory has room for both, and the floor is measured beside each turn. Routers of random weights
+take all experts about equally often."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,20 +22,25 @@ from bench import floors, load
 from bench.checkpoints import Described, Shape, config, write_tokenizer
 from bench.groups import QWEN35_SIZES, WITH_STATES, Counted
 from bench.models import FLOOR, Goal, Ours, Work, against_floor, in_turns, judge, prompts
-from bench.peers.llama_cpp import open_peer
+from bench.peers.llama_cpp import LlamaCpp, open_peer
+from bench.peers.outside import NAMES, Outside
 from bench.random_weights import FourBitWeights, RandomWeights, mxfp4_form
-from bench.report import Report, arguments
+from bench.report import NotAvailableError, Report, arguments
 from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.models.families.registry import model_of
+from petiole.gpu_worker.runtime.memory.container import host_memory_left
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 
 PROMPT, TOKENS = 32, 8
 SIZES = (1, 8, 16)
+PEER_ROOM = 2.5
+"""Times the weights: the peer's file, which the system keeps in its cache, and the copy that it computes with."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """bits: of a weight, and of one of an expert. of_floor: how many times its floor a step may take."""
+    """bits: of a weight, and of one of an expert. of_floor: how many times its floor a step may take. outside:
+    peers in processes of their own."""
 
     model: Described
     source: Callable[[], RandomWeights]
@@ -43,6 +48,7 @@ class Case:
     bits: tuple[float, float]
     ahead: float
     of_floor: float
+    outside: tuple[str, ...] = ()
 
 
 def _mixture(
@@ -88,18 +94,20 @@ CASES = {
     "gpt-oss": Case(
         GPT_OSS, partial(FourBitWeights, mxfp4_form, "experts."), True, (16, 4.25), ahead=1.2, of_floor=1.43
     ),
-    "qwen3.5": Case(QWEN35, RandomWeights, False, (16, 16), ahead=1.0, of_floor=1.3),
+    "qwen3.5": Case(QWEN35, RandomWeights, False, (16, 16), ahead=1.0, of_floor=1.3, outside=("openvino",)),
 }
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", choices=list(CASES), action="append", help="may be given several times")
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
-    report = Report("Mixtures and models with states on the CPU (output tokens a second; peer: llama.cpp)")
+    report = Report(
+        "Mixtures and models with states on the CPU (output tokens a second; peer: the best of the others)"
+    )
     for name in options.only or CASES:
         case = CASES[name]
         measure(_less(case) if options.quick else case, report, 1 if options.quick else options.rounds, options)
@@ -123,41 +131,68 @@ def _less(case: Case) -> Case:
 
 
 def measure(case: Case, report: Report, rounds: int, options: Any) -> None:
-    model, rates = case.model, dict[int, dict[str, list[float]]]()
     with tempfile.TemporaryDirectory(prefix="petiole-bench-") as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(model.raw))
-        write_tokenizer(model.raw["vocab_size"], Path(folder))
-        settings = EngineConfig(
-            model=folder,
-            device="cpu",
-            dtype="bfloat16",
-            max_num_seqs=max(SIZES),
-            max_model_len=1024,
-            num_threads=options.threads,
-        )
-        with closing(ModelRuntime(settings, source=case.source())) as runtime:
-            plan = model_of(model.raw).plan
-            counted = Counted(model.name, model.dtype, plan, runtime.limits.computing.weight_bytes, *case.bits)
-            report.add(f"{model.name}: weights", counted.weight_bytes / 1e6, "MB")
-            for size in SIZES:
-                rates[size] = _decoded(Ours(runtime), size, rounds, partial(_floor, counted, size, case))
-    peer = open_peer(model.raw, model.dtype, options.threads, four_bits=case.four_bits)
-    if peer is None:
-        report.absent["llama.cpp"] = "not installed"
-    else:
-        with closing(peer):
-            for size in SIZES:
-                rates[size] |= _decoded(peer, size, rounds)
+        (Path(folder) / "config.json").write_text(json.dumps(case.model.raw))
+        write_tokenizer(case.model.raw["vocab_size"], Path(folder))
+        rates, with_peers = _ours(case, folder, report, rounds, options)
+        if not with_peers:
+            with ExitStack() as stack:
+                peers = _peers(case, folder, report, options, stack)
+                for size, found in rates.items():
+                    found |= _decoded(peers, size, rounds)
     for size, found in rates.items():
-        name = f"{model.name}, batch {size}"
+        name = f"{case.model.name}, batch {size}"
         judge(report, name, Goal(size, case.ahead, f"{case.ahead:g}"), found)
         against_floor(report, name, size, found, case.of_floor)
 
 
-def _decoded(side: Any, size: int, rounds: int, least: Work | None = None) -> dict[str, list[float]]:
+def _ours(
+    case: Case, folder: str, report: Report, rounds: int, options: Any
+) -> tuple[dict[int, dict[str, list[float]]], bool]:
+    """The rates of each size, and whether the memory had room for the peers, which then took turns. Otherwise they
+    come when this model has gone."""
+    model = case.model
+    settings = EngineConfig(
+        model=folder,
+        device="cpu",
+        dtype="bfloat16",
+        max_num_seqs=max(SIZES),
+        max_model_len=1024,
+        num_threads=options.threads,
+    )
+    with ExitStack() as stack:
+        runtime = stack.enter_context(closing(ModelRuntime(settings, source=case.source())))
+        plan = model_of(model.raw).plan
+        counted = Counted(model.name, model.dtype, plan, runtime.limits.computing.weight_bytes, *case.bits)
+        report.add(f"{model.name}: weights", counted.weight_bytes / 1e6, "MB")
+        has_room = host_memory_left() > PEER_ROOM * counted.weight_bytes
+        sides = [Ours(runtime), *(_peers(case, folder, report, options, stack) if has_room else [])]
+        rates = {size: _decoded(sides, size, rounds, partial(_floor, counted, size, case)) for size in SIZES}
+        return rates, has_room
+
+
+def _peers(case: Case, folder: str, report: Report, options: Any, stack: ExitStack) -> list[LlamaCpp | Outside]:
+    """Those that this machine has."""
+    peers: list[LlamaCpp | Outside] = []
+    llama = open_peer(case.model.raw, case.model.dtype, options.threads, four_bits=case.four_bits)
+    if llama is None:
+        report.absent[LlamaCpp.name] = "not installed"
+    else:
+        peers.append(stack.enter_context(closing(llama)))
+    for kind in case.outside:
+        try:
+            length = PROMPT + TOKENS + 1
+            most = (max(SIZES), length, max(SIZES) * length)
+            peers.append(stack.enter_context(closing(Outside(kind, folder, threads=options.threads, most=most))))
+        except NotAvailableError as error:
+            report.absent[NAMES[kind]] = str(error)
+    return peers
+
+
+def _decoded(sides: Sequence[Any], size: int, rounds: int, least: Work | None = None) -> dict[str, list[float]]:
     load.settle()
     work: dict[str, Work] = {} if least is None else {FLOOR: least}
-    work[side.name] = side.decode(prompts(size, PROMPT), TOKENS)
+    work |= {side.name: side.decode(prompts(size, PROMPT), TOKENS) for side in sides}
     return in_turns(work, size * TOKENS, rounds)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 _CONTEXT_STEP = 256
 """llama.cpp rounds the room of a sequence to a multiple of this."""
-_TURNS = 8
+_TURNS = 12
 """How often a model with states may be asked to decode."""
 
 

@@ -3,13 +3,16 @@
 OpenVINO GenAI and vLLM for CPUs need other versions of torch and transformers than this project. So each may have
 a virtual environment of its own: `BENCH_OPENVINO_PYTHON` or `BENCH_VLLM_PYTHON` names the path of its Python.
 Without that variable, this Python is tried. The child says that it is ready, or why it cannot run. Then it answers
-each line of prompts with the seconds that they took. Between two loads it waits, so that sides can take turns."""
+each line of prompts with the seconds that they took. Between two loads it waits, so that sides can take turns.
+
+A folder without weights gets random ones from transformers, under the peer's Python. (OpenVINO takes Qwen3.5 from
+transformers up to 5.2.)"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.peers.child import Child
@@ -19,12 +22,14 @@ NAMES = {"openvino": "OpenVINO GenAI", "vllm": "vLLM"}
 
 
 class Outside(Child):
-    """`kind`: a key of NAMES. Raises NotAvailableError where it does not run."""
+    """Raises NotAvailableError where it does not run."""
 
     def __init__(
         self, kind: str, folder: str, *, threads: int, most: tuple[int, int, int], four_bits: bool = False
     ) -> None:
-        """`most`: sequences at once, tokens of one, and tokens of all at once. four_bits: of the weights"""
+        """`kind`: a key of NAMES. `most`: sequences at once, tokens of one, and tokens of all at once. four_bits:
+        of the weights"""
+        self.name = NAMES[kind]
         python = os.environ.get(f"BENCH_{kind.upper()}_PYTHON") or sys.executable
         sizes = {"sequences": most[0], "tokens": most[1], "all": most[2]}
         asked = {"folder": folder, "threads": threads, "four_bits": four_bits, **sizes}
@@ -32,5 +37,11 @@ class Outside(Child):
 
     def tokens_per_s(self, prompts: Sequence[Sequence[int]], output: int) -> float:
         """Output tokens a second, from the first prompt handed over to the last result."""
-        answer = self.ask({"prompts": prompts, "output": output})
-        return len(prompts) * output / float(answer["seconds"])
+        return len(prompts) * output / self._seconds(prompts, output)
+
+    def decode(self, prompts: Sequence[Sequence[int]], n_tokens: int) -> Callable[[], float]:
+        """Returns a function that gives the seconds of `n_tokens` steps: a run with them, less one without."""
+        return lambda: self._seconds(prompts, 1 + n_tokens) - self._seconds(prompts, 1)
+
+    def _seconds(self, prompts: Sequence[Sequence[int]], output: int) -> float:
+        return float(self.ask({"prompts": prompts, "output": output})["seconds"])

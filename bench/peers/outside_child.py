@@ -28,6 +28,20 @@ def cache_gib(asked: dict[str, Any]) -> int:
     return 1 + int(asked["all"] * 120_000 // 2**30)
 
 
+def with_weights(folder: str, scratch: str) -> str:
+    """The folder, or one with random weights of its `config.json`."""
+    if next(Path(folder).glob("*.safetensors"), None):
+        return folder
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    made = Path(scratch, "made")
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16).save_pretrained(
+        made
+    )
+    return str(made)
+
+
 class OpenVino:
     """Continuous batching without a prefix cache, products in bfloat16. optimum-intel exports the model, with
     weights in 16 bits or in four, which takes a minute. With the latter, OpenVINO may quantise inputs, too."""
@@ -46,7 +60,8 @@ class OpenVino:
         settings.max_num_batched_tokens = 4096
         settings.enable_prefix_caching = False
         with tempfile.TemporaryDirectory(prefix="petiole-openvino-") as scratch:
-            model = OVModelForCausalLM.from_pretrained(asked["folder"], export=True, compile=False, **stored)
+            folder = with_weights(asked["folder"], scratch)
+            model = OVModelForCausalLM.from_pretrained(folder, export=True, compile=False, **stored)
             model.save_pretrained(scratch)
             for tokenizer in Path(scratch).glob("openvino_*tokenizer.*"):
                 tokenizer.unlink()  # token ids in and out
