@@ -188,4 +188,6 @@ def shown(given: Any) -> str | None:
 
 
 def _is_short(value: Any) -> bool:
+    if type(value) is list:  # of token ids
+        return len(value) < 200 and {*map(type, value)} <= {int}
     return len(value) < 500 if type(value) is str else value is None or type(value) in {int, float, bool}

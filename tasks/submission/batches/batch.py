@@ -35,12 +35,12 @@ from petiole.tasks.submission.batches.rows.sorting import Sort
 from petiole.tasks.submission.batches.rows.sources import Row, Source
 from petiole.tasks.submission.batches.tape import FileTape, Tape
 
-SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.5
 AWAY_PAUSE_S = 1.0
 SYNC_S = 1.0
 LOOK_S = 2.0
 SUSPECT_S = 10.0
-SENT_TOGETHER = 64
+SENT_TOGETHER = 16
 
 
 @dataclass
@@ -135,14 +135,14 @@ class Batch:
             self._rows = self._sorted(self.source)
             while True:
                 now = time.monotonic()
-                ended = self._turn(now)
+                self._turn(now)
                 yield from self._taken()
                 self._show(now, now - began_at)
                 if watch is not None:
                     watch(self.progress)
                 if self.complete or self._stopping.is_set():
                     break
-                self._pause(ended)
+                self._pause()
             self._finish()
             self._show(now, time.monotonic() - began_at)
             yield from self._taken()
@@ -177,8 +177,7 @@ class Batch:
         stopped = (lambda: False) if whole else self._stopping.is_set
         return sorting.in_order(source, self.sort, self.form.beginning, stopped)
 
-    def _turn(self, now: float) -> int:
-        """One turn of the loop. Returns how many rows have ended in it."""
+    def _turn(self, now: float) -> None:
         before = self.progress.ended
         try:
             self._look(now)
@@ -190,15 +189,15 @@ class Batch:
         except AWAY as error:
             self.progress.note = f"waiting: {error}"
             self._stopping.wait(AWAY_PAUSE_S)
-        ended = self.progress.ended - before
-        self._rate.add(now, ended)
-        return ended
+        self._rate.add(now, self.progress.ended - before)
 
-    def _pause(self, ended: int) -> None:
-        """Wait until about a tenth of what is on its way has ended."""
-        rate = self._rate.at(time.monotonic())
-        pause_s = 0.1 * len(self._flight) / rate if rate else SHORTEST_PAUSE_S
-        self._stopping.wait(min(max(pause_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S))
+    def _pause(self) -> None:
+        """Wait until about one in twenty of what is on its way has ended. While none has, nobody knows their rate:
+        wait a twentieth of the time that has passed."""
+        now = time.monotonic()
+        rate = self._rate.at(now)
+        all_s = len(self._flight) / rate if rate else now - self._rate.began_at
+        self._stopping.wait(min(max(0.05 * all_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S))
 
     def _look(self, now: float) -> None:
         if now - self._looked_at < LOOK_S:

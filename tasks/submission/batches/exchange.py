@@ -4,6 +4,7 @@ Every function raises one of `AWAY` while a server is away."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -53,6 +54,7 @@ class Exchange:
         self.app, self._queue, self._model = app, queue, model
         self._deletes_streams = True
         self._of_rows: str | None = None
+        self._woken = False
 
     def goes_to(self, queue: str | None) -> None:
         """Where the last row's tasks go, whose model chooses the queue."""
@@ -107,6 +109,8 @@ class Exchange:
             else:
                 kept.append((sent, bundles.kept[before:]))
         bundles.send()
+        if not self._woken and any(message.sent for message in bundles.kept):
+            self._wake()
         yield from refused
         for sent, messages in kept:
             failed = (one.error for one in messages if not isinstance(one.error, Unconfirmed))
@@ -114,6 +118,13 @@ class Exchange:
             if isinstance(failure, (*FAULTS, *WRONG)) and not isinstance(failure, AWAY):
                 raise failure  # its options are right: the message has been made
             yield sent, failure
+
+    def _wake(self) -> None:
+        """A worker on Redis that has nothing to do waits for urgent messages. After a command it looks for others,
+        too, which it would do at the end of its wait."""
+        self._woken = True
+        with contextlib.suppress(*AWAY, redis.RedisError):
+            self.app.control.broadcast("ping")
 
     @staticmethod
     def _streams(task: str) -> bool:

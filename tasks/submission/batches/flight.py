@@ -53,7 +53,7 @@ class Rate:
     """Rows a second, over the last `RATE_OVER_S`."""
 
     def __init__(self, now: float) -> None:
-        self._began_at = now
+        self.began_at = now
         self._ends: deque[tuple[float, int]] = deque()
 
     def add(self, now: float, rows: int) -> None:
@@ -62,7 +62,7 @@ class Rate:
     def at(self, now: float) -> float:
         while self._ends and self._ends[0][0] < now - RATE_OVER_S:
             self._ends.popleft()
-        seconds = max(min(now - self._began_at, RATE_OVER_S), 0.5)
+        seconds = max(min(now - self.began_at, RATE_OVER_S), 0.5)
         return sum(rows for _, rows in self._ends) / seconds
 
 

@@ -11,10 +11,11 @@ kombu's code. Only consuming differs:
     any worker restores messages older than its   leases, with the owner's timeout and the server's clock:
     own visibility timeout, by its host's clock   see `leases`
 
-The channel waits on one list: priority 0 of the queue that had a message last. Other queues and priorities are
-checked when the wait ends, at the latest after `WAIT_S`. A channel that took as many messages as it had credit for
-does not wait when it has credit again, but takes the next messages from all queues at once. So a backlog adds no
-delay.
+The channel waits on one list: priority 0 of the queue that had a message last. It looks at other queues and
+priorities when the wait ends, at the latest after `WAIT_S`; after a control command, so a producer of less urgent
+messages can send a `ping`; and every `SHARED_WAIT_S` while it holds less urgent messages, because more of them are
+likely. A channel that took as many messages as it had credit for does not wait when it has credit again, but takes
+the next messages from all queues at once. So a backlog adds no delay.
 
 A channel holds as many messages as the prefetch count. Beyond that it takes messages that are more urgent than a
 held one and take its place in the engine; a few of these may wait. So a worker that is full of low-priority tasks
@@ -131,6 +132,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
     fair = False
     _unseen: frozenset[int] = frozenset()  # priority steps whose lists may have messages
     _full_until = _left_until = 0.0
+    _look_at = float("inf")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -206,7 +208,10 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         """Called in every iteration of the event loop."""
         self.deferred = True
         self.flush()
-        if self.more and time.monotonic() >= self._left_until:
+        now = time.monotonic()
+        if now >= self._look_at:
+            self.look()
+        if self.more and now >= self._left_until:
             self.deliver()
 
     @property
@@ -214,10 +219,13 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         """Whether a take without waiting may find messages."""
         return not self._unseen.isdisjoint(self.qos.room()[0])
 
+    def look(self) -> None:
+        """Let the next turn of the event loop take messages of all queues and priorities."""
+        self._unseen, self._look_at = frozenset(self.priority_steps), float("inf")
+
     def _take(self, most: int) -> int:
         """Take and deliver up to `most` messages."""
-        every = frozenset(self.priority_steps)
-        self._unseen = every
+        self.look()
         steps, room = self.qos.room()
         credit = min(most, room or most)
         queues = {
@@ -245,11 +253,14 @@ class Channel(_stock.Channel):  # type: ignore[misc]
             self._left_until = time.monotonic() + LEFT_PAUSE_S
             self.connection.turn_after(LEFT_PAUSE_S)
         elif len(taken) < credit:
-            self._unseen = every.difference(steps)
+            self._unseen = self._unseen.difference(steps)
         for message in taken:
             queue = queues[message.queue]
             self._queue_cycle.rotate(queue)
             self._deliver(message, queue)
+        if len(taken) < credit and self.qos.least_urgent_step():
+            self._look_at = time.monotonic() + SHARED_WAIT_S
+            self.connection.turn_after(SHARED_WAIT_S)
         return len(taken)
 
     def _be_present(self) -> None:
@@ -298,6 +309,9 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         """What the subscription has received. A broadcast that the gate refuses is logged, and is empty."""
         received = super()._handle_message(client, response)
         data = received["data"]
+        if _stock.bytes_to_str(received["channel"]).endswith(".pidbox"):
+            for channel in self.connection.channels:
+                channel.look()
         if isinstance(data, bytes) and data:
             refused = gate.broadcasts.envelope(data)
             if refused is not None:

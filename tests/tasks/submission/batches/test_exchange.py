@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
+import redis
 
 from petiole.tasks.app.application import make_app
 from petiole.tasks.settings import settings
@@ -47,6 +50,37 @@ def test_results_in_redis_are_read_many_in_a_round_trip(tmp_path: Path, monkeypa
         app.close()
         server.kill()
         settings.cache_clear()
+
+
+TWICE = """
+from petiole.tasks.app.application import app
+from petiole.tasks.submission.batches.exchange import Exchange
+from petiole.tasks.submission.batches.flight import Sent
+from petiole.tasks.submission.batches.forms import Call, Line, Work
+from petiole.tasks.submission.batches.rows.sources import Row
+exchange, work = Exchange(app), Work([Call("tasks.generate", {"prompt": "a"})], lambda _: Line(True, {}))
+for row in (0, 1):
+    print([error for _, error in exchange.send([Sent(Row(row, {}), work, [f"b-{row}"])])])
+"""
+
+
+def test_idle_workers_are_told_once_that_there_are_rows(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    try:
+        with redis.Redis(unix_socket_path=str(server.socket)) as client, client.pubsub() as commands:
+            commands.subscribe("/0.celery.pidbox")
+            assert commands.get_message(timeout=10)["type"] == "subscribe"
+            environment = {**os.environ, "PETIOLE_BROKER_URL": server.url}
+            ran = subprocess.run(
+                [sys.executable, "-c", TWICE], capture_output=True, text=True, check=False, env=environment
+            )
+            assert (ran.stdout, ran.stderr) == ("[None]\n[None]\n", "")
+            client.publish("/0.celery.pidbox", "the end")
+            command = json.loads(commands.get_message(timeout=10)["data"])
+            assert json.loads(b64decode(command["body"]))["method"] == "ping"
+            assert commands.get_message(timeout=10)["data"] == b"the end"
+    finally:
+        server.kill()
 
 
 FAULTY = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu import Connection, Consumer, Queue
 from kombu.asynchronous import Hub
+from kombu.pidbox import Mailbox
 
+from petiole.tasks.worker.broker import transport
 from petiole.tasks.worker.broker.transport import Transport
 from tests.support.site import RedisServer
 
@@ -200,6 +203,49 @@ def test_messages_for_later_do_not_keep_out_urgent_ones(full: Full) -> None:
     full.publish(*[0] * 5)
     assert full.take() == [0, 0]
     assert full.ticked() == []
+
+
+def test_a_worker_that_holds_less_urgent_messages_looks_for_more_of_them(
+    full: Full, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its wait is for the most urgent ones alone, and would end half a second after they have come."""
+    monkeypatch.setattr(transport, "SHARED_WAIT_S", 3600.0)
+    for message in full.held[:2]:
+        message.ack()
+    assert full.ticked() == [9]
+    full.publish(9)
+    assert full.ticked() == []
+    monkeypatch.setattr(transport, "SHARED_WAIT_S", 0.0)
+    assert full.take() == [9]
+    for message in full.held[2:4]:
+        message.ack()
+    assert full.ticked() == []
+    full.publish(9)
+    assert full.ticked() == [9]
+
+
+def test_a_control_command_lets_an_idle_worker_look_for_less_urgent_messages(
+    server: RedisServer, full: Full, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "WAIT_S", 3600.0)
+    commands, mailbox = [], Mailbox("celery", "fanout")
+    node = mailbox.Node(
+        "a", handlers={"ping": lambda state: commands.append("ping")}, channel=full.connection.channel()
+    )
+    with node.listen():
+        full.channel.deliver()
+        for message in full.held[:]:
+            message.ack()
+        assert full.ticked() == [9]
+        full.held[-1].ack()
+        assert full.ticked() == []
+        full.publish(9)
+        assert full.ticked() == []
+        while not commands:  # the first wait subscribes
+            with Connection(server.url) as other, suppress(TimeoutError):
+                mailbox(other).cast(["a"], "ping")
+                full.connection.drain_events(timeout=0.1)
+        assert full.ticked() == [9]
 
 
 @pytest.mark.parametrize("ends", ["acknowledged", "scheduled"])
