@@ -12,8 +12,8 @@ is no step of its own then: it runs beside the decodes, cut to what fits. Two ki
 - `PROBES` steps in `PROBED`, and the first `FIRST` ones, go without the lowest class, so that their seconds are
   known. Only those count that have others of the kind before and behind them: the host works for a step's
   neighbours while the device computes it.
-- One step in `EXEMPT` has no limit, so that the lowest class goes on whatever its sequences cost. With the step
-  after it, for which the host has more to do, that is less than one gap between tokens in a hundred.
+- A step has no limit once the lowest class had no part in `EXEMPT` of them, so that it goes on whatever its
+  sequences cost.
 
 Tokens do not depend on the step that computes them, so a budget changes none."""
 
@@ -165,7 +165,7 @@ class StepBudget:
         self.lowest: int | None = None
         self.held_back = 0
         self._positions_per_row = positions_per_row
-        self._turn = 0
+        self._turn = self._shared_turn = 0
         self._room_s = math.inf
         self._room_positions = math.inf
         self._completed_s = 0.0
@@ -205,7 +205,7 @@ class StepBudget:
     def _open(self, urgent: Sequence[ScheduledSequence]) -> None:
         """Decide the room beside these decodes. Without any, the more urgent sequences wait for a step in flight,
         and no step may come before theirs."""
-        if urgent and self._turn % EXEMPT == EXEMPT - 1:
+        if urgent and self._turn - self._shared_turn >= EXEMPT:
             return
         self._room_s = self._room_positions = 0
         if urgent and self._turn >= FIRST and self._turn % PROBED >= PROBES:
@@ -259,6 +259,8 @@ class StepBudget:
         limited, shared = self._is_limited(plan), self._shares(plan)
         self._turn += limited
         self._launched_alone = limited and not shared
+        if shared:
+            self._shared_turn = self._turn
 
     def on_commit(self, payload: StepPayload, now: float) -> None:
         """Measure the step: it began when it was launched or when the step before it was completed."""

@@ -296,7 +296,19 @@ def test_however_little_fits_the_class_goes_on() -> None:
     turns = bench.turns()
     shared = [turn for turn, i in enumerate(turns) if BATCH in priorities(bench.plans[i].sequences)]
     assert shared
-    assert all(turn % EXEMPT == EXEMPT - 1 for turn in shared)
+    assert all(b - a > EXEMPT for a, b in pairwise([-1, *shared]))
+
+
+def test_a_class_that_goes_on_within_its_budget_has_it_in_every_step() -> None:
+    bench = machine(1.25)
+    for arrival in range(8):
+        last = chat(arrival, max_tokens=50)
+        bench.submit(last, *rows(1, 100 + 10 * arrival, max_tokens=40))
+        while not last.finalized:
+            bench.round()
+    turns = bench.turns()
+    assert len(turns) > EXEMPT
+    assert not any(bench.exempt[i] for i in turns)
 
 
 def test_a_step_is_not_estimated_to_be_much_wider_than_any_before() -> None:
