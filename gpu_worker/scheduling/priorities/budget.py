@@ -58,9 +58,10 @@ class Load(NamedTuple):
 
     @classmethod
     def of(cls, payload: StepPayload) -> Load:
-        batch = payload.batch
-        counted = int(batch.outputs.sum()), int(batch.lengths.sum()), int(batch.starts.sum())
-        return cls(*counted, payload.plan.n_chunks)
+        batch, context = payload.batch, int(payload.batch.starts.sum())
+        if payload.plan.lengths is None:
+            return cls(batch.size, batch.size, context)
+        return cls(int(batch.outputs.sum()), int(batch.lengths.sum()), context, payload.plan.n_chunks)
 
 
 class Costs(NamedTuple):
