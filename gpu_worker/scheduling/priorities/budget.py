@@ -30,16 +30,24 @@ import numpy.typing as npt
 from petiole.gpu_worker.scheduling.batching import StepPayload, StepPlan
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 
-FIRST, PROBES, PROBED, EXEMPT = 8, 3, 64, 256
+FIRST, PROBES, PROBED, EXEMPT = 8, 4, 64, 256
 """Steps in which the lowest class is limited. See above."""
 
-ALONE, SHARED, FITTED = 16, 64, 8
+ALONE, SHARED, FITTED = 12, 64, 8
 """The estimate rests on this many of the last steps without the lowest class, and with it. It is made anew once in
 so many steps, and each time at first: to make it costs the host as much as to plan a step."""
 
 EXACT, KEPT = 0.02, 0.05
 """An error below this share of a usual step's time counts as none. And how many steps, each wrong by such a time,
 the costs before are worth."""
+
+HEAVY = 8
+"""How many others a step without the lowest class weighs, so that these together outweigh the others. Medians
+follow the majority: what rows cost, whatever their number, would count to the steps without any."""
+
+FADED = 0.9
+"""The share of a chunk's price that a fit keeps if no step of the window has a chunk. Otherwise no step would have
+one again after a delayed one made it dearer than the room."""
 
 _SCALES = np.array([1.0, 16.0, 16.0, 4096.0, 1.0])
 """Of the features, so that their costs have the same order of magnitude."""
@@ -134,7 +142,10 @@ class StepTimes:
         seconds = np.concatenate([one.seconds[: one.n] for one in windows])
         before = np.array(self.costs) * _SCALES
         errors, median = np.abs(seconds - features @ before), np.sort(seconds)[len(seconds) // 2]
-        found = _least_squares(features, seconds, median / np.maximum(errors, EXACT * median), before)
+        before[-1] *= FADED
+        weights = median / np.maximum(errors, EXACT * median)
+        weights[: min(self._alone.n, ALONE)] *= HEAVY
+        found = _least_squares(features, seconds, weights, before)
         return Costs(*(found / _SCALES).tolist())
 
 
