@@ -5,11 +5,14 @@ what the chat leaves of the rows' rate.
     chat        an engine equally full of chat
     off, 1.25   rows, with that `batch_step_budget`
 
-All in turns, on one engine for each budget. A quarter of the places chat, one answer after the other."""
+All in turns, on one engine for each budget. A quarter of the places chat, one answer after the other. The answers
+differ in length. Otherwise all chats would begin and end together, and no prompt of a chat would fall between two
+tokens of another, as it does wherever people chat, with a batch beside them or without."""
 
 from __future__ import annotations
 
 import itertools
+import random
 import statistics
 import threading
 import time
@@ -32,7 +35,8 @@ FACTOR, GAP, TTFT = 1.25, 1.30, 1.10
 
 @dataclass(frozen=True)
 class Mix:
-    """`slots` places; `n` chats in each of `rounds` rounds. The tokens of prompts and answers."""
+    """`slots` places; `n` chats in each of `rounds` rounds. The tokens of prompts and answers; of the answers of
+    chats, on average."""
 
     shape: Shape
     slots: int
@@ -117,7 +121,13 @@ class Seen:
 
 
 def chats(engine: Engine, mix: Mix, seed: int) -> Seen:
-    run = load.at_concurrency(engine, load.requests(mix.n, *mix.chat, seed=seed), mix.chatting)
+    """The answers have half to one and a half times the mix's tokens."""
+    rng, (prompt, output) = random.Random(seed), mix.chat
+    requests = [
+        replace(request, sampling=load.greedy(rng.randint(output // 2, output + output // 2)))
+        for request in load.requests(mix.n, prompt, output, seed=seed)
+    ]
+    run = load.at_concurrency(engine, requests, mix.chatting)
     return Seen(run.ttfts_ms, run.gaps_ms)
 
 

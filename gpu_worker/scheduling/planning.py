@@ -237,10 +237,9 @@ class Planner:
         one. After a step with a long prompt short prompts come first."""
         orders = (True, False) if self.after_long else (False,)
         chunks: dict[ScheduledSequence, int] = {}
-        taken = self._new_pages_of(decode)
         for short_only in orders:
             if self._mixes or not chunks:
-                self._add_chunks(chunks, streams, now, short_only, (taken if mixes else 0, taken))
+                self._add_chunks(chunks, streams, now, short_only, decode, mixes)
         if not chunks:
             return None
         plan = self._images_first(StepPlan(list(chunks), list(chunks.values()), n_chunks=len(chunks)))
@@ -248,8 +247,7 @@ class Planner:
         return None if held_back else plan
 
     def _new_pages_of(self, plan: StepPlan | None) -> Amount:
-        state = self.state
-        if plan is None or not (state.prefilling or len(state.waiting)):
+        if plan is None:
             return 0
         lengths = plan.lengths or [1] * len(plan.sequences)
         return sum(self._new_pages(seq, n) for seq, n in zip(plan.sequences, lengths, strict=True))
@@ -277,14 +275,15 @@ class Planner:
         streams: bool,
         now: float,
         short_only: bool,
-        taken: tuple[Amount, Amount],
+        decode: StepPlan | None,
+        mixes: bool,
     ) -> None:
-        """Add chunks of the sequences in prefill, then of newly admitted ones, within the token budget. `taken`:
-        pages that others take in the same step; and those that they take if the budget limits the chunks."""
+        """Add chunks of the sequences in prefill, then of newly admitted ones, within the token budget. `decode`
+        takes its pages first if the step `mixes` or the budget limits the chunks."""
         budget = self._chunk if streams else self.state.config.max_num_batched_tokens
         if (priorities := self.state.priorities) is not None:
             self.lately.see(*priorities, now)
-        promised = sum(self._new_pages(seq, n) for seq, n in chunks.items())
+        promised, taken = sum(self._new_pages(seq, n) for seq, n in chunks.items()), None
         for seq in self._prefilling(streams, now, budget, chunks, short_only):
             room = min(self._chunk, budget - sum(chunks.values()), seq.prefill_target - seq.scheduled_position)
             room = self.budget.chunk(seq, room)
@@ -295,9 +294,11 @@ class Planner:
             most = self.lately.most(seq.rank[0], budget, self._chunk, now)
             if room == 0 or (chunks and sum(chunks.values()) + room > most):
                 break
+            if taken is None:
+                taken = self._new_pages_of(decode) if mixes or self.budget.limits(seq) else 0
             need = self._new_pages(seq, room)
             promised += need
-            if promised + taken[self.budget.limits(seq)] > self.state.manager.pages_available:
+            if promised + taken > self.state.manager.pages_available:
                 self.left_out[seq] = need
                 break
             self.budget.take_chunk(seq, room)

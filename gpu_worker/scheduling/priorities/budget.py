@@ -12,8 +12,8 @@ is no step of its own then: it runs beside the decodes, cut to what fits. Two ki
 - `PROBES` steps in `PROBED`, and the first `FIRST` ones, go without the lowest class, so that their seconds are
   known. Only those count that have others of the kind before and behind them: the host works for a step's
   neighbours while the device computes it.
-- One step in `EXEMPT` has no limit, so that the lowest class goes on whatever its sequences cost. With the step
-  after it, for which the host has more to do, that is less than one gap between tokens in a hundred.
+- A step has no limit once the lowest class had no part in `EXEMPT` of them, so that it goes on whatever its
+  sequences cost.
 
 Tokens do not depend on the step that computes them, so a budget changes none."""
 
@@ -27,95 +27,142 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from petiole.gpu_worker.runtime.interface import StepBatch
 from petiole.gpu_worker.scheduling.batching import StepPayload, StepPlan
 from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
 
-FIRST, PROBES, PROBED, EXEMPT = 4, 3, 64, 256
+FIRST, PROBES, PROBED, EXEMPT = 8, 4, 64, 256
 """Steps in which the lowest class is limited. See above."""
 
-MEMORY, FITTED = 64, 8
-"""The estimate rests on about as many of the last steps, and is made anew once in so many: to make it costs the
-host as much as to plan a step."""
+ALONE, SHARED, FITTED = 12, 64, 8
+"""The estimate rests on this many of the last steps without the lowest class, and with it. It is made anew once in
+so many steps, and each time at first: to make it costs the host as much as to plan a step."""
 
-OUTLIER = 4.0
-"""A step counts as at most this many times its estimate: another process may have had the processor."""
+EXACT, KEPT = 0.02, 0.05
+"""An error below this share of a usual step's time counts as none. And how many steps, each wrong by such a time,
+the costs before are worth."""
 
-_SCALES = np.array([1.0, 16.0, 16.0, 4096.0])
+HEAVY = 8
+"""How many others a step without the lowest class weighs, so that these together outweigh the others. Medians
+follow the majority: what rows cost, whatever their number, would count to the steps without any."""
+
+FADED = 0.9
+"""The share of a chunk's price that a fit keeps if no step of the window has a chunk. Otherwise no step would have
+one again after a delayed one made it dearer than the room."""
+
+_SCALES = np.array([1.0, 16.0, 16.0, 4096.0, 1.0])
 """Of the features, so that their costs have the same order of magnitude."""
 
 _Floats = npt.NDArray[np.float64]
 
 
 class Load(NamedTuple):
-    """What a step computes: `rows` outputs, `positions` that go through the layers, and `context` positions before
-    these that attention reads."""
+    """What a step computes: `rows` outputs, `positions` that go through the layers, `context` positions before
+    these that attention reads, and `chunks` of prompts."""
 
     rows: int = 0
     positions: int = 0
     context: int = 0
+    chunks: int = 0
 
     @classmethod
-    def of(cls, batch: StepBatch) -> Load:
-        return cls(int(batch.outputs.sum()), int(batch.lengths.sum()), int(batch.starts.sum()))
+    def of(cls, payload: StepPayload) -> Load:
+        batch, context = payload.batch, int(payload.batch.starts.sum())
+        if payload.plan.lengths is None:
+            return cls(batch.size, batch.size, context)
+        return cls(int(batch.outputs.sum()), int(batch.lengths.sum()), context, payload.plan.n_chunks)
 
 
 class Costs(NamedTuple):
-    """Seconds of a step that computes nothing, and of each unit of its load."""
+    """Seconds of a step that computes nothing, and of each unit of its load. A chunk costs something besides its
+    positions: a step with one takes more of the host's time, and other kernels than a decode."""
 
     step: float = 0.0
     row: float = 0.0
     position: float = 0.0
     context: float = 0.0
+    chunk: float = 0.0
 
     def more(self, load: Load) -> float:
         """Seconds by which this load lengthens a step."""
-        return self.row * load.rows + self.position * load.positions + self.context * load.context
+        rows, positions = self.row * load.rows, self.position * load.positions
+        return rows + positions + self.context * load.context + self.chunk * load.chunks
 
 
-def _zeros(*shape: int) -> _Floats:
-    return np.zeros(shape)
+@dataclass(slots=True)
+class _Window:
+    """The last steps of a kind: their features, each with 1 before the load, and their seconds."""
+
+    features: _Floats
+    seconds: _Floats
+    n: int = 0
+
+    @classmethod
+    def of(cls, size: int) -> _Window:
+        return cls(np.zeros((size, len(_SCALES))), np.zeros(size))
+
+    def add(self, load: Load, seconds: float) -> None:
+        at = self.n % len(self.seconds)
+        self.features[at] = (1.0, *load)
+        self.seconds[at] = seconds
+        self.n += 1
 
 
 @dataclass(slots=True)
 class StepTimes:
-    """Estimates the costs from the last steps, by least squares. No cost is below 0. `widest`: the most positions
-    of a step so far."""
+    """Estimates the costs from the last steps by least absolute deviations. No cost is below 0. `widest`: the most
+    positions of a step so far.
+
+    Step times have a long tail: another process has the processor, the garbage collector runs. A mean follows that
+    tail, and least squares are means. Least absolute deviations are medians: half the steps of a load take longer
+    than estimated, and how much longer does not matter. They are found as least squares in which a step weighs the
+    less the further it is from the estimate before (Schlossmacher, An iterative technique for absolute deviations
+    curve fitting, 1973): one iteration a fit. What the steps leave open stays as it was, for the costs before have
+    a small weight, too.
+
+    The few steps without the lowest class have a window of their own, or the others would displace them."""
 
     costs: Costs = field(default_factory=Costs)
     widest: int = 0
-    _observed: int = 0
-    _products: _Floats = field(default_factory=lambda: _zeros(4, 4))
-    _sums: _Floats = field(default_factory=lambda: _zeros(4))
+    _alone: _Window = field(default_factory=lambda: _Window.of(ALONE))
+    _shared: _Window = field(default_factory=lambda: _Window.of(SHARED))
 
     def seconds(self, load: Load) -> float:
         return self.costs.step + self.costs.more(load)
 
-    def observe(self, load: Load, seconds: float) -> None:
-        expected = self.seconds(load)
-        if expected > 0:
-            seconds = min(seconds, OUTLIER * expected)
-        features = np.array([1.0, *load]) / _SCALES
-        self._products = (1 - 1 / MEMORY) * self._products + np.outer(features, features)
-        self._sums = (1 - 1 / MEMORY) * self._sums + seconds * features
+    def observe(self, load: Load, seconds: float, *, alone: bool = False) -> None:
+        (self._alone if alone else self._shared).add(load, seconds)
         self.widest = max(self.widest, load.positions)
-        if self._observed < FITTED or self._observed % FITTED == 0:
+        observed = self._alone.n + self._shared.n
+        if observed < 2 * FITTED or observed % FITTED == 0:
             self.costs = self._fitted()
-        self._observed += 1
 
     def _fitted(self) -> Costs:
-        """What the steps leave open stays as it was: the old costs have a small weight."""
-        weight = 1e-6 * float(np.trace(self._products))
-        products = self._products + weight * np.eye(4)
-        sums = self._sums + weight * np.array(self.costs) * _SCALES
-        found, kept = _zeros(4), np.arange(4)
-        while kept.size:
-            found[:] = 0.0
-            found[kept] = np.linalg.solve(products[np.ix_(kept, kept)], sums[kept])
-            if (found >= 0).all():
-                break
-            kept = kept[found[kept] > 0]
-        return Costs(*(np.maximum(found, 0.0) / _SCALES).tolist())
+        windows = self._alone, self._shared
+        features = np.concatenate([one.features[: one.n] for one in windows]) / _SCALES
+        seconds = np.concatenate([one.seconds[: one.n] for one in windows])
+        before = np.array(self.costs) * _SCALES
+        errors, median = np.abs(seconds - features @ before), np.sort(seconds)[len(seconds) // 2]
+        before[-1] *= FADED
+        weights = median / np.maximum(errors, EXACT * median)
+        weights[: min(self._alone.n, ALONE)] *= HEAVY
+        found = _least_squares(features, seconds, weights, before)
+        return Costs(*(found / _SCALES).tolist())
+
+
+def _least_squares(features: _Floats, seconds: _Floats, weights: _Floats, before: _Floats) -> _Floats:
+    """Costs of at least 0 with which the weighted squares of the errors are least. `before` has a small weight."""
+    weighted = features.T * weights
+    products, sums = weighted @ features, weighted @ seconds
+    products += KEPT * np.eye(len(before))
+    sums += KEPT * before
+    found, kept = np.zeros(len(before)), np.arange(len(before))
+    while kept.size:
+        found[:] = 0.0
+        found[kept] = np.linalg.solve(products[np.ix_(kept, kept)], sums[kept])
+        if (found >= 0).all():
+            break
+        kept = kept[found[kept] > 0]
+    return np.maximum(found, 0.0)
 
 
 class StepBudget:
@@ -130,7 +177,7 @@ class StepBudget:
         self.lowest: int | None = None
         self.held_back = 0
         self._positions_per_row = positions_per_row
-        self._turn = 0
+        self._turn = self._shared_turn = 0
         self._room_s = math.inf
         self._room_positions = math.inf
         self._completed_s = 0.0
@@ -170,7 +217,7 @@ class StepBudget:
     def _open(self, urgent: Sequence[ScheduledSequence]) -> None:
         """Decide the room beside these decodes. Without any, the more urgent sequences wait for a step in flight,
         and no step may come before theirs."""
-        if urgent and self._turn % EXEMPT == EXEMPT - 1:
+        if urgent and self._turn - self._shared_turn >= EXEMPT:
             return
         self._room_s = self._room_positions = 0
         if urgent and self._turn >= FIRST and self._turn % PROBED >= PROBES:
@@ -199,7 +246,7 @@ class StepBudget:
         if not self.limits(seq) or self.exempt:
             return most
         costs = self.times.costs
-        left = self._room_s - costs.more(Load(1, 0, seq.scheduled_position))
+        left = self._room_s - costs.more(Load(1, 0, seq.scheduled_position, chunks=1))
         if left <= 0:
             return 0
         room = self._room_positions if costs.position == 0 else min(self._room_positions, left / costs.position)
@@ -207,7 +254,7 @@ class StepBudget:
 
     def take_chunk(self, seq: ScheduledSequence, positions: int) -> None:
         if self.limits(seq):
-            self._take(Load(1, positions, seq.scheduled_position))
+            self._take(Load(1, positions, seq.scheduled_position, chunks=1))
 
     # ------------------------------------------------------------ launch and commit
 
@@ -216,20 +263,25 @@ class StepBudget:
         lowest = self.lowest
         return lowest is not None and any(seq.rank[0] < lowest for seq in plan.sequences[: plan.n_decodes])
 
-    def _is_alone(self, plan: StepPlan) -> bool:
-        """Whether it computes nothing of the lowest class."""
-        return self._is_limited(plan) and not any(self.limits(seq) for seq in plan.sequences)
+    def _shares(self, plan: StepPlan) -> bool:
+        """Whether it computes something of the lowest class."""
+        return any(self.limits(seq) for seq in plan.members)
 
     def on_launch(self, plan: StepPlan) -> None:
-        self._turn += self._is_limited(plan)
-        self._launched_alone = self._is_alone(plan)
+        limited, shared = self._is_limited(plan), self._shares(plan)
+        self._turn += limited
+        self._launched_alone = limited and not shared
+        if shared:
+            self._shared_turn = self._turn
 
     def on_commit(self, payload: StepPayload, now: float) -> None:
         """Measure the step: it began when it was launched or when the step before it was completed."""
         if self.factor is None:
             return
-        alone = self._is_alone(payload.plan)
+        limited = self._is_limited(payload.plan)
+        alone = limited and not self._shares(payload.plan)
         undisturbed = self._completed_alone and self._launched_alone
-        if undisturbed if alone else self._is_limited(payload.plan):
-            self.times.observe(Load.of(payload.batch), now - max(payload.launched_s, self._completed_s))
+        if undisturbed if alone else limited:
+            seconds = now - max(payload.launched_s, self._completed_s)
+            self.times.observe(Load.of(payload), seconds, alone=alone)
         self._completed_s, self._completed_alone = now, alone
