@@ -33,7 +33,7 @@ LEAST = 0.95
 """Of the loop's rate."""
 SEEDS = itertools.count()
 """No two rounds have the same prompts."""
-CASES = [Case(TINY, 512, 32, 32, 64, 3, target=LEAST), Case(SMALL, 192, 32, 48, 32, 3, target=LEAST)]
+CASES = [Case(TINY, 512, 32, 32, 64, 7, target=LEAST), Case(SMALL, 192, 32, 48, 32, 7, target=LEAST)]
 
 
 def as_batch(case: Case, seed: int) -> float:
