@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import json
 import os
 import random
@@ -16,7 +15,7 @@ from pathlib import Path
 import torch
 
 from bench.checkpoints import QWEN3_06B, Described, Shape, config
-from bench.load import settle
+from bench.load import let_go, settle
 from bench.moondream import Seeing
 from bench.random_weights import RandomWeights
 from petiole.gpu_worker.config import EngineConfig
@@ -37,8 +36,7 @@ class Card:
 
 def release() -> None:
     """Free the memory of closed runtimes, whose graphs and decoders refer to each other."""
-    gc.unfreeze()  # after `load.settle`
-    gc.collect()
+    let_go()
     torch.cuda.empty_cache()
 
 

@@ -35,6 +35,12 @@ def settle() -> None:
     gc.set_threshold(10_000, *gc.get_threshold()[1:])
 
 
+def let_go() -> None:
+    """Free the models that `settle` has excluded and nobody uses any more."""
+    gc.unfreeze()
+    gc.collect()
+
+
 @dataclass(frozen=True)
 class Case:
     """A load to compare: `n` requests, `concurrency` of them open at a time, in `rounds` rounds."""

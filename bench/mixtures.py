@@ -135,6 +135,7 @@ def measure(case: Case, report: Report, rounds: int, options: Any) -> None:
         (Path(folder) / "config.json").write_text(json.dumps(case.model.raw))
         write_tokenizer(case.model.raw["vocab_size"], Path(folder))
         rates, with_peers = _ours(case, folder, report, rounds, options)
+        load.let_go()
         if not with_peers:
             with ExitStack() as stack:
                 peers = _peers(case, folder, report, options, stack)
