@@ -19,6 +19,10 @@ URGENT, URGENT_SHARE = 2, 1 / 4
 """How many messages beyond the prefetch count may wait for a place, each of them more urgent than a held message:
 a share of the prefetch count, and at least two. The engine gives them their places together."""
 
+LEAST_URGENT_SHARE = 1 / 4
+"""How many messages of the last priority may wait beyond the prefetch count, as a share of it. Rows of a batch end
+together, and the engine would wait until as many have been taken."""
+
 _stock: Any = stock  # kombu is only partly typed
 _base: Any = virtual.QoS  # kombu's own methods, without those of its Redis transport
 
@@ -70,12 +74,13 @@ class HeldMessages(_stock.QoS):  # type: ignore[misc]
         Beyond the prefetch count, only messages that are more urgent than a held one may be taken. Such a message
         takes a place at once, so messages that generate already do not count: a burst is taken as fast as the
         engine admits it. Messages that a worker without free places cannot begin stay in the queue for other
-        workers. Messages that wait here do not keep out more urgent ones."""
+        workers, but for some of the last priority. Messages that wait here do not keep out more urgent ones."""
         steps: list[int] = list(self.channel.priority_steps)
         if self.has_credit():
             return steps, self.can_consume_max_estimate() if self.prefetch_count else 0
         least = self.least_urgent_step()
         rooms = {step: self._urgent_room(step) for step in steps if step < least}
+        rooms[steps[-1]] = int(LEAST_URGENT_SHARE * self.prefetch_count) - self._excess
         steps = [step for step, room in rooms.items() if room > 0]
         return steps, min((rooms[step] for step in steps), default=0)
 

@@ -107,9 +107,9 @@ def test_the_least_urgent_message_that_is_held_is_known(
 
 
 class Full:
-    """A channel that takes from `petiole`, full of messages of priority 9."""
+    """A channel that takes from `petiole`, full of messages of a priority."""
 
-    def __init__(self, url: str, prefetch: int = 4) -> None:
+    def __init__(self, url: str, prefetch: int = 4, priority: int = 6) -> None:
         self.connection = Connection(url)
         self.connection.transport_cls = Transport
         self.channel = self.connection.channel()
@@ -118,8 +118,8 @@ class Full:
         self.held: list[Any] = []
         self.consumer = Consumer(self.channel, [Queue("petiole")], on_message=self.held.append)
         self.consumer.consume()
-        self.publish(*[9] * (prefetch + 1))
-        assert self.take() == [9] * prefetch
+        self.publish(*[priority] * (prefetch + 1))
+        assert self.take()[:prefetch] == [priority] * prefetch
 
     def publish(self, *priorities: int) -> None:
         with self.connection.Producer() as producer:
@@ -174,6 +174,17 @@ def test_a_large_worker_takes_many_urgent_messages_together(server: RedisServer,
     full.connection.release()
 
 
+def test_a_worker_holds_some_more_messages_of_the_last_priority(server: RedisServer, client: redis.Redis) -> None:
+    """Since many rows of a batch end together. They take nothing from more urgent messages."""
+    full = Full(server.url, prefetch=32, priority=9)
+    full.publish(*[9] * 12)
+    full.take()
+    assert len(full.held) == 32 + 8
+    full.publish(*[0] * 12)
+    assert full.take() == [0] * 8
+    full.connection.release()
+
+
 def test_urgent_messages_that_wait_do_not_keep_out_more_urgent_ones(full: Full) -> None:
     full.publish(3, 3, 3)
     assert full.take() == [3, 3]
@@ -189,7 +200,7 @@ def test_urgent_messages_are_within_the_prefetch_count_once_there_is_room(full: 
     full.begin(*full.held)
     for message in full.held[:3]:
         message.ack()
-    assert full.ticked() == [9]
+    assert full.ticked() == [6]
     full.publish(*[0] * 5)
     assert full.take() == [0, 0]
 
@@ -212,16 +223,16 @@ def test_a_worker_that_holds_less_urgent_messages_looks_for_more_of_them(
     monkeypatch.setattr(transport, "SHARED_WAIT_S", 3600.0)
     for message in full.held[:2]:
         message.ack()
-    assert full.ticked() == [9]
-    full.publish(9)
+    assert full.ticked() == [6]
+    full.publish(6)
     assert full.ticked() == []
     monkeypatch.setattr(transport, "SHARED_WAIT_S", 0.0)
-    assert full.take() == [9]
+    assert full.take() == [6]
     for message in full.held[2:4]:
         message.ack()
     assert full.ticked() == []
-    full.publish(9)
-    assert full.ticked() == [9]
+    full.publish(6)
+    assert full.ticked() == [6]
 
 
 def test_a_control_command_lets_an_idle_worker_look_for_less_urgent_messages(
@@ -236,16 +247,16 @@ def test_a_control_command_lets_an_idle_worker_look_for_less_urgent_messages(
         full.channel.deliver()
         for message in full.held[:]:
             message.ack()
-        assert full.ticked() == [9]
+        assert full.ticked() == [6]
         full.held[-1].ack()
         assert full.ticked() == []
-        full.publish(9)
+        full.publish(6)
         assert full.ticked() == []
         while not commands:  # the first wait subscribes
             with Connection(server.url) as other, suppress(TimeoutError):
                 mailbox(other).cast(["a"], "ping")
                 full.connection.drain_events(timeout=0.1)
-        assert full.ticked() == [9]
+        assert full.ticked() == [6]
 
 
 @pytest.mark.parametrize("ends", ["acknowledged", "scheduled"])
