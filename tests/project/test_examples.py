@@ -34,7 +34,7 @@ HERE: dict[str, tuple[int, ...]] = {
 
 ELSEWHERE: dict[str, dict[int, str]] = {
     "README.md": {0: "needs Flask"},
-    "docs/batch.md": {1: "tests/gateway/batches/test_jobs.py", 2: "needs a table of a Django project"},
+    "docs/batch.md": {1: "tests/gateway/batches/test_jobs.py", 2: "tests/project/test_nightly.py"},
     "docs/celery.md": {1: "tests/support/shop.py", 2: "the module of the worker here"},
     "docs/django.md": dict.fromkeys(range(5), "tests/project/test_pages.py"),
     "docs/embeddings.md": {

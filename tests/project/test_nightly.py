@@ -1,0 +1,85 @@
+"""docs/batch.md: the nightly job of a Django table is run as it is printed. It is killed, and goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from tests.project.test_examples import examples
+from tests.support.site import REPOSITORY, Site, eventually
+
+JOB, DAY, ARTICLES = 2, date(2026, 11, 26), 400
+SETTINGS = """
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "shop.sqlite3"}}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+INSTALLED_APPS = ["shop"]
+"""
+MODELS = """
+from django.db import models
+
+class Article(models.Model):
+    day = models.DateField()
+    text = models.TextField()
+    summary = models.TextField(default="")
+"""
+FILLED = f"""
+import datetime
+import django
+django.setup()
+from shop.models import Article
+for day in (datetime.date({DAY.year}, {DAY.month}, {DAY.day}), datetime.date.min):
+    Article.objects.bulk_create(Article(day=day, text=f"Article {{i}}") for i in range({ARTICLES}))
+"""
+SHOWN = """
+import django
+django.setup()
+from shop.models import Article
+of_day = Article.objects.filter(day="{day}")
+print(of_day.exclude(summary="").count(), Article.objects.exclude(summary="").count())
+"""
+
+
+def test_a_nightly_job_that_is_killed_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("django")
+    commands = tmp_path / "shop" / "management" / "commands"
+    commands.mkdir(parents=True)
+    for folder in (commands, *commands.parents[:2]):
+        (folder / "__init__.py").touch()
+    (tmp_path / "settings.py").write_text(SETTINGS)
+    (tmp_path / "shop" / "models.py").write_text(MODELS)
+    (commands / "summarize.py").write_text(examples("docs/batch.md")[JOB])
+    journal, output = (tmp_path / f"summaries-{DAY}.jsonl{end}" for end in (".journal", ""))
+    with Site(tmp_path, PETIOLE_FAKE_STEP_MS=2) as site:
+        site.worker()
+        settings = {"PETIOLE_BROKER_URL": site.url, "DJANGO_SETTINGS_MODULE": "settings"}
+        path = os.pathsep.join([str(REPOSITORY), str(tmp_path)])
+        environment = {**os.environ, **settings, "PYTHONPATH": path}
+
+        def python(*arguments: str) -> str:
+            ran = subprocess.run(
+                [sys.executable, *arguments],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert ran.returncode == 0, ran.stderr
+            return ran.stdout
+
+        python("-m", "django", "migrate", "--run-syncdb")
+        python("-c", FILLED)
+        command = ["-m", "django", "summarize", str(DAY)]
+        killed = subprocess.Popen([sys.executable, *command], cwd=tmp_path, env=environment)
+        eventually(lambda: journal.exists() and len(journal.read_bytes().splitlines()) > 20, "rows have ended")
+        killed.kill()
+        killed.wait()
+        assert not output.exists()
+        python(*command)
+        assert len(output.read_text().splitlines()) == ARTICLES
+        assert python("-c", SHOWN.format(day=DAY)).split() == [str(ARTICLES)] * 2
