@@ -152,6 +152,18 @@ def test_a_fault_of_the_code_is_one_line_and_the_same_command_goes_on(
     check(tmp_path, 400)
 
 
+def test_a_fault_of_the_code_in_a_dry_run_is_one_line(site: Site, worker: Worker, tmp_path: Path) -> None:
+    environment = {**os.environ, **site.environment, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path)}
+    asked = ("batch", str(rows_in(tmp_path, 60)), "--dry-run", "--sample", "60")
+    ran = subprocess.run(
+        [sys.executable, "-c", FAULTY, *asked], env=environment, cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert ran.returncode == 1, ran.stderr
+    [log] = tmp_path.glob("petiole-batch-*.log")
+    [said] = ran.stderr.splitlines()
+    assert said == f"petiole: stopped by a fault of the code, TypeError: of two. {log} has its traceback"
+
+
 def test_bad_rows_are_rows_with_errors_among_good_ones(site: Site, worker: Worker, tmp_path: Path) -> None:
     good = [json.dumps({"prompt": f"row {k}", "seed": k, "max_tokens": 4}).encode() for k in range(len(BAD))]
     mixed = [line for pair in zip(BAD, good, strict=True) for line in pair]

@@ -109,15 +109,16 @@ def run(options: argparse.Namespace) -> int:
     )
     if options.detach and not options.dry_run:
         return durable.detach(made, options)
-    if options.dry_run:
-        return show_estimate(estimate(made, options.sample))
     try:
+        if options.dry_run:
+            return show_estimate(estimate(made, options.sample))
         with stopped_by_signals(made), watching(options.output) as watch:
             progress = made.run(watch)
     except (PetioleError, OperationalError, redis.RedisError, OSError):
         raise
     except Exception as error:
-        print(f"petiole: {fault(error)}", file=sys.stderr)
+        goes_on = "" if options.dry_run else ". The same command goes on"
+        print(f"petiole: {fault(error)}{goes_on}", file=sys.stderr)
         return 1
     print(summary(made, options.output), file=sys.stderr)
     if not made.complete:
@@ -130,10 +131,8 @@ def fault(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [""]
     with tempfile.NamedTemporaryFile("w", prefix="petiole-batch-", suffix=".log", delete=False) as log:
         log.writelines(traceback.format_exception(error))
-    return (
-        f"stopped by a fault of the code, {type(error).__name__}: {lines[0][:_SHOWN]}. {log.name} has its "
-        f"traceback. The same command goes on"
-    )
+    what = f"{type(error).__name__}: {lines[0][:_SHOWN]}"
+    return f"stopped by a fault of the code, {what}. {log.name} has its traceback"
 
 
 def show_estimate(found: Estimate) -> int:
