@@ -72,8 +72,9 @@ def text_of(row: int, tokens: int = 4) -> str:
     return "".join(map(word, expected(f"row {row}", row, tokens)))
 
 
-def journaled(folder: Path) -> int:
-    path = folder / "out.jsonl.journal"
+def journaled(folder: Path, output: str = "out.jsonl") -> int:
+    """How many rows have ended."""
+    path = folder / f"{output}.journal"
     return path.read_bytes().count(b"\t+\t") if path.exists() else 0
 
 
@@ -130,38 +131,40 @@ BAD = [
 ]
 
 
+def stopped_by_a_fault(site: Site, folder: Path, *asked: str) -> str:
+    """The end of the one line that `petiole batch` says."""
+    environment = {**os.environ, **site.environment, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(folder)}
+    ran = subprocess.run(
+        [sys.executable, "-c", FAULTY, "batch", *asked],
+        env=environment,
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 1, ran.stderr
+    [log] = folder.glob("petiole-batch-*.log")
+    [said] = ran.stderr.splitlines()
+    assert "in turn" in log.read_text()
+    known = f"petiole: stopped by a fault of the code, TypeError: of two. {log} has its traceback"
+    assert said.startswith(known)
+    return said.removeprefix(known)
+
+
 def test_a_fault_of_the_code_is_one_line_and_the_same_command_goes_on(
     site: Site, worker: Worker, tmp_path: Path
 ) -> None:
-    asked = ("batch", str(rows_in(tmp_path, 400)), "-o", str(tmp_path / "out.jsonl"))
-    environment = {**os.environ, **site.environment, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path)}
-    ran = subprocess.run(
-        [sys.executable, "-c", FAULTY, *asked], env=environment, cwd=REPOSITORY, capture_output=True, text=True
-    )
-    assert ran.returncode == 1, ran.stderr
-    [log] = tmp_path.glob("petiole-batch-*.log")
-    [said] = ran.stderr.splitlines()
-    assert said == (
-        f"petiole: stopped by a fault of the code, TypeError: of two. {log} has its traceback. "
-        f"The same command goes on"
-    )
-    assert "in turn" in log.read_text()
+    asked = (str(rows_in(tmp_path, 400)), "-o", str(tmp_path / "out.jsonl"))
+    assert stopped_by_a_fault(site, tmp_path, *asked) == ". The same command goes on"
     assert 20 <= journaled(tmp_path) < 400
-    code, said = run(site, *asked[1:])
+    code, said = run(site, *asked)
     assert code == 0, said
     check(tmp_path, 400)
 
 
 def test_a_fault_of_the_code_in_a_dry_run_is_one_line(site: Site, worker: Worker, tmp_path: Path) -> None:
-    environment = {**os.environ, **site.environment, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path)}
-    asked = ("batch", str(rows_in(tmp_path, 60)), "--dry-run", "--sample", "60")
-    ran = subprocess.run(
-        [sys.executable, "-c", FAULTY, *asked], env=environment, cwd=REPOSITORY, capture_output=True, text=True
-    )
-    assert ran.returncode == 1, ran.stderr
-    [log] = tmp_path.glob("petiole-batch-*.log")
-    [said] = ran.stderr.splitlines()
-    assert said == f"petiole: stopped by a fault of the code, TypeError: of two. {log} has its traceback"
+    asked = (str(rows_in(tmp_path, 60)), "--dry-run", "--sample", "60")
+    assert stopped_by_a_fault(site, tmp_path, *asked) == ""
 
 
 def test_bad_rows_are_rows_with_errors_among_good_ones(site: Site, worker: Worker, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.test_batch import journaled
 from tests.project.test_examples import examples
 from tests.support.site import REPOSITORY, Site, eventually
 
@@ -53,7 +54,7 @@ def test_a_nightly_job_that_is_killed_goes_on(tmp_path: Path) -> None:
     (tmp_path / "settings.py").write_text(SETTINGS)
     (tmp_path / "shop" / "models.py").write_text(MODELS)
     (commands / "summarize.py").write_text(examples("docs/batch.md")[JOB])
-    journal, output = (tmp_path / f"summaries-{DAY}.jsonl{end}" for end in (".journal", ""))
+    output = tmp_path / f"summaries-{DAY}.jsonl"
     with Site(tmp_path, PETIOLE_FAKE_STEP_MS=2) as site:
         site.worker()
         settings = {"PETIOLE_BROKER_URL": site.url, "DJANGO_SETTINGS_MODULE": "settings"}
@@ -75,10 +76,12 @@ def test_a_nightly_job_that_is_killed_goes_on(tmp_path: Path) -> None:
         python("-m", "django", "migrate", "--run-syncdb")
         python("-c", FILLED)
         command = ["-m", "django", "summarize", str(DAY)]
-        killed = subprocess.Popen([sys.executable, *command], cwd=tmp_path, env=environment)
-        eventually(lambda: journal.exists() and len(journal.read_bytes().splitlines()) > 20, "rows have ended")
-        killed.kill()
-        killed.wait()
+        with subprocess.Popen([sys.executable, *command], cwd=tmp_path, env=environment) as killed:
+            try:
+                eventually(lambda: journaled(tmp_path, output.name) > 20, "rows have ended")
+            finally:
+                killed.kill()
+        assert journaled(tmp_path, output.name) < ARTICLES
         assert not output.exists()
         python(*command)
         assert len(output.read_text().splitlines()) == ARTICLES

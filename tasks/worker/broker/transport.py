@@ -19,8 +19,8 @@ the next messages from all queues at once. So a backlog adds no delay.
 
 A channel holds as many messages as the prefetch count. Beyond that it takes messages that are more urgent than a
 held one and take its place in the engine; a few of these may wait. So a worker that is full of low-priority tasks
-receives all urgent ones. If tenants have weights, messages are taken one at a time, each from the queue that
-`fairness` selects.
+receives all urgent ones. And it holds some more of the last priority, because rows of a batch end together. If
+tenants have weights, messages are taken one at a time, each from the queue that `fairness` selects.
 
 kombu finds the class by its table of aliases, which `install` changes in the worker process only. So `redis://`,
 `rediss://` and `redis+socket://` URLs, failover lists and TLS options work as in stock kombu; so do `sentinel://`
