@@ -19,33 +19,27 @@
 #define MOST (FEW > SOME ? FEW : SOME)
 #define WIDENED 8192
 
-/* How a sum is made: of codes; of what they have become, floats [inputs][PANEL] or pairs of bfloat16 [inputs / 2][PANEL];
- * of codes beside bytes. */
-enum { OF_CODES, OF_NUMBERS, OF_INTEGERS };
-
-/* Inputs that are rounded are bytes, or floats where the processor has no products of bytes. */
+/* Bytes of an input: a float, a bfloat16, or an integer. Where the processor has no products of bytes, an integer is a
+ * float, too. */
+enum { FLOATS = 4, HALVES = 2, BYTES = 1 };
 #if defined(BY_FOUR) || WIDTH == 8
-#define ROUNDED_SIZE 1
+#define BY_BYTES
+#define ROUNDED BYTES
 #else
-#define ROUNDED_SIZE 4
+#define ROUNDED FLOATS
 #endif
 
 /* ---------------------------------------------------------------- runs */
 
-/* x, `i` inputs further on. */
-INLINE const char *input_at(int form, int halves, const char *x, int64_t i) {
-  return x + i * (form == OF_INTEGERS ? 1 : halves ? 2 : 4);
-}
-
 /* The values of two inputs' codes, or pairs of them. */
-INLINE void two_of(int kind, int halves, const Groups *g, const char *w, int i, vp values[2][PARTS]) {
+INLINE void two_of(int kind, int size, const Groups *g, const char *w, int i, vp values[2][PARTS]) {
 #ifdef DOT
-  if (halves) {
+  if (size == HALVES) {
     two_halves(kind, g, w, i, (vpu *)values[0]);
     return;
   }
 #endif
-  (void)halves;
+  (void)size;
   two_values(kind, g, w, i, values);
 }
 
@@ -54,11 +48,11 @@ INLINE void ask_ahead(int kind, const char *w, int i) {
 }
 
 /* sums += inputs i, one of each row, times values, or inputs i and i + 1 times pairs of them. */
-INLINE void add_input(int halves, int mb, int odd, const char *x, int i, vp values[2][PARTS], vp sums[MOST][PARTS]) {
+INLINE void add_input(int size, int mb, int odd, const char *x, int i, vp values[2][PARTS], vp sums[MOST][PARTS]) {
 #pragma GCC unroll 16
   for (int j = 0; j < mb; j++) {
 #ifdef DOT
-    if (halves) {
+    if (size == HALVES) {
       const vu in = pair_at(x, j * KC + i);
 #pragma GCC unroll 4
       for (int part = 0; part < PARTS; part++) sums[j][part] = add_pairs(sums[j][part], (vu)values[0][part], in);
@@ -69,24 +63,25 @@ INLINE void add_input(int halves, int mb, int odd, const char *x, int i, vp valu
 #pragma GCC unroll 4
     for (int part = 0; part < PARTS; part++) sums[j][part] += values[odd][part] * in;
   }
-  (void)halves;
+  (void)size;
 }
 
 /* sums += those of n inputs, a multiple of EIGHT */
-INLINE void sum_codes(int kind, int halves, int mb, int n, const Groups *g, const char *x, const char *w, vp sums[MOST][PARTS]) {
+INLINE void sum_codes(int kind, int size, int mb, int n, const Groups *g, const char *x, const char *w,
+                      vp sums[MOST][PARTS]) {
   for (int i = 0; i < n; i += EIGHT, w += step_of(kind))
 #pragma GCC unroll 4
     for (int k = 0; k < EIGHT; k += 2) {
       vp values[2][PARTS];
       ask_ahead(kind, w, k);
-      two_of(kind, halves, g, w, k, values);
+      two_of(kind, size, g, w, k, values);
 #pragma GCC unroll 2
-      for (int odd = 0; odd < 2 - halves; odd++) add_input(halves, mb, odd, x, i + k + odd, values, sums);
+      for (int odd = 0; odd < size / 2; odd++) add_input(size, mb, odd, x, i + k + odd, values, sums);
     }
 }
 
-INLINE void sum_numbers(int halves, int mb, int n, const char *x, const float *w, vp sums[MOST][PARTS]) {
-  for (int i = 0; i < n; i += 1 + halves, w += PANEL) {
+INLINE void sum_numbers(int size, int mb, int n, const char *x, const float *w, vp sums[MOST][PARTS]) {
+  for (int i = 0; i < n; i += FLOATS / size, w += PANEL) {
 #if WIDTH == 8 /* a value in a register at a time, and the inputs of all rows */
 #pragma GCC unroll 4
     for (int part = 0; part < PARTS; part++) {
@@ -98,48 +93,66 @@ INLINE void sum_numbers(int halves, int mb, int n, const char *x, const float *w
     vp values[2][PARTS];
 #pragma GCC unroll 2
     for (int part = 0; part < PARTS; part++) values[0][part] = part_at(w + part * WIDTH);
-    add_input(halves, mb, 0, x, i, values, sums);
+    add_input(size, mb, 0, x, i, values, sums);
 #endif
   }
 }
 
+#ifdef BY_BYTES
+typedef uint8_t Codes __attribute__((vector_size(BY_SHUFFLE), aligned(1)));
+
+/* The codes of a vector's inputs to the two halves of a panel. widened: they are bytes */
+INLINE void codes_at(int widened, const char *w, Codes codes[2]) {
+  const Codes *at = (const Codes *)w;
+  codes[0] = widened ? at[0] : at[0] & 15;
+  codes[1] = widened ? at[1] : at[0] >> 4;
+}
+
+INLINE void widen_bytes_of(int n, const char *w, Codes *out) {
+  for (int i = 0; i < n * PANEL / 2; i += BY_SHUFFLE, out += 2) {
+    __builtin_prefetch(w + i + AHEAD, 0, 3);
+    codes_at(0, w + i, out);
+  }
+}
+#endif
+
 #ifdef BY_FOUR
 /* totals += codes of n inputs times bytes */
-INLINE void sum_integers(int mb, int n, const int8_t *x, const char *w, vpi totals[MOST][PARTS]) {
-  const __m512i mask = _mm512_set1_epi8(15);
-  for (int i = 0; i < n; i += 4, w += BY_SHUFFLE) {
-    const __m512i both = _mm512_loadu_si512(w);
-    const __m512i codes[PARTS] = {_mm512_and_si512(both, mask), _mm512_and_si512(_mm512_srli_epi16(both, 4), mask)};
-    __builtin_prefetch(w + AHEAD, 0, 3);
+INLINE void sum_bytes(int widened, int mb, int n, const int8_t *x, const char *w, vpi totals[MOST][PARTS]) {
+#pragma GCC unroll 8
+  for (int i = 0; i < n; i += 4, w += BY_SHUFFLE * (1 + widened)) {
+    Codes codes[2];
+    codes_at(widened, w, codes);
+    if (!widened) __builtin_prefetch(w + AHEAD, 0, 3);
 #pragma GCC unroll 16
     for (int j = 0; j < mb; j++) {
       int32_t four;
       memcpy(&four, x + j * KC + i, sizeof(four));
 #pragma GCC unroll 2
       for (int part = 0; part < PARTS; part++)
-        totals[j][part] = (vpi)_mm512_dpbusd_epi32((__m512i)totals[j][part], codes[part], _mm512_set1_epi32(four));
+        totals[j][part] = (vpi)_mm512_dpbusd_epi32((__m512i)totals[j][part], (__m512i)codes[part], _mm512_set1_epi32(four));
     }
   }
 }
-#elif WIDTH == 8
+#elif defined(BY_BYTES)
 /* The same, for EIGHT inputs or twice as many: so a sum of products has 16 bits. */
-INLINE void sum_few_integers(int mb, int n, const int8_t *x, const char *w, vpi totals[MOST][PARTS]) {
-  const __m256i mask = _mm256_set1_epi8(15);
+INLINE void sum_few_bytes(int widened, int mb, int n, const int8_t *x, const char *w, vpi totals[MOST][PARTS]) {
   __m256i sums[MOST][2] = {0};
 #pragma GCC unroll 8
-  for (int i = 0; i < n; i += 2, w += PANEL) {
-    const __m256i both = _mm256_loadu_si256((const __m256i *)w), lower = _mm256_and_si256(both, mask);
-    const __m256i upper = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
-#pragma GCC unroll 2
+  for (int i = 0; i < n; i += 2, w += PANEL * (1 + widened)) {
+    Codes codes[2];
+    codes_at(widened, w, codes);
+#pragma GCC unroll 3
     for (int j = 0; j < mb; j++) {
       int16_t pair;
       memcpy(&pair, x + j * KC + i, sizeof(pair));
       const __m256i in = _mm256_set1_epi16(pair);
-      sums[j][0] = _mm256_add_epi16(sums[j][0], _mm256_maddubs_epi16(lower, in));
-      sums[j][1] = _mm256_add_epi16(sums[j][1], _mm256_maddubs_epi16(upper, in));
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; half++)
+        sums[j][half] = _mm256_add_epi16(sums[j][half], _mm256_maddubs_epi16((__m256i)codes[half], in));
     }
   }
-#pragma GCC unroll 2
+#pragma GCC unroll 3
   for (int j = 0; j < mb; j++)
 #pragma GCC unroll 2
     for (int half = 0; half < 2; half++) {
@@ -150,19 +163,22 @@ INLINE void sum_few_integers(int mb, int n, const int8_t *x, const char *w, vpi 
     }
 }
 
-INLINE void sum_integers(int mb, int n, const int8_t *x, const char *w, vpi totals[MOST][PARTS]) {
+INLINE void sum_bytes(int widened, int mb, int n, const int8_t *x, const char *w, vpi totals[MOST][PARTS]) {
+  const int step = PANEL / 2 * (1 + widened);
   int i = 0;
-  for (; i + 2 * EIGHT <= n; i += 2 * EIGHT) sum_few_integers(mb, 2 * EIGHT, x + i, w + i / 2 * PANEL, totals);
-  if (i < n) sum_few_integers(mb, EIGHT, x + i, w + i / 2 * PANEL, totals);
+  for (; i + 2 * EIGHT <= n; i += 2 * EIGHT) sum_few_bytes(widened, mb, 2 * EIGHT, x + i, w + i * step, totals);
+  if (i < n) sum_few_bytes(widened, mb, EIGHT, x + i, w + i * step, totals);
 }
 #endif
 
 /* ---------------------------------------------------------------- slices */
 
-/* A product's inputs as group_inputs makes them. Sums and steps are those of each run and row, [runs][m]. */
+/* A product's inputs as group_inputs makes them. For each run and row, [runs][m]: the sum of its inputs; the step of those
+ * that are rounded, and where their integers' sum starts: a value is the first one plus its code. */
 typedef struct {
   char *numbers;
   float *sums, *steps;
+  int32_t *starts;
 } GroupInputs;
 
 /* Where the parts of a panel lie. */
@@ -178,20 +194,22 @@ static Panel panel_at(const Linear *l, int64_t p) {
                  g->zeros ? g->zeros + at * size_of_number(g->zero_kind) : NULL};
 }
 
-/* Inputs from number `from` on, n of them: whole runs, or the last ones. For each run and row: the sum of its inputs, where
- * it is needed, and the step of inputs that are rounded, or null. apart: from one run to the next */
+/* Inputs from number `from` on, n of them: whole runs, or the last ones. For each run and row what GroupInputs has, where it
+ * is needed, or null. apart: from one run to the next */
 typedef struct {
   int64_t from;
   int n, run;
   const float *sums, *steps;
+  const int32_t *starts;
   int64_t apart;
 } Slice;
 
 /* c [mb, PANEL] += the sums of a slice's runs, each of them scaled. x: [mb][KC]. w: of the slice */
-INLINE void add_slice(int form, int kind, int halves, int mb, const Slice *s, const Groups *g, const Panel *panel,
+INLINE void add_slice(int widened, int kind, int size, int mb, const Slice *s, const Groups *g, const Panel *panel,
                       const char *x, const char *w, float *c, int64_t ldc) {
-  const int64_t step = form == OF_NUMBERS ? (int64_t)sizeof(float) * EIGHT * PANEL / (1 + halves) : step_of(kind);
+  const int64_t step = widened ? size * EIGHT * PANEL : step_of(kind);
   const float *inputs = s->sums, *steps = s->steps;
+  const int32_t *starts = s->starts;
   int64_t group = s->from / g->size, next = (group + 1) * g->size - s->from;
   vp totals[MOST][PARTS];
 #pragma GCC unroll 16
@@ -200,24 +218,24 @@ INLINE void add_slice(int form, int kind, int halves, int mb, const Slice *s, co
     for (int part = 0; part < PARTS; part++) totals[j][part] = part_at(c + j * ldc + part * WIDTH);
   for (int i = 0; i < s->n; i += s->run, w += s->run / EIGHT * step) {
     const int n = (int)smaller(s->run, s->n - i);
-    const char *in = input_at(form, halves, x, i);
+    const char *in = x + i * size;
     vp sums[MOST][PARTS] = {0};
-#if ROUNDED_SIZE == 1
-    if (form == OF_INTEGERS) {
+#ifdef BY_BYTES
+    if (size == BYTES) {
       vpi integers[MOST][PARTS];
 #pragma GCC unroll 16
       for (int j = 0; j < mb; j++)
 #pragma GCC unroll 4
-        for (int part = 0; part < PARTS; part++) integers[j][part] = (int32_t)(g->values[0] * inputs[j]) - (vpi){0};
-      sum_integers(mb, n, (const int8_t *)in, w, integers); /* a value is the first one plus the code */
+        for (int part = 0; part < PARTS; part++) integers[j][part] = starts[j] - (vpi){0};
+      sum_bytes(widened, mb, n, (const int8_t *)in, w, integers);
 #pragma GCC unroll 16
       for (int j = 0; j < mb; j++)
 #pragma GCC unroll 4
         for (int part = 0; part < PARTS; part++) sums[j][part] = __builtin_convertvector(integers[j][part], vp);
     } else
 #endif
-    if (form == OF_NUMBERS) sum_numbers(halves, mb, n, in, (const float *)w, sums);
-    else sum_codes(kind, halves, mb, n, g, in, w, sums);
+    if (widened) sum_numbers(size, mb, n, in, (const float *)w, sums);
+    else sum_codes(kind, size, mb, n, g, in, w, sums);
     if (i >= next) group++, next += g->size;
 #pragma GCC unroll 4
     for (int part = 0; part < PARTS; part++) {
@@ -234,6 +252,7 @@ INLINE void add_slice(int form, int kind, int halves, int mb, const Slice *s, co
     }
     if (inputs) inputs += s->apart;
     if (steps) steps += s->apart;
+    if (starts) starts += s->apart;
   }
 #pragma GCC unroll 16
   for (int j = 0; j < mb; j++)
@@ -241,12 +260,14 @@ INLINE void add_slice(int form, int kind, int halves, int mb, const Slice *s, co
     for (int part = 0; part < PARTS; part++) set_part(c + j * ldc + part * WIDTH, totals[j][part]);
 }
 
+INLINE int rows_at_once(int widened, int size) { return widened || size == BYTES ? SOME : FEW; }
+
 /* constants, so that each case is unrolled */
-INLINE void add_rows(int form, int kind, int halves, int mb, const Slice *s, const Groups *g, const Panel *panel,
+INLINE void add_rows(int widened, int kind, int size, int mb, const Slice *s, const Groups *g, const Panel *panel,
                      const char *x, const char *w, float *c, int64_t ldc) {
 #define CASE(mb) \
   case mb: \
-    if (mb <= (form == OF_NUMBERS ? SOME : FEW)) add_slice(form, kind, halves, mb, s, g, panel, x, w, c, ldc); \
+    if (mb <= rows_at_once(widened, size)) add_slice(widened, kind, size, mb, s, g, panel, x, w, c, ldc); \
     break;
   switch (mb) {
     CASE(1) CASE(2) CASE(3)
@@ -259,44 +280,52 @@ INLINE void add_rows(int form, int kind, int halves, int mb, const Slice *s, con
 
 /* ---------------------------------------------------------------- panels */
 
-/* The codes of n inputs -> floats [n][PANEL] or pairs [n / 2][PANEL] */
-INLINE void widen_codes(int kind, int halves, int n, const Groups *g, const char *w, float *out) {
+/* The codes of n inputs -> floats [n][PANEL], pairs of bfloat16 [n / 2][PANEL], or bytes as codes_at takes them */
+INLINE void widen_codes(int kind, int size, int n, const Groups *g, const char *w, float *out) {
+#ifdef BY_BYTES
+  if (size == BYTES) {
+    widen_bytes_of(n, w, (Codes *)out);
+    return;
+  }
+#endif
   for (int i = 0; i < n; i += EIGHT, w += step_of(kind))
 #pragma GCC unroll 4
     for (int k = 0; k < EIGHT; k += 2) {
       vp values[2][PARTS];
       ask_ahead(kind, w, k);
-      two_of(kind, halves, g, w, k, values);
+      two_of(kind, size, g, w, k, values);
 #pragma GCC unroll 2
-      for (int odd = 0; odd < 2 - halves; odd++, out += PANEL)
+      for (int odd = 0; odd < size / 2; odd++, out += PANEL)
 #pragma GCC unroll 4
         for (int part = 0; part < PARTS; part++) set_part(out + part * WIDTH, values[odd][part]);
     }
 }
 
 /* x: what group_inputs made */
-INLINE void panel_of_kind(int form, int kind, int halves, const Linear *l, int64_t p, int m, const GroupInputs *x, float *c,
-                          int64_t ldc, Bench *b) {
+INLINE void panel_of_kind(int kind, int size, const Linear *l, int64_t p, int m, const GroupInputs *x, float *c, int64_t ldc,
+                          Bench *b) {
   const Groups *g = l->groups;
   const Panel panel = panel_at(l, p);
-  const int widened = form == OF_CODES && m > DIRECT, most = widened ? SOME : FEW;
-  const int64_t at_once = widened ? WIDENED / PANEL / (halves ? 2 : 4) : KC, run = run_of(g);
+  const int widened = m > DIRECT;
+  const int64_t at_once = widened ? WIDENED / PANEL / size : KC, run = run_of(g);
   const char *w = panel.codes;
   for (int j = 0; j < m; j++) memset(c + j * ldc, 0, sizeof(float) * PANEL);
   for (int64_t from = 0; from < l->k; from += at_once, w += at_once / EIGHT * step_of(kind)) {
-    const char *in = input_at(form, halves, x->numbers, from / KC * m * KC + from % KC);
-    Slice s = {from, (int)smaller(at_once, l->k - from), (int)run, NULL, NULL, m};
-    if (panel.zeros || form == OF_INTEGERS) s.sums = x->sums + from / run * m;
+    const char *in = x->numbers + (from / KC * m * KC + from % KC) * size;
+    Slice s = {from, (int)smaller(at_once, l->k - from), (int)run, NULL, NULL, NULL, m};
+    if (panel.zeros) s.sums = x->sums + from / run * m;
     if (g->inputs == INT8) s.steps = x->steps + from / run * m;
-    if (widened) widen_codes(kind, halves, s.n, g, w, b->panel);
-    for (int left = (int)parts(m, most), at = 0; left; left--) {
+    if (size == BYTES) s.starts = x->starts + from / run * m;
+    if (widened) widen_codes(kind, size, s.n, g, w, b->panel);
+    for (int left = (int)parts(m, rows_at_once(widened, size)), at = 0; left; left--) {
       const int mb = (m - at) / left;
-      const char *rows = input_at(form, halves, in, at * KC);
-      if (widened) add_rows(OF_NUMBERS, kind, halves, mb, &s, g, &panel, rows, b->panel, c + at * ldc, ldc);
-      else add_rows(form, kind, halves, mb, &s, g, &panel, rows, w, c + at * ldc, ldc);
+      const char *rows = in + at * KC * size;
+      if (widened) add_rows(1, kind, size, mb, &s, g, &panel, rows, b->panel, c + at * ldc, ldc);
+      else add_rows(0, kind, size, mb, &s, g, &panel, rows, w, c + at * ldc, ldc);
       at += mb;
       if (s.sums) s.sums += mb;
       if (s.steps) s.steps += mb;
+      if (s.starts) s.starts += mb;
     }
   }
 }
@@ -308,11 +337,12 @@ INLINE void panel_of_kind(int form, int kind, int halves, const Linear *l, int64
 #define TO_INTEGER 0x1.8p23f /* added to a float and taken away, it leaves the nearest integer, the even one of two */
 
 /* Bytes of an input. */
-INLINE int64_t size_of_input(const Groups *g) { return g->inputs == INT8 ? ROUNDED_SIZE : g->inputs == BF16 ? 2 : 4; }
+INLINE int64_t size_of_input(const Groups *g) { return g->inputs == INT8 ? ROUNDED : g->inputs == BF16 ? HALVES : FLOATS; }
 
 static GroupInputs inputs_at(const Linear *l, int64_t m, void *at) {
+  const int64_t n = parts(l->k, run_of(l->groups)) * m;
   float *sums = (float *)((char *)at + parts(l->k, KC) * m * KC * size_of_input(l->groups));
-  return (GroupInputs){at, sums, sums + parts(l->k, run_of(l->groups)) * m};
+  return (GroupInputs){at, sums, sums + n, (int32_t *)sums + 2 * n};
 }
 
 /* x [EIGHTs] -> their sum */
@@ -328,51 +358,69 @@ INLINE float sum_of(int halves, const char *x, int n) {
   return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
 }
 
+#define LONGEST_RUN 32
+
 /* n inputs -> integers, whose sum is returned, and a step */
-static float round_run(const float *x, int n, char *out, float *step) {
-  float peak = 0, sum = 0;
-  for (int i = 0; i < n; i++) peak = fabsf(x[i]) > peak ? fabsf(x[i]) : peak;
-  const float times = peak >= LEAST_PEAK ? LARGEST / peak : 0;
-  for (int i = 0; i < n; i++) {
-    const float integer = x[i] * times + TO_INTEGER - TO_INTEGER;
-    if (ROUNDED_SIZE == 1) out[i] = (char)(int)integer;
-    else ((float *)out)[i] = integer;
-    sum += integer;
+INLINE float round_run(const float *x, int n, char *out, float *step) {
+  vp in[LONGEST_RUN / WIDTH] = {0}, peaks = {0}, sums = {0};
+  int8_t bytes[LONGEST_RUN];
+  memcpy(in, x, sizeof(float) * (size_t)n);
+#pragma GCC unroll 4
+  for (int i = 0; i < LONGEST_RUN / WIDTH; i++) peaks = larger((vp)((vpi)in[i] & INT32_MAX), peaks);
+  const float peak = largest(peaks), times = peak >= LEAST_PEAK ? LARGEST / peak : 0;
+#pragma GCC unroll 4
+  for (int i = 0; i < LONGEST_RUN / WIDTH; i++) {
+    in[i] = in[i] * times + TO_INTEGER - TO_INTEGER;
+    sums += in[i]; /* integers: exact in any order */
+    *(vpb *)(bytes + i * WIDTH) = __builtin_convertvector(__builtin_convertvector(in[i], vpi), vpb);
   }
+  if (ROUNDED == BYTES) memcpy(out, bytes, (size_t)n);
+  else memcpy(out, in, sizeof(float) * (size_t)n);
   *step = times > 0 ? peak / LARGEST : 0;
-  return sum;
+  return sum_part(sums);
+}
+
+/* A run of n inputs, number `at` among those of all rows. */
+INLINE void group_run(const Linear *l, const float *x, int n, char *numbers, int64_t at, const GroupInputs *to) {
+  const Groups *g = l->groups;
+  const int halves = half_inputs(l);
+  if (g->inputs == INT8) {
+    to->sums[at] = round_run(x, n, numbers, to->steps + at);
+    to->starts[at] = (int32_t)(g->values[0] * to->sums[at]);
+    return;
+  }
+  if (halves) narrow(x, n, (uint16_t *)numbers);
+  else memcpy(numbers, x, sizeof(float) * (size_t)n);
+  if (g->zeros) to->sums[at] = sum_of(halves, numbers, n);
 }
 
 void group_inputs(const Linear *l, const float *x, int64_t ldx, int64_t m, void *out) {
   const GroupInputs to = inputs_at(l, m, out);
   const int64_t run = run_of(l->groups), size = size_of_input(l->groups);
-  const int rounded = l->groups->inputs == INT8, halves = half_inputs(l);
-  for (int64_t from = 0; from < l->k; from += run)
-    for (int64_t j = 0; j < m; j++) {
-      const int n = (int)smaller(run, l->k - from);
-      const float *in = x + j * ldx + from;
-      char *numbers = to.numbers + (from / KC * m * KC + j * KC + from % KC) * size;
-      const int64_t at = from / run * m + j;
-      if (rounded) to.sums[at] = round_run(in, n, numbers, to.steps + at);
-      else if (halves) narrow(in, n, (uint16_t *)numbers);
-      else memcpy(numbers, in, sizeof(float) * (size_t)n);
-      if (!rounded && l->groups->zeros) to.sums[at] = sum_of(halves, numbers, n);
-    }
+  char *numbers = to.numbers;
+  for (int64_t from = 0; from < l->k; from += KC)
+    for (int64_t j = 0; j < m; j++, numbers += KC * size)
+      for (int64_t i = from; i < smaller(from + KC, l->k); i += run) {
+        const int64_t n = smaller(run, l->k - i), at = i / run * m + j;
+        const float *in = x + j * ldx + i;
+        char *to_run = numbers + (i - from) * size;
+        if (n == LONGEST_RUN) group_run(l, in, LONGEST_RUN, to_run, at, &to); /* a constant */
+        else group_run(l, in, (int)n, to_run, at, &to);
+      }
 }
 
 /* constants, so that each case is a loop of its own */
-#define OF_KIND(halves, kind) panel_of_kind(OF_CODES, kind, halves, l, p, m, &in, sums, lds, b)
-#define OF_KINDS(halves) \
-  if (l->kind == FOUR) OF_KIND(halves, FOUR); \
-  else if (l->kind == INT8) OF_KIND(halves, INT8); \
-  else OF_KIND(halves, E4M3);
+#define OF_KIND(size, kind) panel_of_kind(kind, size, l, p, m, &in, sums, lds, b)
+#define OF_KINDS(size) \
+  if (l->kind == FOUR) OF_KIND(size, FOUR); \
+  else if (l->kind == INT8) OF_KIND(size, INT8); \
+  else OF_KIND(size, E4M3);
 
 void product_of_groups(const Linear *l, int64_t p, int m, const char *x, float *sums, int64_t lds, Bench *b) {
   const GroupInputs in = inputs_at(l, m, (void *)x);
-  if (l->groups->inputs == INT8)
-    panel_of_kind(ROUNDED_SIZE == 1 ? OF_INTEGERS : OF_CODES, FOUR, 0, l, p, m, &in, sums, lds, b);
+  if (l->groups->inputs == INT8) OF_KIND(ROUNDED, FOUR);
 #ifdef DOT
-  else if (half_inputs(l)) { OF_KINDS(1) }
+  else if (half_inputs(l)) { OF_KINDS(HALVES) }
 #endif
-  else { OF_KINDS(0) }
+  else { OF_KINDS(FLOATS) }
 }
