@@ -15,7 +15,7 @@ from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.products.weights import Weights, unknown_form
 from tests.support.coded import FORMS, random_weight
 
-ROWS = (1, 2, 3, 4, 5, 12, 13, 25, 193, 200)
+ROWS = (1, 2, 3, 4, 5, 8, 12, 13, 25, 33, 193, 200)
 
 
 def product(library: ctypes.CDLL, linear: ctypes.Structure, x: Tensor, outputs: int) -> Tensor:

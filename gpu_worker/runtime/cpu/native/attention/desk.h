@@ -6,7 +6,7 @@
 #define KEYS 128 /* at most KC */
 #define FEW 8 /* this many queries meet the keys where those lie; for more, keys are laid out once */
 #define HEADS 64 /* of a unit, at most */
-#define UNITS 4 /* this many units each thread should have */
+#define UNITS 2 /* this many units each thread should have */
 #define NOTHING -1e30f
 
 /* Tiles multiply many queries. A few are multiplied in place by vectors of floats, which were rounded to bfloat16, in the
@@ -16,7 +16,7 @@
 #define VALUES_AT_ONCE DEPTH
 #define PAIR_LANES SIDE       /* from one row of pairs to the next */
 #define HALF_LANES (TILE / 4) /* from the pairs of a panel's first outputs to those of its last */
-#define NEAR 1                /* how near lines are prefetched: 3 is the first cache, 1 one of those farther away */
+#define NEAR 1                /* how near lines are prefetched: 3 is the first cache, 2 the second, 1 one farther away */
 #define QUERIES 384           /* rows of a span: its queries, times the heads of a group */
 #define TOGETHER (2 * SIDE)   /* of many rows, those that go from scores to sums at a time: the first cache holds them */
 #else
@@ -24,7 +24,7 @@
 #define VALUES_AT_ONCE LANES
 #define PAIR_LANES PANEL
 #define HALF_LANES LANES
-#define NEAR 3
+#define NEAR 2
 #define QUERIES 192
 #define TOGETHER QUERIES
 #endif

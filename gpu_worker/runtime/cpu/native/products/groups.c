@@ -6,9 +6,10 @@
 #define AHEAD 4096 /* bytes: codes that are asked for before they are needed */
 
 /* Beside at most DIRECT rows codes become numbers in registers, for FEW rows at a time. Beside more they do once for all
- * rows, in memory that the first cache holds: WIDENED bytes. Then registers hold the sums and totals of SOME rows. */
+ * rows, in memory that the first cache holds: WIDENED bytes. Registers hold the sums and totals of SOME rows, but the totals
+ * of FEW rows wait in memory. */
 #ifdef __AVX512F__
-#define DIRECT 16
+#define DIRECT 32
 #define FEW 8
 #define SOME 6
 #else
@@ -17,7 +18,7 @@
 #define SOME 3
 #endif
 #define MOST (FEW > SOME ? FEW : SOME)
-#define WIDENED 8192
+#define WIDENED 16384
 
 /* Bytes of an input: a float, a bfloat16, or an integer. Where the processor has no products of bytes, an integer is a
  * float, too. */
@@ -211,11 +212,12 @@ INLINE void add_slice(int widened, int kind, int size, int mb, const Slice *s, c
   const float *inputs = s->sums, *steps = s->steps;
   const int32_t *starts = s->starts;
   int64_t group = s->from / g->size, next = (group + 1) * g->size - s->from;
+  const int held = mb <= SOME; /* totals lie in registers */
   vp totals[MOST][PARTS];
 #pragma GCC unroll 16
   for (int j = 0; j < mb; j++)
 #pragma GCC unroll 4
-    for (int part = 0; part < PARTS; part++) totals[j][part] = part_at(c + j * ldc + part * WIDTH);
+    for (int part = 0; held && part < PARTS; part++) totals[j][part] = part_at(c + j * ldc + part * WIDTH);
   for (int i = 0; i < s->n; i += s->run, w += s->run / EIGHT * step) {
     const int n = (int)smaller(s->run, s->n - i);
     const char *in = x + i * size;
@@ -247,7 +249,9 @@ INLINE void add_slice(int widened, int kind, int size, int mb, const Slice *s, c
         vp total = sums[j][part];
         if (panel->zeros) total -= zeros * spread(inputs[j]);
         if (steps) total *= spread(steps[j]);
-        totals[j][part] += total * scales;
+        float *to = c + j * ldc + part * WIDTH;
+        if (held) totals[j][part] += total * scales;
+        else set_part(to, part_at(to) + total * scales);
       }
     }
     if (inputs) inputs += s->apart;
@@ -257,17 +261,17 @@ INLINE void add_slice(int widened, int kind, int size, int mb, const Slice *s, c
 #pragma GCC unroll 16
   for (int j = 0; j < mb; j++)
 #pragma GCC unroll 4
-    for (int part = 0; part < PARTS; part++) set_part(c + j * ldc + part * WIDTH, totals[j][part]);
+    for (int part = 0; held && part < PARTS; part++) set_part(c + j * ldc + part * WIDTH, totals[j][part]);
 }
 
-INLINE int rows_at_once(int widened, int size) { return widened || size == BYTES ? SOME : FEW; }
+INLINE int rows_at_once(int widened) { return widened ? SOME : FEW; }
 
 /* constants, so that each case is unrolled */
 INLINE void add_rows(int widened, int kind, int size, int mb, const Slice *s, const Groups *g, const Panel *panel,
                      const char *x, const char *w, float *c, int64_t ldc) {
 #define CASE(mb) \
   case mb: \
-    if (mb <= rows_at_once(widened, size)) add_slice(widened, kind, size, mb, s, g, panel, x, w, c, ldc); \
+    if (mb <= rows_at_once(widened)) add_slice(widened, kind, size, mb, s, g, panel, x, w, c, ldc); \
     break;
   switch (mb) {
     CASE(1) CASE(2) CASE(3)
@@ -307,7 +311,7 @@ INLINE void panel_of_kind(int kind, int size, const Linear *l, int64_t p, int m,
   const Groups *g = l->groups;
   const Panel panel = panel_at(l, p);
   const int widened = m > DIRECT;
-  const int64_t at_once = widened ? WIDENED / PANEL / size : KC, run = run_of(g);
+  const int64_t at_once = widened ? smaller(KC, WIDENED / PANEL / size) : KC, run = run_of(g);
   const char *w = panel.codes;
   for (int j = 0; j < m; j++) memset(c + j * ldc, 0, sizeof(float) * PANEL);
   for (int64_t from = 0; from < l->k; from += at_once, w += at_once / EIGHT * step_of(kind)) {
@@ -317,7 +321,7 @@ INLINE void panel_of_kind(int kind, int size, const Linear *l, int64_t p, int m,
     if (g->inputs == INT8) s.steps = x->steps + from / run * m;
     if (size == BYTES) s.starts = x->starts + from / run * m;
     if (widened) widen_codes(kind, size, s.n, g, w, b->panel);
-    for (int left = (int)parts(m, rows_at_once(widened, size)), at = 0; left; left--) {
+    for (int left = (int)parts(m, rows_at_once(widened)), at = 0; left; left--) {
       const int mb = (m - at) / left;
       const char *rows = in + at * KC * size;
       if (widened) add_rows(1, kind, size, mb, &s, g, &panel, rows, b->panel, c + at * ldc, ldc);
