@@ -1,18 +1,19 @@
 """A whole load at once, beside other engines: output tokens a second, with the time for the prompts.
 
 On the CPU the peers are transformers (one padded batch of `generate`; with the small model also its continuous
-batching), llama.cpp, OpenVINO GenAI and vLLM; in four bits, llama.cpp (Q4_0) and OpenVINO GenAI; on CUDA,
-transformers. All sides take turns on the same threads. The peer of a row is the best of the others. The report
-names peers that are not installed, or that refuse this device, with the reason. `bench/peers/outside.py` says how
-to install peers that need an environment of their own.
+batching), llama.cpp, OpenVINO GenAI and vLLM; in four bits, llama.cpp (Q4_0) and OpenVINO GenAI, which round inputs
+to eight bits; on CUDA, transformers. All sides take turns on the same threads. The peer of a row is the best of the
+others. The report names peers that are not installed, or that refuse this device, with the reason.
+`bench/peers/outside.py` says how to install peers that need an environment of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 
 import torch
 
@@ -20,10 +21,11 @@ from bench import load
 from bench.checkpoints import QWEN3_06B, QWEN3_06B_INT4, SMALL, Shape, checkpoint, config
 from bench.load import Case
 from bench.peers.llama_cpp import LlamaCpp, open_peer
-from bench.peers.outside import NAMES, Outside
+from bench.peers.outside import EXACT, NAMES, Outside
 from bench.peers.transformers_peer import Transformers
 from bench.report import NotAvailableError, progress
 from bench.runs import OURS, Bench, arguments, in_turns, opened
+from petiole.gpu_worker import Engine
 
 _TARGET, _TARGET_INT4 = 1.3, 1.1
 
@@ -31,18 +33,23 @@ Side = Callable[[list[list[int]], int], float]
 """Output tokens a second of (prompts, output tokens of each)."""
 
 
+ROUNDED = f"{OURS}, inputs in eight bits"
+
+
 @dataclass(frozen=True)
 class Loads:
-    """Loads on one model. `outside`: the peers in processes of their own."""
+    """Loads on one model. `outside`: the peers in processes of their own. rounded: settings that round inputs, as
+    these peers do. Then two more rows compare with them, and their exact inputs with ours."""
 
     shape: Shape
     cases: tuple[Case, ...]
     outside: tuple[str, ...] = ()
     target: float | None = None
+    rounded: Mapping[str, str] = field(default_factory=dict)
 
 
 def _large(n: int, prompt: int, output: int, shape: Shape = QWEN3_06B) -> Case:
-    return Case(shape, n, prompt, output, n, rounds=7)
+    return Case(shape, n, prompt, output, n, rounds=3 if shape.four_bits and n > 16 else 7)
 
 
 LOADS = {
@@ -65,6 +72,7 @@ LOADS = {
         tuple(_large(n, 128, output, QWEN3_06B_INT4) for n, output in ((1, 48), (8, 32), (16, 32), (64, 64))),
         outside=("openvino",),
         target=_TARGET_INT4,
+        rounded={"activation_quantization": "int8"},
     ),
 }
 TINIEST = Loads(SMALL, (Case(SMALL, 2, 64, 4, 2, 1),))
@@ -75,14 +83,16 @@ def measure(bench: Bench, loads: Loads) -> None:
         model = stack.enter_context(checkpoint(loads.shape))
         sides = peers(bench, loads, model, stack)
         most = max(case.n for case in loads.cases)
-        engine = stack.enter_context(bench.engine(model, loads.shape, prefix_cache="off", max_num_seqs=most))
-
-        def ours(prompts: list[list[int]], output: int) -> float:
-            asked = load.requests(len(prompts), len(prompts[0]), output)
-            return load.at_concurrency(engine, asked, len(prompts)).tokens_per_s
-
+        for name, settings in ({OURS: {}} | ({ROUNDED: loads.rounded} if loads.rounded else {})).items():
+            engine = bench.engine(model, loads.shape, prefix_cache="off", max_num_seqs=most, **settings)
+            sides[name] = partial(_ours, stack.enter_context(engine))
         for case in progress(loads.cases, "beside others"):
-            compare(bench, case, {OURS: ours, **sides}, loads.target)
+            compare(bench, case, sides, loads.target)
+
+
+def _ours(engine: Engine, prompts: list[list[int]], output: int) -> float:
+    asked = load.requests(len(prompts), len(prompts[0]), output)
+    return load.at_concurrency(engine, asked, len(prompts)).tokens_per_s
 
 
 def peers(bench: Bench, loads: Loads, model: str, stack: ExitStack) -> dict[str, Side]:
@@ -108,9 +118,13 @@ def peers(bench: Bench, loads: Loads, model: str, stack: ExitStack) -> dict[str,
         sides["llama.cpp"] = partial(_llama, llama)
     lengths = [(case.n, case.prompt + case.output) for case in loads.cases]
     most = (max(n for n, _ in lengths), max(each for _, each in lengths), max(n * each for n, each in lengths))
-    for kind, name in ((kind, NAMES[kind]) for kind in loads.outside):
+    inputs = (False, True) if loads.rounded else (False,)
+    for kind, exact in product(loads.outside, inputs):
+        name = NAMES[kind] + EXACT * exact
         try:
-            outside = Outside(kind, model, threads=threads, most=most, four_bits=four_bits)
+            outside = Outside(
+                kind, model, threads=threads, most=most, four_bits=four_bits, exact_inputs=exact
+            )
             sides[name] = stack.enter_context(closing(outside)).tokens_per_s
         except NotAvailableError as error:
             bench.report.absent[name] = str(error)
@@ -129,19 +143,29 @@ def compare(bench: Bench, case: Case, sides: dict[str, Side], target: float | No
     def rate(side: Side) -> float:
         return scale * side(prompts, case.output)
 
-    turns = in_turns(bench, {name: partial(rate, side) for name, side in sides.items()}, case.rounds)
+    exact = [name for name in sides if name.endswith(EXACT)]
+    work = {name: partial(rate, side) for name, side in sides.items()}
+    turns = in_turns(bench, work, case.rounds, stay=[*exact, *({ROUNDED} & sides.keys())])
     if turns.best is None:
         return
-    medians = turns.medians
-    bench.report.add(
-        case.name,
-        medians[OURS],
-        unit,
-        peer=medians[turns.best],
-        spread=turns.spread,
-        target=target,
-        note=", ".join(f"{name} {rate:,.1f}" for name, rate in medians.items() if name != OURS),
-    )
+
+    def add(name: str, ours: str, peer: str) -> None:
+        others = ", ".join(f"{side} {rate:,.1f}" for side, rate in turns.medians.items() if side != ours)
+        bench.report.add(
+            name,
+            turns.medians[ours],
+            unit,
+            peer=turns.medians[peer],
+            spread=turns.spread(ours, peer),
+            target=target,
+            note=others,
+        )
+
+    add(case.name, OURS, turns.best)
+    if ROUNDED in sides:
+        add(f"{case.name}, inputs in eight bits", ROUNDED, turns.best)
+    for name in turns.rates.keys() & exact:
+        add(f"{case.name}, exact inputs on both sides", OURS, name)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -152,7 +152,7 @@ def beside(
         turns.medians[OURS],
         "texts/s",
         peer=None if best is None else turns.medians[best],
-        spread=None if best is None else turns.spread,
+        spread=None if best is None else turns.spread(OURS, best),
         target=None if best is None else case.target,
         note=note,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,8 +66,8 @@ def opened(title: str, options: argparse.Namespace) -> Bench:
 
 @dataclass(frozen=True)
 class Turns:
-    """Rates of each side that took part to the end, ours under OURS, and of others one round. best: of the others;
-    None: there are none."""
+    """Rates of each side that took part to the end, ours under OURS, and of others one round. best: of the others
+    that need not stay; None: there are none."""
 
     rates: Mapping[str, Sequence[float]]
     best: str | None
@@ -76,17 +76,17 @@ class Turns:
     def medians(self) -> dict[str, float]:
         return {name: statistics.median(rates) for name, rates in self.rates.items()}
 
-    @property
-    def spread(self) -> tuple[float, float]:
-        """Of the ratios to the best."""
-        assert self.best is not None
-        ratios = [a / b for a, b in zip(self.rates[OURS], self.rates[self.best], strict=True)]
+    def spread(self, ours: str, peer: str) -> tuple[float, float]:
+        """Of the ratios of one side to another."""
+        ratios = [a / b for a, b in zip(self.rates[ours], self.rates[peer], strict=True)]
         return min(ratios), max(ratios)
 
 
-def in_turns(bench: Bench, sides: Mapping[str, Callable[[], float]], rounds: int) -> Turns:
-    """One round of all sides, then the rest of the rounds of ours and the best few, in turns. Every other round
-    runs in the opposite order. A peer that fails is left out, and the report says why."""
+def in_turns(
+    bench: Bench, sides: Mapping[str, Callable[[], float]], rounds: int, stay: Collection[str] = ()
+) -> Turns:
+    """One round of all sides, then the rest of the rounds of ours, of those that `stay` and of the best few, in
+    turns. Every other round runs in the opposite order. A peer that fails is left out, and the report says why."""
     rates: dict[str, list[float]] = {name: [] for name in sides}
     turns, others = list(sides), list[str]()
     for _ in range(rounds):
@@ -98,8 +98,8 @@ def in_turns(bench: Bench, sides: Mapping[str, Callable[[], float]], rounds: int
             except NotAvailableError as error:
                 bench.report.absent[name] = str(error)
                 del rates[name]
-        left = [name for name in turns if name in rates and name != OURS]
+        left = [name for name in turns if name in rates and name not in (OURS, *stay)]
         others = sorted(left, key=lambda name: -statistics.median(rates[name]))
-        kept = (OURS, *others[:_FINALISTS])
+        kept = (OURS, *stay, *others[:_FINALISTS])
         turns = [name for name in reversed(turns) if name in kept]
     return Turns(rates, others[0] if others else None)

@@ -19,21 +19,29 @@ from bench.peers.child import Child
 
 _SCRIPT = Path(__file__).with_name("outside_child.py")
 NAMES = {"openvino": "OpenVINO GenAI", "vllm": "vLLM"}
+EXACT = ", exact inputs"
 
 
 class Outside(Child):
     """Raises NotAvailableError where it does not run."""
 
     def __init__(
-        self, kind: str, folder: str, *, threads: int, most: tuple[int, int, int], four_bits: bool = False
+        self,
+        kind: str,
+        folder: str,
+        *,
+        threads: int,
+        most: tuple[int, int, int],
+        four_bits: bool = False,
+        exact_inputs: bool = False,
     ) -> None:
         """`kind`: a key of NAMES. `most`: sequences at once, tokens of one, and tokens of all at once. four_bits:
-        of the weights"""
-        self.name = NAMES[kind]
+        of the weights. exact_inputs: not rounded to eight bits beside them"""
+        self.name = NAMES[kind] + EXACT * exact_inputs
         python = os.environ.get(f"BENCH_{kind.upper()}_PYTHON") or sys.executable
         sizes = {"sequences": most[0], "tokens": most[1], "all": most[2]}
-        asked = {"folder": folder, "threads": threads, "four_bits": four_bits, **sizes}
-        super().__init__(python, _SCRIPT, kind, asked)
+        products = {"threads": threads, "four_bits": four_bits, "exact_inputs": exact_inputs}
+        super().__init__(python, _SCRIPT, kind, {"folder": folder, **products, **sizes})
 
     def tokens_per_s(self, prompts: Sequence[Sequence[int]], output: int) -> float:
         """Output tokens a second, from the first prompt handed over to the last result."""

@@ -44,7 +44,8 @@ def with_weights(folder: str, scratch: str) -> str:
 
 class OpenVino:
     """Continuous batching without a prefix cache, products in bfloat16. optimum-intel exports the model, with
-    weights in 16 bits or in four, which takes a minute. With the latter, OpenVINO may quantise inputs, too."""
+    weights in 16 bits or in four, which takes a minute. Beside four bits it rounds inputs to eight, unless it is
+    asked for exact ones."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
         import openvino
@@ -66,6 +67,8 @@ class OpenVino:
             for tokenizer in Path(scratch).glob("openvino_*tokenizer.*"):
                 tokenizer.unlink()  # token ids in and out
             options = {"INFERENCE_PRECISION_HINT": "bf16"}
+            if asked["exact_inputs"]:
+                options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"
             if asked["threads"]:
                 options["INFERENCE_NUM_THREADS"] = asked["threads"]
             self._pipeline = openvino_genai.ContinuousBatchingPipeline(scratch, settings, "CPU", options)
