@@ -1,10 +1,10 @@
 """A whole load at once, beside other engines: output tokens a second, with the time for the prompts.
 
 On the CPU the peers are transformers (one padded batch of `generate`; with the small model also its continuous
-batching), llama.cpp, OpenVINO GenAI and vLLM; in four bits, llama.cpp (Q4_0) and OpenVINO GenAI, which round inputs
-to eight bits; on CUDA, transformers. All sides take turns on the same threads. The peer of a row is the best of the
-others. The report names peers that are not installed, or that refuse this device, with the reason.
-`bench/peers/outside.py` says how to install peers that need an environment of their own.
+batching), llama.cpp, OpenVINO GenAI and vLLM; on CUDA, transformers. In four bits they are llama.cpp (Q4_0) and
+OpenVINO GenAI, which round inputs to eight bits. All sides take turns on the same threads. The peer of a row is
+the best of the others. The report names peers that are not installed, or that refuse this device, with the
+reason. `bench/peers/outside.py` says how to install peers that need an environment of their own.
 """
 
 from __future__ import annotations
@@ -122,9 +122,7 @@ def peers(bench: Bench, loads: Loads, model: str, stack: ExitStack) -> dict[str,
     for kind, exact in product(loads.outside, inputs):
         name = NAMES[kind] + EXACT * exact
         try:
-            outside = Outside(
-                kind, model, threads=threads, most=most, four_bits=four_bits, exact_inputs=exact
-            )
+            outside = Outside(kind, model, threads=threads, most=most, four_bits=four_bits, exact_inputs=exact)
             sides[name] = stack.enter_context(closing(outside)).tokens_per_s
         except NotAvailableError as error:
             bench.report.absent[name] = str(error)
