@@ -83,7 +83,10 @@ def measure(bench: Bench, loads: Loads) -> None:
         model = stack.enter_context(checkpoint(loads.shape))
         sides = peers(bench, loads, model, stack)
         most = max(case.n for case in loads.cases)
-        for name, settings in ({OURS: {}} | ({ROUNDED: loads.rounded} if loads.rounded else {})).items():
+        ours: dict[str, Mapping[str, str]] = {OURS: {}}
+        if loads.rounded:
+            ours[ROUNDED] = loads.rounded
+        for name, settings in ours.items():
             engine = bench.engine(model, loads.shape, prefix_cache="off", max_num_seqs=most, **settings)
             sides[name] = partial(_ours, stack.enter_context(engine))
         for case in progress(loads.cases, "beside others"):
