@@ -14,6 +14,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -45,7 +46,7 @@ class Loads:
     cases: tuple[Case, ...]
     outside: tuple[str, ...] = ()
     target: float | None = None
-    rounded: Mapping[str, str] = field(default_factory=dict)
+    rounded: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _large(n: int, prompt: int, output: int, shape: Shape = QWEN3_06B) -> Case:
@@ -83,7 +84,7 @@ def measure(bench: Bench, loads: Loads) -> None:
         model = stack.enter_context(checkpoint(loads.shape))
         sides = peers(bench, loads, model, stack)
         most = max(case.n for case in loads.cases)
-        ours: dict[str, Mapping[str, str]] = {OURS: {}}
+        ours: dict[str, Mapping[str, Any]] = {OURS: {}}
         if loads.rounded:
             ours[ROUNDED] = loads.rounded
         for name, settings in ours.items():
