@@ -175,7 +175,7 @@ INLINE void sum_bytes(int widened, int mb, int n, const int8_t *x, const char *w
 /* ---------------------------------------------------------------- slices */
 
 /* A product's inputs as group_inputs makes them. For each run and row, [runs][m]: the sum of its inputs; the step of those
- * that are rounded, and where their integers' sum starts: a value is the first one plus its code. */
+ * that are rounded, and where the sum of bytes starts: a value is the first one plus its code. */
 typedef struct {
   char *numbers;
   float *sums, *steps;
@@ -390,7 +390,7 @@ INLINE void group_run(const Linear *l, const float *x, int n, char *numbers, int
   const int halves = half_inputs(l);
   if (g->inputs == INT8) {
     to->sums[at] = round_run(x, n, numbers, to->steps + at);
-    to->starts[at] = (int32_t)(g->values[0] * to->sums[at]);
+    if (ROUNDED == BYTES) to->starts[at] = (int32_t)(g->values[0] * to->sums[at]);
     return;
   }
   if (halves) narrow(x, n, (uint16_t *)numbers);

@@ -31,7 +31,7 @@ INLINE int as_it_is(const Linear *l) {
 }
 
 /* x [m, k] -> what product_of_groups takes: [ceil(k / KC)][m][KC] floats, bfloat16 or integers, then as many floats for each
- * run: sums, and steps. */
+ * run: sums, steps, and where sums of bytes start. */
 void group_inputs(const Linear *l, const float *x, int64_t ldx, int64_t m, void *out);
 
 /* sums [m][lds] = x W of a panel. x: what group_inputs made, or one row that is `as_it_is`. */
