@@ -40,10 +40,11 @@ def logs(draw: st.DrawFn, start: int | None = None, end: int | None = None) -> l
         count = draw(st.integers(1, (0 if index < 0 else total) - index))
         attempt += draw(st.booleans())
         log.append(delta(index, count, attempt))
-        if index == 0 and (start or len(log) > 1):
-            log[-1] = log[-1].model_copy(update={"after_prompt": True})
         index += count
     log.append(delta(index, 0, attempt, last=True))
+    first = next((place for place, part in enumerate(log) if not part.index), None)
+    if first is not None and (start or first):
+        log[first] = log[first].model_copy(update={"after_prompt": True})
     return log
 
 
