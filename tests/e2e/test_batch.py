@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.client import client
+from tests.support.client import client, environment_of, run_python
 from tests.support.fake_engine import expected, word
 from tests.support.nursery import petiole
 from tests.support.site import REPOSITORY, Site, Worker, eventually
@@ -24,7 +24,7 @@ def start(site: Site, *arguments: object, limit: int | None = None) -> subproces
     limited = ["prlimit", f"--fsize={limit}"] if limit else []
     return subprocess.Popen(
         [*limited, *COMMAND, *map(str, arguments)],
-        env={**os.environ, **site.environment, "PYTHONPATH": str(REPOSITORY)},
+        env=environment_of(site),
         cwd=REPOSITORY,
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -133,18 +133,10 @@ BAD = [
 
 def stopped_by_a_fault(site: Site, folder: Path, *asked: str) -> str:
     """The end of the one line that `petiole batch` says."""
-    environment = {**os.environ, **site.environment, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(folder)}
-    ran = subprocess.run(
-        [sys.executable, "-c", FAULTY, "batch", *asked],
-        env=environment,
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 1, ran.stderr
+    stopped = run_python(site, "-c", FAULTY, "batch", *asked, TMPDIR=str(folder))
+    assert stopped.returncode == 1, stopped.stderr
     [log] = folder.glob("petiole-batch-*.log")
-    [said] = ran.stderr.splitlines()
+    [said] = stopped.stderr.splitlines()
     assert "in turn" in log.read_text()
     known = f"petiole: stopped by a fault of the code, TypeError: of two. {log} has its traceback"
     assert said.startswith(known)

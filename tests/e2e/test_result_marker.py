@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +10,8 @@ import pytest
 
 from petiole.tasks.keys import MARKER_PREFIX
 from petiole.tasks.worker.reports import marker
-from tests.support.site import REPOSITORY, Site, eventually
+from tests.support.client import printed
+from tests.support.site import Site, eventually
 
 SHOP = ("-P", "solo", "-c", "1")
 WRONG = "PETIOLE_RESULT_BACKEND: must be the result backend of the workers, got "
@@ -44,19 +42,6 @@ def named_otherwise(site: Site, database: int) -> str:
     return f"redis+socket://{site.folder / 'alias.sock'}?virtual_host={database}"
 
 
-def run(site: Site, *command: str, **environment: str) -> str:
-    ran = subprocess.run(
-        [sys.executable, *command],
-        env={**os.environ, **site.environment, "PYTHONPATH": str(REPOSITORY), **environment},
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
-
-
 def said(site: Site, code: str, **environment: str) -> list[str]:
     """The errors that a producer logs."""
     program = f"""
@@ -73,7 +58,7 @@ def looked():
 {code}
 looked()
 """
-    lines = run(site, "-c", program, **environment).splitlines()
+    lines = printed(site, "-c", program, **environment).splitlines()
     return [line.removeprefix("ERROR ") for line in lines if line.startswith("ERROR ")]
 
 
@@ -99,8 +84,8 @@ def test_the_status_tells(site: Site) -> None:
     command = ("-m", "petiole.tasks.commands.cli", "status")
     for database, wrong in ((0, False), (1, True)):
         setting = {"PETIOLE_RESULT_BACKEND": named_otherwise(site, database)}
-        assert (WRONG in run(site, *command, "--once", **setting)) == wrong
-        [worker] = json.loads(run(site, *command, "--json", **setting))["workers"]
+        assert (WRONG in printed(site, *command, "--once", **setting)) == wrong
+        [worker] = json.loads(printed(site, *command, "--json", **setting))["workers"]
         assert worker["results_elsewhere"] == wrong
 
 

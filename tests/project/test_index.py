@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from petiole.tasks.commands.demos.search import PASSAGES
 from tests.project.test_examples import examples
-from tests.support.site import REPOSITORY, Site
+from tests.support.client import printed
+from tests.support.site import Site
 
 OF_A_FILE, OF_A_TABLE = 3, 4
 MODELS = """
@@ -59,17 +58,7 @@ def run(folder: Path, *command: str) -> str:
     engine = {"PETIOLE_ENGINE_FACTORY": "petiole.gpu_worker.engine:Engine", "PETIOLE_DEVICE": "cpu"}
     with Site(folder, **engine, PETIOLE_MODEL="petiole-tiny-embed") as site:
         site.worker()
-        path = os.pathsep.join([str(REPOSITORY), str(folder), os.environ.get("PYTHONPATH", "")])
-        ran = subprocess.run(
-            [sys.executable, *command],
-            cwd=folder,
-            env={**os.environ, "PETIOLE_BROKER_URL": site.url, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+        return printed(site, *command, folder=folder)
 
 
 def test_an_index_of_a_parquet_file_is_searched(tmp_path: Path) -> None:

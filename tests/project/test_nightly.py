@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.test_batch import journaled
 from tests.project.test_examples import examples
-from tests.support.site import REPOSITORY, Site, eventually
+from tests.support.client import environment_of, printed
+from tests.support.site import Site, eventually
 
 JOB, DAY, ARTICLES = 2, date(2026, 11, 26), 400
 SETTINGS = """
@@ -57,25 +58,12 @@ def test_a_nightly_job_that_is_killed_goes_on(tmp_path: Path) -> None:
     output = tmp_path / f"summaries-{DAY}.jsonl"
     with Site(tmp_path, PETIOLE_FAKE_STEP_MS=2) as site:
         site.worker()
-        settings = {"PETIOLE_BROKER_URL": site.url, "DJANGO_SETTINGS_MODULE": "settings"}
-        path = os.pathsep.join([str(REPOSITORY), str(tmp_path)])
-        environment = {**os.environ, **settings, "PYTHONPATH": path}
-
-        def python(*arguments: str) -> str:
-            ran = subprocess.run(
-                [sys.executable, *arguments],
-                cwd=tmp_path,
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert ran.returncode == 0, ran.stderr
-            return ran.stdout
-
+        settings = {"DJANGO_SETTINGS_MODULE": "settings"}
+        python = partial(printed, site, folder=tmp_path, **settings)
         python("-m", "django", "migrate", "--run-syncdb")
         python("-c", FILLED)
         command = ["-m", "django", "summarize", str(DAY)]
+        environment = environment_of(site, tmp_path, **settings)
         with subprocess.Popen([sys.executable, *command], cwd=tmp_path, env=environment) as killed:
             try:
                 eventually(lambda: journaled(tmp_path, output.name) > 20, "rows have ended")
