@@ -53,7 +53,7 @@ class _RandomCodes:
 
     def read(self, into: Coded) -> int:
         codes: Any = into.codes
-        codes.copy_(torch.randint(0, 256, codes.shape, dtype=torch.uint8))
+        codes.copy_(torch.randint(0, 256, codes.shape, dtype=torch.uint8, device=codes.device))
         into.scales.fill_(2.0**-8)
         if into.multiplier is not None:
             into.multiplier.fill_(1.0)
