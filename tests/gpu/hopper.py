@@ -216,6 +216,7 @@ def added(hidden: int, inner: int) -> None:
 
 def coded(form: Form, rows: int) -> None:
     weight = form.empty(lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype))
+    weight = weight.in_runs() if form.table else weight
     grouped.multiply(torch.empty((rows, form.inputs), dtype=torch.bfloat16), weight, None)
 
 

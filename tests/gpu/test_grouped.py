@@ -10,7 +10,7 @@ import torch
 from petiole.gpu_worker.models.parts.experts import ExpertWeights, RouterWeights, mixed_experts
 from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.plan import Experts, FeedForward, Router
-from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear, KernelLinear
+from petiole.gpu_worker.models.weights.coded import RUN, Coded, CodedLinear, Form, KernelLinear
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear, Linear, quantize_fp8
 from petiole.gpu_worker.models.weights.quantising import int4_form, quantise_int4
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
@@ -23,18 +23,24 @@ from tests.support.coded import FORMS, random_weight
 DTYPE, NEAR = (torch.bfloat16, 1e-2) if DEVICE == "cuda" else (torch.float16, 2e-3)
 """The interpreter multiplies no bfloat16."""
 
-KNOWN = [name for name, form in FORMS.items() if has_kernel(form)]
+def sized(form: Form, outputs: int | None = None, inputs: int | None = None) -> Form:
+    """Of other sizes, or of whole runs of four-bit codes."""
+    inputs = inputs or (-(-form.inputs // RUN) * RUN if form.table else form.inputs)
+    group = inputs if form.group == form.inputs else form.group
+    return replace(form, outputs=outputs or form.outputs, inputs=inputs, group=group)
+
+
+KNOWN = [name for name, form in FORMS.items() if has_kernel(sized(form))]
 
 
 def coded(name: str, outputs: int | None = None, inputs: int | None = None) -> Coded:
-    form = FORMS[name]
-    whole = form.group == form.inputs
-    inputs = inputs or form.inputs
-    form = replace(form, outputs=outputs or form.outputs, inputs=inputs, group=inputs if whole else form.group)
+    """As a kernel reads it."""
+    form = sized(FORMS[name], outputs, inputs)
     weight = random_weight(form, torch.Generator().manual_seed(form.inputs))
     weight.scales.copy_(weight.scales.float().clamp(2.0**-9).to(weight.scales.dtype))  # nothing vanishes in sums
     parts = (weight.codes, weight.scales, weight.zeros, weight.multiplier)
-    return Coded(form, *(None if part is None else part.to(DEVICE) for part in parts))
+    found = Coded(form, *(None if part is None else part.to(DEVICE) for part in parts))
+    return found.in_runs() if form.table and has_kernel(form) else found
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -49,6 +55,17 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 def test_forms_without_a_kernel_are_few():
     assert set(FORMS) - set(KNOWN) == {"groups of 48"}
+    parts_of_runs = {"groups of 16, zeros", "channels", "channels, zeros", "a short last group"}
+    assert {name for name in KNOWN if not has_kernel(FORMS[name])} == parts_of_runs
+
+
+@pytest.mark.parametrize("name", [name for name in KNOWN if FORMS[name].table])
+def test_codes_in_runs_stand_for_the_same_numbers(name):
+    weight = random_weight(sized(FORMS[name]), torch.Generator().manual_seed(3))
+    values = weight.values()
+    moved = weight.in_runs()
+    assert moved.codes.data_ptr() == weight.codes.data_ptr()
+    assert torch.equal(moved.values(), values)
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -84,7 +101,7 @@ def test_int4_in_float16():
     quantise_int4(weight, found)
     found = Coded(
         form, *(part.to(DEVICE) for part in (found.codes, found.scales)), None, found.multiplier.to(DEVICE)
-    )
+    ).in_runs()
     x = normal(3, 128).half()
     close(grouped.multiply(x, found, None), x.double() @ found.values().double().t())
     wide = grouped.widened(found, torch.float16).float()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from petiole.gpu_worker.models.plan import FeedForward
-from petiole.gpu_worker.models.weights.coded import Form, Product
+from petiole.gpu_worker.models.weights.coded import Coded, Product
 from petiole.gpu_worker.models.weights.linear import quantize_fp8
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
 
@@ -34,8 +34,9 @@ class Kernels(Protocol):
         """(float8_e4m3fn [T, in], float32 [T, 1]) whose product is x [T, in]."""
         ...
 
-    def product_with(self, form: Form) -> Product | None:
-        """What multiplies with codes of this form; None: torch, with codes that it widens."""
+    def take(self, weight: Coded) -> tuple[Coded, Product] | None:
+        """The weight in the order in which a kernel reads it, in the same memory, and what multiplies with it.
+        None: torch does, with codes that it widens."""
         ...
 
     def mix_experts(
@@ -65,7 +66,7 @@ class TorchKernels:
         values, scale = quantize_fp8(x)
         return values, scale[:, None]
 
-    def product_with(self, form: Form) -> Product | None:
+    def take(self, weight: Coded) -> tuple[Coded, Product] | None:
         return None
 
     def mix_experts(

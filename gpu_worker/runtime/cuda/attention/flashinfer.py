@@ -20,7 +20,7 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.parts.rotary import Rotation, rotated
 from petiole.gpu_worker.models.plan import Attention, FeedForward, ModelPlan
-from petiole.gpu_worker.models.weights.coded import Coded, Form, Product
+from petiole.gpu_worker.models.weights.coded import Coded, Product
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
 from petiole.gpu_worker.runtime.cuda.known import has_kernel
 from petiole.gpu_worker.runtime.interface import Int32Array
@@ -97,8 +97,10 @@ class FlashInferKernels:
 
         return quantize_rows(x)
 
-    def product_with(self, form: Form) -> Product | None:
-        return _multiply if has_kernel(form) else None
+    def take(self, weight: Coded) -> tuple[Coded, Product] | None:
+        if not has_kernel(weight.form):
+            return None
+        return weight.in_runs() if weight.form.table else weight, _multiply
 
     def mix_experts(
         self, plan: FeedForward, up: StackedLinear, down: StackedLinear, x: Tensor, chosen: Tensor, shares: Tensor

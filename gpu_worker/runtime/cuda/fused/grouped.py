@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from petiole.gpu_worker.models.weights.coded import E2M1, SIGNED, UNSIGNED, Coded
+from petiole.gpu_worker.models.weights.coded import E2M1, RUN, SIGNED, UNSIGNED, Coded
 
 MOST_ROWS = 64
 """A linear layer with more rows widens its weights once, for a product of torch: each block of rows would widen
@@ -59,8 +59,48 @@ _TABLES = {SIGNED: 1, UNSIGNED: 2, E2M1: 3}
 _PLAIN, _INTEGERS, _E4M3 = 0, 4, 5
 """How a code becomes a number; eight-bit floats are read as bits, because older cards have no such type."""
 
+_RUNS = 4
+"""Runs of codes in a block."""
+
+_FLOATS = {
+    torch.bfloat16: ("bf16", 0x3F803F80, 0x43004300, 0x7E807E80, {1: 0xC308C308, 2: 0xC300C300}, 6),
+    torch.float16: ("f16", 0x3C003C00, 0x64006400, 0x74007400, {1: 0xE408E408, 2: 0xE400E400}, 9),
+}
+"""What PTX calls a type, and twice each: 1; 128 or 1024, whose last bit is worth 1; the power of two that
+corrects an exponent of E2M1; and what is added to an integer, by the kind of its code. Then where the
+lowest of E2M1's bits goes."""
+
 _BITS = {torch.float8_e8m0fnu: 1, torch.float8_e4m3fn: 2}
 """The same for scales."""
+
+
+def _assembly(kind: int, dtype: torch.dtype) -> str:
+    """PTX that makes eight numbers of 16 bits of a word of codes, two at a time; empty: there is none, and plain
+    Triton does it. The bits of an integer become the last ones of 128 or 1024, which is taken away again. Those of
+    E2M1 become the same bits of the wider float, whose exponent is then corrected by a product."""
+    if triton.knobs.runtime.interpret or kind not in _TABLES.values() or dtype not in _FLOATS:
+        return ""
+    name, one, first, exponent, less, place = _FLOATS[dtype]
+    of_floats = kind == _TABLES[E2M1]
+    times, plus = (exponent, 0x80008000) if of_floats else (one, less[kind])
+    lines = [f"mov.b32 times, {times:#x};", f"mov.b32 plus, {plus:#x};"]
+    for i in range(4):
+        if of_floats:
+            lines += [
+                _shifted("s", 12 - 4 * i),
+                "and.b32 s, s, 0x80008000;",
+                _shifted("t", place - 4 * i),
+                f"lop3.b32 t, t, {0x70007 << place:#x}, s, 0xea;",
+            ]
+        else:
+            lines += [_shifted("t", -4 * i), f"lop3.b32 t, t, 0x000f000f, {first:#x}, 0xea;"]
+        lines += [f"fma.rn.{name}x2 t, t, times, plus;", f"mov.b32 {{${2 * i}, ${2 * i + 1}}}, t;"]
+    return "{ .reg .b32 s, t, times, plus; " + " ".join(lines) + " }"
+
+
+def _shifted(to: str, left: int) -> str:
+    """A word, moved by so many bits to the left, or to the right."""
+    return f"shl.b32 {to}, $8, {left};" if left > 0 else f"shr.u32 {to}, $8, {-left};"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +147,7 @@ def widened(weight: Coded, dtype: torch.dtype) -> Tensor:
     """[out, in]."""
     form, stored = weight.form, _Stored.of(weight)
     wide = torch.empty((form.outputs, form.inputs), dtype=dtype, device=weight.codes.device)
-    width = min(128, triton.next_power_of_2(max(form.inputs, 32)))
+    width = _width(form.inputs, stored.kind, 128)
     _widen[(triton.cdiv(form.outputs, 32), triton.cdiv(form.inputs, width))](
         stored.codes,
         stored.scales,
@@ -120,7 +160,7 @@ def widened(weight: Coded, dtype: torch.dtype) -> Tensor:
         OUTPUTS=32,
         INPUTS=width,
         num_warps=4,
-        **stored.constants(width),
+        **stored.constants,
     )
     return wide
 
@@ -174,7 +214,7 @@ def _launch(
     assert x.stride(1) == 1
     assert y.is_contiguous()
     assert stored.codes.is_contiguous()
-    width = min(block.inputs, triton.next_power_of_2(max(inputs, 32)))
+    width = _width(inputs, stored.kind, block.inputs)
     at_once, across = triton.cdiv(len(y), block.rows * layers), triton.cdiv(y.shape[1], block.outputs)
     shares = 1
     if pairs is None:
@@ -199,18 +239,23 @@ def _launch(
         SORTED=pairs is not None,
         SHARES=shares,
         EXACT=stored.exact(width),
+        ASSEMBLY=_assembly(stored.kind, x.dtype),
         BIASED=bias is not None,
         ALIGNED=inputs % width == 0,
-        TOGETHER=x.dtype.itemsize == 2 and x.stride(0) % 2 == 0 and x.data_ptr() % 4 == 0,
         OUTPUTS=block.outputs,
         INPUTS=width,
         ROWS=block.rows,
         num_warps=block.warps,
         num_stages=block.stages,
-        **stored.constants(width),
+        **stored.constants,
     )
     if shares > 1:
         _add_shares[(triton.cdiv(y.numel(), 1024),)](parts, y, y.numel(), SHARES=shares, BLOCK=1024, num_warps=4)
+
+
+def _width(inputs: int, kind: int, most: int) -> int:
+    """Inputs of a block."""
+    return _RUNS * RUN if kind in _TABLES.values() else min(most, triton.next_power_of_2(max(inputs, 32)))
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -244,7 +289,8 @@ class _Stored(NamedTuple):
         form, scales = weight.form, weight.scales
         floats = form.codes == torch.float8_e4m3fn
         kind = _TABLES[form.table] if form.table else _E4M3 if floats else _INTEGERS
-        codes = weight.codes.view(torch.uint8) if floats else weight.codes
+        assert form.in_runs or not form.table
+        codes = weight.codes.view(torch.int32 if form.table else torch.uint8 if floats else torch.int8)
         of_scales = _BITS.get(scales.dtype, 0)
         return _Stored(
             codes,
@@ -261,16 +307,16 @@ class _Stored(NamedTuple):
 
     def exact(self, width: int) -> bool:
         """Whether codes meet the rows unscaled, in blocks of so many inputs."""
-        return self.kind != _PLAIN and not self.has_zeros and (self.groups == 1 or self.group >= width)
+        of_bytes = self.kind != _PLAIN and not self.has_zeros and (self.groups == 1 or self.group >= width)
+        return self.kind in _TABLES.values() or of_bytes
 
-    def constants(self, width: int) -> dict[str, int]:
-        """What a kernel over blocks of so many inputs is compiled for. RUNS: groups of a block. A_GROUP: blocks of
-        a group; 0: all of them."""
+    @property
+    def constants(self) -> dict[str, int]:
+        """What a kernel is compiled for. GROUP: inputs of a group; 0: all of them."""
         return {
             "KIND": self.kind,
             "OF_SCALES": self.of_scales,
-            "RUNS": 1 if self.groups == 1 else max(1, width // self.group),
-            "A_GROUP": 0 if self.groups == 1 else max(1, self.group // width),
+            "GROUP": 0 if self.groups == 1 else self.group,
             "ZEROS": self.has_zeros,
             "MULTIPLIED": self.multiplied,
         }
@@ -295,21 +341,19 @@ def _grouped_product(
     CHOSEN: tl.constexpr,
     SORTED: tl.constexpr,
     SHARES: tl.constexpr,
-    EXACT: tl.constexpr,
     BIASED: tl.constexpr,
     ALIGNED: tl.constexpr,
-    TOGETHER: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
     ROWS: tl.constexpr,
     KIND: tl.constexpr,
+    EXACT: tl.constexpr,
     OF_SCALES: tl.constexpr,
-    RUNS: tl.constexpr,
-    A_GROUP: tl.constexpr,
+    GROUP: tl.constexpr,
     ZEROS: tl.constexpr,
     MULTIPLIED: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
 ):
-    halved: tl.constexpr = (KIND > 0) & (KIND < 4)
     layer, lane = tl.program_id(1), tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     first, end = 0, n_rows
     if SORTED:
@@ -335,61 +379,25 @@ def _grouped_product(
         factor = _factor(multiplier, output, MULTIPLIED)
         total = tl.zeros([OUTPUTS, ROWS], tl.float32)
         for begin in range(from_input, to_input, INPUTS):
-            if halved:
-                byte = begin // 2 + tl.arange(0, INPUTS // 2)
-                known = byte < inputs // 2
-                low, high = _pair(codes, output, byte, known, inputs // 2, KIND, ALIGNED)
-                if not EXACT:
-                    low, high = _scaled(
-                        low,
-                        high,
-                        scales,
-                        zeros,
-                        factor,
-                        output,
-                        begin,
-                        groups,
-                        OF_SCALES,
-                        RUNS,
-                        A_GROUP,
-                        ZEROS,
-                        INPUTS,
-                    )
-                if TOGETHER:  # half as many loads, and they are wider
-                    both = _rows(rows.to(tl.pointer_type(tl.int32)), byte, used, known, ALIGNED)
-                    even = (both & 0xFFFF).to(tl.int16).to(x.dtype.element_ty, bitcast=True)
-                    odd = (both >> 16).to(tl.int16).to(x.dtype.element_ty, bitcast=True)
-                else:
-                    even = _rows(rows, 2 * byte, used, known, ALIGNED)
-                    odd = _rows(rows, 2 * byte + 1, used, known, ALIGNED)
-                part = tl.dot(low.to(even.dtype), even)
-                part = tl.dot(high.to(odd.dtype), odd, part)
+            if KIND > 0 and KIND < 4:
+                total = _add_four_bits(
+                    total, rows, codes, scales, zeros, output, begin, used, inputs, groups,
+                    ALIGNED, OUTPUTS, INPUTS, KIND, OF_SCALES, GROUP, ZEROS, ASSEMBLY,
+                )  # fmt: skip
             else:
                 k = begin + tl.arange(0, INPUTS)
                 known = k < inputs
                 left = _one(codes, output, k, known, inputs, KIND, ALIGNED)
                 if KIND > 0 and not EXACT:
-                    left, _ = _scaled(
-                        left,
-                        left,
-                        scales,
-                        zeros,
-                        factor,
-                        output,
-                        begin,
-                        groups,
-                        OF_SCALES,
-                        RUNS,
-                        A_GROUP,
-                        ZEROS,
-                        INPUTS,
+                    left = _scaled(
+                        left, scales, zeros, factor, output, begin, groups, OF_SCALES, GROUP, ZEROS, INPUTS
                     )
                 right = _rows(rows, k, used, known, ALIGNED)
                 part = tl.dot(left.to(right.dtype), right)
-            if EXACT and A_GROUP > 0:
-                part *= _wide(tl.load(scales + output * groups + begin // (INPUTS * A_GROUP)), OF_SCALES)[:, None]
-            total += part
-        if EXACT and A_GROUP == 0:
+                if EXACT and GROUP > 0:
+                    part *= _wide(tl.load(scales + output * groups + begin // GROUP), OF_SCALES)[:, None]
+                total += part
+        if EXACT and GROUP == 0:
             total *= _wide(tl.load(scales + output), OF_SCALES)[:, None]
         if EXACT:
             total *= factor[:, None]
@@ -397,6 +405,133 @@ def _grouped_product(
             total += tl.where(share == 0, tl.load(bias + output).to(tl.float32), 0.0)[:, None]
         at = y + share * n_rows * outputs + target.to(tl.int64)[None, :] * outputs + lane[:, None]
         tl.store(at, total.to(y.dtype.element_ty), mask=used[None, :] & there[:, None])
+
+
+@triton.jit
+def _add_four_bits(
+    total,
+    rows,
+    codes,
+    scales,
+    zeros,
+    output,
+    begin,
+    used,
+    inputs,
+    groups,
+    ALIGNED: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    KIND: tl.constexpr,
+    OF_SCALES: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZEROS: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+):
+    """total and the products of a block of 128 inputs. Codes meet the rows as they are; the sums of 32 inputs, or
+    of 16, are scaled."""
+    tl.static_assert(INPUTS == 128)
+    word = begin // 8 + tl.arange(0, INPUTS // 8)
+    words = _load(codes, output, word, word < inputs // 8, inputs // 8, ALIGNED)
+    runs = _in_four(words, OUTPUTS)
+    for i in tl.static_range(INPUTS // 32):
+        k = begin + 32 * i + tl.arange(0, 16)
+        first = _rows(rows, k, used, k < inputs, ALIGNED)
+        second = _rows(rows, k + 16, used, k < inputs, ALIGNED)
+        left, right = _matrices(runs[i], first.dtype, KIND, ASSEMBLY, OUTPUTS)
+        part = tl.dot(left, first)
+        ones = tl.full([OUTPUTS, 16], 1, first.dtype)
+        sums = tl.dot(ones, first) if ZEROS else part
+        at = begin + 32 * i
+        if GROUP == 16:
+            total += _of_group(part, sums, scales, zeros, output, at, groups, OF_SCALES, GROUP, ZEROS, ALIGNED)
+            part = tl.dot(right, second)
+            sums = tl.dot(ones, second) if ZEROS else part
+            at += 16
+        else:
+            part = tl.dot(right, second, part)
+            sums = tl.dot(ones, second, sums) if ZEROS else part
+        total += _of_group(part, sums, scales, zeros, output, at, groups, OF_SCALES, GROUP, ZEROS, ALIGNED)
+    return total
+
+
+@triton.jit
+def _of_group(
+    part,
+    sums,
+    scales,
+    zeros,
+    output,
+    begin,
+    groups,
+    OF_SCALES: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZEROS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """(part - zero * sums) * scale, of the group that begins at an input or includes it. part: sums of codes times
+    inputs; sums: of the inputs."""
+    group = 0 if GROUP == 0 else begin // GROUP
+    if not ALIGNED:
+        group = tl.minimum(group, groups - 1)
+    at = output * groups + group
+    if ZEROS:
+        part -= tl.load(zeros + at).to(tl.float32)[:, None] * sums
+    if GROUP > 0:
+        part *= _wide(tl.load(scales + at), OF_SCALES)[:, None]
+    return part
+
+
+@triton.jit
+def _in_four(words, OUTPUTS: tl.constexpr):
+    """[outputs, 16] -> four of [outputs, 4]."""
+    in_pairs = tl.reshape(tl.permute(tl.reshape(words, [OUTPUTS, 4, 4]), (0, 2, 1)), [OUTPUTS, 4, 2, 2])
+    even, odd = tl.split(in_pairs)
+    a, c = tl.split(even)
+    b, d = tl.split(odd)
+    return a, b, c, d
+
+
+@triton.jit
+def _matrices(words, dtype: tl.constexpr, KIND: tl.constexpr, ASSEMBLY: tl.constexpr, OUTPUTS: tl.constexpr):
+    """Words of 32 inputs, [outputs, 4] -> what the codes of the first and the last 16 stand for, [outputs, 16]."""
+    a, b, c, d, e, f, g, h = _eight(words, dtype, KIND, ASSEMBLY)
+    return _sixteen(a, b, c, d, OUTPUTS), _sixteen(e, f, g, h, OUTPUTS)
+
+
+@triton.jit
+def _sixteen(a, b, c, d, OUTPUTS: tl.constexpr):
+    """The numbers of pairs of inputs, [outputs, 4] each -> [outputs, 16]."""
+    first, second = tl.reshape(tl.join(a, b), [OUTPUTS, 8]), tl.reshape(tl.join(c, d), [OUTPUTS, 8])
+    return tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), [OUTPUTS, 16])
+
+
+_EIGHT_BF16, _EIGHT_F16 = tl.constexpr((tl.bfloat16,) * 8), tl.constexpr((tl.float16,) * 8)
+
+
+@triton.jit
+def _eight(words, dtype: tl.constexpr, KIND: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """The numbers of the codes 0, 4, 1, 5, 2, 6, 3 and 7 of each word."""
+    if ASSEMBLY == "":
+        return (
+            _number(words & 15, KIND).to(dtype),
+            _number((words >> 16) & 15, KIND).to(dtype),
+            _number((words >> 4) & 15, KIND).to(dtype),
+            _number((words >> 20) & 15, KIND).to(dtype),
+            _number((words >> 8) & 15, KIND).to(dtype),
+            _number((words >> 24) & 15, KIND).to(dtype),
+            _number((words >> 12) & 15, KIND).to(dtype),
+            _number((words >> 28) & 15, KIND).to(dtype),
+        )
+    else:
+        return tl.inline_asm_elementwise(
+            ASSEMBLY,
+            "=h,=h,=h,=h,=h,=h,=h,=h,r",
+            args=[words],
+            dtype=_EIGHT_BF16 if dtype == tl.bfloat16 else _EIGHT_F16,
+            is_pure=True,
+            pack=1,
+        )
 
 
 @triton.jit
@@ -413,40 +548,33 @@ def _widen(
     INPUTS: tl.constexpr,
     KIND: tl.constexpr,
     OF_SCALES: tl.constexpr,
-    RUNS: tl.constexpr,
-    A_GROUP: tl.constexpr,
+    GROUP: tl.constexpr,
     ZEROS: tl.constexpr,
     MULTIPLIED: tl.constexpr,
 ):
     lane, begin = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1) * INPUTS
     there, output = lane < outputs, tl.minimum(lane, outputs - 1).to(tl.int64)
-    factor = _factor(multiplier, output, MULTIPLIED)
+    k = begin + tl.arange(0, INPUTS)
     if KIND < 4:
-        byte = begin // 2 + tl.arange(0, INPUTS // 2)
-        known = byte < inputs // 2
-        low, high = _pair(codes, output, byte, known, inputs // 2, KIND, False)
-        low, high = _scaled(
-            low, high, scales, zeros, factor, output, begin, groups, OF_SCALES, RUNS, A_GROUP, ZEROS, INPUTS
-        )
-        low, high = low.to(wide.dtype.element_ty), high.to(wide.dtype.element_ty)
-        used = there[:, None] & known[None, :]
-        if wide.dtype.element_ty.primitive_bitwidth == 16:  # in half as many stores, and they are wider
-            first = low.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-            both = high.to(tl.int16, bitcast=True).to(tl.int32) << 16 | first
-            at = output[:, None] * (inputs // 2) + byte[None, :]
-            tl.store(wide.to(tl.pointer_type(tl.int32)) + at, both, mask=used)
-        else:
-            at = output[:, None] * inputs + 2 * byte[None, :]
-            tl.store(wide + at, low, mask=used)
-            tl.store(wide + at + 1, high, mask=used)
+        word = begin // 8 + tl.arange(0, INPUTS // 8)
+        words = _load(codes, output, word, word < inputs // 8, inputs // 8, False)
+        number = _in_order(words, KIND, OUTPUTS, INPUTS)
     else:
-        k = begin + tl.arange(0, INPUTS)
         number = _one(codes, output, k, k < inputs, inputs, KIND, False)
-        number, _ = _scaled(
-            number, number, scales, zeros, factor, output, begin, groups, OF_SCALES, RUNS, A_GROUP, ZEROS, INPUTS
-        )
-        at, used = wide + output[:, None] * inputs + k[None, :], there[:, None] & (k < inputs)[None, :]
-        tl.store(at, number.to(wide.dtype.element_ty), mask=used)
+    factor = _factor(multiplier, output, MULTIPLIED)
+    number = _scaled(number, scales, zeros, factor, output, begin, groups, OF_SCALES, GROUP, ZEROS, INPUTS)
+    at, used = wide + output[:, None] * inputs + k[None, :], there[:, None] & (k < inputs)[None, :]
+    tl.store(at, number.to(wide.dtype.element_ty), mask=used)
+
+
+@triton.jit
+def _in_order(words, KIND: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr):
+    """[outputs, inputs / 8] -> float32 [outputs, inputs]."""
+    a, b, c, d, e, f, g, h = _eight(words, tl.float32, KIND, "")
+    runs: tl.constexpr = INPUTS // 32
+    first, second = tl.join(tl.join(a, b), tl.join(c, d)), tl.join(tl.join(e, f), tl.join(g, h))
+    every = tl.reshape(tl.join(first, second), [OUTPUTS, runs, 4, 2, 2, 2])  # run, word, half, pair, of 16 inputs
+    return tl.reshape(tl.permute(every, (0, 1, 5, 4, 2, 3)), [OUTPUTS, INPUTS])
 
 
 @triton.jit
@@ -464,15 +592,8 @@ def _load(codes, output, k, known, width, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def _pair(codes, output, byte, known, width, KIND: tl.constexpr, ALIGNED: tl.constexpr):
-    """The numbers of even and of odd inputs, float32."""
-    packed = _load(codes, output, byte, known, width, ALIGNED).to(tl.int32)
-    return _number(packed & 15, KIND), _number(packed >> 4, KIND)
-
-
-@triton.jit
 def _one(codes, output, k, known, width, KIND: tl.constexpr, ALIGNED: tl.constexpr):
-    """Numbers, float32; a weight that is not coded is as it is."""
+    """Numbers of eight bits, float32; a weight that is not coded is as it is."""
     found = _load(codes, output, k, known, width, ALIGNED)
     return found if KIND == 0 else _wide(found, 2 if KIND == 5 else 0)
 
@@ -516,8 +637,7 @@ def _wide(number, BITS: tl.constexpr):
 
 @triton.jit
 def _scaled(
-    low,
-    high,
+    number,
     scales,
     zeros,
     factor,
@@ -525,20 +645,17 @@ def _scaled(
     begin,
     groups,
     OF_SCALES: tl.constexpr,
-    RUNS: tl.constexpr,
-    A_GROUP: tl.constexpr,
+    GROUP: tl.constexpr,
     ZEROS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
-    """(number - zero) * scale * factor, of both. low, high: float32, of a block's inputs, or of every second one.
-    factor: of an output; a scale without it may be beyond float16."""
-    scale = _of_groups(scales, factor, low, output, begin, groups, OF_SCALES, RUNS, A_GROUP, INPUTS)
+    """(number - zero) * scale * factor, float32 [outputs, inputs of a block]. factor: of an output; a scale without
+    it may be beyond float16."""
+    scale = _of_groups(scales, factor, number, output, begin, groups, OF_SCALES, GROUP, INPUTS)
     if ZEROS:
-        zero = _of_groups(
-            zeros, tl.full(output.shape, 1.0, tl.float32), low, output, begin, groups, 0, RUNS, A_GROUP, INPUTS
-        )
-        low, high = low - zero, high - zero
-    return low * scale, high * scale
+        one = tl.full(output.shape, 1.0, tl.float32)
+        number -= _of_groups(zeros, one, number, output, begin, groups, 0, GROUP, INPUTS)
+    return number * scale
 
 
 @triton.jit
@@ -550,20 +667,19 @@ def _of_groups(
     begin,
     groups,
     BITS: tl.constexpr,
-    RUNS: tl.constexpr,
-    A_GROUP: tl.constexpr,
+    GROUP: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
     """What a block's groups have, times the factor, float32, spread over the shape of `like`."""
     at = numbers + output * groups
-    if RUNS > 1:
-        group = begin // INPUTS * RUNS + tl.arange(0, RUNS)
+    if GROUP > 0 and GROUP < INPUTS:
+        runs: tl.constexpr = INPUTS // GROUP
+        group = begin // GROUP + tl.arange(0, runs)
         found = _wide(tl.load(at[:, None] + group[None, :], mask=(group < groups)[None, :], other=0), BITS)
         found *= factor[:, None]
-        run: tl.constexpr = like.shape[1] // RUNS
-        spread = tl.reshape(tl.broadcast_to(found[:, :, None], (like.shape[0], RUNS, run)), like.shape)
+        spread = tl.reshape(tl.broadcast_to(found[:, :, None], (like.shape[0], runs, GROUP)), like.shape)
     else:
-        if A_GROUP > 0:
-            at += begin // (INPUTS * A_GROUP)
+        if GROUP > 0:
+            at += begin // GROUP
         spread = tl.broadcast_to((_wide(tl.load(at), BITS) * factor)[:, None], like.shape)
     return spread
