@@ -155,14 +155,15 @@ class Coded:
         )
 
     def in_runs(self) -> Coded:
-        """The same weight in the same memory, with its four-bit codes in the order in which tensor cores take them:
-        of each `RUN` inputs, word t of four has those of the inputs 8 i + 2 t in its lower half, and those of the
+        """The same weight in the same memory, its four-bit codes in the order in which tensor cores take them: of
+        each `RUN` inputs, word t of four has those of the inputs 8 i + 2 t in its lower half, and those of the
         inputs 8 i + 2 t + 1 in its upper half, for i from 0 to 3."""
         form = self.form
-        assert form.table and not form.in_runs and form.inputs % RUN == 0, form
-        at_once = max(1, _VALUES_AT_ONCE // form.inputs)
-        for codes in self.codes.split(at_once):
-            one = torch.stack((codes & 15, codes >> 4), -1).view(len(codes), -1, 4, 4, 2)  # by run, i, t, and one
+        assert form.table
+        assert not form.in_runs
+        assert form.inputs % RUN == 0
+        for codes in torch.split(self.codes, max(1, _VALUES_AT_ONCE // form.inputs)):
+            one = torch.stack((codes & 15, codes >> 4), -1).view(len(codes), -1, 4, 4, 2)  # run, i, t, half
             words = one.permute(0, 1, 3, 4, 2).flatten(1)
             codes.copy_(words[:, 0::2] | words[:, 1::2] << 4)
         return replace(self, form=replace(form, in_runs=True))
