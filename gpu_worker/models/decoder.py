@@ -234,9 +234,8 @@ class Decoder:
             return self._dense(i, x, step)
         plan, experts = layer.experts, weights.experts
         inputs = self._behind(stream, plan.norm, experts.norm) if plan.norm is not None else x
-        chosen, shares = routed(plan.router, experts.router, stream if plan.router.of_stream else inputs)
-        if step.real is not None:
-            chosen = torch.where(step.real[:, None], chosen, plan.router.experts)
+        read = stream if plan.router.of_stream else inputs
+        chosen, shares = routed(plan.router, experts.router, read, step.real, self.kernels)
         mixed = mixed_experts(plan, experts, inputs, chosen, shares, self.kernels)
         mixed = self._behind(mixed, plan.out_norm, experts.out_norm)
         if layer.feed_forward is None:

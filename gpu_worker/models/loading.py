@@ -93,9 +93,9 @@ class LoadOptions:
         return self.on_read(n_bytes)
 
     def coded(self, weight: Coded, bias: Tensor | None) -> CodedLinear:
-        product = self.kernels.product_with(weight.form)
-        if product is not None:
-            return KernelLinear(weight, bias, product=product)
+        taken = self.kernels.take(weight)
+        if taken is not None:
+            return KernelLinear(taken[0], bias, product=taken[1])
         return CodedLinear(weight, bias, self.int8_inputs and takes_int8(weight.form))
 
     def quantize_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,10 +29,20 @@ from triton.runtime.jit import JITFunction
 
 from petiole.gpu_worker.models.parts.recurrent.states import RUN, Rounded
 from petiole.gpu_worker.models.parts.rotary import Rotation
+from petiole.gpu_worker.models.plan import Router
 from petiole.gpu_worker.models.weights.coded import E2M1, SIGNED, UNSIGNED, Form
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.models.weights.quantising import int4_form
-from petiole.gpu_worker.runtime.cuda.fused import accept, adapters, choose, chunks, grouped, layers, products
+from petiole.gpu_worker.runtime.cuda.fused import (
+    accept,
+    adapters,
+    choose,
+    chunks,
+    grouped,
+    layers,
+    products,
+    routing,
+)
 from petiole.gpu_worker.runtime.cuda.fused import norms as fused_norms
 from petiole.gpu_worker.runtime.cuda.fused import states as fused_states
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
@@ -216,6 +226,7 @@ def added(hidden: int, inner: int) -> None:
 
 def coded(form: Form, rows: int) -> None:
     weight = form.empty(lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype))
+    weight = weight.in_runs() if form.table else weight
     grouped.multiply(torch.empty((rows, form.inputs), dtype=torch.bfloat16), weight, None)
 
 
@@ -227,13 +238,15 @@ def norms() -> None:
 
 def experts(rows: int) -> None:
     """Of Qwen3-30B-A3B."""
-    x, shares = torch.empty((rows, 2048), dtype=torch.bfloat16), torch.empty((rows, 8))
-    pairs = grouped.Pairs(torch.zeros(rows * 8, dtype=torch.int64), torch.zeros(129, dtype=torch.int32), 8)
+    x = torch.empty((rows, 2048), dtype=torch.bfloat16)
+    logits = torch.empty((rows, 128))
+    chosen, shares = routing.choose_experts(Router(128, 8, normalised=True), logits, None, None, None)
+    pairs = routing.sort_pairs(chosen, torch.zeros(128, dtype=torch.int64))
     inner = grouped.gather_product(x, pairs, torch.empty((128 * 1536, 2048), dtype=torch.bfloat16), None)
     outputs = grouped.scatter_product(
         inner[:, :768], pairs, torch.empty((128 * 2048, 768), dtype=torch.bfloat16), None
     )
-    grouped.combined(outputs, shares)
+    grouped.combined(outputs, pairs, shares)
 
 
 CODED = {

@@ -10,12 +10,13 @@ import torch
 from petiole.gpu_worker.models.parts.experts import ExpertWeights, RouterWeights, mixed_experts
 from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.plan import Experts, FeedForward, Router
-from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear, KernelLinear
+from petiole.gpu_worker.models.weights.coded import RUN, Coded, CodedLinear, Form, KernelLinear
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear, Linear, quantize_fp8
 from petiole.gpu_worker.models.weights.quantising import int4_form, quantise_int4
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
-from petiole.gpu_worker.runtime.cuda.fused import grouped
+from petiole.gpu_worker.runtime.cuda.fused import grouped, routing
 from petiole.gpu_worker.runtime.cuda.fused.experts import mix_experts
+from petiole.gpu_worker.runtime.cuda.fused.routing import choose_experts
 from petiole.gpu_worker.runtime.cuda.known import has_kernel
 from tests.gpu.test_fused import DEVICE, some  # skips this module where Triton does not run
 from tests.support.coded import FORMS, random_weight
@@ -23,18 +24,25 @@ from tests.support.coded import FORMS, random_weight
 DTYPE, NEAR = (torch.bfloat16, 1e-2) if DEVICE == "cuda" else (torch.float16, 2e-3)
 """The interpreter multiplies no bfloat16."""
 
-KNOWN = [name for name, form in FORMS.items() if has_kernel(form)]
+
+def sized(form: Form, outputs: int | None = None, inputs: int | None = None) -> Form:
+    """Of other sizes, or of whole runs of four-bit codes."""
+    inputs = inputs or (-(-form.inputs // RUN) * RUN if form.table else form.inputs)
+    group = inputs if form.group == form.inputs else form.group
+    return replace(form, outputs=outputs or form.outputs, inputs=inputs, group=group)
+
+
+KNOWN = [name for name, form in FORMS.items() if has_kernel(sized(form))]
 
 
 def coded(name: str, outputs: int | None = None, inputs: int | None = None) -> Coded:
-    form = FORMS[name]
-    whole = form.group == form.inputs
-    inputs = inputs or form.inputs
-    form = replace(form, outputs=outputs or form.outputs, inputs=inputs, group=inputs if whole else form.group)
+    """As a kernel reads it."""
+    form = sized(FORMS[name], outputs, inputs)
     weight = random_weight(form, torch.Generator().manual_seed(form.inputs))
     weight.scales.copy_(weight.scales.float().clamp(2.0**-9).to(weight.scales.dtype))  # nothing vanishes in sums
     parts = (weight.codes, weight.scales, weight.zeros, weight.multiplier)
-    return Coded(form, *(None if part is None else part.to(DEVICE) for part in parts))
+    found = Coded(form, *(None if part is None else part.to(DEVICE) for part in parts))
+    return found.in_runs() if form.table and has_kernel(form) else found
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -49,6 +57,17 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 def test_forms_without_a_kernel_are_few():
     assert set(FORMS) - set(KNOWN) == {"groups of 48"}
+    parts_of_runs = {"groups of 16, zeros", "channels", "channels, zeros", "a short last group"}
+    assert {name for name in KNOWN if not has_kernel(FORMS[name])} == parts_of_runs
+
+
+@pytest.mark.parametrize("name", [name for name in KNOWN if FORMS[name].table])
+def test_codes_in_runs_stand_for_the_same_numbers(name):
+    weight = random_weight(sized(FORMS[name]), torch.Generator().manual_seed(3))
+    values = weight.values()
+    moved = weight.in_runs()
+    assert moved.codes.data_ptr() == weight.codes.data_ptr()
+    assert torch.equal(moved.values(), values)
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -84,7 +103,7 @@ def test_int4_in_float16():
     quantise_int4(weight, found)
     found = Coded(
         form, *(part.to(DEVICE) for part in (found.codes, found.scales)), None, found.multiplier.to(DEVICE)
-    )
+    ).in_runs()
     x = normal(3, 128).half()
     close(grouped.multiply(x, found, None), x.double() @ found.values().double().t())
     wide = grouped.widened(found, torch.float16).float()
@@ -135,9 +154,57 @@ def test_experts_mix_as_in_torch(kind, rows):
     real = (x[padding:], chosen[padding:], shares[padding:])
     wanted = mixed_experts(Experts(Router(LAYERS, CHOSEN), each), theirs, *real, TorchKernels())
     chosen[:padding] = LAYERS
-    found = mix_experts(each, up[0], down[0], x, chosen, shares, TorchKernels())
-    assert found is not None
-    mixed, counts = found
+    counts = torch.zeros_like(taken)
+    mixed = mix_experts(each, up[0], down[0], x, chosen, shares, counts, TorchKernels())
+    assert mixed is not None
     close(mixed[padding:], wanted.double())
     assert not mixed[:padding].any()
     assert torch.equal(counts, taken)
+
+
+def routers():
+    plain = Router(64, 8)
+    yield plain, {}
+    yield replace(plain, normalised=True, factor=2.5), {"correction": True}
+    yield replace(plain, experts=100, score="sigmoid", normalised=True), {"correction": True}
+    yield replace(plain, experts=32, chosen=4, score="chosen"), {"scales": True}
+    yield replace(plain, experts=512, chosen=10, normalised=True), {}
+
+
+@pytest.mark.parametrize(("plan", "stored"), list(routers()))
+@pytest.mark.parametrize("masked", [False, True])
+def test_experts_are_chosen_as_in_torch(plan, stored, masked):
+    """Scores are often equal; some positions are padding."""
+    draw = torch.Generator().manual_seed(plan.experts)
+    logits = (torch.randn(23, plan.experts, generator=draw) * 4).round() / 4
+    correction = torch.randint(-2, 3, (plan.experts,), generator=draw) / 8 if "correction" in stored else None
+    scales = torch.rand(plan.experts, generator=draw) if "scales" in stored else None
+    real = torch.rand(23, generator=draw) < 0.7 if masked else None
+    given = [None if part is None else part.to(DEVICE) for part in (correction, scales, real)]
+    chosen, shares = TorchKernels().choose_experts(plan, logits.double(), correction, scales, real)
+    found, found_shares = choose_experts(plan, logits.to(DEVICE), *given)
+    if plan.score != "sigmoid" or correction is None:  # else rounding decides between sums
+        assert torch.equal(found.cpu(), chosen)
+        torch.testing.assert_close(found_shares.cpu().double(), shares.double(), rtol=1e-5, atol=1e-9)
+    assert (found.diff(dim=1) >= 0).all()
+
+
+def test_logits_that_are_no_numbers_choose_as_many_experts():
+    logits = torch.tensor([[torch.nan] * 6, [torch.nan, 1, torch.nan, 2, torch.nan, torch.inf]], device=DEVICE)
+    found, _ = choose_experts(Router(6, 4, score="chosen"), logits, None, None, None)
+    assert found.tolist() == [[0, 1, 2, 3], [0, 1, 3, 5]]
+
+
+@pytest.mark.parametrize("most", [0, 2**14])
+@pytest.mark.parametrize(("rows", "chosen", "layers"), [(1, 8, 128), (37, 4, 32), (70, 8, 40), (5, 1, 3)])
+def test_pairs_are_sorted_by_layer(rows, chosen, layers, most, monkeypatch):
+    """Some take no layer, and nobody takes the second one."""
+    monkeypatch.setattr(routing, "MOST_RANKED", most)
+    taken = torch.randint(0, layers + 1, (rows, chosen), generator=torch.Generator().manual_seed(rows)).to(DEVICE)
+    taken[taken == 1] = layers
+    counts = torch.ones(layers, dtype=torch.int64, device=DEVICE)
+    pairs = routing.sort_pairs(taken, counts)
+    each = torch.bincount(taken.flatten(), minlength=layers + 1)[:layers]
+    assert torch.equal(pairs.order, taken.flatten().argsort(stable=True))
+    assert torch.equal(pairs.bounds.diff(), each.int())
+    assert torch.equal(counts, each + 1)

@@ -20,6 +20,7 @@ import torch
 from packaging.version import Version
 
 from petiole.gpu_worker.models.decoder import Decoder
+from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.parts.kernels import rms_norm as plain_norm
 from petiole.gpu_worker.models.parts.recurrent.convolution import convolved
 from petiole.gpu_worker.models.parts.recurrent.delta_rule import delta_rule
@@ -241,12 +242,14 @@ def multiply(x, weight, bias):
     return CodedLinear(weight, bias)(x)
 
 
-def sort_pairs(taken, layers):
-    flat = taken.flatten()
+def sort_pairs(taken, counts):
+    flat, layers = taken.flatten(), len(counts)
     assert ((flat >= 0) & (flat <= layers)).all()
-    bounds = torch.bincount(flat, minlength=layers + 1).cumsum(0)[:-1]
-    bounds = torch.cat((torch.zeros(1, dtype=torch.int64), bounds)).int()
-    return types.SimpleNamespace(order=flat.argsort(stable=True), bounds=bounds, chosen=taken.shape[1])
+    found = torch.bincount(flat, minlength=layers + 1)[:-1]
+    counts += found
+    bounds = torch.cat((torch.zeros(1, dtype=torch.int64), found.cumsum(0))).int()
+    order = flat.argsort(stable=True)
+    return types.SimpleNamespace(taken=taken, order=order, bounds=bounds, chosen=taken.shape[1], layers=layers)
 
 
 def gather_product(x, pairs, weight, bias):
@@ -259,18 +262,19 @@ def scatter_product(x, pairs, weight, bias):
 
 
 def of_layers(x, pairs, weight, bias):
-    """Rows, sorted by layer; zeros for what takes none."""
+    """Rows, sorted by layer; no numbers for what takes none."""
     wide = weight.values().to(x.dtype) if isinstance(weight, Coded) else weight
     parts = wide.chunk(len(pairs.bounds) - 1)
     biases = [None] * len(parts) if bias is None else bias.chunk(len(parts))
-    y = torch.zeros(len(x), len(parts[0]), dtype=x.dtype)
+    y = torch.full((len(x), len(parts[0])), torch.nan, dtype=x.dtype)
     for part, added, (first, end) in zip(parts, biases, itertools.pairwise(pairs.bounds.tolist()), strict=True):
         y[first:end] = torch.nn.functional.linear(x[first:end], part, added)
     return y
 
 
-def combined(y, shares):
-    weighted = y.view(*shares.shape, -1).float() * shares[..., None]
+def combined(y, pairs, shares):
+    there = (pairs.taken < pairs.layers)[..., None]
+    weighted = torch.where(there, y.view(*shares.shape, -1).float() * shares[..., None], 0)
     return sum(weighted.unbind(1)).to(y.dtype)
 
 
@@ -524,8 +528,9 @@ def install(monkeypatch):
     module("petiole.gpu_worker.runtime.cuda.fused.states", convolve, apply_delta_rule)
     module("petiole.gpu_worker.runtime.cuda.fused.chunks", apply_delta_rule_in_chunks)
     module("petiole.gpu_worker.runtime.cuda.fused.norms", rms_norm)
-    products_of = (multiply, sort_pairs, gather_product, scatter_product, combined)
-    module("petiole.gpu_worker.runtime.cuda.fused.grouped", *products_of)
+    module("petiole.gpu_worker.runtime.cuda.fused.grouped", multiply, gather_product, scatter_product, combined)
+    routing = module("petiole.gpu_worker.runtime.cuda.fused.routing", sort_pairs)
+    routing.choose_experts, routing.has_kernel = TorchKernels().choose_experts, lambda plan: True
     afresh("petiole.gpu_worker.runtime.cuda.fused.experts")
     module("petiole.gpu_worker.runtime.cuda.fused.choose", choose)
     module("petiole.gpu_worker.runtime.cuda.fused.accept", accept)

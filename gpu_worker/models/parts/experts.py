@@ -14,7 +14,6 @@ from torch import Tensor
 from petiole.gpu_worker.models.parts.feed_forward import activated
 from petiole.gpu_worker.models.parts.kernels import Kernels, rms_norm
 from petiole.gpu_worker.models.parts.norms import NormWeights
-from petiole.gpu_worker.models.parts.routing import route
 from petiole.gpu_worker.models.plan import Experts, Router
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
@@ -46,27 +45,26 @@ class ExpertWeights:
     dense_gate: DenseLinear | None = None
 
 
-def routed(plan: Router, weights: RouterWeights, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The router's inputs [T, hidden] -> experts and weights, as in `route`. In float32 whatever the model's type,
-    because a choice that rounding turns changes all that follows."""
-    wide = x.float()
+def routed(
+    plan: Router, weights: RouterWeights, x: Tensor, real: Tensor | None, kernels: Kernels
+) -> tuple[Tensor, Tensor]:
+    """The router's inputs [T, hidden] -> experts and weights, as in `Kernels.choose_experts`. In float32 whatever
+    the model's type, because a choice that rounding turns changes all that follows."""
     if plan.of_stream:
-        wide = rms_norm(wide, None, plan.eps)
-        wide = wide * x.shape[-1] ** -0.5 if weights.scale is None else wide * weights.scale * x.shape[-1] ** -0.5
-    logits, bias = weights.logits.weight.float(), weights.logits.bias
-    scores = torch.nn.functional.linear(wide, logits, None if bias is None else bias.float())
-    return route(plan, scores, weights.correction, weights.expert_scales)
+        scale = x.shape[-1] ** -0.5
+        x = rms_norm(x.float(), None, plan.eps)
+        x = x * scale if weights.scale is None else x * weights.scale * scale
+    logits = kernels.multiply_wide(x, weights.logits.weight, weights.logits.bias)
+    return kernels.choose_experts(plan, logits, weights.correction, weights.expert_scales, real)
 
 
 def mixed_experts(
     plan: Experts, weights: ExpertWeights, x: Tensor, chosen: Tensor, counts: Tensor, kernels: Kernels
 ) -> Tensor:
     """Inputs [T, hidden], and what `routed` says of them -> weighted sums of the experts' outputs, [T, hidden]."""
-    found = kernels.mix_experts(plan.each, weights.gate_up, weights.down, x, chosen, counts)
+    found = kernels.mix_experts(plan.each, weights.gate_up, weights.down, x, chosen, counts, weights.taken)
     if found is not None:
-        mixed, taken = found
-        weights.taken.add_(taken)
-        return mixed
+        return found
     taken = torch.bincount(chosen.flatten(), minlength=plan.router.experts)[: plan.router.experts]
     weights.taken.add_(taken)
     order = chosen.flatten().argsort(stable=True)

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from petiole.gpu_worker.models.plan import FeedForward
-from petiole.gpu_worker.models.weights.coded import Form, Product
+from petiole.gpu_worker.models.parts.routing import route
+from petiole.gpu_worker.models.plan import FeedForward, Router
+from petiole.gpu_worker.models.weights.coded import Coded, Product
 from petiole.gpu_worker.models.weights.linear import quantize_fp8
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
 
@@ -34,16 +35,33 @@ class Kernels(Protocol):
         """(float8_e4m3fn [T, in], float32 [T, 1]) whose product is x [T, in]."""
         ...
 
-    def product_with(self, form: Form) -> Product | None:
-        """What multiplies with codes of this form; None: torch, with codes that it widens."""
+    def take(self, weight: Coded) -> tuple[Coded, Product] | None:
+        """The weight in the order in which a kernel reads it, in the same memory, and what multiplies with it.
+        None: torch does, with codes that it widens."""
+        ...
+
+    def multiply_wide(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """[T, in] times [out, in] -> float32 [T, out], from products and sums in float32."""
+        ...
+
+    def choose_experts(
+        self, plan: Router, logits: Tensor, correction: Tensor | None, scales: Tensor | None, real: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """`parts.routing.route`; positions that are not `real`, bool [T], take experts beyond the last one."""
         ...
 
     def mix_experts(
-        self, plan: FeedForward, up: StackedLinear, down: StackedLinear, x: Tensor, chosen: Tensor, shares: Tensor
-    ) -> tuple[Tensor, Tensor] | None:
-        """`parts.experts.mixed_experts` in a few launches that wait for nothing, and how many positions each
-        expert has. A position whose experts are all beyond the last one takes none. None: such weights are for
-        torch."""
+        self,
+        plan: FeedForward,
+        up: StackedLinear,
+        down: StackedLinear,
+        x: Tensor,
+        chosen: Tensor,
+        shares: Tensor,
+        taken: Tensor,
+    ) -> Tensor | None:
+        """`parts.experts.mixed_experts` in a few launches that wait for nothing. Experts beyond the last one are
+        none. taken: int64 [experts]; the positions of each expert are added. None: such weights are for torch."""
         ...
 
 
@@ -65,12 +83,28 @@ class TorchKernels:
         values, scale = quantize_fp8(x)
         return values, scale[:, None]
 
-    def product_with(self, form: Form) -> Product | None:
+    def take(self, weight: Coded) -> tuple[Coded, Product] | None:
         return None
 
+    def multiply_wide(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+
+    def choose_experts(
+        self, plan: Router, logits: Tensor, correction: Tensor | None, scales: Tensor | None, real: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        chosen, shares = route(plan, logits, correction, scales)
+        return chosen if real is None else torch.where(real[:, None], chosen, plan.experts), shares
+
     def mix_experts(
-        self, plan: FeedForward, up: StackedLinear, down: StackedLinear, x: Tensor, chosen: Tensor, shares: Tensor
-    ) -> tuple[Tensor, Tensor] | None:
+        self,
+        plan: FeedForward,
+        up: StackedLinear,
+        down: StackedLinear,
+        x: Tensor,
+        chosen: Tensor,
+        shares: Tensor,
+        taken: Tensor,
+    ) -> Tensor | None:
         return None
 
 

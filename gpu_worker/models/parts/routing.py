@@ -10,7 +10,8 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.plan import Router
 
-_LEAST_SUM = 1e-20
+LEAST_SUM = 1e-20
+"""Is added to a sum that divides."""
 
 
 def route(plan: Router, logits: Tensor, correction: Tensor | None, scales: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -23,7 +24,7 @@ def route(plan: Router, logits: Tensor, correction: Tensor | None, scales: Tenso
     if plan.score == "chosen":
         weights = weights.softmax(-1)
     if plan.normalised:
-        weights = weights / (weights.sum(-1, keepdim=True) + _LEAST_SUM)
+        weights = weights / (weights.sum(-1, keepdim=True) + LEAST_SUM)
     if plan.factor != 1.0:
         weights = weights * plan.factor
     return chosen, weights if scales is None else weights * scales[chosen]

@@ -27,6 +27,9 @@ E2M1 = (*_HALF, *(-value for value in _HALF))
 """Tables: integers whose zero is 8, integers with zeros beside them, and floats with two bits of exponent and one
 of mantissa."""
 
+RUN = 32
+"""Inputs whose codes change places with each other; see `Coded.in_runs`."""
+
 _MOST, _LEAST_PEAK = 127.0, 2.0**-100
 _VALUES_AT_ONCE = 2**22
 """So many weights are floats at a time."""
@@ -39,8 +42,9 @@ class Allocator(Protocol):
 @dataclass(frozen=True, slots=True)
 class Form:
     """What a weight's parts look like. table: of four-bit codes; empty: eight bits. codes: the type of eight-bit
-    codes; four-bit codes are uint8, two a byte, the one with the lower input in the lower half. group: inputs with
-    one scale; the last group may be shorter. scales, zeros: their types. multiplier: whether there is one."""
+    codes; four-bit codes are uint8, two a byte, the one with the lower input in the lower half, unless they lie
+    `in_runs`. group: inputs with one scale; the last group may be shorter. scales, zeros: their types. multiplier:
+    whether there is one."""
 
     outputs: int
     inputs: int
@@ -50,6 +54,7 @@ class Form:
     scales: torch.dtype = torch.float32
     zeros: torch.dtype | None = None
     multiplier: bool = False
+    in_runs: bool = False
 
     @property
     def groups(self) -> int:
@@ -149,6 +154,20 @@ class Coded:
             multiplier=None if self.multiplier is None else self.multiplier[part],
         )
 
+    def in_runs(self) -> Coded:
+        """The same weight in the same memory, its four-bit codes in the order in which tensor cores take them: of
+        each `RUN` inputs, word t of four has those of the inputs 8 i + 2 t in its lower half, and those of the
+        inputs 8 i + 2 t + 1 in its upper half, for i from 0 to 3."""
+        form = self.form
+        assert form.table
+        assert not form.in_runs
+        assert form.inputs % RUN == 0
+        for codes in torch.split(self.codes, max(1, _VALUES_AT_ONCE // form.inputs)):
+            one = torch.stack((codes & 15, codes >> 4), -1).view(len(codes), -1, 4, 4, 2)  # run, i, t, half
+            words = one.permute(0, 1, 3, 4, 2).flatten(1)
+            codes.copy_(words[:, 0::2] | words[:, 1::2] << 4)
+        return replace(self, form=replace(form, in_runs=True))
+
     def split(self, sizes: Sequence[int]) -> list[Coded]:
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         return [self.rows(start, start + size) for start, size in zip(starts, sizes, strict=True)]
@@ -182,7 +201,10 @@ class Coded:
         if not form.table:
             return self.codes.float()
         pairs = _pairs(form.table, self.codes.device)
-        return F.embedding(self.codes.int(), pairs).flatten(1)[:, : form.inputs]
+        numbers = F.embedding(self.codes.int(), pairs).flatten(1)
+        if form.in_runs:
+            numbers = numbers.view(len(numbers), -1, 4, 2, 4).permute(0, 1, 4, 2, 3).flatten(1)
+        return numbers[:, : form.inputs]
 
     def values(self) -> Tensor:
         """The weight in float32 [outputs, inputs], exactly where float32 can hold the products."""

@@ -14,7 +14,7 @@ from petiole.gpu_worker.models.plan import (
     Norm,
     ShortConvolution,
 )
-from petiole.gpu_worker.models.weights.coded import E2M1, SIGNED, UNSIGNED, Form
+from petiole.gpu_worker.models.weights.coded import E2M1, RUN, SIGNED, UNSIGNED, Form
 
 ATTENTION: Values = COMMON
 """What FlashInfer computes, with `fused.layers`. The rest is refused on CUDA: there is no other attention."""
@@ -44,7 +44,8 @@ ENCODED = changed(CAPTURED, {Attention: {"rotary": {None}, "mask": {"bidirection
 def has_kernel(form: Form) -> bool:
     """Whether `fused.grouped` computes products with such codes."""
     group = form.group == form.inputs or (form.group >= 16 and form.group.bit_count() == 1)
-    return group and form.inputs % 2 == 0 and form.table in ((), SIGNED, UNSIGNED, E2M1)
+    whole_runs = not form.table or form.inputs % RUN == 0
+    return group and whole_runs and form.table in ((), SIGNED, UNSIGNED, E2M1)
 
 
 FUSED = changed(

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.parts.rotary import Rotation, rotated
-from petiole.gpu_worker.models.plan import Attention, FeedForward, ModelPlan
-from petiole.gpu_worker.models.weights.coded import Coded, Form, Product
+from petiole.gpu_worker.models.plan import Attention, FeedForward, ModelPlan, Router
+from petiole.gpu_worker.models.weights.coded import Coded, Product
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
 from petiole.gpu_worker.runtime.cuda.known import has_kernel
 from petiole.gpu_worker.runtime.interface import Int32Array
@@ -97,15 +98,38 @@ class FlashInferKernels:
 
         return quantize_rows(x)
 
-    def product_with(self, form: Form) -> Product | None:
-        return _multiply if has_kernel(form) else None
+    def take(self, weight: Coded) -> tuple[Coded, Product] | None:
+        if not has_kernel(weight.form):
+            return None
+        return weight.in_runs() if weight.form.table else weight, _multiply
+
+    def multiply_wide(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if not x.is_cuda or x.dtype != weight.dtype or x.dtype == torch.float32:
+            return TorchKernels().multiply_wide(x, weight, bias)
+        wide = torch.mm(x, weight.t(), out_dtype=torch.float32)
+        return wide if bias is None else wide.add_(bias)
+
+    def choose_experts(
+        self, plan: Router, logits: Tensor, correction: Tensor | None, scales: Tensor | None, real: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        from petiole.gpu_worker.runtime.cuda.fused.routing import choose_experts, has_kernel
+
+        choose = choose_experts if has_kernel(plan) else TorchKernels().choose_experts
+        return choose(plan, logits, correction, scales, real)
 
     def mix_experts(
-        self, plan: FeedForward, up: StackedLinear, down: StackedLinear, x: Tensor, chosen: Tensor, shares: Tensor
-    ) -> tuple[Tensor, Tensor] | None:
+        self,
+        plan: FeedForward,
+        up: StackedLinear,
+        down: StackedLinear,
+        x: Tensor,
+        chosen: Tensor,
+        shares: Tensor,
+        taken: Tensor,
+    ) -> Tensor | None:
         from petiole.gpu_worker.runtime.cuda.fused.experts import mix_experts
 
-        return mix_experts(plan, up, down, x, chosen, shares, self)
+        return mix_experts(plan, up, down, x, chosen, shares, taken, self)
 
 
 def _multiply(x: Tensor, weight: Coded, bias: Tensor | None) -> Tensor:

@@ -10,7 +10,8 @@ from petiole.gpu_worker.models.plan import FeedForward
 from petiole.gpu_worker.models.weights.coded import Coded, Form, KernelLinear
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear, Linear
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
-from petiole.gpu_worker.runtime.cuda.fused.grouped import combined, gather_product, scatter_product, sort_pairs
+from petiole.gpu_worker.runtime.cuda.fused.grouped import combined, gather_product, scatter_product
+from petiole.gpu_worker.runtime.cuda.fused.routing import sort_pairs
 
 
 def mix_experts(
@@ -20,15 +21,16 @@ def mix_experts(
     x: Tensor,
     chosen: Tensor,
     shares: Tensor,
+    taken: Tensor,
     kernels: Kernels,
-) -> tuple[Tensor, Tensor] | None:
+) -> Tensor | None:
     """See `Kernels.mix_experts`."""
     first, second = _stored(up.whole), _stored(down.whole)
     if first is None or second is None:
         return None
-    pairs = sort_pairs(chosen, up.n)
+    pairs = sort_pairs(chosen, taken)
     inner = activated(plan, gather_product(x, pairs, *first), kernels)
-    return combined(scatter_product(inner, pairs, *second), shares), pairs.bounds.diff()
+    return combined(scatter_product(inner, pairs, *second), pairs, shares)
 
 
 def _stored(linear: Linear) -> tuple[Tensor | Coded, Tensor | None] | None:
