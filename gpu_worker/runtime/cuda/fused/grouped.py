@@ -32,9 +32,11 @@ from petiole.gpu_worker.runtime.cuda.fused.codes import (
     assembly,
     factor_of,
     float_of,
+    halves_of_runs,
     in_four,
     in_order,
     load_codes,
+    load_groups,
     load_rows,
     matrices,
     number_of,
@@ -250,8 +252,12 @@ def _grouped_product(
     share, group_of_rows = tl.program_id(2) % SHARES, tl.program_id(2) // SHARES
     blocks = tl.cdiv(inputs, INPUTS)
     from_input, to_input = blocks * share // SHARES * INPUTS, blocks * (share + 1) // SHARES * INPUTS
-    for start in range(first + group_of_rows * ROWS, end, ROWS * (tl.num_programs(2) // SHARES)):
-        row = start + tl.arange(0, ROWS)
+    first += group_of_rows * ROWS
+    step, steps = ROWS * (tl.num_programs(2) // SHARES), 1
+    if SORTED:
+        steps = tl.cdiv(tl.maximum(end - first, 0), step)
+    for i in range(steps):
+        row = first + i * step + tl.arange(0, ROWS)
         used = row < end
         row = tl.minimum(row, end - 1)
         source, target = row, row
@@ -264,12 +270,20 @@ def _grouped_product(
         rows = x + source.to(tl.int64) * x_row
         factor = factor_of(multiplier, output, MULTIPLIED)
         total = tl.zeros([OUTPUTS, ROWS], tl.float32)
+        if KIND > 0 and KIND < 4:  # those of the next block are read while this one is multiplied
+            block_scales = load_groups(scales, output, from_input, groups, GROUP, INPUTS)
+            block_zeros = load_groups(zeros, output, from_input, groups, GROUP, INPUTS) if ZEROS else block_scales
         for begin in range(from_input, to_input, INPUTS):
             if KIND > 0 and KIND < 4:
+                next_scales = load_groups(scales, output, begin + INPUTS, groups, GROUP, INPUTS)
+                next_zeros = next_scales
+                if ZEROS:
+                    next_zeros = load_groups(zeros, output, begin + INPUTS, groups, GROUP, INPUTS)
                 total = _add_four_bits(
-                    total, rows, codes, scales, zeros, output, begin, used, inputs, groups,
+                    total, rows, codes, block_scales, block_zeros, output, begin, used, inputs,
                     ALIGNED, OUTPUTS, INPUTS, KIND, OF_SCALES, GROUP, ZEROS, ASSEMBLY,
                 )  # fmt: skip
+                block_scales, block_zeros = next_scales, next_zeros
             else:
                 k = begin + tl.arange(0, INPUTS)
                 known = k < inputs
@@ -279,10 +293,11 @@ def _grouped_product(
                         left, scales, zeros, factor, output, begin, groups, OF_SCALES, GROUP, ZEROS, INPUTS
                     )
                 right = load_rows(rows, k, used, known, ALIGNED)
-                part = tl.dot(left.to(right.dtype), right)
                 if EXACT and GROUP > 0:
-                    part *= float_of(tl.load(scales + output * groups + begin // GROUP), OF_SCALES)[:, None]
-                total += part
+                    scale = float_of(tl.load(scales + output * groups + begin // GROUP), OF_SCALES)
+                    total += tl.dot(left.to(right.dtype), right) * scale[:, None]
+                else:
+                    total += tl.dot(left.to(right.dtype), right)
         if EXACT and GROUP == 0:
             total *= float_of(tl.load(scales + output), OF_SCALES)[:, None]
         if EXACT:
@@ -304,7 +319,6 @@ def _add_four_bits(
     begin,
     used,
     inputs,
-    groups,
     ALIGNED: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -314,57 +328,39 @@ def _add_four_bits(
     ZEROS: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):
-    """total and the products of a block of 128 inputs. Codes meet the rows as they are; the sums of 32 inputs, or
-    of 16, are scaled."""
-    tl.static_assert(INPUTS == 128)
+    """total and the products of a block of inputs, whose groups have these scales and zeros. Codes meet the rows
+    as they are; the sums of 32 inputs, or of 16, are scaled."""
     word = begin // 8 + tl.arange(0, INPUTS // 8)
     words = load_codes(codes, output, word, word < inputs // 8, inputs // 8, ALIGNED)
     runs = in_four(words, OUTPUTS)
+    of_scales = halves_of_runs(scales, OUTPUTS, GROUP)
+    of_zeros = halves_of_runs(zeros, OUTPUTS, GROUP)
+    ones = tl.full([OUTPUTS, 16], 1, rows.dtype.element_ty)
     for i in tl.static_range(INPUTS // 32):
         k = begin + 32 * i + tl.arange(0, 16)
         first = load_rows(rows, k, used, k < inputs, ALIGNED)
         second = load_rows(rows, k + 16, used, k < inputs, ALIGNED)
         left, right = matrices(runs[i], first.dtype, KIND, ASSEMBLY, OUTPUTS)
         part = tl.dot(left, first)
-        ones = tl.full([OUTPUTS, 16], 1, first.dtype)
         sums = tl.dot(ones, first) if ZEROS else part
-        at = begin + 32 * i
         if GROUP == 16:
-            total += _of_group(part, sums, scales, zeros, output, at, groups, OF_SCALES, GROUP, ZEROS, ALIGNED)
+            total += _of_group(part, sums, of_scales[2 * i], of_zeros[2 * i], OF_SCALES, GROUP, ZEROS)
             part = tl.dot(right, second)
             sums = tl.dot(ones, second) if ZEROS else part
-            at += 16
         else:
             part = tl.dot(right, second, part)
             sums = tl.dot(ones, second, sums) if ZEROS else part
-        total += _of_group(part, sums, scales, zeros, output, at, groups, OF_SCALES, GROUP, ZEROS, ALIGNED)
+        total += _of_group(part, sums, of_scales[2 * i + 1], of_zeros[2 * i + 1], OF_SCALES, GROUP, ZEROS)
     return total
 
 
 @triton.jit
-def _of_group(
-    part,
-    sums,
-    scales,
-    zeros,
-    output,
-    begin,
-    groups,
-    OF_SCALES: tl.constexpr,
-    GROUP: tl.constexpr,
-    ZEROS: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):
-    """(part - zero * sums) * scale, of the group that begins at an input or includes it. part: sums of codes times
-    inputs; sums: of the inputs."""
-    group = 0 if GROUP == 0 else begin // GROUP
-    if not ALIGNED:
-        group = tl.minimum(group, groups - 1)
-    at = output * groups + group
+def _of_group(part, sums, scale, zero, OF_SCALES: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr):
+    """(part - zero * sums) * scale. part: sums of codes times inputs; sums: of the inputs."""
     if ZEROS:
-        part -= tl.load(zeros + at).to(tl.float32)[:, None] * sums
+        part -= zero.to(tl.float32)[:, None] * sums
     if GROUP > 0:
-        part *= float_of(tl.load(scales + at), OF_SCALES)[:, None]
+        part *= float_of(scale, OF_SCALES)[:, None]
     return part
 
 
