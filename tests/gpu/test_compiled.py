@@ -80,6 +80,8 @@ def blocks(kernel):
         ("expand", 8),
         ("square", 2),
         ("follow", 2),
+        ("grouped_product int4, 1 rows", 5),
+        ("grouped_product int4, 64 rows", 2),
     ],
 )
 def test_a_multiprocessor_holds_several_blocks_at_a_time(kernel, least, kernels):

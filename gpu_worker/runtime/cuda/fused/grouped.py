@@ -59,8 +59,8 @@ class Block(NamedTuple):
     warps: int
 
 
-FEW, MANY = Block(64, 128, 16, 5, 4), Block(64, 128, 64, 3, 4)
-"""For at most 16 rows a layer, and for more: the quickest of those that were tried on an H100."""
+FEW, MANY, MOST = Block(64, 128, 16, 5, 4), Block(64, 128, 64, 3, 4), Block(128, 64, 128, 4, 8)
+"""For at most 16 rows a layer, for at most 64, and for more: the quickest of those that were tried on an H100."""
 
 PROGRAMS = 384
 """A linear layer with fewer programs than this shares out its inputs, too, so that all of a card reads its
@@ -157,7 +157,7 @@ def _launch(
 ) -> None:
     """chosen: layers that a row of x takes, whose outputs are sorted; 0: rows of x are sorted, and outputs not."""
     layers, inputs = 1 if pairs is None else pairs.layers, x.shape[1]
-    block = FEW if len(y) <= FEW.rows * layers else MANY
+    block = next(block for block in (FEW, MANY, MOST) if len(y) <= block.rows * layers or block is MOST)
     stored = Stored.of(weight)
     assert x.stride(1) == 1
     assert y.is_contiguous()
@@ -168,6 +168,7 @@ def _launch(
     if pairs is None:
         shares = max(1, min(MOST_SHARES, PROGRAMS // (across * at_once), inputs // width // 4))
     parts = torch.empty((shares, *y.shape), dtype=torch.float32, device=y.device) if shares > 1 else y
+    assert parts.numel() < 2**31, "places of outputs have 32 bits"
     _grouped_product[(across, layers, at_once * shares)](
         x,
         stored.codes,
@@ -304,8 +305,8 @@ def _grouped_product(
             total *= factor[:, None]
         if BIASED:
             total += tl.where(share == 0, tl.load(bias + output).to(tl.float32), 0.0)[:, None]
-        at = y + share * n_rows * outputs + target.to(tl.int64)[None, :] * outputs + lane[:, None]
-        tl.store(at, total.to(y.dtype.element_ty), mask=used[None, :] & there[:, None])
+        at = (share * n_rows + target.to(tl.int32)[None, :]) * outputs + lane[:, None]
+        tl.store(y + at, total.to(y.dtype.element_ty), mask=used[None, :] & there[:, None])
 
 
 @triton.jit
