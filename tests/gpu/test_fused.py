@@ -422,6 +422,12 @@ def test_the_delta_rule_in_chunks_is_the_recurrence(lengths, fading, alike):
     check_chunks(lengths, (2, 4, 24, 32), FADING[fading], alike, copied=(0, 20, 31, 32, 100))
 
 
+def test_more_rows_than_a_block_of_chunks_looks_at_together():
+    check_chunks(
+        [*[0] * 100, CHUNK + 3, *[0] * 40, 1, CHUNK + 1, 2 * CHUNK], (1, 1, 16, 16), 0.3, False, copied=(33,)
+    )
+
+
 def test_the_delta_rule_in_chunks_at_the_sizes_of_a_model():
     check_chunks((CHUNK + 7, 1), (1, 2, 128, 128), 0.3, alike=False, copied=(35,))
 

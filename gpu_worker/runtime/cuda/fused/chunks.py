@@ -36,6 +36,7 @@ CHUNK = 32
 
 _VALUES = 16  # dimensions of a head's values that a block follows
 _KEYS = tl.constexpr(32)  # of keys, that it multiplies at a time
+_ROWS = tl.constexpr(128)  # of a step, that a block looks at together
 _OF_SQUARES, _OF_STATES = tl.constexpr("tf32x3"), tl.constexpr("tf32")
 _LEVELS = tl.constexpr(CHUNK.bit_length() - 1)
 
@@ -63,7 +64,6 @@ def apply_delta_rule_in_chunks(
     sizes = {
         "EACH": heads // key_heads,
         "KEYS": max(16, triton.next_power_of_2(key_dim)),
-        "ROWS": triton.next_power_of_2(rows),
         "CHUNK": CHUNK,
         "num_warps": 4,
         "num_stages": 1,
@@ -73,19 +73,40 @@ def apply_delta_rule_in_chunks(
     _square[(chunks, heads)](q, k, g, beta, squares, bounds, rows, key_heads, key_dim, **sizes)
     _follow[(rows, heads, triton.cdiv(value_dim, _VALUES))](
         q, k, v, g, beta, squares, matrices, outputs, *step,
-        rows, key_heads, key_dim, value_dim,
+        key_heads, key_dim, value_dim,
         VALUES=_VALUES, **sizes,
     )  # fmt: skip
     return outputs
 
 
 @triton.jit
-def _chunks_of_rows(bounds, rows, ROWS: tl.constexpr, CHUNK: tl.constexpr):
-    """How many each row has."""
-    row = tl.arange(0, ROWS)
+def _chunks_of_rows(bounds, row, rows, CHUNK: tl.constexpr):
+    """How many each of these rows has; none beyond the last row."""
     first = tl.load(bounds + row, mask=row < rows, other=0)
     n = tl.load(bounds + row + 1, mask=row < rows, other=0) - first
     return tl.where(n >= CHUNK, (n + CHUNK - 1) // CHUNK, 0)
+
+
+@triton.jit
+def _chunks_before(bounds, row, CHUNK: tl.constexpr):
+    """How many the rows before this one have."""
+    before = 0
+    for start in range(0, row, _ROWS):
+        before += tl.sum(_chunks_of_rows(bounds, start + tl.arange(0, _ROWS), row, CHUNK), 0)
+    return before
+
+
+@triton.jit
+def _row_of(chunk, bounds, rows, CHUNK: tl.constexpr):
+    """The row that has a chunk, or the number of rows."""
+    row, before = 0, 0
+    for start in range(0, rows, _ROWS):
+        some = start + tl.arange(0, _ROWS)
+        of_rows = _chunks_of_rows(bounds, some, rows, CHUNK)
+        passed = (some < rows) & (before + tl.cumsum(of_rows, 0) <= chunk)
+        row += tl.sum(passed.to(tl.int32), 0)
+        before += tl.sum(of_rows, 0)
+    return row
 
 
 @triton.jit
@@ -100,7 +121,7 @@ def _fading(total, earlier):
     return tl.exp(tl.where(earlier, total[:, None] - total[None, :], float("-inf")))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _square(
     q,
     k,
@@ -113,7 +134,6 @@ def _square(
     key_dim,
     EACH: tl.constexpr,
     KEYS: tl.constexpr,
-    ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     """1 / (1 + A) and P of a chunk. The inverses of blocks on the diagonal are joined in pairs:
@@ -123,11 +143,10 @@ def _square(
     """
     chunk, head = tl.program_id(0), tl.program_id(1)
     heads = key_heads * EACH
-    of_rows = _chunks_of_rows(bounds, rows, ROWS, CHUNK)
-    row = tl.sum((tl.cumsum(of_rows, 0) <= chunk).to(tl.int32), 0)
+    row = _row_of(chunk, bounds, rows, CHUNK)
     if row >= rows:
         return
-    before = tl.sum(tl.where(tl.arange(0, ROWS) < row, of_rows, 0), 0)
+    before = _chunks_before(bounds, row, CHUNK)
     first, end = tl.load(bounds + row), tl.load(bounds + row + 1)
     i = tl.arange(0, CHUNK)
     t = first + (chunk - before) * CHUNK + i
@@ -168,14 +187,12 @@ def _follow(
     places,
     bounds,
     copies,
-    rows,
     key_heads,
     key_dim,
     value_dim,
     VALUES: tl.constexpr,
     EACH: tl.constexpr,
     KEYS: tl.constexpr,
-    ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     row, head = tl.program_id(0), tl.program_id(1)
@@ -183,8 +200,7 @@ def _follow(
     first, end = tl.load(bounds + row), tl.load(bounds + row + 1)
     if end - first < CHUNK:
         return
-    of_rows = _chunks_of_rows(bounds, rows, ROWS, CHUNK)
-    chunk = tl.sum(tl.where(tl.arange(0, ROWS) < row, of_rows, 0), 0)
+    chunk = _chunks_before(bounds, row, CHUNK)
     i, key, value = tl.arange(0, CHUNK), tl.arange(0, KEYS), tl.program_id(2) * VALUES + tl.arange(0, VALUES)
     of_key, of_value = key < key_dim, value < value_dim
     used = of_key[:, None] & of_value[None, :]
