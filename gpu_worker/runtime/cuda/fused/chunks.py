@@ -29,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from petiole.gpu_worker.models.parts.recurrent.states import Rounded
-from petiole.gpu_worker.runtime.cuda.fused.states import apply_delta_rule
+from petiole.gpu_worker.runtime.cuda.fused.states import apply_delta_rule, key_heads_of
 
 CHUNK = 32
 """Positions. Of longer chunks a block's registers would not hold what it multiplies."""
@@ -42,9 +42,7 @@ _LEVELS = tl.constexpr(CHUNK.bit_length() - 1)
 
 
 def apply_delta_rule_in_chunks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    qkv: Tensor,
     g: Tensor,
     beta: Tensor,
     matrices: Tensor,
@@ -54,13 +52,12 @@ def apply_delta_rule_in_chunks(
     copies: Tensor,
 ) -> Tensor:
     """As `states.apply_delta_rule`, up to the order of sums. The host decides nothing but by shapes."""
-    n, rows = len(v), len(places)
-    step = places, bounds, copies
+    n, rows = len(qkv), len(places)
+    given = qkv, g, beta, matrices, rounded, places, bounds, copies
     if n < CHUNK or n == rows or rounded is not None:  # n == rows: decodes
-        return apply_delta_rule(q, k, v, g, beta, matrices, rounded, *step)
-    outputs = apply_delta_rule(q, k, v, g, beta, matrices, rounded, *step, most=CHUNK - 1)
-    (key_heads, key_dim), (heads, value_dim) = q.shape[1:], v.shape[1:]
-    q, k, v, g, beta = (part.contiguous() for part in (q, k, v, g, beta))
+        return apply_delta_rule(*given)
+    outputs = apply_delta_rule(*given, most=CHUNK - 1)
+    key_heads, (heads, key_dim, value_dim) = key_heads_of(qkv, g, beta, matrices), matrices.shape[1:]
     sizes = {
         "EACH": heads // key_heads,
         "KEYS": max(16, triton.next_power_of_2(key_dim)),
@@ -69,12 +66,11 @@ def apply_delta_rule_in_chunks(
         "num_stages": 1,
     }
     chunks = triton.cdiv(n, CHUNK) + min(rows, n // CHUNK)  # of each row the last one may be short
-    squares = torch.empty((chunks, heads, 2, CHUNK, CHUNK), dtype=torch.float32, device=v.device)
-    _square[(chunks, heads)](q, k, g, beta, squares, bounds, rows, key_heads, key_dim, **sizes)
+    squares = torch.empty((chunks, heads, 2, CHUNK, CHUNK), dtype=torch.float32, device=qkv.device)
+    _square[(chunks, heads)](qkv, g, beta, squares, bounds, rows, key_heads, key_dim, value_dim, **sizes)
     _follow[(rows, heads, triton.cdiv(value_dim, _VALUES))](
-        q, k, v, g, beta, squares, matrices, outputs, *step,
-        key_heads, key_dim, value_dim,
-        VALUES=_VALUES, **sizes,
+        qkv, g, beta, squares, matrices, outputs, places, bounds, copies,
+        key_heads, key_dim, value_dim, VALUES=_VALUES, **sizes,
     )  # fmt: skip
     return outputs
 
@@ -110,9 +106,9 @@ def _row_of(chunk, bounds, rows, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _read(x, t, head, heads, at, size, used):
-    """A chunk's positions at some numbers of a head: zeros beyond the row's end."""
-    return tl.load(x + (t.to(tl.int64) * heads + head)[:, None] * size + at[None, :], mask=used, other=0.0)
+def _read(qkv, t, channels, at, used):
+    """A chunk's positions at some channels: zeros beyond the row's end."""
+    return tl.load(qkv + (t.to(tl.int64) * channels)[:, None] + at[None, :], mask=used, other=0.0)
 
 
 @triton.jit
@@ -123,8 +119,7 @@ def _fading(total, earlier):
 
 @triton.jit(do_not_specialize=["rows"])
 def _square(
-    q,
-    k,
+    qkv,
     g,
     beta,
     squares,
@@ -132,6 +127,7 @@ def _square(
     rows,
     key_heads,
     key_dim,
+    value_dim,
     EACH: tl.constexpr,
     KEYS: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -143,6 +139,7 @@ def _square(
     """
     chunk, head = tl.program_id(0), tl.program_id(1)
     heads = key_heads * EACH
+    channels, of_keys = (2 * key_dim + EACH * value_dim) * key_heads, key_heads * key_dim
     row = _row_of(chunk, bounds, rows, CHUNK)
     if row >= rows:
         return
@@ -158,8 +155,9 @@ def _square(
     for begin in range(0, KEYS, _KEYS):
         key = begin + tl.arange(0, _KEYS)
         used = of_row[:, None] & (key < key_dim)[None, :]
-        names = _read(k, t, head // EACH, key_heads, key, key_dim, used)
-        asked = _read(q, t, head // EACH, key_heads, key, key_dim, used)
+        at = head // EACH * key_dim + key
+        names = _read(qkv, t, channels, of_keys + at, used)
+        asked = _read(qkv, t, channels, at, used)
         a += tl.dot(names, tl.trans(names), input_precision=_OF_SQUARES)
         found += tl.dot(asked, tl.trans(names), input_precision=_OF_SQUARES)
     a *= share[:, None] * _fading(total, i[:, None] > i[None, :])
@@ -176,9 +174,7 @@ def _square(
 
 @triton.jit
 def _follow(
-    q,
-    k,
-    v,
+    qkv,
     g,
     beta,
     squares,
@@ -201,6 +197,7 @@ def _follow(
     if end - first < CHUNK:
         return
     chunk = _chunks_before(bounds, row, CHUNK)
+    channels, of_keys = (2 * key_dim + EACH * value_dim) * key_heads, key_heads * key_dim
     i, key, value = tl.arange(0, CHUNK), tl.arange(0, KEYS), tl.program_id(2) * VALUES + tl.arange(0, VALUES)
     of_key, of_value = key < key_dim, value < value_dim
     used = of_key[:, None] & of_value[None, :]
@@ -211,9 +208,9 @@ def _follow(
         t = start + i
         of_row = t < end
         known, shown = of_row[:, None] & of_key[None, :], of_row[:, None] & of_value[None, :]
-        names = _read(k, t, head // EACH, key_heads, key, key_dim, known)
-        asked = _read(q, t, head // EACH, key_heads, key, key_dim, known)
-        wanted = _read(v, t, head, heads, value, value_dim, shown)
+        names = _read(qkv, t, channels, of_keys + head // EACH * key_dim + key, known)
+        asked = _read(qkv, t, channels, head // EACH * key_dim + key, known)
+        wanted = _read(qkv, t, channels, 2 * of_keys + head * value_dim + value, shown)
         position = t.to(tl.int64) * heads + head
         total = tl.cumsum(tl.load(g + position, mask=of_row, other=0.0), 0)
         share = tl.load(beta + position, mask=of_row, other=0.0)

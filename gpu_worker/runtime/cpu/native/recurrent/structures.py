@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_int32, c_int64, c_void_p
 
-from petiole.gpu_worker.models.parts.recurrent.delta_net import DeltaNetWeights
+from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeights
 from petiole.gpu_worker.models.parts.recurrent.mixing import RecurrentWeights
 from petiole.gpu_worker.models.parts.recurrent.states import LayerState
 from petiole.gpu_worker.models.plan import DeltaNet, Recurrent
