@@ -32,7 +32,7 @@ from petiole.gpu_worker.models.parts.feed_forward import FeedForwardWeights
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.per_layer import PerLayerTables, PerLayerWeights
-from petiole.gpu_worker.models.parts.recurrent.delta_net import DeltaNetWeights
+from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeights
 from petiole.gpu_worker.models.parts.recurrent.short import ShortConvolutionWeights
 from petiole.gpu_worker.models.plan import (
     Attention,

@@ -29,7 +29,7 @@ from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.per_layer import PerLayerTables, PerLayerWeights
 from petiole.gpu_worker.models.parts.pooling import DenseWeights, Pooler
-from petiole.gpu_worker.models.parts.recurrent.delta_net import DeltaNetWeights
+from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeights
 from petiole.gpu_worker.models.parts.recurrent.mixing import RecurrentWeights
 from petiole.gpu_worker.models.parts.recurrent.short import ShortConvolutionWeights
 from petiole.gpu_worker.models.parts.rotary import rotary_table

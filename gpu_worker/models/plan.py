@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from petiole.vectors import COLBERT, SPARSE
 
@@ -165,6 +165,15 @@ class Attention:
         return (queries, self.kv_size) if self.values_are_keys else (queries, self.kv_size, self.kv_size)
 
 
+class HeadPart(NamedTuple):
+    """The numbers of each head of keys among the outputs of a projection: those of the first head begin at
+    `first`, those of the next one `apart` later."""
+
+    first: int
+    size: int
+    apart: int
+
+
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
     """A mixer that keeps a state: a gated delta rule after a causal convolution.
@@ -175,8 +184,8 @@ class DeltaNet:
 
     Each head of keys serves value_heads / key_heads heads of values, one after the other. a, b, z: projections of
     x, a and b with one number a head of values. kernel: positions that the convolution reads, its own included.
-    norm: of each head of the output. grouped: the projections are stored by heads of keys, [query | key | values |
-    z] and [b | a] of each; else [queries | keys | values], z, b and a of all heads.
+    norm: of each head of the output, an RMS norm without a bias. grouped: the projections are stored by heads of
+    keys, [query | key | values | z] and [b | a] of each; else [queries | keys | values], z, b and a of all heads.
 
     The state: S, float32, and the last kernel - 1 inputs of the convolution."""
 
@@ -187,6 +196,11 @@ class DeltaNet:
     kernel: int
     norm: Norm
     grouped: bool = False
+
+    @property
+    def each(self) -> int:
+        """Heads of values that a head of keys serves."""
+        return self.value_heads // self.key_heads
 
     @property
     def key_size(self) -> int:
@@ -210,6 +224,20 @@ class DeltaNet:
     def gate_sizes(self) -> tuple[int, ...]:
         """Those of b and a."""
         return (2 * self.value_heads,) if self.grouped else (self.value_heads, self.value_heads)
+
+    @property
+    def parts(self) -> dict[str, HeadPart]:
+        """Of the projections: queries, keys, values and z of that of the inputs, b and a of that of the gates."""
+        key, values, each = self.key_dim, self.each * self.value_dim, self.each
+        sizes = {"queries": key, "keys": key, "values": values, "z": values, "b": each, "a": each}
+        if self.grouped:
+            first = {"queries": 0, "keys": key, "values": 2 * key, "z": 2 * key + values, "b": 0, "a": each}
+            inputs, gates = 2 * (key + values), 2 * each
+            apart = {name: gates if name in ("b", "a") else inputs for name in sizes}
+        else:
+            of_keys = {"queries": 0, "keys": self.key_size, "values": 2 * self.key_size}
+            first, apart = {**of_keys, "z": self.channels, "b": 0, "a": self.value_heads}, sizes
+        return {name: HeadPart(first[name], size, apart[name]) for name, size in sizes.items()}
 
     @property
     def matrices(self) -> tuple[int, int, int]:

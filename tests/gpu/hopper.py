@@ -27,9 +27,11 @@ from triton.runtime.cache import get_cache_manager
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from petiole.gpu_worker.models.parts.norms import NormWeights
+from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeights, part_of
 from petiole.gpu_worker.models.parts.recurrent.states import RUN, Rounded
 from petiole.gpu_worker.models.parts.rotary import Rotation
-from petiole.gpu_worker.models.plan import Router
+from petiole.gpu_worker.models.plan import DeltaNet, Norm, Router
 from petiole.gpu_worker.models.weights.coded import E2M1, SIGNED, UNSIGNED, Form
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.models.weights.quantising import int4_form
@@ -183,22 +185,35 @@ def terms() -> None:
     adapters.add_terms(x, y, a, b, *(torch.zeros(n, dtype=torch.int32) for n in (16, 5)))
 
 
-def states(heads: int, rounded: bool) -> None:
-    """Of Qwen3.5: heads of 128, a kernel of four."""
-    rows, n, channels = 8, 64, 2 * 16 * 128 + heads * 128
+def states(heads: int, rounded: bool, grouped: bool = False) -> None:
+    """Of Qwen3.5, and of Qwen3-Next: heads of 128, a kernel of four."""
+    rows, n, net = 8, 64, DeltaNet(16, heads, 128, 128, 4, Norm(), grouped=grouped)
     places, bounds, of, copies = (torch.zeros(many, dtype=torch.int32) for many in (rows, rows + 1, n, n))
-    x, kernel = torch.empty((n, channels), dtype=torch.bfloat16), torch.empty((channels, 4), dtype=torch.bfloat16)
-    inputs = torch.empty((16, 3, channels), dtype=torch.bfloat16)
-    fused_states.convolve(x, kernel, None, inputs, places, bounds, of, copies)
-    q, v, gates = torch.empty((n, 16, 128)), torch.empty((n, heads, 128)), torch.empty((n, heads))
+    kernel, norm = (torch.empty(size, dtype=torch.bfloat16) for size in ((net.channels, 4), (128,)))
+    inputs = torch.empty((16, 3, net.channels), dtype=torch.bfloat16)
+    nothing = DenseLinear(kernel)
+    weights = DeltaNetWeights(nothing, nothing, kernel, *torch.empty((2, heads)), NormWeights(norm), nothing)
+    projected, gates = (
+        torch.empty((n, sum(sizes)), dtype=torch.bfloat16) for sizes in (net.input_sizes, net.gate_sizes)
+    )
+    given = fused_states.prepare(net, weights, projected, gates, inputs, places, bounds, of, copies)
     kept = None
     if rounded:
         numbers = heads * 128 * 128
         kept = Rounded(torch.empty((8, numbers), dtype=torch.int8), torch.empty((8, numbers // RUN)))
     matrices = torch.empty((8, heads, 128, 128))
     step = places, bounds, copies
-    fused_states.apply_delta_rule(q, q, v, gates, gates, matrices, kept, *step)
-    chunks.apply_delta_rule_in_chunks(q, q, v, gates, gates, matrices, kept, *step)
+    outputs = fused_states.apply_delta_rule(*given, matrices, kept, *step)
+    chunks.apply_delta_rule_in_chunks(*given, matrices, kept, *step)
+    fused_norms.gated_rms_norm(outputs, part_of(projected, net.parts["z"], net.key_heads), norm, 1e-6)
+
+
+def short() -> None:
+    """Of LFM2: 2048 channels, a kernel of three."""
+    places, bounds, of, copies = (torch.zeros(many, dtype=torch.int32) for many in (8, 9, 64, 64))
+    x, kernel = (torch.empty(size, dtype=torch.bfloat16) for size in ((64, 2048), (2048, 3)))
+    inputs = torch.empty((16, 2, 2048), dtype=torch.bfloat16)
+    fused_states.convolve(x, kernel, None, inputs, places, bounds, of, copies)
 
 
 def residual(hidden: int) -> products.Residual:
@@ -275,7 +290,9 @@ VARIANTS: dict[str, Callable[[], Tensor | None]] = {
     "of 4096": eight_bits,
     "with values": accepted,
     "of rank 16": terms,
+    "of 2048 channels": short,
     "of 32 heads": lambda: states(32, rounded=False),
+    "of 32 heads, grouped": lambda: states(32, rounded=False, grouped=True),
     "of 16 heads, into eight bits": lambda: states(16, rounded=True),
     "normed, 1024": lambda: product(1024),
     "normed, 4096": lambda: product(4096),
@@ -301,7 +318,9 @@ FEW = (
     "of 4096",
     "with values",
     "of rank 16",
+    "of 2048 channels",
     "of 32 heads",
+    "of 32 heads, grouped",
     "of 16 heads, into eight bits",
     "normed, 1024",
     "gated, 4096",

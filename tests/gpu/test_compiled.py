@@ -78,8 +78,13 @@ def blocks(kernel):
         ("rotate_and_store", 8),
         ("shrink", 4),
         ("expand", 8),
+        ("convolve", 8),
+        ("prepare", 24),
+        ("gated_rms_norm", 32),
         ("square", 2),
         ("follow", 2),
+        ("grouped_product int4, 1 rows", 5),
+        ("grouped_product int4, 64 rows", 2),
     ],
 )
 def test_a_multiprocessor_holds_several_blocks_at_a_time(kernel, least, kernels):

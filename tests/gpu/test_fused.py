@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import numpy as np
@@ -20,9 +21,13 @@ if DEVICE == "cpu" and not known:
     pytest.skip("numpy 2.4 is not known to the interpreter of Triton before 3.7", allow_module_level=True)
 
 from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.parts.kernels import rms_norm as plain_norm
+from petiole.gpu_worker.models.parts.norms import NormWeights
+from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeights
 from petiole.gpu_worker.models.parts.recurrent.states import Rounded
 from petiole.gpu_worker.models.parts.rotary import Rotation
+from petiole.gpu_worker.models.plan import DeltaNet, Norm
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.runtime.cuda.fused import choose as fused
 from petiole.gpu_worker.runtime.cuda.fused import products
@@ -30,8 +35,8 @@ from petiole.gpu_worker.runtime.cuda.fused.accept import accept as fused_accept
 from petiole.gpu_worker.runtime.cuda.fused.adapters import add_terms
 from petiole.gpu_worker.runtime.cuda.fused.chunks import CHUNK, apply_delta_rule_in_chunks
 from petiole.gpu_worker.runtime.cuda.fused.layers import gather_pages, rotate_and_store, token_slots, write_pages
-from petiole.gpu_worker.runtime.cuda.fused.norms import rms_norm
-from petiole.gpu_worker.runtime.cuda.fused.states import apply_delta_rule, convolve
+from petiole.gpu_worker.runtime.cuda.fused.norms import gated_rms_norm, rms_norm
+from petiole.gpu_worker.runtime.cuda.fused.states import apply_delta_rule, convolve, prepare
 from petiole.gpu_worker.runtime.step.noise import noise_keys
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import Choice, choose
@@ -362,6 +367,98 @@ def test_a_convolution_over_what_is_stored(channels, width, biased, dtype):
     torch.testing.assert_close(mixed[:13], expected[:13], rtol=1e-5, atol=1e-5)
 
 
+def net_of_a_step(key_heads, heads, key_dim, value_dim, grouped, dtype, n=15, places=9):
+    """A delta net; what its projections give for n positions, in columns of wider tensors; its stored inputs."""
+    net = DeltaNet(key_heads, heads, key_dim, value_dim, 4, Norm(), grouped=grouped)
+    fading, bias = -normal(heads).exp(), normal(heads + 1)[1:]
+    kernel, nothing = normal(net.channels, net.kernel, dtype=dtype), DenseLinear(torch.empty(0, 0))
+    weights = DeltaNetWeights(nothing, nothing, kernel, fading, bias, NormWeights(), nothing)
+    projected, gates = (
+        normal(n, sum(sizes) + 3, dtype=dtype)[:, 3:] for sizes in (net.input_sizes, net.gate_sizes)
+    )
+    return net, weights, projected, 6 * gates, normal(places, net.kernel - 1, net.channels, dtype=dtype)
+
+
+NETS = [((1, 3, 16, 24),), ((2, 2, 24, 32),), ((2, 4, 8, 5),), ((16, 32, 128, 128),)]
+"""Heads of keys and of values, and the dimensions of both."""
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("grouped", [False, True], ids=["apart", "grouped"])
+@pytest.mark.parametrize("sizes", some(NETS, short=3), ids=str)
+def test_what_the_delta_rule_reads_is_made_of_what_the_projections_give(sizes, grouped, dtype):
+    places, bounds, of, copies = rows_of_a_step()
+    net, weights, projected, gates, stored = net_of_a_step(*sizes, grouped, dtype)
+    wanted = stored.clone()
+    expected = plain.prepare(net, weights, projected, gates, wanted, places, bounds, of, copies)
+    found = prepare(net, weights, projected, gates, stored, places, bounds, of, copies)
+    assert torch.equal(stored, wanted)
+    for one, other in zip(found, expected, strict=True):
+        assert one.is_contiguous()
+        torch.testing.assert_close(one[:13], other[:13], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=["apart", "grouped"])
+def test_a_row_that_is_cut_anywhere_reads_the_same_bits(grouped):
+    """And leaves the same inputs, whatever its parts and whoever is beside it."""
+    n = 6
+    net, weights, projected, gates, before = net_of_a_step(1, 2, 16, 8, grouped, torch.bfloat16, n, places=3)
+
+    def run(stored, place, *bounds):
+        parts = []
+        for first, end in itertools.pairwise(bounds):
+            many = end - first  # beside a row of the first position, which comes first
+            at = [0, *range(first, end), 0]
+            of, copies = int32(0, *[1] * many, 0), int32(*[-1] * (many + 2))
+            step = int32(1 - place, place), int32(0, 1, 1 + many), of, copies
+            given = (part[at] for part in (projected, gates))
+            parts.append([part[1:-1] for part in prepare(net, weights, *given, stored, *step)])
+        return [torch.cat(part) for part in zip(*parts, strict=True)]
+
+    whole = before.clone()
+    expected = run(whole, 1, 0, n)
+    for cut in range(1, n):
+        stored = before.clone()
+        assert all(map(torch.equal, run(stored, 1, 0, cut, n), expected))
+        assert torch.equal(stored[1], whole[1])
+    stored = before.clone()
+    assert all(map(torch.equal, run(stored, 1, *range(n + 1)), expected))
+    assert torch.equal(stored[1:], whole[1:])
+
+
+def test_gates_far_from_zero():
+    places, bounds, of, copies = rows_of_a_step()
+    net, weights, projected, _, stored = net_of_a_step(1, 2, 8, 8, False, torch.float32)
+    spread = torch.linspace(-80, 80, 60, device=DEVICE).view(15, 4)
+    g, beta = prepare(net, weights, projected, spread, stored, places, bounds, of, copies)[1:]
+    a, b = spread[:, 2:].double() + weights.bias, spread[:, :2].double()
+    torch.testing.assert_close(g.double(), weights.fading * torch.nn.functional.softplus(a), rtol=3e-5, atol=0)
+    torch.testing.assert_close(beta.double(), b.sigmoid(), rtol=3e-5, atol=0)
+
+
+@pytest.mark.parametrize("in_float32", [False, True], ids=["weight of the model's type", "weight in float32"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(("groups", "heads", "width"), [(2, 2, 128), (2, 4, 24), (1, 3, 40)])
+def test_heads_are_normed_and_gated_as_in_torch(groups, heads, width, dtype, in_float32):
+    if dtype is torch.bfloat16 and DEVICE == "cpu":
+        pytest.skip("the interpreter cuts bfloat16 off instead of rounding it")
+    x, every = normal(5, heads, width), heads // groups * width
+    z = normal(5, groups * (every + 7) + 9, dtype=dtype)[:, 9:].unflatten(1, (groups, -1))[..., 7:]
+    weight = normal(width, dtype=torch.float32 if in_float32 else dtype)
+    expected = TorchKernels().gated_rms_norm(x, z, weight, 1e-5)
+    found = gated_rms_norm(x, z, weight, 1e-5)
+    assert found.dtype == dtype
+    near = {torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float32: 1e-5}[
+        dtype
+    ]  # a rounding may fall otherwise
+    torch.testing.assert_close(found, expected, rtol=near, atol=1e-6)
+
+
+def packed(q, k, v):
+    """Heads as the delta rule reads them."""
+    return torch.cat([part.flatten(1) for part in (q, k, v)], 1)
+
+
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize(
     ("key_heads", "heads", "key_dim", "value_dim"),
@@ -381,8 +478,9 @@ def test_the_delta_rule_over_what_is_stored(key_heads, heads, key_dim, value_dim
             for _ in range(2)
         )
     wanted = stored.clone()
-    expected = plain.apply_delta_rule(q, k, v, g, beta, wanted, kept, places, bounds, copies)
-    outputs = apply_delta_rule(q, k, v, g, beta, stored, kept_here, places, bounds, copies)
+    given = packed(q, k, v), g, beta
+    expected = plain.apply_delta_rule(*given, wanted, kept, places, bounds, copies)
+    outputs = apply_delta_rule(*given, stored, kept_here, places, bounds, copies)
     torch.testing.assert_close(outputs[:13], expected[:13], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(stored, wanted, rtol=1e-5, atol=1e-5)
     if kept is not None and kept_here is not None:
@@ -422,6 +520,12 @@ def test_the_delta_rule_in_chunks_is_the_recurrence(lengths, fading, alike):
     check_chunks(lengths, (2, 4, 24, 32), FADING[fading], alike, copied=(0, 20, 31, 32, 100))
 
 
+def test_more_rows_than_a_block_of_chunks_looks_at_together():
+    check_chunks(
+        [*[0] * 100, CHUNK + 3, *[0] * 40, 1, CHUNK + 1, 2 * CHUNK], (1, 1, 16, 16), 0.3, False, copied=(33,)
+    )
+
+
 def test_the_delta_rule_in_chunks_at_the_sizes_of_a_model():
     check_chunks((CHUNK + 7, 1), (1, 2, 128, 128), 0.3, alike=False, copied=(35,))
 
@@ -444,7 +548,7 @@ def check_chunks(lengths, sizes, fading, alike, copied):
     before = stored.clone()
     places = list(reversed(range(rows)))
     step = int32(*places), int32(*bounds), copies.to(DEVICE)
-    outputs = apply_delta_rule_in_chunks(q, k, v, g, beta, stored, None, *step)
+    outputs = apply_delta_rule_in_chunks(packed(q, k, v), g, beta, stored, None, *step)
     near = {"rtol": 1e-4, "atol": 2e-4} if alike and DEVICE == "cpu" else NEAR
     for place, first, many in zip(places, bounds, lengths, strict=False):
         cut = slice(first, first + many)
@@ -466,7 +570,7 @@ def test_a_row_in_chunks_that_is_cut_goes_on_from_its_state(cut):
     none = torch.full((n,), -1, dtype=torch.int32, device=DEVICE)
 
     def run(stored, first, end):
-        some = (part[first:end] for part in (q, k, v, g, beta))
+        some = (part[first:end] for part in (packed(q, k, v), g, beta))
         step = int32(0), int32(0, end - first), none[first:end]
         return apply_delta_rule_in_chunks(*some, stored, None, *step)
 
@@ -482,8 +586,8 @@ def test_rows_that_decode_beside_a_prompt_in_chunks_have_the_bits_of_the_recurre
     stored = normal(3, heads, size, size)
     alone, beside = stored.clone(), stored.clone()
     step = int32(0, 1, 2), int32(0, 1, n - 1, n), torch.full((n,), -1, dtype=torch.int32, device=DEVICE)
-    expected = apply_delta_rule(q, k, v, g, beta, alone, None, *step)
-    outputs = apply_delta_rule_in_chunks(q, k, v, g, beta, beside, None, *step)
+    expected = apply_delta_rule(packed(q, k, v), g, beta, alone, None, *step)
+    outputs = apply_delta_rule_in_chunks(packed(q, k, v), g, beta, beside, None, *step)
     assert torch.equal(outputs[[0, -1]], expected[[0, -1]])
     assert torch.equal(beside[[0, 2]], alone[[0, 2]])
 
@@ -494,4 +598,11 @@ def test_states_of_other_sizes_than_the_step_are_refused():
         convolve(normal(15, 8), normal(8, 4), None, normal(9, 3, 9), places, bounds, of, copies)
     q, v, gates = normal(15, 2, 8), normal(15, 4, 32), normal(15, 4)
     with pytest.raises(ValueError, match="must fit"):
-        apply_delta_rule(q, q, v, gates, gates, normal(9, 4, 32, 8), None, places, bounds, copies)
+        apply_delta_rule(packed(q, q, v), gates, gates, normal(9, 4, 8, 16), None, places, bounds, copies)
+    net, weights, projected, gates, stored = net_of_a_step(2, 4, 8, 32, grouped=False, dtype=torch.float32)
+    with pytest.raises(ValueError, match="must fit"):
+        prepare(net, weights, projected[:, 1:], gates, stored, places, bounds, of, copies)
+    with pytest.raises(ValueError, match="must fit"):
+        prepare(net, weights, projected, gates[:, 1:], stored, places, bounds, of, copies)
+    with pytest.raises(ValueError, match="must fit"):
+        gated_rms_norm(normal(3, 4, 32), normal(3, 2, 96), normal(32), 1e-6)

@@ -23,6 +23,7 @@ from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.parts.kernels import rms_norm as plain_norm
 from petiole.gpu_worker.models.parts.recurrent.convolution import convolved
+from petiole.gpu_worker.models.parts.recurrent.delta_inputs import convolution_inputs, rule_gates, rule_heads
 from petiole.gpu_worker.models.parts.recurrent.delta_rule import delta_rule
 from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear
 from petiole.gpu_worker.runtime.cuda import executor, fused, graphs
@@ -187,12 +188,28 @@ def convolve(x, kernel, bias, inputs, places, bounds, of, copies):
     return mixed
 
 
-def apply_delta_rule(q, k, v, g, beta, matrices, rounded, places, bounds, copies):
-    check_rows(places, bounds, copies, len(v))
-    assert {part.dtype for part in (q, k, v, g, beta, matrices)} == {torch.float32}
-    each = v.shape[1] // k.shape[1]
-    q, k = (part.repeat_interleave(each, dim=1) for part in (q, k))
-    outputs = torch.full_like(v, math.nan)
+def prepare(plan, weights, projected, gates, inputs, places, bounds, of, copies):
+    assert projected.stride(1) == gates.stride(1) == 1
+    x = convolution_inputs(plan, projected)
+    heads = rule_heads(plan, convolve(x, weights.convolution, None, inputs, places, bounds, of, copies))
+    return torch.cat([part.flatten(1) for part in heads], 1), *rule_gates(plan, weights, gates)
+
+
+def parts_of_heads(qkv, matrices):
+    """Queries, keys and values of each head of values."""
+    heads, key_dim, value_dim = matrices.shape[1:]
+    q, k, v = qkv.tensor_split([(n := (qkv.shape[1] - heads * value_dim) // 2), 2 * n], dim=1)
+    q, k = (part.unflatten(1, (-1, key_dim)) for part in (q, k))
+    q, k = (part.repeat_interleave(heads // part.shape[1], dim=1) for part in (q, k))
+    return q, k, v.unflatten(1, (heads, value_dim))
+
+
+def apply_delta_rule(qkv, g, beta, matrices, rounded, places, bounds, copies):
+    check_rows(places, bounds, copies, len(qkv))
+    assert {part.dtype for part in (qkv, g, beta, matrices)} == {torch.float32}
+    assert all(part.is_contiguous() for part in (qkv, g, beta, matrices))
+    q, k, v = parts_of_heads(qkv, matrices)
+    outputs = torch.full(v.shape, math.nan, device=v.device)
     for place, (first, end) in zip(places.tolist(), itertools.pairwise(bounds.tolist()), strict=True):
         stored = matrices[place : place + 1].clone()
         for t in range(first, end):
@@ -206,11 +223,10 @@ def apply_delta_rule(q, k, v, g, beta, matrices, rounded, places, bounds, copies
     return outputs
 
 
-def apply_delta_rule_in_chunks(q, k, v, g, beta, matrices, rounded, places, bounds, copies):
-    check_rows(places, bounds, copies, len(v))
-    each = v.shape[1] // k.shape[1]
-    q, k = (part.repeat_interleave(each, dim=1) for part in (q, k))
-    outputs = torch.full_like(v, math.nan)
+def apply_delta_rule_in_chunks(qkv, g, beta, matrices, rounded, places, bounds, copies):
+    check_rows(places, bounds, copies, len(qkv))
+    q, k, v = parts_of_heads(qkv, matrices)
+    outputs = torch.full(v.shape, math.nan, device=v.device)
     for place, (first, end) in zip(places.tolist(), itertools.pairwise(bounds.tolist()), strict=True):
         stored, start = matrices[place : place + 1].clone(), first
         for after in (t + 1 for t in range(first, end) if t + 1 == end or copies[t] >= 0):
@@ -231,6 +247,13 @@ def rms_norm(x, weight, eps, added=None):
     if added is not None:
         x += added
     return plain_norm(x, weight, eps)
+
+
+def gated_rms_norm(x, z, weight, eps):
+    assert x.dtype == torch.float32
+    assert x.is_contiguous()
+    assert z.stride(2) == 1
+    return TorchKernels().gated_rms_norm(x, z, weight, eps)
 
 
 # ---------------------------------------------------------------- codes and experts
@@ -525,9 +548,9 @@ def install(monkeypatch):
     layers = (rotate_and_store, write_pages, gather_pages, token_slots, quantize_rows)
     module("petiole.gpu_worker.runtime.cuda.fused.layers", *layers)
     module("petiole.gpu_worker.runtime.cuda.fused.adapters", add_terms)
-    module("petiole.gpu_worker.runtime.cuda.fused.states", convolve, apply_delta_rule)
+    module("petiole.gpu_worker.runtime.cuda.fused.states", convolve, prepare, apply_delta_rule)
     module("petiole.gpu_worker.runtime.cuda.fused.chunks", apply_delta_rule_in_chunks)
-    module("petiole.gpu_worker.runtime.cuda.fused.norms", rms_norm)
+    module("petiole.gpu_worker.runtime.cuda.fused.norms", rms_norm, gated_rms_norm)
     module("petiole.gpu_worker.runtime.cuda.fused.grouped", multiply, gather_product, scatter_product, combined)
     routing = module("petiole.gpu_worker.runtime.cuda.fused.routing", sort_pairs)
     routing.choose_experts, routing.has_kernel = TorchKernels().choose_experts, lambda plan: True

@@ -27,6 +27,12 @@ class Kernels(Protocol):
         """residual += x in place, then its norm."""
         ...
 
+    def gated_rms_norm(self, x: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """The norm of each head of x, rounded to the type of z, times silu(z), in that type: [T, heads, width]. x:
+        float32 [T, heads, width], contiguous; z: a view [T, groups, heads / groups * width]; weight: [width], of
+        the type of z, or float32."""
+        ...
+
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu of the first half of the last dimension, times the second half."""
         ...
@@ -74,6 +80,10 @@ class TorchKernels:
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         residual += x
         return rms_norm(residual, weight, eps)
+
+    def gated_rms_norm(self, x: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+        y = rms_norm(x.to(z.dtype), weight, eps).float() * F.silu(z.float()).reshape(x.shape)
+        return y.to(z.dtype)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

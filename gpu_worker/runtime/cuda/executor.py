@@ -135,7 +135,8 @@ def _mixed_width(layer: Layer) -> int:
     if isinstance(mixer, Attention):
         return 2 * (mixer.q_size + 2 * mixer.kv_size)
     if isinstance(mixer, DeltaNet):
-        return sum(mixer.input_sizes) + 8 * mixer.channels + 6 * mixer.value_size
+        squares = 256 * mixer.value_heads  # of the chunks of `fused.chunks`, the last ones of rows included
+        return sum(mixer.input_sizes) + 2 * mixer.channels + 3 * mixer.value_size + squares
     return 8 * mixer.channels
 
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from petiole.gpu_worker.config import switch
+from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeights
 from petiole.gpu_worker.models.parts.recurrent.states import LayerState
+from petiole.gpu_worker.models.plan import DeltaNet
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +33,18 @@ class StatesOnCuda:
         inputs = self._of(i).inputs
         return convolve(x, kernel, bias, inputs, self.places, self.bounds, self.of, self.copies)
 
-    def apply_delta_rule(self, i: int, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+    def apply_delta_rule(
+        self, i: int, plan: DeltaNet, weights: DeltaNetWeights, projected: Tensor, gates: Tensor
+    ) -> Tensor:
         from petiole.gpu_worker.runtime.cuda.fused.chunks import apply_delta_rule_in_chunks
-        from petiole.gpu_worker.runtime.cuda.fused.states import apply_delta_rule
+        from petiole.gpu_worker.runtime.cuda.fused.states import apply_delta_rule, prepare
 
         state = self._of(i)
         assert state.matrices is not None
+        step = self.places, self.bounds, self.of, self.copies
+        qkv, g, beta = prepare(plan, weights, projected, gates, state.inputs, *step)
         rule = apply_delta_rule_in_chunks if switch("exact") == "off" else apply_delta_rule
-        return rule(q, k, v, g, beta, state.matrices, state.rounded, self.places, self.bounds, self.copies)
+        return rule(qkv, g, beta, state.matrices, state.rounded, self.places, self.bounds, self.copies)
 
     def _of(self, i: int) -> LayerState:
         state = self.layers[i]

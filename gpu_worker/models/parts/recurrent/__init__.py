@@ -1,9 +1,10 @@
 """Mixers that keep a state (`plan.Recurrent`). Each line may import what stands below it.
 
-mixing       any of them, in one step
-delta_net    a gated delta rule after a convolution, with an output gate
-short        a convolution between two gates
-delta_rule   the rule: position by position, or in chunks
-convolution  a causal convolution of each channel
-states       where states are, and which positions a step adds to which
+mixing        any of them, in one step
+delta_net     a gated delta rule after a convolution, with an output gate
+short         a convolution between two gates
+states        where states are, and which positions a step adds to which
+delta_inputs  the weights of a delta net, and what its projections give the delta rule
+delta_rule    the rule: position by position, or in chunks
+convolution   a causal convolution of each channel
 """

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from petiole.gpu_worker.models.parts.kernels import Kernels
-from petiole.gpu_worker.models.parts.recurrent.delta_net import DeltaNetWeights, delta_net
+from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeights
+from petiole.gpu_worker.models.parts.recurrent.delta_net import delta_net
 from petiole.gpu_worker.models.parts.recurrent.short import ShortConvolutionWeights, short_convolution
 from petiole.gpu_worker.models.parts.recurrent.states import RecurrentStep
 from petiole.gpu_worker.models.plan import DeltaNet, Recurrent

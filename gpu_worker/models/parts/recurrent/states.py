@@ -18,7 +18,14 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.models.parts.recurrent.convolution import convolved
+from petiole.gpu_worker.models.parts.recurrent.delta_inputs import (
+    DeltaNetWeights,
+    convolution_inputs,
+    rule_gates,
+    rule_heads,
+)
 from petiole.gpu_worker.models.parts.recurrent.delta_rule import delta_rule
+from petiole.gpu_worker.models.plan import DeltaNet
 
 RUN = 32
 """Numbers of a rounded matrix that share a scale: neighbours among the dimensions of values."""
@@ -109,9 +116,11 @@ class RecurrentStep(Protocol):
         [channels, kernel]; bias: [channels]."""
         ...
 
-    def apply_delta_rule(self, i: int, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
-        """Layer i's delta rule: float32 [T, value_heads, value_dim]. q, k: [T, key_heads, key_dim]; v: [T,
-        value_heads, value_dim]; g, beta: [T, value_heads]; all float32."""
+    def apply_delta_rule(
+        self, i: int, plan: DeltaNet, weights: DeltaNetWeights, projected: Tensor, gates: Tensor
+    ) -> Tensor:
+        """Layer i's convolution and delta rule: float32 [T, value_heads, value_dim], contiguous. projected, gates:
+        [T, outputs] of the projections of the inputs and of the gates."""
         ...
 
 
@@ -132,10 +141,14 @@ class StepBySpans:
             state.put_inputs(span, before)
         return mixed
 
-    def apply_delta_rule(self, i: int, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
-        state, outputs, each = self._of(i), torch.empty_like(v), v.shape[1] // k.shape[1]
+    def apply_delta_rule(
+        self, i: int, plan: DeltaNet, weights: DeltaNetWeights, projected: Tensor, gates: Tensor
+    ) -> Tensor:
+        mixed = self.convolve(i, convolution_inputs(plan, projected), weights.convolution)
+        (q, k, v), (g, beta) = rule_heads(plan, mixed), rule_gates(plan, weights, gates)
+        state, outputs = self._of(i), torch.empty_like(v)
         assert state.matrices is not None
-        q, k = (part.repeat_interleave(each, dim=1) if each > 1 else part for part in (q, k))
+        q, k = (part.repeat_interleave(plan.each, dim=1) if plan.each > 1 else part for part in (q, k))
         for span in self.spans:
             self.progress()
             q_, k_, v_, g_, beta_ = (part[span.at] for part in (q, k, v, g, beta))

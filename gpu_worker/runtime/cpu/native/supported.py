@@ -8,7 +8,7 @@ from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.fast_paths import ANY, COMMON, Parts, Support, changed, supports
 from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.parts.layer import LayerWeights
-from petiole.gpu_worker.models.parts.recurrent.delta_net import DeltaNetWeights
+from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeights
 from petiole.gpu_worker.models.plan import (
     Attention,
     DeltaNet,

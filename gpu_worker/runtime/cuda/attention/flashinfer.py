@@ -87,6 +87,11 @@ class FlashInferKernels:
         fused_add_rmsnorm(x, residual, weight, eps)
         return x
 
+    def gated_rms_norm(self, x: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+        from petiole.gpu_worker.runtime.cuda.fused.norms import gated_rms_norm
+
+        return gated_rms_norm(x, z, weight, eps)
+
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         from flashinfer.activation import silu_and_mul
 

@@ -6,10 +6,10 @@ Each module has kernels and functions that launch them. The tests run them in Tr
     products  linear layers of small batches, with the norms and activations around them
     choose    from logits to tokens in two launches
     accept    verification of drafts in one launch
-    norms     norms whose weights are in float32
+    norms     norms whose weights are in float32, or that a gate follows
     grouped   products with codes, and with the layers of experts
     experts   mixtures of experts
-    states    the convolutions and delta rules of layers that keep a state
+    states    layers that keep a state: convolutions, what delta rules read, and the rules position by position
     chunks    the delta rule of long rows, with products of matrices
     adapters  adds each position's own adapter
 """

@@ -29,21 +29,20 @@ import triton.language as tl
 from torch import Tensor
 
 from petiole.gpu_worker.models.parts.recurrent.states import Rounded
-from petiole.gpu_worker.runtime.cuda.fused.states import apply_delta_rule
+from petiole.gpu_worker.runtime.cuda.fused.states import apply_delta_rule, key_heads_of
 
 CHUNK = 32
 """Positions. Of longer chunks a block's registers would not hold what it multiplies."""
 
 _VALUES = 16  # dimensions of a head's values that a block follows
 _KEYS = tl.constexpr(32)  # of keys, that it multiplies at a time
+_ROWS = tl.constexpr(128)  # of a step, that a block looks at together
 _OF_SQUARES, _OF_STATES = tl.constexpr("tf32x3"), tl.constexpr("tf32")
 _LEVELS = tl.constexpr(CHUNK.bit_length() - 1)
 
 
 def apply_delta_rule_in_chunks(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    qkv: Tensor,
     g: Tensor,
     beta: Tensor,
     matrices: Tensor,
@@ -53,45 +52,63 @@ def apply_delta_rule_in_chunks(
     copies: Tensor,
 ) -> Tensor:
     """As `states.apply_delta_rule`, up to the order of sums. The host decides nothing but by shapes."""
-    n, rows = len(v), len(places)
-    step = places, bounds, copies
+    n, rows = len(qkv), len(places)
+    given = qkv, g, beta, matrices, rounded, places, bounds, copies
     if n < CHUNK or n == rows or rounded is not None:  # n == rows: decodes
-        return apply_delta_rule(q, k, v, g, beta, matrices, rounded, *step)
-    outputs = apply_delta_rule(q, k, v, g, beta, matrices, rounded, *step, most=CHUNK - 1)
-    (key_heads, key_dim), (heads, value_dim) = q.shape[1:], v.shape[1:]
-    q, k, v, g, beta = (part.contiguous() for part in (q, k, v, g, beta))
+        return apply_delta_rule(*given)
+    outputs = apply_delta_rule(*given, most=CHUNK - 1)
+    key_heads, (heads, key_dim, value_dim) = key_heads_of(qkv, g, beta, matrices), matrices.shape[1:]
     sizes = {
         "EACH": heads // key_heads,
         "KEYS": max(16, triton.next_power_of_2(key_dim)),
-        "ROWS": triton.next_power_of_2(rows),
         "CHUNK": CHUNK,
         "num_warps": 4,
         "num_stages": 1,
     }
     chunks = triton.cdiv(n, CHUNK) + min(rows, n // CHUNK)  # of each row the last one may be short
-    squares = torch.empty((chunks, heads, 2, CHUNK, CHUNK), dtype=torch.float32, device=v.device)
-    _square[(chunks, heads)](q, k, g, beta, squares, bounds, rows, key_heads, key_dim, **sizes)
+    squares = torch.empty((chunks, heads, 2, CHUNK, CHUNK), dtype=torch.float32, device=qkv.device)
+    _square[(chunks, heads)](qkv, g, beta, squares, bounds, rows, key_heads, key_dim, value_dim, **sizes)
     _follow[(rows, heads, triton.cdiv(value_dim, _VALUES))](
-        q, k, v, g, beta, squares, matrices, outputs, *step,
-        rows, key_heads, key_dim, value_dim,
-        VALUES=_VALUES, **sizes,
+        qkv, g, beta, squares, matrices, outputs, places, bounds, copies,
+        key_heads, key_dim, value_dim, VALUES=_VALUES, **sizes,
     )  # fmt: skip
     return outputs
 
 
 @triton.jit
-def _chunks_of_rows(bounds, rows, ROWS: tl.constexpr, CHUNK: tl.constexpr):
-    """How many each row has."""
-    row = tl.arange(0, ROWS)
+def _chunks_of_rows(bounds, row, rows, CHUNK: tl.constexpr):
+    """How many each of these rows has; none beyond the last row."""
     first = tl.load(bounds + row, mask=row < rows, other=0)
     n = tl.load(bounds + row + 1, mask=row < rows, other=0) - first
     return tl.where(n >= CHUNK, (n + CHUNK - 1) // CHUNK, 0)
 
 
 @triton.jit
-def _read(x, t, head, heads, at, size, used):
-    """A chunk's positions at some numbers of a head: zeros beyond the row's end."""
-    return tl.load(x + (t.to(tl.int64) * heads + head)[:, None] * size + at[None, :], mask=used, other=0.0)
+def _chunks_before(bounds, row, CHUNK: tl.constexpr):
+    """How many the rows before this one have."""
+    before = 0
+    for start in range(0, row, _ROWS):
+        before += tl.sum(_chunks_of_rows(bounds, start + tl.arange(0, _ROWS), row, CHUNK), 0)
+    return before
+
+
+@triton.jit
+def _row_of(chunk, bounds, rows, CHUNK: tl.constexpr):
+    """The row that has a chunk, or the number of rows."""
+    row, before = 0, 0
+    for start in range(0, rows, _ROWS):
+        some = start + tl.arange(0, _ROWS)
+        of_rows = _chunks_of_rows(bounds, some, rows, CHUNK)
+        passed = (some < rows) & (before + tl.cumsum(of_rows, 0) <= chunk)
+        row += tl.sum(passed.to(tl.int32), 0)
+        before += tl.sum(of_rows, 0)
+    return row
+
+
+@triton.jit
+def _read(qkv, t, channels, at, used):
+    """A chunk's positions at some channels: zeros beyond the row's end."""
+    return tl.load(qkv + (t.to(tl.int64) * channels)[:, None] + at[None, :], mask=used, other=0.0)
 
 
 @triton.jit
@@ -100,10 +117,9 @@ def _fading(total, earlier):
     return tl.exp(tl.where(earlier, total[:, None] - total[None, :], float("-inf")))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _square(
-    q,
-    k,
+    qkv,
     g,
     beta,
     squares,
@@ -111,9 +127,9 @@ def _square(
     rows,
     key_heads,
     key_dim,
+    value_dim,
     EACH: tl.constexpr,
     KEYS: tl.constexpr,
-    ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     """1 / (1 + A) and P of a chunk. The inverses of blocks on the diagonal are joined in pairs:
@@ -123,11 +139,11 @@ def _square(
     """
     chunk, head = tl.program_id(0), tl.program_id(1)
     heads = key_heads * EACH
-    of_rows = _chunks_of_rows(bounds, rows, ROWS, CHUNK)
-    row = tl.sum((tl.cumsum(of_rows, 0) <= chunk).to(tl.int32), 0)
+    channels, of_keys = (2 * key_dim + EACH * value_dim) * key_heads, key_heads * key_dim
+    row = _row_of(chunk, bounds, rows, CHUNK)
     if row >= rows:
         return
-    before = tl.sum(tl.where(tl.arange(0, ROWS) < row, of_rows, 0), 0)
+    before = _chunks_before(bounds, row, CHUNK)
     first, end = tl.load(bounds + row), tl.load(bounds + row + 1)
     i = tl.arange(0, CHUNK)
     t = first + (chunk - before) * CHUNK + i
@@ -139,8 +155,9 @@ def _square(
     for begin in range(0, KEYS, _KEYS):
         key = begin + tl.arange(0, _KEYS)
         used = of_row[:, None] & (key < key_dim)[None, :]
-        names = _read(k, t, head // EACH, key_heads, key, key_dim, used)
-        asked = _read(q, t, head // EACH, key_heads, key, key_dim, used)
+        at = head // EACH * key_dim + key
+        names = _read(qkv, t, channels, of_keys + at, used)
+        asked = _read(qkv, t, channels, at, used)
         a += tl.dot(names, tl.trans(names), input_precision=_OF_SQUARES)
         found += tl.dot(asked, tl.trans(names), input_precision=_OF_SQUARES)
     a *= share[:, None] * _fading(total, i[:, None] > i[None, :])
@@ -157,9 +174,7 @@ def _square(
 
 @triton.jit
 def _follow(
-    q,
-    k,
-    v,
+    qkv,
     g,
     beta,
     squares,
@@ -168,14 +183,12 @@ def _follow(
     places,
     bounds,
     copies,
-    rows,
     key_heads,
     key_dim,
     value_dim,
     VALUES: tl.constexpr,
     EACH: tl.constexpr,
     KEYS: tl.constexpr,
-    ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     row, head = tl.program_id(0), tl.program_id(1)
@@ -183,8 +196,8 @@ def _follow(
     first, end = tl.load(bounds + row), tl.load(bounds + row + 1)
     if end - first < CHUNK:
         return
-    of_rows = _chunks_of_rows(bounds, rows, ROWS, CHUNK)
-    chunk = tl.sum(tl.where(tl.arange(0, ROWS) < row, of_rows, 0), 0)
+    chunk = _chunks_before(bounds, row, CHUNK)
+    channels, of_keys = (2 * key_dim + EACH * value_dim) * key_heads, key_heads * key_dim
     i, key, value = tl.arange(0, CHUNK), tl.arange(0, KEYS), tl.program_id(2) * VALUES + tl.arange(0, VALUES)
     of_key, of_value = key < key_dim, value < value_dim
     used = of_key[:, None] & of_value[None, :]
@@ -195,9 +208,9 @@ def _follow(
         t = start + i
         of_row = t < end
         known, shown = of_row[:, None] & of_key[None, :], of_row[:, None] & of_value[None, :]
-        names = _read(k, t, head // EACH, key_heads, key, key_dim, known)
-        asked = _read(q, t, head // EACH, key_heads, key, key_dim, known)
-        wanted = _read(v, t, head, heads, value, value_dim, shown)
+        names = _read(qkv, t, channels, of_keys + head // EACH * key_dim + key, known)
+        asked = _read(qkv, t, channels, head // EACH * key_dim + key, known)
+        wanted = _read(qkv, t, channels, 2 * of_keys + head * value_dim + value, shown)
         position = t.to(tl.int64) * heads + head
         total = tl.cumsum(tl.load(g + position, mask=of_row, other=0.0), 0)
         share = tl.load(beta + position, mask=of_row, other=0.0)

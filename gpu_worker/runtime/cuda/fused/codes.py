@@ -125,6 +125,37 @@ def _shifted(to: str, left: int) -> str:
 
 
 @triton.jit
+def load_groups(numbers, output, begin, groups, GROUP: tl.constexpr, INPUTS: tl.constexpr):
+    """What the groups of a block have, [outputs, 4] by runs, or [outputs, 8] by halves of runs, if groups are so
+    short."""
+    runs: tl.constexpr = INPUTS // (16 if GROUP == 16 else 32)
+    group = tl.arange(0, runs) * 0
+    if GROUP > 0:
+        group = tl.minimum((begin + INPUTS // runs * tl.arange(0, runs)) // GROUP, groups - 1)
+    return tl.load(numbers + output[:, None] * groups + group[None, :])
+
+
+@triton.jit
+def halves_of_runs(of_groups, OUTPUTS: tl.constexpr, GROUP: tl.constexpr):
+    """What `load_groups` gives -> what each half of the four runs has, [outputs] each."""
+    if GROUP == 16:
+        first, second = tl.split(tl.reshape(of_groups, [OUTPUTS, 4, 2]))
+    else:
+        first, second = of_groups, of_groups
+    a, c, e, g = _columns(first, OUTPUTS)
+    b, d, f, h = _columns(second, OUTPUTS)
+    return a, b, c, d, e, f, g, h
+
+
+@triton.jit
+def _columns(four, OUTPUTS: tl.constexpr):
+    even, odd = tl.split(tl.reshape(four, [OUTPUTS, 2, 2]))
+    a, c = tl.split(even)
+    b, d = tl.split(odd)
+    return a, b, c, d
+
+
+@triton.jit
 def in_four(words, OUTPUTS: tl.constexpr):
     """[outputs, 16] -> four of [outputs, 4]."""
     in_pairs = tl.reshape(tl.permute(tl.reshape(words, [OUTPUTS, 4, 4]), (0, 2, 1)), [OUTPUTS, 4, 2, 2])

@@ -32,9 +32,11 @@ from petiole.gpu_worker.runtime.cuda.fused.codes import (
     assembly,
     factor_of,
     float_of,
+    halves_of_runs,
     in_four,
     in_order,
     load_codes,
+    load_groups,
     load_rows,
     matrices,
     number_of,
@@ -57,8 +59,8 @@ class Block(NamedTuple):
     warps: int
 
 
-FEW, MANY = Block(64, 128, 16, 5, 4), Block(64, 128, 64, 3, 4)
-"""For at most 16 rows a layer, and for more: the quickest of those that were tried on an H100."""
+FEW, MANY, MOST = Block(64, 128, 16, 5, 4), Block(64, 128, 64, 3, 4), Block(128, 64, 128, 4, 8)
+"""For at most 16 rows a layer, for at most 64, and for more: the quickest of those that were tried on an H100."""
 
 PROGRAMS = 384
 """A linear layer with fewer programs than this shares out its inputs, too, so that all of a card reads its
@@ -155,7 +157,7 @@ def _launch(
 ) -> None:
     """chosen: layers that a row of x takes, whose outputs are sorted; 0: rows of x are sorted, and outputs not."""
     layers, inputs = 1 if pairs is None else pairs.layers, x.shape[1]
-    block = FEW if len(y) <= FEW.rows * layers else MANY
+    block = next(block for block in (FEW, MANY, MOST) if len(y) <= block.rows * layers or block is MOST)
     stored = Stored.of(weight)
     assert x.stride(1) == 1
     assert y.is_contiguous()
@@ -166,6 +168,7 @@ def _launch(
     if pairs is None:
         shares = max(1, min(MOST_SHARES, PROGRAMS // (across * at_once), inputs // width // 4))
     parts = torch.empty((shares, *y.shape), dtype=torch.float32, device=y.device) if shares > 1 else y
+    assert parts.numel() < 2**31, "places of outputs have 32 bits"
     _grouped_product[(across, layers, at_once * shares)](
         x,
         stored.codes,
@@ -250,8 +253,12 @@ def _grouped_product(
     share, group_of_rows = tl.program_id(2) % SHARES, tl.program_id(2) // SHARES
     blocks = tl.cdiv(inputs, INPUTS)
     from_input, to_input = blocks * share // SHARES * INPUTS, blocks * (share + 1) // SHARES * INPUTS
-    for start in range(first + group_of_rows * ROWS, end, ROWS * (tl.num_programs(2) // SHARES)):
-        row = start + tl.arange(0, ROWS)
+    first += group_of_rows * ROWS
+    step, steps = ROWS * (tl.num_programs(2) // SHARES), 1
+    if SORTED:
+        steps = tl.cdiv(tl.maximum(end - first, 0), step)
+    for i in range(steps):
+        row = first + i * step + tl.arange(0, ROWS)
         used = row < end
         row = tl.minimum(row, end - 1)
         source, target = row, row
@@ -264,12 +271,20 @@ def _grouped_product(
         rows = x + source.to(tl.int64) * x_row
         factor = factor_of(multiplier, output, MULTIPLIED)
         total = tl.zeros([OUTPUTS, ROWS], tl.float32)
+        if KIND > 0 and KIND < 4:  # those of the next block are read while this one is multiplied
+            block_scales = load_groups(scales, output, from_input, groups, GROUP, INPUTS)
+            block_zeros = load_groups(zeros, output, from_input, groups, GROUP, INPUTS) if ZEROS else block_scales
         for begin in range(from_input, to_input, INPUTS):
             if KIND > 0 and KIND < 4:
+                next_scales = load_groups(scales, output, begin + INPUTS, groups, GROUP, INPUTS)
+                next_zeros = next_scales
+                if ZEROS:
+                    next_zeros = load_groups(zeros, output, begin + INPUTS, groups, GROUP, INPUTS)
                 total = _add_four_bits(
-                    total, rows, codes, scales, zeros, output, begin, used, inputs, groups,
+                    total, rows, codes, block_scales, block_zeros, output, begin, used, inputs,
                     ALIGNED, OUTPUTS, INPUTS, KIND, OF_SCALES, GROUP, ZEROS, ASSEMBLY,
                 )  # fmt: skip
+                block_scales, block_zeros = next_scales, next_zeros
             else:
                 k = begin + tl.arange(0, INPUTS)
                 known = k < inputs
@@ -279,18 +294,19 @@ def _grouped_product(
                         left, scales, zeros, factor, output, begin, groups, OF_SCALES, GROUP, ZEROS, INPUTS
                     )
                 right = load_rows(rows, k, used, known, ALIGNED)
-                part = tl.dot(left.to(right.dtype), right)
                 if EXACT and GROUP > 0:
-                    part *= float_of(tl.load(scales + output * groups + begin // GROUP), OF_SCALES)[:, None]
-                total += part
+                    scale = float_of(tl.load(scales + output * groups + begin // GROUP), OF_SCALES)
+                    total += tl.dot(left.to(right.dtype), right) * scale[:, None]
+                else:
+                    total += tl.dot(left.to(right.dtype), right)
         if EXACT and GROUP == 0:
             total *= float_of(tl.load(scales + output), OF_SCALES)[:, None]
         if EXACT:
             total *= factor[:, None]
         if BIASED:
             total += tl.where(share == 0, tl.load(bias + output).to(tl.float32), 0.0)[:, None]
-        at = y + share * n_rows * outputs + target.to(tl.int64)[None, :] * outputs + lane[:, None]
-        tl.store(at, total.to(y.dtype.element_ty), mask=used[None, :] & there[:, None])
+        at = (share * n_rows + target.to(tl.int32)[None, :]) * outputs + lane[:, None]
+        tl.store(y + at, total.to(y.dtype.element_ty), mask=used[None, :] & there[:, None])
 
 
 @triton.jit
@@ -304,7 +320,6 @@ def _add_four_bits(
     begin,
     used,
     inputs,
-    groups,
     ALIGNED: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -314,57 +329,39 @@ def _add_four_bits(
     ZEROS: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):
-    """total and the products of a block of 128 inputs. Codes meet the rows as they are; the sums of 32 inputs, or
-    of 16, are scaled."""
-    tl.static_assert(INPUTS == 128)
+    """total and the products of a block of inputs, whose groups have these scales and zeros. Codes meet the rows
+    as they are; the sums of 32 inputs, or of 16, are scaled."""
     word = begin // 8 + tl.arange(0, INPUTS // 8)
     words = load_codes(codes, output, word, word < inputs // 8, inputs // 8, ALIGNED)
     runs = in_four(words, OUTPUTS)
+    of_scales = halves_of_runs(scales, OUTPUTS, GROUP)
+    of_zeros = halves_of_runs(zeros, OUTPUTS, GROUP)
+    ones = tl.full([OUTPUTS, 16], 1, rows.dtype.element_ty)
     for i in tl.static_range(INPUTS // 32):
         k = begin + 32 * i + tl.arange(0, 16)
         first = load_rows(rows, k, used, k < inputs, ALIGNED)
         second = load_rows(rows, k + 16, used, k < inputs, ALIGNED)
         left, right = matrices(runs[i], first.dtype, KIND, ASSEMBLY, OUTPUTS)
         part = tl.dot(left, first)
-        ones = tl.full([OUTPUTS, 16], 1, first.dtype)
         sums = tl.dot(ones, first) if ZEROS else part
-        at = begin + 32 * i
         if GROUP == 16:
-            total += _of_group(part, sums, scales, zeros, output, at, groups, OF_SCALES, GROUP, ZEROS, ALIGNED)
+            total += _of_group(part, sums, of_scales[2 * i], of_zeros[2 * i], OF_SCALES, GROUP, ZEROS)
             part = tl.dot(right, second)
             sums = tl.dot(ones, second) if ZEROS else part
-            at += 16
         else:
             part = tl.dot(right, second, part)
             sums = tl.dot(ones, second, sums) if ZEROS else part
-        total += _of_group(part, sums, scales, zeros, output, at, groups, OF_SCALES, GROUP, ZEROS, ALIGNED)
+        total += _of_group(part, sums, of_scales[2 * i + 1], of_zeros[2 * i + 1], OF_SCALES, GROUP, ZEROS)
     return total
 
 
 @triton.jit
-def _of_group(
-    part,
-    sums,
-    scales,
-    zeros,
-    output,
-    begin,
-    groups,
-    OF_SCALES: tl.constexpr,
-    GROUP: tl.constexpr,
-    ZEROS: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):
-    """(part - zero * sums) * scale, of the group that begins at an input or includes it. part: sums of codes times
-    inputs; sums: of the inputs."""
-    group = 0 if GROUP == 0 else begin // GROUP
-    if not ALIGNED:
-        group = tl.minimum(group, groups - 1)
-    at = output * groups + group
+def _of_group(part, sums, scale, zero, OF_SCALES: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr):
+    """(part - zero * sums) * scale. part: sums of codes times inputs; sums: of the inputs."""
     if ZEROS:
-        part -= tl.load(zeros + at).to(tl.float32)[:, None] * sums
+        part -= zero.to(tl.float32)[:, None] * sums
     if GROUP > 0:
-        part *= float_of(tl.load(scales + at), OF_SCALES)[:, None]
+        part *= float_of(scale, OF_SCALES)[:, None]
     return part
 
 

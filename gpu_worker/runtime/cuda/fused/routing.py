@@ -19,7 +19,7 @@ MOST_RANKED = 2**14
 """So many pairs find their places by comparing each with all others. Torch sorts more, in more launches."""
 
 _SCORES = {"softmax": 0, "sigmoid": 1, "chosen": 2}
-_BLOCK, _AT_ONCE = 32, 128  # pairs of a program, and those that it compares them with at a time
+_BLOCK, _AT_ONCE = 8, 256  # pairs of a program, and those that it compares them with at a time
 
 
 def has_kernel(plan: Router) -> bool:
@@ -161,15 +161,16 @@ def _rank(taken, order, bounds, counts, n, layers, blocks, BLOCK: tl.constexpr, 
     pair, layer = of_pair & (at < n), ~of_pair & (at <= layers)
     own = tl.where(of_pair, tl.load(taken + at, mask=pair, other=0).to(tl.int32), at)
     earlier = tl.where(of_pair, at, 0)
-    rank, alike = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
+    before, alike = tl.zeros([BLOCK, AT_ONCE], tl.int32), tl.zeros([BLOCK, AT_ONCE], tl.int32)
     for begin in range(0, n, AT_ONCE):
         other = begin + tl.arange(0, AT_ONCE)
         theirs = tl.load(taken + other, mask=other < n, other=2**31 - 1).to(tl.int32)
-        same = theirs[None, :] == own[:, None]
-        before = (theirs[None, :] < own[:, None]) | (same & (other[None, :] < earlier[:, None]))
-        rank += tl.sum(before.to(tl.int32), 1)
-        alike += tl.sum(same.to(tl.int32), 1)
+        same = (theirs[None, :] == own[:, None]).to(tl.int32)
+        before += tl.where(other[None, :] < earlier[:, None], same, 0)
+        before += (theirs[None, :] < own[:, None]).to(tl.int32)
+        alike += same
+    rank = tl.sum(before, 1)
     tl.store(order + rank, at.to(tl.int64), mask=pair)
     tl.store(bounds + at, rank, mask=layer)
     known = layer & (at < layers)
-    tl.store(counts + at, tl.load(counts + at, mask=known, other=0) + alike, mask=known)
+    tl.store(counts + at, tl.load(counts + at, mask=known, other=0) + tl.sum(alike, 1), mask=known)

@@ -14,7 +14,7 @@ from petiole.gpu_worker.models.parts.experts import ExpertWeights
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.per_layer import PerLayerTables
-from petiole.gpu_worker.models.parts.recurrent.delta_net import DeltaNetWeights
+from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeights
 from petiole.gpu_worker.models.parts.recurrent.mixing import RecurrentWeights
 from petiole.gpu_worker.models.parts.recurrent.states import LayerState
 from petiole.gpu_worker.models.plan import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_int32, c_int64, c_void_p
 
-from petiole.gpu_worker.models.parts.recurrent.delta_net import DeltaNetWeights
+from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeights
 from petiole.gpu_worker.models.parts.recurrent.mixing import RecurrentWeights
 from petiole.gpu_worker.models.parts.recurrent.states import LayerState
 from petiole.gpu_worker.models.plan import DeltaNet, Recurrent
@@ -63,30 +63,12 @@ def recurrent_struct(
         return struct
     assert isinstance(weights, DeltaNetWeights)
     assert state.matrices is not None
-    each = plan.value_heads // plan.key_heads
-    struct.key_heads, struct.each = plan.key_heads, each
+    struct.key_heads, struct.each = plan.key_heads, plan.each
     struct.key_dim, struct.value_dim = plan.key_dim, plan.value_dim
-    for name, first, apart in _parts(plan, each):
-        setattr(struct, name, PartStruct(first, apart))
+    for name, part in plan.parts.items():
+        setattr(struct, name, PartStruct(part.first, part.apart))
     struct.fading, struct.bias = memory.floats(weights.fading), memory.floats(weights.bias)
     struct.matrices, struct.places = state.matrices.data_ptr(), len(state.matrices)
     if state.rounded is not None:
         struct.codes, struct.scales = state.rounded.codes.data_ptr(), state.rounded.scales.data_ptr()
     return struct
-
-
-def _parts(plan: DeltaNet, each: int) -> list[tuple[str, int, int]]:
-    """Where the part of each head of keys begins among the outputs of a map, and how far the next one is."""
-    key, values = plan.key_dim, each * plan.value_dim
-    if plan.grouped:
-        inputs, gates = 2 * (key + values), 2 * each
-        ends = {"queries": 0, "keys": key, "values": 2 * key, "z": 2 * key + values}
-        return [*((name, at, inputs) for name, at in ends.items()), ("b", 0, gates), ("a", each, gates)]
-    return [
-        ("queries", 0, key),
-        ("keys", plan.key_size, key),
-        ("values", 2 * plan.key_size, values),
-        ("z", plan.channels, values),
-        ("b", 0, each),
-        ("a", plan.value_heads, each),
-    ]
