@@ -59,7 +59,7 @@ class Block(NamedTuple):
     warps: int
 
 
-FEW, MANY, MOST = Block(64, 128, 16, 5, 4), Block(64, 128, 64, 3, 4), Block(128, 64, 128, 4, 8)
+FEW, MANY, MOST = Block(64, 128, 16, 4, 4), Block(64, 128, 64, 3, 4), Block(128, 64, 128, 4, 8)
 """For at most 16 rows a layer, for at most 64, and for more: the quickest of those that were tried on an H100."""
 
 PROGRAMS = 384
