@@ -233,7 +233,7 @@ _FIELDS: dict[type, str] = {
     CodedLinear: "weight bias int8_inputs",
     KernelLinear: "weight bias int8_inputs product",
     Coded: "form codes scales zeros multiplier",
-    Form: "outputs inputs group table codes scales zeros multiplier",
+    Form: "outputs inputs group table codes scales zeros multiplier in_runs",
     VisionConfig: "dim heads layers ff projection geometry",
     CropGeometry: "patch grid margin max_crops",
     VisionEncoder: "config patches positions layers norm projection",

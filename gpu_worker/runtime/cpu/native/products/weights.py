@@ -58,6 +58,8 @@ class GroupsStruct(ctypes.Structure):
 
 def unknown_form(form: Form) -> str | None:
     """What the C code does not multiply of codes of a form; None: it multiplies them."""
+    if form.in_runs:
+        return "codes in runs"
     if form.inputs % _EIGHT:
         return f"codes of {form.inputs} inputs"
     if form.group < form.inputs and form.group % 16:
