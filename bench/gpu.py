@@ -24,6 +24,7 @@ from bench.checkpoints import Described, Shape, config
 from bench.cuda import GRAPHS, QWEN3_8B, SMALL, Card, copy_bandwidth, matrix_rate, opened, release, seconds, tokens
 from bench.driver import Driver, Stream
 from bench.gpu_attention import attending
+from bench.gpu_codes import coding
 from bench.gpu_layers import layering
 from bench.gpu_serving import beside_mixed, beside_transformers, beside_vllm, workload
 from bench.gpu_vision import images, questions
@@ -371,6 +372,7 @@ PARTS: dict[str, Callable[[Report, Card], None]] = {
     "idle": idle,
     "attention": attending,
     "layers": layering,
+    "codes": coding,
     "sampling": sampling,
     "8b-fp8": large_fp8,
     "states": with_states,
