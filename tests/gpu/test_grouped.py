@@ -14,6 +14,7 @@ from petiole.gpu_worker.models.weights.coded import RUN, Coded, CodedLinear, For
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear, Linear, quantize_fp8
 from petiole.gpu_worker.models.weights.quantising import int4_form, quantise_int4
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
+from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.fused import grouped, routing
 from petiole.gpu_worker.runtime.cuda.fused.experts import mix_experts
 from petiole.gpu_worker.runtime.cuda.fused.routing import choose_experts
@@ -68,6 +69,22 @@ def test_codes_in_runs_stand_for_the_same_numbers(name):
     moved = weight.in_runs()
     assert moved.codes.data_ptr() == weight.codes.data_ptr()
     assert torch.equal(moved.values(), values)
+
+
+def test_codes_are_put_in_runs_while_they_are_loaded():
+    """What no kernel multiplies stays as it is."""
+    draw = torch.Generator().manual_seed(0)
+    four, eight, odd = (
+        random_weight(FORMS[name], draw) for name in ("one panel", "int8 channels", "groups of 48")
+    )
+    kernels = FlashInferKernels()
+    taken = kernels.take(four)
+    assert taken is not None
+    assert taken[0].form == replace(four.form, in_runs=True)
+    taken = kernels.take(eight)
+    assert taken is not None
+    assert taken[0] is eight
+    assert kernels.take(odd) is None
 
 
 @pytest.mark.parametrize("name", KNOWN)
