@@ -34,8 +34,8 @@ def coding(report: Report, card: Card) -> None:
             plain = [normal(outputs, inputs) for _ in range(-(-AT_LEAST // (2 * outputs * inputs)))]
             for rows in (1, 16, 64, 128):
                 x = normal(rows, inputs)
-                took = each([lambda w=w, x=x: multiply(x, w, None) for w in weights])  # type: ignore[misc]
-                beside = each([lambda w=w, x=x: torch.mm(x, w.t()) for w in plain])  # type: ignore[misc]
+                took = seconds_of_each([lambda w=w, x=x: multiply(x, w, None) for w in weights])  # type: ignore[misc]
+                beside = seconds_of_each([lambda w=w, x=x: torch.mm(x, w.t()) for w in plain])  # type: ignore[misc]
                 report.add(
                     f"{kind}, {name}, {rows} rows, beside cuBLAS's in bf16",
                     took * 1e6,
@@ -70,7 +70,7 @@ def mixing(report: Report, card: Card) -> None:
             "add": lambda y=y, pairs=pairs, s=shares: combined(y, pairs, s),  # type: ignore[misc]
         }
         for name, work in launches.items():
-            report.add(f"experts, {rows} rows: {name}", each([work] * 10) * 1e6, "us", better="lower")
+            report.add(f"experts, {rows} rows: {name}", seconds_of_each([work] * 10) * 1e6, "us", better="lower")
         share = taken.unique().numel() / n
         for kind, (up, down) in weights.items():
             inner = normal(rows * MIXTURE.chosen, INNER)
@@ -81,7 +81,7 @@ def mixing(report: Report, card: Card) -> None:
             n_bytes = sum(w.n_bytes if isinstance(w, Coded) else w.nbytes for w in (up, down))
             report.add(
                 f"experts, {rows} rows: both products, {kind}",
-                each(products) * len(products) * 1e6,
+                seconds_of_each(products) * len(products) * 1e6,
                 "us",
                 floor=share * n_bytes / card.bandwidth * 1e6,
                 better="lower",
@@ -107,7 +107,7 @@ def coded(form: Form) -> Coded:
     return replace(new, form=replace(form, in_runs=True))
 
 
-def each(works: Sequence[Callable[[], object]]) -> float:
+def seconds_of_each(works: Sequence[Callable[[], object]]) -> float:
     """Seconds of one of them, when they are captured one after the other."""
 
     def all_of_them() -> None:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeigh
 from petiole.gpu_worker.models.parts.recurrent.states import RUN, Rounded
 from petiole.gpu_worker.models.parts.rotary import Rotation
 from petiole.gpu_worker.models.plan import DeltaNet, Norm, Router
-from petiole.gpu_worker.models.weights.coded import E2M1, SIGNED, UNSIGNED, Form
+from petiole.gpu_worker.models.weights.coded import E2M1, SIGNED, UNSIGNED, Coded, Form
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.models.weights.quantising import int4_form
 from petiole.gpu_worker.runtime.cuda.fused import (
@@ -241,7 +241,7 @@ def added(hidden: int, inner: int) -> None:
 
 def coded(form: Form, rows: int) -> None:
     weight = form.empty(lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype))
-    weight = weight.in_runs() if form.table else weight
+    weight = weight.put_in_runs() if form.table else weight
     grouped.multiply(torch.empty((rows, form.inputs), dtype=torch.bfloat16), weight, None)
 
 
@@ -251,16 +251,22 @@ def norms() -> None:
     fused_norms.rms_norm(x, weight, 1e-6, added=x)
 
 
-def experts(rows: int) -> None:
+def experts(rows: int, form_of: Callable[[int, int], Form] | None = None) -> None:
     """Of Qwen3-30B-A3B."""
+
+    def weight(outputs: int, inputs: int) -> Tensor | Coded:
+        if form_of is None:
+            return torch.empty((outputs, inputs), dtype=torch.bfloat16)
+        form = form_of(outputs, inputs)
+        coded = form.empty(lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype))
+        return replace(coded, form=replace(form, in_runs=bool(form.table)))
+
     x = torch.empty((rows, 2048), dtype=torch.bfloat16)
     logits = torch.empty((rows, 128))
     chosen, shares = routing.choose_experts(Router(128, 8, normalised=True), logits, None, None, None)
     pairs = routing.sort_pairs(chosen, torch.zeros(128, dtype=torch.int64))
-    inner = grouped.gather_product(x, pairs, torch.empty((128 * 1536, 2048), dtype=torch.bfloat16), None)
-    outputs = grouped.scatter_product(
-        inner[:, :768], pairs, torch.empty((128 * 2048, 768), dtype=torch.bfloat16), None
-    )
+    inner = grouped.gather_product(x, pairs, weight(128 * 1536, 2048), None)
+    outputs = grouped.scatter_product(inner[:, :768], pairs, weight(128 * 2048, 768), None)
     grouped.combined(outputs, pairs, shares)
 
 
@@ -309,6 +315,8 @@ VARIANTS: dict[str, Callable[[], Tensor | None]] = {
     "with a weight in float32": norms,
     "of experts, few rows": lambda: experts(16),
     "of experts, many rows": lambda: experts(2048),
+    "of experts in int4, few rows": lambda: experts(16, int4_form),
+    "of experts in fp8, many rows": lambda: experts(2048, lambda n, k: Form(n, k, k, codes=torch.float8_e4m3fn)),
 }
 
 FEW = (

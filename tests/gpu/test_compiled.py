@@ -92,6 +92,12 @@ def test_a_multiprocessor_holds_several_blocks_at_a_time(kernel, least, kernels)
     assert min(blocks(found) for found in named(kernels, kernel).values()) >= least
 
 
+def test_products_with_codes_fit_into_smaller_cards(kernels):
+    """Which have 99 KiB of shared memory for a block."""
+    products = named(kernels, "grouped_product").items()
+    assert max(found["shared"] for name, found in products if "of experts," not in name) <= 99 * 1024
+
+
 def test_what_drawing_a_token_costs(kernels, record_property):
     """Instructions of `_scan`'s three branches for each logit of a thread, and of `_pick`, whose machine code
     should stay small enough for a multiprocessor's cache."""

@@ -448,10 +448,8 @@ def test_heads_are_normed_and_gated_as_in_torch(groups, heads, width, dtype, in_
     expected = TorchKernels().gated_rms_norm(x, z, weight, 1e-5)
     found = gated_rms_norm(x, z, weight, 1e-5)
     assert found.dtype == dtype
-    near = {torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float32: 1e-5}[
-        dtype
-    ]  # a rounding may fall otherwise
-    torch.testing.assert_close(found, expected, rtol=near, atol=1e-6)
+    near = {torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float32: 1e-5}  # a rounding may fall otherwise
+    torch.testing.assert_close(found, expected, rtol=near[dtype], atol=1e-6)
 
 
 def packed(q, k, v):

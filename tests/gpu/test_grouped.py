@@ -43,7 +43,7 @@ def coded(name: str, outputs: int | None = None, inputs: int | None = None) -> C
     weight.scales.copy_(weight.scales.float().clamp(2.0**-9).to(weight.scales.dtype))  # nothing vanishes in sums
     parts = (weight.codes, weight.scales, weight.zeros, weight.multiplier)
     found = Coded(form, *(None if part is None else part.to(DEVICE) for part in parts))
-    return found.in_runs() if form.table and has_kernel(form) else found
+    return found.put_in_runs() if form.table and has_kernel(form) else found
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -66,7 +66,7 @@ def test_forms_without_a_kernel_are_few():
 def test_codes_in_runs_stand_for_the_same_numbers(name):
     weight = random_weight(sized(FORMS[name]), torch.Generator().manual_seed(3))
     values = weight.values()
-    moved = weight.in_runs()
+    moved = weight.put_in_runs()
     assert moved.codes.data_ptr() == weight.codes.data_ptr()
     assert torch.equal(moved.values(), values)
 
@@ -120,7 +120,7 @@ def test_int4_in_float16():
     quantise_int4(weight, found)
     found = Coded(
         form, *(part.to(DEVICE) for part in (found.codes, found.scales)), None, found.multiplier.to(DEVICE)
-    ).in_runs()
+    ).put_in_runs()
     x = normal(3, 128).half()
     close(grouped.multiply(x, found, None), x.double() @ found.values().double().t())
     wide = grouped.widened(found, torch.float16).float()
@@ -157,7 +157,7 @@ def stacked(kind: str, outputs: int, inputs: int) -> tuple[StackedLinear, Stacke
 
 
 @pytest.mark.parametrize("kind", some(["mxfp4", "plain", "fp8", "int4 as quantised here", "nvfp4"], short=3))
-@pytest.mark.parametrize("rows", [1, 5, 90])
+@pytest.mark.parametrize("rows", [1, 5, 90, 250])
 def test_experts_mix_as_in_torch(kind, rows):
     """Nobody takes the last expert, most take the first one, and some rows, as of padding, take none."""
     each = FeedForward(INNER, activation="gelu", bias=True)

@@ -1,5 +1,5 @@
-"""The element-wise kernels of a decoder. Torch computes here, FlashInfer on CUDA; chosen when a runtime is
-created."""
+"""What a decoder computes beside its plain products and its attention. Torch computes here, FlashInfer and Triton
+on CUDA; chosen when a runtime is created."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from petiole.gpu_worker.models.weights.stacked import StackedLinear
 
 
 class Kernels(Protocol):
-    """The element-wise parts of a decoder layer, each one pass over its input where the device can."""
+    """Norms and activations, each one pass over its input where the device can; products with codes; experts."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Over the last dimension. weight: of the type of x, or float32."""

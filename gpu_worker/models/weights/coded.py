@@ -28,7 +28,7 @@ E2M1 = (*_HALF, *(-value for value in _HALF))
 of mantissa."""
 
 RUN = 32
-"""Inputs whose codes change places with each other; see `Coded.in_runs`."""
+"""Inputs whose codes change places with each other; see `Coded.put_in_runs`."""
 
 _MOST, _LEAST_PEAK = 127.0, 2.0**-100
 _VALUES_AT_ONCE = 2**22
@@ -154,15 +154,15 @@ class Coded:
             multiplier=None if self.multiplier is None else self.multiplier[part],
         )
 
-    def in_runs(self) -> Coded:
+    def put_in_runs(self) -> Coded:
         """The same weight in the same memory, its four-bit codes in the order in which tensor cores take them: of
         each `RUN` inputs, word t of four has those of the inputs 8 i + 2 t in its lower half, and those of the
-        inputs 8 i + 2 t + 1 in its upper half, for i from 0 to 3."""
+        inputs 8 i + 2 t + 1 in its upper half, for i from 0 to 3. This object is of no use afterwards."""
         form = self.form
         assert form.table
         assert not form.in_runs
         assert form.inputs % RUN == 0
-        for codes in torch.split(self.codes, max(1, _VALUES_AT_ONCE // form.inputs)):
+        for codes in () if self.codes.is_meta else torch.split(self.codes, max(1, _VALUES_AT_ONCE // form.inputs)):
             one = torch.stack((codes & 15, codes >> 4), -1).view(len(codes), -1, 4, 4, 2)  # run, i, t, half
             words = one.permute(0, 1, 3, 4, 2).flatten(1)
             codes.copy_(words[:, 0::2] | words[:, 1::2] << 4)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.config import Batching, EngineConfig
+from petiole.gpu_worker.config import Batching, EngineConfig, switch
 from petiole.gpu_worker.errors import MachineError
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder, Forward, ImageDecoder
@@ -135,7 +135,8 @@ def _mixed_width(layer: Layer) -> int:
     if isinstance(mixer, Attention):
         return 2 * (mixer.q_size + 2 * mixer.kv_size)
     if isinstance(mixer, DeltaNet):
-        squares = 256 * mixer.value_heads  # of the chunks of `fused.chunks`, the last ones of rows included
+        chunks = switch("exact") == "off"
+        squares = 256 * mixer.value_heads * chunks  # of `fused.chunks`, the last ones of rows included
         return sum(mixer.input_sizes) + 2 * mixer.channels + 3 * mixer.value_size + squares
     return 8 * mixer.channels
 

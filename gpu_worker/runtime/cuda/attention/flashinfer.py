@@ -106,7 +106,7 @@ class FlashInferKernels:
     def take(self, weight: Coded) -> tuple[Coded, Product] | None:
         if not has_kernel(weight.form):
             return None
-        return weight.in_runs() if weight.form.table else weight, _multiply
+        return weight.put_in_runs() if weight.form.table else weight, _multiply
 
     def multiply_wide(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if not x.is_cuda or x.dtype != weight.dtype or x.dtype == torch.float32:

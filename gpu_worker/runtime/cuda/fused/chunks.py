@@ -12,7 +12,7 @@ that the UT transform). Only what depends on S follows the chunks of a row one a
 as those that decode, are followed position by position as ever (`states`), and so are all rows where snapshots are
 rounded: that takes more registers than a block has.
 
-No card has run this yet: it is chosen by PETIOLE_EXACT=off alone.
+This passed its tests on an H100, and nobody has timed it: it is chosen by PETIOLE_EXACT=off alone.
 
 Sums have another order than position by position, and products with S are of numbers in tf32, which have 11 bits:
 what a row computes depends a little on where its prompt is cut. The inverses would suffer most from that. Their

@@ -126,8 +126,8 @@ def _shifted(to: str, left: int) -> str:
 
 @triton.jit
 def load_groups(numbers, output, begin, groups, GROUP: tl.constexpr, INPUTS: tl.constexpr):
-    """What the groups of a block have, [outputs, 4] by runs, or [outputs, 8] by halves of runs, if groups are so
-    short."""
+    """The scales or the zeros of a block: [outputs, 4], one for each run of 32 inputs; [outputs, 8], one for each
+    half of a run, where groups have 16."""
     runs: tl.constexpr = INPUTS // (16 if GROUP == 16 else 32)
     group = tl.arange(0, runs) * 0
     if GROUP > 0:
@@ -166,7 +166,7 @@ def in_four(words, OUTPUTS: tl.constexpr):
 
 
 @triton.jit
-def matrices(words, dtype: tl.constexpr, KIND: tl.constexpr, ASSEMBLY: tl.constexpr, OUTPUTS: tl.constexpr):
+def operands(words, dtype: tl.constexpr, KIND: tl.constexpr, ASSEMBLY: tl.constexpr, OUTPUTS: tl.constexpr):
     """Words of 32 inputs, [outputs, 4] -> what the codes of the first and the last 16 stand for, [outputs, 16]."""
     a, b, c, d, e, f, g, h = _eight(words, dtype, KIND, ASSEMBLY)
     return _sixteen(a, b, c, d, OUTPUTS), _sixteen(e, f, g, h, OUTPUTS)

@@ -7,8 +7,8 @@ layer for all of its rows, `ROWS` at a time; a program whose layer has no rows e
 
 A code is widened where it is needed, between memory and the tensor cores:
 
-- Codes of four bits, which lie `in_runs`, meet the rows as they are, exactly. The sums of a run of 32 inputs, or
-  of 16, lose the zero times the sum of the inputs and are scaled, in float32.
+- Codes of four bits, which lie `in_runs`, meet the rows as they are, exactly. Of 32 inputs, or of 16,
+  (sum of code * input - zero * sum of inputs) * scale is added, in float32.
 - So do codes of eight bits in groups at least as wide as a block of inputs, without zeros.
 - Others: (code - zero) * scale is computed in float32 and rounded to the type of the rows.
 
@@ -38,8 +38,8 @@ from petiole.gpu_worker.runtime.cuda.fused.codes import (
     load_codes,
     load_groups,
     load_rows,
-    matrices,
     number_of,
+    operands,
     scaled,
 )
 from petiole.gpu_worker.runtime.cuda.fused.routing import Pairs
@@ -59,8 +59,9 @@ class Block(NamedTuple):
     warps: int
 
 
-FEW, MANY, MOST = Block(64, 128, 16, 4, 4), Block(64, 128, 64, 3, 4), Block(128, 64, 128, 4, 8)
-"""For at most 16 rows a layer, for at most 64, and for more: the quickest of those that were tried on an H100."""
+FEW, MANY, LARGE = Block(64, 128, 16, 4, 4), Block(64, 128, 64, 3, 4), Block(128, 64, 128, 4, 8)
+"""For at most 16 rows a layer, for more, and for more than 64 of weights that are not coded: the quickest of those
+that were tried on an H100. A large block with codes would not fit into smaller cards."""
 
 PROGRAMS = 384
 """A linear layer with fewer programs than this shares out its inputs, too, so that all of a card reads its
@@ -157,8 +158,10 @@ def _launch(
 ) -> None:
     """chosen: layers that a row of x takes, whose outputs are sorted; 0: rows of x are sorted, and outputs not."""
     layers, inputs = 1 if pairs is None else pairs.layers, x.shape[1]
-    block = next(block for block in (FEW, MANY, MOST) if len(y) <= block.rows * layers or block is MOST)
     stored = Stored.of(weight)
+    block = FEW if len(y) <= FEW.rows * layers else MANY
+    if len(y) > MANY.rows * layers and not isinstance(weight, Coded):
+        block = LARGE
     assert x.stride(1) == 1
     assert y.is_contiguous()
     assert stored.codes.is_contiguous()
@@ -168,7 +171,6 @@ def _launch(
     if pairs is None:
         shares = max(1, min(MOST_SHARES, PROGRAMS // (across * at_once), inputs // width // 4))
     parts = torch.empty((shares, *y.shape), dtype=torch.float32, device=y.device) if shares > 1 else y
-    assert parts.numel() < 2**31, "places of outputs have 32 bits"
     _grouped_product[(across, layers, at_once * shares)](
         x,
         stored.codes,
@@ -187,6 +189,7 @@ def _launch(
         CHOSEN=chosen,
         SORTED=pairs is not None,
         SHARES=shares,
+        WIDE=parts.numel() >= 2**31,
         EXACT=stored.exact(width),
         ASSEMBLY=assembly(stored.kind, x.dtype),
         BIASED=bias is not None,
@@ -230,6 +233,7 @@ def _grouped_product(
     CHOSEN: tl.constexpr,
     SORTED: tl.constexpr,
     SHARES: tl.constexpr,
+    WIDE: tl.constexpr,
     BIASED: tl.constexpr,
     ALIGNED: tl.constexpr,
     OUTPUTS: tl.constexpr,
@@ -261,13 +265,9 @@ def _grouped_product(
         row = first + i * step + tl.arange(0, ROWS)
         used = row < end
         row = tl.minimum(row, end - 1)
-        source, target = row, row
-        if SORTED:
-            pair = tl.load(order + row)
-            if CHOSEN == 0:
-                target = pair
-            else:
-                source = pair // CHOSEN
+        source = row
+        if CHOSEN > 0 and SORTED:
+            source = tl.load(order + row) // CHOSEN
         rows = x + source.to(tl.int64) * x_row
         factor = factor_of(multiplier, output, MULTIPLIED)
         total = tl.zeros([OUTPUTS, ROWS], tl.float32)
@@ -305,7 +305,11 @@ def _grouped_product(
             total *= factor[:, None]
         if BIASED:
             total += tl.where(share == 0, tl.load(bias + output).to(tl.float32), 0.0)[:, None]
-        at = (share * n_rows + target.to(tl.int32)[None, :]) * outputs + lane[:, None]
+        target = row
+        if CHOSEN == 0 and SORTED:
+            target = tl.load(order + row)
+        target = share * n_rows + target.to(tl.int64 if WIDE else tl.int32)
+        at = target[None, :] * outputs + lane[:, None]
         tl.store(y + at, total.to(y.dtype.element_ty), mask=used[None, :] & there[:, None])
 
 
@@ -341,7 +345,7 @@ def _add_four_bits(
         k = begin + 32 * i + tl.arange(0, 16)
         first = load_rows(rows, k, used, k < inputs, ALIGNED)
         second = load_rows(rows, k + 16, used, k < inputs, ALIGNED)
-        left, right = matrices(runs[i], first.dtype, KIND, ASSEMBLY, OUTPUTS)
+        left, right = operands(runs[i], first.dtype, KIND, ASSEMBLY, OUTPUTS)
         part = tl.dot(left, first)
         sums = tl.dot(ones, first) if ZEROS else part
         if GROUP == 16:

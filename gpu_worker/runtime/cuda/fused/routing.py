@@ -154,7 +154,8 @@ def sort_pairs(taken: Tensor, counts: Tensor) -> Pairs:
 
 @triton.jit(do_not_specialize=["n", "blocks"])
 def _rank(taken, order, bounds, counts, n, layers, blocks, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr):
-    """The first programs are of pairs, the others of layers, as if each were a pair before all others."""
+    """The first programs find the places of pairs. The others count the pairs of earlier layers: where their own
+    layers begin."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     of_pair = place < blocks * BLOCK
     at = tl.where(of_pair, place, place - blocks * BLOCK)

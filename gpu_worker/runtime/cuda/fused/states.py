@@ -101,6 +101,14 @@ def _check_convolution(x: Tensor, channels: int, kernel: Tensor, inputs: Tensor)
 
 
 @triton.jit
+def _row_of(t, of, bounds, places, inputs, channels, WIDTH: tl.constexpr):
+    """From where to where the row of a position goes, and where its stored inputs lie."""
+    row = tl.load(of + t)
+    stored = inputs + tl.load(places + row).to(tl.int64) * (WIDTH - 1) * channels
+    return tl.load(bounds + row), tl.load(bounds + row + 1), stored
+
+
+@triton.jit
 def _end_of_block(t, first, end, WIDTH: tl.constexpr):
     """Block t computes the positions from t to here, of a row that has those from first to end.
 
@@ -159,10 +167,7 @@ def _convolve(
 ):
     block, channel = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     used = channel < channels
-    row = tl.load(of + block)
-    first, end = tl.load(bounds + row), tl.load(bounds + row + 1)
-    size = (WIDTH - 1) * channels
-    stored = inputs + tl.load(places + row).to(tl.int64) * size
+    first, end, stored = _row_of(block, of, bounds, places, inputs, channels, WIDTH)
     for t in range(block, _end_of_block(block, first, end, WIDTH)):
         copy = tl.load(copies + t).to(tl.int64)
         total = _convolved(x, kernel, stored, t, first, x_row, channel, channels, channel, used, WIDTH)
@@ -170,7 +175,7 @@ def _convolve(
             total += tl.load(bias + channel, mask=used, other=0.0).to(tl.float32)
         tl.store(mixed + tl.cast(t, tl.int64) * channels + channel, total, mask=used)
         if copy >= 0:
-            to = inputs + copy * size
+            to = inputs + copy * (WIDTH - 1) * channels
             _put_inputs(to, x, stored, t, first, x_row, channel, channels, channel, used, WIDTH)
     if (block == first) & (first < end):
         _put_inputs(stored, x, stored, end - 1, first, x_row, channel, channels, channel, used, WIDTH)
@@ -225,10 +230,7 @@ def _prepare(
         column = tl.where(of_queries, queries + head * keys_apart, keys + (head - key_heads) * keys_apart)
         column = tl.where(of_keys, column, of_values) + lane
         channel = tl.where(of_keys, head * key_dim, 2 * key_heads * key_dim + value_head * value_dim) + lane
-        row = tl.load(of + block)
-        first, end = tl.load(bounds + row), tl.load(bounds + row + 1)
-        size = (WIDTH - 1) * channels
-        stored = inputs + tl.load(places + row).to(tl.int64) * size
+        first, end, stored = _row_of(block, of, bounds, places, inputs, channels, WIDTH)
         for t in range(block, _end_of_block(block, first, end, WIDTH)):
             copy = tl.load(copies + t).to(tl.int64)
             total = _convolved(x, kernel, stored, t, first, x_row, column, channels, channel, used, WIDTH)
@@ -237,7 +239,7 @@ def _prepare(
             total *= tl.where(of_queries, scale, 1.0)
             tl.store(qkv + tl.cast(t, tl.int64) * channels + channel, total, mask=used)
             if copy >= 0:
-                to = inputs + copy * size
+                to = inputs + copy * (WIDTH - 1) * channels
                 _put_inputs(to, x, stored, t, first, x_row, column, channels, channel, used, WIDTH)
         if (block == first) & (first < end):
             _put_inputs(stored, x, stored, end - 1, first, x_row, column, channels, channel, used, WIDTH)
