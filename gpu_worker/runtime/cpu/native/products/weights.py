@@ -51,7 +51,7 @@ class GroupsStruct(ctypes.Structure):
         ("scale_kind", c_int32),
         ("zero_kind", c_int32),
         ("values", c_float * _VALUES),
-        ("halves", c_uint8 * _VALUES * 2),
+        ("halves", c_uint8 * (2 * _VALUES)),
         ("inputs", c_int32),
     ]
 
