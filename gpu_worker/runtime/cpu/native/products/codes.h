@@ -7,7 +7,8 @@
 #pragma once
 #include "matrix.h"
 
-#define HALF 6 /* numbers in float16; F32 and BF16 are the other kinds of scales and zeros */
+/* Kinds of scales and zeros beside F32 and BF16: float16, and the exponent of a float, which is a power of two. */
+enum { HALF = 6, POWER = 8 };
 
 typedef struct Groups {
   const char *scales, *zeros;           /* of whole panels; zeros may be null */
@@ -19,7 +20,7 @@ typedef struct Groups {
   int32_t inputs;        /* F32, BF16 or INT8; codes of four bits beside INT8 are integers, one after the other */
 } Groups;
 
-INLINE int64_t size_of_number(int kind) { return kind == F32 ? 4 : 2; }
+INLINE int64_t size_of_number(int kind) { return kind == F32 ? 4 : kind == POWER ? 1 : 2; }
 
 #define EIGHT 8
 
@@ -158,6 +159,7 @@ INLINE void two_halves(int kind, const Groups *g, const char *row, int i, vpu pa
 /* WIDTH scales or zeros, from number `i` of them on. */
 INLINE vp numbers_at(int kind, const char *from, int64_t i) {
   if (kind == F32) return part_at((const float *)from + i);
+  if (kind == POWER) return (vp)((vpu)widen_part(from + i) << 24 >> 1);
   const uint16_t *halves = (const uint16_t *)from + i;
 #if defined(__AVX512F__)
   if (kind == HALF) return (vp)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)halves));
