@@ -69,8 +69,8 @@ def unknown_form(form: Form) -> str | None:
 
 
 def _numbers(tensor: Tensor) -> Tensor:
-    """Scales or zeros in a type that the C code reads, which holds each of them exactly. (It reads a power of two as
-    the exponent of a normal float.)"""
+    """Scales or zeros in a type that the C code reads, which holds each of them exactly. A power of two it reads
+    as the exponent of a normal float."""
     if tensor.dtype == torch.float8_e8m0fnu:
         exponents = tensor.view(torch.uint8)
         is_normal = exponents.numel() == 0 or (exponents.min() > 0 and exponents.max() < 255)
