@@ -208,13 +208,23 @@ def compare(
 
 def best_of(work: Callable[[], object], *, rounds: int = 5, number: int = 1) -> float:
     """Seconds for one call of `work`: the least over the rounds, because noise only makes calls longer."""
-    best = float("inf")
+    return min(_calls(work, rounds, number))
+
+
+def median_of(work: Callable[[], object], *, rounds: int = 5, number: int = 1) -> float:
+    """Seconds for one call of `work`: the median over the rounds."""
+    return statistics.median(_calls(work, rounds, number))
+
+
+def _calls(work: Callable[[], object], rounds: int, number: int) -> list[float]:
+    """Seconds for one of `number` calls, in each round."""
+    seconds = []
     for _ in range(rounds):
         start = time.perf_counter()
         for _ in range(number):
             work()
-        best = min(best, (time.perf_counter() - start) / number)
-    return best
+        seconds.append((time.perf_counter() - start) / number)
+    return seconds
 
 
 def percentile(samples: Sequence[float], share: float) -> float:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bench import render, report
 from bench.checkpoints import MIXTURE, QWEN3_06B, SMALL, TINY, Shape, checkpoint
-from bench.report import Measurement, NotFiniteError, Report, command, compare, percentile
+from bench.report import Measurement, NotFiniteError, Report, best_of, command, compare, median_of, percentile
 
 
 def test_a_target_bounds_the_ratio_where_there_is_one() -> None:
@@ -43,6 +45,15 @@ def test_a_copy_without_its_history_is_told_its_commit(monkeypatch: pytest.Monke
     monkeypatch.setattr(report, "__file__", str(tmp_path / "report.py"))
     monkeypatch.setenv("GIT_COMMIT", "abc")
     assert report.commit() == "abc"
+
+
+@pytest.mark.parametrize(("figure", "seconds"), [(best_of, 1), (median_of, 2)])
+def test_work_takes_as_long_as_its_best_call_or_as_its_median(
+    figure: Callable[..., float], seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0, 1, 10, 15, 20, 22])  # calls of 1, 5 and 2 seconds
+    monkeypatch.setattr(report, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    assert figure(lambda: None, rounds=3) == seconds
 
 
 def test_percentiles_of_nothing_are_not_numbers() -> None:

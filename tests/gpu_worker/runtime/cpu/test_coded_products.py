@@ -87,6 +87,24 @@ def test_rounded_inputs_are_integers_and_a_step_for_each_run(name: str) -> None:
         assert torch.equal(y, all_rows[:rows]), f"{rows} rows"
 
 
+@pytest.mark.parametrize("exponent", [-127, -126, 125])
+def test_scales_that_are_powers_of_two_are_exact_however_small_or_large(exponent: int) -> None:
+    library = load_library()
+    if library is None:
+        pytest.skip("no C compiler")
+    if exponent == -127 and library.petiole_tiles():
+        pytest.skip("on tiles, numbers below the smallest normal float are zeros")
+    form = FORMS["mxfp4"]
+    weight = random_weight(form, torch.Generator().manual_seed(1))
+    weight.scales[:, 1] = 2.0**exponent
+    x = torch.zeros(1, form.inputs)
+    x[0, 32 + 3] = 2.0 ** (-exponent // 2)
+    expected = (x.double() @ weight.values().double().t()).float()
+    assert expected.count_nonzero() > 0
+    kept = Weights(library)
+    assert torch.equal(product(library, kept.linear(CodedLinear(weight, None, False)), x, form.outputs), expected)
+
+
 @pytest.mark.parametrize("table", [SIGNED, UNSIGNED])
 def test_torch_rounds_inputs_as_the_kernels_do(table: tuple[float, ...]) -> None:
     form = Form(48, 152, 32, table, scales=torch.float16)

@@ -83,14 +83,17 @@ INLINE void narrow_part(vp x, uint16_t *out) {
 #endif
 }
 
-/* WIDTH numbers in bfloat16 -> floats */
-INLINE vp widen_part_of_halves(const void *p) {
+/* WIDTH numbers of 16 bits */
+INLINE vpu widen_part_of_bits(const void *p) {
 #ifdef __AVX512F__
-  return (vp)(widen_halves(p) << 16);
+  return widen_halves(p);
 #else
-  return (vp)(__builtin_convertvector(*(const vph *)p, vpu) << 16);
+  return __builtin_convertvector(*(const vph *)p, vpu);
 #endif
 }
+
+/* WIDTH numbers in bfloat16 -> floats */
+INLINE vp widen_part_of_halves(const void *p) { return (vp)(widen_part_of_bits(p) << 16); }
 
 /* n floats -> bfloat16 */
 INLINE void narrow(const float *x, int64_t n, uint16_t *out) {

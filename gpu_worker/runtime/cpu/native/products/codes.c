@@ -47,8 +47,8 @@ void petiole_pack_groups(Linear *l, Groups *g, char *copies, int32_t n_threads) 
   l->stride = PANEL * (l->kind == FOUR ? l->k / 2 : l->k);
   for (int i = 0; i < 16; i++) {
     const uint16_t half = to_bf16(g->values[i]);
-    g->halves[0][i] = (uint8_t)half;
-    g->halves[1][i] = (uint8_t)(half >> 8);
+    g->halves[byte_at(i, 0)] = (uint8_t)half;
+    g->halves[byte_at(i, 1)] = (uint8_t)(half >> 8);
   }
 #pragma omp parallel for schedule(static) num_threads(n_threads)
   for (int64_t p = 0; p < whole + (last > 0); p++) {

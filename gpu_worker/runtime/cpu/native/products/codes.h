@@ -1,12 +1,14 @@
 /* Codes of weights with groups (groups.h): how they lie in a panel, and the numbers that they stand for.
  *
  * A panel of four bits holds the codes of EIGHT inputs, then those of the next EIGHT. Among these they lie as `nibble_at`
- * says, so that few instructions make vectors of numbers of them. A shuffle of bytes looks the two bytes of a value in
- * bfloat16 up; interleaved, the bytes of two inputs make a lane, which is a pair of bfloat16 or, by halves, two floats. */
+ * says, so that few instructions make vectors of numbers of them. A permutation looks the value of a code in bfloat16 up, or
+ * shuffles of bytes its two bytes, which are then interleaved. Those of two inputs make a lane, which is a pair of bfloat16
+ * or, by halves, two floats. */
 #pragma once
 #include "matrix.h"
 
-#define HALF 6 /* numbers in float16; F32 and BF16 are the other kinds of scales and zeros */
+/* Kinds of scales and zeros beside F32 and BF16: float16, and the exponent of a float, which is a power of two. */
+enum { HALF = 6, POWER = 8 };
 
 typedef struct Groups {
   const char *scales, *zeros;           /* of whole panels; zeros may be null */
@@ -14,11 +16,11 @@ typedef struct Groups {
   int64_t size;                         /* inputs of a group */
   int32_t scale_kind, zero_kind;
   float values[16];      /* of four-bit codes */
-  uint8_t halves[2][16]; /* the bytes of these in bfloat16, the lower ones first */
+  uint8_t halves[32];    /* the bytes of these in bfloat16, where byte_at says */
   int32_t inputs;        /* F32, BF16 or INT8; codes of four bits beside INT8 are integers, one after the other */
 } Groups;
 
-INLINE int64_t size_of_number(int kind) { return kind == F32 ? 4 : 2; }
+INLINE int64_t size_of_number(int kind) { return kind == F32 ? 4 : kind == POWER ? 1 : 2; }
 
 #define EIGHT 8
 
@@ -48,9 +50,9 @@ INLINE int64_t nibble_at(int inputs, int64_t o, int64_t k) {
 #endif
   (void)inputs;
 #if BY_SHUFFLE == 64
-  /* Four inputs in a vector, the first two in the lower halves. Bytes are interleaved by quarters of 16: first those of 4
-   * outputs, which become lanes of the first 16, then those of 4 of the others. */
-  return (k / 4 * BY_SHUFFLE + o % 16 / 4 * 16 + o / 16 * 8 + o % 4 * 2 + k % 2) * 2 + k / 2 % 2;
+  /* Four inputs in a vector, each two of them in a lane. A half of the lane has four codes: of the first two inputs those to
+   * one output and to that 16 further on, then of the others. */
+  return (k / 4 * BY_SHUFFLE + o % 16 * 4 + k % 2 * 2) * 2 + k / 2 % 2 * 2 + o / 16;
 #elif BY_SHUFFLE == 32
   /* Two inputs in a vector. A byte's lower half belongs to the first 16 outputs. Bytes are interleaved by halves of 16: first
    * those of 4 outputs, then those of 4 others, so each part of 8 lies in both halves. */
@@ -60,23 +62,31 @@ INLINE int64_t nibble_at(int inputs, int64_t o, int64_t k) {
 #endif
 }
 
+/* The place of the lower byte of a value in bfloat16, or of the upper one, among those of 16. */
+INLINE int byte_at(int value, int upper) {
+#if BY_SHUFFLE == 64
+  return 2 * value + upper;
+#else
+  return 16 * upper + value;
+#endif
+}
+
 /* ---------------------------------------------------------------- four bits */
 
 #if BY_SHUFFLE == 64
-/* The values of inputs i and i + 1 of EIGHT to a panel, i even: pairs of bfloat16. */
+/* The values of inputs i and i + 1 of EIGHT to a panel, i even: pairs of bfloat16. A code is looked up with the bit above it,
+ * so the table is there twice. */
 INLINE void pairs_of_four(const Groups *g, const char *row, int i, vpu pairs[PARTS]) {
-  const __m512i low = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)g->halves[0]));
-  const __m512i high = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)g->halves[1]));
-  const __m512i both = _mm512_loadu_si512(row + i / 4 * BY_SHUFFLE);
-  const __m512i index = _mm512_and_si512(i % 4 ? _mm512_srli_epi16(both, 4) : both, _mm512_set1_epi8(15));
-  const __m512i first = _mm512_shuffle_epi8(low, index), second = _mm512_shuffle_epi8(high, index);
-  pairs[0] = (vpu)_mm512_unpacklo_epi8(first, second);
-  pairs[1] = (vpu)_mm512_unpackhi_epi8(first, second);
+  const __m512i table = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)g->halves));
+  const __m512i codes = _mm512_loadu_si512(row + i / 4 * BY_SHUFFLE);
+#pragma GCC unroll 2
+  for (int part = 0; part < PARTS; part++)
+    pairs[part] = (vpu)_mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4 * (i % 4 + part)), table);
 }
 #elif BY_SHUFFLE == 32
 INLINE void pairs_of_four(const Groups *g, const char *row, int i, vpu pairs[PARTS]) {
-  const __m256i low = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)g->halves[0]));
-  const __m256i high = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)g->halves[1]));
+  const __m256i low = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)g->halves));
+  const __m256i high = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(g->halves + 16)));
   const __m256i mask = _mm256_set1_epi8(15), both = _mm256_loadu_si256((const __m256i *)(row + i / 2 * BY_SHUFFLE));
 #pragma GCC unroll 2
   for (int half = 0; half < 2; half++) {
@@ -149,13 +159,14 @@ INLINE void two_halves(int kind, const Groups *g, const char *row, int i, vpu pa
 /* WIDTH scales or zeros, from number `i` of them on. */
 INLINE vp numbers_at(int kind, const char *from, int64_t i) {
   if (kind == F32) return part_at((const float *)from + i);
+  if (kind == POWER) return (vp)((vpu)widen_part(from + i) << 24 >> 1);
   const uint16_t *halves = (const uint16_t *)from + i;
 #if defined(__AVX512F__)
   if (kind == HALF) return (vp)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)halves));
 #elif WIDTH == 8 && defined(__F16C__)
   if (kind == HALF) return (vp)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)halves));
 #endif
-  const vpu wide = __builtin_convertvector(*(const vph *)halves, vpu);
+  const vpu wide = widen_part_of_bits(halves);
   if (kind == BF16) return (vp)(wide << 16);
   const vp size = (vp)((wide & 0x7FFF) << 13) * 0x1p112f; /* finite */
   return (vp)((vpu)size | (wide & 0x8000) << 16);

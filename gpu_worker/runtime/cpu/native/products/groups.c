@@ -18,6 +18,7 @@
 #define SOME 3
 #endif
 #define MOST (FEW > SOME ? FEW : SOME)
+#define LONGEST_RUN 32
 #define WIDENED 16384
 
 /* Bytes of an input: a float, a bfloat16, or an integer. Where the processor has no products of bytes, an integer is a
@@ -205,11 +206,16 @@ typedef struct {
   int64_t apart;
 } Slice;
 
-/* c [mb, PANEL] += the sums of a slice's runs, each of them scaled. x: [mb][KC]. w: of the slice */
-INLINE void add_slice(int widened, int kind, int size, int mb, const Slice *s, const Groups *g, const Panel *panel,
-                      const char *x, const char *w, float *c, int64_t ldc) {
+#define ANY -1 /* a kind of scales that is not known when compiled, and maybe zeros or steps beside them */
+
+/* c [mb, PANEL] += the sums of a slice's runs, each of them scaled. x: [mb][KC]. w: of the slice. scales: their kind where
+ * there is nothing beside them, or ANY */
+INLINE void add_slice(int widened, int kind, int size, int scales, int mb, const Slice *s, const Groups *g,
+                      const Panel *panel, const char *x, const char *w, float *c, int64_t ldc) {
+  const int scale_kind = scales == ANY ? g->scale_kind : scales;
+  const char *zeros_at = scales == ANY ? panel->zeros : NULL;
   const int64_t step = widened ? size * EIGHT * PANEL : step_of(kind);
-  const float *inputs = s->sums, *steps = s->steps;
+  const float *inputs = s->sums, *steps = scales == ANY ? s->steps : NULL;
   const int32_t *starts = s->starts;
   int64_t group = s->from / g->size, next = (group + 1) * g->size - s->from;
   const int held = mb <= SOME; /* totals lie in registers */
@@ -237,21 +243,25 @@ INLINE void add_slice(int widened, int kind, int size, int mb, const Slice *s, c
     } else
 #endif
     if (widened) sum_numbers(size, mb, n, in, (const float *)w, sums);
-    else sum_codes(kind, size, mb, n, g, in, w, sums);
+    else if (scales != ANY && n == LONGEST_RUN) {
+#pragma GCC unroll 4
+      for (int k = 0; k < LONGEST_RUN; k += EIGHT)
+        sum_codes(kind, size, mb, EIGHT, g, in + k * size, w + k / EIGHT * step, sums);
+    } else sum_codes(kind, size, mb, n, g, in, w, sums);
     if (i >= next) group++, next += g->size;
 #pragma GCC unroll 4
     for (int part = 0; part < PARTS; part++) {
       const int64_t at = group * PANEL + part * WIDTH;
-      const vp scales = numbers_at(g->scale_kind, panel->scales, at);
-      const vp zeros = panel->zeros ? numbers_at(g->zero_kind, panel->zeros, at) : (vp){0};
+      const vp scale = numbers_at(scale_kind, panel->scales, at);
+      const vp zeros = zeros_at ? numbers_at(g->zero_kind, zeros_at, at) : (vp){0};
 #pragma GCC unroll 16
       for (int j = 0; j < mb; j++) {
         vp total = sums[j][part];
-        if (panel->zeros) total -= zeros * spread(inputs[j]);
+        if (zeros_at) total -= zeros * spread(inputs[j]);
         if (steps) total *= spread(steps[j]);
         float *to = c + j * ldc + part * WIDTH;
-        if (held) totals[j][part] += total * scales;
-        else set_part(to, part_at(to) + total * scales);
+        if (held) totals[j][part] += total * scale;
+        else set_part(to, part_at(to) + total * scale);
       }
     }
     if (inputs) inputs += s->apart;
@@ -267,11 +277,11 @@ INLINE void add_slice(int widened, int kind, int size, int mb, const Slice *s, c
 INLINE int rows_at_once(int widened) { return widened ? SOME : FEW; }
 
 /* constants, so that each case is unrolled */
-INLINE void add_rows(int widened, int kind, int size, int mb, const Slice *s, const Groups *g, const Panel *panel,
-                     const char *x, const char *w, float *c, int64_t ldc) {
+INLINE void add_rows(int widened, int kind, int size, int scales, int mb, const Slice *s, const Groups *g,
+                     const Panel *panel, const char *x, const char *w, float *c, int64_t ldc) {
 #define CASE(mb) \
   case mb: \
-    if (mb <= rows_at_once(widened)) add_slice(widened, kind, size, mb, s, g, panel, x, w, c, ldc); \
+    if (mb <= rows_at_once(widened)) add_slice(widened, kind, size, scales, mb, s, g, panel, x, w, c, ldc); \
     break;
   switch (mb) {
     CASE(1) CASE(2) CASE(3)
@@ -306,11 +316,11 @@ INLINE void widen_codes(int kind, int size, int n, const Groups *g, const char *
 }
 
 /* x: what group_inputs made */
-INLINE void panel_of_kind(int kind, int size, const Linear *l, int64_t p, int m, const GroupInputs *x, float *c, int64_t ldc,
-                          Bench *b) {
+INLINE void panel_of_kind(int kind, int size, int scales, const Linear *l, int64_t p, int m, const GroupInputs *x, float *c,
+                          int64_t ldc, Bench *b) {
   const Groups *g = l->groups;
   const Panel panel = panel_at(l, p);
-  const int widened = m > DIRECT;
+  const int widened = scales == ANY && m > DIRECT;
   const int64_t at_once = widened ? smaller(KC, WIDENED / PANEL / size) : KC, run = run_of(g);
   const char *w = panel.codes;
   for (int j = 0; j < m; j++) memset(c + j * ldc, 0, sizeof(float) * PANEL);
@@ -324,8 +334,8 @@ INLINE void panel_of_kind(int kind, int size, const Linear *l, int64_t p, int m,
     for (int left = (int)parts(m, rows_at_once(widened)), at = 0; left; left--) {
       const int mb = (m - at) / left;
       const char *rows = in + at * KC * size;
-      if (widened) add_rows(1, kind, size, mb, &s, g, &panel, rows, b->panel, c + at * ldc, ldc);
-      else add_rows(0, kind, size, mb, &s, g, &panel, rows, w, c + at * ldc, ldc);
+      if (widened) add_rows(1, kind, size, ANY, mb, &s, g, &panel, rows, b->panel, c + at * ldc, ldc);
+      else add_rows(0, kind, size, scales, mb, &s, g, &panel, rows, w, c + at * ldc, ldc);
       at += mb;
       if (s.sums) s.sums += mb;
       if (s.steps) s.steps += mb;
@@ -361,8 +371,6 @@ INLINE float sum_of(int halves, const char *x, int n) {
     }
   return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
 }
-
-#define LONGEST_RUN 32
 
 /* n inputs -> integers, whose sum is returned, and a step */
 INLINE float round_run(const float *x, int n, char *out, float *step) {
@@ -414,17 +422,25 @@ void group_inputs(const Linear *l, const float *x, int64_t ldx, int64_t m, void 
 }
 
 /* constants, so that each case is a loop of its own */
-#define OF_KIND(size, kind) panel_of_kind(kind, size, l, p, m, &in, sums, lds, b)
+#define OF_KIND(size, kind, scales) panel_of_kind(kind, size, scales, l, p, m, &in, sums, lds, b)
 #define OF_KINDS(size) \
-  if (l->kind == FOUR) OF_KIND(size, FOUR); \
-  else if (l->kind == INT8) OF_KIND(size, INT8); \
-  else OF_KIND(size, E4M3);
+  if (l->kind == FOUR) OF_KIND(size, FOUR, ANY); \
+  else if (l->kind == INT8) OF_KIND(size, INT8, ANY); \
+  else OF_KIND(size, E4M3, ANY);
+/* Four bits with these scales alone are quicker where that is known. */
+#define OF_KINDS_AND_ALONE(size) \
+  if (l->kind == FOUR && alone == POWER) OF_KIND(size, FOUR, POWER); \
+  else if (l->kind == FOUR && alone == HALF) OF_KIND(size, FOUR, HALF); \
+  else OF_KINDS(size)
 
 void product_of_groups(const Linear *l, int64_t p, int m, const char *x, float *sums, int64_t lds, Bench *b) {
   const GroupInputs in = inputs_at(l, m, (void *)x);
-  if (l->groups->inputs == INT8) OF_KIND(ROUNDED, FOUR);
+  const int alone = l->groups->zeros || m > DIRECT ? ANY : l->groups->scale_kind;
+  if (l->groups->inputs == INT8) OF_KIND(ROUNDED, FOUR, ANY);
 #ifdef DOT
-  else if (half_inputs(l)) { OF_KINDS(HALVES) }
-#endif
+  else if (half_inputs(l)) { OF_KINDS_AND_ALONE(HALVES) }
   else { OF_KINDS(FLOATS) }
+#else
+  else { OF_KINDS_AND_ALONE(FLOATS) }
+#endif
 }

@@ -209,10 +209,11 @@ void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, flo
 #define WIDE_HALVES(kind) 0
 #endif
 
-/* Whether wide tiles compute a pair of panels for m rows: for many rows, and for few where a block holds both panels. */
+/* Whether wide tiles compute a pair of panels for m rows: for many rows, and for few where a block holds both panels. Three
+ * tiles or more ask for all lines of the next weights in 12 bits, five for those in bfloat16. */
 INLINE int is_wide(const Linear *l, int64_t m) {
   return (WIDE_HALVES(l->kind) && m <= WIDE && l->block == PAIR) ||
-         ((WIDE_HALVES(l->kind) || (l->kind == F32 && !l->groups)) && m > 2 * MB);
+         ((WIDE_HALVES(l->kind) || (l->kind == F32 && !l->groups)) && m > (l->kind == TWELVE ? 2 : 4) * WIDE);
 }
 
 /* The tile of a kind of weights, for n tiles of rows. */

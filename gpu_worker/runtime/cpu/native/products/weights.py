@@ -15,7 +15,7 @@ from petiole.gpu_worker.runtime.cpu.native.products.library import NEVER, Librar
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 4}
 _BF16, _INT8_HALF, _TWELVE, _FOUR = 1, 3, 5, 7
-_NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 6}
+_NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 6, torch.float8_e8m0fnu: 8}
 _VALUES = 16
 _EIGHT = 8  # inputs whose four-bit codes lie together
 _PANEL = 32
@@ -51,7 +51,7 @@ class GroupsStruct(ctypes.Structure):
         ("scale_kind", c_int32),
         ("zero_kind", c_int32),
         ("values", c_float * _VALUES),
-        ("halves", c_uint8 * _VALUES * 2),
+        ("halves", c_uint8 * (2 * _VALUES)),
         ("inputs", c_int32),
     ]
 
@@ -71,12 +71,13 @@ def unknown_form(form: Form) -> str | None:
 
 
 def _numbers(tensor: Tensor) -> Tensor:
-    """Scales or zeros in a type that the C code reads, which holds each of them exactly."""
-    if tensor.dtype in _NUMBERS:
-        return tensor
+    """Scales or zeros in a type that the C code reads, which holds each of them exactly. A power of two it reads
+    as the exponent of a normal float."""
     if tensor.dtype == torch.float8_e8m0fnu:
-        return tensor.float().bfloat16()
-    return tensor.half()
+        exponents = tensor.view(torch.uint8)
+        is_normal = exponents.numel() == 0 or (exponents.min() > 0 and exponents.max() < 255)
+        return tensor if is_normal else tensor.float().bfloat16()
+    return tensor if tensor.dtype in _NUMBERS else tensor.half()
 
 
 EMPTY = LinearStruct(block=_PANEL)
