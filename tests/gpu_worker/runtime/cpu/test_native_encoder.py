@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -88,9 +87,9 @@ def random_encoder(config: VisionConfig, dtype: torch.dtype) -> VisionEncoder:
     return VisionEncoder(config, OneByOne(patches), weights(1, grid**2, dim), layers, norm(), mlp(8, 8))
 
 
-def crops_of(config: VisionConfig, n: int) -> Tensor:
-    size = config.geometry.size
-    return torch.randint(256, (n, size, size, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+def crops_of(config: VisionConfig, n: int, seed: int = 1) -> Tensor:
+    size, draw = config.geometry.size, torch.Generator().manual_seed(seed)
+    return torch.randint(256, (n, size, size, 3), dtype=torch.uint8, generator=draw)
 
 
 def opened(encoder: VisionEncoder) -> NativeEncoder:
@@ -110,10 +109,13 @@ def test_it_computes_what_torch_computes(config: VisionConfig, n: int) -> None:
 @settings(max_examples=15)
 @given(config=CONFIGS, n=N_CROPS)
 def test_in_half_precision_it_is_as_near_to_the_exact_numbers_as_torch(config: VisionConfig, n: int) -> None:
-    encoder, crops = random_encoder(config, torch.bfloat16), crops_of(config, n)
-    wide: Any = widened(encoder)
-    exact, torchs = wide.features(crops), encoder.features(crops).float()
-    found = opened(encoder).features(crops).float()
+    """Over several draws: nine patches alone have luck with their roundings."""
+    encoder, drawn = random_encoder(config, torch.bfloat16), [crops_of(config, n, seed) for seed in range(6)]
+    exact, torchs = (
+        torch.cat([one.features(crops).float() for crops in drawn]) for one in (widened(encoder), encoder)
+    )
+    native = opened(encoder)
+    found = torch.cat([native.features(crops).float() for crops in drawn])
     assert (found - exact).norm() < 1.2 * (torchs - exact).norm()
 
 
