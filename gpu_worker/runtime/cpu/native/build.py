@@ -32,6 +32,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -186,15 +187,19 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _compile(command: Sequence[str], target: Path, timeout_s: float | None = None) -> None:
+    """As many files at a time as there are processors."""
+
+    def run(*arguments: object) -> None:
+        subprocess.run(
+            [*command, *map(str, arguments)], check=True, capture_output=True, text=True, timeout=timeout_s
+        )
+
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / target.name
-        subprocess.run(
-            [*command, "-o", str(made), *map(str, _SOURCES), "-lm"],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
+        objects = [Path(scratch) / f"{source.stem}.o" for source in _SOURCES]
+        with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
+            list(threads.map(lambda source, to: run("-c", source, "-o", to), _SOURCES, objects))
+        run("-o", made, *objects, "-lm")
         _seal(made)
         made.replace(target)  # atomic: no worker finds a part of it
 

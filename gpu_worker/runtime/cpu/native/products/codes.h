@@ -171,3 +171,7 @@ INLINE vp numbers_at(int kind, const char *from, int64_t i) {
   const vp size = (vp)((wide & 0x7FFF) << 13) * 0x1p112f; /* finite */
   return (vp)((vpu)size | (wide & 0x8000) << 16);
 }
+
+#define SHORTEST_RUN 16
+/* Inputs that are summed up before they are scaled. */
+INLINE int64_t run_of(const Groups *g) { return g->size % 32 == SHORTEST_RUN ? SHORTEST_RUN : 32; }

@@ -18,10 +18,6 @@
 #pragma once
 #include "codes.h"
 
-#define SHORTEST_RUN 16
-/* Inputs that are summed up before they are scaled. */
-INLINE int64_t run_of(const Groups *g) { return g->size % 32 == SHORTEST_RUN ? SHORTEST_RUN : 32; }
-
 /* Whether a product's inputs are bfloat16. */
 INLINE int half_inputs(const Linear *l) { return l->groups ? l->groups->inputs == BF16 : HALF_INPUTS(l->kind); }
 
