@@ -69,6 +69,9 @@ weights. The sums of the shares are added in order."""
 
 MOST_SHARES = 8
 
+FAR = 2**31
+"""From so many outputs on, their places take 64 bits."""
+
 AT_ONCE = 2**25
 """Weights that are widened at a time."""
 
@@ -189,7 +192,7 @@ def _launch(
         CHOSEN=chosen,
         SORTED=pairs is not None,
         SHARES=shares,
-        WIDE=parts.numel() >= 2**31,
+        WIDE=parts.numel() >= FAR,
         EXACT=stored.exact(width),
         ASSEMBLY=assembly(stored.kind, x.dtype),
         BIASED=bias is not None,
