@@ -9,12 +9,12 @@ line may import what stands below it.
     pages/      the page pool and the page table: who owns a page, which row maps it
     namespace   the inputs besides tokens on which KV depends
     tokens      cache tokens: the identity of the input at a position
-    errors      what a caller's mistake or a broken invariant raises
+    exceptions  what a caller's mistake or a broken invariant raises
 """
 
 from petiole import _alias
 from petiole.cache.allocation import GroupUsage, KVAllocation, KVCacheManager, KVUsage, Published, StateUsage
-from petiole.cache.errors import (
+from petiole.cache.exceptions import (
     CacheError,
     CacheStateError,
     CacheValueError,
@@ -33,7 +33,7 @@ from petiole.cache.errors import (
     UnlockWithoutLockError,
 )
 from petiole.cache.groups.manager import GroupedManager, build_manager
-from petiole.cache.groups.states import Snapshots, StateGroup
+from petiole.cache.groups.recurrent_states import Snapshots, StateGroup
 from petiole.cache.groups.table import GroupedTable, WindowPages
 from petiole.cache.groups.windows import most_pages
 from petiole.cache.namespace import CacheNamespace

@@ -23,9 +23,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 
-from petiole.cache.errors import MisalignedError, ReleasedError
+from petiole.cache.exceptions import ConservationError, MisalignedError, ReleasedError
 from petiole.cache.namespace import CacheNamespace
 from petiole.cache.pages.amounts import Amount
 from petiole.cache.pages.page_table import PageTable
@@ -119,6 +120,11 @@ class KVAllocation:
         self.namespace = namespace
 
     @property
+    def node(self) -> Any:
+        """The node that it has locked, or None."""
+        return self._node
+
+    @property
     def released(self) -> bool:
         return self.row == 0
 
@@ -149,13 +155,15 @@ class KVAllocation:
         """
         self._require_running()
         manager, table = self._manager, self._manager.table
+        if self.stale:
+            return Published(self.published, self.published)
         tokens = kept_tokens(tokens)
         if not 0 <= kv_length <= min(tokens.kv_length, self.kv_capacity):
             raise MisalignedError(
                 f"kv_length {kv_length} to publish, {tokens.kv_length} in tokens and {self.kv_capacity} in pages"
             )
         end = page_boundary(tokens.codes, kv_length, table.page_size)
-        if end <= self.published or self.stale:
+        if end <= self.published:
             return Published(self.published, self.published)
         start = self.published
         result = manager.cache.extend(
@@ -228,10 +236,23 @@ class KVAllocation:
         Published positions stay matchable. If their KV may be invalid, `unpublish` or `flush` the manager first.
         """
         self._require_running()
-        node, self._node = self._node, None
-        row, self.row = self.row, 0
-        self._manager.table.erase(row)
-        self._manager.cache.unlock(node)
+        manager, node, row = self._manager, self._node, self.row
+        self._node, self.row = None, 0
+        manager.running.pop(row, None)
+        manager.table.erase(row)
+        manager.cache.unlock(node)
+
+    def check(self) -> None:
+        """Check that the row shares no pages but those that it has locked. Raises ConservationError."""
+        table, cache = self._manager.table, self._manager.cache
+        pages = table.get_pages(self.row, 0, table.page_count(self.row))
+        locked = cache.pages_of(self._node) if self._node is not None else pages[:0]
+        if not np.isin(pages[~table.owns(self.row, pages)], locked).all():
+            raise ConservationError(f"row {self.row} shares pages that it has not locked")
+
+    def lose(self) -> None:
+        """Note that the pages and the lock are gone, and with them all KV. The row stays, to be discarded."""
+        self._node, self.published, self.reused, self._promised = None, 0, 0, 0
 
     def _require_running(self) -> None:
         if self.row == 0:
@@ -248,6 +269,7 @@ class KVCacheManager:
         self.table = table
         self.cache = cache
         self.generation = 0  # incremented by `flush`; allocations of older generations are stale
+        self.running: dict[int, KVAllocation] = {}  # by row
         table.set_prefix_cache(cache)
 
     @property
@@ -335,7 +357,7 @@ class KVCacheManager:
             self.table.map_pages(row, 0, match.matched_pages)
             if not self.table.reserve(row, self._target(tokens.kv_length, reused, kv_length, first_chunk)):
                 return None
-            allocation = KVAllocation(self, row, reused, node, namespace, kv_length or 0)
+            allocation = self.running[row] = KVAllocation(self, row, reused, node, namespace, kv_length or 0)
             undo.pop_all()
         return allocation
 
@@ -365,6 +387,24 @@ class KVCacheManager:
         """Check the invariants of the table and the cache. Raises `ConservationError`."""
         self.cache.check()
         self.table.check()
+
+    def check_running(self) -> None:
+        """Check that rows and locks are those of the running sequences. Raises `ConservationError`."""
+        if self.table.held_rows != sorted(self.running):
+            raise ConservationError(
+                f"rows {self.table.held_rows} are held, {sorted(self.running)} are of sequences"
+            )
+        for allocation in self.running.values():
+            allocation.check()
+        self.cache.check_locks([one.node for one in self.running.values() if one.node is not None])
+
+    def reset(self) -> None:
+        """Free all pages and forget what is cached. Rows stay with their sequences, which must start anew."""
+        self.generation += 1
+        self.table.reset(self.running.keys())
+        self.cache.reset()
+        for allocation in self.running.values():
+            allocation.lose()
 
     def _reuse_limit(self, tokens: CacheTokens) -> int:
         if tokens.kv_length == 0:

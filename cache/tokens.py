@@ -26,7 +26,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from petiole.cache.errors import MisalignedError, TokenError
+from petiole.cache.exceptions import MisalignedError, TokenError
 
 Codes: TypeAlias = NDArray[np.int64]
 

@@ -5,21 +5,19 @@
 Each line may import what stands below it. Callers use the names of this package. `Engine` is imported when it is
 first used, so that reading a configuration or building a request is cheap.
 
-    engine        `Engine`: puts cache, runtime, scheduler and threads together; its figures (`stats`)
-    loading       loads and warms up an engine's model
-    threads/      the engine's threads: preparation, the loop, text
+    engine/       `Engine`: loading, open requests, figures; puts the rest together
+    threads/      the engine's threads: intake, the loop, text
+    preparation/  a request before it may run: prompts, tokens, truncation, images, texts
     scheduling/   plans each step and commits its results; handles no tensors
     constraints/  output that must match a schema, a pattern or a grammar
     runtime/      launching a step on a device: memory, kernels, sampling
     speculation/  drafts that a verify step accepts or rejects
+    children/     processes for what may crash or never end
     text/         tokenizer, chat templates, incremental text, stop strings
     models/       reading a checkpoint; the decoder and its layers
-    handle        what `submit` returns: a request's output and result
     tracing       timelines of host and device
-    request/      requests, parameters, results: the engine's inputs and outputs; images and values in them
-    config        the engine's settings
-    protocols     what a constraint or a skill must be able to do; callers may bring their own
-    errors        the engine's errors
+    request/      requests and results: the engine's inputs and outputs; the handle that `submit` returns
+    exceptions    the engine's errors
 """
 
 from __future__ import annotations
@@ -31,8 +29,8 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("GOMP_SPINCOUNT", "100")
 
 from petiole import _alias
-from petiole.gpu_worker.config import EngineConfig
-from petiole.gpu_worker.errors import (
+from petiole.contract.settings.engine import EngineConfig
+from petiole.gpu_worker.exceptions import (
     AdapterError,
     EngineBusy,
     EngineClosed,
@@ -57,7 +55,7 @@ from petiole.gpu_worker.request import (
 
 if TYPE_CHECKING:
     from petiole.gpu_worker.engine import Engine
-    from petiole.gpu_worker.handle import Handle
+    from petiole.gpu_worker.request.handle import Handle
 
 __all__ = [
     "AdapterError",
@@ -90,7 +88,7 @@ def __getattr__(name: str) -> Any:
 
         return Engine
     if name == "Handle":
-        from petiole.gpu_worker.handle import Handle
+        from petiole.gpu_worker.request.handle import Handle
 
         return Handle
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

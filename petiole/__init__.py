@@ -10,9 +10,8 @@
     tasks/       everything Celery: submitting tasks and reading their streams, and the worker
     gpu_worker/  the engine: scheduling, runtime, models. It knows no Celery and no Redis
     cache/       who owns which KV page: pure Python and numpy
-    limits       the limits of a request's numbers, which `tasks` and the engine share
-    outputs      the parts of an output, which they share, too
-    vectors      vectors of texts as results carry them
+    contract/    what a request, a result, a setting, a task is: each described once
+    plain        text from outside, as a log or a terminal shows it
 
 An import may only go down this list. The four folders are links to the repository's own. The names below are
 those of `petiole.tasks`. They are imported at their first use, so `import petiole.cache` does not import Celery.

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from string import Template
 
-from training.skills import DRAWS
+from training.text.skills import DRAWS
 
 # two safe questions a skill; tests ask them all, and the answers are exact
 EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from training.model import Qwen3, Shape
-from training.tokenizer import END_OF_TEXT_ID, IM_END_ID
+from training.text.tokenizer import END_OF_TEXT_ID, IM_END_ID
 
 
 def load_folder(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Qwen3, Tokenizer]:

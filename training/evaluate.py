@@ -13,11 +13,12 @@ from random import Random
 import torch
 from tokenizers import Tokenizer
 
-from training import card, dialogue
+from training import card
 from training.decode import greedy, load_folder
 from training.export import MODEL_FOLDER
 from training.model import Qwen3
-from training.skills import DRAWS, Example, draw
+from training.text import dialogue
+from training.text.skills import DRAWS, Example, draw
 
 SEED = 20
 

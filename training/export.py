@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from training import tokenizer
-from training.dialogue import CHAT_TEMPLATE
 from training.model import Qwen3, Shape
-from training.tokenizer import END_OF_TEXT_ID, IM_END_ID
+from training.text import tokenizer
+from training.text.dialogue import CHAT_TEMPLATE
+from training.text.tokenizer import END_OF_TEXT_ID, IM_END_ID
 from training.train import DEFAULT_CHECKPOINT, load_model
 
 MODEL_FOLDER = Path(__file__).parent.parent / "gpu_worker" / "models" / "petiole_tiny"

@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training import tokenizer as tokenizers_
-from training.data import Batch, DrawRow, draw_batches, draw_row
 from training.model import Qwen3, Shape
 from training.optimizer import optimizers
-from training.skills import DRAWS
+from training.text import tokenizer as tokenizers_
+from training.text.data import Batch, DrawRow, draw_batches, draw_row
+from training.text.skills import DRAWS
 
 DEFAULT_CHECKPOINT = Path(tempfile.gettempdir()) / "petiole-tiny" / "checkpoint.pt"
 MATRIX_LR, OTHER_LR = 0.02, 0.003

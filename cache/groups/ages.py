@@ -11,7 +11,7 @@ from collections import deque
 
 import numpy as np
 
-from petiole.cache.pages.pool import Pages
+from petiole.cache.pages.page_pool import Pages
 
 _SLACK = 1024
 

@@ -17,9 +17,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from petiole.cache.errors import ConservationError, MisalignedError, OutOfPagesError
+from petiole.cache.exceptions import ConservationError, MisalignedError, OutOfPagesError
 from petiole.cache.groups.ages import AgeQueue
-from petiole.cache.pages.pool import Int32s, Pages
+from petiole.cache.pages.page_pool import Int32s, Pages
 
 
 class CompanionPool:
@@ -28,8 +28,12 @@ class CompanionPool:
     def __init__(self, size: int, n_pages: int) -> None:
         if size < 2:
             raise MisalignedError(f"the size of a pool must be at least 2, got {size}")
-        self.size = size
+        self.size, self.n_pages = size, n_pages
         self.evicted = 0
+        self.free_all()
+
+    def free_all(self) -> None:
+        size, n_pages = self.size, self.n_pages
         self.of: Int32s = np.zeros(n_pages, dtype=np.int32)  # by page of the table: its companion, or 0
         self._page: Pages = np.zeros(size, dtype=np.int64)  # by companion: its page, or 0
         self._holds: Int32s = np.zeros(size, dtype=np.int32)

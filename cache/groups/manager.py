@@ -4,6 +4,7 @@ every group can go on."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,8 @@ from petiole.cache.groups.serving import deepest
 from petiole.cache.groups.table import GroupedTable, WindowPages
 from petiole.cache.namespace import CacheNamespace
 from petiole.cache.pages.amounts import PageCounts
+from petiole.cache.pages.page_pool import Pages
 from petiole.cache.pages.page_table import PageTable
-from petiole.cache.pages.pool import Pages
 from petiole.cache.pages.row_table import RowTable
 from petiole.cache.prefix.factory import CacheKind, build_prefix_cache
 from petiole.cache.prefix.interface import NoPrefixCache, PrefixCache
@@ -71,17 +72,20 @@ class GroupedManager(KVCacheManager):
         tokens = as_tokens(tokens)
         known, asked = self._known(tokens, namespace), self._reuse_limit(tokens)
         found = [deepest([group.serves(known)], len(known)) for group in self.table.groups]
-        reusable = self._reusable(tokens, namespace)
+        missed, size = asked - self._reusable(tokens, namespace).kv_length, self.table.page_size
         allocation = super().start(tokens, namespace, kv_length, first_chunk)
-        if allocation is not None:
-            size = self.table.page_size
-            self.cache.stats.missed_tokens += asked - reusable.kv_length
-            for group, n in zip(self.table.groups, found, strict=True):
-                group.hit_tokens += n * size
-                group.missed_tokens += asked - n * size
+        if allocation is None:
+            return None
+        with ExitStack() as undo:
+            undo.callback(allocation.discard)
             self.keep(allocation.row, [len(known) * size, allocation.reused])
             if self.table.states is not None:  # from where an equal prompt goes on
                 self.table.states.keep(allocation.row, [asked])
+            undo.pop_all()
+        self.cache.stats.missed_tokens += missed
+        for group, n in zip(self.table.groups, found, strict=True):
+            group.hit_tokens += n * size
+            group.missed_tokens += asked - n * size
         return allocation
 
     def keep(self, row: int, ends: ArrayLike) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from petiole.cache.groups.companions import CompanionPool
-from petiole.cache.pages.pool import Int32s, Pages
+from petiole.cache.pages.page_pool import Int32s, Pages
 
 Served = NDArray[np.bool_]
 
@@ -31,6 +31,9 @@ class LayerGroup(Protocol):
     pool: CompanionPool
     hit_tokens: int
     missed_tokens: int
+
+    def reset(self) -> None:
+        """Forget everything: no row has pages, and nothing is cached."""
 
     def serves(self, pages: Pages) -> Served:
         """bool [len(pages) + 1]: whether the group can go on after the first i pages of a cached prefix. Always

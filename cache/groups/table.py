@@ -8,18 +8,18 @@ table too, with pages that take no memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from petiole.cache.errors import ConservationError
+from petiole.cache.exceptions import ConservationError
+from petiole.cache.groups.recurrent_states import StateGroup
 from petiole.cache.groups.serving import LayerGroup
-from petiole.cache.groups.states import StateGroup
 from petiole.cache.groups.windows import WindowGroup
+from petiole.cache.pages.page_pool import CACHED, FREE, Pages
 from petiole.cache.pages.page_table import PageTable
-from petiole.cache.pages.pool import CACHED, FREE, Pages
 
 
 class WindowPages(NamedTuple):
@@ -66,6 +66,11 @@ class GroupedTable(PageTable):
             else None
         )
         self.groups: tuple[LayerGroup, ...] = self.windows if self.states is None else (*self.windows, self.states)
+
+    def reset(self, held: Collection[int]) -> None:
+        super().reset(held)
+        for group in self.groups:
+            group.reset()
 
     def companions(self, pages: NDArray[np.integer]) -> tuple[NDArray[np.int32], ...]:
         """The pages of each group with a window that accompany these; 0: none."""

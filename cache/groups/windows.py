@@ -17,10 +17,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from petiole.cache.errors import ConservationError, MisalignedError
+from petiole.cache.exceptions import ConservationError, MisalignedError
 from petiole.cache.groups.companions import CompanionPool
 from petiole.cache.groups.serving import Served
-from petiole.cache.pages.pool import Int32s, Pages
+from petiole.cache.pages.page_pool import Int32s, Pages
 
 IN_FLIGHT = 2
 """A row may end this many positions before the start of its newest step, and must serve there too."""
@@ -46,8 +46,14 @@ class WindowGroup:
         self.most = most_pages(window, page_size, longest_step)
         self.hit_tokens = self.missed_tokens = 0
         self._reach = -(-(window - 1) // page_size)  # pages that a boundary needs before it
-        self._first = np.zeros(n_rows, dtype=np.int64)
-        self._end = np.zeros(n_rows, dtype=np.int64)
+        self._n_rows = n_rows
+        self.reset()
+
+    def reset(self) -> None:
+        """See `LayerGroup`."""
+        self.pool.free_all()
+        self._first = np.zeros(self._n_rows, dtype=np.int64)
+        self._end = np.zeros(self._n_rows, dtype=np.int64)
         self._ends: dict[int, NDArray[np.int64]] = {}
 
     # ------------------------------------------------------------ look-ups

@@ -2,6 +2,6 @@
 
 row_table   rows of texts that are computed whole: without pages
 page_table  the KV positions of each row
-pool        the owner of each page, and the free ones
+page_pool   the owner of each page, and the free ones
 amounts     pages of one pool, or of each of several
 """

@@ -12,10 +12,12 @@ Not thread-safe: one thread owns a page table and its cache.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from petiole.cache.errors import (
+from petiole.cache.exceptions import (
     ConservationError,
     MappingError,
     MisalignedError,
@@ -23,7 +25,7 @@ from petiole.cache.errors import (
     OwnershipError,
     RowError,
 )
-from petiole.cache.pages.pool import CACHED, FREE, RESERVED, UNBOUND, Int32s, PagePool, Pages
+from petiole.cache.pages.page_pool import CACHED, FREE, RESERVED, UNBOUND, Int32s, PagePool, Pages
 
 Ints = NDArray[np.int64]
 
@@ -50,10 +52,18 @@ class PageTable(PagePool):
         self.max_batch_size = max_batch_size
         self.max_pages_per_row = width
         self._matrix: Int32s = np.zeros((max_batch_size, width), dtype=np.int32)
-        self._row_pages: Ints = np.zeros(max_batch_size, dtype=np.int64)
-        self._row_held = np.zeros(max_batch_size, dtype=np.bool_)
-        self._free_rows = list(range(max_batch_size - 1, 0, -1))
+        self._clear_rows(())
+
+    def _clear_rows(self, held: Collection[int]) -> None:
+        self._row_pages: Ints = np.zeros(self.max_batch_size, dtype=np.int64)
+        self._row_held = np.isin(np.arange(self.max_batch_size), list(held))
+        self._free_rows = [row for row in range(self.max_batch_size - 1, 0, -1) if row not in held]
         self._remapped: dict[int, int] = {}  # row -> first page that was remapped since `on_sent`
+
+    def reset(self, held: Collection[int]) -> None:
+        """Free all pages, those of the cache among them. These rows stay held, and have no pages."""
+        self._free_all()
+        self._clear_rows(held)
 
     @property
     def num_allocated(self) -> int:
@@ -68,6 +78,10 @@ class PageTable(PagePool):
     def matrix(self) -> Int32s:
         """int32 [max_batch_size, max_pages_per_row]; entries beyond a row's mapped pages are stale."""
         return self._matrix
+
+    @property
+    def held_rows(self) -> list[int]:
+        return np.flatnonzero(self._row_held).tolist()
 
     def page_count(self, batch_idx: int) -> int:
         """Number of pages mapped in a row."""
@@ -108,8 +122,8 @@ class PageTable(PagePool):
             bad = int(pages[~unbound & (owners != CACHED)][0])
             raise OwnershipError(f"page {bad} is neither cached nor unbound (owner {int(self._owner[bad])})")
         self.require_distinct(pages, MappingError)
+        self._append(batch_idx, start, pages)  # from here on nothing fails
         self._owner[pages[unbound]] = batch_idx
-        self._append(batch_idx, start, pages)
 
     def get_pages(self, batch_idx: int, start: int, end: int) -> Pages:
         """A read-only copy of the row's pages [start, end)."""
@@ -132,9 +146,10 @@ class PageTable(PagePool):
         if not self._fits(want, have):
             return False
         self._ensure_free(want - have)
-        pages = self._pop(want - have)
+        pages = self._next_free(want - have)
+        self._append(batch_idx, have, pages)  # from here on nothing fails
         self._owner[pages] = batch_idx
-        self._append(batch_idx, have, pages)
+        self._n_free -= want - have
         return True
 
     def reserve_many(self, rows: NDArray[np.integer], kv_lengths: NDArray[np.integer]) -> int:
@@ -152,16 +167,16 @@ class PageTable(PagePool):
         if total == 0:
             return done
         self._ensure_free(total)
-        pages = self._pop(total)
+        pages = self._next_free(total)
         growing = np.flatnonzero(need[:done])
         grown, first, count = rows[growing], have[growing], need[growing]
         if total == len(growing):
-            self._owner[pages] = grown
-            self._matrix[grown, first] = pages
+            owners, columns = grown, first
         else:
-            owners = np.repeat(grown, count)
-            self._owner[pages] = owners
-            self._matrix[owners, ragged_arange(first, count)] = pages
+            owners, columns = np.repeat(grown, count), ragged_arange(first, count)
+        self._matrix[owners, columns] = pages
+        self._owner[pages] = owners
+        self._n_free -= total
         self._row_pages[grown] = first + count
         return done
 
@@ -188,9 +203,9 @@ class PageTable(PagePool):
         if not (self._owner[pages] == CACHED).all():
             raise OwnershipError(f"row {batch_idx} can only be remapped to cached pages")
         own = old[self._owner[old] == batch_idx]
+        self._remapped[batch_idx] = min(start, self._remapped.get(batch_idx, start))
         self._matrix[batch_idx, start : start + len(pages)] = pages
         self.release_pages(own)
-        self._remapped[batch_idx] = min(start, self._remapped.get(batch_idx, start))
         return len(own)
 
     @property

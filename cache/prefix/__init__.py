@@ -5,6 +5,6 @@ factory      creates the cache that the configuration names
 radix        a radix tree over tokens, for pages of one token
 tree         its nodes: split and join
 block_cache  full blocks by chained hashes
-counting     what both caches count: pages, and the limit of their size
+accounting   what both caches count: pages, and the limit of their size
 eviction     the order of eviction
 """

@@ -20,13 +20,14 @@ Valid page sizes are 1 and the multiples of 16, as the kernels require.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import xxhash
 from numpy.typing import ArrayLike
 
-from petiole.cache.errors import (
+from petiole.cache.exceptions import (
     ConservationError,
     MisalignedError,
     PageSizeError,
@@ -34,8 +35,8 @@ from petiole.cache.errors import (
     UnlockWithoutLockError,
 )
 from petiole.cache.namespace import DEFAULT_NAMESPACE, CacheNamespace
-from petiole.cache.pages.pool import PagePool, Pages
-from petiole.cache.prefix.counting import CountingCache
+from petiole.cache.pages.page_pool import PagePool, Pages
+from petiole.cache.prefix.accounting import CountingCache
 from petiole.cache.prefix.interface import NO_PAGES, InsertResult, MatchResult, Peek
 from petiole.cache.tokens import CacheTokens, Codes, ImageIdentity, TokensLike, as_tokens, page_boundary
 
@@ -59,11 +60,14 @@ class BlockCache(CountingCache[int, Pages]):
         if size != 1 and size % 16:
             raise PageSizeError(f"the block cache needs page_size 1 or a multiple of 16, got {size}")
         self._accessed = np.zeros(page_table.n_pages, dtype=np.int64)
+        self._tokens = np.empty((page_table.n_pages, size), dtype=np.int64)
         super().__init__(page_table, max_cached_pages, self._accessed.item)
         self.block_size = size
+
+    def reset(self) -> None:
+        super().reset()
         self.hash_to_block_id: dict[int, int] = {}
-        n = page_table.n_pages
-        self._tokens = np.empty((n, size), dtype=np.int64)
+        n = self.page_table.n_pages
         self._hashes = np.zeros(n, dtype=np.uint64)
         self._parents = np.zeros(n, dtype=np.int64)  # 0: the first block of a sequence
         self._refs = np.zeros(n, dtype=np.int32)  # lock counts
@@ -377,6 +381,14 @@ class BlockCache(CountingCache[int, Pages]):
             raise ConservationError("a block could be evicted and is not in the eviction heap (B4)")
         if (self._refs[self._state == _DETACHED] < 1).any():
             raise ConservationError("a block is detached, yet nobody holds it (B5)")
+
+    def check_locks(self, nodes: Iterable[BlockChain]) -> None:
+        held = np.zeros_like(self._refs)
+        for node in nodes:
+            held[node.pages] += 1
+        if (held != self._refs).any():
+            page = int((held != self._refs).argmax())
+            raise ConservationError(f"block {page} has {self._refs[page]} locks, and {held[page]} rows hold it")
 
     def _check_block(self, page: int) -> None:
         parent = self._parents.item(page)

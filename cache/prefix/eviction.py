@@ -67,6 +67,7 @@ class EvictionHeap(Generic[Item]):
         self._versions.clear()
 
     def _push(self, item: Item) -> None:
+        entry = self._accessed(item), self._next_version + 1, item  # from here on nothing fails
         self._next_version += 1
         self._versions[item] = self._next_version
-        heapq.heappush(self._entries, (self._accessed(item), self._next_version, item))
+        heapq.heappush(self._entries, entry)

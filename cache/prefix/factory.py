@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
-from petiole.cache.errors import CacheValueError
+from petiole.cache.exceptions import CacheValueError
 from petiole.cache.pages.page_table import PageTable
 from petiole.cache.prefix.block_cache import BlockCache
 from petiole.cache.prefix.interface import NoPrefixCache, PrefixCache

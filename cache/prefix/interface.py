@@ -11,6 +11,7 @@ that is not cached yet: positions [`InsertResult.start`, `InsertResult.end`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from petiole.cache.namespace import CacheNamespace
-from petiole.cache.pages.pool import PagePool, Pages
+from petiole.cache.pages.page_pool import PagePool, Pages
 from petiole.cache.tokens import TokensLike
 
 Node = TypeVar("Node")
@@ -182,7 +183,14 @@ class PrefixCache(Protocol[Node]):
         """All pages that the cache owns, for the conservation check."""
 
     def check(self) -> None:
-        """Check the invariants of the cache (slow; for tests and debug mode). Raises ConservationError."""
+        """Check the invariants of the cache (slow; for tests, debug mode and after a fault). Raises
+        ConservationError."""
+
+    def check_locks(self, nodes: Iterable[Node]) -> None:
+        """Check that these nodes hold one lock each, and nobody else any. Raises ConservationError."""
+
+    def reset(self) -> None:
+        """Forget everything, locked or not. The caller frees the pages."""
 
 
 class NoPrefixCache:
@@ -259,4 +267,10 @@ class NoPrefixCache:
         return NO_PAGES
 
     def check(self) -> None:
+        return None
+
+    def check_locks(self, nodes: Iterable[None]) -> None:
+        return None
+
+    def reset(self) -> None:
         return None

@@ -19,10 +19,13 @@ that was not used with the node since stays apart and keeps its own access time,
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import ArrayLike
 
-from petiole.cache.errors import (
+from petiole.cache.exceptions import (
     ConservationError,
     MisalignedError,
     PageSizeError,
@@ -30,8 +33,8 @@ from petiole.cache.errors import (
     UnlockWithoutLockError,
 )
 from petiole.cache.namespace import DEFAULT_NAMESPACE, CacheNamespace
-from petiole.cache.pages.pool import PagePool, Pages
-from petiole.cache.prefix.counting import CountingCache
+from petiole.cache.pages.page_pool import PagePool, Pages
+from petiole.cache.prefix.accounting import CountingCache
 from petiole.cache.prefix.interface import NO_PAGES, InsertResult, MatchResult, Peek
 from petiole.cache.prefix.tree import (
     TreeNode,
@@ -57,6 +60,9 @@ class RadixPrefixCache(CountingCache[TreeNode, TreeNode | None]):
         if page_table.page_size != 1:
             raise PageSizeError(f"the radix cache needs page_size 1, got {page_table.page_size}")
         super().__init__(page_table, max_cached_pages, lambda node: node.last_access_time)
+
+    def reset(self) -> None:
+        super().reset()
         self._trees: dict[CacheNamespace, TreeNode] = {}
         self._detached: set[TreeNode] = set()  # tops of subtrees that are locked but no longer matchable
         self._nodes = 0
@@ -129,7 +135,6 @@ class RadixPrefixCache(CountingCache[TreeNode, TreeNode | None]):
         end = boundary(codes, kv + self._make_room(len(codes) - kv, behind))
         if end > kv:
             parent, segment, own = self._land(node, inside), compact(codes[kv:end]), unwritable(given[kv:end])
-            self.page_table.adopt_pages(own)  # after all that may fail: nobody would own the pages
             leaf = self._grow(parent, segment, own, tokens.images)
             self.stats.inserted_pages += end - kv
             self._touch(leaf)
@@ -142,11 +147,13 @@ class RadixPrefixCache(CountingCache[TreeNode, TreeNode | None]):
         return InsertResult(node, 0, kv, kv)
 
     def _grow(self, parent: TreeNode, codes: Codes, pages: Pages, images: tuple[ImageIdentity, ...]) -> TreeNode:
-        """Add a leaf below a node. Registers the root of a new namespace."""
+        """Add a leaf below a node, and take over its pages. Registers the root of a new namespace."""
+        leaf = TreeNode(parent, codes, pages, images)
+        code = leaf.first_code
+        self.page_table.adopt_pages(pages)  # from here on nothing fails: nobody would own the pages
         if parent.namespace is not None:
             self._trees.setdefault(parent.namespace, parent)
-        leaf = TreeNode(parent, codes, pages, images)
-        parent.children[leaf.first_code] = leaf
+        parent.children[code] = leaf
         self._nodes += 1
         self._cached += len(pages)
         self._reclaimable += len(pages)
@@ -429,6 +436,10 @@ class RadixPrefixCache(CountingCache[TreeNode, TreeNode | None]):
         for namespace, root in self._trees.items():
             if root.namespace != namespace or root.parent is not None or not root.children:
                 raise ConservationError(f"the root of {namespace} is empty or misplaced")
+
+    def check_locks(self, nodes: Iterable[TreeNode]) -> None:
+        held = Counter(one for node in nodes for one in path_to_root(node))
+        self._agree({f"locks of {node}": (node.lock_ref, held[node]) for node in self.nodes()})
 
     def _check_root(self, root: TreeNode) -> None:
         below = [*root.children.values(), *(top for top in self._detached if top.parent is root)]

@@ -17,9 +17,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from petiole.cache.errors import ConservationError
+from petiole.cache.exceptions import ConservationError
 from petiole.cache.namespace import CacheNamespace
-from petiole.cache.pages.pool import Pages
+from petiole.cache.pages.page_pool import Pages
 from petiole.cache.prefix.interface import NO_PAGES
 from petiole.cache.tokens import CacheTokens, Codes, ImageIdentity, boundary
 

@@ -16,8 +16,8 @@ from itertools import accumulate
 from typing import Self
 
 from petiole.gpu_worker.constraints.budget import BudgetState
-from petiole.gpu_worker.errors import InvalidRequest
-from petiole.gpu_worker.protocols import ConstraintState, Int32Array, set_first_bits
+from petiole.gpu_worker.exceptions import InvalidRequest
+from petiole.gpu_worker.request.protocols import ConstraintState, Int32Array, set_first_bits
 from petiole.gpu_worker.text import Tokenizer
 
 Tokens = tuple[int, ...]
@@ -30,7 +30,7 @@ def spellings(words: Iterable[str], tokenizer: Tokenizer, vocab_size: int) -> se
     return {tokens for tokens in found if tokens and max(tokens) < vocab_size}
 
 
-class _Node:
+class _BanNode:
     """The end of an output, as far as it may begin a word: a place in the tree of the words' tokens.
 
     `after`: the nodes one token further. `last`: the tokens that complete a word here. `nearest`: how many tokens
@@ -40,10 +40,10 @@ class _Node:
     __slots__ = ("after", "last", "nearest", "shorter")
 
     def __init__(self) -> None:
-        self.after: dict[int, _Node] = {}
+        self.after: dict[int, _BanNode] = {}
         self.last: tuple[int, ...] = ()
         self.nearest = sys.maxsize
-        self.shorter: _Node | None = None
+        self.shorter: _BanNode | None = None
 
 
 class Bans:
@@ -52,12 +52,12 @@ class Bans:
 
     def __init__(self, sequences: Iterable[Tokens], vocab_size: int) -> None:
         self.vocab_size = vocab_size
-        self.root = _Node()
+        self.root = _BanNode()
         for tokens in sequences:
             node = self.root
             for n, token in enumerate(tokens[:-1]):
                 node.nearest = min(node.nearest, len(tokens) - n)
-                node = node.after.setdefault(token, _Node())
+                node = node.after.setdefault(token, _BanNode())
             node.nearest = 1
             node.last += tokens[-1:]
         nodes = deque([self.root])  # shorter ones first
@@ -68,7 +68,7 @@ class Bans:
                 longer.shorter, longer.nearest = shorter, min(longer.nearest, shorter.nearest)
                 nodes.append(longer)
 
-    def after(self, node: _Node, token: int) -> _Node:
+    def after(self, node: _BanNode, token: int) -> _BanNode:
         """The node of an output that goes on with this token."""
         while (found := node.after.get(token)) is None:
             if node.shorter is None:
@@ -76,9 +76,9 @@ class Bans:
             node = node.shorter
         return found
 
-    def banned(self, node: _Node) -> Iterator[int]:
+    def banned(self, node: _BanNode) -> Iterator[int]:
         """The tokens that may not come next."""
-        end: _Node | None = node
+        end: _BanNode | None = node
         while end is not None and end.nearest == 1:
             yield from end.last
             end = end.shorter

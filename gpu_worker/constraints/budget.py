@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self
 
-from petiole.gpu_worker.protocols import ConstraintState, Int32Array, set_bits, set_first_bits
+from petiole.gpu_worker.request.protocols import ConstraintState, Int32Array, set_bits, set_first_bits
 
 Place = Literal["before", "inside", "behind"]
 _LONGEST_CHARACTER = 4

@@ -11,10 +11,12 @@ begun the thought, it must end before anything else comes.
     {"thought": {"open", "close", "after"} or null, "thinks": "open", "closed" or "free",
      "first", "between", "last", "trigger": texts around calls; the first thing that a call writes,
      "begins": {"before", "after", "next": patterns, "then": text} or null: see `_unmarked`,
-     "calls": [{"name", "strict", "begin", "end", and "schema" or
-                "arguments": [{"begin", "end", "needed", and "schema", "choice" or "text"}], "between"}],
+     "calls": [{"name", "strict", "begin", "end", and "schema", or
+                "tags": {"begin", "after", "end", "between", "quotes"}: around a key and its value,
+                "arguments": [{"key", "needed", and "schema", "choice" or "text"}]}],
      "least", "most": how many calls,
      "answer": {"kind", "value"} or null, "answer_begin": what must, or may, be said instead,
+     "whole": a pattern of texts that may not be said instead, because they are read as calls,
      "budget": how many tokens the thought may have, "free": whether nothing but the budget counts}
 
 A budget is no part of the grammar: see `budget`.
@@ -27,7 +29,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.exceptions import InvalidRequest
 from petiole.gpu_worker.request import ConstraintKind
 
 Sources = Mapping[ConstraintKind, Callable[[str, Any], str]]
@@ -36,11 +38,56 @@ Sources = Mapping[ConstraintKind, Callable[[str, Any], str]]
 _ANYTHING = "/(.|\\n)*/"
 _NOTHING = '""'
 _SPACES = "/[ \\t\\r\\n]{1,4}/"
+_GAP = r"[\s\x1c-\x1f]*"
 
 
 def source_of(asked: Mapping[str, Any], special: Mapping[str, int], sources: Sources) -> str:
     """The grammar as JSON. `special`: the ids of special tokens, by their texts. Raises InvalidRequest."""
     return _Composer(special, sources).source(asked)
+
+
+def shortest(asked: Mapping[str, Any]) -> str:
+    """The text of the shortest call that must come, as far as its schema tells: no length or pattern counts."""
+    texts = []
+    for call in asked["calls"]:
+        if "arguments" in call:
+            tags = call["tags"]
+            needed = [
+                f"{tags['begin']}{one['key']}{tags['after']}{_least(one)}{tags['end']}"
+                for one in call["arguments"]
+                if one["needed"]
+            ]
+            texts.append(f"{call['begin']}{tags['between'].join(needed)}{call.get('end', '')}")
+        else:
+            texts.append(f"{call['begin']}{_value(call.get('schema'))}{call.get('end', '')}")
+    return f"{asked.get('first', '')}{min(texts, key=len)}{asked.get('last', '')}"
+
+
+def _least(argument: Mapping[str, Any]) -> str:
+    if "choice" in argument:
+        return min(map(str, argument["choice"]), key=len, default="")
+    return "" if argument.get("text") else _value(argument.get("schema"))
+
+
+def _value(schema: Any, depth: int = 0) -> str:
+    """A short value of a schema, as JSON."""
+    if not isinstance(schema, Mapping) or depth > 16:
+        return "0"
+    if "const" in schema:
+        return json.dumps(schema["const"])
+    for key in ("enum", "anyOf", "oneOf"):
+        if isinstance(listed := schema.get(key), Sequence) and listed:
+            values = map(json.dumps, listed) if key == "enum" else (_value(one, depth + 1) for one in listed)
+            return min(values, key=len)
+    named = schema.get("type")
+    kind = named[0] if isinstance(named, Sequence) and not isinstance(named, str) and named else named
+    if kind == "object" or "properties" in schema:
+        own = schema.get("properties")
+        own, needed = own if isinstance(own, Mapping) else {}, schema.get("required")
+        members = needed if isinstance(needed, Sequence) else ()
+        written = ", ".join(f"{json.dumps(key)}: {_value(own.get(key), depth + 1)}" for key in members)
+        return f"{{{written}}}"
+    return {"string": '""', "array": "[]", "boolean": "true", "null": "null"}.get(str(kind), "0")
 
 
 class _Composer:
@@ -51,8 +98,10 @@ class _Composer:
         self._names: dict[str, str] = {}  # of rules, terminals and inner grammars, by what they are
         self._lines: list[str] = []
         self._inner: list[dict[str, Any]] = []
+        self._trigger = ""
 
     def source(self, asked: Mapping[str, Any]) -> str:
+        self._trigger = asked.get("trigger", "")
         thought, body = self._thought(asked), self._body(asked)
         lines = [f"start: {thought} body".replace("  ", " "), f"body: {body}", *self._lines]
         return json.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, *self._inner]})
@@ -104,31 +153,54 @@ class _Composer:
 
     def _call(self, call: Mapping[str, Any]) -> tuple[str, str]:
         """What a call begins with, and the rest of it."""
+        if "arguments" in call:
+            return call["begin"], self._arguments(call)
         end = self._literal(call.get("end", ""))
-        if "arguments" not in call:
-            return call["begin"], f"{self._schema(call, call.get('schema'), 'parameters')} {end}"
-        return call["begin"], f"{self._arguments(call)} {end}"
+        return call["begin"], f"{self._schema(call, call.get('schema'), 'parameters')} {end}"
 
     def _arguments(self, call: Mapping[str, Any]) -> str:
-        """In their order, with `between` between two: what may come depends on whether any came before."""
-        between = self._literal(call.get("between", ""))
-        first = later = ""
+        """In their order, with `between` between two, up to the end of the call. The end of a value and what
+        follows it are one mark here, as for the reader of calls: the end alone may be a part of a text."""
+        tags, end = call["tags"], call.get("end", "")
+        begin, free = tags["between"] + tags["begin"], self._text_of(call)
+        rest, last = "", True  # what may come after `begin`; whether the call may end there instead
         for one in reversed(call["arguments"]):
-            argument, needed = self._rule(self._argument(call, one)), one.get("needed")
-            chosen = f"{argument} {later}"
-            first = chosen if needed else self._rule(f"{chosen} | {first or self._rule(_NOTHING)}")
-            more = f"{between} {argument}".strip()
-            later = self._rule(f"{more} {later}" if needed else f"({more})? {later}")
-        return first
+            follows = [(tags["end"] + begin, rest)] if rest else []
+            follows += [(tags["end"] + end, "")] if last else []
+            own = f"{self._literal(one['key'] + tags['after'])} {self._value(call, one, follows, free)}"
+            rest = self._rule(own if one["needed"] or not rest else f"{own} | {rest}")
+            last = last and not one["needed"]
+        some = [f"{self._literal(tags['begin'])} {rest}"] if rest else []
+        return self._rule(" | ".join([*some, *([self._literal(end) or _NOTHING] if last else [])]))
 
-    def _argument(self, call: Mapping[str, Any], one: Mapping[str, Any]) -> str:
-        begin, end = self._literal(one["begin"]), one["end"]
-        if one.get("text"):
-            return f"{begin} {self._up_to(end)}"
+    def _value(
+        self, call: Mapping[str, Any], one: Mapping[str, Any], follows: Sequence[tuple[str, str]], free: str
+    ) -> str:
+        """`follows`: the marks that may end the value, and what comes after each. `free`: what a text may be."""
+        quotes, found = self._literal(call["tags"]["quotes"]), list[str]()
+        behind = self._rule(" | ".join(f"{self._literal(mark)} {then}" for mark, then in follows))
+        if one.get("text") and quotes:
+            found.append(f"{quotes} {self._up_to(call['tags']['quotes'])} {behind}")
+        elif one.get("text"):
+            found += [f"{self._up_to(mark, free)} {then}" for mark, then in follows]
         if "choice" in one:
-            texts = self._rule(" | ".join(self._literal(text) or '""' for text in one["choice"]))
-            return f"{begin} {texts} {self._literal(end)}"
-        return f"{begin} {self._schema(call, one['schema'], 'parameters')} {self._literal(end)}"
+            texts = self._rule(" | ".join(self._literal(text) or _NOTHING for text in one["choice"]))
+            found.append(f"{texts} {behind}")
+        if "schema" in one:
+            found.append(f"{self._schema(call, one['schema'], 'parameters')} {behind}")
+        return self._rule(" | ".join(found))
+
+    def _text_of(self, call: Mapping[str, Any]) -> str:
+        """What a text without quotes may be: nothing in which its reader finds the end of a value."""
+        tags, end = call["tags"], call.get("end", "")
+        if not tags["end"] or not any(one.get("text") for one in call["arguments"]):
+            return _ANYTHING
+        begin, keys = _escaped(tags["begin"]), "|".join(_escaped(one["key"]) for one in call["arguments"])
+        ended = f"{_loose(tags['end'])}{_GAP}({begin}|{_loose(end)})"
+        next_argument = f"{begin}{_GAP}[\"']?({keys})[\"']?{_GAP}{_loose(tags['after'])}"
+        next_call = f"{_loose(end)}{_GAP}{_escaped(self._trigger)}"
+        within = self._terminal(f"/(.|\\n)*({ended}|{next_argument}|{next_call})(.|\\n)*/")
+        return self._terminal(f"{_ANYTHING} & ~{within}")
 
     def _schema(self, call: Mapping[str, Any], schema: Any, what: str) -> str:
         """The arguments. A schema that cannot be compiled is an error only where the tool is strict."""
@@ -148,10 +220,12 @@ class _Composer:
         trigger = asked.get("trigger", "")
         if asked.get("calls") and asked.get("begins"):
             return self._rule(self._terminal(f"{_ANYTHING} & ~{_begun(asked)}"))
-        if not asked.get("calls") or not trigger or self._marks.match(trigger):
-            return f"{begin} {self._rule(self._terminal(_ANYTHING))}"
-        other = self._terminal(f"{_ANYTHING} & ~/(.|\\n)*{_escaped(trigger)}(.|\\n)*/")
-        return f"{begin} {self._rule(other)}"
+        text = _ANYTHING
+        if whole := asked.get("whole"):
+            text += f" & ~/{whole}/"
+        if asked.get("calls") and trigger and not self._marks.match(trigger):
+            text += f" & ~/(.|\\n)*{_escaped(trigger)}(.|\\n)*/"
+        return f"{begin} {self._rule(self._terminal(text))}"
 
     # ------------------------------------------------------------ notation
 
@@ -186,13 +260,19 @@ class _Composer:
             at = found.end()
         return " ".join([*parts, *([json.dumps(text[at:])] if text[at:] else [])])
 
-    def _up_to(self, mark: str) -> str:
-        """Any text up to a mark, and the mark."""
+    def _up_to(self, mark: str, text: str = _ANYTHING) -> str:
+        """A text up to a mark, and the mark."""
         found = self._marks.search(mark)
-        if found is not None and found.start() == 0:
-            return f"{self._rule(self._terminal(_ANYTHING))} {self._literal(mark)}"
+        if found is not None and not mark[: found.start()].strip():  # spaces before it are a part of the text
+            ended = mark[found.start() :]
+            return f"{self._rule(self._terminal(text))} {self._literal(ended)}"
         plain, rest = (mark, "") if found is None else (mark[: found.start()], mark[found.start() :])
-        return f"{self._rule(_ANYTHING, f'[suffix={json.dumps(plain)}]')} {self._literal(rest)}".strip()
+        return f"{self._rule(text, f'[suffix={json.dumps(plain)}]')} {self._literal(rest)}".strip()
+
+
+def _loose(text: str) -> str:
+    """A text in a pattern, with any spaces where it has some."""
+    return _GAP.join(map(_escaped, text.split()))
 
 
 def _escaped(text: str) -> str:

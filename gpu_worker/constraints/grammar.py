@@ -5,67 +5,85 @@ cached per tokenizer. The next request with the same constraint starts from a co
 automata built so far. A grammar that has failed is not reused.
 
 A preparation thread compiles the grammar and computes the first mask. Most constraints that are too complex fail
-there, so they are refused before the request is accepted.
+there, so they are refused before the request is accepted. The library recurses while it compiles, as deep as rules
+lead to rules: it needs a large stack.
 """
 
 from __future__ import annotations
 
 import re
 import threading
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import cache
-from typing import Self
+from typing import Self, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import xxhash
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
-from petiole.gpu_worker.errors import InvalidRequest
-from petiole.gpu_worker.protocols import Int32Array, set_bits
+from petiole.gpu_worker.constraints.cache import LRUCache
+from petiole.gpu_worker.exceptions import InvalidRequest
+from petiole.gpu_worker.request.protocols import Int32Array, set_bits
 from petiole.gpu_worker.text import Tokenizer
 
-KEPT_GRAMMARS = 64
-"""Maximum number of cached grammars per tokenizer."""
+STACK_BYTES = 256 * 2**20
+"""For compiling: enough for as many rules as a constraint of the maximum size has."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class VocabularyDescription:
+    """What a `Vocabulary` is made of, as JSON's own types. `text`: the tokenizer's, in the format of
+    tokenizer.json; `added`: its added tokens, with their ids."""
+
+    size: int
+    eos: list[int]
+    text: str
+    added: list[tuple[str, int]]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Self:
+        size = tokenizer.vocab_size
+        added = tokenizer.backend.get_added_tokens_decoder()
+        return cls(
+            size,
+            sorted(v for v in tokenizer.eos_token_ids if v < size),
+            tokenizer.backend.to_str(),
+            [(token.content, v) for v, token in added.items()],
+        )
 
 
 class Vocabulary:
     """A tokenizer in llguidance's format, and its compiled grammars. Thread-safe; created once per tokenizer.
 
     `special`: the added tokens, with their ids, that the library takes for special: no text in a grammar stands
-    for them. They are more than those that the tokenizer calls special."""
+    for them. They are more than those that the tokenizer calls special. `key`: equal for equal tokenizers."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.size = tokenizer.vocab_size
+    def __init__(self, described: VocabularyDescription) -> None:
+        self.size, self.eos = described.size, described.eos
         self.words = -(-self.size // 32)
-        self.eos = sorted(v for v in tokenizer.eos_token_ids if v < self.size)
+        self.key = xxhash.xxh3_128_hexdigest(repr(described).encode())
         if not self.eos:
             raise InvalidRequest("constraint", "needs a model with an EOS token", "none")
         try:
-            self.tokenizer = LLTokenizer(tokenizer.backend.to_str(), eos_token=self.eos)
+            self.tokenizer = LLTokenizer(described.text, eos_token=self.eos)
         except Exception as error:  # the library raises nothing narrower
             raise InvalidRequest("constraint", f"not possible with this model's tokenizer: {error}", "") from error
-        added = tokenizer.backend.get_added_tokens_decoder()
-        self.special = frozenset(
-            (token.content, v) for v, token in added.items() if self.tokenizer.is_special_token(v)
-        )
-        self._kept: OrderedDict[str, Grammar] = OrderedDict()
-        self._lock = threading.Lock()
+        self.special = frozenset((text, v) for text, v in described.added if self.tokenizer.is_special_token(v))
+        self.proofs: LRUCache[tuple[str, str], str | InvalidRequest] = LRUCache()
+        self._grammars: LRUCache[str, Grammar] = LRUCache()
 
     def grammar(self, source: str, field: str, value: object) -> Grammar:
         """The compiled grammar, from the cache if possible. Raises InvalidRequest for `field`."""
-        with self._lock:
-            kept = self._kept.get(source)
-            if kept is not None:
-                self._kept.move_to_end(source)
+        kept = self._grammars.get(source)
         if kept is not None and not kept.failed:
             return kept
         made = Grammar(self, source, field, value)
-        with self._lock:
-            self._kept[source] = made
-            self._kept.move_to_end(source)
-            while len(self._kept) > KEPT_GRAMMARS:
-                self._kept.popitem(last=False)
+        self._grammars.keep(source, made, len(source))
         return made
 
 
@@ -75,7 +93,9 @@ class Grammar:
     def __init__(self, vocabulary: Vocabulary, source: str, field: str, value: object) -> None:
         self.vocabulary = vocabulary
         self.failed = False
-        self._matcher = LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=_limits())
+        self._matcher = on_large_stack(
+            lambda: LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=_limits())
+        )
         matcher = self._matcher.deep_copy()
         if not matcher.is_error():
             _try_one_token(matcher, vocabulary)
@@ -117,13 +137,16 @@ class GrammarState:
 
     def consume(self, token_id: int) -> bool:
         if self._matcher.is_stopped():
-            if self._matcher.is_error() or token_id not in self._grammar.vocabulary.eos:
+            self._check()
+            if token_id not in self._grammar.vocabulary.eos:
                 return False
             self._after_end += 1
             return True
         if not 0 <= token_id < self._grammar.vocabulary.size:
             return False
         n_consumed = int(self._matcher.try_consume_tokens([token_id]))
+        if not n_consumed:
+            self._check()  # the token was allowed, and took the matcher to one of its limits
         self._consumed += n_consumed
         return n_consumed == 1
 
@@ -178,8 +201,29 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
     with _lock:
         found = _vocabularies.get(tokenizer)
         if found is None:
-            found = _vocabularies[tokenizer] = Vocabulary(tokenizer)
+            found = _vocabularies[tokenizer] = Vocabulary(VocabularyDescription.of(tokenizer))
         return found
+
+
+def on_large_stack(do: Callable[[], T]) -> T:
+    """The result of `do`, on a thread of its own."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(do())
+        except BaseException as error:
+            done.set_exception(error)
+
+    with _starting:
+        usual = threading.stack_size(STACK_BYTES)
+        try:
+            threading.Thread(target=run, name="compiling", daemon=True).start()
+        except RuntimeError as error:  # no memory for the stack
+            raise MemoryError(str(error)) from error
+        finally:
+            threading.stack_size(usual)
+    return done.result()
 
 
 @cache
@@ -199,21 +243,34 @@ def _try_one_token(matcher: LLMatcher, vocabulary: Vocabulary) -> None:
 
 
 def _limits() -> LLParserLimits:
-    """Limits below the library's, because a mask delays its whole batch. At worst a mask takes a few milliseconds,
-    and the explored states of a grammar 100 MB. Ordinary schemas stay far below."""
+    """Limits because a mask delays its whole batch. The explored states of a grammar take 100 MB at most. Work
+    grows with the square of the items. Ordinary schemas stay far below; a thousand properties that may be left
+    out have 3,000 items in a row."""
     return LLParserLimits(
-        step_lexer_fuel=50_000, max_lexer_states=50_000, max_items_in_row=20_000, verbose_errors=False
+        step_lexer_fuel=50_000,
+        max_lexer_states=50_000,
+        max_items_in_row=4_000,
+        step_max_items=20_000,
+        verbose_errors=False,
     )
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """llguidance's error message on one line, without its drawing of the source."""
-    lines = [line.strip() for line in matcher.get_error().splitlines()]
+    """llguidance's error message on one line, without its drawing of the source and its calls."""
+    lines = [line.strip() for line in matcher.get_error().partition("<backtrace>")[0].splitlines()]
     said = " ".join(line for line in lines if line and not _DRAWING.match(line))
-    return _NOTHING_FOLLOWS if said == "NoExtensionBias" else said
+    if said == "NoExtensionBias":
+        return _NOTHING_FOLLOWS
+    if _TOO_WIDE.search(said):
+        return _NARROWER
+    return said
 
 
+_TOO_WIDE = re.compile(r"Current row has|Too many items|grammar\.symbols\.len")
+_NARROWER = (
+    "must have fewer alternatives at one place: some 1,000 properties that may be left out, or 2,000 others"
+)
 _NOTHING_FOLLOWS = "no token can begin an output, or continue one (a rule that leads only to itself?)"
 _DRAWING = re.compile(r"\d* *\||\^+$|<.*/?>$")
-_lock = threading.Lock()
+_lock, _starting = threading.Lock(), threading.Lock()
 _vocabularies: WeakKeyDictionary[Tokenizer, Vocabulary] = WeakKeyDictionary()

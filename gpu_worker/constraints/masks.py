@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from petiole.gpu_worker.constraints.grammar import GrammarState, fill_grammar_masks
-from petiole.gpu_worker.errors import InvalidRequest
-from petiole.gpu_worker.protocols import ConstraintState, Int32Array
+from petiole.gpu_worker.exceptions import InvalidRequest
+from petiole.gpu_worker.request.protocols import ConstraintState, Int32Array
 
 
 def fill_masks(states: Sequence[ConstraintState], out: Int32Array) -> None:

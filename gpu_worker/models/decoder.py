@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from petiole.contract.results.vectors import COLBERT, SPARSE
 from petiole.gpu_worker.models.parts.attention import AttentionWeights, StepAttention, attended
 from petiole.gpu_worker.models.parts.experts import mixed_experts, routed
 from petiole.gpu_worker.models.parts.feed_forward import activated
@@ -29,10 +30,10 @@ from petiole.gpu_worker.models.parts.residual import Residual
 from petiole.gpu_worker.models.plan import Attention, ModelPlan, Norm
 from petiole.gpu_worker.models.weights.linear import Linear
 from petiole.gpu_worker.models.weights.names import LinearName
-from petiole.gpu_worker.request.images import ImageLimits
+from petiole.gpu_worker.models.weights.quantized import CodedTable
+from petiole.gpu_worker.request.prepared_images import ImageLimits
 from petiole.gpu_worker.request.skills import Processor
 from petiole.gpu_worker.request.values import ValueKinds
-from petiole.vectors import COLBERT, SPARSE
 
 
 class ValueDecoder(Protocol):
@@ -112,7 +113,7 @@ class Decoder:
     and `processor`: None for a text model."""
 
     plan: ModelPlan
-    embedding: Tensor
+    embedding: Tensor | CodedTable
     layers: tuple[LayerWeights, ...]
     norm: NormWeights | None
     head: Linear
@@ -121,6 +122,7 @@ class Decoder:
     embedding_norm: NormWeights | None = None
     positions: Tensor | None = None
     token_types: Tensor | None = None
+    embedding_projection: Linear | None = None
     per_layer: PerLayerTables | None = None
     pooler: Pooler | None = None
     value_tokens: ValueKinds | None = None
@@ -137,13 +139,14 @@ class Decoder:
 
     @property
     def embedding_factor(self) -> float:
-        """Of the embeddings, rounded to the type of the weights."""
+        """The factor of the embeddings, rounded to the type of the weights."""
         factor = self.plan.embedding_factor
         return factor if factor == 1.0 else rounded(factor, self.dtype)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """int64 [T] -> [T, hidden]."""
-        embedded = F.embedding(token_ids, self.embedding)
+        table = self.embedding
+        embedded = table[token_ids] if isinstance(table, CodedTable) else F.embedding(token_ids, table)
         return embedded if self.embedding_factor == 1.0 else embedded * self.embedding_factor
 
     def forward(self, hidden: Tensor, step: Forward) -> Tensor:
@@ -188,17 +191,20 @@ class Decoder:
         cap = plan.logits_softcap
         return (logits / cap).tanh() * cap if cap else logits
 
-    def vectors(self, hidden: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
-        """Of a model of texts: float32 [texts, vector_size]. hidden: [T, hidden], all positions of texts of these
-        lengths; without lengths, the position of each text that is pooled."""
+    def vectors(
+        self, hidden: Tensor, lengths: Sequence[int] | None = None, prompts: Sequence[int] | None = None
+    ) -> Tensor:
+        """The vectors that a model of texts makes: float32 [texts, vector_size]. hidden: [T, hidden], all
+        positions of texts of these lengths; without lengths, the position of each text that is pooled. prompts: of
+        each text, how many of its first positions are not pooled."""
         assert self.pooler is not None, "a model of texts has a pooler"
         hidden = self._behind(hidden, self.plan.norm, self.norm)
-        pooled = hidden if lengths is None else self.pooler.pooled(hidden, lengths)
+        pooled = hidden if lengths is None else self.pooler.pooled(hidden, lengths, prompts)
         return self.pooler.vectors(pooled, self.kernels)
 
     def of_tokens(self, hidden: Tensor, wanted: Sequence[str]) -> tuple[Tensor | None, Tensor | None]:
-        """Of a model of texts: the weights and the vectors of one text's tokens, see `parts.pooling`; those that
-        are wanted. hidden: [tokens, hidden]."""
+        """The weights and the vectors of one text's tokens, as far as they are wanted: see `parts.pooling`.
+        hidden: [tokens, hidden]."""
         assert self.pooler is not None, "a model of texts has a pooler"
         hidden = self._behind(hidden, self.plan.norm, self.norm)
         weights = self.pooler.token_weights(hidden) if SPARSE in wanted else None
@@ -215,7 +221,8 @@ class Decoder:
             hidden = hidden + self.positions[step.positions]
         if self.token_types is not None:
             hidden = hidden + self.token_types[0 if step.types is None else step.types]
-        return self._behind(hidden, self.plan.embedding_norm, self.embedding_norm)
+        hidden = self._behind(hidden, self.plan.embedding_norm, self.embedding_norm)
+        return hidden if self.embedding_projection is None else self.embedding_projection(hidden)
 
     def _mixed(self, i: int, x: Tensor, step: Forward) -> Tensor:
         mixer, weights = self.plan.layers[i].mixer, self.layers[i].mixer

@@ -16,20 +16,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.config import switch
+from petiole.contract.settings.engine import switch
 from petiole.gpu_worker.models.checkpoint.finding import open_checkpoint
 from petiole.gpu_worker.models.checkpoint.safetensors import Checkpoint
 from petiole.gpu_worker.models.checkpoint.sentence_transformers import TextModel
 from petiole.gpu_worker.models.decoder import Decoder
-from petiole.gpu_worker.models.parts.attention import AttentionWeights
+from petiole.gpu_worker.models.parts.attention import (
+    AttentionWeights,
+    BiasTable,
+    Distances,
+    DistanceVectors,
+    bias_table,
+    vector_places,
+)
 from petiole.gpu_worker.models.parts.experts import ExpertWeights, RouterWeights
 from petiole.gpu_worker.models.parts.feed_forward import FeedForwardWeights
 from petiole.gpu_worker.models.parts.kernels import Kernels, TorchKernels
 from petiole.gpu_worker.models.parts.layer import LayerWeights
-from petiole.gpu_worker.models.parts.norms import NormWeights
+from petiole.gpu_worker.models.parts.norms import NormWeights, normed
 from petiole.gpu_worker.models.parts.per_layer import PerLayerTables, PerLayerWeights
 from petiole.gpu_worker.models.parts.pooling import DenseWeights, Pooler
 from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeights
+from petiole.gpu_worker.models.parts.recurrent.mamba2 import Mamba2Weights
 from petiole.gpu_worker.models.parts.recurrent.mixing import RecurrentWeights
 from petiole.gpu_worker.models.parts.recurrent.short import ShortConvolutionWeights
 from petiole.gpu_worker.models.parts.rotary import rotary_table
@@ -37,31 +45,44 @@ from petiole.gpu_worker.models.plan import (
     Attention,
     DeltaNet,
     Dense,
+    Disentangled,
+    DistanceBias,
     Experts,
     Layer,
+    Mamba2,
     ModelPlan,
     Norm,
     Recurrent,
     Rotary,
     Router,
 )
-from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear, KernelLinear, takes_int8, takes_int8_inputs
-from petiole.gpu_worker.models.weights.formats.declared import declared_by
-from petiole.gpu_worker.models.weights.fused import ExpertTensors
-from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
-from petiole.gpu_worker.models.weights.names import WEIGHTS, LinearName, Names
-from petiole.gpu_worker.models.weights.reading import (
+from petiole.gpu_worker.models.weights.copying import (
     HeadQuantization,
     Quantization,
     Storage,
     TensorSource,
+    coded_layers,
     read_head,
     read_linear,
     read_tensor,
 )
+from petiole.gpu_worker.models.weights.formats.quantization_config import declared_by
+from petiole.gpu_worker.models.weights.formats.unread import check_embedding
+from petiole.gpu_worker.models.weights.fused import ExpertTensors
+from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
+from petiole.gpu_worker.models.weights.names import WEIGHTS, LinearName, Names
+from petiole.gpu_worker.models.weights.quantized import (
+    Coded,
+    CodedLinear,
+    CodedTable,
+    CodeLayout,
+    KernelLinear,
+    takes_int8,
+    takes_int8_inputs,
+)
 from petiole.gpu_worker.models.weights.source import CheckpointWeights
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
-from petiole.gpu_worker.request.texts import Judge
+from petiole.gpu_worker.request.embeddings import Judge
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +112,10 @@ class LoadOptions:
 
     def advance(self, n_bytes: int) -> object:
         return self.on_read(n_bytes)
+
+    def held(self, form: CodeLayout) -> CodeLayout:
+        """The form in which the device keeps weights of a form."""
+        return self.kernels.held(form)
 
     def coded(self, weight: Coded, bias: Tensor | None) -> CodedLinear:
         taken = self.kernels.take(weight)
@@ -130,15 +155,15 @@ def load_model(folder: Path, model: Model, options: LoadOptions) -> Decoder:
         names = model.names
         if model.plan.pooling is None and model.plan.tied_head and _has_head(checkpoint, names):
             model = replace(model, plan=replace(model.plan, tied_head=False))
-        source = CheckpointWeights(ExpertTensors(checkpoint, names.fused), declared_by(model.raw))
+        source = CheckpointWeights(ExpertTensors(checkpoint, names.fused, names.turned), declared_by(model.raw))
         only_check = options.device.type == "meta"
         meta = options if only_check else replace(options, device=torch.device("meta"), storage=Storage())
         checked = model.read(source, model, meta)
         source.check()
         if only_check:
             return checked
-        source.log()
-        if model.read is read_decoder and (left_out := parts_left_out(checkpoint, names)):
+        source.log(meta.storage.n_bytes, checkpoint.n_bytes())
+        if model.read is read_decoder and (left_out := parts_left_out(checkpoint, model)):
             log.info("the text part of this checkpoint is served, without %s", ", ".join(left_out))
         if options.int8_inputs and not takes_int8_inputs((checked.layers, checked.head)):
             log.warning(
@@ -149,11 +174,15 @@ def load_model(folder: Path, model: Model, options: LoadOptions) -> Decoder:
             return model.read(source, model, replace(options, on_read=advance))
 
 
-def parts_left_out(checkpoint: Checkpoint, names: Names) -> list[str]:
+def parts_left_out(checkpoint: Checkpoint, model: Model) -> list[str]:
     """What a checkpoint has beside its model of text, such as an encoder of images, with numbers of tensors."""
-    own = names.prefix_in(checkpoint), names.head_in(checkpoint) + "."
+    names, pooling = model.names, model.plan.pooling
+    own: tuple[str, ...] = names.prefix_in(checkpoint), names.head_in(checkpoint) + "."
     if not own[0]:
         return []
+    if pooling is not None:
+        denses = (one for one in (*pooling.denses, pooling.sparse, pooling.colbert) if one is not None)
+        own += tuple(f"{name}." for one in denses for name in (one.name, one.norm_name) if name)
     parts = Counter(
         ".".join(name.split(".")[: 2 if name.startswith("model.") else 1])
         for name in checkpoint.names()
@@ -186,9 +215,9 @@ class _Walk:
 
     def decoder(self) -> Decoder:
         plan, names = self.plan, self.names
-        hidden = plan.hidden_size
-        embedding = self._tensor(names.embedding, plan.vocab_size, hidden)
-        layers = tuple(self._layer(i, layer) for i, layer in enumerate(plan.layers))
+        hidden, width = plan.hidden_size, plan.embedding_width
+        embedding = self._embedding()
+        layers = self._layers()
         return Decoder(
             plan=plan,
             embedding=embedding,
@@ -197,14 +226,31 @@ class _Walk:
             norm=self._norm(plan.norm, names.norm, hidden),
             tables=self._tables(),
             kernels=self.options.kernels,
-            embedding_norm=self._norm(plan.embedding_norm, names.embedding_norm, hidden),
+            embedding_norm=self._norm(plan.embedding_norm, names.embedding_norm, width),
             positions=self._rows(names.learned_positions, plan.learned_positions, plan.first_position),
             token_types=self._rows(names.token_types, plan.token_types),
+            embedding_projection=self._linear((names.embedding_projection,), (hidden,), width, bias=True)
+            if plan.embedding_size
+            else None,
             per_layer=self._per_layer(),
             pooler=self._pooler(),
         )
 
-    def _head(self, embedding: Tensor) -> Linear:
+    def _embedding(self) -> Tensor | CodedTable:
+        """Codes, where the file has blocks of codes and the device looks them up."""
+        plan, names, options = self.plan, self.names, self.options
+        size, name = (plan.vocab_size, plan.embedding_width), self.prefix + names.embedding
+        stem = name.removesuffix(".weight")
+        check_embedding(stem, lambda suffix: stem + suffix in self.source)
+        floats = plan.tied_head and options.head_quantization != "none"  # of which the head is made
+        if options.kernels.codes_of_tokens and not floats and plan.pooling is None and name in self.source:
+            stored = self.source.quantised(stem, *size)
+            if stored is not None and (stored.form.table or stored.form.codes == torch.int8):
+                coded = coded_layers([stored], options.held(stored.form), options)
+                return CodedTable(coded, options.dtype)
+        return self._tensor(names.embedding, *size)
+
+    def _head(self, embedding: Tensor | CodedTable) -> Linear:
         plan, options = self.plan, self.options
         if plan.pooling is not None:
             head = options.empty((plan.head_size, plan.hidden_size))
@@ -213,7 +259,7 @@ class _Walk:
         return read_head(self.source, name, embedding, options, tied=plan.tied_head, bias=plan.head_bias)
 
     def _rows(self, name: str, n: int, first: int = 0) -> Tensor | None:
-        return self._tensor(name, n, self.plan.hidden_size)[first:] if n else None
+        return self._tensor(name, n, self.plan.embedding_width)[first:] if n else None
 
     def _pooler(self) -> Pooler | None:
         pooling = self.plan.pooling
@@ -258,7 +304,75 @@ class _Walk:
         table = rotary_table(rotary, options.max_positions, options.device)
         return options.empty(table.shape, table.dtype).copy_(table)
 
-    def _layer(self, i: int, layer: Layer) -> LayerWeights:
+    def _layers(self) -> tuple[LayerWeights, ...]:
+        """Layers that are stored once share their weights."""
+        plan, made = self.plan, dict[int, LayerWeights]()
+        stored, shared = plan.stored_layers or range(plan.n_layers), self._shared_distances()
+        for i, layer in zip(stored, plan.layers, strict=True):
+            if i not in made:
+                made[i] = self._layer(i, layer, shared)
+        return tuple(made[i] for i in stored)
+
+    def _shared_distances(self) -> Distances | Tensor | None:
+        """What all layers read: a table of biases, or the vectors of distances after their norm, float32."""
+        found = {mixer.distances for _, mixer in self.plan.attending if mixer.distances is not None}
+        if not found:
+            return None
+        (plan,) = found
+        mixer, name = next(iter(self.plan.attending))[1], self.names.distances
+        if isinstance(plan, DistanceBias):
+            stored = self._tensor(name, plan.buckets, mixer.heads, dtype=torch.float32)
+            if self.options.device.type == "meta":
+                return BiasTable(self.options.empty((mixer.heads, 2 * self.positions - 1), torch.float32))
+            return BiasTable(self._kept(bias_table(plan, stored, self.positions).table))
+        vectors = self._tensor(name, plan.vectors, self.plan.hidden_size)
+        if (norm := self._norm(plan.norm, self.names.distances_norm, self.plan.hidden_size)) is None:
+            return vectors
+        assert plan.norm is not None
+        return normed(plan.norm, norm, vectors, self.options.kernels)
+
+    @property
+    def positions(self) -> int:
+        """The positions of the longest text."""
+        return min(self.options.max_positions, self.plan.max_position)
+
+    def _kept(self, tensor: Tensor) -> Tensor:
+        """The same numbers, in the memory of the model."""
+        return self.options.empty(tensor.shape, tensor.dtype).copy_(tensor)
+
+    def _distances(
+        self, at: str, mixer: Attention, qkv: Linear, shared: Distances | Tensor | None
+    ) -> Distances | None:
+        """Those of a layer."""
+        plan, hidden = mixer.distances, self.plan.hidden_size
+        if not isinstance(plan, Disentangled):
+            assert not isinstance(shared, Tensor)
+            return shared
+        assert isinstance(shared, Tensor)
+
+        def heads(product: Linear | None, part: slice) -> Tensor | None:
+            if product is None:
+                return None
+            shape = (mixer.heads, plan.vectors, mixer.head_dim)
+            if self.options.device.type == "meta":
+                return self.options.empty(shape)
+            return self._kept(product(shared)[:, part].reshape(plan.vectors, mixer.heads, -1).transpose(0, 1))
+
+        def product(name: str, wanted: bool) -> Linear | None:
+            if not wanted or plan.shared:
+                return qkv if wanted else None
+            return plain._linear((at + name,), (mixer.q_size,), hidden, bias=True)
+
+        plain = replace(self, options=replace(self.options, quantization="none"))
+        first, second = slice(mixer.q_size), slice(mixer.q_size, 2 * mixer.q_size)
+        keys = heads(product(self.names.distance_keys, plan.keys), second if plan.shared else first)
+        queries = heads(product(self.names.distance_queries, plan.queries), first)
+        if self.options.device.type == "meta":
+            return DistanceVectors(keys, queries, self.options.empty((2 * self.positions - 1,), torch.int64))
+        places = vector_places(plan, self.positions, self.options.device)
+        return DistanceVectors(keys, queries, self._kept(places))
+
+    def _layer(self, i: int, layer: Layer, shared: Distances | Tensor | None) -> LayerWeights:
         names, at, hidden = self.names, self.names.layer.format(i), self.plan.hidden_size
         feed_forward = layer.feed_forward
 
@@ -272,8 +386,10 @@ class _Walk:
 
         def attention(mixer: Attention) -> AttentionWeights:
             q_width, k_width = (mixer.q_size, mixer.kv_size) if mixer.norm_whole else (mixer.head_dim,) * 2
+            qkv = linear("qkv", mixer.qkv_bias)
             return AttentionWeights(
-                qkv=linear("qkv", mixer.qkv_bias),
+                qkv=qkv,
+                distances=None if mixer.distances is None else self._distances(at, mixer, qkv, shared),
                 q_norm=norm(mixer.q_norm, names.q_norm, q_width),
                 k_norm=None if mixer.keys_of is not None else norm(mixer.k_norm, names.k_norm, k_width),
                 v_norm=None if mixer.keys_of is not None else norm(mixer.v_norm, names.v_norm, mixer.head_dim),
@@ -303,6 +419,8 @@ class _Walk:
         names, hidden = self.names.recurrent, self.plan.hidden_size
         stored = [at + name for name in names.inputs]
         kernel = self._tensor(f"{at}{names.convolution}.weight", plan.channels, 1, plan.kernel).squeeze(1)
+        if isinstance(plan, Mamba2):
+            return self._mamba2(at, plan, kernel)
         if not isinstance(plan, DeltaNet):
             bias = self._tensor(f"{at}{names.convolution}.bias", plan.channels) if plan.bias else None
             inputs = self._linear(stored, (3 * hidden,), hidden, plan.bias)
@@ -320,6 +438,27 @@ class _Walk:
             bias=self._tensor(at + names.bias, plan.value_heads, dtype=torch.float32),
             norm=norm,
             out=self._linear((at + names.out,), (hidden,), plan.value_size),
+        )
+
+    def _mamba2(self, at: str, plan: Mamba2, kernel: Tensor) -> Mamba2Weights:
+        names, hidden, wide = self.names.recurrent, self.plan.hidden_size, torch.float32
+        norm = self._norm(plan.norm, at + names.norm, plan.inner)
+        assert norm is not None
+        bias = f"{at}{names.convolution}.bias"
+        return Mamba2Weights(
+            inputs=self._linear(
+                [at + name for name in names.inputs],
+                (plan.inner + plan.channels + plan.heads,),
+                hidden,
+                plan.bias,
+            ),
+            convolution=kernel,
+            convolution_bias=self._tensor(bias, plan.channels) if plan.convolution_bias else None,
+            fading=self._tensor(at + names.decay, plan.heads, dtype=wide).exp_().neg_(),
+            bias=self._tensor(at + names.bias, plan.heads, dtype=wide),
+            skip=self._tensor(at + names.skip, plan.heads, dtype=wide),
+            norm=norm,
+            out=self._linear((at + names.out,), (hidden,), plan.inner, plan.bias),
         )
 
     def _experts(self, at: str, plan: Experts) -> ExpertWeights:
@@ -369,12 +508,14 @@ class _Walk:
     def _norm(self, norm: Norm | None, name: str, width: int) -> NormWeights | None:
         if norm is None:
             return None
-        weight = None
+        whole = self.prefix + name
+        old = whole + ".gamma" in self.source and whole + ".weight" not in self.source
+        weight, (of_weight, of_bias) = None, _NORM_TENSORS[old]
         if norm.weight:
-            weight = self._tensor(name + ".weight", width, dtype=torch.float32 if norm.offset else None)
+            weight = self._tensor(name + of_weight, width, dtype=torch.float32 if norm.offset else None)
             if norm.offset:
                 weight += norm.offset
-        return NormWeights(weight, self._tensor(name + ".bias", width) if norm.bias else None)
+        return NormWeights(weight, self._tensor(name + of_bias, width) if norm.bias else None)
 
     def _linear(self, names: Sequence[str], sizes: Sequence[int], inputs: int, bias: bool = False) -> Linear:
         whole = [self.prefix + name for name in names]
@@ -382,6 +523,10 @@ class _Walk:
 
     def _tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return read_tensor(self.source, self.prefix + name, shape, self.options, dtype)
+
+
+_NORM_TENSORS = ((".weight", ".bias"), (".gamma", ".beta"))
+"""The tensors of a norm, and what they are called in checkpoints that were TensorFlow's."""
 
 
 @contextmanager

@@ -23,9 +23,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from petiole.vectors import COLBERT, SPARSE
+from petiole.contract.results.vectors import COLBERT, SPARSE
 
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 """gelu: with the error function; gelu_tanh: its approximation."""
 
 RotaryKind = Literal["default", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional"]
@@ -50,10 +50,11 @@ class Norm:
 class Rotary:
     """Which elements of a head are rotated, and how fast. A model has one table for each distinct `Rotary`.
 
-    dims: the first `dims` elements of a head are rotated, element i with i + dims / 2. kind "proportional": only
-    the first `fraction` of the pairs turn. short_factors, long_factors (longrope): divisors of the frequencies, up
-    to and beyond `original_max_position`. A kind whose frequencies depend on the length of a sequence is settled
-    once, for the served length (`at_length`): cached keys must not depend on what comes later."""
+    dims: the first `dims` elements of a head are rotated, element i with i + dims / 2; neighbours: element 2 i
+    with 2 i + 1 instead. kind "proportional": only the first `fraction` of the pairs turn. short_factors,
+    long_factors (longrope): divisors of the frequencies, up to and beyond `original_max_position`. A kind whose
+    frequencies depend on the length of a sequence is settled once, for the served length (`at_length`): cached
+    keys must not depend on what comes later."""
 
     dims: int
     theta: float = 10_000.0
@@ -71,6 +72,7 @@ class Rotary:
     fraction: float = 1.0
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    neighbours: bool = False
 
     @property
     def max_position(self) -> int:
@@ -116,6 +118,36 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
+class DistanceBias:
+    """A stored number of each head is added to a score, by the distance of its positions. Distances share numbers:
+    those of each sign have half of the buckets, one each for the shortest, then longer and longer ranges up to
+    `farthest` (T5's buckets)."""
+
+    buckets: int = 32
+    farthest: int = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Disentangled:
+    """Scores of distances as in DeBERTa: (q.k + q.key(distance) + k.query(distance)) * scale. key(distance): the
+    product of keys, or one of its own unless `shared`, of a stored vector; query(distance) alike. keys, queries:
+    which of the two are added. span: distances up to it, to each side, have a vector. buckets: if above 0, they
+    share `buckets` vectors to each side instead, in longer and longer ranges. norm: of the stored vectors."""
+
+    span: int
+    buckets: int = 0
+    keys: bool = True
+    queries: bool = True
+    shared: bool = False
+    norm: Norm | None = None
+
+    @property
+    def vectors(self) -> int:
+        """Stored vectors."""
+        return 2 * (self.buckets or self.span)
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """A mixer. rotary None: nothing is rotated. window: positions that a query sees, its own included; 0: all.
     With the mask "bidirectional" a window reaches as far to the other side. The mask "prefix" is causal, except
@@ -125,7 +157,8 @@ class Attention:
     / cap); 0: none. sinks: one more logit for each head in the softmax, whose weight is dropped. output_gate: the
     projection of queries has for each head [query | gate]; outputs are multiplied by sigmoid(gate). keys_of: the
     layer whose keys and values are read; a layer that names one has none of its own. values_are_keys: values are
-    the projection of keys, before their norm and rotation."""
+    the projection of keys, before their norm and rotation. distances: what a score has beside the product
+    of its query and key, only where texts are computed whole."""
 
     heads: int
     kv_heads: int
@@ -146,6 +179,7 @@ class Attention:
     keys_of: int | None = None
     values_are_keys: bool = False
     query_growth: Growth | None = None
+    distances: DistanceBias | Disentangled | None = None
 
     @property
     def q_size(self) -> int:
@@ -212,7 +246,7 @@ class DeltaNet:
 
     @property
     def channels(self) -> int:
-        """Of the convolution."""
+        """The channels of the convolution."""
         return 2 * self.key_size + self.value_size
 
     @property
@@ -222,12 +256,12 @@ class DeltaNet:
 
     @property
     def gate_sizes(self) -> tuple[int, ...]:
-        """Those of b and a."""
+        """The outputs of the projections that are stored of b and a."""
         return (2 * self.value_heads,) if self.grouped else (self.value_heads, self.value_heads)
 
     @property
     def parts(self) -> dict[str, HeadPart]:
-        """Of the projections: queries, keys, values and z of that of the inputs, b and a of that of the gates."""
+        """The parts of the projections: of the inputs' queries, keys, values and z, of the gates' b and a."""
         key, values, each = self.key_dim, self.each * self.value_dim, self.each
         sizes = {"queries": key, "keys": key, "values": values, "z": values, "b": each, "a": each}
         if self.grouped:
@@ -260,10 +294,54 @@ class ShortConvolution:
         return None
 
 
-Recurrent = DeltaNet | ShortConvolution
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """A mixer that keeps a state: the scan of Mamba-2 after a causal convolution.
+
+        values, keys, queries = silu(convolution(projection(x)));  t = softplus(steps + a stored number)
+        S = exp(-exp(decay) * t) * S + key (x) t * value;  output = norm((S query + skip * value) * silu(z))
+
+    Each group of heads shares keys and queries of `state` numbers. z, steps: projections of x, steps with one
+    number a head; decay, skip: stored numbers of each head. kernel: positions that the convolution reads, its own
+    included. norm: over each group of the output, an RMS norm. convolution_bias, bias: of the convolution, of
+    both projections.
+
+    The state: S, float32, and the last kernel - 1 inputs of the convolution."""
+
+    heads: int
+    head_dim: int
+    state: int
+    groups: int
+    kernel: int
+    norm: Norm
+    convolution_bias: bool = True
+    bias: bool = False
+
+    @property
+    def inner(self) -> int:
+        """The numbers of the output."""
+        return self.heads * self.head_dim
+
+    @property
+    def group_size(self) -> int:
+        """The numbers of the keys, and of the queries."""
+        return self.groups * self.state
+
+    @property
+    def channels(self) -> int:
+        """The channels of the convolution."""
+        return self.inner + 2 * self.group_size
+
+    @property
+    def matrices(self) -> tuple[int, int, int]:
+        """The shape of S."""
+        return self.heads, self.state, self.head_dim
+
+
+Recurrent = DeltaNet | Mamba2 | ShortConvolution
 """A mixer that keeps a state."""
 
-Mixer = Attention | DeltaNet | ShortConvolution
+Mixer = Attention | DeltaNet | Mamba2 | ShortConvolution
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,24 +470,30 @@ class Dense:
 
 Scale = Literal["none", "sigmoid", "softmax"]
 
+PoolingKind = Literal["first", "max", "mean", "sqrt_mean", "weighted_mean", "last"]
+
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
     """What a model of texts makes of the hidden states of a text, after the last norm, in float32:
 
-        v = the first, the last, or the mean of all;  for each dense: v = norm(act(dense(v)))
+        v = of each kind one vector, joined;  for each dense: v = norm(act(dense(v)))
 
+    kinds: the first position, the last, or of all the largest numbers, the mean, the sum over the root of their
+    count, or the mean in which the n-th position counts n times. prompts: whether the positions of a prompt are
+    among these "all".
     normalize: vectors have the length 1 unless a request says otherwise. labels: what each of the numbers is
     called, of a classifier; empty: they are a vector. scale: what makes scores of a classifier's numbers. sparse,
     colbert: what BGE-M3 makes of each token beside that, see `parts.pooling`."""
 
-    kind: Literal["first", "last", "mean"]
+    kinds: tuple[PoolingKind, ...]
     denses: tuple[Dense, ...] = ()
     normalize: bool = False
     labels: tuple[str, ...] = ()
     scale: Scale = "none"
     sparse: Dense | None = None
     colbert: Dense | None = None
+    prompts: bool = True
 
     @property
     def of_tokens(self) -> dict[str, int]:
@@ -424,7 +508,9 @@ class ModelPlan:
     last layer. dtype: the type of the weights, empty if config.json does not name it. eos_token_ids: the family's,
     used if the model's files name none. learned_positions, token_types: rows of tables that are added to the
     embeddings (token types: row 0, and row 1 for the second text of a pair). first_position: the row of the first
-    position; the rows before it are not positions. embedding_norm: after these."""
+    position; the rows before it are not positions. embedding_norm: after these. embedding_size: if above 0, the
+    width of these tables, which a product with a bias brings to the model's after that norm. stored_layers: which
+    stored layer each layer is, where some are the same; empty: each is its own."""
 
     architecture: str
     vocab_size: int
@@ -439,6 +525,8 @@ class ModelPlan:
     learned_positions: int = 0
     first_position: int = 0
     token_types: int = 0
+    embedding_size: int = 0
+    stored_layers: tuple[int, ...] = ()
     logits_factor: float = 1.0
     logits_softcap: float = 0.0
     per_layer: PerLayerInput | None = None
@@ -457,7 +545,13 @@ class ModelPlan:
         """The numbers that a model of texts makes of a text; 0 for a model that generates."""
         if self.pooling is None:
             return 0
-        return self.pooling.denses[-1].outputs if self.pooling.denses else self.hidden_size
+        if self.pooling.denses:
+            return self.pooling.denses[-1].outputs
+        return self.hidden_size * len(self.pooling.kinds)
+
+    @property
+    def embedding_width(self) -> int:
+        return self.embedding_size or self.hidden_size
 
     @property
     def whole_texts(self) -> bool:
@@ -465,7 +559,7 @@ class ModelPlan:
         later ones, or because all of them are pooled."""
         if self.pooling is None:
             return False
-        return self.pooling.kind != "last" or any(mixer.mask == "bidirectional" for _, mixer in self.attending)
+        return self.pooling.kinds != ("last",) or any(mixer.mask == "bidirectional" for _, mixer in self.attending)
 
     @property
     def n_layers(self) -> int:
@@ -496,7 +590,7 @@ class ModelPlan:
 
     @property
     def experts(self) -> tuple[Experts | None, ...]:
-        """Of each layer."""
+        """The experts of each layer."""
         return tuple(layer.experts for layer in self.layers)
 
     @property
@@ -506,12 +600,12 @@ class ModelPlan:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Of each layer; 0: it sees everything, or keeps a state."""
+        """The window of each layer; 0: the layer sees everything, or keeps a state."""
         return tuple(mixer.window if isinstance(mixer, Attention) else 0 for mixer in self.mixers)
 
     @property
     def kept_windows(self) -> tuple[int, ...]:
-        """Of each layer: the window in which any layer sees the keys that this one reads; 0: some see all, there
+        """For each layer the window in which any layer sees the keys that this one reads; 0: some see all, there
         are no keys, or texts are computed whole, and keys are kept for a step alone."""
         if self.whole_texts:
             return (0,) * self.n_layers

@@ -11,59 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from petiole import limits
-from petiole.outputs import FinishReason, Timing, TokenLogprobs, Usage
+from petiole.contract.limits import Truncate
+from petiole.contract.requests.sampling import SamplingParams
+from petiole.contract.results.outputs import FinishReason, Timing, TokenLogprobs, Usage
 
 if TYPE_CHECKING:
     from petiole.cache import ValueToken
-    from petiole.gpu_worker.protocols import ConstraintState
-    from petiole.gpu_worker.request.images import ImagePlace, PreparedImage
+    from petiole.gpu_worker.request.embeddings import Embedding, Scoring, Text
+    from petiole.gpu_worker.request.prepared_images import ImagePlace, PreparedImage
+    from petiole.gpu_worker.request.protocols import ConstraintState
     from petiole.gpu_worker.request.skills import SkillCall
-    from petiole.gpu_worker.request.texts import Embedding, Scoring, Text
 
     PromptToken = int | ValueToken | ImagePlace
     # A token of a prompt, or where one of the images stands. Of a value only the numbers (bins) count.
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How tokens are drawn, and when the output ends. `docs/requests.md` says what each parameter means.
-
-    `max_tokens` "rest": what the context, and the KV cache, have room for.
-    `temperature` below 1e-6 is greedy. `seed` None: derived from the request id. Stop conditions are checked in
-    this order: `stop_token_sequences`, EOS (unless `ignore_eos`), `stop_token_ids` (and the model's own),
-    `max_tokens`. `stop` strings are matched on the text.
-    """
-
-    max_tokens: limits.MaxTokens | Literal["rest"] = 256
-    min_tokens: limits.MinTokens = 0
-    temperature: limits.Temperature = 1.0
-    top_k: limits.TopK = 0
-    top_p: limits.TopP = 1.0
-    min_p: limits.MinP = 0.0
-    repetition_penalty: limits.RepetitionPenalty = 1.0
-    presence_penalty: limits.Penalty = 0.0
-    frequency_penalty: limits.Penalty = 0.0
-    logit_bias: Mapping[int, limits.Bias] = field(default_factory=dict)
-    allowed_token_ids: Sequence[int] | None = None
-    banned_token_ids: Sequence[int] = ()
-    bad_words: Sequence[str] = ()
-    seed: limits.Seed | None = None
-    logprobs: limits.Logprobs | None = None
-    logprob_token_ids: Sequence[int] = ()
-    logprob_texts: bool = False
-    prompt_logprobs: limits.Logprobs | None = None
-    ignore_eos: bool = False
-    stop: Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    stop_token_sequences: Sequence[Sequence[int]] = ()
-    skip_special_tokens: bool = True
-    include_stop: bool = False
-
-    @property
-    def beside(self) -> int | None:
-        """How many tokens' log-probabilities are reported beside that of each token; None: none at all."""
-        return None if self.logprobs is None else len(self.logprob_token_ids) or self.logprobs
 
 
 ConstraintKind = Literal["json_schema", "regex", "choice", "grammar", "calls"]
@@ -87,7 +47,8 @@ class Request:
     `texts`, with `embedding`: a model of texts makes a vector of each. With `scoring`: a classifier, or a model
     that generates, gives numbers to each text or pair of texts. The output has an entry for each, in their order:
     in place of a token its number of tokens. Each is a request of its own in the engine, whose `prompt` has its
-    token ids; `second_at`: where the second text of a pair begins, for models that mark its tokens.
+    token ids; `second_at`: where the second text of a pair begins, for models that mark its tokens;
+    `unpooled`: how many of the first tokens are not pooled.
 
     For a model that has them, values may stand among the token ids. Each of `images` has its
     `ImagePlace` among the token ids, or a part of type "image" in the messages, in the same order.
@@ -96,7 +57,7 @@ class Request:
     `tools`, `chat_template_kwargs`: tools and variables for the chat template.
     `shown_tokens`: texts of special tokens that stay in the output's text, whatever `skip_special_tokens` says.
     `truncate`: where a prompt that leaves no room for the output is cut; None: nowhere. Of `messages` the longest
-    texts are cut.
+    texts are cut. `truncate_to`: a prompt with more tokens is cut, too.
     `continue_final_message`: the output continues the final message, which must be the assistant's.
     `priority`: smaller runs first.
     `deadline_s`: seconds after admission at which the request ends with its partial output and finish reason
@@ -119,12 +80,14 @@ class Request:
     embedding: Embedding | None = None
     scoring: Scoring | None = None
     second_at: int | None = None
+    unpooled: int = 0
     tools: Sequence[Mapping[str, Any]] | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     continue_final_message: bool = False
-    truncate: limits.Truncate | None = None
+    truncate: Truncate | None = None
+    truncate_to: int | None = None
     shown_tokens: Sequence[str] = ()
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     constraint: Constraint | ConstraintState | None = None
     adapter: str | None = None
     images: Sequence[PreparedImage | bytes] = ()
@@ -150,9 +113,9 @@ class Result:
 
     `stop_reason`: the condition that ended the output: "eos", a stop token id, a stop string or sequence,
     "constraint", "max_tokens", "max_model_len", or None. `prompt_logprobs`: see `Delta`. `vectors`: of a model
-    of texts, as in `petiole.vectors`, like `sparse` and `colbert`; `scores`: the numbers of each text; all these
-    without those of earlier attempts. `best`: how many texts are ranked by their scores; None: no order was
-    asked for. `answer`: the answer of a skill, as JSON data."""
+    of texts, as in `petiole.contract.results.vectors`, like `sparse` and `colbert`; `scores`: the numbers of each
+    text; all these without those of earlier attempts. `best`: how many texts are ranked by their scores; None: no
+    order was asked for. `answer`: the answer of a skill, as JSON data."""
 
     request_id: str
     text: str

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from petiole.gpu_worker.protocols import PositionalSkill, SkillState
-from petiole.gpu_worker.request.images import ImagePlace, PreparedImage
+from petiole.gpu_worker.request.prepared_images import ImagePlace, PreparedImage
+from petiole.gpu_worker.request.protocols import PositionalSkill, SkillState
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -42,7 +42,7 @@ tokens before."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SkillPrompt:
     """A skill call as a prompt and a state.
 
     `state`: a PositionalSkill if `steering` is "index", otherwise a SkillState. `banned_token_ids`: never allowed,
@@ -66,7 +66,7 @@ class Processor(Protocol):
         """An RGB picture, cut into crops."""
         ...
 
-    def ask(self, call: SkillCall, n_images: int, codec: TextCodec) -> Asked:
+    def ask(self, call: SkillCall, n_images: int, codec: TextCodec) -> SkillPrompt:
         """The call as a prompt and a state. Raises InvalidRequest for a skill or an option that the model does not
         know."""
         ...

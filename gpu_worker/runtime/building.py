@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from petiole.cache import WindowPages
-from petiole.gpu_worker.config import EngineConfig
+from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.models.adapters.lora import AdaptedModel, AdapterBank
 from petiole.gpu_worker.models.adapters.store import AdapterStore
 from petiole.gpu_worker.models.checkpoint.sentence_transformers import TextModel
 from petiole.gpu_worker.models.decoder import Decoder
-from petiole.gpu_worker.models.weights.reading import TensorSource
-from petiole.gpu_worker.request.texts import TextLimits
-from petiole.gpu_worker.runtime.derived import n_threads, require_states_alone
-from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream, upload_together
+from petiole.gpu_worker.models.weights.copying import TensorSource
+from petiole.gpu_worker.request.embeddings import TextLimits
+from petiole.gpu_worker.runtime.derived_settings import n_threads, require_states_alone
+from petiole.gpu_worker.runtime.device.device import Device, DeviceStream, upload_together
 from petiole.gpu_worker.runtime.device.opening import open_device
 from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
 from petiole.gpu_worker.runtime.device.transfer import HostArray, RenderBuffer
@@ -40,11 +40,11 @@ from petiole.gpu_worker.runtime.interface import (
 from petiole.gpu_worker.runtime.memory.kv import KVCache, new_kv_cache
 from petiole.gpu_worker.runtime.memory.room import require_rows_and_adapters, snapshots_of, window_pools
 from petiole.gpu_worker.runtime.memory.states import StatePool, new_state_pool
-from petiole.gpu_worker.runtime.platform import Platform, StepMemory
-from petiole.gpu_worker.runtime.reading import ModelInfo, ModelReader
+from petiole.gpu_worker.runtime.model_files import ModelInfo, ModelReader
+from petiole.gpu_worker.runtime.platforms import Platform, StepMemory
 from petiole.gpu_worker.runtime.step.inputs import StepStates
-from petiole.gpu_worker.runtime.step.outputs import OutputSampler
 from petiole.gpu_worker.runtime.step.rows import OutputPlan, RowStates
+from petiole.gpu_worker.runtime.step.sampler import OutputSampler
 
 logger = logging.getLogger(__name__)
 
@@ -233,6 +233,7 @@ def _text_limits(info: ModelInfo, config: EngineConfig) -> TextLimits | None:
         types=info.plan.token_types > 1,
         of_tokens=pooling.of_tokens,
         lacking=texts.lacking,
+        pools_prompts=pooling.prompts,
     )
 
 
@@ -259,7 +260,7 @@ def _new_adapters(
 
 
 @dataclass(frozen=True, slots=True)
-class Pools:
+class PoolSizes:
     """How large the pools of keys, values and states are, and the type of keys and values. See `KVCache` and
     `StatePool`."""
 
@@ -269,16 +270,16 @@ class Pools:
     snapshots: int
 
 
-def pools_of(config: EngineConfig, decoder: Decoder, platform: Platform) -> Pools:
+def pools_of(config: EngineConfig, decoder: Decoder, platform: Platform) -> PoolSizes:
     """config: decided. Raises InvalidRequest, and MachineError if no sequence fits."""
     plan, dtype = decoder.plan, torch.float8_e4m3fn if config.kv_dtype == "fp8" else decoder.dtype
     n_pages = platform.n_pages(config, decoder, dtype)
     windows = window_pools(config, plan, n_pages) if platform.window_pools else ()
     snapshots = snapshots_of(config, plan, dtype.itemsize, n_pages, of_states=decoder.dtype.itemsize)
-    return Pools(dtype, n_pages, windows, snapshots)
+    return PoolSizes(dtype, n_pages, windows, snapshots)
 
 
-def _new_cache(config: EngineConfig, decoder: Decoder, platform: Platform, pools: Pools) -> KVCache:
+def _new_cache(config: EngineConfig, decoder: Decoder, platform: Platform, pools: PoolSizes) -> KVCache:
     return new_kv_cache(
         decoder.plan,
         n_pages=pools.n_pages,
@@ -291,7 +292,7 @@ def _new_cache(config: EngineConfig, decoder: Decoder, platform: Platform, pools
     )
 
 
-def _new_states(config: EngineConfig, decoder: Decoder, platform: Platform, pools: Pools) -> StatePool | None:
+def _new_states(config: EngineConfig, decoder: Decoder, platform: Platform, pools: PoolSizes) -> StatePool | None:
     return new_state_pool(
         decoder.plan,
         rows=rows_of(config),

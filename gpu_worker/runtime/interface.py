@@ -24,11 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from petiole.cache import WindowPages
-from petiole.gpu_worker.config import Batching
+from petiole.contract.settings.engine import Batching
 from petiole.gpu_worker.request import SamplingParams
-from petiole.gpu_worker.request.images import ImageLimits, PreparedImage
+from petiole.gpu_worker.request.embeddings import Judge, TextLimits
+from petiole.gpu_worker.request.prepared_images import ImageLimits, PreparedImage
 from petiole.gpu_worker.request.skills import Processor
-from petiole.gpu_worker.request.texts import Judge, TextLimits
 from petiole.gpu_worker.request.values import ValueKinds
 
 Int32Array = npt.NDArray[np.int32]
@@ -123,7 +123,7 @@ class KeptInput:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredTokens:
     """The inputs of a step whose logits score a given token: the next one of the prompt. S of them.
 
     inputs: int32 [S], indices among the step's T inputs, ascending; none of these is sampled from. token_ids:
@@ -165,6 +165,7 @@ class StepBatch:
     scored:     None if no prompt of the step's chunks is scored
     of_tokens:  of each sequence, what is made of each of its tokens beside a vector: names of outputs. None if no
                 sequence asks for any
+    unpooled:   of each sequence, how many of its first positions are not pooled. None if all are
     """
 
     kind: StepKind
@@ -183,8 +184,9 @@ class StepBatch:
     regions: Int32Array | None = None
     rotary: Int32Array | None = None
     states: StateUpdates | None = None
-    scored: Scored | None = None
+    scored: ScoredTokens | None = None
     of_tokens: Sequence[Sequence[str]] | None = None
+    unpooled: Sequence[int] | None = None
 
     @property
     def size(self) -> int:
@@ -212,8 +214,9 @@ class StepOutput:
                sampled; for a verify 1 + the number of leading drafts equal to the tokens sampled in their place
     logprobs:  float32 [O] of the sampled tokens, or None if no row requests them
     top_ids, top_logprobs: [O, k] with k the largest requested, or None
-    scored_logprobs, scored_ids, scored_top: the same of the tokens that are scored, [S] and [S, `Scored.top`]
-    side_outputs: what the model made beside the tokens, by name: arrays [O, ...]. VALUES: int32 [O, width]; the
+    scored_logprobs, scored_ids, scored_top: the same of the tokens that are scored, [S] and [S,
+    `ScoredTokens.top`] side_outputs: what the model made beside the tokens, by name: arrays [O, ...]. VALUES:
+    int32 [O, width]; the
                numbers of other kinds than the token's are arbitrary. VECTORS: float32 [O, vector_size].
                OF_TOKENS: object [O], the weights and the vectors of each text's tokens, as in `Pooled`, or None
     """
@@ -296,7 +299,7 @@ class ModelLimits:
 
     @property
     def positions_that_fit(self) -> int:
-        """Of a sequence, as far as pages limit it."""
+        """The most positions of a sequence, as far as pages limit them."""
         return self.max_model_len if self.whole_texts else (self.n_pages - 1) * self.page_size
 
 
@@ -308,7 +311,7 @@ def nothing() -> None:
     """A `Progress` without effect."""
 
 
-class Load(Protocol):
+class LoadWeights(Protocol):
     """Overwrites the weights."""
 
     def __call__(self, progress: Progress = nothing, /) -> None: ...
@@ -355,7 +358,7 @@ class Runtime(Protocol):
         """Put the LoRA adapter with this key into a device slot (slot 0 is "no adapter"). Raises AdapterError."""
         ...
 
-    def prepare_reload(self, model: str) -> Load:
+    def prepare_reload(self, model: str) -> LoadWeights:
         """Find weights to replace the current ones. May download them. Called on any thread.
 
         Returns a function that overwrites the weights. It is called on the engine thread, with a drained pipeline

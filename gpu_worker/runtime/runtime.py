@@ -13,17 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.config import EngineConfig
-from petiole.gpu_worker.errors import AdapterError, ModelError
-from petiole.gpu_worker.models.weights.described import formats_of
-from petiole.gpu_worker.models.weights.reading import TensorSource
-from petiole.gpu_worker.request.images import PreparedImage
+from petiole.contract.settings.engine import EngineConfig
+from petiole.gpu_worker.exceptions import AdapterError, ModelError
+from petiole.gpu_worker.models.weights.copying import TensorSource
+from petiole.gpu_worker.models.weights.description import formats_of
+from petiole.gpu_worker.request.prepared_images import PreparedImage
 from petiole.gpu_worker.runtime.building import build, limits_of, side_inputs
-from petiole.gpu_worker.runtime.device.interface import Device, upload
+from petiole.gpu_worker.runtime.device.device import Device, upload
 from petiole.gpu_worker.runtime.interface import (
     Computing,
     EncodeInput,
-    Load,
+    LoadWeights,
     ModelLimits,
     Progress,
     StepBatch,
@@ -31,8 +31,8 @@ from petiole.gpu_worker.runtime.interface import (
     Transfer,
     nothing,
 )
-from petiole.gpu_worker.runtime.platform import Executor
-from petiole.gpu_worker.runtime.reading import ModelInfo
+from petiole.gpu_worker.runtime.model_files import ModelInfo
+from petiole.gpu_worker.runtime.platforms import Executor
 from petiole.gpu_worker.runtime.step.inputs import Parts, StepInputs, StepStates, lay_out
 
 
@@ -209,7 +209,7 @@ class ModelRuntime:
         weights = self._adapters.take(adapter)
         self._enqueue(lambda: bank.put(weights, slot), "adapter")
 
-    def prepare_reload(self, model: str) -> Load:
+    def prepare_reload(self, model: str) -> LoadWeights:
         """See `Runtime.prepare_reload`. The weights are overwritten in place: memory never holds both."""
         info = self._reader.find(model)
         with torch.no_grad():

@@ -14,26 +14,27 @@ from typing import Literal
 import torch
 
 from petiole.cache import most_pages
-from petiole.gpu_worker.config import EngineConfig
-from petiole.gpu_worker.errors import MachineError, ModelError, require
+from petiole.contract.settings.engine import EngineConfig
+from petiole.gpu_worker.exceptions import MachineError, ModelError, require
 from petiole.gpu_worker.models.adapters.lora import AdaptedModel
-from petiole.gpu_worker.models.checkpoint.finding import resolve_model
+from petiole.gpu_worker.models.checkpoint.finding import CONFIGURATION, resolve_model
 from petiole.gpu_worker.models.checkpoint.opening import config_of, is_gguf
 from petiole.gpu_worker.models.decoder import Decoder
+from petiole.gpu_worker.models.families.registry import find_model
 from petiole.gpu_worker.models.plan import ModelPlan
-from petiole.gpu_worker.models.weights.described import formats_of
-from petiole.gpu_worker.models.weights.formats.declared import declared_by
-from petiole.gpu_worker.models.weights.reading import TensorSource
+from petiole.gpu_worker.models.weights.copying import TensorSource
+from petiole.gpu_worker.models.weights.description import formats_of
+from petiole.gpu_worker.models.weights.formats.quantization_config import declared_by
 from petiole.gpu_worker.models.weights.source import QuantisedLayer
-from petiole.gpu_worker.runtime.building import Pools, decided, pools_of, require_rows
+from petiole.gpu_worker.runtime.building import PoolSizes, decided, pools_of, require_rows
 from petiole.gpu_worker.runtime.cpu.platform import CpuPlatform
-from petiole.gpu_worker.runtime.derived import require_states_alone
+from petiole.gpu_worker.runtime.derived_settings import require_states_alone
 from petiole.gpu_worker.runtime.device.cpu import CpuDevice
 from petiole.gpu_worker.runtime.memory.container import host_memory_left
 from petiole.gpu_worker.runtime.memory.room import page_bytes, pool_bytes, snapshot_bytes
 from petiole.gpu_worker.runtime.memory.states import state_bytes
-from petiole.gpu_worker.runtime.platform import Platform
-from petiole.gpu_worker.runtime.reading import ModelReader
+from petiole.gpu_worker.runtime.model_files import ModelReader
+from petiole.gpu_worker.runtime.platforms import Platform
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def sizes_of(config: EngineConfig, memory: int | None = None, length: int | None
 def _sizes(
     config: EngineConfig,
     decoder: Decoder,
-    pools: Pools,
+    pools: PoolSizes,
     layout: Sequence[tuple[torch.Size, torch.dtype]],
     *,
     device: Literal["cpu", "cuda"],
@@ -154,7 +155,7 @@ def _sizes(
     )
 
 
-def _sequences(config: EngineConfig, pools: Pools, length: int) -> int:
+def _sequences(config: EngineConfig, pools: PoolSizes, length: int) -> int:
     """How many sequences of this length the pages of every pool hold. Page 0 is reserved."""
     each = -(-length // config.page_size)
     of_windows = [
@@ -164,7 +165,7 @@ def _sequences(config: EngineConfig, pools: Pools, length: int) -> int:
     return min([(pools.n_pages - 1) // each, *of_windows])
 
 
-def _windows(plan: ModelPlan, pools: Pools) -> list[Window]:
+def _windows(plan: ModelPlan, pools: PoolSizes) -> list[Window]:
     elements, pages = Counter[int](), dict(pools.windows)
     for i, mixer in plan.caches:
         elements[plan.kept_windows[i]] += 2 * mixer.kv_size
@@ -172,7 +173,7 @@ def _windows(plan: ModelPlan, pools: Pools) -> list[Window]:
     return [Window(window, n_bytes, pages.get(window, 0)) for window, n_bytes in sizes]
 
 
-def _pool_bytes(config: EngineConfig, plan: ModelPlan, pools: Pools, of_states: int) -> int:
+def _pool_bytes(config: EngineConfig, plan: ModelPlan, pools: PoolSizes, of_states: int) -> int:
     size = pools.dtype.itemsize
     if pools.windows or pools.snapshots:
         windows = bool(pools.windows)
@@ -196,12 +197,43 @@ def _platform(device: Literal["cpu", "cuda"], memory: int, left: Callable[[], in
     """left: bytes of the memory that nothing has taken yet."""
     if device == "cpu":
         return CpuPlatform(CpuDevice(), left)
-    from petiole.gpu_worker.runtime.cuda.foreseen import ForeseenCard
+    from petiole.gpu_worker.runtime.cuda.simulated import SimulatedCard
 
-    return ForeseenCard(memory, left)
+    return SimulatedCard(memory, left)
 
 
 # -- the model
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """How a model is served. makes: "text", "vectors" or "scores". cuda: why CUDA does not, if so."""
+
+    model: str
+    architecture: str
+    makes: Literal["text", "vectors", "scores"]
+    layers: int
+    max_position: int
+    cuda: str | None
+
+
+def served(model: str, revision: str | None = None) -> Served:
+    """Whether a model is served, by its configuration alone: a folder, its config.json, or a hub id, of which the
+    configuration is downloaded. Raises ModelError for what is not served."""
+    from petiole.gpu_worker.runtime.cuda.simulated import SimulatedCard
+
+    given = Path(model)
+    where = str(given.parent) if given.name == "config.json" else model
+    plan = find_model(resolve_model(where, revision, files=CONFIGURATION)).plan
+    makes: Literal["text", "vectors", "scores"] = "text"
+    if plan.pooling is not None:
+        makes = "scores" if plan.pooling.labels else "vectors"
+    refused = None
+    try:
+        SimulatedCard(0, lambda: 0).require(plan)
+    except ValueError as error:
+        refused = str(error)
+    return Served(model, plan.architecture, makes, plan.n_layers, plan.max_position, refused)
 
 
 class _PlainWeights:

@@ -2,17 +2,17 @@
 
 The engine's loop calls `scheduler`; the other modules are its parts.
 
-    scheduler    the four verbs: schedule, launch, sample, commit
-    planning     selects the sequences of the next step
-    state        waiting, prefilling and running sequences, and the transitions between them
-    admission    the waiting queue, the delay gate, adapter slots, images on their way to crops
-    priorities/  who gives way when rows, pages or time run out
-    pipeline     the steps in flight, their order and slots: a pure state machine
-    launching    the host side of a launch: a transaction until the step is dispatched
-    batching     a plan as the arrays of a step
-    masks        the token masks of a step's constrained outputs
-    stopping     stop conditions on tokens
-    scheduled    the scheduler's sequence: a `sequence` with its request's data
-    sequence     the state machine of one sequence, without its request
-    outcomes     the types that the state machine uses
+    scheduler           the four verbs: schedule, launch, sample, commit
+    planning            selects the sequences of the next step
+    state               waiting, prefilling and running sequences, and the transitions between them
+    admission           the waiting queue, the delay gate, adapter slots, images on their way to crops
+    priorities/         who gives way when rows, pages or time run out
+    pipeline            the steps in flight, their order and slots: a pure state machine
+    launching           the host side of a launch: a transaction until the step is dispatched
+    batching            a plan as the arrays of a step
+    masks               the token masks of a step's constrained outputs
+    stopping            stop conditions on tokens
+    scheduled_sequence  the scheduler's sequence: a `sequence` with its request's data
+    sequence            the state machine of one sequence, without its request
+    outcomes            the types that the state machine uses
 """

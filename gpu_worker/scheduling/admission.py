@@ -17,9 +17,9 @@ from weakref import WeakValueDictionary
 
 from sortedcontainers import SortedDict, SortedSet
 
-from petiole.gpu_worker.errors import AdapterError
-from petiole.gpu_worker.request.images import PreparedImage, RequestImage
-from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.exceptions import AdapterError
+from petiole.gpu_worker.request.prepared_images import PreparedImage, RequestImage
+from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 
 AHEAD = 16
 """How many images may have crops at a time: the crops of one image take some megabytes."""
@@ -123,7 +123,7 @@ def _continues(seq: ScheduledSequence, other: ScheduledSequence, n_positions: in
     )
 
 
-class Cutting:
+class ImageCropping:
     """Images that are being cut, and crops. Owned by the engine thread.
 
     A sequence whose image is being cut is passed over. Equal images of several sequences are cut once. At most

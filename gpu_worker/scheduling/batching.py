@@ -20,6 +20,7 @@ from typing import Any, cast
 import numpy as np
 
 from petiole.cache import GroupedTable, PageTable, Snapshots, StateGroup, ragged_arange
+from petiole.contract.results.vectors import DENSE
 from petiole.gpu_worker.request.values import NO_NUMBER
 from petiole.gpu_worker.runtime.interface import (
     FEATURES,
@@ -32,14 +33,13 @@ from petiole.gpu_worker.runtime.interface import (
     KeptInput,
     PageUpdates,
     RowBinding,
-    Scored,
+    ScoredTokens,
     StateUpdates,
     StepBatch,
     StepKind,
 )
 from petiole.gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit
-from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
-from petiole.vectors import DENSE
+from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 
 Drafts = Sequence[Sequence[int]]
 
@@ -181,12 +181,13 @@ def _ragged_batch(
         pages=page_updates(table, rows, starts, lengths, bound_rows),
         scored=_scored(plan, starts, lengths),
         of_tokens=_of_tokens(plan),
+        unpooled=_unpooled(plan),
         **(_known_values(plan, starts, lengths) or _types(plan, starts, lengths)),
         **_images(plan, starts, lengths),
     )
 
 
-def _scored(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> Scored | None:
+def _scored(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> ScoredTokens | None:
     """The inputs whose logits score tokens of prompts. None if no sequence asks for any."""
     if not any(seq.wants_scores for seq in plan.chunks):
         return None
@@ -200,7 +201,7 @@ def _scored(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> Scored |
             top = max(top, seq.request.sampling.prompt_logprobs or 0)
         offset += length
     none = _constant(0, 0)
-    return Scored(np.concatenate([none, *inputs]), np.concatenate([none, *tokens]), counts, top)
+    return ScoredTokens(np.concatenate([none, *inputs]), np.concatenate([none, *tokens]), counts, top)
 
 
 def _of_tokens(plan: StepPlan) -> Sequence[Sequence[str]] | None:
@@ -208,6 +209,12 @@ def _of_tokens(plan: StepPlan) -> Sequence[Sequence[str]] | None:
     asked = [seq.request.embedding for seq in plan.sequences]
     wanted = [[name for name in one.outputs if name != DENSE] if one is not None else [] for one in asked]
     return wanted if any(wanted) else None
+
+
+def _unpooled(plan: StepPlan) -> Sequence[int] | None:
+    """How many first positions of each text are not pooled. None if all are."""
+    found = [seq.request.unpooled for seq in plan.sequences]
+    return found if any(found) else None
 
 
 def _known_values(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> dict[str, Any]:

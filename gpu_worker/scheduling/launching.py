@@ -62,6 +62,11 @@ class Preparation:
         if before is None:
             return True
         clean = True
+        for seq, start in zip(plan.sequences, before.starts.tolist(), strict=True):
+            while seq.scheduled_position > start:
+                seq.revert_schedule()
+        for seq, begin in plan.images:
+            seq.features.pop(begin, None)
         if self._made is not None:
             assert isinstance(table, GroupedTable)
             assert table.states is not None
@@ -69,14 +74,9 @@ class Preparation:
         for seq, published in zip(reversed(plan.chunks), reversed(before.published), strict=True):
             assert seq.allocation is not None
             clean &= seq.allocation.unpublish(published)
-        for seq, start in zip(plan.sequences, before.starts.tolist(), strict=True):
-            while seq.scheduled_position > start:
-                seq.revert_schedule()
         if clean:
             for row, n in zip(before.rows.tolist(), before.pages.tolist(), strict=True):
                 table.truncate(row, n * table.page_size)
-        for seq, begin in plan.images:
-            seq.features.pop(begin, None)
         return clean
 
     def _schedule(self, before: _Before) -> StepBatch:

@@ -26,11 +26,11 @@ from petiole.gpu_worker.constraints import (
     fill_draft_masks,
     fill_masks,
 )
-from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.exceptions import InvalidRequest
 from petiole.gpu_worker.request import FinishReason, SamplingParams
 from petiole.gpu_worker.runtime.interface import Int32Array, TokenMask
 from petiole.gpu_worker.scheduling.batching import StepPayload
-from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.stopping import Finish
 
 _SATISFIED = Finish(FinishReason.STOP, "constraint")

@@ -15,7 +15,7 @@ waits for at most one such step; but one for prompts that are more urgent than a
 `mixed` are shorter and hold decodes: there the next step does not wait, and chunks of long prompts fill it up.
 
 The chunks of a step have one priority: a prompt waits for no chunk of a worse one, and for a shorter step while
-more urgent prompts come and go (`priorities/lately.py`). While more urgent sequences decode, `batch_step_budget`
+more urgent prompts come and go (`priorities/recent.py`). While more urgent sequences decode, `batch_step_budget`
 limits what the lowest class adds to their steps (`priorities/budget.py`).
 
 Memory: pages go to the best-ranked sequences first. A sequence without pages is left out of the plan. Then as many
@@ -31,14 +31,14 @@ from itertools import islice
 
 from petiole.cache import Amount
 from petiole.gpu_worker.constraints import ConstraintState
-from petiole.gpu_worker.request.images import whole_regions
+from petiole.gpu_worker.request.prepared_images import whole_regions
 from petiole.gpu_worker.scheduling.admission import can_reuse
 from petiole.gpu_worker.scheduling.batching import StepPlan, payload_of
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
 from petiole.gpu_worker.scheduling.priorities.budget import StepBudget
-from petiole.gpu_worker.scheduling.priorities.lately import Lately
 from petiole.gpu_worker.scheduling.priorities.preemption import Holder, Need, Room, giving_way
-from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.priorities.recent import RecentDemand
+from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import SchedulerState
 
 HEADROOM_TOKENS = 16
@@ -71,7 +71,7 @@ class Planner:
         self.left_out: dict[ScheduledSequence, Amount] = {}
         config = state.config
         self.budget = StepBudget(config.step_factor, 1 + config.speculative_tokens)
-        self.lately = Lately()
+        self.recent_demand = RecentDemand()
         self._chunk = min(state.config.chunk_size, state.config.max_num_batched_tokens)
         self._most_scored = min(MOST_SCORED, max(64, SCORED_NUMBERS // state.limits.vocab_size))
         self._broken: dict[ScheduledSequence, Exception] = {}
@@ -93,8 +93,9 @@ class Planner:
             if not self._broken and not again:
                 return plan
             for seq, error in self._broken.items():
-                self.state.fail(seq, error)
+                self.state.spoil(seq, error)
             self._broken.clear()
+            self.state.audit()
 
     def _choose(self, pipeline: PipelineState[ScheduledSequence], now: float) -> StepPlan | None:
         drain = self.state.config.prefill_policy == "drain"
@@ -282,7 +283,7 @@ class Planner:
         takes its pages first if the step `mixes` or the budget limits the chunks."""
         budget = self._chunk if streams else self.state.config.max_num_batched_tokens
         if (priorities := self.state.priorities) is not None:
-            self.lately.see(*priorities, now)
+            self.recent_demand.see(*priorities, now)
         promised, taken = sum(self._new_pages(seq, n) for seq, n in chunks.items()), None
         for seq in self._prefilling(streams, now, budget, chunks, short_only):
             room = min(self._chunk, budget - sum(chunks.values()), seq.prefill_target - seq.scheduled_position)
@@ -291,7 +292,7 @@ class Planner:
                 room = min(room, self._most_scored - sum(n for one, n in chunks.items() if one.wants_scores))
             if seq.regions:
                 room = whole_regions(seq.regions, seq.scheduled_position, room)
-            most = self.lately.most(seq.rank[0], budget, self._chunk, now)
+            most = self.recent_demand.most(seq.rank[0], budget, self._chunk, now)
             if room == 0 or (chunks and sum(chunks.values()) + room > most):
                 break
             if taken is None:
@@ -319,11 +320,11 @@ class Planner:
 
         def is_full(seq: ScheduledSequence) -> bool:
             first = next(iter(chunks), seq)
-            most = self.lately.most(seq.rank[0], budget, self._chunk, now)
+            most = self.recent_demand.most(seq.rank[0], budget, self._chunk, now)
             return seq.rank[0] != first.rank[0] or sum(chunks.values()) >= most or not self.budget.chunk(seq, 1)
 
         def admitted(than: float) -> Iterator[ScheduledSequence]:
-            """Those of a better priority than this."""
+            """Admits the waiting sequences of a better priority than this one."""
             nonlocal worst_priority
             promised = self._promised()
             for seq in self._candidates():
@@ -338,7 +339,7 @@ class Planner:
                     promised += self._missing_pages(seq)
                 except Exception as error:
                     self._broken.setdefault(seq, error)
-                    continue
+                    return  # nobody else may start: planning begins anew
                 yield seq
 
         opened = state.gate.is_open(state.waiting, streams, now)

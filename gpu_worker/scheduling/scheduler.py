@@ -9,8 +9,10 @@ GPU progress (`scheduled_position`) advances at launch, committed progress (`kv_
 Budgets, pages and positions use the first; streaming, stop conditions, constraints and drafters use the second.
 
 Errors: an exception before the forward is enqueued leaves everything as before the launch (`launching`), and the
-loop goes on without the sequences whose own part in the step raises. A later exception is a device error. It
-propagates to the engine, for which it is fatal.
+loop goes on without the sequences whose own part in the step raises. So it does after an exception behind the
+launch, in the host's part of a commit, for example: the request ends whose part that was. After each the books of
+the pages are checked (`SchedulerState.audit`). The device's errors propagate to the engine, for which they are
+fatal.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ from typing import Any
 import numpy as np
 
 from petiole.cache import GroupedTable, KVCacheManager
-from petiole.gpu_worker.config import EngineConfig
+from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.request import TokenLogprobs
-from petiole.gpu_worker.request.images import PreparedImage, RequestImage
-from petiole.gpu_worker.request.texts import Pooled
+from petiole.gpu_worker.request.embeddings import Pooled
+from petiole.gpu_worker.request.prepared_images import PreparedImage, RequestImage
 from petiole.gpu_worker.runtime.interface import (
     OF_TOKENS,
     VALUES,
@@ -44,7 +46,7 @@ from petiole.gpu_worker.scheduling.batching import StepPayload, StepPlan, payloa
 from petiole.gpu_worker.scheduling.launching import Preparation
 from petiole.gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit, PipelineState
 from petiole.gpu_worker.scheduling.planning import Planner
-from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import Extras, Generated, PromptScored, SchedulerState
 from petiole.gpu_worker.scheduling.stopping import Finish
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
@@ -82,7 +84,13 @@ class Scheduler:
 
     def schedule_step(self, pipeline: PipelineState[ScheduledSequence]) -> StepPlan | None:
         """The next step to launch; None when the oldest in-flight step must be committed first."""
-        return self.planner.schedule_step(pipeline, time.perf_counter())
+        now = time.perf_counter()
+        try:
+            return self.planner.schedule_step(pipeline, now)
+        except Exception as error:  # a plan changes nothing but by steps that are whole in themselves
+            self.state.doubt(error)
+            self.state.audit()
+            return self.planner.schedule_step(pipeline, now)
 
     def schedule_decode_step(self) -> StepPlan | None:
         """The next decode or verify step, or None. Changes no sequence."""
@@ -97,24 +105,29 @@ class Scheduler:
         if payload is None:
             return None
         plan = payload.plan
-        self.manager.table.on_sent(payload.batch.rows)
+        handle = LaunchHandle(plan.kind, plan.sequences, payload)
         self.runtime.launch_forward(slot_id, payload.batch)
-        if isinstance(self.manager.table, GroupedTable):
-            self._slide(self.manager.table, payload.batch)
         state, counters = self.state, self.state.counters
         counters.steps += 1
         counters.encoded_images += len(plan.images)
-        self.planner.on_launch(plan)
+        state.surely(self.manager.table.on_sent, payload.batch.rows)
+        if isinstance(self.manager.table, GroupedTable):
+            state.surely(self._slide, self.manager.table, payload.batch)
+        state.surely(self.planner.on_launch, plan)
         if plan.n_chunks:
             counters.prefill_steps += 1
             counters.prompt_tokens += int(payload.batch.lengths[plan.n_decodes :].sum())
             for seq in plan.chunks:
-                if seq.features:
-                    self._use_features(seq)
-                if not seq.is_prefilling:
-                    state.prefilling.remove(seq)
-                    state.running.append(seq)
-        return LaunchHandle(plan.kind, plan.sequences, payload)
+                state.surely(self._on_chunk, seq)
+        state.audit()
+        return handle
+
+    def _on_chunk(self, seq: ScheduledSequence) -> None:
+        if seq.features:
+            self._use_features(seq)
+        if not seq.is_prefilling and seq in self.state.prefilling:
+            self.state.running.append(seq)
+            self.state.prefilling.remove(seq)
 
     @staticmethod
     def _slide(table: GroupedTable, batch: StepBatch) -> None:
@@ -128,10 +141,12 @@ class Scheduler:
         outcome = self._attempt(plan, slot_id)
         if isinstance(outcome, StepPayload):
             return outcome
-        members = {seq for seq in plan.members if seq.blocks is not None and not seq.preempting}
+        members = {seq for seq in plan.members if seq.is_planned}
         logger.error("a %s of %d requests could not be launched", plan.kind, len(members), exc_info=outcome)
-        alone = {seq: self._attempt(plan.only({seq}), slot_id, trial=True) for seq in members}
-        rest = {seq for seq in members if not self._failed(seq, alone[seq])}
+        for seq in members:
+            if seq.is_planned:
+                self._failed(seq, self._attempt(plan.only({seq}), slot_id, trial=True))
+        rest = {seq for seq in members if seq.is_planned}
         if not rest:
             return None
         outcome = self._attempt(plan.only(rest), slot_id)
@@ -141,12 +156,10 @@ class Scheduler:
             self._failed(seq, outcome)
         return None
 
-    def _failed(self, seq: ScheduledSequence, outcome: StepPayload | Exception) -> bool:
-        """Whether an attempt failed. If so, ends the request."""
-        if isinstance(outcome, StepPayload):
-            return False
-        self.state.fail(seq, outcome)
-        return True
+    def _failed(self, seq: ScheduledSequence, outcome: StepPayload | Exception) -> None:
+        """End the request if an attempt has failed, unless it starts anew."""
+        if isinstance(outcome, Exception) and seq.is_planned:
+            self.state.fail(seq, outcome)
 
     def _attempt(self, plan: StepPlan, slot_id: int, *, trial: bool = False) -> StepPayload | Exception:
         """The prepared step, or the error. After an error or a trial, everything is as before."""
@@ -155,12 +168,29 @@ class Scheduler:
             outcome: StepPayload | Exception = preparation.prepare(slot_id, self.state.counters.steps)
         except Exception as error:
             outcome = error
-        undone = trial or isinstance(outcome, Exception)
-        if undone and not preparation.undo():
-            for seq in self.state.active:
-                if seq.allocation is not None and seq.allocation.stale and not seq.preempting:
-                    self.state.preempt(seq)
+        if not trial and isinstance(outcome, StepPayload):
+            return outcome
+        state = self.state
+        try:
+            if not preparation.undo():
+                for seq in state.active:
+                    if seq.allocation is not None and seq.allocation.stale and not seq.preempting:
+                        state.preempt(seq)
+        except Exception as error:
+            state.doubt(error)
+            outcome = error
+        if isinstance(outcome, Exception):
+            state.doubt(outcome)
+            if not state.audit():
+                self._suspect(plan, outcome)
         return outcome
+
+    def _suspect(self, plan: StepPlan, error: Exception) -> None:
+        """A launch has left the books wrong, so all start anew. Those with a part in such a launch before end."""
+        for seq in plan.members:
+            if seq.suspect and not seq.finalized:
+                self.state.fail(seq, error)
+            seq.suspect = True
 
     def _use_features(self, seq: ScheduledSequence) -> None:
         """Forget the keys of the images whose positions have been launched: the runtime drops used embeddings."""
@@ -194,16 +224,20 @@ class Scheduler:
         with self.tracer.span("wait", payload.slot_id, payload.step_id):
             output = step.transfer.wait()
         now = time.perf_counter()
-        self.planner.budget.on_commit(payload, now)
         if payload.plan.n_chunks:
             self.state.gate.last_prefill_s = now - payload.launched_s
         elif step.kind == "encode":
             self.state.counters.encode_s += now - payload.launched_s
         with self.tracer.span("commit", payload.slot_id, payload.step_id):
             self._apply_all(step, payload, output, now)
-            for seq in payload.plan.chunks if payload.plan.n_chunks else ():
-                if seq.allocation is not None:
-                    seq.allocation.share(seq.kv_position)
+            try:
+                self.planner.budget.on_commit(payload, now)
+                for seq in payload.plan.chunks if payload.plan.n_chunks else ():
+                    if seq.allocation is not None:
+                        seq.allocation.share(seq.kv_position)
+            except Exception as error:  # shared less
+                self.state.doubt(error)
+        self.state.audit()
 
     def _apply_all(self, step: Pending, payload: StepPayload, output: StepOutput, now: float) -> None:
         """Apply a step's outputs in batch order.
@@ -218,60 +252,75 @@ class Scheduler:
             self._score(step, payload.batch.scored.counts.tolist(), output)
         with_extras = len(output.side_outputs) > 0 or output.logprobs is not None
         extras: Extras | None = None
-        offset = n_applied = 0
+        end = n_applied = 0
         for seq, sampled, n_valid in zip(step.sequences, outputs, accepted, strict=True):
-            if seq.finalized:
-                state.counters.zombie_outputs += sampled
-                self._drop(seq)
-            elif sampled == 0:
-                seq.apply_prefill()
-            else:
-                fresh = tokens[offset : offset + n_valid]
-                n_kept, finish = seq.rules.cut(seq.generated, fresh)
-                if with_extras:
-                    extras = _extras(seq, output, offset, n_kept)
-                del fresh[n_kept:]
-                if seq.constraint is not None:
-                    fresh, finish = self._consume(seq, fresh, finish, extras)
-                if fresh:
-                    if all_decode:
-                        seq.apply_decode(fresh[0])
-                    else:
-                        seq.apply(fresh)
-                        if sampled > 1:
-                            state.counters.speculation.record(sampled - 1, len(fresh) - 1)
-                    n_applied += 0 if seq.request.pooled else len(fresh)
-                    if seq.first_token_s is None:
-                        seq.first_token_s = now
-                    out.append(Generated(seq, fresh, extras and extras.keep(seq, len(fresh))))
-                    if finish is not None:
-                        state.finalize(seq, finish)
-                    elif seq.drafter is not None:
-                        self._extend(seq, fresh)
-            if seq.preempting:
-                state.settle(seq)
-            offset += sampled
+            offset, end, outstanding = end, end + sampled, None
+            try:
+                outstanding = seq.inflight_refs
+                if seq.finalized:
+                    state.counters.zombie_outputs += sampled
+                    self._drop(seq)
+                elif sampled == 0:
+                    seq.apply_prefill()
+                else:
+                    fresh = tokens[offset : offset + n_valid]
+                    n_kept, finish = seq.rules.cut(seq.generated, fresh)
+                    if with_extras:
+                        extras = _extras(seq, output, offset, n_kept)
+                    del fresh[n_kept:]
+                    if seq.constraint is not None:
+                        fresh, finish = self._consume(seq, fresh, finish, extras)
+                    if fresh:
+                        if all_decode:
+                            seq.apply_decode(fresh[0])
+                        else:
+                            seq.apply(fresh)
+                            if sampled > 1:
+                                state.counters.speculation.record(sampled - 1, len(fresh) - 1)
+                        n_applied += 0 if seq.request.pooled else len(fresh)
+                        if seq.first_token_s is None:
+                            seq.first_token_s = now
+                        out.append(Generated(seq, fresh, extras and extras.keep(seq, len(fresh))))
+                        if finish is not None:
+                            state.finalize(seq, finish)
+                        elif seq.drafter is not None:
+                            self._extend(seq, fresh)
+                if seq.preempting:
+                    state.settle(seq)
+            except Exception as error:
+                self._spoilt(seq, error, outstanding)
         state.counters.generated_tokens += n_applied
+
+    def _spoilt(self, seq: ScheduledSequence, error: Exception, outstanding: int | None) -> None:
+        """A fault while the oldest of this many operations was applied, or before (None). The request ends, if it
+        has not ended."""
+        self.state.spoil(seq, error)
+        if outstanding is None or seq.inflight_refs == outstanding:
+            self._drop(seq)
 
     def _score(self, step: Pending, counts: list[int], output: StepOutput) -> None:
         """The log-probabilities of a prompt come before the output's first token. The prompt's first token has
         an entry, too, and nothing precedes it."""
-        offset = 0
+        end = 0
         for seq, n in zip(step.sequences, counts, strict=True):
-            if seq.wants_scores and not seq.finalized:
+            offset, end = end, end + n
+            if seq.finalized or not seq.wants_scores:
+                continue
+            try:
                 entries = [] if seq.scored else [TokenLogprobs(seq.token(0), 0.0, [])]
                 k = seq.request.sampling.prompt_logprobs or 0
-                for at in range(offset, offset + n):
+                for at in range(offset, end):
                     assert output.scored_logprobs is not None
                     assert output.scored_ids is not None
                     assert output.scored_top is not None
                     top = zip(output.scored_ids[at, :k].tolist(), output.scored_top[at, :k].tolist(), strict=True)
                     token = seq.token(seq.scored + len(entries))
                     entries.append(TokenLogprobs(token, float(output.scored_logprobs[at]), list(top)))
-                seq.scored += len(entries)
                 if entries:
                     self.state.emissions.append(PromptScored(seq, entries))
-            offset += n
+                seq.scored += len(entries)
+            except Exception as error:
+                self.state.fail(seq, error)
 
     def _consume(
         self, seq: ScheduledSequence, fresh: list[int], finish: Finish | None, extras: Extras | None
@@ -333,6 +382,7 @@ class Scheduler:
         Raises AssertionError.
         """
         self.manager.check()
+        self.manager.check_running()
         steps_of = Counter(seq for step in pipeline.steps() for seq in step.sequences)
         known = {*self.state.active, *steps_of}
         for seq in known:

@@ -16,23 +16,31 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec
 
 from sortedcontainers import SortedDict
 
-from petiole.cache import KVCacheManager
-from petiole.gpu_worker.config import EngineConfig
-from petiole.gpu_worker.errors import AdapterError, InvalidRequest, failed
+from petiole.cache import KVAllocation, KVCacheManager
+from petiole.contract.settings.engine import EngineConfig
+from petiole.gpu_worker.exceptions import AdapterError, InvalidRequest, failed
 from petiole.gpu_worker.request import TokenLogprobs
-from petiole.gpu_worker.request.texts import Pooled
+from petiole.gpu_worker.request.embeddings import Pooled
 from petiole.gpu_worker.request.values import Numbers
 from petiole.gpu_worker.runtime.interface import ModelLimits
-from petiole.gpu_worker.scheduling.admission import Cut, Cutting, DelayGate, ResidentAdapters, WaitingQueue, forked
-from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.admission import (
+    Cut,
+    DelayGate,
+    ImageCropping,
+    ResidentAdapters,
+    WaitingQueue,
+    forked,
+)
+from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.stopping import End
 from petiole.gpu_worker.speculation import SpeculationStats
 
 logger = logging.getLogger(__name__)
+P = ParamSpec("P")
 
 
 class Extras(NamedTuple):
@@ -77,17 +85,18 @@ class PromptScored:
 
 
 @dataclass(slots=True)
-class Ended:
+class SequenceEnded:
     seq: ScheduledSequence
     end: End
 
 
-Emission = Admitted | PromptScored | Generated | Ended
+Emission = Admitted | PromptScored | Generated | SequenceEnded
 
 
 @dataclass(slots=True)
 class Counters:
-    """encode_s: from launch to completion of encode steps. image_hits: images whose KV was cached at admission."""
+    """encode_s: from launch to completion of encode steps. image_hits: images whose KV was cached at admission.
+    resets: how often a fault had left the books of the pages wrong."""
 
     steps: int = 0
     prefill_steps: int = 0
@@ -97,6 +106,7 @@ class Counters:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+    resets: int = 0
     zombie_outputs: int = 0
     finished: int = 0
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
@@ -123,9 +133,10 @@ class SchedulerState:
         self.prefilling: list[ScheduledSequence] = []
         self.running: list[ScheduledSequence] = []
         self.gate = DelayGate(config.delay_factor)
-        self.cutting = Cutting(cut, self.finalize)
+        self.cutting = ImageCropping(cut, self.finalize)
         self.counters = Counters()
         self.emissions: list[Emission] = []
+        self._doubtful = False
         self._deadlines: SortedDict[tuple[float, tuple[int, int]], ScheduledSequence] = SortedDict()
 
     @property
@@ -205,16 +216,22 @@ class SchedulerState:
     def finalize(self, seq: ScheduledSequence, end: End) -> None:
         """End a request. Outstanding operations make the sequence a zombie; their outputs are dropped."""
         assert not seq.finalized, f"I8: {seq} ends twice"
-        seq.finalized = True
+        ended = SequenceEnded(seq, end)
+        seq.finalized = True  # from here on it has ended, whatever fails
+        self.emissions.append(ended)
+        self.counters.finished += 1
+        self.leave(seq)
+
+    def leave(self, seq: ScheduledSequence) -> None:
+        """Remove a finalized sequence from all lists, as far as it is there."""
+        self.surely(self._leave, seq)
+        self.settle(seq)
+
+    def _leave(self, seq: ScheduledSequence) -> None:
         if seq.request.deadline_s is not None and seq.scheduled_s is not None:
             self._deadlines.pop(_deadline(seq), None)
-        if seq.blocks is None:
-            self.waiting.remove(seq)
-        else:
-            self._forget(seq)
-        self.counters.finished += 1
-        self.emissions.append(Ended(seq, end))
-        self.settle(seq)
+        self.waiting.remove(seq)
+        self._forget(seq)
 
     def fail(self, seq: ScheduledSequence, error: Exception) -> None:
         """End a request after an error on the host (in admission, a mask, drafter or launch). Others go on."""
@@ -229,17 +246,22 @@ class SchedulerState:
 
     def settle(self, seq: ScheduledSequence) -> None:
         """Release the row of a finalized or preempted sequence if no operation is outstanding."""
+        self.surely(self._settle, seq)
+
+    def _settle(self, seq: ScheduledSequence) -> None:
         if not seq.is_idle or seq.blocks is None:
             return
         if seq.finalized:
             self.give_back(seq)
         elif seq.preempting:
+            self.waiting.push(seq)
             self._forget(seq)
             self.give_back(seq)
-            self.waiting.push(seq)
 
     def _forget(self, seq: ScheduledSequence) -> None:
-        (self.prefilling if seq in self.prefilling else self.running).remove(seq)
+        for members in (self.prefilling, self.running):
+            if seq in members:
+                members.remove(seq)
 
     def give_back(self, seq: ScheduledSequence) -> None:
         """Cache the committed positions, and release the row, the pages and the adapter slot. If they cannot be
@@ -249,14 +271,21 @@ class SchedulerState:
         try:
             if seq.kv_position > allocation.published:
                 allocation.publish(seq.cached_as(seq.kv_position), seq.kv_position)
-        except Exception:
-            logger.exception("request %s: what it has computed is not cached", seq.request.request_id)
-        allocation.discard()
-        self.adapters.release(seq.adapter_key)
+        except Exception as error:
+            self.doubt(error)
+        self.surely(self._discard, allocation)
+        if seq.adapter_slot:
+            self.surely(self.adapters.release, seq.adapter_key)
+            seq.adapter_slot = 0
         if seq.features:
-            self.forget_images(list(seq.features.values()))
+            self.surely(self.forget_images, list(seq.features.values()))
             seq.features.clear()
-        seq.release()
+        self.surely(seq.release)
+
+    @staticmethod
+    def _discard(allocation: KVAllocation) -> None:
+        if allocation.row:
+            allocation.discard()
 
     def clear(self) -> None:
         """Remove all sequences. Their rows have been released already."""
@@ -264,6 +293,56 @@ class SchedulerState:
         self.running.clear()
         self.waiting = WaitingQueue()
         self._deadlines.clear()
+
+    # ------------------------------------------------------------ faults of the host
+
+    def surely(self, change: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Make a change that may be begun again. It is, if it raises; a second error is the caller's."""
+        try:
+            change(*args, **kwargs)
+        except Exception as error:
+            self.doubt(error)
+            change(*args, **kwargs)
+
+    def doubt(self, error: BaseException) -> None:
+        """Note a fault in something that may have changed the books: `audit` checks them."""
+        if not isinstance(error, (InvalidRequest, AdapterError)):
+            logger.error("a fault while sequences or their pages changed", exc_info=error)
+            self._doubtful = True
+
+    def spoil(self, seq: ScheduledSequence, error: Exception) -> None:
+        """`fail` after a fault that may have come while the request ended."""
+        self.doubt(error)
+        if seq.finalized:
+            self.leave(seq)
+        else:
+            self.fail(seq, error)
+
+    def audit(self) -> bool:
+        """After a fault, check the books of the pages. If they are wrong, all pages are free and nothing is cached
+        from now on, and the sequences with rows start anew; their tokens stay the same. Steps in flight may still
+        use the pages: what later steps write there, they write afterwards. Returns False if the books were
+        wrong."""
+        if not self._doubtful:
+            return True
+        self._doubtful = False
+        right = True
+        try:
+            self.manager.check()
+            self.manager.check_running()
+        except Exception as error:
+            logger.error(
+                "the books of the pages are wrong after a fault: all sequences start anew", exc_info=error
+            )
+            right = False
+            self.manager.reset()
+            self.counters.resets += 1
+        for seq in self.active:
+            if seq.preempting:
+                self.settle(seq)
+            elif not right:
+                self.preempt(seq)
+        return right
 
     # ------------------------------------------------------------ deadlines
 

@@ -10,9 +10,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from petiole.contract.results.outputs import TokenLogprobs
 from petiole.gpu_worker.text.stops import StopMatcher, automaton_of
 from petiole.gpu_worker.text.tokenizer import Tokenizer
-from petiole.outputs import TokenLogprobs
 
 
 class TextPiece(NamedTuple):
@@ -89,7 +89,7 @@ class TextAssembler:
         return text + self._matcher.flush() if self._matcher.stop is None else text
 
 
-class Spelling:
+class TokenTexts:
     """The texts of an output's tokens, one by one, and where each of them is. Owned by one thread. The arguments
     are those of `TextAssembler`."""
 

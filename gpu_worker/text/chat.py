@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from petiole.gpu_worker.errors import InvalidRequest, ModelError
-from petiole.gpu_worker.text import sandbox
+from petiole.gpu_worker.exceptions import InvalidRequest, ModelError
 from petiole.gpu_worker.text.checks import plain_data
+from petiole.gpu_worker.text.foreign import sandbox
+from petiole.gpu_worker.text.foreign.sandbox import TemplateFailed
 from petiole.gpu_worker.text.forms import Forms
-from petiole.gpu_worker.text.sandbox import TemplateFailed
 
 RESERVED_VARIABLES = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}

@@ -2,65 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
-from types import NoneType
-from typing import Any, NamedTuple, Self, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from annotated_types import Ge, Gt, Le, Lt
-
-from petiole.gpu_worker.errors import InvalidRequest, require
+from petiole.gpu_worker.exceptions import InvalidRequest
 
 MAX_DEPTH = 64
-
-_KINDS = {bool: "true or false", int: "a whole number", float: "a finite number"}
-_BOUNDS = {
-    Ge: (operator.ge, "at least"),
-    Gt: (operator.gt, "above"),
-    Le: (operator.le, "at most"),
-    Lt: (operator.lt, "below"),
-}
-
-
-class Bound(NamedTuple):
-    holds: Callable[[Any, Any], bool]
-    words: str
-    limit: float
-
-
-@dataclass(frozen=True, slots=True)
-class Scalar:
-    """The values that a type of `petiole.limits`, or a plain `bool`, `int` or `float`, allows."""
-
-    kind: type
-    bounds: tuple[Bound, ...] = ()
-    optional: bool = False
-
-    @classmethod
-    def of(cls, hint: Any) -> Self | None:
-        """The scalar of a type hint; None if the hint is a list, a mapping or text."""
-        parts = get_args(hint) if NoneType in get_args(hint) else (hint,)
-        kind, *limits = get_args(parts[0]) if hasattr(parts[0], "__metadata__") else (parts[0],)
-        bounds = (Bound(*_BOUNDS[type(limit)], *astuple(limit)) for limit in limits)
-        return cls(kind, tuple(bounds), len(parts) > 1) if kind in _KINDS else None
-
-    def check(self, field: str, value: object) -> None:
-        """Raises InvalidRequest."""
-        if value is None and self.optional:
-            return
-        require(self._is_kind(value), field, f"must be {_KINDS[self.kind]}", value)
-        if not all(bound.holds(value, bound.limit) for bound in self.bounds):
-            words = " and ".join(f"{bound.words} {bound.limit}" for bound in self.bounds)
-            raise InvalidRequest(field, f"must be {words}", value)
-
-    def _is_kind(self, value: Any) -> bool:
-        if isinstance(value, bool) or self.kind is bool:
-            return isinstance(value, bool) and self.kind is bool
-        if self.kind is int:
-            return isinstance(value, int)
-        return isinstance(value, int | float) and -math.inf < value < math.inf  # an int may be beyond all floats
 
 
 def check_text(field: str, text: object) -> str:

@@ -16,16 +16,17 @@ from typing import Any
 
 import tokenizers
 
-from petiole.gpu_worker.errors import InvalidRequest, ModelError
+from petiole.contract.limits import Truncate
+from petiole.gpu_worker.exceptions import InvalidRequest, ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import MAX_VOCAB
 from petiole.gpu_worker.text.chat import ChatTemplate
 from petiole.gpu_worker.text.checks import check_text
-from petiole.gpu_worker.text.control import ControlTokens
+from petiole.gpu_worker.text.control_tokens import ControlTokens
 from petiole.gpu_worker.text.detokenizer import Detokenizer, LibraryDetokenizer, PieceDetokenizer
+from petiole.gpu_worker.text.foreign._tokenizer_process import MAX_ADDED_TOKENS, MAX_PIECE
 from petiole.gpu_worker.text.pieces import TokenPieces, token_pieces
-from petiole.limits import Truncate
 
-_LETTERS_PER_TOKEN = 8
+_CHARACTERS_PER_TOKEN = 8
 _MOST_MISSING = 2**18
 _SURELY = 256  # more tokens than a cut in the text can change
 
@@ -66,6 +67,10 @@ class Tokenizer:
             raise ModelError(f"tokenizer.json: model.vocab and added_tokens {limit}, got {missing}")
         # Control tokens: no text stands for them in an output, unless a request wants to see them.
         added = backend.get_added_tokens_decoder()
+        if len(added) > MAX_ADDED_TOKENS:
+            raise ModelError(f"tokenizer.json: added_tokens must be at most {MAX_ADDED_TOKENS}, got {len(added)}")
+        if (longest := max(map(len, vocab), default=0)) > MAX_PIECE:
+            raise ModelError(f"tokenizer.json: tokens must have at most {MAX_PIECE} letters, got {longest}")
         self.special_token_ids = frozenset(v for v, token in added.items() if token.special)
         eos = self._special_id("eos_token")
         own_eos = frozenset() if eos is None else frozenset([eos])
@@ -205,12 +210,14 @@ class Tokenizer:
     def _check_length(self, field: str, text: str, max_tokens: int) -> None:
         """Check the length by the beginning of a text. Except for a few tokens at the cut, it has as many tokens
         alone as in the whole text, because a token depends only on the text around it."""
-        beginning = text[: _LETTERS_PER_TOKEN * max_tokens + _SURELY]
+        beginning = text[: _CHARACTERS_PER_TOKEN * max_tokens + _SURELY]
         if len(beginning) < len(text):
             count = len(self.backend.encode(beginning, add_special_tokens=False).ids)
             if count > max_tokens + _SURELY:
                 limit = f"must have at most {max_tokens} tokens"
-                raise InvalidRequest(field, limit, f"{count} in the first {len(beginning)} of {len(text)} letters")
+                raise InvalidRequest(
+                    field, limit, f"{count} in the first {len(beginning)} of {len(text)} characters"
+                )
 
     def _token_pieces(self) -> TokenPieces | None:
         tokens = [self.backend.id_to_token(v) for v in range(self.vocab_size)]

@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from petiole.gpu_worker.errors import EngineError, failed
-from petiole.gpu_worker.request.images import PreparedImage, RequestImage
-from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
-from petiole.gpu_worker.threads.pool import ThreadPool
-from petiole.gpu_worker.threads.preparation import Preparer
-from petiole.gpu_worker.threads.text import RequestOutput
-from petiole.gpu_worker.threads.texts import TextInputs
+from petiole.gpu_worker.exceptions import EngineError, failed
+from petiole.gpu_worker.preparation.output import RequestOutput
+from petiole.gpu_worker.preparation.pooling import TextInputs
+from petiole.gpu_worker.preparation.preparation import Preparer
+from petiole.gpu_worker.request.prepared_images import PreparedImage, RequestImage
+from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
+from petiole.gpu_worker.threads.thread_pool import ThreadPool
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 PREPARATION_THREADS = 2

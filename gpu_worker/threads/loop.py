@@ -17,12 +17,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from petiole.gpu_worker.errors import EngineError
+from petiole.gpu_worker.exceptions import EngineError
 from petiole.gpu_worker.request import FinishReason
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
-from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
-from petiole.gpu_worker.scheduling.state import Emission, Ended
+from petiole.gpu_worker.scheduling.state import Emission, SequenceEnded
 from petiole.gpu_worker.scheduling.stopping import Finish
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
@@ -164,7 +164,7 @@ class EngineLoop:
 
     def _trace_ends(self, emissions: list[Emission]) -> None:
         for emission in emissions:
-            if isinstance(emission, Ended):
+            if isinstance(emission, SequenceEnded):
                 history = " ".join(map(str, emission.seq.history()))
                 self._tracer.mark(f"{emission.seq.request.request_id} ended", {"history": history})
 

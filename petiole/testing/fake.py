@@ -26,7 +26,10 @@ from celery.app.trace import build_tracer
 from celery.signals import after_task_publish
 from kombu.exceptions import ChannelError
 
-from petiole.outputs import Timing
+from petiole.contract.requests.count import queue_of
+from petiole.contract.requests.generation import Common
+from petiole.contract.results.outputs import Timing
+from petiole.contract.tasks import COUNT, TASKS
 from petiole.tasks import worker_side
 from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.app.configuration import celery_url
@@ -34,21 +37,18 @@ from petiole.tasks.errors import PetioleError, describe, rebuild
 from petiole.tasks.fleet import reports
 from petiole.tasks.fleet.reports import REPORT_INTERVAL_S, WorkerReport
 from petiole.tasks.record import codec
-from petiole.tasks.requests.counting import queue_of
-from petiole.tasks.requests.names import COUNT, TASKS
-from petiole.tasks.requests.schemas import Common
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.parsing import parse
-from petiole.tasks.submission.taking import offered
+from petiole.tasks.submission.task_body import offered
 from petiole.testing import here, script
-from petiole.testing.script import MODEL, Made, Received, Scripted
-from petiole.testing.stream import Stream
+from petiole.testing.script import MODEL, Received, Scripted, ScriptedOutput
+from petiole.testing.stream import StreamWriter
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
-ANSWERED = TASKS | {COUNT}
+ANSWERED = {*TASKS, COUNT}
 """By name. Celery shares the tasks of other apps, so the registry does not tell them apart."""
 UNREAD_S = 2.0
 """After this time a message in another queue is reported as one that nobody takes."""
@@ -86,12 +86,12 @@ class FakeWorker:
             scripted = self._script.pop(0) if len(self._script) > 1 else self._script[0]
         return script.answer_of(scripted, received)
 
-    def run(self, request: Common, task_id: str, name: str, stream: Stream | None) -> _Outcome:
+    def run(self, request: Common, task_id: str, name: str, stream: StreamWriter | None) -> _Outcome:
         """Answer a task."""
         began = time.monotonic()
         received = Received(name, task_id, request.model_dump(exclude_unset=True), request)
         answer = self._next(received)
-        made = Made(received, answer)
+        made = ScriptedOutput(received, answer)
         asked = getattr(request, "max_tokens", None)  # or "rest", or no such field
         most = asked if isinstance(asked, int) else script.CONTEXT
         if stream is not None:
@@ -122,7 +122,7 @@ class FakeWorker:
         return _Outcome(result, None)
 
     @staticmethod
-    def _revoked(stream: Stream) -> _Outcome:
+    def _revoked(stream: StreamWriter) -> _Outcome:
         stream.finish({"finish_reason": "cancelled", "stop_reason": "revoked"})
         return _Outcome(None, None)
 
@@ -248,7 +248,7 @@ class _Loop:
 
     def _outcome(self, name: str, headers: Mapping[str, Any], args: Any, kwargs: Any) -> _Outcome:
         ttl_s = settings().stream_ttl_s
-        stream = Stream(connections.streams(), headers["id"], MODEL, headers.get("retries") or 0, ttl_s)
+        stream = StreamWriter(connections.streams(), headers["id"], MODEL, headers.get("retries") or 0, ttl_s)
         if stream.record is not None:  # submitted a second time, or retried
             if "error" in stream.record:
                 return _Outcome(None, rebuild(stream.record["error"]))

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 
-from petiole.tasks.app import two_apps
+from petiole.tasks.app import interop
 from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.app.configuration import celery_url, configuration
 from petiole.tasks.servers import connections
@@ -42,11 +42,11 @@ def submitting(queue: str, changed: Mapping[str, object]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in temporary}
     os.environ.update(temporary)
     _read_again()
-    outer, two_apps.covered = two_apps.covered, True
+    outer, interop.covered = interop.covered, True
     try:
         yield
     finally:
-        two_apps.covered = outer
+        interop.covered = outer
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from petiole.outputs import Prepared, Usage
-from petiole.tasks.requests.counting import CountRequest
-from petiole.tasks.requests.results import FinishReason, Reasoning, ToolCall
-from petiole.tasks.requests.schemas import Common
+from petiole.contract.requests.count import CountRequest
+from petiole.contract.requests.generation import Common
+from petiole.contract.results.outputs import Prepared, Usage
+from petiole.contract.results.task_result import FinishReason, Reasoning, ToolCall
+from petiole.contract.tasks import TASKS
 from petiole.tasks.templates import message
 from petiole.tasks.templates.formats import FAMILIES
 
@@ -98,7 +99,7 @@ def tokens_of(text: str) -> list[int]:
 
 
 @dataclass
-class Made:
+class ScriptedOutput:
     """An output. `codec.result` reads its fields."""
 
     received: Received
@@ -131,9 +132,9 @@ class Made:
 
     def shown(self) -> dict[str, Any]:
         """The fields of the result that follow from its text."""
-        task, skill = self.received.task_id, self.received.name.rpartition(".")[2]
+        task, field = self.received.task_id, TASKS[self.received.name].answers
         if not self.scripted.divided:
-            return {{"query": "answer", "caption": "caption"}[skill]: self.text} if skill in _SKILLS else {}
+            return {field: self.text} if field in _IN_WORDS else {}
         read = message.read(_FORMAT, self.text, tools=self.scripted.tools)
         calls = [
             ToolCall(index=at, id=message.call_id(task, at), name=call.name, arguments=call.arguments)
@@ -143,7 +144,7 @@ class Made:
         return {"content": read.content, **({"tool_calls": calls} if calls else {}), **thought}
 
 
-_SKILLS = ("query", "caption")
+_IN_WORDS = ("answer", "caption")
 
 
 def count(request: CountRequest) -> dict[str, Any]:

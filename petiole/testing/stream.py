@@ -11,26 +11,26 @@ from typing import Any
 
 import redis
 
-from petiole.outputs import Delta, Prepared
+from petiole.contract.results.outputs import Delta, Prepared
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.record import codec, scripts
-from petiole.tasks.record.codec import Written
-from petiole.tasks.record.scripts import Publish
+from petiole.tasks.record.codec import LoggedOutput
+from petiole.tasks.record.scripts import PublishReply
 
 
-class Stream:
+class StreamWriter:
     """`attempt`: 0 if the task is finished. `record`: how. `cancelled`: the cancel flag is set."""
 
     def __init__(self, client: redis.Redis, task_id: str, model: str, retries: int, ttl_s: int) -> None:
         self._keys, self._ttl_ms = stream_keys(task_id), 1000 * ttl_s
         self._publish = scripts.load(client, "publish")
-        keys = [self._keys.log, self._keys.state, self._keys.completion]
+        keys = self._keys.of_begin
         call = uuid.uuid4().hex
         [reply] = scripts.load(client, "begin")(keys, [self._ttl_ms, model, 1, call, retries, call, 0])
         attempt, _, cancel, _, _, done, entries = reply
         self.attempt, self.cancelled = int(attempt), bool(cancel)
         self.record: dict[str, Any] | None = None if self.attempt else json.loads(done)
-        self.written = Written.of(entries)
+        self.written = LoggedOutput.of(entries)
         self._opening, self._entries = codec.opening(task_id, self.attempt), len(entries)
         self.end = len(self.written.token_ids)
 
@@ -53,8 +53,11 @@ class Stream:
     def _write(self, payload: str, operations: str, *, value: str = "", prepared: str = "") -> None:
         keys = self._keys
         delta = [self.attempt, self._entries, payload, keys.channel]
-        reply = self._publish([keys.log, keys.state], [self._ttl_ms, 1, *delta, 0, operations, value, prepared])
+        looks = [keys.asked] if "look" in operations.split() else []
+        reply = self._publish(
+            [keys.log, keys.state, *looks], [self._ttl_ms, 1, *delta, 0, operations, value, prepared]
+        )
         code = reply[1] if reply else 0
-        if code in (Publish.STALE, Publish.GAP, Publish.DAMAGED):
+        if code in (PublishReply.STALE, PublishReply.GAP, PublishReply.DAMAGED):
             raise RuntimeError(f"petiole.testing: another worker, or a test, has written to {keys.log}")
-        self.cancelled = self.cancelled or code == Publish.FLAGGED
+        self.cancelled = self.cancelled or code == PublishReply.FLAGGED

@@ -35,7 +35,7 @@ def load(folder: Path) -> tuple[BertModel, Tokenizer]:
 
 
 def vectors(model: BertModel, tokenizer: Tokenizer, texts: Sequence[str], size: int = SIZES[0]) -> Rows:
-    """Of length 1."""
+    """The vectors of the texts, of length 1."""
     with torch.inference_mode():
         found: Rows = functional.normalize(embedded(model, tokenizer, list(texts))[:, :size], dim=-1).numpy()
     return found

@@ -14,7 +14,7 @@ from random import Random
 from typing import Literal
 
 from training.embed.concepts import ACTIONS, ANSWERS, EVENTS, SENSE, THINGS, TOPICS, WISHES
-from training.words import CITIES, NAMES, WORDS
+from training.text.words import CITIES, NAMES, WORDS
 
 Split = Literal["train", "held-out"]
 HELD_OUT_ONE_IN = 8

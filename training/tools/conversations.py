@@ -1,7 +1,7 @@
 """Conversations with tools: a question, the calls that it needs, their results, and the answer from these.
 
 The names of tools and parameters vary, so that the model reads the list of tools and does not know it by heart. As
-for `training.skills`, the *key* of a question, which is a city or two numbers, alone decides the split.
+for `training.text.skills`, the *key* of a question, which is a city or two numbers, alone decides the split.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from training import dialogue, skills, words
-from training.skills import Split, split_of
+from training.text import dialogue, skills, words
+from training.text.skills import Split, split_of
 
 Call = tuple[str, dict[str, Any]]
 NO_TOOL = "I have no tool for this."
@@ -111,7 +111,7 @@ class Toolbox:
         return cls(weather, city, product, factors)
 
     def listed(self, rng: Random, names: Sequence[str]) -> dict[str, Sequence[str]]:
-        """Those of `names`, and sometimes others, in any order."""
+        """The tools of `names`, and sometimes others, in any order."""
         every: dict[str, Sequence[str]] = {self.weather: (self.city,), self.product: self.factors}
         chosen = [(name, every[name]) for name in names]
         if rng.random() < 0.25:

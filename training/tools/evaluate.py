@@ -36,7 +36,7 @@ def turns(skill: str, count: int, seed: int = SEED) -> list[tuple[str, str]]:
 
 
 def wrong(model: Qwen3, tokenizer: Tokenizer, asked: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Those that are answered otherwise, with the answers."""
+    """The prompts that the model answers otherwise, with its answers."""
     prompts = [tokenizer.encode(before).ids for before, _ in asked]
     answers = greedy(model, prompts, LONGEST_TURN)
     texts = [tokenizer.decode(ids, skip_special_tokens=False) for ids in answers]

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from training.dialogue import IM_END, IM_START, Piece
+from training.text.dialogue import IM_END, IM_START, Piece
 
 CHAT_TEMPLATE = (
     "{%- if tools %}"

@@ -12,11 +12,11 @@ from random import Random
 import torch
 from tokenizers import Tokenizer
 
-from training.data import MAX_ROW_TOKENS, Row, row_of
-from training.data import draw_row as draw_skill
 from training.decode import load_folder
 from training.export import MODEL_FOLDER
-from training.skills import DRAWS as SKILLS
+from training.text.data import MAX_ROW_TOKENS, Row, row_of
+from training.text.data import draw_row as draw_skill
+from training.text.skills import DRAWS as SKILLS
 from training.tools.conversations import DRAWS, draw, joined
 from training.tools.template import pieces
 from training.train import MATRIX_LR, OTHER_LR, Progress, arguments, go_on, load_model

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from petiole.gpu_worker import Delta, Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.models.checkpoint.safetensors import Checkpoint
 from petiole.gpu_worker.models.moondream.crops import CropGeometry, Crops, cropped
-from petiole.gpu_worker.request.images import ImagePlace, PreparedImage
+from petiole.gpu_worker.request.prepared_images import ImagePlace, PreparedImage
 from training.vision import tokens
 from training.vision.card import card
 from training.vision.pictures import Question, Shape, ask_all, draw_scene, paint
@@ -68,7 +68,7 @@ def overlap(box: tuple[float, float, float, float], shape: Shape) -> float:
 
 
 def overlaps(answer: Answer, shapes: Sequence[Shape]) -> list[float]:
-    """Of each shape with the box in its place; 0 for a missing one and for one too many."""
+    """The overlap of each shape with the box in its place; 0 for a missing one and for one too many."""
     boxes = answer.boxes()
     return [
         overlap(boxes[k], shapes[k]) if k < min(len(boxes), len(shapes)) else 0.0

@@ -121,7 +121,7 @@ def cells(scene: Scene, grid: int) -> list[int]:
 
 
 def number_of(shape: Shape) -> int:
-    """Of its colour and kind, from 1."""
+    """The number of the shape's colour and kind, from 1."""
     return 1 + list(COLORS).index(shape.color) * len(KINDS) + KINDS.index(shape.kind)
 
 

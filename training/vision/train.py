@@ -84,7 +84,8 @@ def geometry_of(shape: Shape) -> CropGeometry:
 
 
 def draw_batch(tokenizer: Tokenizer, rng: Random, shape: Shape, n: int) -> Batch:
-    """Of even seeds: the odd ones are held out. Of two scenes the one with more shapes, which teaches more."""
+    """A batch of even seeds: the odd ones are held out. Of two scenes the batch has the one with more shapes,
+    which teaches more."""
     geometry = geometry_of(shape)
     size = picture_size(rng, geometry, rng.random() < LARGE_SHARE)
     crops, rows, kinds = [], list[list[Row]](), list[list[str]]()
@@ -174,8 +175,8 @@ def seen(found: Tensor, batch: Batch) -> Tensor:
 
 
 def off(found: Tensor, wanted: Tensor) -> Tensor:
-    """Of logits [n, k, bins] for bins [n, k]: cross entropy to a near miss' share, above the least possible, and
-    the distance of what is expected."""
+    """Two losses of logits [n, k, bins] for bins [n, k]: cross entropy to a near miss' share, above the least
+    possible, and the distance of the expected bin."""
     shares = nearby(wanted.flatten(), found.shape[-1])
     chances = found.flatten(0, 1).log_softmax(-1)
     expected = (chances.exp() * torch.arange(found.shape[-1])).sum(-1)

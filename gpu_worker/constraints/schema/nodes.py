@@ -1,6 +1,6 @@
 """What a JSON schema allows, as data.
 
-A schema is a `Node`. Keywords beside each other, such as `properties` beside `anyOf`, are a `Both`: they hold
+A schema is a `Node`. Keywords beside each other, such as `properties` beside `anyOf`, are an `AllOf`: they hold
 together. `meeting` turns every node into alternatives of one type each, the `Shape`s. Nodes are compared by what
 they allow, so equal parts of a schema share their rules in the grammar.
 """
@@ -24,7 +24,7 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class Either:
+class AnyOf:
     """Values that one of the options allows. `exclusive`: exactly one (`oneOf`); `place` is the keyword's path."""
 
     options: tuple[Node, ...]
@@ -33,7 +33,7 @@ class Either:
 
 
 @dataclass(frozen=True, slots=True)
-class Both:
+class AllOf:
     """Values that all parts allow."""
 
     parts: tuple[Node, ...]
@@ -114,8 +114,8 @@ class Object:
 
 
 Shape = Null | Boolean | Number | String | Array | Object
-Node = Anything | Reference | Either | Both | Shape
+Node = Anything | Reference | AnyOf | AllOf | Shape
 
 ANYTHING = Anything()
-NOTHING = Either(())
+NOTHING = AnyOf(())
 SHAPES: tuple[Shape, ...] = (Null(), Boolean(), Number(), String(), Array(), Object())

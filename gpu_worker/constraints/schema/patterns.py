@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 
 from llguidance import LLMatcher, LLTokenizer, regex_to_lark
 
-from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.exceptions import InvalidRequest
 
 MAX_REPEATS = 10_000
 """Maximum count in a regular expression's `{n,m}`, because the cost of masks grows with it."""

@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from petiole.gpu_worker.constraints.schema import keys, numbers, patterns
-from petiole.gpu_worker.constraints.schema.meeting import Meeting, item_at
+from petiole.gpu_worker.constraints.schema import numbers, object_keys, patterns
+from petiole.gpu_worker.constraints.schema.intersection import Intersection, item_at
 from petiole.gpu_worker.constraints.schema.nodes import (
+    AllOf,
+    AnyOf,
     Anything,
     Array,
     Boolean,
-    Both,
-    Either,
     KeyRules,
     Node,
     Null,
@@ -23,7 +23,7 @@ from petiole.gpu_worker.constraints.schema.nodes import (
     String,
 )
 from petiole.gpu_worker.constraints.schema.rules import MAX_SYMBOLS, Raw, Repeated, Rule, Rules, Symbol, Terminal
-from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.exceptions import InvalidRequest
 
 WHITESPACE = r"\n?[ ]{0,16}"
 """Whitespace between the parts of a JSON value: enough for compact and indented output, but limited, so that a
@@ -43,7 +43,7 @@ class Writer:
     def __init__(self, field: str, resolve: Callable[[str], Node]) -> None:
         self._field = field
         self._resolve = resolve
-        self._meeting = Meeting(field, resolve)
+        self._meeting = Intersection(field, resolve)
         self._rules = Rules()
         self._of: dict[Node, Rule] = {}
 
@@ -71,10 +71,10 @@ class Writer:
                 return [(_library({}),)]
             case Reference(pointer):
                 return [(self._rule(self._resolve(pointer)),)]
-            case Either(options):
+            case AnyOf(options):
                 self._meeting.check_exclusive(node)
                 return self._any_of(options)
-            case Both():
+            case AllOf():
                 return self._any_of(self._meeting.shapes(node))
         return self._any_of((node,))
 
@@ -101,7 +101,7 @@ class Writer:
                 case String(values=None):
                     alternatives += [(_library(one),) for one in self._strings(option)]
                 case String():
-                    scalars += [json.dumps(keys.quoted(value)) for value in self._values(option)]
+                    scalars += [json.dumps(object_keys.quoted(value)) for value in self._values(option)]
                 case Array():
                     alternatives += self._array(option)
                 case Object():
@@ -183,7 +183,7 @@ class Writer:
                 case Boolean(truths):
                     values += [f'"{json.dumps(value)}"' for value in sorted(truths)]
                 case String(values=tuple()):
-                    values += [json.dumps(keys.quoted(value)) for value in self._values(shape)]
+                    values += [json.dumps(object_keys.quoted(value)) for value in self._values(shape)]
                 case Number() if (
                     (number := numbers.normal(shape)) and number.low is not None and number.low == number.high
                 ):
@@ -227,7 +227,7 @@ class Writer:
         entries: list[tuple[tuple[Symbol, ...], bool]] = []
         for name, node in zip(allowed, self._meeting.values_of(shape.rules, allowed), strict=True):
             value = self._rule(node)
-            key = Terminal(json.dumps(keys.quoted(name)))
+            key = Terminal(json.dumps(object_keys.quoted(name)))
             entries.append(((key, _COLON, value), name in required))
         free = None
         if not any(rule.values is not None for rule in names):
@@ -251,7 +251,7 @@ class Writer:
 
     def _free(self, rules: Sequence[KeyRules], names: Sequence[String], taken: Sequence[str]) -> Rule:
         rule = self._rules.new()
-        for key, value in keys.free_keys(self._field, rules or (KeyRules(),), names, taken):
+        for key, value in object_keys.free_keys(self._field, rules or (KeyRules(),), names, taken):
             self._add(rule, key, _COLON, self._rule(value))
         return rule
 

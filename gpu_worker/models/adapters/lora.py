@@ -17,13 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.errors import AdapterError, ModelError
+from petiole.gpu_worker.exceptions import AdapterError, ModelError
+from petiole.gpu_worker.models.adapters.files import ADAPTER_FILES
 from petiole.gpu_worker.models.checkpoint.configuration import read_json
 from petiole.gpu_worker.models.checkpoint.safetensors import SafetensorsFile
 from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.models.weights.names import LINEARS, LLAMA, LinearName, Names
-
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 _TENSOR = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight$")
 _WRAPPERS = re.compile(r"^(?:base_model\.model\.)*")
@@ -31,7 +30,6 @@ _UNSUPPORTED = (
     "use_dora",
     "modules_to_save",
     "lora_bias",
-    "fan_in_fan_out",
     "layer_replication",
     "alora_invocation_tokens",
 )
@@ -44,7 +42,7 @@ _CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LoraTarget:
     """A part of one of a layer's products: for example, of "qkv" part 1 are the keys."""
 
     layer: int
@@ -52,7 +50,7 @@ class Place:
     part: int
 
 
-Pairs = Mapping[Place, tuple[Tensor, Tensor]]
+Pairs = Mapping[LoraTarget, tuple[Tensor, Tensor]]
 """A [r, in] and B [out, r], with the scale in it."""
 
 
@@ -140,24 +138,22 @@ def read_adapter(
 
 def _rank_and_scale(name: str, raw: Mapping[str, Any], max_rank: int) -> tuple[int, float]:
     if str(raw.get("peft_type", "LORA")).upper() != "LORA":
-        raise AdapterError(f"adapter {name}: peft_type must be LORA, got {raw['peft_type']}")
+        raise AdapterError(f"adapter {name}: peft_type must be LORA")
     used = [key for key in _UNSUPPORTED if raw.get(key)]
     if used or str(raw.get("bias", "none")) != "none":
         raise AdapterError(f"adapter {name}: {', '.join(used) or 'bias'} is not supported")
-    start = str(raw.get("init_lora_weights")).lower()
-    if start.startswith(_CHANGE_BASE):
+    start = next((one for one in _CHANGE_BASE if str(raw.get("init_lora_weights")).lower().startswith(one)), None)
+    if start is not None:
         raise AdapterError(
             f"adapter {name}: init_lora_weights {start} changes the base weights; save it converted to plain LoRA "
             "(path_initial_model_for_weight_conversion)"
         )
     rank, alpha = raw.get("r"), raw.get("lora_alpha", raw.get("r"))
     if not isinstance(rank, int) or isinstance(rank, bool):
-        raise AdapterError(f"adapter {name}: r must be a whole number, got {rank!r}")
+        raise AdapterError(f"adapter {name}: r must be a whole number")
     number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
     if not number or not abs(alpha) <= _MAX_ALPHA:
-        raise AdapterError(
-            f"adapter {name}: lora_alpha must be a number to {_MAX_ALPHA:g}, got {str(alpha)[:100]}"
-        )
+        raise AdapterError(f"adapter {name}: lora_alpha must be a number to {_MAX_ALPHA:g}")
     if not 1 <= rank <= max_rank:
         raise AdapterError(f"adapter {name}: rank must be 1 to {max_rank} (lora_max_rank), got {rank}")
     return rank, alpha / (rank**0.5 if raw.get("use_rslora") else rank)
@@ -177,17 +173,19 @@ def _check_patterns(name: str, raw: Mapping[str, Any], modules: Sequence[str]) -
 
 def _read_weights(
     name: str, file: SafetensorsFile, model: AdaptedModel, rank: int, scale: float
-) -> dict[Place, tuple[Tensor, Tensor]]:
+) -> dict[LoraTarget, tuple[Tensor, Tensor]]:
     found: dict[str, dict[str, Tensor]] = {}
     stored: dict[str, StoredPart] = {}
     for key in file.entries:
         match = _TENSOR.match(key)
-        place = None if match is None else model.find(match[1])
+        if match is None:  # its name may be anything
+            raise AdapterError(f"adapter {name}: a tensor is no lora_A.weight and no lora_B.weight")
+        place = model.find(match[1])
         if place is None and ".experts" in key:
             raise AdapterError(
                 f"adapter {name}: {key} changes experts, which adapters cannot (known: {model.known})"
             )
-        if match is None or place is None:
+        if place is None:
             raise AdapterError(f"adapter {name}: {key} fits nothing in this model (known: {model.known})")
         expected = (rank, place.inputs) if match[2] == "A" else (sum(place.outputs), rank)
         tensor = file.tensor(key).float().clone()
@@ -198,18 +196,20 @@ def _read_weights(
     halves = [module for module, pair in found.items() if len(pair) != 2]
     if halves or not found:
         raise AdapterError(f"adapter {name}: lora_A or lora_B is missing for {halves or 'every layer'}")
-    weights: dict[Place, tuple[Tensor, Tensor]] = {}
+    weights: dict[LoraTarget, tuple[Tensor, Tensor]] = {}
     for module, pair in found.items():
         place, what = stored[module], f"{module.rpartition('.')[2]} of layer {stored[module].layer}"
         if not all(bool(torch.isfinite(tensor).all()) for tensor in (pair["A"], pair["B"] * scale)):
             raise AdapterError(f"adapter {name}: {what} must have finite numbers, got inf or NaN")
         of_parts = torch.split(pair["B"] * scale, list(place.outputs))
         for part, b in zip(place.parts, of_parts, strict=True):
-            weights[Place(place.layer, place.linear, part)] = (pair["A"], b)
+            weights[LoraTarget(place.layer, place.linear, part)] = (pair["A"], b)
     return weights
 
 
-def _packed(weights: Pairs, dtype: torch.dtype, pinned: bool) -> tuple[dict[Place, tuple[Tensor, Tensor]], Tensor]:
+def _packed(
+    weights: Pairs, dtype: torch.dtype, pinned: bool
+) -> tuple[dict[LoraTarget, tuple[Tensor, Tensor]], Tensor]:
     """`Adapter.weights` and `Adapter.flat`, in another type."""
     sizes = [-(-tensor.numel() // _ALIGNED) * _ALIGNED for pair in weights.values() for tensor in pair]
     flat = torch.zeros(sum(sizes), dtype=dtype, pin_memory=pinned)

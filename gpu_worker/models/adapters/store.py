@@ -15,8 +15,9 @@ from typing import TypeVar
 
 import torch
 
-from petiole.gpu_worker.errors import AdapterError, ModelError
-from petiole.gpu_worker.models.adapters.lora import ADAPTER_FILES, AdaptedModel, Adapter, read_adapter
+from petiole.gpu_worker.exceptions import AdapterError, ModelError
+from petiole.gpu_worker.models.adapters.files import ADAPTER_FILES
+from petiole.gpu_worker.models.adapters.lora import AdaptedModel, Adapter, read_adapter
 from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 
 K = TypeVar("K")

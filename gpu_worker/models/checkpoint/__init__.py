@@ -1,11 +1,13 @@
 """Reading a checkpoint's files.
 
-finding        finds a checkpoint, in a folder or on the hub, and identifies it
-opening        its configuration, whatever the files are
-gguf/          GGUF files, llama.cpp's
-configuration  its JSON files
+finding                finds a checkpoint, in a folder or on the hub, and identifies it
+opening                its configuration, whatever the files are
+gguf/                  GGUF files, llama.cpp's
+class_defaults         what config.json leaves out
+configuration          its JSON files
 sentence_transformers  the files beside it that say how texts are pooled
-formats        recognises checkpoints in formats that are not read, and refuses them by name
-of_tokens      the files beside it of what BGE-M3 makes of tokens
-safetensors    its tensors, mapped into memory
+unsupported            recognises checkpoints in formats that are not read, and refuses them by name
+bge_m3                 the files beside it of what BGE-M3 makes of tokens
+codes                  what four-bit codes stand for
+safetensors            its tensors, mapped into memory
 """

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.exceptions import ModelError
 
 JsonObject = Mapping[str, Any]
 
 MAX_VOCAB = 2**24
 """A limit far above every model."""
+MAX_BYTES = 2**27
+"""Of a file of text: tokenizer.json may have 40 MB."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -30,12 +33,36 @@ def read_list(path: Path) -> list[dict[str, Any]]:
     return loaded
 
 
-def _loaded(path: Path) -> Any:
+def read_text(path: Path) -> str:
+    """A file of text. Raises ModelError."""
+    check_file(path, MAX_BYTES)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from None
+
+
+def check_file(path: Path, most: int | None = None) -> None:
+    """Raises ModelError for what is no ordinary file, since a pipe or a device has no end, and for more bytes than
+    `most`."""
+    try:
+        found = path.stat()
     except FileNotFoundError:
         raise ModelError(f"{path.parent} has no {path.name}") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise ModelError(f"{path} must be a file, got {stat.filemode(found.st_mode)}")
+    if most is not None and found.st_size > most:
+        raise ModelError(f"{path} must have at most {most} bytes, got {found.st_size}")
+
+
+def _loaded(path: Path) -> Any:
+    try:
+        return json.loads(read_text(path))
+    except ValueError as error:
+        if isinstance(error, ModelError):
+            raise
         raise ModelError(f"{path} cannot be read: {error}") from None
     except RecursionError:
         raise ModelError(f"{path} cannot be read: it is nested too deep") from None

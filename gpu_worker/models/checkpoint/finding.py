@@ -1,18 +1,22 @@
 """Finds a checkpoint, opens and identifies it. A model's name is a folder, a GGUF file, a model that ships with
-the project (`SHIPPED`) or a Hugging Face hub id.
+the project (`SHIPPED`) or a Hugging Face hub id. `:Q4_K_M` behind a folder or an id means its GGUF file of this
+name.
 """
 
 from __future__ import annotations
 
 import atexit
+import glob
 import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
-from petiole.gpu_worker.errors import MachineError, ModelError
-from petiole.gpu_worker.models.checkpoint import formats
+from petiole.gpu_worker.exceptions import MachineError, ModelError
+from petiole.gpu_worker.models.checkpoint import unsupported
+from petiole.gpu_worker.models.checkpoint.gguf import choosing
 from petiole.gpu_worker.models.checkpoint.gguf.tensors import GgufTensors
 from petiole.gpu_worker.models.checkpoint.opening import config_of, is_gguf
 from petiole.gpu_worker.models.checkpoint.safetensors import DTYPES, Checkpoint
@@ -23,57 +27,110 @@ SHIPPED = {
     "petiole-tiny-tools": "petiole_tiny/tools",
     "petiole-tiny-vision": "petiole_tiny_vision",
 }
-"""Their folders in `models`, by their names."""
+"""Their folders in a checkout's `models`, and in the package `petiole_models` of a release, by their names."""
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+CONFIGURATION = [
+    "config.json",
+    "modules.json",
+    "*/config.json",
+    "*sentence_transformers.json",
+    "*bert_config.json",
+]
+"""What says how a model is computed."""
 _HUB_COPIES = ["consolidated*.safetensors", "original/*", "onnx/*"]
 """Files on the hub that are not downloaded: copies of the weights in other formats."""
 _VOLATILE_KEYS = frozenset({"transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"})
 
 
-def resolve_model(model: str, revision: str | None = None, *, download: bool = True) -> Path:
+def resolve_model(
+    model: str, revision: str | None = None, *, download: bool = True, files: list[str] = _HUB_FILES
+) -> Path:
     """The local folder of a model, or its GGUF file. Downloads it from the hub if needed. download False: takes
-    what the hub's cache has of it.
+    what the hub's cache has of it. files: patterns of what is downloaded.
 
     Respects HF_TOKEN, HF_HOME and HF_HUB_OFFLINE, like huggingface_hub.
     """
     if model in SHIPPED:
-        return Path(__file__).parent.parent / SHIPPED[model]
+        return _shipped(model)
+    place, wanted = model, ""
     try:
-        path = Path(model).expanduser()
+        if not Path(model).expanduser().exists():
+            place, wanted = choosing.parted(model)
+        path = Path(place).expanduser()
         if path.is_dir():
-            return formats.readable(path)
-        if path.is_file():
-            return formats.readable_file(path)
+            return unsupported.readable(path, wanted)
+        if path.is_file() and not wanted:
+            return unsupported.readable_file(path)
     except (
         OSError,
         RuntimeError,
     ) as error:  # an unreadable folder, a name that is too long, the "~" of an unknown user
         raise ModelError(f"model folder {model}: {error}") from error
-    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
-        raise ModelError(f"model folder {model} does not exist")
-    return _download(model, revision) if download else _cached(model, revision)
+    if path.is_absolute() or place.startswith((".", "~")) or place.count("/") > 1:
+        raise ModelError(f"model folder {place} does not exist")
+    return _download(place, revision, wanted, files) if download else _cached(place, revision, wanted)
 
 
-def _download(model: str, revision: str | None) -> Path:
+def _shipped(model: str) -> Path:
+    homes = [Path(__file__).parent.parent]
+    if released := find_spec("petiole_models"):
+        homes += map(Path, released.submodule_search_locations or ())
+    for folder in (home / SHIPPED[model] for home in homes):
+        if folder.is_dir():
+            return folder
+    raise MachineError(f"model {model} is not installed: pip install petiole-models")
+
+
+def _download(model: str, revision: str | None, wanted: str, files: list[str]) -> Path:
+    """wanted: see `gguf.choosing`. Of a repository without safetensors only one GGUF file is downloaded, and none
+    if `files` are no weights."""
     from huggingface_hub import snapshot_download
 
     atexit.register(_remove_unfinished_downloads)
+    where = f"{model}@{revision}" if revision else model
     try:
-        found = snapshot_download(model, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES)
+        if not wanted:
+            found = Path(
+                snapshot_download(model, revision=revision, allow_patterns=files, ignore_patterns=_HUB_COPIES)
+            )
+            complete = files is not _HUB_FILES or any(found.glob("*.safetensors"))
+            if complete or not (names := _ggufs(model, revision, where, wanted)):
+                return unsupported.readable(found)
+        else:
+            names = _ggufs(model, revision, where, wanted)
+        patterns = [glob.escape(name) for name in names]
+        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns)) / names[0]
+    except ModelError:
+        raise
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        where = f"{model}@{revision}" if revision else model
         raise MachineError(
             f"model {where} is not a local folder, and the hub does not provide it: {reason}"
         ) from error
-    return formats.readable(Path(found))
 
 
-def _cached(model: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
+def _ggufs(model: str, revision: str | None, where: str, wanted: str) -> list[str]:
+    """The files of the one GGUF model of a repository; none if it has no such files. If the hub cannot be asked,
+    they are those in its cache."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.hf_api import RepoFile
 
     try:
-        return formats.readable(Path(snapshot_download(model, revision=revision, local_files_only=True)))
+        listed = [*HfApi().list_repo_tree(model, recursive=True, revision=revision)]
+        sizes = {one.path: one.size for one in listed if isinstance(one, RepoFile)}
+    except HfHubHTTPError:
+        raise
+    except Exception:  # offline, by a setting or by a network that is down
+        folder = _in_cache(model, revision)
+        found = choosing.in_folder(folder, wanted)
+        return [] if found is None else [str(one.relative_to(folder)) for one in choosing.pieces_of(found)]
+    return choosing.choose(f"model {where}", sizes, wanted)
+
+
+def _cached(model: str, revision: str | None, wanted: str) -> Path:
+    try:
+        return unsupported.readable(_in_cache(model, revision), wanted)
     except ModelError:
         raise
     except Exception as error:
@@ -81,6 +138,13 @@ def _cached(model: str, revision: str | None) -> Path:
             f"model {model} must be a local folder or in the hub's cache: `hf download {model} config.json` "
             f"fetches its configuration alone"
         ) from error
+
+
+def _in_cache(model: str, revision: str | None) -> Path:
+    """The folder of the hub's cache with what was downloaded of a repository. It need not be everything."""
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(model, revision=revision, local_files_only=True, allow_patterns=[]))
 
 
 def _remove_unfinished_downloads() -> None:
@@ -98,7 +162,8 @@ def _remove_unfinished_downloads() -> None:
 
 def open_checkpoint(model: Path, modules: Sequence[str] = ()) -> Checkpoint:
     """The tensors of a folder or of a GGUF file. modules: see `Checkpoint`. Raises ModelError."""
-    return Checkpoint(model, [GgufTensors(model)] if is_gguf(model) else (), modules)
+    pieces = [GgufTensors(piece) for piece in choosing.pieces_of(model)] if is_gguf(model) else ()
+    return Checkpoint(model, pieces, modules)
 
 
 def fingerprint(folder: Path, modules: Sequence[str] = (), more: str = "") -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from petiole.gpu_worker.models.checkpoint import configuration
+from petiole.gpu_worker.models.checkpoint.class_defaults import class_end_tokens
 from petiole.gpu_worker.models.checkpoint.gguf import config
 
 
@@ -20,7 +21,11 @@ def config_of(model: Path) -> dict[str, Any]:
 
 
 def end_token_ids(model: Path) -> frozenset[int]:
-    """The EOS token ids. Raises ModelError."""
+    """The EOS token ids; if no file names any, those of its class. Raises ModelError."""
     if is_gguf(model):
         return frozenset(configuration.token_ids(model, config.config_of(model)["eos_token_id"]))
-    return configuration.end_token_ids(model)
+    if found := configuration.end_token_ids(model):
+        return found
+    path = model / "config.json"
+    raw = configuration.read_json(path) if path.exists() else {}
+    return frozenset(configuration.token_ids(path, class_end_tokens(raw)))

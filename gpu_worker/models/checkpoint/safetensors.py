@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.exceptions import ModelError
+from petiole.gpu_worker.models.checkpoint.configuration import check_file, read_json
 
 DTYPES = {
     "F64": torch.float64,
@@ -46,14 +47,14 @@ _MAX_SIZE = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     dtype: str
     shape: tuple[int, ...]
     start: int
     end: int
 
 
-def _entry(raw: Any, data: int) -> Entry:
+def _entry(raw: Any, data: int) -> TensorEntry:
     """The header's entry for a tensor. `data`: the byte from which offsets count. Raises ValueError for an
     impossible entry."""
     shape, offsets = raw["shape"], raw["data_offsets"]
@@ -66,7 +67,7 @@ def _entry(raw: Any, data: int) -> Entry:
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         limit = f"two whole numbers from 0 to {_MAX_SIZE} in order"
         raise ValueError(f"data_offsets must be {limit}, got {_shown(offsets)}")
-    entry = Entry(named, tuple(shape), *(data + offset for offset in offsets))
+    entry = TensorEntry(named, tuple(shape), *(data + offset for offset in offsets))
     dtype = STORED_DTYPES.get(entry.dtype)
     n_bytes = entry.end - entry.start
     if dtype is not None and math.prod(entry.shape) * dtype.itemsize != n_bytes:
@@ -89,7 +90,7 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {said if len(said) <= 400 else said[:400] + '…'}"
 
 
-def _check_disjoint(entries: dict[str, Entry]) -> None:
+def _check_disjoint(entries: dict[str, TensorEntry]) -> None:
     """Raises ValueError if two tensors share bytes."""
     inside = sorted((entry.start, entry.end, name) for name, entry in entries.items() if entry.end > entry.start)
     for (_, end, name), (start, _, other) in pairwise(inside):
@@ -102,7 +103,7 @@ class TensorFile(ABC):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, TensorEntry] = {}
         self._map: mmap.mmap | bytearray = bytearray()
 
     @abstractmethod
@@ -144,18 +145,19 @@ class SafetensorsFile(TensorFile):
 
     def __init__(self, path: Path, *, mapped: bool = True) -> None:
         super().__init__(path)
+        if not path.exists():
+            raise ModelError(f"{path} is missing")
+        check_file(path)
         try:
             with path.open("rb") as file:
                 self._map = (
                     mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if mapped else bytearray(file.read())
                 )
-        except FileNotFoundError:
-            raise ModelError(f"{path} is missing") from None
         except (OSError, ValueError) as error:
             raise ModelError(f"{path} cannot be read: {error}") from None
         self.entries = self._read_header()
 
-    def _read_header(self) -> dict[str, Entry]:
+    def _read_header(self) -> dict[str, TensorEntry]:
         size = len(self._map)
         length = int.from_bytes(self._map[:8], "little") if size >= 8 else -1
         if not 0 < length <= min(_MAX_HEADER_BYTES, size - 8):
@@ -239,7 +241,7 @@ class Checkpoint:
     def names(self) -> list[str]:
         return sorted(self._file_of)
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> TensorEntry:
         return self._owner(name).entries[name]
 
     def sample(self, name: str) -> bytes:
@@ -307,12 +309,12 @@ def _weight_files(folder: Path) -> list[Path]:
         return [single]
     if index.exists():
         try:
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            weight_map = read_json(index)["weight_map"]
             return [_inside(folder, name) for name in sorted(set(weight_map.values()))]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, ModelError):
+                raise
             raise ModelError(f"{index} cannot be read: {_reason(error)}") from None
-        except RecursionError:
-            raise ModelError(f"{index} cannot be read: it is nested too deep") from None
     other = sorted(path.name for path in folder.glob("*.bin"))
     hint = f"; {other[0]} is a pickle, convert it to safetensors" if other else ""
     raise ModelError(f"{folder} has neither model.safetensors nor model.safetensors.index.json{hint}")

@@ -11,24 +11,32 @@ sentence_bert_config.json            the longest text
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import JsonObject, read_json, read_list, shown
-from petiole.gpu_worker.models.plan import MAX_POSITION, Dense, Pooling
-from petiole.gpu_worker.request.texts import Judge
+from petiole.gpu_worker.models.plan import MAX_POSITION, Dense, Pooling, PoolingKind
+from petiole.gpu_worker.request.embeddings import Judge
 
 _OLD_MODES = {
     "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_lasttoken": "lasttoken",
     "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
 }
-_KINDS: dict[str, Literal["first", "last", "mean"]] = {"cls": "first", "mean": "mean", "lasttoken": "last"}
+"""In the order in which several are joined."""
+_KINDS: dict[str, PoolingKind] = {
+    "cls": "first",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "sqrt_mean",
+    "weightedmean": "weighted_mean",
+    "lasttoken": "last",
+}
 _ACTIVATIONS: dict[str, Literal["none", "tanh", "gelu", "relu"]] = {
     "identity": "none",
     "tanh": "tanh",
@@ -67,7 +75,7 @@ def read_modules(folder: Path) -> Modules | None:
     path = folder / "modules.json"
     if not path.is_file():
         return None
-    kind: Literal["first", "last", "mean"] | None = None
+    pooling: Pooling | None = None
     denses, folders, normalize = list[Dense](), list[str](), False
     last = 0
     for k, module in enumerate(read_list(path)):
@@ -83,7 +91,7 @@ def read_modules(folder: Path) -> Modules | None:
                     at = f"must be the first, in the model's own folder, got number {k} in {where!r}"
                     raise ModelError(f"{path}: the module Transformer {at}")
             case "Pooling":
-                kind = _pooling_kind(folder / where / "config.json")
+                pooling = _pooling(folder / where / "config.json")
             case "Dense":
                 denses.append(_dense(folder / where / "config.json", where))
                 _refuse_pickles(folder / where)
@@ -95,7 +103,9 @@ def read_modules(folder: Path) -> Modules | None:
             case _:
                 known = "Transformer, Pooling, Dense, Normalize, Dropout or LogitScore"
                 raise ModelError(f"{path}: modules must be {known}, got {name!r}")
-    return None if kind is None else Modules(Pooling(kind, tuple(denses), normalize), tuple(folders))
+    if pooling is None:
+        return None
+    return Modules(replace(pooling, denses=tuple(denses), normalize=normalize), tuple(folders))
 
 
 def read_judge(folder: Path) -> Judge | None:
@@ -143,17 +153,15 @@ def read_text_model(folder: Path) -> TextModel:
     return TextModel(dict(prompts), default, longest, bool(sizes.get("do_lower_case", False)))
 
 
-def _pooling_kind(path: Path) -> Literal["first", "last", "mean"]:
+def _pooling(path: Path) -> Pooling:
     raw = read_json(path)
-    if raw.get("include_prompt") is False:
-        raise ModelError(f"{path}: include_prompt must be true: prompts are pooled with their texts, got false")
     modes: Any = raw.get("pooling_mode")
     if modes is None:
         modes = [mode for name, mode in _OLD_MODES.items() if raw.get(name)]
     modes = [modes] if isinstance(modes, str) else modes
-    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in _KINDS:
-        raise ModelError(f"{path}: pooling_mode must be one of {', '.join(_KINDS)}, got {shown(modes)}")
-    return _KINDS[modes[0]]
+    if not isinstance(modes, list) or not modes or not all(mode in _KINDS for mode in modes):
+        raise ModelError(f"{path}: pooling_mode must be of {', '.join(_KINDS)}, got {shown(modes)}")
+    return Pooling(tuple(_KINDS[mode] for mode in modes), prompts=raw.get("include_prompt") is not False)
 
 
 def _dense(path: Path, where: str) -> Dense:

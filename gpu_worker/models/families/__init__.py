@@ -1,8 +1,15 @@
 """Families of models, one file each: from config.json to a plan, and where the checkpoint keeps the plan's parts.
-A family computes nothing. A new one is a new file here: the registry finds every module that has `FAMILIES`.
+A family computes nothing. A new one is a new file in one of the folders: the registry finds every module that has
+`FAMILIES`. `moondream`, of text and images, is beside the folders.
 
-registry   the supported architectures
-family     what a family is; `read` is for one that is more than a decoder of text
-texts      what pools the hidden states of a model of texts, and how it is asked
-reading    keys of config.json that families share: sizes, rotations, windows, limits
+registry       the supported architectures
+decoders/      decoders whose layers all attend; siblings with experts are in the same file
+mixtures/      decoders that exist only with experts
+layer_normed/  decoders whose norms take the mean away: GPT-2, OPT, Command R
+hybrids/       decoders of which most layers keep a state
+encoders/      encoders of texts
+family         what a family is; `read` is for one that is more than a decoder of text
+published      what is published of each family, and who computes it: the table of docs/models.md
+texts          what pools the hidden states of a model of texts, and how it is asked
+config_keys    keys of config.json that families share: sizes, rotations, windows, limits
 """

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from petiole.gpu_worker.errors import ModelError
-from petiole.gpu_worker.models.checkpoint.configuration import JsonObject, architecture_of
+from petiole.gpu_worker.exceptions import ModelError
+from petiole.gpu_worker.models.checkpoint.class_defaults import completed
+from petiole.gpu_worker.models.checkpoint.configuration import JsonObject, architecture_of, shown
 from petiole.gpu_worker.models.loading import Model, Reader, read_decoder
 from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.models.weights.names import LLAMA, Names
@@ -14,23 +15,35 @@ from petiole.gpu_worker.models.weights.names import LLAMA, Names
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """architectures: as config.json names them. plan: config.json as a plan; it may raise KeyError for a key that
-    is missing, and the errors of Python for values that make no sense. read: for a family that is more than a
-    decoder of text."""
+    """architectures: as config.json names them. plan: config.json as a plan, completed with the defaults of its
+    class in transformers; it may raise KeyError for a key that is missing, and the errors of Python for values
+    that make no sense. read: for a family that is more than a decoder of text. by_layer: keys that may differ by
+    layer, in `per_layer_config`."""
 
     architectures: tuple[str, ...]
     plan: Callable[[JsonObject], ModelPlan]
     names: Names = LLAMA
     read: Reader = read_decoder
+    by_layer: tuple[str, ...] = ()
 
     def model(self, raw: JsonObject) -> Model:
         """Raises ModelError for what the family cannot compute."""
         name = architecture_of(raw)
         try:
-            return Model(raw, self.plan(raw), self.names, self.read)
+            self._check_layers(raw)
+            return Model(raw, self.plan(completed(raw)), self.names, self.read)
         except KeyError as error:
             raise ModelError(f"config.json of a {name} lacks {error.args[0]!r}") from None
         except ModelError:
             raise
         except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise ModelError(f"config.json of a {name} makes no sense: {error}") from error
+
+    def _check_layers(self, raw: JsonObject) -> None:
+        inner = raw.get("text_config")
+        for part in (raw, inner if isinstance(inner, Mapping) else {}):
+            given = part.get("per_layer_config") or {}
+            unread = sorted({key for layer in dict(given).values() for key in layer} - set(self.by_layer))
+            if unread:
+                known = " or ".join(self.by_layer) or "empty"
+                raise ModelError(f"config.json: per_layer_config must be {known}, got {shown(unread)}")

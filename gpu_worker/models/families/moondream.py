@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from petiole.gpu_worker.models.families.family import Family
 from petiole.gpu_worker.models.moondream.config import ARCHITECTURES, text_plan
-from petiole.gpu_worker.models.moondream.loading import read_moondream
+from petiole.gpu_worker.models.moondream.weights import read_moondream
 from petiole.gpu_worker.models.weights.names import Names
 
 NAMES = Names(

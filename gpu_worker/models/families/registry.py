@@ -1,26 +1,38 @@
-"""The supported architectures: those of every module beside this one that has `FAMILIES`."""
+"""The supported architectures: those of every module beside and below this one that has `FAMILIES`, and for each
+decoder what transformers makes of it without its head, and with one for scores."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models import families
-from petiole.gpu_worker.models.checkpoint.configuration import JsonObject, architecture_of
+from petiole.gpu_worker.models.checkpoint.configuration import JsonObject, architecture_of, shown
 from petiole.gpu_worker.models.checkpoint.opening import config_of
 from petiole.gpu_worker.models.families.family import Family
-from petiole.gpu_worker.models.families.texts import of_texts
+from petiole.gpu_worker.models.families.texts import of_texts, pooled, scoring
 from petiole.gpu_worker.models.loading import Model
 
-ARCHITECTURES: dict[str, Family] = {
+FOUND: dict[str, Family] = {
     name: family
-    for module in pkgutil.iter_modules(families.__path__)
-    if module.name != "registry"
-    for family in getattr(importlib.import_module(f"{families.__name__}.{module.name}"), "FAMILIES", ())
+    for module in pkgutil.walk_packages(families.__path__, f"{families.__name__}.")
+    if module.name != __name__
+    for family in getattr(importlib.import_module(module.name), "FAMILIES", ())
     for name in family.architectures
 }
+"""By architecture, as the families name them."""
+_DECODERS = {
+    name.removesuffix("ForCausalLM"): family for name, family in FOUND.items() if name.endswith("ForCausalLM")
+}
+ARCHITECTURES: dict[str, Family] = {
+    f"{name}{part}": replace(family, architectures=(f"{name}{part}",), plan=made(family.plan))
+    for name, family in _DECODERS.items()
+    for part, made in (("Model", pooled), ("ForSequenceClassification", scoring))
+} | FOUND
 
 
 def find_model(folder: Path) -> Model:
@@ -34,8 +46,7 @@ def model_of(raw: JsonObject, where: str = "") -> Model:
     """The model of a config.json. where: before the message of an error."""
     name = architecture_of(raw)
     if name not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise ModelError(
-            f"{where}architecture {name} is not supported: take a checkpoint of one of these: {known}"
-        )
+        near = get_close_matches(name, ARCHITECTURES, 1, cutoff=0)
+        instead = f"the nearest that is: {near[0]}; docs/models.md has all"
+        raise ModelError(f"{where[-120:]}architecture {shown(name)[1:-1]} is not supported, {instead}")
     return ARCHITECTURES[name].model(raw)

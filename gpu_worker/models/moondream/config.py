@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
 from petiole.gpu_worker.models.moondream.crops import CropGeometry
 from petiole.gpu_worker.models.plan import Attention, FeedForward, Layer, ModelPlan, Norm, Rotary
@@ -16,7 +16,7 @@ HEAD_DIM, ROTARY_DIM = 64, 32
 """Fixed in the family: the size of the text decoder's heads, and how much of each head is rotated."""
 
 NORM = Norm(kind="layer", eps=1e-5, bias=True)
-"""Of the decoder of text and of the encoder."""
+"""The norm of the decoder of text and of the encoder."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from petiole.gpu_worker.models.decoder import Decoder
-from petiole.gpu_worker.models.moondream.encoder import VisionEncoder
 from petiole.gpu_worker.models.moondream.region import RegionHead
+from petiole.gpu_worker.models.moondream.vision_encoder import VisionEncoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from petiole.gpu_worker.errors import InvalidRequest, require
+from petiole.gpu_worker.exceptions import InvalidRequest, require
 from petiole.gpu_worker.models.moondream.config import MoondreamConfig
 from petiole.gpu_worker.models.moondream.crops import cropped
 from petiole.gpu_worker.models.moondream.skills import SKILLS
-from petiole.gpu_worker.request.images import PreparedImage
-from petiole.gpu_worker.request.skills import Asked, SkillCall, TextCodec
+from petiole.gpu_worker.request.prepared_images import PreparedImage
+from petiole.gpu_worker.request.skills import SkillCall, SkillPrompt, TextCodec
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -30,7 +30,7 @@ class MoondreamProcessor:
         crops = cropped(picture, self.config.vision.geometry)
         return PreparedImage(content_hash, self.n_positions(*picture.size), crops.pixels, crops.tiling)
 
-    def ask(self, call: SkillCall, n_images: int, codec: TextCodec) -> Asked:
+    def ask(self, call: SkillCall, n_images: int, codec: TextCodec) -> SkillPrompt:
         known = ", ".join(SKILLS)
         require(call.name in SKILLS, "skill", f"must be one that this model has: {known}", call.name)
         return SKILLS[call.name](call.options, self.config, n_images, codec)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.moondream.encoder import Mlp
 from petiole.gpu_worker.models.moondream.values import SIZE
+from petiole.gpu_worker.models.moondream.vision_encoder import Mlp
 from petiole.gpu_worker.models.weights.linear import Linear
 
 

@@ -1,7 +1,9 @@
-"""Attention's weights, and what stands between its projections and a step's attention over the cache."""
+"""Attention's weights, and what stands between its projections and a step's attention over the cache. Scores may
+have a part by the distance of two positions, in texts that are computed whole."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,8 +13,17 @@ from torch import Tensor
 from petiole.gpu_worker.models.parts.kernels import Kernels
 from petiole.gpu_worker.models.parts.norms import NormWeights, is_plain, normed, weight_of
 from petiole.gpu_worker.models.parts.rotary import Rotation
-from petiole.gpu_worker.models.plan import Attention, Norm
+from petiole.gpu_worker.models.plan import Attention, Disentangled, DistanceBias, Norm
 from petiole.gpu_worker.models.weights.linear import Linear
+
+
+class Distances(Protocol):
+    """What is added to the scores of a layer."""
+
+    def added(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
+        """q, k: [..., heads, n, head_dim], all positions of a text -> [heads or ..., heads, n, n], in the type of
+        q, to be added to scores after these were multiplied with `scale`."""
+        ...
 
 
 class StepAttention(Protocol):
@@ -26,6 +37,7 @@ class StepAttention(Protocol):
         v: Tensor | None,
         rotation: Rotation,
         sinks: Tensor | None = None,
+        distances: Distances | None = None,
     ) -> Tensor:
         """Rotate q [T, Hq, D] and k [T, Hkv, D], store k and v [T, Hkv, D] of the step's positions, and return the
         attention output [T, Hq * D]. q may be overwritten. k and v None: the layer reads those of another one."""
@@ -35,7 +47,7 @@ class StepAttention(Protocol):
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
     """qkv: the outputs for queries, keys and values one after the other (`plan.Attention.qkv_sizes`). sinks:
-    [heads]."""
+    [heads]. distances: of a plan that has some."""
 
     qkv: Linear
     out: Linear
@@ -43,6 +55,7 @@ class AttentionWeights:
     k_norm: NormWeights | None = None
     v_norm: NormWeights | None = None
     sinks: Tensor | None = None
+    distances: Distances | None = None
 
     @property
     def first(self) -> Linear:
@@ -84,8 +97,11 @@ def attended(
     if (growth := plan.query_growth) is not None:
         grown = 1 + growth.beta * torch.log1p(torch.floor(positions / growth.length))
         q = (q * grown[:, None, None]).to(q.dtype)
-    rotation = Rotation(norms, eps, positions, table)
-    if weights.sinks is None:
+    neighbours = plan.rotary is not None and plan.rotary.neighbours
+    rotation = Rotation(norms, eps, positions, table, neighbours)
+    if weights.distances is not None:
+        out = attention.attend(layer, q, k, v, rotation, weights.sinks, weights.distances)
+    elif weights.sinks is None:
         out = attention.attend(layer, q, k, v, rotation)
     else:
         out = attention.attend(layer, q, k, v, rotation, weights.sinks)
@@ -108,3 +124,70 @@ def _normed(
     if plan.norm_whole:
         return normed(norm, weights, x.reshape(len(x), -1), kernels).view(x.shape)
     return normed(norm, weights, x, kernels)
+
+
+# ------------------------------------------------------------ scores by distance
+
+
+@dataclass(frozen=True, slots=True)
+class BiasTable:
+    """table: float32 [heads, 2 * positions - 1], of the distances -(positions - 1), ... from a query to a key."""
+
+    table: Tensor
+
+    def added(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
+        n, zero = q.shape[-2], self.table.shape[1] // 2
+        # row i is [n - 1 - i : 2 n - 1 - i] of the distances -(n - 1) ... n - 1
+        near = self.table[:, zero - (n - 1) : zero + n].to(q.dtype)
+        return near.unfold(1, n, 1).flip(1)
+
+
+@dataclass(frozen=True, slots=True)
+class DistanceVectors:
+    """keys, queries: [heads, vectors, head_dim], in the type of the model; None: they are not added. places: int64
+    [2 * positions - 1], the vector of each distance from a key to a query, -(positions - 1) and up."""
+
+    keys: Tensor | None
+    queries: Tensor | None
+    places: Tensor
+
+    def added(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
+        n, zero = q.shape[-2], len(self.places) // 2
+        near = self.places[zero - (n - 1) : zero + n]
+        of_query = near.flip(0).unfold(0, n, 1).flip(0)  # [query, key]: of query - key
+        found = torch.zeros((), dtype=q.dtype, device=q.device)
+        if self.keys is not None:
+            scores = q @ self.keys.transpose(-1, -2)
+            found = found + scores.gather(-1, of_query.expand(*scores.shape[:-1], n))
+        if self.queries is not None:
+            scores = k @ self.queries.transpose(-1, -2)
+            found = found + scores.gather(-1, of_query.t().expand(*scores.shape[:-1], n)).transpose(-1, -2)
+        return found * scale
+
+
+def bias_table(plan: DistanceBias, stored: Tensor, positions: int) -> BiasTable:
+    """stored: [buckets, heads]."""
+    distances = torch.arange(-(positions - 1), positions, device=stored.device)
+    return BiasTable(stored.float()[_bucket(plan, distances)].t().contiguous())
+
+
+def _bucket(plan: DistanceBias, distances: Tensor) -> Tensor:
+    """As in T5 and MPNet, in whose code a distance is from the query to the key."""
+    half = plan.buckets // 2
+    exact, far = half // 2, distances.abs()
+    ranges = torch.log(far.clamp(min=1).float() / exact) / math.log(plan.farthest / exact) * (half - exact)
+    longer = (exact + ranges.to(torch.int64)).clamp(max=half - 1)
+    return torch.where(far < exact, far, longer) + half * (distances > 0)
+
+
+def vector_places(plan: Disentangled, positions: int, device: torch.device) -> Tensor:
+    """int64 [2 * positions - 1]: the stored vector of each distance -(positions - 1) and up, as in DeBERTa."""
+    distances = torch.arange(-(positions - 1), positions, device=device)
+    if plan.buckets:
+        half, far = plan.buckets // 2, distances.abs()
+        inner = far.clamp(min=max(half - 1, 1)).float()
+        stretch = torch.log(torch.tensor((plan.span - 1) / half))
+        longer = torch.ceil(torch.log(inner / half) / stretch * (half - 1)) + half
+        distances = torch.where(far <= half, distances, (longer * distances.sign()).to(torch.int64))
+    each = plan.vectors // 2
+    return (distances + each).clamp(0, 2 * each - 1)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.parts.routing import route
 from petiole.gpu_worker.models.plan import FeedForward, Router
-from petiole.gpu_worker.models.weights.coded import Coded, Product
 from petiole.gpu_worker.models.weights.linear import quantize_fp8
+from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout, Product
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
 
 
@@ -39,6 +39,16 @@ class Kernels(Protocol):
 
     def quantize_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(float8_e4m3fn [T, in], float32 [T, 1]) whose product is x [T, in]."""
+        ...
+
+    def held(self, form: CodeLayout) -> CodeLayout:
+        """The form in which weights of a form are kept: theirs, or another one that holds them exactly and has a
+        kernel."""
+        ...
+
+    @property
+    def codes_of_tokens(self) -> bool:
+        """Whether an embedding may be codes."""
         ...
 
     def take(self, weight: Coded) -> tuple[Coded, Product] | None:
@@ -92,6 +102,13 @@ class TorchKernels:
     def quantize_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
         values, scale = quantize_fp8(x)
         return values, scale[:, None]
+
+    def held(self, form: CodeLayout) -> CodeLayout:
+        return form
+
+    @property
+    def codes_of_tokens(self) -> bool:
+        return True
 
     def take(self, weight: Coded) -> tuple[Coded, Product] | None:
         return None

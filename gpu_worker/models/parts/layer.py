@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -11,7 +12,9 @@ from petiole.gpu_worker.models.parts.experts import ExpertWeights
 from petiole.gpu_worker.models.parts.feed_forward import FeedForwardWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.per_layer import PerLayerWeights
+from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeights
 from petiole.gpu_worker.models.parts.recurrent.mixing import RecurrentWeights
+from petiole.gpu_worker.models.weights.linear import Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,20 @@ class LayerWeights:
     scalar: Tensor | None = None
     per_layer: PerLayerWeights | None = None
     experts: ExpertWeights | None = None
+
+    @property
+    def linears(self) -> Iterator[Linear]:
+        """The linear layers, without the router of experts."""
+        mixer, fed, experts, per_layer = self.mixer, self.feed_forward, self.experts, self.per_layer
+        yield from (mixer.first, mixer.out)
+        if isinstance(mixer, DeltaNetWeights):
+            yield mixer.gates
+        if fed is not None:
+            yield from (fed.gate_up, fed.down)
+        if experts is not None:
+            yield from (experts.gate_up.whole, experts.down.whole)
+        if per_layer is not None:
+            yield from (per_layer.gate, per_layer.out)
 
     @property
     def attention(self) -> AttentionWeights:

@@ -16,7 +16,7 @@ from petiole.gpu_worker.models.weights.linear import Linear
 
 @dataclass(frozen=True, slots=True)
 class PerLayerWeights:
-    """Of one layer. gate: hidden -> width; out: width -> hidden."""
+    """The weights of one layer. gate: hidden -> width; out: width -> hidden."""
 
     gate: Linear
     out: Linear
@@ -25,7 +25,7 @@ class PerLayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class PerLayerTables:
-    """Of all layers. table: [vocab_size, layers * width]; projection: hidden -> layers * width."""
+    """The tables of all layers. table: [vocab_size, layers * width]; projection: hidden -> layers * width."""
 
     table: Tensor
     projection: Linear

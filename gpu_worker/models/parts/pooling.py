@@ -14,9 +14,25 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.parts.kernels import Kernels
 from petiole.gpu_worker.models.parts.norms import NormWeights, normed
-from petiole.gpu_worker.models.plan import Pooling
+from petiole.gpu_worker.models.plan import Pooling, PoolingKind
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "gelu": F.gelu, "relu": F.relu}
+
+
+def _weighted_mean(x: Tensor, first: int) -> Tensor:
+    weights = torch.arange(first + 1, first + len(x) + 1, dtype=torch.float32, device=x.device)
+    return (x * weights[:, None]).sum(0) / weights.sum()
+
+
+_POOLS: dict[PoolingKind, Callable[[Tensor, int], Tensor]] = {
+    "first": lambda x, first: x[0],
+    "max": lambda x, first: x.amax(0),
+    "mean": lambda x, first: x.mean(0),
+    "sqrt_mean": lambda x, first: x.sum(0) / len(x) ** 0.5,
+    "weighted_mean": _weighted_mean,
+    "last": lambda x, first: x[-1],
+}
+"""Of the pooled positions of a text, float32 [n, hidden], the first of which has this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +53,15 @@ class Pooler:
     sparse: DenseWeights | None = None
     colbert: DenseWeights | None = None
 
-    def pooled(self, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
-        """[T, hidden], all positions of texts of these lengths, after the last norm -> float32 [texts, hidden]. A
-        text's sum runs over its own positions alone, so it has the same bits in any batch."""
+    def pooled(self, hidden: Tensor, lengths: Sequence[int], prompts: Sequence[int] | None = None) -> Tensor:
+        """[T, hidden], all positions of texts of these lengths, after the last norm -> float32 [texts, hidden *
+        kinds]. A text's sum runs over its own positions alone, so it has the same bits in any batch. prompts: of
+        each text, how many of its first positions are not pooled."""
         rows, at = [], 0
-        for n in lengths:
-            own = hidden[at : at + n].float()
-            rows.append(own.mean(0) if self.plan.kind == "mean" else own[0 if self.plan.kind == "first" else -1])
+        for k, n in enumerate(lengths):
+            first = 0 if prompts is None else min(prompts[k], n - 1)
+            own = hidden[at + first : at + n].float()
+            rows.append(torch.cat([_POOLS[kind](own, first) for kind in self.plan.kinds]))
             at += n
         return torch.stack(rows)
 

@@ -72,12 +72,13 @@ class Rotation:
 
     norms: weights [D] of the queries' norm and of the keys'. positions: integers [T], rows of the table. table:
     see `rotary_table`; None: nothing is rotated. A decoder whose positions have several axes makes a table of its
-    own for each step."""
+    own for each step. neighbours: see `plan.Rotary`."""
 
     norms: tuple[Tensor, Tensor] | None
     eps: float
     positions: Tensor
     table: Tensor | None
+    neighbours: bool = False
 
     def __post_init__(self) -> None:
         if self.positions.dim() != 1:
@@ -92,10 +93,15 @@ def rotated(q: Tensor, k: Tensor | None, rotation: Rotation) -> tuple[Tensor, Te
     if rotation.table is None:
         return q, k
     cos, sin = rotation.table[rotation.positions].unsqueeze(1).chunk(2, dim=-1)
-    return _rotate(q, cos, sin), None if k is None else _rotate(k, cos, sin)
+    near = rotation.neighbours
+    return _rotate(q, cos, sin, near), None if k is None else _rotate(k, cos, sin, near)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, neighbours: bool) -> Tensor:
     half = cos.shape[-1]
+    if neighbours:
+        low, high = x[..., : 2 * half : 2].float(), x[..., 1 : 2 * half : 2].float()
+        turned = torch.stack([low * cos - high * sin, high * cos + low * sin], dim=-1).flatten(-2)
+        return torch.cat([turned.to(x.dtype), x[..., 2 * half :]], dim=-1)
     low, high, rest = torch.split(x.float(), [half, half, x.shape[-1] - 2 * half], dim=-1)
     return torch.cat([low * cos - high * sin, high * cos + low * sin, rest], dim=-1).to(x.dtype)

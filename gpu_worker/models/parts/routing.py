@@ -37,7 +37,7 @@ def _scores(plan: Router, logits: Tensor) -> Tensor:
 
 
 def _candidates(plan: Router, scores: Tensor) -> Tensor:
-    """Those outside the best groups are never chosen."""
+    """The scores, but those of experts outside the best groups, which are never chosen, are the lowest."""
     if plan.groups == 1 or plan.groups == plan.best_groups:
         return scores
     groups = scores.view(len(scores), plan.groups, -1)

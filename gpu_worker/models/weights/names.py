@@ -31,10 +31,12 @@ class Tensors(Protocol):
 class Fused:
     """How a checkpoint stores the experts of a layer in one tensor, where it does: [experts, outputs, inputs], or
     input_major: [experts, inputs, outputs]. interleaved: outputs of gate and up take turns; else gate comes
-    first."""
+    first. gate_up, down: the names of the tensors, in the place of `experts.` and what follows."""
 
     input_major: bool = False
     interleaved: bool = False
+    gate_up: str = "experts.gate_up_proj"
+    down: str = "experts.down_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class RecurrentNames:
     decay: str = ""
     bias: str = ""
     norm: str = ""
+    skip: str = ""
 
 
 DELTA_NET = RecurrentNames(
@@ -64,7 +67,8 @@ DELTA_NET = RecurrentNames(
 @dataclass(frozen=True, slots=True)
 class Names:
     """prefixes: of all tensors but the head; the first that fits the checkpoint counts. heads: whole names, of
-    which the first that exists counts. layer: before the names of layer {}."""
+    which the first that exists counts. layer: before the names of layer {}. turned: how the names of
+    layers end whose weights are stored as [inputs, outputs]."""
 
     prefixes: tuple[str, ...] = ("model.", "")
     heads: tuple[str, ...] = ("lm_head",)
@@ -72,6 +76,11 @@ class Names:
     embedding_norm: str = "embedding_norm"
     learned_positions: str = "embed_positions.weight"
     token_types: str = "token_type_embeddings.weight"
+    embedding_projection: str = "embedding_projection"
+    distances: str = "distances"
+    distances_norm: str = "distances_norm"
+    distance_keys: str = "distance_keys"
+    distance_queries: str = "distance_queries"
     norm: str = "norm"
     per_layer_table: str = "embed_tokens_per_layer.weight"
     per_layer_projection: str = "per_layer_model_projection"
@@ -95,6 +104,7 @@ class Names:
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"
     fused: Fused = Fused()
+    turned: tuple[str, ...] = ()
     router: str = "mlp.gate"
     router_correction: str = "mlp.gate.e_score_correction_bias"
     router_scale: str = "router.scale"

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from petiole.gpu_worker.errors import ModelError
-from petiole.gpu_worker.models.weights.coded import Coded, Form
-from petiole.gpu_worker.models.weights.formats.beside import Beside
-from petiole.gpu_worker.models.weights.formats.declared import Declared
+from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.weights.formats.find import format_of
-from petiole.gpu_worker.models.weights.formats.reader import Format
+from petiole.gpu_worker.models.weights.formats.layer_tensors import LayerTensors
+from petiole.gpu_worker.models.weights.formats.quantization_config import QuantizationConfig
+from petiole.gpu_worker.models.weights.formats.reader import WeightFormat
 from petiole.gpu_worker.models.weights.fused import ExpertTensors
+from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 class QuantisedLayer:
     """A layer that a checkpoint stores quantised. form: its checked form."""
 
-    format: Format
-    form: Form
-    beside: Beside
+    format: WeightFormat
+    form: CodeLayout
+    beside: LayerTensors
 
     def read(self, into: Coded) -> int:
         """Returns the bytes read."""
@@ -35,9 +35,9 @@ class QuantisedLayer:
 class CheckpointWeights:
     """The tensors of a checkpoint whose configuration declares these formats."""
 
-    def __init__(self, checkpoint: ExpertTensors, declared: Declared) -> None:
+    def __init__(self, checkpoint: ExpertTensors, declared: QuantizationConfig) -> None:
         self._checkpoint, self._declared = checkpoint, declared
-        self._found: dict[str, Format] = {}
+        self._found: dict[str, WeightFormat] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._checkpoint
@@ -47,7 +47,7 @@ class CheckpointWeights:
 
     def quantised(self, name: str, outputs: int, inputs: int) -> QuantisedLayer | None:
         """The layer of this name; None if its weights are plain. Raises ModelError for what is wrong with it."""
-        beside = Beside(self._checkpoint, name, outputs, inputs, self._declared)
+        beside = LayerTensors(self._checkpoint, name, outputs, inputs, self._declared)
         found = format_of(beside)
         if found is None:
             return None
@@ -62,9 +62,10 @@ class CheckpointWeights:
                 f"config.json: quant_method must be absent beside plain weights, got {self._declared.method}"
             )
 
-    def log(self) -> None:
-        """Say which formats were read."""
+    def log(self, in_memory: int, in_files: int) -> None:
+        """Say which formats were read, and the bytes of all tensors in memory and in the files."""
         if self._found:
             counts = Counter(found.name for found in self._found.values())
             formats = ", ".join(f"{n} in {name}" for name, n in sorted(counts.items()))
-            logger.info("quantised layers: %s", formats)
+            memory, files = in_memory / 1e6, in_files / 1e6
+            logger.info("quantised layers: %s; %.1f MB in memory, %.1f MB in files", formats, memory, files)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from petiole.gpu_worker.models.weights.coded import CodedLinear
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear, Int8Linear, JoinedLinear, Linear
+from petiole.gpu_worker.models.weights.quantized import CodedLinear
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from petiole.gpu_worker.models.parts.attention import Distances
 from petiole.gpu_worker.models.parts.rotary import Rotation, rotated
 from petiole.gpu_worker.models.plan import Attention, Mixer
 from petiole.gpu_worker.runtime.interface import Int32Array, Progress, nothing
@@ -44,8 +45,10 @@ class PagedAttention:
         v: Tensor | None,
         rotation: Rotation,
         sinks: Tensor | None = None,
+        distances: Distances | None = None,
     ) -> Tensor:
         self.progress()
+        assert distances is None, "only texts that are computed whole have scores by distance"
         plan, group = self.plan[layer], self.cache.groups[layer]
         assert isinstance(plan, Attention), "a layer that does not attend"
         q, k = rotated(q, k, rotation)
@@ -158,6 +161,7 @@ class TextAttention:
         v: Tensor | None,
         rotation: Rotation,
         sinks: Tensor | None = None,
+        distances: Distances | None = None,
     ) -> Tensor:
         self.progress()
         plan, n = self.plan[layer], len(q)
@@ -170,6 +174,9 @@ class TextAttention:
             self._kept[layer] = k, v
         mask = self._mask(plan, n)
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        if distances is not None:
+            added = distances.added(q, k.repeat_interleave(plan.heads // plan.kv_heads, 1), plan.scale)
+            mask = added if mask is None else added.masked_fill(~mask, -torch.inf)
         if plan.softcap or sinks is not None:
             groups = plan.heads // plan.kv_heads
             k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)

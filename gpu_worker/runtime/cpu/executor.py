@@ -15,7 +15,7 @@ from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder, Forward, ImageDecoder
 from petiole.gpu_worker.models.fast_paths import with_known_crops
 from petiole.gpu_worker.models.parts.layered import LayeredVision
-from petiole.gpu_worker.request.images import PreparedImage
+from petiole.gpu_worker.request.prepared_images import PreparedImage
 from petiole.gpu_worker.request.values import NO_NUMBER
 from petiole.gpu_worker.runtime.cpu.attention import PagedAttention, TextAttention
 from petiole.gpu_worker.runtime.cpu.native.build import instructions
@@ -28,12 +28,12 @@ from petiole.gpu_worker.runtime.memory.states import StatePool
 from petiole.gpu_worker.runtime.step import sampling
 from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
-from petiole.gpu_worker.runtime.step.sampling import Choice
+from petiole.gpu_worker.runtime.step.sampling import SamplingMetadata
 from petiole.gpu_worker.runtime.step.terms import GroupedTerms
-from petiole.gpu_worker.runtime.step.values import ValuedDecoder, embed_found, made_found
+from petiole.gpu_worker.runtime.step.token_values import ValuedDecoder, embed_found, made_found
 
 
-def choose(logits: Tensor, choice: Choice | None) -> Tensor:
+def choose(logits: Tensor, choice: SamplingMetadata | None) -> Tensor:
     """`sampling.choose`, with its slowest part in compiled code where that is available."""
     return sampling.choose(logits, choice, draw)
 
@@ -68,7 +68,9 @@ class CpuExecutor:
 
     @property
     def instructions(self) -> str:
-        return torch.backends.cpu.get_cpu_capability().lower() if self._native is None else instructions()
+        if self._native is None:
+            return torch.backends.cpu.get_cpu_capability().lower()
+        return instructions(half=self._decoder.dtype == torch.bfloat16)
 
     def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
         if self._whole:  # position t of a step lies in slot t
@@ -130,7 +132,7 @@ class CpuExecutor:
         decoder = self._decoder
         if decoder.plan.pooling is not None:
             lengths = inputs.lengths.tolist() if self._whole else None
-            vectors = decoder.vectors(hidden, lengths)
+            vectors = decoder.vectors(hidden, lengths, inputs.unpooled)
             sides: dict[str, Callable[[Tensor], Any]] = {VECTORS: lambda _: vectors}
             if decoder.plan.pooling.of_tokens:
                 of_tokens = self._of_tokens(inputs, hidden)

@@ -7,18 +7,18 @@ from functools import partial
 
 import torch
 
-from petiole.gpu_worker.config import BATCHING, EngineConfig
+from petiole.contract.settings.engine import BATCHING, EngineConfig
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.plan import ModelPlan
-from petiole.gpu_worker.models.weights.reading import Quantization
+from petiole.gpu_worker.models.weights.copying import Quantization
 from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor, choose
-from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
+from petiole.gpu_worker.runtime.device.device import Device, DeviceStream
 from petiole.gpu_worker.runtime.interface import Progress
 from petiole.gpu_worker.runtime.memory.container import host_memory_left
 from petiole.gpu_worker.runtime.memory.kv import new_step_cache
 from petiole.gpu_worker.runtime.memory.room import page_bytes, pages_in, require_pages, require_room
-from petiole.gpu_worker.runtime.platform import StepMemory, largest_region
+from petiole.gpu_worker.runtime.platforms import StepMemory, largest_region
 from petiole.gpu_worker.runtime.step.verify import accept
 
 _KV_BYTES = 2**30

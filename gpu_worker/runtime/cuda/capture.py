@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from petiole.gpu_worker.errors import MachineError
+from petiole.gpu_worker.exceptions import MachineError
 from petiole.gpu_worker.runtime.device.cuda import CudaStream
 
 

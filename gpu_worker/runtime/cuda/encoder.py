@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from petiole.gpu_worker.models.decoder import CropDecoder
-from petiole.gpu_worker.request.images import PreparedImage
+from petiole.gpu_worker.request.prepared_images import PreparedImage
 from petiole.gpu_worker.runtime.cuda.capture import Capture
-from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
+from petiole.gpu_worker.runtime.device.device import Device, DeviceStream
 
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """Torch's attention backends, in this order; the last one is for types that the others refuse. By default torch

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.config import Batching, EngineConfig, switch
-from petiole.gpu_worker.errors import MachineError
+from petiole.contract.settings.engine import Batching, EngineConfig, switch
+from petiole.gpu_worker.exceptions import MachineError
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder, Forward, ImageDecoder
 from petiole.gpu_worker.models.fast_paths import (
@@ -29,20 +29,20 @@ from petiole.gpu_worker.models.fast_paths import (
     with_known_crops,
 )
 from petiole.gpu_worker.models.plan import Attention, DeltaNet, Layer, ModelPlan
-from petiole.gpu_worker.models.weights.coded import KernelLinear
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear
-from petiole.gpu_worker.request.images import PreparedImage
+from petiole.gpu_worker.models.weights.quantized import KernelLinear
+from petiole.gpu_worker.request.prepared_images import PreparedImage
 from petiole.gpu_worker.request.values import NO_NUMBER
-from petiole.gpu_worker.runtime.cuda import texts
+from petiole.gpu_worker.runtime.cuda import whole_texts
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     HEAD_SIZES,
     PLAN_BYTES,
     WORKSPACE_BYTES,
     AppendWrappers,
+    AttentionKind,
     FlashInferAttention,
     FlashInferKernels,
     Geometry,
-    Kind,
     host_page_counts,
     new_workspace,
 )
@@ -50,20 +50,20 @@ from petiole.gpu_worker.runtime.cuda.attention.installed import require_version
 from petiole.gpu_worker.runtime.cuda.capture import Capture, eager
 from petiole.gpu_worker.runtime.cuda.encoder import EncoderGraphs
 from petiole.gpu_worker.runtime.cuda.graphs import Graphs, new_step_buffers, states_of
-from petiole.gpu_worker.runtime.cuda.known import ATTENTION, CAPTURED, ENCODED
+from petiole.gpu_worker.runtime.cuda.recurrent import StatesOnCuda
 from petiole.gpu_worker.runtime.cuda.shapes import Shape, append_shapes, uniform_shapes
-from petiole.gpu_worker.runtime.cuda.states import StatesOnCuda
-from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream, staged, upload, upload_together
+from petiole.gpu_worker.runtime.cuda.supported import ATTENTION, CAPTURED, ENCODED
+from petiole.gpu_worker.runtime.device.device import Device, DeviceStream, staged, upload, upload_together
 from petiole.gpu_worker.runtime.interface import FEATURES, NO_UPDATES, StepBatch, StepKind
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from petiole.gpu_worker.runtime.memory.room import sampling_bytes
 from petiole.gpu_worker.runtime.memory.states import StatePool
 from petiole.gpu_worker.runtime.step.inputs import Int64Array, StepInputs, StepStates, lay_out
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
-from petiole.gpu_worker.runtime.step.sampling import Choice, likeliest
+from petiole.gpu_worker.runtime.step.sampling import SamplingMetadata, likeliest
 from petiole.gpu_worker.runtime.step.segments import Run, Segmented, segmented
 from petiole.gpu_worker.runtime.step.terms import GroupedTerms
-from petiole.gpu_worker.runtime.step.values import ValuedDecoder, embed_all
+from petiole.gpu_worker.runtime.step.token_values import ValuedDecoder, embed_all
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ CAPTURED_PARTS: Parts = frozenset({FlashInferKernels, DenseLinear, Fp8Linear, Ke
 _WRAPPER_BYTES = 8 * 2**20
 _LENGTHS_BYTES = 2**18  # buffers of a wrapper beside its plan
 _SLACK_BYTES = 512 * 2**20
-"""For what is not counted, such as the weights that `fused.grouped` widens, up to twice 64 MiB."""
+"""Memory for all that is not counted, such as the weights that `fused.grouped` widens, up to twice 64 MiB."""
 
 WORKING_PART = 0.25
 """The part of the memory left by the weights that the default numbers of sequences and of tokens may take."""
@@ -83,13 +83,13 @@ def require_flashinfer(model: ModelPlan) -> None:
     """Raises MachineError if FlashInfer is missing or of another version than needed, or if its kernels would
     silently compute this model wrongly."""
     require_version()
-    require_known(model)
+    require_supported(model)
 
 
-def require_known(model: ModelPlan) -> None:
+def require_supported(model: ModelPlan) -> None:
     """Raises MachineError if FlashInfer's kernels would silently compute this model wrongly."""
     if model.whole_texts:
-        texts.require_known(model)
+        whole_texts.require_supported(model)
         return
     for _, mixer in model.attending:
         if mixer.head_dim not in HEAD_SIZES:
@@ -97,8 +97,10 @@ def require_known(model: ModelPlan) -> None:
             raise MachineError(
                 f"head_dim: must be {known} on CUDA, got {mixer.head_dim}; device=cpu serves this model"
             )
-    unknown = {i: unknown_value(mixer, ATTENTION) for i, mixer in model.attending}
-    found = Support(None, tuple(unknown.get(i) for i in range(model.n_layers)))
+    unknown = (
+        unknown_value(mixer, ATTENTION if isinstance(mixer, Attention) else CAPTURED) for mixer in model.mixers
+    )
+    found = Support(None, tuple(unknown))
     if found.reason is not None:
         raise MachineError(f"CUDA does not compute {found.reason} yet; device=cpu serves this model")
 
@@ -118,12 +120,15 @@ def working_bytes(engine: EngineConfig, model: ModelPlan, itemsize: int, encode_
         widest += 4 * model.n_layers * model.per_layer.width
     with_logits = max(shape.rows for shape in shapes["decode"]) * (1 + engine.speculative_tokens)
     logits = 4 * model.vocab_size * (6 * outputs + 2 * with_logits)
-    n_captured, n_kinds = sum(map(len, shapes.values())), len({Kind.of(mixer) for _, mixer in model.attending})
+    n_captured, n_kinds = (
+        sum(map(len, shapes.values())),
+        len({AttentionKind.of(mixer) for _, mixer in model.attending}),
+    )
     plans = n_captured * (PLAN_BYTES + _LENGTHS_BYTES) + 2 * _WRAPPER_BYTES  # + causal, bidirectional
     columns = -(-longest // engine.page_size)
     page_lists = 4 * (3 * engine.max_num_seqs + 1) * columns  # each slot's, and the table
     states = (engine.max_num_seqs + 1) * sampling_bytes(model)
-    states += texts.mask_bytes(model, tokens, longest, itemsize)
+    states += whole_texts.mask_bytes(model, tokens, longest, itemsize)
     activations = tokens * widest * itemsize + 2 * encode_bytes  # an encode is warmed up outside the graphs' pool
     kept = 2 * n_kinds * plans + page_lists + logits + states
     return WORKSPACE_BYTES + kept + activations + _SLACK_BYTES
@@ -196,7 +201,7 @@ _LAYOUTS: dict[StepKind, tuple[str, ...]] = {
 """The layouts in which a step may be captured, the best first."""
 
 
-def choose(logits: Tensor, choice: Choice | None) -> Tensor:
+def choose(logits: Tensor, choice: SamplingMetadata | None) -> Tensor:
     """`sampling.choose` in two launches."""
     if choice is None:
         return likeliest(logits)
@@ -307,7 +312,7 @@ class CudaExecutor:
                 logits = self._append(slot, segmented(lay_out(batch, 0 * one))).logits()
             keys, half = self._up(np.zeros((1, 2), np.int32)), self._up(np.full(1, 0.5, np.float32))
             for found in dict.fromkeys((logits, logits.float())):  # for example unchanged, and after penalties
-                token_ids = choose(found, Choice(half, keys, self._up(one.astype(np.int64)), half, half))
+                token_ids = choose(found, SamplingMetadata(half, keys, self._up(one.astype(np.int64)), half, half))
             values = None if self._decoder.value_tokens is None else self._pending.values[:1]
             accept(token_ids, values, self._up(np.array([0, 1, 0, -1])), 1, self._pending)
 

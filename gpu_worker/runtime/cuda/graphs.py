@@ -56,15 +56,15 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     host_page_counts,
 )
 from petiole.gpu_worker.runtime.cuda.capture import Capture
-from petiole.gpu_worker.runtime.cuda.known import FUSED
+from petiole.gpu_worker.runtime.cuda.recurrent import StatesOnCuda
 from petiole.gpu_worker.runtime.cuda.shapes import Shape
-from petiole.gpu_worker.runtime.cuda.states import StatesOnCuda
+from petiole.gpu_worker.runtime.cuda.supported import FUSED
 from petiole.gpu_worker.runtime.cuda.terms import CapturedTerms
-from petiole.gpu_worker.runtime.device.interface import Device, DeviceStream
+from petiole.gpu_worker.runtime.device.device import Device, DeviceStream
 from petiole.gpu_worker.runtime.interface import NO_UPDATES, VALUES, VECTORS, Int32Array
 from petiole.gpu_worker.runtime.step.inputs import Int64Array, StepInputs, StepStates
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
-from petiole.gpu_worker.runtime.step.values import ValuedDecoder, embed_all, made_of_all
+from petiole.gpu_worker.runtime.step.token_values import ValuedDecoder, embed_all, made_of_all
 
 logger = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import torch
 
-from petiole.gpu_worker.config import BATCHING, EngineConfig
+from petiole.contract.settings.engine import BATCHING, EngineConfig
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.plan import ModelPlan
-from petiole.gpu_worker.models.weights.reading import Quantization
-from petiole.gpu_worker.runtime.cuda import texts
+from petiole.gpu_worker.models.weights.copying import Quantization
+from petiole.gpu_worker.runtime.cuda import whole_texts
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.attention.installed import kernels_at_hand
 from petiole.gpu_worker.runtime.cuda.capture import cuda_capture, eager
@@ -24,11 +24,11 @@ from petiole.gpu_worker.runtime.cuda.executor import (
     working_bytes,
 )
 from petiole.gpu_worker.runtime.device.cuda import CudaDevice, CudaStream
-from petiole.gpu_worker.runtime.device.interface import DeviceStream
+from petiole.gpu_worker.runtime.device.device import DeviceStream
 from petiole.gpu_worker.runtime.interface import Progress
 from petiole.gpu_worker.runtime.memory.room import page_bytes, pages_in, require_pages
 from petiole.gpu_worker.runtime.memory.states import state_bytes
-from petiole.gpu_worker.runtime.platform import Executor, StepMemory, encode_bytes, largest_region
+from petiole.gpu_worker.runtime.platforms import Executor, StepMemory, encode_bytes, largest_region
 
 
 class CudaPlatform:
@@ -85,7 +85,7 @@ class CudaPlatform:
     ) -> Executor:
         assert isinstance(stream, CudaStream), "the streams are the device's own"
         if decoder.plan.whole_texts:
-            return texts.CudaTextExecutor(decoder, memory.bank, self.place)
+            return whole_texts.CudaTextExecutor(decoder, memory.bank, self.place)
         capture = cuda_capture(stream) if config.cuda_graphs == "on" else eager
 
         def capture_one(work: Callable[[], None], *, kept: bool = True) -> Callable[[], object]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Literal
 
-from petiole.gpu_worker.runtime.device.interface import DeviceError, Event, SpanHook, Task
+from petiole.gpu_worker.runtime.device.device import DeviceError, DeviceEvent, SpanHook, Task
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +63,7 @@ class CpuStream:
         self._queue.put(event)
         return event
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: DeviceEvent) -> None:
         self._queue.put((event.synchronize, None))
 
     def synchronize(self) -> None:

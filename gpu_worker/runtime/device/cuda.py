@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from petiole.gpu_worker.runtime.device.interface import DeviceError, Event, SpanHook, Task
+from petiole.gpu_worker.runtime.device.device import DeviceError, DeviceEvent, SpanHook, Task
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -55,7 +55,7 @@ class CudaStream:
         event.record(self.raw)
         return CudaEvent(event)
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: DeviceEvent) -> None:
         assert isinstance(event, CudaEvent)
         self.raw.wait_event(event.raw)
 

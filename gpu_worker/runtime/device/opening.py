@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from petiole.gpu_worker.errors import MachineError
+from petiole.gpu_worker.exceptions import MachineError
 from petiole.gpu_worker.runtime.device.cpu import CpuDevice
-from petiole.gpu_worker.runtime.device.interface import Device
+from petiole.gpu_worker.runtime.device.device import Device
 
 
 def open_device(kind: Literal["auto", "cpu", "cuda"]) -> Device:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from petiole.gpu_worker.runtime.device.interface import DeviceStream
+from petiole.gpu_worker.runtime.device.device import DeviceStream
 from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
 
 StagingT = TypeVar("StagingT")

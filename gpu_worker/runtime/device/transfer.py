@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from petiole.gpu_worker.runtime.device.interface import DeviceStream, Event
+from petiole.gpu_worker.runtime.device.device import DeviceEvent, DeviceStream
 from petiole.gpu_worker.runtime.interface import StepOutput
 
 _OUTPUTS = {field.name for field in fields(StepOutput)}
@@ -40,7 +40,7 @@ class TransferHandle:
 
     __slots__ = ("_collect", "_done")
 
-    def __init__(self, done: Event, collect: Callable[[], StepOutput]) -> None:
+    def __init__(self, done: DeviceEvent, collect: Callable[[], StepOutput]) -> None:
         self._done = done
         self._collect = collect
 
@@ -68,7 +68,7 @@ class RenderBuffer:
 
     def start_transfer(
         self,
-        ready: Event | None,
+        ready: DeviceEvent | None,
         sources: Mapping[str, HostArray],
         lengths: Mapping[str, int],
         known: Mapping[str, npt.NDArray[Any]] = _NOTHING,

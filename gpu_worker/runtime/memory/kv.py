@@ -22,7 +22,7 @@ from torch import Tensor
 from petiole.cache import WindowPages
 from petiole.gpu_worker.models.host_memory import new_zeros
 from petiole.gpu_worker.models.plan import ModelPlan
-from petiole.gpu_worker.runtime.device.interface import upload
+from petiole.gpu_worker.runtime.device.device import upload
 from petiole.gpu_worker.runtime.interface import PageUpdates
 
 

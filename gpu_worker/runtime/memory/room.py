@@ -6,8 +6,8 @@ from bisect import bisect_right
 from functools import partial
 
 from petiole.cache import WindowPages, most_pages
-from petiole.gpu_worker.config import EngineConfig
-from petiole.gpu_worker.errors import InvalidRequest, MachineError
+from petiole.contract.settings.engine import EngineConfig
+from petiole.gpu_worker.exceptions import InvalidRequest, MachineError
 from petiole.gpu_worker.models.adapters.lora import AdaptedModel
 from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.runtime.memory.states import state_bytes

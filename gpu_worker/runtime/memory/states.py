@@ -19,7 +19,7 @@ import torch
 from petiole.gpu_worker.models.host_memory import new_zeros
 from petiole.gpu_worker.models.parts.recurrent.states import RUN, LayerState, Rounded, Span, StepBySpans
 from petiole.gpu_worker.models.plan import ModelPlan, Recurrent
-from petiole.gpu_worker.runtime.device.interface import upload
+from petiole.gpu_worker.runtime.device.device import upload
 from petiole.gpu_worker.runtime.interface import Int32Array, Progress, StateUpdates
 
 Int64Array = npt.NDArray[np.int64]

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from petiole.cache import ragged_arange
-from petiole.gpu_worker.request.images import IMAGE
+from petiole.gpu_worker.request.prepared_images import IMAGE
 from petiole.gpu_worker.runtime.interface import (
     FEATURES,
     PENDING,
@@ -78,6 +78,7 @@ class StepInputs:
     sampled: Int64Array | None = None
     scored: Int64Array | None = None
     of_tokens: Sequence[Sequence[str]] | None = None
+    unpooled: Sequence[int] | None = None
 
     @property
     def sampled_inputs(self) -> Int64Array:
@@ -143,6 +144,7 @@ def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:
         sampled=sampled,
         scored=scored,
         of_tokens=batch.of_tokens,
+        unpooled=batch.unpooled,
     )
 
 

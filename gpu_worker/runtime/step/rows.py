@@ -18,12 +18,12 @@ from torch import Tensor
 
 from petiole.cache import ragged_arange
 from petiole.gpu_worker.request import SamplingParams
-from petiole.gpu_worker.runtime.device.interface import upload
+from petiole.gpu_worker.runtime.device.device import upload
 from petiole.gpu_worker.runtime.interface import Int32Array, RowBinding, StepBatch, TokenMask
 from petiole.gpu_worker.runtime.step.inputs import StepInputs
 from petiole.gpu_worker.runtime.step.noise import noise_keys
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
-from petiole.gpu_worker.runtime.step.sampling import NEG_INF, Choice, Penalties
+from petiole.gpu_worker.runtime.step.sampling import NEG_INF, Penalties, SamplingMetadata
 from petiole.gpu_worker.runtime.step.verify import draft_pairs, drafts_of
 
 _PARAMETERS = np.dtype(
@@ -59,7 +59,8 @@ _NO_PAIRS = np.empty((0, 2), np.int64)
 
 @dataclass(frozen=True, slots=True)
 class ScorePlan:
-    """Given tokens to score: see `Scored`. at: int64 [S], their places among the outputs. token_ids: int64 [S]."""
+    """Given tokens to score: see `ScoredTokens`. at: int64 [S], their places among the outputs. token_ids: int64
+    [S]."""
 
     at: npt.NDArray[np.int64]
     token_ids: npt.NDArray[np.int64]
@@ -297,7 +298,7 @@ class Sampled:
     greedy. drafts: see `drafts_of`; None if nothing is verified."""
 
     rows: Tensor
-    choice: Choice | None
+    choice: SamplingMetadata | None
     drafts: Tensor | None
 
 
@@ -318,5 +319,5 @@ def sampled_with(plan: OutputPlan, upload: Upload) -> Sampled:
     found = dict(zip(arrays, upload([*arrays.values()]), strict=True))
     choice = None
     if plan.uses & Uses.DRAW:
-        choice = Choice(found["temperature"], found["keys"], *(found.get(name) for name in _FILTERS))
+        choice = SamplingMetadata(found["temperature"], found["keys"], *(found.get(name) for name in _FILTERS))
     return Sampled(found.get("rows", _NO_ROWS), choice, found.get("drafts"))

@@ -25,7 +25,7 @@ NEG_INF = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SamplingMetadata:
     """Sampling parameters of O outputs; None if no output uses the filter.
 
     temperature: float32 [O], 0 greedy. keys: int32 [O, 2]. top_k: int64 [O], 0 off. top_p, min_p: float32 [O].
@@ -37,14 +37,14 @@ class Choice:
     top_p: Tensor | None
     min_p: Tensor | None
 
-    def at(self, outputs: Tensor) -> Choice:
+    def at(self, outputs: Tensor) -> SamplingMetadata:
         """The parameters of a subset of the outputs."""
 
         def select(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor[outputs]
 
         filters = map(select, (self.top_k, self.top_p, self.min_p))
-        return Choice(self.temperature[outputs], self.keys[outputs], *filters)
+        return SamplingMetadata(self.temperature[outputs], self.keys[outputs], *filters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +93,14 @@ def bar(logits: Tensor, banned: Tensor, narrowed: Tensor | None = None) -> Tenso
     return logits
 
 
-Choose = Callable[[Tensor, Choice | None], Tensor]
+Choose = Callable[[Tensor, SamplingMetadata | None], Tensor]
 """`choose`, implemented for a device; on CUDA for logits of any float type."""
 
 Draw = Callable[[Tensor, Tensor], Tensor | None]
 """int64 [O]: argmax of scores [O, V] plus the noise of keys [O, 2]; None: the caller must compute it."""
 
 
-def choose(logits: Tensor, choice: Choice | None, draw: Draw = lambda scores, keys: None) -> Tensor:
+def choose(logits: Tensor, choice: SamplingMetadata | None, draw: Draw = lambda scores, keys: None) -> Tensor:
     """Sample int64 [O] from float32 [O, V]. Each output depends only on its own logits and parameters."""
     best = likeliest(logits)
     if choice is None:
@@ -128,7 +128,7 @@ def likeliest(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
 
-def _among_all(scaled: Tensor, choice: Choice, draw: Draw) -> Tensor:
+def _among_all(scaled: Tensor, choice: SamplingMetadata, draw: Draw) -> Tensor:
     """int64 [O]: Gumbel-max over scaled logits [O, V] with neither top-k nor top-p."""
     if choice.min_p is not None:
         floor = scaled.amax(-1, keepdim=True) + choice.min_p.log()[:, None]
@@ -140,7 +140,7 @@ def _among_all(scaled: Tensor, choice: Choice, draw: Draw) -> Tensor:
     return (scaled + gumbel(choice.keys, token_ids)).argmax(-1)
 
 
-def _among_likeliest(scaled: Tensor, choice: Choice) -> Tensor:
+def _among_likeliest(scaled: Tensor, choice: SamplingMetadata) -> Tensor:
     """int64 [O]: Gumbel-max over the tokens of [O, V] that pass top-k, top-p and min-p.
 
     A token passes if fewer than `top_k` tokens, and less than `top_p` of the mass, lie strictly above it, as on
@@ -165,7 +165,7 @@ def _among_likeliest(scaled: Tensor, choice: Choice) -> Tensor:
     return ids.gather(1, scores.argmax(-1, keepdim=True)).squeeze(1)
 
 
-def _floor(values: Tensor, total: Tensor | None, choice: Choice) -> Tensor:
+def _floor(values: Tensor, total: Tensor | None, choice: SamplingMetadata) -> Tensor:
     """float32 [O, 1]: the smallest logit that passes. values: [O, K], the largest logits, descending.
 
     total: float32 [O], the logsumexp of whole rows, used for rows with a top-p and no top-k.
@@ -190,12 +190,12 @@ def _floor(values: Tensor, total: Tensor | None, choice: Choice) -> Tensor:
     return floor
 
 
-def _limited(choice: Choice) -> Tensor:
+def _limited(choice: SamplingMetadata) -> Tensor:
     """bool [O]: whether the output has a top-k."""
     return torch.zeros_like(choice.temperature, dtype=torch.bool) if choice.top_k is None else choice.top_k > 0
 
 
-def _nucleus(choice: Choice) -> Tensor:
+def _nucleus(choice: SamplingMetadata) -> Tensor:
     """bool [O]: whether the output has a top-p."""
     return torch.zeros_like(choice.temperature, dtype=torch.bool) if choice.top_p is None else choice.top_p < 1
 

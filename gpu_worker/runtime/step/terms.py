@@ -8,7 +8,7 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.weights.names import LinearName
-from petiole.gpu_worker.runtime.device.interface import upload
+from petiole.gpu_worker.runtime.device.device import upload
 
 
 class GroupedTerms:

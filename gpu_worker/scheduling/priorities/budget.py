@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from petiole.gpu_worker.scheduling.batching import StepPayload, StepPlan
-from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 
 FIRST, PROBES, PROBED, EXEMPT = 8, 4, 64, 256
 """Steps in which the lowest class is limited. See above."""
@@ -50,12 +50,12 @@ FADED = 0.9
 one again after a delayed one made it dearer than the room."""
 
 _SCALES = np.array([1.0, 16.0, 16.0, 4096.0, 1.0])
-"""Of the features, so that their costs have the same order of magnitude."""
+"""The scales of the features, so that their costs have the same order of magnitude."""
 
 _Floats = npt.NDArray[np.float64]
 
 
-class Load(NamedTuple):
+class StepLoad(NamedTuple):
     """What a step computes: `rows` outputs, `positions` that go through the layers, `context` positions before
     these that attention reads, and `chunks` of prompts."""
 
@@ -65,7 +65,7 @@ class Load(NamedTuple):
     chunks: int = 0
 
     @classmethod
-    def of(cls, payload: StepPayload) -> Load:
+    def of(cls, payload: StepPayload) -> StepLoad:
         batch, context = payload.batch, int(payload.batch.starts.sum())
         if payload.plan.lengths is None:
             return cls(batch.size, batch.size, context)
@@ -82,7 +82,7 @@ class Costs(NamedTuple):
     context: float = 0.0
     chunk: float = 0.0
 
-    def more(self, load: Load) -> float:
+    def more(self, load: StepLoad) -> float:
         """Seconds by which this load lengthens a step."""
         rows, positions = self.row * load.rows, self.position * load.positions
         return rows + positions + self.context * load.context + self.chunk * load.chunks
@@ -100,7 +100,7 @@ class _Window:
     def of(cls, size: int) -> _Window:
         return cls(np.zeros((size, len(_SCALES))), np.zeros(size))
 
-    def add(self, load: Load, seconds: float) -> None:
+    def add(self, load: StepLoad, seconds: float) -> None:
         at = self.n % len(self.seconds)
         self.features[at] = (1.0, *load)
         self.seconds[at] = seconds
@@ -126,10 +126,10 @@ class StepTimes:
     _alone: _Window = field(default_factory=lambda: _Window.of(ALONE))
     _shared: _Window = field(default_factory=lambda: _Window.of(SHARED))
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: StepLoad) -> float:
         return self.costs.step + self.costs.more(load)
 
-    def observe(self, load: Load, seconds: float, *, alone: bool = False) -> None:
+    def observe(self, load: StepLoad, seconds: float, *, alone: bool = False) -> None:
         (self._alone if alone else self._shared).add(load, seconds)
         self.widest = max(self.widest, load.positions)
         observed = self._alone.n + self._shared.n
@@ -227,12 +227,12 @@ class StepBudget:
             # An estimate says little about steps much wider than those measured.
             self._room_positions = 2 * self.times.widest + 1 - alone.positions
 
-    def _decodes(self, sequences: Sequence[ScheduledSequence]) -> Load:
-        """Of a decode, or of a verification with as many drafts as there may be."""
+    def _decodes(self, sequences: Sequence[ScheduledSequence]) -> StepLoad:
+        """The load of a decode, or of a verification with as many drafts as there may be."""
         n = len(sequences)
-        return Load(n, n * self._positions_per_row, sum([seq.scheduled_position for seq in sequences]))
+        return StepLoad(n, n * self._positions_per_row, sum([seq.scheduled_position for seq in sequences]))
 
-    def _take(self, load: Load) -> bool:
+    def _take(self, load: StepLoad) -> bool:
         """Take the room that the load needs, if there is enough."""
         seconds = self.times.costs.more(load)
         if self._room_s <= 0 or seconds > self._room_s or load.positions > self._room_positions:
@@ -246,7 +246,7 @@ class StepBudget:
         if not self.limits(seq) or self.exempt:
             return most
         costs = self.times.costs
-        left = self._room_s - costs.more(Load(1, 0, seq.scheduled_position, chunks=1))
+        left = self._room_s - costs.more(StepLoad(1, 0, seq.scheduled_position, chunks=1))
         if left <= 0:
             return 0
         room = self._room_positions if costs.position == 0 else min(self._room_positions, left / costs.position)
@@ -254,7 +254,7 @@ class StepBudget:
 
     def take_chunk(self, seq: ScheduledSequence, positions: int) -> None:
         if self.limits(seq):
-            self._take(Load(1, positions, seq.scheduled_position, chunks=1))
+            self._take(StepLoad(1, positions, seq.scheduled_position, chunks=1))
 
     # ------------------------------------------------------------ launch and commit
 
@@ -283,5 +283,5 @@ class StepBudget:
         undisturbed = self._completed_alone and self._launched_alone
         if undisturbed if alone else limited:
             seconds = now - max(payload.launched_s, self._completed_s)
-            self.times.observe(Load.of(payload), seconds, alone=alone)
+            self.times.observe(StepLoad.of(payload), seconds, alone=alone)
         self._completed_s, self._completed_alone = now, alone

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from petiole.cache import Amount
-from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 
 
 @dataclass(frozen=True, slots=True)

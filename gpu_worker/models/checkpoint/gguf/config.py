@@ -3,101 +3,125 @@
 from __future__ import annotations
 
 import struct
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import shown
-from petiole.gpu_worker.models.checkpoint.gguf.header import Header, read_header
-from petiole.gpu_worker.models.checkpoint.gguf.names import ARCHITECTURES, FREQUENCIES, Architecture
-from petiole.gpu_worker.models.checkpoint.gguf.types import TYPES
+from petiole.gpu_worker.models.checkpoint.gguf.block_types import TYPES
+from petiole.gpu_worker.models.checkpoint.gguf.header import GgufHeader, read_whole
+from petiole.gpu_worker.models.checkpoint.gguf.metadata import Metadata
+from petiole.gpu_worker.models.checkpoint.gguf.specifics import PARTLY_TURNED, SPECIFICS
+from petiole.gpu_worker.models.checkpoint.gguf.tensor_mapping import (
+    ARCHITECTURES,
+    FREQUENCIES,
+    LONG,
+    MIXTRAL,
+    OLMO3,
+    SHORT,
+    Architecture,
+)
 
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
-_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _END_TEXTS = frozenset(
-    {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"}
+    {
+        *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
+        *("<|return|>", "<|call|>", "<turn|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>"),
+        *("<｜end▁of▁sentence｜>", "<|fim_pad|>", "<|fim_repo|>", "<|repo_name|>", "<|file_sep|>"),  # noqa: RUF001
+    }
 )
-"""Of tokens that end an output, whatever else the metadata name."""
-_LARGE_GEMMA_LAYERS = 62
-"""The Gemma 3 of this many layers scales its attention by the width of the model for each head."""
+"""The texts of tokens that end an output, whatever else the metadata name."""
+_MIXED = frozenset({"llama", "qwen2moe", "qwen3moe", "glm4moe", "gpt-oss"})
+"""Architectures with experts."""
+_END_OF_MESSAGE, _HARMONY = "<|end|>", "<|return|>"
+"""The first one ends an output, too, but for a model that has the second one."""
 
 
 def config_of(path: Path) -> dict[str, Any]:
     """Raises ModelError for an architecture that is not read, and for metadata that make no sense."""
-    return _Config(read_header(path)).config()
+    return _Config(read_whole(path)).config()
 
 
-def architecture_of(header: Header) -> Architecture:
+def architecture_of(header: GgufHeader) -> Architecture:
     """Raises ModelError for one that is not read."""
     name = header.metadata.get("general.architecture")
     if name not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise ModelError(f"{header.path}: the architecture of a GGUF file must be {known}, got {shown(name)}")
+        known, near = ", ".join(ARCHITECTURES), get_close_matches(str(name), ARCHITECTURES, 1, 0.5)
+        hint = f" (the nearest is {near[0]})" if near else ""
+        raise ModelError(
+            f"{header.path}: the architecture of a GGUF file must be {known}, got {shown(name)}{hint};"
+            f" for others take the checkpoint in safetensors"
+        )
+    if name == "llama" and header.metadata.get("llama.expert_count"):
+        return MIXTRAL
+    if name == "olmo2" and "olmo2.attention.sliding_window" in header.metadata:
+        return OLMO3
     return ARCHITECTURES[str(name)]
 
 
 class _Config:
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: GgufHeader) -> None:
         self._header, self._hub = header, architecture_of(header)
         self._name = str(header.metadata["general.architecture"])
+        self._metadata = Metadata(header, self._name)
 
     def config(self) -> dict[str, Any]:
-        self._refuse_unread()
-        n_heads = self._whole("attention.head_count")
-        hidden, longest = self._whole("embedding_length"), self._whole("context_length")
-        width = self._whole("attention.key_length", hidden // max(1, n_heads))
-        for key in ("attention.value_length", "rope.dimension_count"):
-            if (found := self._whole(key, width)) != width:
-                raise self._wrong(key, f"be {width}, the width of a head", found)
+        metadata, tensors = self._metadata, self._header.tensors
+        if self._name not in _MIXED and metadata.get("expert_count"):
+            raise metadata.wrong("expert_count", "be 0", metadata.get("expert_count"))
+        n_heads = metadata.whole("attention.head_count")
+        hidden, longest = metadata.whole("embedding_length"), metadata.whole("context_length")
+        width = metadata.whole("attention.key_length", hidden // max(1, n_heads))
+        if (found := metadata.whole("attention.value_length", width)) != width:
+            raise metadata.wrong("attention.value_length", f"be {width}, the width of a head", found)
+        turned = metadata.whole("rope.dimension_count", width)
+        if turned != width and (self._name not in PARTLY_TURNED or turned > width):
+            raise metadata.wrong("rope.dimension_count", f"be {width}, the width of a head", turned)
+        n_layers = metadata.whole("block_count") - metadata.whole("nextn_predict_layers", 0, low=0)
+        kv_heads = set(metadata.of_layers("attention.head_count_kv", n_layers, n_heads)) - {0}
+        inner = set(metadata.of_layers("feed_forward_length", n_layers, hidden))
+        for key, several in (("attention.head_count_kv", kv_heads), ("feed_forward_length", inner)):
+            if len(several) != 1:
+                raise metadata.wrong(key, "be the same in all layers", shown(sorted(several)))
         config: dict[str, Any] = {
             "architectures": [self._hub.hub],
             "model_type": self._name,
             "vocab_size": self._vocab_size(),
             "hidden_size": hidden,
-            "num_hidden_layers": self._whole("block_count"),
-            "intermediate_size": self._whole("feed_forward_length"),
+            "num_hidden_layers": n_layers,
+            "intermediate_size": inner.pop(),
             "num_attention_heads": n_heads,
-            "num_key_value_heads": self._whole("attention.head_count_kv", n_heads),
+            "num_key_value_heads": kv_heads.pop(),
             "head_dim": width,
-            "rms_norm_eps": self._number("attention.layer_norm_rms_epsilon", 1e-6),
+            "partial_rotary_factor": turned / width,
+            "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon", 1e-6),
             "max_position_embeddings": longest,
-            "rope_theta": self._number("rope.freq_base", 10_000.0),
-            "tie_word_embeddings": _HEAD not in self._header.tensors,
+            "rope_theta": metadata.number("rope.freq_base", 10_000.0),
+            "tie_word_embeddings": _HEAD not in tensors,
             "dtype": self._dtype(),
             "eos_token_id": self._ends(),
+            "attention_bias": "blk.0.attn_q.bias" in tensors,
+            "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         }
-        if self._name == "llama":
-            config["attention_bias"] = any(name.endswith("attn_q.bias") for name in self._header.tensors)
-        if self._name == "gemma3":
-            config |= self._gemma3(n_heads, hidden, width)
-        if (scaling := self._scaling(longest, width)) is not None:
+        if self._name in SPECIFICS:
+            config |= SPECIFICS[self._name](metadata, config)
+        if (scaling := self._scaling(longest, turned)) is not None:
             config["rope_scaling"] = scaling
         if any(TYPES[kind].quantised for kind in self._kinds()):
             config["quantization_config"] = {"quant_method": "gguf"}
         return config
 
-    def _refuse_unread(self) -> None:
-        files = self._header.metadata.get("split.count", 1)
-        if files not in (0, 1):
-            raise ModelError(
-                f"{self._header.path} is one of {shown(files)} files: join them with `llama-gguf-split --merge`"
-            )
-        if self._header.metadata.get(f"{self._name}.expert_count"):
-            raise self._wrong("expert_count", "be 0", self._header.metadata[f"{self._name}.expert_count"])
-
-    def _gemma3(self, n_heads: int, hidden: int, width: int) -> dict[str, Any]:
-        large = self._whole("block_count") == _LARGE_GEMMA_LAYERS
-        return {
-            "sliding_window": self._whole("attention.sliding_window", 4096),
-            "query_pre_attn_scalar": hidden // n_heads if large else width,
-            "rope_local_base_freq": self._number("rope.freq_base_swa", 10_000.0),
-            "rope_theta": self._number("rope.freq_base", 1_000_000.0),
-            "final_logit_softcapping": self._number("final_logit_softcapping", 0.0),
-        }
-
     def _scaling(self, longest: int, width: int) -> dict[str, Any] | None:
-        if FREQUENCIES in self._header.tensors:
-            factors = self._frequencies(width // 2)
+        """width: of the part of a head that is rotated."""
+        metadata, tensors = self._metadata, self._header.tensors
+        original = metadata.whole("rope.scaling.original_context_length", longest)
+        amplitude = {}
+        if metadata.has("rope.scaling.attn_factor"):
+            amplitude["attention_factor"] = metadata.number("rope.scaling.attn_factor", 1.0)
+        if FREQUENCIES in tensors:
+            factors = self._frequencies(FREQUENCIES, width // 2)
             return {
                 "rope_type": "longrope",
                 "short_factor": factors,
@@ -105,23 +129,34 @@ class _Config:
                 "attention_factor": 1.0,
                 "original_max_position_embeddings": longest,
             }
-        kind = self._header.metadata.get(f"{self._name}.rope.scaling.type", "none")
+        if LONG in tensors and SHORT in tensors:
+            return amplitude | {
+                "rope_type": "longrope",
+                "short_factor": self._frequencies(SHORT, width // 2),
+                "long_factor": self._frequencies(LONG, width // 2),
+                "original_max_position_embeddings": original,
+            }
+        kind = metadata.get("rope.scaling.type", "none")
         if kind == "none":
             return None
         if kind not in ("linear", "yarn"):
-            raise self._wrong("rope.scaling.type", "be none, linear or yarn", shown(kind))
-        scaling = {"rope_type": kind, "factor": self._number("rope.scaling.factor", 1.0)}
+            raise metadata.wrong("rope.scaling.type", "be none, linear or yarn", shown(kind))
+        scaling = {"rope_type": kind, "factor": metadata.number("rope.scaling.factor", 1.0)}
         if kind == "yarn":
-            original = self._whole("rope.scaling.original_context_length", longest)
-            scaling["original_max_position_embeddings"] = original
+            scaling |= amplitude | {
+                "original_max_position_embeddings": original,
+                "beta_fast": metadata.number("rope.scaling.yarn_beta_fast", 32.0),
+                "beta_slow": metadata.number("rope.scaling.yarn_beta_slow", 1.0),
+                "truncate": self._name != "gpt-oss",
+            }
         return scaling
 
-    def _frequencies(self, n: int) -> list[float]:
-        stored = self._header.tensors[FREQUENCIES]
+    def _frequencies(self, name: str, n: int) -> list[float]:
+        stored = self._header.tensors[name]
         if (stored.kind, stored.shape) != ("F32", (n,)):
             got = f"{stored.kind} {list(stored.shape)}"
-            raise ModelError(f"{self._header.path}: tensor {FREQUENCIES} must be F32 [{n}], got {got}")
-        with self._header.path.open("rb") as file:
+            raise ModelError(f"{self._header.path}: tensor {name} must be F32 [{n}], got {got}")
+        with stored.path.open("rb") as file:
             file.seek(stored.start)
             return list(struct.unpack(f"<{n}f", file.read(4 * n)))
 
@@ -135,7 +170,7 @@ class _Config:
     def _kinds(self) -> set[str]:
         """Types of the matrices of layers and of the head."""
         stored = self._header.tensors.items()
-        return {one.kind for name, one in stored if len(one.shape) == 2 and name != _EMBEDDING}
+        return {one.kind for name, one in stored if len(one.shape) > 1 and name != _EMBEDDING}
 
     def _dtype(self) -> str:
         """For the weights that are not quantised, and for keys and values."""
@@ -146,21 +181,9 @@ class _Config:
     def _ends(self) -> list[int]:
         metadata = self._header.metadata
         texts = metadata.get("tokenizer.ggml.tokens")
-        ends = {i for i, text in enumerate(texts if isinstance(texts, list) else ()) if text in _END_TEXTS}
-        ends |= {metadata[f"tokenizer.ggml.{key}"] for key in _ENDS if f"tokenizer.ggml.{key}" in metadata}
+        texts = texts if isinstance(texts, list) else []
+        known = _END_TEXTS if _HARMONY in texts else _END_TEXTS | {_END_OF_MESSAGE}
+        ends = {i for i, text in enumerate(texts) if text in known}
+        keys = (f"tokenizer.ggml.{key}_token_id" for key in _ENDS)
+        ends |= {metadata[key] for key in keys if key in metadata}
         return sorted(ends, key=str)
-
-    def _whole(self, key: str, default: int | None = None) -> int:
-        value = self._header.metadata.get(f"{self._name}.{key}", default)
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 2**31:
-            raise self._wrong(key, f"be a whole number from 1 to {2**31}", shown(value))
-        return value
-
-    def _number(self, key: str, default: float) -> float:
-        value = self._header.metadata.get(f"{self._name}.{key}", default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e30:
-            raise self._wrong(key, "be a number", shown(value))
-        return float(value)
-
-    def _wrong(self, key: str, limit: str, got: object) -> ModelError:
-        return ModelError(f"{self._header.path}: {self._name}.{key} must {limit}, got {got}")

@@ -17,9 +17,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from petiole.gpu_worker.errors import ModelError
-from petiole.gpu_worker.models.checkpoint.configuration import shown
-from petiole.gpu_worker.models.checkpoint.gguf.types import NAMES, TYPES
+from petiole.gpu_worker.exceptions import ModelError
+from petiole.gpu_worker.models.checkpoint.configuration import check_file, shown
+from petiole.gpu_worker.models.checkpoint.gguf.block_types import NAMES, TYPES
+from petiole.gpu_worker.models.checkpoint.gguf.choosing import pieces_of
 
 MAGIC = b"GGUF"
 
@@ -27,28 +28,51 @@ _VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MOST_ENTRIES, _MOST_TENSORS, _MOST_VALUES, _MOST_BYTES = 10_000, 100_000, 2**24, 2**24
+_MOST_HEADER = 2**28
+"""Bytes of the whole header: the largest vocabularies take 20 MB."""
 _MAX_DIMENSIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor of the file. kind: the name of its type. shape: the outermost size first. start, end: its bytes."""
+class GgufTensor:
+    """A tensor of the file. kind: the name of its type. shape: the outermost size first. start, end: its bytes in
+    the file `path`."""
 
     kind: str
     shape: tuple[int, ...]
     start: int
     end: int
+    path: Path
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class GgufHeader:
     path: Path
     metadata: Mapping[str, Any]
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, GgufTensor]
 
 
-def read_header(path: Path) -> Header:
-    """Raises ModelError, in one line, for a file that is damaged, or that has tensors of unknown types."""
+def read_whole(path: Path) -> GgufHeader:
+    """The metadata of a model's first piece, and the tensors of all. Raises ModelError."""
+    first, *more = (read_header(piece) for piece in pieces_of(path))
+    said = first.metadata.get("split.count", 1)
+    if said not in (0, 1, 1 + len(more)):
+        raise ModelError(
+            f"{path}: split.count must be {1 + len(more)}, as the file's name says, got {shown(said)}"
+        )
+    tensors = dict(first.tensors)
+    for piece in more:
+        if twice := tensors.keys() & piece.tensors.keys():
+            raise ModelError(f"{piece.path} repeats tensor {min(twice)} of another piece")
+        tensors |= piece.tensors
+    if len(tensors) != (promised := first.metadata.get("split.tensors.count", len(tensors))):
+        raise ModelError(f"{path}: its pieces must have {shown(promised)} tensors together, got {len(tensors)}")
+    return GgufHeader(first.path, first.metadata, tensors)
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Of one file. Raises ModelError, in one line, for a damaged file, and for tensors of unknown types."""
+    check_file(path)
     try:
         found = path.stat()
         return _read(path, (found.st_ino, found.st_mtime_ns, found.st_size))
@@ -56,28 +80,28 @@ def read_header(path: Path) -> Header:
         raise ModelError(f"{path} cannot be read: {error}") from None
 
 
-@lru_cache(maxsize=4)
-def _read(path: Path, content: tuple[int, ...]) -> Header:
+@lru_cache(maxsize=16)
+def _read(path: Path, content: tuple[int, ...]) -> GgufHeader:
     """content: tells the file from another one of this name."""
     with path.open("rb") as file:
         if file.read(4) != MAGIC:
             raise ModelError(f"{path} is not a GGUF file")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
-                return _Reader(path, data).header()
+                return _HeaderReader(path, data).header()
             except (ValueError, struct.error, OverflowError) as error:
                 if isinstance(error, ModelError):
                     raise
                 raise ModelError(f"{path} has a damaged header: {error}") from None
 
 
-class _Reader:
+class _HeaderReader:
     """Reads from the front to the back."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data, self._at = path, data, len(MAGIC)
 
-    def header(self) -> Header:
+    def header(self) -> GgufHeader:
         version = self._number("I")
         if version not in _VERSIONS:
             known = " or ".join(map(str, _VERSIONS))
@@ -94,19 +118,19 @@ class _Reader:
         if not isinstance(alignment, int) or not 0 < alignment <= 2**20:
             raise ValueError(f"general.alignment must be from 1 to {2**20}, got {shown(alignment)}")
         begin = -(-self._at // alignment) * alignment
-        tensors: dict[str, Stored] = {}
+        tensors: dict[str, GgufTensor] = {}
         for name, kind, shape, offset in raw:
             if name in tensors:
                 raise ValueError(f"two tensors {shown(name)}")
             tensors[name] = self._stored(name, kind, shape, begin + offset)
-        return Header(self._path, metadata, tensors)
+        return GgufHeader(self._path, metadata, tensors)
 
-    def _stored(self, name: str, number: int, shape: tuple[int, ...], start: int) -> Stored:
+    def _stored(self, name: str, number: int, shape: tuple[int, ...], start: int) -> GgufTensor:
         kind = NAMES.get(number, str(number))
         if kind not in TYPES:
             raise ModelError(
                 f"{self._path}: tensor {shown(name)} must be of type {', '.join(TYPES)}, got {kind};"
-                f" take the file in Q4_0, Q4_K_M, Q6_K or Q8_0, or the checkpoint in safetensors"
+                f" take the file in Q8_0 or Q4_K_M, or the checkpoint in safetensors"
             )
         block = TYPES[kind]
         if shape[-1] % block.values:
@@ -114,7 +138,7 @@ class _Reader:
         end = start + math.prod(shape) // block.values * block.n_bytes
         if end > len(self._data):
             raise ModelError(f"{self._path} is truncated: {len(self._data)} bytes, its header promises {end}")
-        return Stored(kind, shape, start, end)
+        return GgufTensor(kind, shape, start, end, self._path)
 
     def _tensor(self) -> tuple[str, int, tuple[int, ...], int]:
         name, dimensions = self._text(), self._number("I")
@@ -157,4 +181,6 @@ class _Reader:
         start, self._at = self._at, self._at + n
         if self._at > len(self._data):
             raise ModelError(f"{self._path} is truncated: {len(self._data)} bytes end within its header")
+        if self._at > _MOST_HEADER:
+            raise ModelError(f"{self._path}: its header must have at most {_MOST_HEADER} bytes, got {self._at}")
         return self._data[start : self._at]

@@ -3,40 +3,63 @@
 from __future__ import annotations
 
 import mmap
+import re
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import shown
+from petiole.gpu_worker.models.checkpoint.gguf.block_types import TYPES
 from petiole.gpu_worker.models.checkpoint.gguf.blocks import values_of
 from petiole.gpu_worker.models.checkpoint.gguf.config import architecture_of, config_of
-from petiole.gpu_worker.models.checkpoint.gguf.header import read_header
-from petiole.gpu_worker.models.checkpoint.gguf.names import FREQUENCIES
-from petiole.gpu_worker.models.checkpoint.gguf.types import TYPES
-from petiole.gpu_worker.models.checkpoint.safetensors import Entry, TensorFile
+from petiole.gpu_worker.models.checkpoint.gguf.header import GgufTensor, read_header, read_whole
+from petiole.gpu_worker.models.checkpoint.gguf.tensor_mapping import FREQUENCIES, LONG, SHORT, Place
+from petiole.gpu_worker.models.checkpoint.safetensors import TensorEntry, TensorFile
 
 _VALUES_AT_ONCE = 2**24
+_DROPPED = {".conv.conv.weight": 1, ".mlp.shared_expert_gate.weight": 0}
+"""The dimension of size 1 that the converter drops, by the end of a tensor's name."""
+
+
+def _entry(tensor: GgufTensor, place: Place) -> TensorEntry:
+    """A tensor's part that has this place."""
+    if place.which is None:
+        shape = tensor.shape
+        for end, at in _DROPPED.items():
+            if place.name.endswith(end):
+                shape = (*shape[:at], 1, *shape[at:])
+        return TensorEntry(tensor.kind, shape, tensor.start, tensor.end)
+    each = (tensor.end - tensor.start) // tensor.shape[0]
+    start = tensor.start + place.which * each
+    return TensorEntry(tensor.kind, tensor.shape[1:], start, start + each)
 
 
 class GgufTensors(TensorFile):
     """See `TensorFile`. The type of a quantised tensor is that of its blocks, and `stored` returns these as bytes,
-    [rows, bytes of a row]."""
+    [rows, bytes of a row]. path: of a model's piece."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        header, config = read_header(path), config_of(path)
+        header, config = read_whole(path), config_of(path)
         self._of = architecture_of(header)
         self._heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"]}
-        for given, tensor in header.tensors.items():
-            if given == FREQUENCIES:
+        for given, tensor in read_header(path).tensors.items():
+            if given in (FREQUENCIES, LONG, SHORT) or self._is_beyond(given, config["num_hidden_layers"]):
                 continue
-            if (name := self._of.name_of(given)) is None:
+            places = [*self._of.places(given, tensor.shape[0])]
+            if not places:
                 raise ModelError(f"{path}: tensor {shown(given)} is not one of a {self._of.hub}")
-            self.entries[name] = Entry(tensor.kind, tensor.shape, tensor.start, tensor.end)
+            for place in places:
+                self.entries[place.name] = _entry(tensor, place)
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+    def _is_beyond(self, name: str, n_layers: int) -> bool:
+        """Whether a tensor belongs to a layer that predicts further tokens."""
+        found = re.match(r"blk\.(\d{1,5})\.", name)
+        return found is not None and int(found[1]) >= n_layers
 
     def tensor(self, name: str) -> Tensor:
         entry = self.entries[name]

@@ -14,10 +14,10 @@ from petiole.gpu_worker.models.moondream.config import MoondreamConfig
 from petiole.gpu_worker.models.moondream.skills import finding
 from petiole.gpu_worker.models.moondream.skills import options as checks
 from petiole.gpu_worker.models.moondream.skills.finding import FindingState, Item, clamped
-from petiole.gpu_worker.request.skills import Asked, TextCodec
+from petiole.gpu_worker.request.skills import SkillPrompt, TextCodec
 
 
-def ask(options: Mapping[str, Any], config: MoondreamConfig, n_images: int, codec: TextCodec) -> Asked:
+def ask(options: Mapping[str, Any], config: MoondreamConfig, n_images: int, codec: TextCodec) -> SkillPrompt:
     tokens = config.tokens
     checks.check_names("detect", options, ("object", "max_objects"))
     kinds = (tokens.coordinate, tokens.coordinate, tokens.size)

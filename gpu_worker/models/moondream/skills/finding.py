@@ -14,8 +14,8 @@ from typing import Any, Self
 
 from petiole.gpu_worker.models.moondream.config import TokenConfig
 from petiole.gpu_worker.models.moondream.skills import options as checks
-from petiole.gpu_worker.request.images import ImagePlace
-from petiole.gpu_worker.request.skills import Asked, TextCodec
+from petiole.gpu_worker.request.prepared_images import ImagePlace
+from petiole.gpu_worker.request.skills import SkillPrompt, TextCodec
 
 Item = dict[str, float]
 
@@ -78,10 +78,10 @@ def asked(
     n_images: int,
     codec: TextCodec,
     state: FindingState,
-) -> Asked:
+) -> SkillPrompt:
     """The prompt that names the object, with a space before it."""
     checks.needs_image(skill, n_images)
     around = tokens.templates[skill]
     name = codec.encode(" " + checks.text(options, "object"), field="object")
     prompt: list[int | ImagePlace] = [tokens.bos, ImagePlace(0), *around["prefix"], *name, *around["suffix"]]
-    return Asked(prompt, state, steering="index", has_text=False)
+    return SkillPrompt(prompt, state, steering="index", has_text=False)

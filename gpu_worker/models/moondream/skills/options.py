@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from petiole.gpu_worker.errors import InvalidRequest, require
+from petiole.gpu_worker.exceptions import InvalidRequest, require
 
 MOST_OBJECTS = 1000
 

@@ -18,14 +18,14 @@ from typing import Any, Self, cast
 
 import numpy as np
 
-from petiole.gpu_worker.errors import require
+from petiole.gpu_worker.exceptions import require
 from petiole.gpu_worker.models.moondream.config import MoondreamConfig, TokenConfig
 from petiole.gpu_worker.models.moondream.skills import options as checks
-from petiole.gpu_worker.request.images import ImagePlace
-from petiole.gpu_worker.request.skills import Asked, TextCodec
+from petiole.gpu_worker.request.prepared_images import ImagePlace
+from petiole.gpu_worker.request.skills import SkillPrompt, TextCodec
 
 
-def ask(options: Mapping[str, Any], config: MoondreamConfig, n_images: int, codec: TextCodec) -> Asked:
+def ask(options: Mapping[str, Any], config: MoondreamConfig, n_images: int, codec: TextCodec) -> SkillPrompt:
     tokens = config.tokens
     checks.check_names("query", options, ("question", "reasoning"))
     reasoning = options.get("reasoning", False)
@@ -37,12 +37,12 @@ def ask(options: Mapping[str, Any], config: MoondreamConfig, n_images: int, code
     mode = tokens.thinking if reasoning else tokens.answer
     prompt = [*start, *around["prefix"], *question, *around["suffix"], mode]
     if reasoning:
-        return Asked(prompt, ReasoningState(tokens, codec, config.text.vocab_size), steering="tokens")
-    return Asked(prompt, Text("answer", tokens, codec), banned_token_ids=(tokens.answer,))
+        return SkillPrompt(prompt, ReasoningState(tokens, codec, config.text.vocab_size), steering="tokens")
+    return SkillPrompt(prompt, AnswerState("answer", tokens, codec), banned_token_ids=(tokens.answer,))
 
 
 @dataclass(slots=True)
-class Text:
+class AnswerState:
     """A `SkillState` whose answer is the output's text, under `name`."""
 
     name: str

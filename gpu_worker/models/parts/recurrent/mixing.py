@@ -7,11 +7,12 @@ from torch import Tensor
 from petiole.gpu_worker.models.parts.kernels import Kernels
 from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeights
 from petiole.gpu_worker.models.parts.recurrent.delta_net import delta_net
+from petiole.gpu_worker.models.parts.recurrent.mamba2 import Mamba2Weights, mamba2
 from petiole.gpu_worker.models.parts.recurrent.short import ShortConvolutionWeights, short_convolution
 from petiole.gpu_worker.models.parts.recurrent.states import RecurrentStep
-from petiole.gpu_worker.models.plan import DeltaNet, Recurrent
+from petiole.gpu_worker.models.plan import DeltaNet, Mamba2, Recurrent
 
-RecurrentWeights = DeltaNetWeights | ShortConvolutionWeights
+RecurrentWeights = DeltaNetWeights | Mamba2Weights | ShortConvolutionWeights
 
 
 def recurrent(
@@ -21,5 +22,8 @@ def recurrent(
     if isinstance(plan, DeltaNet):
         assert isinstance(weights, DeltaNetWeights)
         return delta_net(plan, weights, i, x, step, kernels)
+    if isinstance(plan, Mamba2):
+        assert isinstance(weights, Mamba2Weights)
+        return mamba2(plan, weights, i, x, step)
     assert isinstance(weights, ShortConvolutionWeights)
     return short_convolution(weights, i, x, step)

@@ -25,6 +25,7 @@ from petiole.gpu_worker.models.parts.recurrent.delta_inputs import (
     rule_heads,
 )
 from petiole.gpu_worker.models.parts.recurrent.delta_rule import delta_rule
+from petiole.gpu_worker.models.parts.recurrent.scan import scan
 from petiole.gpu_worker.models.plan import DeltaNet
 
 RUN = 32
@@ -56,7 +57,7 @@ class Rounded:
 @dataclass(frozen=True, slots=True)
 class LayerState:
     """The states of a layer, by *place*: of all rows, then snapshots. inputs: [places, kernel - 1, channels],
-    the last inputs of its convolution. matrices: float32 [places, heads, key_dim, value_dim], of a delta net; of
+    the last inputs of its convolution. matrices: float32 [places, heads, key_dim, value_dim], if it has some; of
     rows alone if those of snapshots are `rounded`. Code that computes layers itself may order the numbers of a
     place in its own way, in runs of `RUN`."""
 
@@ -123,6 +124,11 @@ class RecurrentStep(Protocol):
         [T, outputs] of the projections of the inputs and of the gates."""
         ...
 
+    def scan(self, i: int, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+        """Layer i's scan, float32 [T, heads, width]. Shapes as in `scan.scan`, with T positions in place of n
+        rows of some."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class StepBySpans:
@@ -153,6 +159,16 @@ class StepBySpans:
             self.progress()
             q_, k_, v_, g_, beta_ = (part[span.at] for part in (q, k, v, g, beta))
             outputs[span.at], stored = delta_rule(q_, k_, v_, g_, beta_, state.matrices[span.places])
+            state.put_matrices(span, stored)
+        return outputs
+
+    def scan(self, i: int, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+        state, outputs = self._of(i), torch.empty_like(v)
+        assert state.matrices is not None
+        for span in self.spans:
+            self.progress()
+            q_, k_, v_, g_ = (part[span.at] for part in (q, k, v, g))
+            outputs[span.at], stored = scan(q_, k_, v_, g_, state.matrices[span.places])
             state.put_matrices(span, stored)
         return outputs
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.weights.coded import UNSIGNED, Coded, Form
+from petiole.gpu_worker.models.checkpoint.codes import UNSIGNED
 from petiole.gpu_worker.models.weights.formats import packing
-from petiole.gpu_worker.models.weights.formats.beside import FLOATS, Beside
-from petiole.gpu_worker.models.weights.formats.reader import Format
+from petiole.gpu_worker.models.weights.formats.layer_tensors import FLOATS, LayerTensors
+from petiole.gpu_worker.models.weights.formats.reader import WeightFormat
+from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout
 
 
-def _form(beside: Beside) -> Form:
+def _form(beside: LayerTensors) -> CodeLayout:
     n, k = beside.outputs, beside.inputs
     if n % 8:
         raise beside.wrong(".qweight", "have outputs in words of eight", f"{n} outputs")
@@ -24,18 +25,18 @@ def _form(beside: Beside) -> Form:
         raise beside.wrong(".scales", f"have shape [groups, {n}]", list(scales.shape))
     group = beside.group(".scales", scales.shape[0])
     _zeros(beside, scales.shape[0])
-    return Form(n, k, group, UNSIGNED, scales=scales.dtype, zeros=torch.uint8)
+    return CodeLayout(n, k, group, UNSIGNED, scales=scales.dtype, zeros=torch.uint8)
 
 
-def _read(beside: Beside, into: Coded) -> int:
+def _read(beside: LayerTensors, into: Coded) -> int:
     scales = beside.source.stored(beside.at + ".scales")
     codes = packing.joined(packing.awq_codes(beside.source.stored(beside.at + ".qweight")))
     into.put(codes, scales.t(), _zeros(beside, scales.shape[0]), None)
     return beside.read(".qweight", ".scales", ".qzeros")
 
 
-def _zeros(beside: Beside, groups: int) -> Tensor:
+def _zeros(beside: LayerTensors, groups: int) -> Tensor:
     return packing.awq_codes(beside.tensor(".qzeros", ("I32",), (groups, beside.outputs // 8)))
 
 
-AWQ = Format("awq", "AWQ", _form, _read)
+AWQ = WeightFormat("awq", "AWQ", _form, _read)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.safetensors import DTYPES
 from petiole.gpu_worker.models.weights.formats import awq, compressed_tensors, fp8, gguf, gptq, modelopt
-from petiole.gpu_worker.models.weights.formats.beside import SUFFIXES, Beside
-from petiole.gpu_worker.models.weights.formats.reader import Format
+from petiole.gpu_worker.models.weights.formats.layer_tensors import SUFFIXES, LayerTensors
+from petiole.gpu_worker.models.weights.formats.reader import WeightFormat
+from petiole.gpu_worker.models.weights.formats.unread import check_layer
 
 
-def format_of(beside: Beside) -> Format | None:
+def format_of(beside: LayerTensors) -> WeightFormat | None:
     """None: the layer is not quantised. Raises ModelError for a format half present, or one that config.json
     contradicts."""
     found = _found(beside)
@@ -24,7 +25,8 @@ def format_of(beside: Beside) -> Format | None:
     return found
 
 
-def _found(beside: Beside) -> Format | None:
+def _found(beside: LayerTensors) -> WeightFormat | None:
+    check_layer(beside.at, beside.has)
     main = [suffix for suffix in (".qweight", ".weight_packed", ".weight") if beside.has(suffix)]
     there = [suffix for suffix in SUFFIXES if beside.has(suffix)]
     if len(main) > 1:
@@ -44,7 +46,7 @@ def _found(beside: Beside) -> Format | None:
     return _of_weight(beside, [suffix for suffix in there if suffix != ".weight"])
 
 
-def _of_weight(beside: Beside, others: list[str]) -> Format | None:
+def _of_weight(beside: LayerTensors, others: list[str]) -> WeightFormat | None:
     """others: the tensors beside `weight`."""
     dtype = beside.dtype(".weight")
     if dtype in DTYPES:
@@ -57,5 +59,5 @@ def _of_weight(beside: Beside, others: list[str]) -> Format | None:
     return known[dtype]
 
 
-def _has_powers(beside: Beside) -> bool:
+def _has_powers(beside: LayerTensors) -> bool:
     return not beside.has(".weight_global_scale") and beside.dtype(".weight_scale") in ("U8", "F8_E8M0")

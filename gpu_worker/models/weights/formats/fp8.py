@@ -10,24 +10,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.weights.coded import Coded, Form
-from petiole.gpu_worker.models.weights.formats.beside import FLOATS, Beside
 from petiole.gpu_worker.models.weights.formats.compressed_tensors import check_powers
-from petiole.gpu_worker.models.weights.formats.reader import Format
+from petiole.gpu_worker.models.weights.formats.layer_tensors import FLOATS, LayerTensors
+from petiole.gpu_worker.models.weights.formats.reader import WeightFormat
+from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout
 
 _BLOCK = (128, 128)
 _NAN = 127
 """Without its sign."""
 
 
-def _suffix(beside: Beside) -> str:
+def _suffix(beside: LayerTensors) -> str:
     both = beside.has(".weight_scale", ".weight_scale_inv")
     if both:
         raise beside.wrong(".weight_scale", "be absent beside .weight_scale_inv", "both")
     return ".weight_scale_inv" if beside.has(".weight_scale_inv") else ".weight_scale"
 
 
-def _form(beside: Beside) -> Form:
+def _form(beside: LayerTensors) -> CodeLayout:
     n, k = beside.outputs, beside.inputs
     beside.tensor(".weight", ("F8_E4M3",), (n, k))
     suffix, (rows, columns) = _suffix(beside), beside.declared.block or _BLOCK
@@ -41,10 +41,10 @@ def _form(beside: Beside) -> Form:
         beside.scales(suffix, FLOATS)
         scales = found.dtype
     blocked = tuple(found.shape) == blocks and tuple(found.shape) != (n, 1)
-    return Form(n, k, columns if blocked else k, (), torch.float8_e4m3fn, scales)
+    return CodeLayout(n, k, columns if blocked else k, (), torch.float8_e4m3fn, scales)
 
 
-def _read(beside: Beside, into: Coded) -> int:
+def _read(beside: LayerTensors, into: Coded) -> int:
     codes, suffix = beside.source.stored(beside.at + ".weight"), _suffix(beside)
     if bool(((codes.view(torch.uint8) & 127) == _NAN).any()):
         raise beside.wrong(".weight", "have finite numbers", "NaN")
@@ -52,7 +52,7 @@ def _read(beside: Beside, into: Coded) -> int:
     return beside.read(".weight", suffix)
 
 
-def _of_outputs(beside: Beside, suffix: str, form: Form) -> Tensor:
+def _of_outputs(beside: LayerTensors, suffix: str, form: CodeLayout) -> Tensor:
     """The scales, [outputs or 1, groups]."""
     stored = beside.source.stored(beside.at + suffix)
     if stored.element_size() == 1:
@@ -65,4 +65,4 @@ def _of_outputs(beside: Beside, suffix: str, form: Form) -> Tensor:
     return numbers[of_output].view(stored.dtype)
 
 
-FP8 = Format("fp8", "FP8", _form, _read)
+FP8 = WeightFormat("fp8", "FP8", _form, _read)

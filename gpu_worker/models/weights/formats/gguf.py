@@ -1,44 +1,65 @@
 """Blocks of GGUF files (`checkpoint.gguf.blocks`).
 
-Q4_0 and Q8_0 are the canonical form with other orders of codes. A scale of Q6_K is the product of two
-numbers, which float32 holds. So is a scale of Q4_K, whose zero is the minimum divided by the scale, in float32."""
+Every type is the canonical form with another order of codes, exactly: scales, offsets and their factors are the
+file's."""
 
 from __future__ import annotations
 
 import torch
 
-from petiole.gpu_worker.models.checkpoint.gguf.blocks import CODES, in_blocks
-from petiole.gpu_worker.models.weights.coded import SIGNED, UNSIGNED, Coded, Form
-from petiole.gpu_worker.models.weights.formats.beside import Beside
+from petiole.gpu_worker.models.checkpoint.gguf.block_types import TYPES
+from petiole.gpu_worker.models.checkpoint.gguf.blocks import CODINGS, in_blocks
+from petiole.gpu_worker.models.weights.formats.layer_tensors import LayerTensors
 from petiole.gpu_worker.models.weights.formats.packing import joined
-from petiole.gpu_worker.models.weights.formats.reader import Format
+from petiole.gpu_worker.models.weights.formats.reader import WeightFormat
+from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout
 
-_FORMS = {
-    "Q4_0": Form(0, 0, 32, SIGNED, scales=torch.float16),
-    "Q8_0": Form(0, 0, 32, (), torch.int8, torch.float16),
-    "Q4_K": Form(0, 0, 32, UNSIGNED, zeros=torch.float32),
-    "Q6_K": Form(0, 0, 16, (), torch.int8),
-}
-_FACTORS = {"Q4_0": slice(0, 2), "Q8_0": slice(0, 2), "Q4_K": slice(0, 4), "Q6_K": slice(208, 210)}
-"""Where blocks have numbers in float16."""
+_VALUES_AT_ONCE = 2**24
+"""So many weights are bytes at a time."""
 
 
-def _form(beside: Beside) -> Form:
+def _form(beside: LayerTensors) -> CodeLayout:
     n, k, kind = beside.outputs, beside.inputs, beside.dtype(".weight")
+    coding = CODINGS[kind]
     blocks = in_blocks(beside.tensor(".weight", (kind,), (n, k)), kind)
-    factors = blocks[..., _FACTORS[kind]].contiguous().view(torch.float16)
-    if not bool(torch.isfinite(factors).all()):
+    if not all(bool(torch.isfinite(one.float()).all()) for one in coding.factors(blocks)):
         raise beside.wrong(".weight", "have finite scales", "inf or NaN")
-    form = _FORMS[kind]
-    return Form(n, k, form.group, form.table, form.codes, form.scales, form.zeros)
+    return layout(kind, n, k)
 
 
-def _read(beside: Beside, into: Coded) -> int:
+def layout(kind: str, n: int, k: int) -> CodeLayout:
+    """The form of n outputs of k inputs in blocks of this type."""
+    coding = CODINGS[kind]
+    return CodeLayout(
+        outputs=n,
+        inputs=k,
+        group=coding.group,
+        table=coding.table,
+        codes=torch.uint8 if coding.table else torch.int8,
+        scales=torch.int8 if coding.steps else coding.scales,
+        zeros=(torch.int8 if coding.steps else coding.scales) if coding.offsets else None,
+        offsets=coding.offsets,
+        steps=TYPES[kind].values // coding.group if coding.steps else 0,
+    )
+
+
+def _read(beside: LayerTensors, into: Coded) -> int:
     kind = beside.dtype(".weight")
-    codes = CODES[kind](in_blocks(beside.source.stored(beside.at + ".weight"), kind))
-    into.put(joined(codes.codes) if codes.four_bits else codes.codes, codes.scales, codes.zeros, None)
+    blocks = in_blocks(beside.source.stored(beside.at + ".weight"), kind)
+    step = max(1, _VALUES_AT_ONCE // beside.inputs)
+    for start in range(0, beside.outputs, step):
+        end = min(start + step, beside.outputs)
+        found = CODINGS[kind].codes(blocks[start:end])
+        into.rows(start, end).put(
+            joined(found.codes) if found.table else found.codes,
+            found.scales,
+            found.offsets,
+            None,
+            found.factors,
+            found.offset_factors,
+        )
     return beside.read(".weight")
 
 
-FORMATS = {kind: Format("gguf", kind, _form, _read) for kind in _FORMS}
+FORMATS = {kind: WeightFormat("gguf", kind, _form, _read) for kind in CODINGS}
 """By type of tensor."""

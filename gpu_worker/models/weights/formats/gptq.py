@@ -11,15 +11,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.weights.coded import SIGNED, UNSIGNED, Coded, Form
+from petiole.gpu_worker.models.checkpoint.codes import SIGNED, UNSIGNED
 from petiole.gpu_worker.models.weights.formats import packing
-from petiole.gpu_worker.models.weights.formats.beside import FLOATS, Beside
-from petiole.gpu_worker.models.weights.formats.reader import Format
+from petiole.gpu_worker.models.weights.formats.layer_tensors import FLOATS, LayerTensors
+from petiole.gpu_worker.models.weights.formats.reader import WeightFormat
+from petiole.gpu_worker.models.weights.formats.unread import INSTEAD
+from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout
 
 _ONES = {4: 0x11111111, 8: 0x01010101}
 
 
-def _bits(beside: Beside) -> int:
+def _bits(beside: LayerTensors) -> int:
     n, k = beside.outputs, beside.inputs
     rows = {k * bits // 32: bits for bits in (4, 8) if k * bits % 32 == 0 and n * bits % 32 == 0}
     words = beside.tensor(".qweight", ("I32",), *((one, n) for one in rows))
@@ -31,7 +33,7 @@ def _bits(beside: Beside) -> int:
     return bits
 
 
-def _form(beside: Beside) -> Form:
+def _form(beside: LayerTensors) -> CodeLayout:
     n, k, bits = beside.outputs, beside.inputs, _bits(beside)
     scales = beside.scales(".scales", FLOATS)
     if scales.ndim != 2 or scales.shape[1] != n:
@@ -41,11 +43,11 @@ def _form(beside: Beside) -> Form:
     asymmetric = bool((_zeros(beside, bits, scales.shape[0]) != (8 if bits == 4 else 0)).any())
     zeros = (torch.uint8 if bits == 4 else torch.int8) if asymmetric else None
     if bits == 4:
-        return Form(n, k, group, UNSIGNED if asymmetric else SIGNED, scales=scales.dtype, zeros=zeros)
-    return Form(n, k, group, (), torch.int8, scales.dtype, zeros)
+        return CodeLayout(n, k, group, UNSIGNED if asymmetric else SIGNED, scales=scales.dtype, zeros=zeros)
+    return CodeLayout(n, k, group, (), torch.int8, scales.dtype, zeros)
 
 
-def _read(beside: Beside, into: Coded) -> int:
+def _read(beside: LayerTensors, into: Coded) -> int:
     bits, scales = into.form.bits, beside.source.stored(beside.at + ".scales")
     codes = packing.along_first(beside.source.stored(beside.at + ".qweight"), into.form.code_bytes)
     zeros = None if into.zeros is None else _zeros(beside, bits, scales.shape[0])
@@ -53,7 +55,7 @@ def _read(beside: Beside, into: Coded) -> int:
     return beside.read(".qweight", ".scales", ".qzeros", ".g_idx")
 
 
-def _zeros(beside: Beside, bits: int, groups: int) -> Tensor:
+def _zeros(beside: LayerTensors, bits: int, groups: int) -> Tensor:
     words = beside.tensor(".qzeros", ("I32",), (groups, beside.outputs * bits // 32))
     if beside.declared.zeros_less_one:
         words = words + _ONES[bits]  # as its writers subtract it: from the word, with a carry
@@ -61,7 +63,7 @@ def _zeros(beside: Beside, bits: int, groups: int) -> Tensor:
     return zeros if bits == 4 else packing.signed(zeros)
 
 
-def _check_order(beside: Beside, group: int, groups: int) -> None:
+def _check_order(beside: LayerTensors, group: int, groups: int) -> None:
     if not beside.has(".g_idx"):
         return
     order = beside.tensor(".g_idx", ("I32", "I64"), (beside.inputs,))
@@ -73,9 +75,9 @@ def _check_order(beside: Beside, group: int, groups: int) -> None:
         at = int((order.long() != wanted).nonzero()[0])
         raise beside.wrong(
             ".g_idx",
-            f"name group {int(wanted[at])} for input {at} (desc_act with groups is not read)",
+            f"name group {int(wanted[at])} for input {at} (desc_act with groups is not read: {INSTEAD})",
             int(order[at]),
         )
 
 
-GPTQ = Format("gptq", "GPTQ", _form, _read)
+GPTQ = WeightFormat("gptq", "GPTQ", _form, _read)

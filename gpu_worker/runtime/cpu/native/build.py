@@ -14,6 +14,10 @@ torch path computes the same. `PETIOLE_NATIVE=off` chooses the torch path.
 
 A processor with AMX multiplies on tiles. A process may use them only after Linux has permitted it. Where a
 hypervisor or an old kernel prevents that, and with `PETIOLE_TILES=off`, the library is compiled without them.
+
+Compilers may round a product and its sum once (`-ffp-contract`), and choose loop by loop. Here they may not: the
+loops for one row and for many must make the same sums. Where one rounding saves time, the source asks for it
+(`add_times`).
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from petiole.gpu_worker.config import switch
+from petiole.contract.settings.engine import switch
 from petiole.gpu_worker.runtime.cpu.native.levels import LEVELS, Level, fitting
 
 log = logging.getLogger(__name__)
@@ -51,7 +55,8 @@ _OWN_NAMES = ("-Wl,-Bsymbolic",) if sys.platform == "linux" else ()
 """The library calls its own functions, although the process may have others of the same names."""
 
 _FLAGS = (
-    *("-O3", _THIS_PROCESSOR, "-fopenmp", "-shared", "-fPIC", "-std=gnu11", "-fno-strict-aliasing"),
+    *("-O3", _THIS_PROCESSOR, "-fopenmp", "-shared", "-fPIC", "-std=gnu11"),
+    *("-fno-strict-aliasing", "-ffp-contract=off"),
     *_OWN_NAMES,
 )
 _WITHOUT_TILES = "-DNO_TILES"
@@ -87,9 +92,10 @@ def load_library() -> ctypes.CDLL | None:
 
 
 @cache
-def instructions() -> str:
-    """The best level of instructions that the kernels use on this processor; "" if it has none of the levels."""
-    levels = fitting(platform.machine(), _processor(), tiles=_may_use_tiles())
+def instructions(*, half: bool) -> str:
+    """The best level of instructions that the kernels use on this processor, for a model in bfloat16 (half) or in
+    another type; "" if it has none of the levels."""
+    levels = fitting(platform.machine(), _processor(), tiles=half and _may_use_tiles())
     return next((level.name for level in levels), "")
 
 
@@ -179,7 +185,7 @@ def _built(target: Path, command: Sequence[str]) -> Path:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Of workers that begin together one compiles, and the others wait for its library."""
+    """A lock: of workers that begin together one compiles, and the others wait for its library."""
     with (folder / "lock").open("ab") as file:
         with suppress(OSError):  # a file system without locks: each compiles
             fcntl.flock(file, fcntl.LOCK_EX)

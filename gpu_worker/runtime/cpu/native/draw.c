@@ -1,7 +1,7 @@
 /* The Gumbel maximum over a vocabulary. */
 #include "arithmetic/vectors.h"
 
-INLINE vpu mix(vpu x) {
+INLINE vpu hash_lanes(vpu x) {
   x ^= x >> 16;
   x *= 0x7FEB352Du;
   x ^= x >> 15;
@@ -28,10 +28,10 @@ void petiole_draw(int64_t rows, int64_t vocab, const float *scores, const uint32
     vpu lane;
     for (int j = 0; j < WIDTH; j++) lane[j] = j;
     for (int64_t v = 0; v < vocab; v += WIDTH) {
-      vpu bits = mix(mix((lane + (uint32_t)v) * 0x9E3779B1u + keys[2 * i]) ^ keys[2 * i + 1]) >> 1;
+      vpu bits = hash_lanes(hash_lanes((lane + (uint32_t)v) * 0x9E3779B1u + keys[2 * i]) ^ keys[2 * i + 1]) >> 1;
       vpi exponent = (vpi)__builtin_convertvector((vpi)bits, vp) >> 23; /* of bits, plus 127; 0 for no bits */
       vp bound = __builtin_convertvector(31 + 127 + 1 - exponent, vp) * 0.6931472f;
-      bound = pick((vpi)(bits == 0), spread(23.0f), bound);
+      bound = blend((vpi)(bits == 0), splat_part(23.0f), bound);
       float score[WIDTH];
       int n = vocab - v < WIDTH ? (int)(vocab - v) : WIDTH;
       if (n == WIDTH) set_part(score, part_at(row + v) + bound);

@@ -7,7 +7,7 @@ from ctypes import c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.config import switch
+from petiole.contract.settings.engine import switch
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.fast_paths import supports_encoder
 from petiole.gpu_worker.models.parts.layered import LayeredEncoder
-from petiole.gpu_worker.runtime.cpu.native.layers.structures import Memory
+from petiole.gpu_worker.runtime.cpu.native.layers.structures import KVPointers
 from petiole.gpu_worker.runtime.cpu.native.products.choice import Products, choose_products
 from petiole.gpu_worker.runtime.cpu.native.stack import Stack, library_for
 from petiole.gpu_worker.runtime.cpu.native.supported import PARTS, VALUES, with_sizes
@@ -46,7 +46,7 @@ class NativeEncoder:
             library,
             products,
             list(zip(encoder.plan, encoder.layers, strict=True)),
-            Memory([keys] * n_layers, [values] * n_layers, [table] * n_layers, page_size=n),
+            KVPointers([keys] * n_layers, [values] * n_layers, [table] * n_layers, page_size=n),
             encoder.hidden_size,
             dtype,
             progress=progress,

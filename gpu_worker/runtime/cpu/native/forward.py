@@ -17,7 +17,8 @@ from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.parts.recurrent.states import LayerState
 from petiole.gpu_worker.models.weights.linear import DenseLinear
-from petiole.gpu_worker.runtime.cpu.native.layers.structures import Ends, Memory, PerLayer
+from petiole.gpu_worker.models.weights.quantized import CodedLinear, CodedTable
+from petiole.gpu_worker.runtime.cpu.native.layers.structures import EmbeddingAndHead, KVPointers, PerLayer
 from petiole.gpu_worker.runtime.cpu.native.products.adapters import NativeAdapters
 from petiole.gpu_worker.runtime.cpu.native.products.choice import choose_products, described
 from petiole.gpu_worker.runtime.cpu.native.stack import Stack, at_least, library_for
@@ -43,7 +44,11 @@ class NativeDecoder:
         self._decoder, self._cache = decoder, cache
         self._adapters = NativeAdapters(library, bank) if bank is not None else None
         head, plan = decoder.head, decoder.plan
-        self._tied = isinstance(head, DenseLinear) and head.weight.is_set_to(decoder.embedding)
+        table = decoder.embedding
+        if isinstance(table, CodedTable):
+            self._tied = isinstance(head, CodedLinear) and head.weight is table.weight
+        else:
+            self._tied = isinstance(head, DenseLinear) and head.weight.is_set_to(table)
         self._bidirectional = any(mixer.mask == "bidirectional" for _, mixer in plan.attending)
         self._products = choose_products(library, decoder.layers, decoder.head, decoder.dtype)
         per_layer = None
@@ -53,11 +58,11 @@ class NativeDecoder:
             library,
             self._products,
             list(zip(plan.layers, decoder.layers, strict=True)),
-            Memory(cache.keys, cache.values, [cache.tables[i] for i in cache.groups], cache.page_size, states),
+            KVPointers(cache.keys, cache.values, [cache.tables[i] for i in cache.groups], cache.page_size, states),
             plan.hidden_size,
             decoder.dtype,
             tables=decoder.tables,
-            ends=Ends(
+            ends=EmbeddingAndHead(
                 decoder.embedding_factor,
                 plan.embedding_norm,
                 decoder.embedding_norm,
@@ -170,10 +175,11 @@ def native_decoder(
     if library is None:
         return None
     library.petiole_instructions.restype = ctypes.c_char_p
+    library.petiole_instructions.argtypes = [ctypes.c_int32]
     log.info(
         "compiled code computes all %d layers on this CPU: %s, %d threads, linear maps of %s",
         decoder.plan.n_layers,
-        library.petiole_instructions().decode(),
+        library.petiole_instructions(int(decoder.dtype == torch.bfloat16)).decode(),
         torch.get_num_threads(),
         ", ".join(described(decoder.layers, decoder.head)),
     )

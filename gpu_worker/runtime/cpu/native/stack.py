@@ -12,14 +12,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.config import switch
-from petiole.gpu_worker.errors import ModelError
+from petiole.contract.settings.engine import switch
+from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.host_memory import new_tensor
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.plan import Attention, Experts, Layer, Mixer
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.layers.model import LayerStruct, ModelStruct, StepStruct
-from petiole.gpu_worker.runtime.cpu.native.layers.structures import Ends, Memory, PerLayer, Structures
+from petiole.gpu_worker.runtime.cpu.native.layers.structures import (
+    EmbeddingAndHead,
+    KVPointers,
+    PerLayer,
+    Structures,
+)
 from petiole.gpu_worker.runtime.cpu.native.products.choice import Products
 from petiole.gpu_worker.runtime.cpu.native.products.weights import EMPTY
 from petiole.gpu_worker.runtime.interface import Progress, nothing
@@ -38,12 +43,12 @@ class Stack:
         library: ctypes.CDLL,
         products: Products,
         layers: Sequence[tuple[Layer, LayerWeights]],
-        memory: Memory,
+        memory: KVPointers,
         hidden: int,
         dtype: torch.dtype,
         *,
         tables: Sequence[Tensor | None] = (),
-        ends: Ends | None = None,
+        ends: EmbeddingAndHead | None = None,
         per_layer: PerLayer | None = None,
         reduced: int = 0,
         progress: Progress = nothing,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.fast_paths import ANY, COMMON, Parts, Support, changed, supports
 from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.parts.layer import LayerWeights
-from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeights
 from petiole.gpu_worker.models.plan import (
     Attention,
     DeltaNet,
+    DistanceBias,
     Experts,
     FeedForward,
     Layer,
@@ -22,8 +22,8 @@ from petiole.gpu_worker.models.plan import (
     Router,
     ShortConvolution,
 )
-from petiole.gpu_worker.models.weights.coded import CodedLinear
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear
+from petiole.gpu_worker.models.weights.quantized import CodedLinear
 from petiole.gpu_worker.runtime.cpu.native.products.weights import unknown_form
 
 PARTS: Parts = frozenset({TorchKernels, DenseLinear, Int8Linear, CodedLinear})
@@ -34,7 +34,8 @@ _ROUTER = "experts chosen factor groups best_groups eps"
 VALUES = changed(
     COMMON,
     {
-        Attention: {"mask": {"causal", "prefix", "bidirectional"}},
+        Attention: {"mask": {"causal", "prefix", "bidirectional"}, "distances": {None, DistanceBias}},
+        DistanceBias: dict.fromkeys(("buckets", "farthest"), ANY),
         Layer: {"experts": {None, Experts}, "mixer": {Attention, DeltaNet, ShortConvolution}},
         DeltaNet: {
             **dict.fromkeys(("key_heads", "value_heads", "key_dim", "value_dim", "kernel"), ANY),
@@ -54,7 +55,9 @@ VALUES = changed(
             "score": {"softmax", "chosen", "sigmoid"},
         },
         ModelPlan: {"pooling": {None, Pooling}},  # which is not computed here
-        Pooling: dict.fromkeys(("kind", "denses", "normalize", "labels", "scale", "sparse", "colbert"), ANY),
+        Pooling: dict.fromkeys(
+            ("kinds", "denses", "normalize", "labels", "scale", "sparse", "colbert", "prompts"), ANY
+        ),
     },
 )
 """By class and field. What is asked of several fields together, and of sizes: `with_sizes`."""
@@ -103,23 +106,13 @@ def with_sizes(
         return Support("layers with prefixes beside bidirectional ones", known.layers)
     unknown = known.layers or (None,) * len(layers)
     sized = (
-        unknown[i] or _unknown_layer(layers, i, lanes) or _unknown_codes(_linears(weights[i]))
+        unknown[i] or _unknown_layer(layers, i, lanes) or _unknown_codes(weights[i].linears)
         for i in range(len(layers))
     )
     return Support(known.model or ends, tuple(sized))
 
 
-def _linears(weights: LayerWeights) -> list[object]:
-    mixer, fed, per_layer = weights.mixer, weights.feed_forward, weights.per_layer
-    experts = weights.experts
-    linears: list[object] = [mixer.first, mixer.out]
-    linears += [mixer.gates] if isinstance(mixer, DeltaNetWeights) else []
-    linears += [] if fed is None else [fed.gate_up, fed.down]
-    linears += [] if experts is None else [experts.gate_up.whole, experts.down.whole]
-    return linears if per_layer is None else [*linears, per_layer.gate, per_layer.out]
-
-
-def _unknown_codes(linears: Sequence[object]) -> str | None:
+def _unknown_codes(linears: Iterable[object]) -> str | None:
     """What the C code does not multiply of quantised weights."""
     coded = (linear.weight.form for linear in linears if isinstance(linear, CodedLinear))
     return next((found for form in coded if (found := unknown_form(form)) is not None), None)
@@ -156,7 +149,7 @@ def _unknown_recurrent(mixer: Recurrent) -> str | None:
 
 
 def _unknown_fed(layer: Layer) -> str | None:
-    """Of the feed-forward and the experts of a layer."""
+    """The first thing that is not known of a layer's feed-forward and experts."""
     experts = layer.experts
     for fed in (layer.feed_forward, None if experts is None else experts.each):
         if fed is not None and fed.inner % 2:

@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from petiole.gpu_worker.models.parts.attention import Distances
 from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.parts.rotary import Rotation, rotated
 from petiole.gpu_worker.models.plan import Attention, FeedForward, ModelPlan, Router
-from petiole.gpu_worker.models.weights.coded import Coded, Product
+from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout, Product
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
-from petiole.gpu_worker.runtime.cuda.known import has_kernel
+from petiole.gpu_worker.runtime.cuda.supported import has_kernel, with_kernel
 from petiole.gpu_worker.runtime.interface import Int32Array
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 
@@ -103,6 +104,13 @@ class FlashInferKernels:
 
         return quantize_rows(x)
 
+    def held(self, form: CodeLayout) -> CodeLayout:
+        return with_kernel(form)
+
+    @property
+    def codes_of_tokens(self) -> bool:
+        return False
+
     def take(self, weight: Coded) -> tuple[Coded, Product] | None:
         if not has_kernel(weight.form):
             return None
@@ -143,7 +151,7 @@ def _multiply(x: Tensor, weight: Coded, bias: Tensor | None) -> Tensor:
     return multiply(x, weight, bias)
 
 
-class Kind(NamedTuple):
+class AttentionKind(NamedTuple):
     """Layers of one kind share FlashInfer's plan of a step."""
 
     heads: int
@@ -154,8 +162,8 @@ class Kind(NamedTuple):
     softcap: float
 
     @staticmethod
-    def of(mixer: Attention) -> Kind:
-        return Kind(mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.scale, mixer.window, mixer.softcap)
+    def of(mixer: Attention) -> AttentionKind:
+        return AttentionKind(mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.scale, mixer.window, mixer.softcap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +179,9 @@ class Geometry:
         return self.cache.device
 
     @property
-    def kinds(self) -> list[Kind]:
+    def kinds(self) -> list[AttentionKind]:
         """The distinct kinds of layers: each needs a plan of its own."""
-        return sorted({Kind.of(mixer) for _, mixer in self.plan.attending})
+        return sorted({AttentionKind.of(mixer) for _, mixer in self.plan.attending})
 
     def pages(self, layer: int) -> tuple[Tensor, Tensor]:
         """The keys [n_pages, page_size, Hkv, D], and the values."""
@@ -181,7 +189,7 @@ class Geometry:
         shape = (-1, self.cache.page_size, *keys.shape[1:])
         return keys.view(shape), values.view(shape)
 
-    def plan_settings(self, kind: Kind) -> dict[str, Any]:
+    def plan_settings(self, kind: AttentionKind) -> dict[str, Any]:
         return {
             "q_data_type": self.dtype,
             "kv_data_type": self.cache.dtype,
@@ -190,7 +198,7 @@ class Geometry:
             **({"logits_soft_cap": kind.softcap} if kind.softcap else {}),
         }
 
-    def sizes(self, kind: Kind) -> tuple[int, int, int, int]:
+    def sizes(self, kind: AttentionKind) -> tuple[int, int, int, int]:
         return kind.heads, kind.kv_heads, kind.head_dim, self.cache.page_size
 
 
@@ -210,9 +218,9 @@ class FlashInferAttention:
 
     geometry: Geometry
     slots: Tensor
-    wrappers: Mapping[Kind, Any]
+    wrappers: Mapping[AttentionKind, Any]
     n_bidirectional: int = 0
-    bidirectional: Mapping[Kind, Any] = field(default_factory=dict)
+    bidirectional: Mapping[AttentionKind, Any] = field(default_factory=dict)
 
     def attend(
         self,
@@ -222,10 +230,12 @@ class FlashInferAttention:
         v: Tensor | None,
         rotation: Rotation,
         sinks: Tensor | None = None,
+        distances: Distances | None = None,
     ) -> Tensor:
         from petiole.gpu_worker.runtime.cuda.fused.layers import rotate_and_store
 
-        cache, kind = self.geometry.cache, Kind.of(self.geometry.plan.layers[layer].attention)
+        assert distances is None, "only texts that are computed whole have scores by distance"
+        cache, kind = self.geometry.cache, AttentionKind.of(self.geometry.plan.layers[layer].attention)
         if q.shape[1:] != (kind.heads, kind.head_dim):
             planned = f"{kind.heads} heads of {kind.head_dim}"
             raise ValueError(f"queries: must be of {planned}, as planned, got {list(q.shape[1:])}")
@@ -351,7 +361,7 @@ class AppendWrappers:
             settings |= {"causal": self._causal, "disable_split_kv": self._whole(kind, lengths, indptr)}
             wrapper.plan(lengths, indptr, indices, last_page_len, *self.geometry.sizes(kind), **settings)
 
-    def _whole(self, kind: Kind, lengths: Tensor, indptr: Tensor) -> bool:
+    def _whole(self, kind: AttentionKind, lengths: Tensor, indptr: Tensor) -> bool:
         if self._rows:
             return fills_the_card(self.geometry, kind, self._rows)
         tiles = -(-np.diff(lengths.numpy()) * (kind.heads // kind.kv_heads) // TILE)
@@ -359,20 +369,20 @@ class AppendWrappers:
         return longest <= KEYS_A_BLOCK * int(tiles.sum()) * kind.kv_heads
 
 
-def _shrink_plans(wrappers: Mapping[Kind, Any], workspace: Tensor) -> None:
+def _shrink_plans(wrappers: Mapping[AttentionKind, Any], workspace: Tensor) -> None:
     for wrapper in wrappers.values():
         plan = torch.empty(PLAN_BYTES, dtype=torch.uint8, device=workspace.device)
         wrapper.reset_workspace_buffer(workspace, plan)
 
 
-def _on_tensor_cores(kind: Kind, queries: int) -> bool:
+def _on_tensor_cores(kind: AttentionKind, queries: int) -> bool:
     group = kind.heads // kind.kv_heads
     if kind.head_dim > MOST_ON_CUDA_CORES:
         return True
     return queries > 1 or group not in _CUDA_CORE_GROUPS or group >= TENSOR_CORES_FROM
 
 
-def fills_the_card(geometry: Geometry, kind: Kind, rows: int) -> bool:
+def fills_the_card(geometry: Geometry, kind: AttentionKind, rows: int) -> bool:
     """Whether rows times heads of keys fill the blocks that the card runs, two on each processor."""
     processors = torch.cuda.get_device_properties(geometry.device).multi_processor_count
     return rows * kind.kv_heads >= 2 * processors

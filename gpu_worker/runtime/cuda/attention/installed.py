@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from petiole.gpu_worker.errors import MachineError
+from petiole.gpu_worker.exceptions import MachineError
 
 PACKAGE = "flashinfer-python"
 VERSIONS = ">=0.7.2.post1,<0.8"

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.exceptions import ModelError
 
 _INNER, _INPUTS, _OUTPUTS = 8, 512, 64
 """The size of one program: rows of A, inputs at a time, rows of B."""

@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from petiole.gpu_worker.runtime.step.sampling import Choice
+from petiole.gpu_worker.runtime.step.sampling import SamplingMetadata
 
 _DEPTH, _LANES = 32, 128
 """A chunk is a matrix of logits, row by row; a group is one of its columns."""
@@ -43,7 +43,7 @@ _NOTHING = tl.constexpr(-2139095042)
 """Below all floats, ordered as integers; minus infinity is one above it."""
 
 
-def choose(logits: Tensor, choice: Choice) -> Tensor:
+def choose(logits: Tensor, choice: SamplingMetadata) -> Tensor:
     """int64 [O] from [O, V] in float32, bfloat16 or float16; see `sampling.choose`."""
     logits = logits.contiguous()
     n, width = logits.shape

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from petiole.gpu_worker.models.weights.coded import E2M1, RUN, SIGNED, UNSIGNED, Coded
+from petiole.gpu_worker.models.checkpoint.codes import E2M1, SIGNED, UNSIGNED
+from petiole.gpu_worker.models.weights.quantized import RUN, Coded
 
 _TABLES = {SIGNED: 1, UNSIGNED: 2, E2M1: 3}
 _PLAIN, _INTEGERS, _E4M3 = 0, 4, 5
@@ -32,7 +33,7 @@ an exponent of E2M1; and what is added to an integer, by the kind of its code. T
 goes."""
 
 
-class Stored(NamedTuple):
+class CodedWeight(NamedTuple):
     """A weight as the kernels read it. kind: how a code becomes a number; of_scales: how a scale does. groups,
     group: of an output. Tensors that a weight has not are its codes, and are not read."""
 
@@ -48,16 +49,16 @@ class Stored(NamedTuple):
     multiplied: bool = False
 
     @staticmethod
-    def of(weight: Tensor | Coded) -> Stored:
+    def of(weight: Tensor | Coded) -> CodedWeight:
         if not isinstance(weight, Coded):
-            return Stored(weight, weight, weight, weight)
+            return CodedWeight(weight, weight, weight, weight)
         form, scales = weight.form, weight.scales
         floats = form.codes == torch.float8_e4m3fn
         kind = _TABLES[form.table] if form.table else _E4M3 if floats else _INTEGERS
         assert form.in_runs or not form.table
         codes = weight.codes.view(torch.int32 if form.table else torch.uint8 if floats else torch.int8)
         of_scales = _BITS.get(scales.dtype, 0)
-        return Stored(
+        return CodedWeight(
             codes,
             scales.view(torch.uint8) if of_scales else scales,
             codes if weight.zeros is None else weight.zeros,
@@ -71,7 +72,7 @@ class Stored(NamedTuple):
         )
 
     def exact(self, width: int) -> bool:
-        """Whether codes meet the rows unscaled, in blocks of so many inputs."""
+        """Whether codes are multiplied by the rows unscaled, in blocks of so many inputs."""
         of_bytes = self.kind != _PLAIN and not self.has_zeros and (self.groups == 1 or self.group >= width)
         return self.of_four_bits or of_bytes
 
@@ -219,7 +220,7 @@ def in_order(words, KIND: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.conste
 
 @triton.jit
 def factor_of(multiplier, output, MULTIPLIED: tl.constexpr):
-    """Of each output, float32."""
+    """The factor of each output, float32."""
     return tl.load(multiplier + output) if MULTIPLIED else tl.full(output.shape, 1.0, tl.float32)
 
 

@@ -7,8 +7,8 @@ from torch import Tensor
 from petiole.gpu_worker.models.parts.feed_forward import activated
 from petiole.gpu_worker.models.parts.kernels import Kernels
 from petiole.gpu_worker.models.plan import FeedForward
-from petiole.gpu_worker.models.weights.coded import Coded, Form, KernelLinear
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear, Linear
+from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout, KernelLinear
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
 from petiole.gpu_worker.runtime.cuda.fused.grouped import combined, gather_product, scatter_product
 from petiole.gpu_worker.runtime.cuda.fused.routing import sort_pairs
@@ -34,11 +34,11 @@ def mix_experts(
 
 
 def _stored(linear: Linear) -> tuple[Tensor | Coded, Tensor | None] | None:
-    """A weight that `grouped` can read, and its bias. Weights in eight bits meet inputs that are not rounded."""
+    """A weight that `grouped` can read, and its bias. Weights in eight bits take inputs that are not rounded."""
     match linear:
         case DenseLinear(weight, bias) | KernelLinear(weight, bias):
             return weight, bias
         case Fp8Linear(weight, scale, _, bias):
-            form = Form(weight.shape[0], weight.shape[1], weight.shape[1], codes=weight.dtype)
+            form = CodeLayout(weight.shape[0], weight.shape[1], weight.shape[1], codes=weight.dtype)
             return Coded(form, weight, scale.view(-1, 1)), bias
     return None

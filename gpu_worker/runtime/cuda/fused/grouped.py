@@ -7,9 +7,9 @@ layer for all of its rows, `ROWS` at a time; a program whose layer has no rows e
 
 A code is widened where it is needed, between memory and the tensor cores:
 
-- Codes of four bits, which lie `in_runs`, meet the rows as they are, exactly. Of 32 inputs, or of 16,
+- Codes of four bits, which lie `in_runs`, are multiplied as they are, exactly. Of 32 inputs, or of 16,
   (sum of code * input - zero * sum of inputs) * scale is added, in float32.
-- So do codes of eight bits in groups at least as wide as a block of inputs, without zeros.
+- So are codes of eight bits in groups at least as wide as a block of inputs, without zeros.
 - Others: (code - zero) * scale is computed in float32 and rounded to the type of the rows.
 
 Up to `MOST_ROWS` rows a row's sums are in float32, in an order that depends on no other row.
@@ -26,9 +26,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from petiole.gpu_worker.models.weights.coded import Coded
+from petiole.gpu_worker.models.weights.quantized import Coded
 from petiole.gpu_worker.runtime.cuda.fused.codes import (
-    Stored,
+    CodedWeight,
     assembly,
     factor_of,
     float_of,
@@ -49,7 +49,7 @@ MOST_ROWS = 64
 them again."""
 
 
-class Block(NamedTuple):
+class GroupedBlock(NamedTuple):
     """What a program computes at a time: outputs by inputs by rows, in this many stages."""
 
     outputs: int
@@ -59,7 +59,11 @@ class Block(NamedTuple):
     warps: int
 
 
-FEW, MANY, LARGE = Block(64, 128, 16, 4, 4), Block(64, 128, 64, 3, 4), Block(128, 64, 128, 4, 8)
+FEW, MANY, LARGE = (
+    GroupedBlock(64, 128, 16, 4, 4),
+    GroupedBlock(64, 128, 64, 3, 4),
+    GroupedBlock(128, 64, 128, 4, 8),
+)
 """For at most 16 rows a layer, for more, and for more than 64 of weights that are not coded: the quickest of those
 that were tried on an H100. A large block with codes would not fit into smaller cards."""
 
@@ -94,7 +98,7 @@ def multiply(x: Tensor, weight: Coded, bias: Tensor | None) -> Tensor:
 
 def widened(weight: Coded, dtype: torch.dtype) -> Tensor:
     """[out, in]."""
-    form, stored = weight.form, Stored.of(weight)
+    form, stored = weight.form, CodedWeight.of(weight)
     wide = torch.empty((form.outputs, form.inputs), dtype=dtype, device=weight.codes.device)
     width = stored.width(form.inputs, 128)
     _widen[(triton.cdiv(form.outputs, 32), triton.cdiv(form.inputs, width))](
@@ -161,7 +165,7 @@ def _launch(
 ) -> None:
     """chosen: layers that a row of x takes, whose outputs are sorted; 0: rows of x are sorted, and outputs not."""
     layers, inputs = 1 if pairs is None else pairs.layers, x.shape[1]
-    stored = Stored.of(weight)
+    stored = CodedWeight.of(weight)
     block = FEW if len(y) <= FEW.rows * layers else MANY
     if len(y) > MANY.rows * layers and not isinstance(weight, Coded):
         block = LARGE
@@ -336,8 +340,8 @@ def _add_four_bits(
     ZEROS: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):
-    """total and the products of a block of inputs, whose groups have these scales and zeros. Codes meet the rows
-    as they are; the sums of 32 inputs, or of 16, are scaled."""
+    """total and the products of a block of inputs, whose groups have these scales and zeros. Codes are
+    multiplied as they are; the sums of 32 inputs, or of 16, are scaled."""
     word = begin // 8 + tl.arange(0, INPUTS // 8)
     words = load_codes(codes, output, word, word < inputs // 8, inputs // 8, ALIGNED)
     runs = in_four(words, OUTPUTS)

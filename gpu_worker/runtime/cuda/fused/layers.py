@@ -61,6 +61,7 @@ def rotate_and_store(
         NORMED=rotation.norms is not None,
         HALF=width // 2,
         TURNED=0 if table is None else table.shape[1] // 2,
+        NEAR=rotation.neighbours,
         BLOCK=triton.next_power_of_2(width // 2),
         HEADS=_HEADS,
         num_warps=4,
@@ -103,12 +104,13 @@ def _rotate_and_store(
     NORMED: tl.constexpr,
     HALF: tl.constexpr,
     TURNED: tl.constexpr,
+    NEAR: tl.constexpr,
     BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
     OVERLAPPED: tl.constexpr,
 ):
-    """A head is HALF pairs of elements. TURNED pairs turn: element i with i + TURNED. The rest of the head are
-    pairs, too, which do not turn."""
+    """A head is HALF pairs of elements. TURNED pairs turn: element i with i + TURNED; NEAR: element 2 i with
+    2 i + 1. The rest of the head are pairs, too, which do not turn."""
     if OVERLAPPED:
         gdc_launch_dependents()
         gdc_wait()
@@ -116,39 +118,49 @@ def _rotate_and_store(
     angles = table + tl.load(positions + row).to(tl.int64) * (2 * TURNED)
     n_groups = tl.cdiv(n_heads, HEADS)
     if group < n_groups:
-        at, apart, used = _places(group, n_heads, HALF, TURNED, BLOCK, HEADS)
+        at, apart, used = _places(group, n_heads, HALF, TURNED, NEAR, BLOCK, HEADS)
         x = q + row * q_row
-        low, high = _rotated(x, at, apart, used, q_norm, angles, eps, NORMED, HALF, TURNED, BLOCK)
+        low, high = _rotated(x, at, apart, used, q_norm, angles, eps, NORMED, HALF, TURNED, NEAR, BLOCK)
         _store_pairs(x, at, apart, used, low, high)
     else:
-        at, apart, used = _places(group - n_groups, n_kv_heads, HALF, TURNED, BLOCK, HEADS)
+        at, apart, used = _places(group - n_groups, n_kv_heads, HALF, TURNED, NEAR, BLOCK, HEADS)
         place = tl.load(slots + row) * n_kv_heads * (2 * HALF)
         low, high = _pairs(v + row * v_row, at, apart, used)
         _store_pairs(values + place, at, apart, used, low, high)
-        low, high = _rotated(k + row * k_row, at, apart, used, k_norm, angles, eps, NORMED, HALF, TURNED, BLOCK)
+        low, high = _rotated(
+            k + row * k_row, at, apart, used, k_norm, angles, eps, NORMED, HALF, TURNED, NEAR, BLOCK
+        )
         _store_pairs(keys + place, at, apart, used, low, high)
 
 
 @triton.jit
-def _firsts(TURNED: tl.constexpr, BLOCK: tl.constexpr):
+def _firsts(TURNED: tl.constexpr, NEAR: tl.constexpr, BLOCK: tl.constexpr):
     """Where the first element of each pair of a head lies."""
     pair = tl.arange(0, BLOCK)
-    return tl.where(pair < TURNED, pair, pair + TURNED)
+    return tl.where(pair < TURNED, pair * (2 if NEAR else 1), pair + TURNED)
 
 
 @triton.jit
-def _apart(HALF: tl.constexpr, TURNED: tl.constexpr, BLOCK: tl.constexpr):
+def _apart(HALF: tl.constexpr, TURNED: tl.constexpr, NEAR: tl.constexpr, BLOCK: tl.constexpr):
     """How far the elements of each pair of a head lie apart."""
-    return tl.where(tl.arange(0, BLOCK) < TURNED, TURNED, HALF - TURNED)
+    return tl.where(tl.arange(0, BLOCK) < TURNED, 1 if NEAR else TURNED, HALF - TURNED)
 
 
 @triton.jit
-def _places(group, n_heads, HALF: tl.constexpr, TURNED: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr):
+def _places(
+    group,
+    n_heads,
+    HALF: tl.constexpr,
+    TURNED: tl.constexpr,
+    NEAR: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+):
     """The places of the first elements of all pairs of a group of heads in a row of dense heads, how far their
     second elements lie apart, and which of the pairs exist."""
     head, pair = group * HEADS + tl.arange(0, HEADS), tl.arange(0, BLOCK)
-    at = head[:, None] * (2 * HALF) + _firsts(TURNED, BLOCK)[None, :]
-    return at, _apart(HALF, TURNED, BLOCK)[None, :], (head < n_heads)[:, None] & (pair < HALF)[None, :]
+    at = head[:, None] * (2 * HALF) + _firsts(TURNED, NEAR, BLOCK)[None, :]
+    return at, _apart(HALF, TURNED, NEAR, BLOCK)[None, :], (head < n_heads)[:, None] & (pair < HALF)[None, :]
 
 
 @triton.jit
@@ -163,6 +175,7 @@ def _rotated(
     NORMED: tl.constexpr,
     HALF: tl.constexpr,
     TURNED: tl.constexpr,
+    NEAR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The first and second elements, float32 [heads, BLOCK], of the pairs at `at`, normed and rotated."""
@@ -170,11 +183,11 @@ def _rotated(
     inside, turned = pair < HALF, pair < TURNED
     low, high = _pairs(x, at, apart, used)
     if NORMED:
-        first = norm + _firsts(TURNED, BLOCK)
+        first = norm + _firsts(TURNED, NEAR, BLOCK)
         square = tl.sum(low * low + high * high, 1) / (2 * HALF)
         scale = tl.rsqrt(square + eps)[:, None]
         low = low * scale * tl.load(first, mask=inside, other=0.0).to(tl.float32)[None, :]
-        second = tl.load(first + _apart(HALF, TURNED, BLOCK), mask=inside, other=0.0)
+        second = tl.load(first + _apart(HALF, TURNED, NEAR, BLOCK), mask=inside, other=0.0)
         high = high * scale * second.to(tl.float32)[None, :]
     cos = tl.load(angles + pair, mask=turned, other=1.0)[None, :]
     sin = tl.load(angles + TURNED + pair, mask=turned, other=0.0)[None, :]

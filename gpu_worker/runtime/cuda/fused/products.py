@@ -78,7 +78,7 @@ def fits(decoder: Decoder) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Residual:
+class FusedResidual:
     """What layers add to, and what their next norm needs.
 
     value: [T, hidden]. scaled: the value times the norm's weight. squares: float32 [MOST_ROWS, blocks], each row's
@@ -112,7 +112,7 @@ def _norm(plan: Norm | None, weights: NormWeights | None) -> tuple[Tensor, float
     return weight_of(weights), plan.eps
 
 
-def begin(hidden: Tensor, norm: tuple[Tensor, float]) -> Residual:
+def begin(hidden: Tensor, norm: tuple[Tensor, float]) -> FusedResidual:
     """The residual at a model's first layer; norm: the weight and eps of the RMS norm that comes next."""
     n, width = hidden.shape
     weight, eps = norm
@@ -132,23 +132,23 @@ def begin(hidden: Tensor, norm: tuple[Tensor, float]) -> Residual:
         num_warps=1,
         **overlapped(hidden),
     )
-    return Residual(hidden, scaled, squares, eps)
+    return FusedResidual(hidden, scaled, squares, eps)
 
 
-def product(x: Tensor | Residual, linear: Linear, *, gated: bool = False) -> Tensor:
+def product(x: Tensor | FusedResidual, linear: Linear, *, gated: bool = False) -> Tensor:
     """linear(x), [T, in] -> [T, out], with T up to `MOST_ROWS`; of a residual, linear(norm(x)).
 
     `gated`: silu of the first half of the outputs times the second half."""
-    value, outputs = x.value if isinstance(x, Residual) else x, _dense(linear).weight.shape[0]
+    value, outputs = x.value if isinstance(x, FusedResidual) else x, _dense(linear).weight.shape[0]
     y = torch.empty((len(value), outputs // 2 if gated else outputs), dtype=value.dtype, device=value.device)
     _launch(WIDE if outputs % WIDE.outputs == 0 else NARROW, x, _dense(linear), y, None, gated)
     return y
 
 
-def added(x: Tensor, linear: Linear, to: Residual, norm: tuple[Tensor, float]) -> Residual:
+def added(x: Tensor, linear: Linear, to: FusedResidual, norm: tuple[Tensor, float]) -> FusedResidual:
     """Adds linear(x) to the residual, in place; norm: the weight and eps of the RMS norm that comes next."""
     weight, eps = norm
-    after = Residual(to.value, torch.empty_like(to.value), torch.empty_like(to.squares), eps)
+    after = FusedResidual(to.value, torch.empty_like(to.value), torch.empty_like(to.squares), eps)
     _launch(NARROW, x, _dense(linear), to.value, (after, weight), False)
     return after
 
@@ -160,15 +160,15 @@ def _dense(linear: Linear) -> DenseLinear:
 
 def _launch(
     block: Block,
-    x: Tensor | Residual,
+    x: Tensor | FusedResidual,
     linear: DenseLinear,
     y: Tensor,
-    then: tuple[Residual, Tensor] | None,
+    then: tuple[FusedResidual, Tensor] | None,
     gated: bool,
 ) -> None:
     weight, bias = linear.weight, linear.bias
-    normed = isinstance(x, Residual)
-    rows, squares, eps = (x.scaled, x.squares, x.eps) if isinstance(x, Residual) else (x, y, 0.0)
+    normed = isinstance(x, FusedResidual)
+    rows, squares, eps = (x.scaled, x.squares, x.eps) if isinstance(x, FusedResidual) else (x, y, 0.0)
     scaled, sums, norm = (y, y, weight) if then is None else (then[0].scaled, then[0].squares, then[1])
     n, (outputs, inputs) = len(rows), weight.shape
     assert n <= MOST_ROWS

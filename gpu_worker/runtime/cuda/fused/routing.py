@@ -78,7 +78,8 @@ def _choose(
     MASKED: tl.constexpr,
     EXPERTS: tl.constexpr,
 ):
-    """Of one position. Logits that are no numbers are the worst; equal ones: the lower expert comes first."""
+    """Chooses the experts of one position. Logits that are no numbers are the worst; equal ones: the lower expert
+    comes first."""
     row, expert = tl.program_id(0).to(tl.int64), tl.arange(0, EXPERTS)
     there = expert < experts
     logit = tl.load(logits + row * experts + expert, mask=there, other=float("-inf"))

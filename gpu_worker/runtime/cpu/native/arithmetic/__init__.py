@@ -3,6 +3,6 @@
 functions  exponentials and activations
 erf        gelu from a table
 e4m3       floats in eight bits
-scratch    sizes, and memory that is taken piece by piece
+arena      sizes, and memory that is taken piece by piece
 vectors    the compiler's vectors, and the instructions that processors have for them
 """

@@ -12,11 +12,11 @@ INLINE void narrow_e4m3(const float *x, int64_t n, uint8_t *out) {
     const vp in = part_at(x + c);
     const vpu sign = (vpu)in & 0x80000000u;
     vp size = (vp)((vpu)in ^ sign);
-    size = pick(size > MOST_E4M3, spread(MOST_E4M3), size);
+    size = blend(size > MOST_E4M3, splat_part(MOST_E4M3), size);
     const vpu bits = (vpu)size, large = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3);
     const vpu small = (vpu)(size * 0x1p9f + 0x1p23f) & 0xFF; /* the sum's low bits hold the nearest integer */
-    vpi found = (vpi)pick(size < 0x1p-6f, (vp)small, (vp)large);
-    found = (vpi)pick(size == size, (vp)found, (vp)((vpi){0} + 0x7F)) | (vpi)(sign >> 24);
+    vpi found = (vpi)blend(size < 0x1p-6f, (vp)small, (vp)large);
+    found = (vpi)blend(size == size, (vp)found, (vp)((vpi){0} + 0x7F)) | (vpi)(sign >> 24);
     *(vpb *)(out + c) = __builtin_convertvector(found, vpb);
   }
 }
@@ -55,7 +55,7 @@ INLINE void widen_e4m3(const uint8_t *x, int64_t n, uint16_t *out) {
   for (; c < n; c += WIDTH) {
     const vpi in = widen_part(x + c), size = in & 0x7F;
     const vp large = (vp)((size << 20) + (120 << 23)), small = __builtin_convertvector(size, vp) * 0x1p-9f;
-    const vp found = pick(size == 0x7F, spread(NAN), pick(size < 8, small, large));
+    const vp found = blend(size == 0x7F, splat_part(NAN), blend(size < 8, small, large));
     *(vph *)(out + c) = __builtin_convertvector(((vpu)found | ((vpu)in & 0x80000000u)) >> 16, vph);
   }
 }

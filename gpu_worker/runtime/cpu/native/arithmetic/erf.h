@@ -46,10 +46,10 @@ INLINE vp gelu_of_table(vp x) {
   const vp r = t - (moved - 12582912.0f);
   const __m512i piece = (__m512i)moved;
   vp p = coefficient(4, piece);
-  p = p * r + coefficient(3, piece);
-  p = p * r + coefficient(2, piece);
-  p = p * r + coefficient(1, piece);
-  p = p * r + coefficient(0, piece);
-  return size * p + 0.5f * x;
+  p = add_times_part(coefficient(3, piece), p, r);
+  p = add_times_part(coefficient(2, piece), p, r);
+  p = add_times_part(coefficient(1, piece), p, r);
+  p = add_times_part(coefficient(0, piece), p, r);
+  return add_times_part(0.5f * x, size, p);
 }
 #endif

@@ -53,6 +53,9 @@ INLINE uint16_t to_bf16(float x) { /* round to nearest even */
 #else
 #define WIDTH LANES
 #endif
+#ifdef __ARM_NEON
+#include <arm_neon.h>
+#endif
 typedef float vp __attribute__((vector_size(4 * WIDTH), aligned(4)));
 typedef int32_t vpi __attribute__((vector_size(4 * WIDTH), aligned(4)));
 typedef uint32_t vpu __attribute__((vector_size(4 * WIDTH), aligned(4)));
@@ -68,11 +71,40 @@ INLINE vpi widen_part(const void *p) { /* WIDTH bytes */
 #endif
 }
 INLINE void set_part(float *p, vp v) { *(vp *)p = v; }
-INLINE vp spread(float x) { return x - (vp){0}; }
+INLINE vp splat_part(float x) { return x - (vp){0}; }
 
 INLINE vf load(const float *p) { return *(const vf *)p; }
 INLINE void store(float *p, vf v) { *(vf *)p = v; }
 INLINE vf splat(float x) { return x - (vf){0}; }
+
+/* sums + a * b, rounded once where one instruction does both. The compiler itself never rounds a product and a sum once
+ * (build.py): it would in the loop for some rows and not in that for others. */
+#if WIDTH == 8 && defined(__FMA__)
+INLINE vp add_times_part(vp sums, vp a, vp b) { return (vp)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sums); }
+#elif defined(__AVX512F__)
+INLINE vp add_times_part(vp sums, vp a, vp b) { return (vp)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sums); }
+#elif defined(__ARM_NEON) && defined(__ARM_FEATURE_FMA)
+INLINE vp add_times_part(vp sums, vp a, vp b) {
+  typedef union { vp whole; float32x4_t fours[WIDTH / 4]; } Fours;
+  Fours to = {sums}, x = {a}, y = {b};
+#pragma GCC unroll 4
+  for (int i = 0; i < WIDTH / 4; i++) to.fours[i] = vfmaq_f32(to.fours[i], x.fours[i], y.fours[i]);
+  return to.whole;
+}
+#else
+INLINE vp add_times_part(vp sums, vp a, vp b) { return sums + a * b; }
+#endif
+#if WIDTH == LANES
+#define add_times add_times_part
+#else
+INLINE vf add_times(vf sums, vf a, vf b) {
+  typedef union { vf whole; vp parts[LANES / WIDTH]; } Halves;
+  Halves to = {sums}, x = {a}, y = {b};
+#pragma GCC unroll 2
+  for (int i = 0; i < LANES / WIDTH; i++) to.parts[i] = add_times_part(to.parts[i], x.parts[i], y.parts[i]);
+  return to.whole;
+}
+#endif
 
 /* WIDTH floats -> bfloat16 */
 INLINE void narrow_part(vp x, uint16_t *out) {
@@ -102,7 +134,7 @@ INLINE void narrow(const float *x, int64_t n, uint16_t *out) {
   for (; c < n; c++) out[c] = to_bf16(x[c]);
 }
 
-INLINE vp pick(vpi where, vp yes, vp no) { return (vp)(((vpi)yes & where) | ((vpi)no & ~where)); }
+INLINE vp blend(vpi where, vp yes, vp no) { return (vp)(((vpi)yes & where) | ((vpi)no & ~where)); }
 
 typedef float v8 __attribute__((vector_size(32)));
 typedef float v4 __attribute__((vector_size(16), aligned(4)));
@@ -135,7 +167,7 @@ INLINE float largest(vp v) {
 #ifdef __AVX512F__
 INLINE vp larger(vp a, vp b) { return (vp)_mm512_max_ps((__m512)a, (__m512)b); }
 #else
-INLINE vp larger(vp a, vp b) { return pick(a > b, a, b); }
+INLINE vp larger(vp a, vp b) { return blend(a > b, a, b); }
 #endif
 
 INLINE float sum_part(vp v) { return sum(v); }

@@ -1,10 +1,10 @@
 """Attention over the paged KV cache. C alone. Called by `layers/`.
 
 attend   a span of queries at some heads, block by block
-few      the products of a few queries, which meet keys and values where those lie
-blocks   a block of the cache, and its keys and values laid out for many queries
+few      the products of a few queries, which read keys and values in place
+blocks   a block of the cache, and its keys and values packed for many queries
 softmax  from scores to weights
 spans    how a step is cut: spans of positions, units of heads
-desk     a thread's memory, and how much is met at a time
+scratch  a thread's memory, and how much it computes at a time
 heads    the attention of one layer: its heads, and where its keys and values lie
 """

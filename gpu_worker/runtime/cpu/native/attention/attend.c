@@ -1,4 +1,4 @@
-/* Attention in blocks: a span of queries meets 128 cached positions at a time.
+/* Attention in blocks: a span of queries attends to 128 cached positions at a time.
  *
  *              keys 0-127   128-255   256-383
  *   query 250      all      up to 250    -        most, total, sums: carried from block to block, and
@@ -9,7 +9,7 @@
  * A few queries read a block's keys and values in place, 16 positions at a time at all key heads of the unit, which is
  * nearly the order of the memory. Beside each line that is read the same line of the next 16 positions is prefetched,
  * because prefetching all lines at once would queue up. For many queries (those of the span times the heads of the group)
- * a block is first laid out once, and prefetches the next one. Then the first TOGETHER rows of them go from scores to
+ * a block is first packed once, and prefetches the next one. Then the first TOGETHER rows of them go from scores to
  * sums, then the next ones. In both cases keys and values in eight bits are first widened to bfloat16, 16 positions at a
  * time, and the sums are the same chains of additions. (With TILES the sums are those of tiles.c, and a few queries take
  * values 32 at a time.) Blocks begin at multiples of 128 positions of the sequence, for any query. A position that a query
@@ -17,7 +17,7 @@
  */
 #include "attend.h"
 
-#include "../products/panels.h"
+#include "../products/kernels/panels.h"
 #include "blocks.h"
 #include "few.h"
 #include "softmax.h"
@@ -37,9 +37,9 @@ INLINE void find_block_of(const Heads *c, const Unit *u, int64_t base, Block *b)
   find_block(c, u->span->row, base, (int)smaller(KEYS, end_of(c, u) - base), b);
 }
 
-/* The desk from a row on. */
-INLINE Desk desk_from(const Desk *d, int half, int row, int padded) {
-  Desk own = *d;
+/* The scratch from a row on. */
+INLINE Scratch scratch_from(const Scratch *d, int half, int row, int padded) {
+  Scratch own = *d;
   own.queries = (char *)d->queries + (int64_t)row * KC * (half ? 2 : 4);
   own.scores += row * KC;
   own.weights = half ? (void *)((uint16_t *)d->weights + (int64_t)row * KC) : own.scores;
@@ -51,14 +51,25 @@ INLINE Desk desk_from(const Desk *d, int half, int row, int padded) {
   return own;
 }
 
-/* Many rows meet a block, TOGETHER at a time. keys, values: of the pool's first position, at the unit's head. ahead: the
- * next block's keys and values, which are asked for, some lines before each product */
-INLINE void meet_many(int kind, int stored, const Heads *c, const char *keys, const char *values, const Block *b, int m,
-                      int64_t base, Ahead ahead[2], Desk *d) {
+/* Biases by distance are added to the scores of `rows` rows from row r on, at n positions from `base` on. m: rows of a
+ * head of keys */
+INLINE void add_bias(const Heads *c, const Unit *u, int r, int rows, int m, int64_t base, int n, const Scratch *own) {
+  const int group = c->heads / c->kv_heads;
+  for (int i = 0; c->bias && i < rows; i++, r++) {
+    const int64_t head = (u->head + r / m) * group + r % group, at = u->span->first + r % m / group;
+    const float *bias = c->bias + head * c->distances + c->distances / 2 + base - at;
+    for (int j = 0; j < n; j++) own->scores[i * KC + j] += bias[j];
+  }
+}
+
+/* Many rows attend to a block, TOGETHER at a time. keys, values: of the pool's first position, at the unit's head.
+ * ahead: the next block's keys and values, which are prefetched, some lines before each product */
+INLINE void attend_many(int kind, int stored, const Heads *c, const Unit *u, const char *keys, const char *values, const Block *b, int m,
+                        int64_t base, Prefetch ahead[2], Scratch *d) {
   const int half = HALF_INPUTS(kind), width = c->head_dim, padded = (int)parts(width, PANEL) * PANEL;
   const int64_t lines = 2 * lines_of(ahead) / (parts(m, TOGETHER) * (KEYS / PANEL + padded / PANEL)) + 1;
-  turn_all_keys(kind, stored, c, keys, b, d);
-  lay_all_values(kind, stored, c, values, b, d);
+  transpose_all_keys(kind, stored, c, keys, b, d);
+  pack_all_values(kind, stored, c, values, b, d);
   for (int first = 0; first < m; first += TOGETHER) {
     const int rows = (int)smaller(TOGETHER, m - first);
     int seen = 0; /* positions of the block, by any of these rows */
@@ -67,28 +78,30 @@ INLINE void meet_many(int kind, int stored, const Heads *c, const char *keys, co
       seen = end > seen ? end : seen;
     }
     if (!seen) continue;
-    Desk own = desk_from(d, half, first, padded);
+    Scratch own = scratch_from(d, half, first, padded);
     for (int j = 0; j < seen; j += PANEL) {
-      ask_for_lines(ahead + (ahead->at == ahead->end), lines);
+      prefetch_lines(ahead + (ahead->at == ahead->end), lines);
       for (int k = 0; k < width; k += KC) {
         const char *queries = (char *)own.queries + k / KC * d->slice * (half ? 2 : 4);
         const char *panel = (char *)d->keys + ((int64_t)j * padded + k * PANEL) * (half ? 2 : 4);
         multiply(half, rows, (int)smaller(KC, width - k), queries, panel, own.scores + j, KC, k > 0);
       }
     }
-    weigh(half, half, c->cap * LOG2_E, base, rows, seen, padded, &own);
+    add_bias(c, u, first, rows, m, base, seen, &own);
+    softmax_block(half, half, c->cap * LOG2_E, base, rows, seen, padded, &own);
     for (int k = 0; k < padded; k += PANEL) {
-      ask_for_lines(ahead + (ahead->at == ahead->end), lines);
+      prefetch_lines(ahead + (ahead->at == ahead->end), lines);
       multiply(half, rows, seen, own.weights, (char *)d->values + k * KEYS * (half ? 2 : 4), own.sums + k, padded, 1);
     }
   }
 }
 
 /* The place of dimension k of query r, in numbers. */
-INLINE int64_t query_at(const Desk *d, int64_t r, int k) { return k / KC * d->slice + r * KC + k % KC; }
+INLINE int64_t query_at(const Scratch *d, int64_t r, int k) { return k / KC * d->slice + r * KC + k % KC; }
 
-/* Rows of a desk: row r is query r % m at head r / m of a unit. */
-INLINE void lay_queries(int rounded, int half, const Heads *c, const Unit *u, const Queries *queries, int m, Desk *d) {
+/* Rows of a scratch: row r is query r % m at head r / m of a unit. */
+INLINE void pack_queries(int rounded, int half, const Heads *c, const Unit *u, const Queries *queries, int m,
+                         Scratch *d) {
   const Span *s = u->span;
   const int width = c->head_dim, group = c->heads / c->kv_heads;
   const int padded = (int)parts(width, PANEL) * PANEL, full = width / LANES * LANES;
@@ -113,7 +126,7 @@ INLINE void lay_queries(int rounded, int half, const Heads *c, const Unit *u, co
 }
 
 /* Panels that are wider than a head end in numbers, those of another layer perhaps. */
-INLINE void pad_panels(const Heads *c, Desk *d) {
+INLINE void pad_panels(const Heads *c, Scratch *d) {
   const int64_t width = parts(c->head_dim, PANEL) * PANEL;
   if (d->padded_from == c->head_dim) return;
   d->padded_from = c->head_dim;
@@ -124,12 +137,12 @@ INLINE void pad_panels(const Heads *c, Desk *d) {
 
 /* kind: of the products; stored: of the cache */
 INLINE void attend_kind(int kind, int stored, const Heads *c, const Unit *u, const Unit *next, const Queries *queries,
-                        Activations out, Desk *d) {
+                        Activations out, Scratch *d) {
   const Span *s = u->span;
   const int width = c->head_dim, group = c->heads / c->kv_heads, m = (int)s->n * group, all = u->n_heads * m;
   const int few = is_few(c, m), rounded = HALF_INPUTS(kind), half = few ? HALF_INPUTS(IN_PLACE(kind)) : rounded;
   const int padded = (int)parts(width, PANEL) * PANEL;
-  lay_queries(rounded, half, c, u, queries, m, d);
+  pack_queries(rounded, half, c, u, queries, m, d);
   pad_panels(c, d);
   memset(d->sums, 0, sizeof(float) * (size_t)(all * padded));
   const int vectors = width % (4 * LANES) ? 1 : 4, step = kind == F32 ? LANES : 2 * LANES;
@@ -143,13 +156,13 @@ INLINE void attend_kind(int kind, int stored, const Heads *c, const Unit *u, con
     const Unit *then = more ? u : next;
     find_block_of(c, then, more ? base + KEYS : first_base(c, next), &ahead);
     if (!few) {
-      Ahead to[] = {ahead_of(c, c->keys, then, &ahead, 0, KEYS),
-                    ahead_of(c, c->values, then, &ahead, 0, KEYS)};
-      meet_many(kind, stored, c, keys, values, &block, m, base, to, d);
+      Prefetch to[] = {prefetch_of(c, c->keys, then, &ahead, 0, KEYS),
+                    prefetch_of(c, c->values, then, &ahead, 0, KEYS)};
+      attend_many(kind, stored, c, u, keys, values, &block, m, base, to, d);
       continue;
     }
-    Desk own[HEADS];
-    for (int h = 0; h < u->n_heads; h++) own[h] = desk_from(d, half, h * m, padded);
+    Scratch own[HEADS];
+    for (int h = 0; h < u->n_heads; h++) own[h] = scratch_from(d, half, h * m, padded);
     for (int j = 0; j < shown; j += LANES) {
       const Rows rows = rows_of(stored, c, keys, block.at + j, LANES, u->n_heads, d);
       const Next to = j + LANES < shown ? (Next){keys, block.at + j + LANES, LANES, size}
@@ -159,7 +172,10 @@ INLINE void attend_kind(int kind, int stored, const Heads *c, const Unit *u, con
           score_some(kind, rows.pool + h * head, rows.at, k, m, own[h].queries, query_at(d, 0, k), own[h].scores + j, &to,
                      h * width + k);
     }
-    for (int h = 0; h < u->n_heads; h++) weigh(rounded, half, c->cap * LOG2_E, base, m, block.n, padded, own + h);
+    for (int h = 0; h < u->n_heads; h++) {
+      add_bias(c, u, h * m, m, m, base, block.n, own + h);
+      softmax_block(rounded, half, c->cap * LOG2_E, base, m, block.n, padded, own + h);
+    }
     for (int j = 0; j < shown; j += VALUES_AT_ONCE) {
       const int n = (int)smaller(VALUES_AT_ONCE, block.n - j);
       const Rows rows = rows_of(stored, c, values, block.at + j, n, u->n_heads, d);
@@ -189,7 +205,7 @@ INLINE void attend_kind(int kind, int stored, const Heads *c, const Unit *u, con
   }
 }
 
-void attend(const Heads *c, const Unit *u, const Unit *next, Queries queries, Activations out, Desk *d) {
+void attend(const Heads *c, const Unit *u, const Unit *next, Queries queries, Activations out, Scratch *d) {
   switch (c->kv_kind) { /* constants, so that each case is a function of its own */
     case F32: attend_kind(F32, F32, c, u, next, &queries, out, d); break;
     case BF16: attend_kind(BF16, BF16, c, u, next, &queries, out, d); break;
@@ -199,7 +215,7 @@ void attend(const Heads *c, const Unit *u, const Unit *next, Queries queries, Ac
 
 /* ---------------------------------------------------------------- memory */
 
-Desk new_desk(const Heads *const *shapes, int64_t n, int64_t t, Scratch *s) {
+Scratch new_scratch(const Heads *const *shapes, int64_t n, int64_t t, Arena *s) {
   int64_t m = 0, all = 0, width = 0, widened = 0;
   int rounded = 0;
   for (int64_t i = 0; i < n; i++) {
@@ -212,13 +228,14 @@ Desk new_desk(const Heads *const *shapes, int64_t n, int64_t t, Scratch *s) {
     rounded |= c->kv_kind != F32 && HALF_INPUTS(BF16);
   }
   const int64_t n_rows = parts(all, 2 * SIDE) * 2 * SIDE, slice = n_rows * KC;
-  Desk d = {.queries = take_floats(s, parts(width, KC) * slice), .scores = take_floats(s, slice),
-            .sums = take_floats(s, n_rows * width),
-            .keys = take_floats(s, KEYS * width), .values = take_floats(s, KEYS * width),
-            .most = take_floats(s, all + LANES), .now = take_floats(s, m + LANES), .by = take_floats(s, m + LANES),
-            .total = take_floats(s, all + LANES), .first = take(s, all * (int64_t)sizeof(int64_t)),
-            .last = take(s, all * (int64_t)sizeof(int64_t)), .slice = slice};
-  d.weights = rounded ? take_floats(s, slice / 2) : d.scores;
-  if (widened) d.widened = take(s, widened);
+  Scratch d = {.queries = allocate_floats(s, parts(width, KC) * slice), .scores = allocate_floats(s, slice),
+            .sums = allocate_floats(s, n_rows * width),
+            .keys = allocate_floats(s, KEYS * width), .values = allocate_floats(s, KEYS * width),
+            .most = allocate_floats(s, all + LANES), .now = allocate_floats(s, m + LANES),
+            .by = allocate_floats(s, m + LANES),
+            .total = allocate_floats(s, all + LANES), .first = allocate(s, all * (int64_t)sizeof(int64_t)),
+            .last = allocate(s, all * (int64_t)sizeof(int64_t)), .slice = slice};
+  d.weights = rounded ? allocate_floats(s, slice / 2) : d.scores;
+  if (widened) d.widened = allocate(s, widened);
   return d;
 }

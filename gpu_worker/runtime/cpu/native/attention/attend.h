@@ -1,10 +1,10 @@
 /* Attention over the paged KV cache. See attend.c. */
 #pragma once
-#include "desk.h"
+#include "scratch.h"
 #include "spans.h"
 
-/* A desk for the layers of several shapes and steps of `t` positions. */
-Desk new_desk(const Heads *const *shapes, int64_t n, int64_t t, Scratch *s);
+/* A scratch for the layers of several shapes and steps of `t` positions. */
+Scratch new_scratch(const Heads *const *shapes, int64_t n, int64_t t, Arena *s);
 
 /* Of each position: its heads' queries `head` apart, and after each its gate, where these are gated. */
 typedef struct {
@@ -14,5 +14,5 @@ typedef struct {
 } Queries;
 
 /* queries: of the span's first position, at the unit's first head. out [t, heads * head_dim], times the sigmoid of the
- * gates. `next`: what this thread computes next, as far as one knows: its keys and values are asked for. */
-void attend(const Heads *c, const Unit *u, const Unit *next, Queries queries, Activations out, Desk *d);
+ * gates. `next`: what this thread computes next, as far as one knows: its keys and values are prefetched. */
+void attend(const Heads *c, const Unit *u, const Unit *next, Queries queries, Activations out, Scratch *d);

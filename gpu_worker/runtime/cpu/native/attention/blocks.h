@@ -1,7 +1,7 @@
-/* A block of the cache: where its positions lie, and its keys and values laid out for many queries. */
+/* A block of the cache: where its positions lie, and its keys and values packed for many queries. */
 #pragma once
 #include "../arithmetic/e4m3.h"
-#include "desk.h"
+#include "scratch.h"
 #include "spans.h"
 
 INLINE float widen1(int kind, const char *base, int64_t i) {
@@ -17,9 +17,9 @@ typedef struct {
   const char *pool;
   const int64_t *at, *end; /* from the pool to each position */
   int64_t bytes, done; /* done: of the position `at` */
-} Ahead;
+} Prefetch;
 
-/* Positions that a few queries read next: beside each line that is read, the same line of these is asked for. */
+/* Positions that a few queries read next: beside each line that is read, the same line of these is prefetched. */
 typedef struct {
   const char *pool;  /* of the first of the unit's heads */
   const int64_t *at; /* from there to each position */
@@ -27,11 +27,11 @@ typedef struct {
 } Next;
 
 /* Position i, the line with number c of its heads. */
-INLINE void ask_for(const Next *next, int64_t i, int64_t c) {
+INLINE void prefetch(const Next *next, int64_t i, int64_t c) {
   __builtin_prefetch(next->pool + next->at[i] + c * next->size, 0, NEAR);
 }
 
-INLINE void ask_for_line(Ahead *a) {
+INLINE void prefetch_line(Prefetch *a) {
   if (a->at == a->end) return;
   __builtin_prefetch(a->pool + *a->at + a->done, 0, NEAR);
   const int whole = (a->done += 64) >= a->bytes;
@@ -39,15 +39,15 @@ INLINE void ask_for_line(Ahead *a) {
   a->done = whole ? 0 : a->done;
 }
 
-INLINE void ask_for_lines(Ahead *a, int64_t n) {
-  while (n-- && a->at < a->end) ask_for_line(a);
+INLINE void prefetch_lines(Prefetch *a, int64_t n) {
+  while (n-- && a->at < a->end) prefetch_line(a);
 }
 
-INLINE int64_t lines_of(const Ahead *a) { return (a->end - a->at) * parts(a->bytes, 64); }
+INLINE int64_t lines_of(const Prefetch *a) { return (a->end - a->at) * parts(a->bytes, 64); }
 
 /* 16 keys at `at[j]` -> out[dimension * PANEL + j]; half: out[dimension / 2 * PANEL + j], in pairs, or where these lie in
  * tiles. A pair of bfloat16 changes place as one lane. */
-INLINE void turn_keys(int kind, const char *keys, const int64_t at[LANES], int width, void *out) {
+INLINE void transpose_keys(int kind, const char *keys, const int64_t at[LANES], int width, void *out) {
   const int step = kind == F32 ? LANES : 2 * LANES, full = width / step * step;
   for (int c = 0; c < full; c += step) {
     vu rows[LANES];
@@ -73,7 +73,7 @@ INLINE void turn_keys(int kind, const char *keys, const int64_t at[LANES], int w
 }
 
 /* The values at two neighbours, the second perhaps null: out[position * PANEL + dimension], or both as pairs. */
-INLINE void lay_values(int kind, const char *first, const char *second, int width, void *out) {
+INLINE void pack_values(int kind, const char *first, const char *second, int width, void *out) {
   for (int c = 0; c < width; c += LANES) {
     const int64_t at = c / PANEL * KEYS * PANEL + c % PANEL;
     const char *a = first + c * size_of(kind), *b = second + c * size_of(kind);
@@ -113,9 +113,9 @@ INLINE void find_block(const Heads *c, int64_t row, int64_t base, int n, Block *
 /* From a pool's beginning to the first position, at one key head. */
 INLINE int64_t bytes_to(const Heads *c, int head) { return (int64_t)head * c->head_dim * size_of(c->kv_kind); }
 
-INLINE Ahead ahead_of(const Heads *c, const char *pool, const Unit *u, const Block *b, int from, int n) {
+INLINE Prefetch prefetch_of(const Heads *c, const char *pool, const Unit *u, const Block *b, int from, int n) {
   const int end = (int)smaller(from + n, b->n);
-  return (Ahead){pool + bytes_to(c, u->head), b->at + from, b->at + end,
+  return (Prefetch){pool + bytes_to(c, u->head), b->at + from, b->at + end,
                  (int64_t)u->n_heads * c->head_dim * size_of(c->kv_kind), 0};
 }
 
@@ -127,7 +127,7 @@ typedef struct {
 
 /* pool: of the first of `n_heads` heads */
 INLINE Rows rows_of(int stored, const Heads *c, const char *pool, const int64_t *at, int count, int n_heads,
-                    const Desk *d) {
+                    const Scratch *d) {
   const int64_t n = (int64_t)n_heads * c->head_dim;
   Rows rows = {stored == E4M3 ? (const char *)d->widened : pool, {0}};
   for (int64_t j = 0; j < count; j++) {
@@ -138,34 +138,34 @@ INLINE Rows rows_of(int stored, const Heads *c, const char *pool, const int64_t 
 }
 
 /* The block's keys as `multiply` takes them. */
-INLINE void turn_all_keys(int kind, int stored, const Heads *c, const char *keys, const Block *b, Desk *d) {
+INLINE void transpose_all_keys(int kind, int stored, const Heads *c, const char *keys, const Block *b, Scratch *d) {
   const int half = HALF_INPUTS(kind), width = c->head_dim, padded = (int)parts(width, PANEL) * PANEL;
   for (int j = 0; j < b->n; j += LANES) {
     const Rows rows = rows_of(stored, c, keys, b->at + j, LANES, 1, d);
     char *panel = (char *)d->keys + j / PANEL * PANEL * padded * (half ? 2 : 4);
-    turn_keys(kind, rows.pool, rows.at, width, panel + j % PANEL / LANES * (half ? HALF_LANES : LANES) * 4);
+    transpose_keys(kind, rows.pool, rows.at, width, panel + j % PANEL / LANES * (half ? HALF_LANES : LANES) * 4);
   }
 }
 
-/* Where `lay_values` puts the values at positions j and j + 1. */
-INLINE char *place_of_values(int half, int j, const Desk *d) {
+/* Where `pack_values` puts the values at positions j and j + 1. */
+INLINE char *place_of_values(int half, int j, const Scratch *d) {
   const int64_t lanes = half ? j / DEPTH * DEPTH / 2 * PANEL + j % DEPTH / 2 * PAIR_LANES : j * PANEL;
   return (char *)d->values + lanes * 4;
 }
 
 /* The block's values as `multiply` takes them. */
-INLINE void lay_all_values(int kind, int stored, const Heads *c, const char *values, const Block *b, Desk *d) {
+INLINE void pack_all_values(int kind, int stored, const Heads *c, const char *values, const Block *b, Scratch *d) {
   const int half = HALF_INPUTS(kind), width = c->head_dim;
   for (int j0 = 0; j0 < b->n; j0 += LANES) {
     const Rows rows = rows_of(stored, c, values, b->at + j0, LANES, 1, d);
     for (int j = j0; j < smaller(j0 + LANES, b->n); j += 2) {
       const char *second = j + 1 < b->n ? rows.pool + rows.at[j + 1 - j0] : NULL;
-      lay_values(kind, rows.pool + rows.at[j - j0], second, width, place_of_values(half, j, d));
+      pack_values(kind, rows.pool + rows.at[j - j0], second, width, place_of_values(half, j, d));
     }
   }
 #ifdef TILES
   static const char zeros[2 * MOST_WIDTH];
   for (int j = (int)parts(b->n, 2) * 2; half && j % DEPTH; j += 2) /* what has no weight must be a number */
-    lay_values(kind, zeros, NULL, (int)parts(width, PANEL) * PANEL, place_of_values(half, j, d));
+    pack_values(kind, zeros, NULL, (int)parts(width, PANEL) * PANEL, place_of_values(half, j, d));
 #endif
 }

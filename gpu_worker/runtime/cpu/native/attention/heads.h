@@ -1,6 +1,6 @@
 /* The attention of one layer: its heads, and where its keys and values lie. */
 #pragma once
-#include "../products/matrix.h"
+#include "../products/packed/matrix.h"
 
 #define MOST_WIDTH 512 /* of a head */
 
@@ -15,6 +15,8 @@ typedef struct {
   float scale;        /* of the products of queries and keys */
   float cap;          /* scores s become cap tanh(s / cap); 0: none */
   const float *sinks; /* [heads] one more score, which takes a share of the weights and has no value; or null */
+  const float *bias;  /* [heads, columns of distances] added to scores as powers of 2, by key minus query; or null */
+  int64_t distances;  /* these columns, the distance 0 in their middle */
   const char *keys, *values; /* [slots, kv_heads, head_dim] */
   int64_t columns;
   const int32_t *table; /* [rows, columns] */

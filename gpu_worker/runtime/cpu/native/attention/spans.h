@@ -1,6 +1,6 @@
 /* What one call of `attend` computes. See spans.c. */
 #pragma once
-#include "desk.h"
+#include "scratch.h"
 
 /* Positions `first` .. `first + n - 1` of one row: the step's inputs `t` .. `t + n - 1`. */
 typedef struct {

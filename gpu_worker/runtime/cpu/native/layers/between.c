@@ -6,12 +6,12 @@
 #include "between.h"
 
 #include "../arithmetic/functions.h"
-#include "../products/tiles.h"
+#include "../products/kernels/tiles.h"
 #include "rows.h"
 
 #include <omp.h>
 
-static void attention(const Layer *l, const Plan *p, Desk *d) {
+static void attention(const Layer *l, const Plan *p, Scratch *d) {
   const Step *s = &p->step;
   const Heads *c = &l->heads;
   const Cut *cut = p->cuts + l->shape;
@@ -25,7 +25,7 @@ static void attention(const Layer *l, const Plan *p, Desk *d) {
 }
 
 /* x [all positions, width] -> those of a plan */
-static void pick_rows(const Plan *p, Activations x, int64_t width) {
+static void gather_rows(const Plan *p, Activations x, int64_t width) {
   for (int64_t i = 0; i < p->step.t; i++) {
     float *rows = x.at;
     if (!x.packed) memmove(rows + i * width, rows + p->inputs[i] * width, sizeof(float) * (size_t)width);
@@ -93,7 +93,8 @@ static void set_routed(const Model *m, const Plan *p, const Layer *l, int64_t t,
     normalise(s->hidden + t * m->hidden, &norm, to, m->hidden);
     for (int c = 0; c < m->hidden; c++) to[c] *= by;
   }
-  if (e->dense_gate) s->openings[t] = sigmoid(spread(product_of(s->normed + t * m->hidden, e->dense_gate, m->hidden)))[0];
+  if (e->dense_gate)
+    s->openings[t] = sigmoid(splat_part(product_of(s->normed + t * m->hidden, e->dense_gate, m->hidden)))[0];
   if (e->norm.kind != NO_NORM) set_normed(m, p, &e->norm, t, row);
   else if (!dense) set_normed(m, p, &l->feed_forward_norm, t, row);
 }
@@ -119,7 +120,7 @@ static void finish_embeddings(const Model *m, const Step *s) {
 }
 
 /* The per-layer inputs of all layers, from the first one's inputs. */
-static void project_per_layer(const Model *m, const Step *s, Bench *b) {
+static void project_per_layer(const Model *m, const Step *s, Workspace *b) {
   if (!m->per_layer_projection.n) return;
   linear(&m->per_layer_projection, s->t, (Activations){s->hidden, 0}, (Activations){s->projected, 0}, SET, b);
   const int width = m->per_layer_width;
@@ -133,7 +134,7 @@ static void project_per_layer(const Model *m, const Step *s, Bench *b) {
   }
 }
 
-void finish_inputs(const Model *m, const Step *s, Bench *b) {
+void finish_inputs(const Model *m, const Step *s, Workspace *b) {
   finish_embeddings(m, s);
   project_per_layer(m, s, b);
 }
@@ -161,29 +162,29 @@ static void mix_recurrent(const Plans *plans, const Layer *l, const Plan *p, Roo
                      l->maps[NET_GATES].n};
   advance_states(l->recurrent, &a, own->recurrent);
 #pragma omp for schedule(static)
-  for (int64_t t = 0; t < s->t; t++) set_recurrent(l, p, t, own->bench.inputs);
+  for (int64_t t = 0; t < s->t; t++) set_recurrent(l, p, t, own->workspace.inputs);
 }
 
 /* What comes before OUT: attention, or a mixer that keeps a state. */
-static void mix(const Model *m, const Plans *plans, const Layer *l, const Plan *p, Room *own) {
+static void run_mixer(const Model *m, const Plans *plans, const Layer *l, const Plan *p, Room *own) {
   const Plan *all = plan_at(m, plans, (l - m->layers) * MAPS + QKV);
   if (l->recurrent) mix_recurrent(plans, l, all, own);
   else {
 #pragma omp for schedule(static)
-    for (int64_t t = 0; t < all->step.t; t++) finish_heads(l, &all->step, t, all->inputs[t], own->bench.inputs);
-    attention(l, p, &own->desk);
+    for (int64_t t = 0; t < all->step.t; t++) finish_heads(l, &all->step, t, all->inputs[t], own->workspace.inputs);
+    attention(l, p, &own->scratch);
   }
   if (p->step.t == all->step.t) return;
 #pragma omp single
   {
-    pick_rows(p, (Activations){p->step.hidden, 0}, m->hidden);
-    pick_rows(p, (Activations){p->step.normed, p->packed}, m->hidden);
-    pick_rows(p, (Activations){p->step.mixed, p->packed}, l->maps[OUT].k);
+    gather_rows(p, (Activations){p->step.hidden, 0}, m->hidden);
+    gather_rows(p, (Activations){p->step.normed, p->packed}, m->hidden);
+    gather_rows(p, (Activations){p->step.mixed, p->packed}, l->maps[OUT].k);
   }
 }
 
 void prepare(const Model *m, const Plans *plans, int64_t at, Room *own) {
-  float *row = own->bench.inputs;
+  float *row = own->workspace.inputs;
   const int64_t i = at / MAPS;
   const Layer *l = m->layers + i;
   const Plan *p = plan_at(m, plans, at);
@@ -201,7 +202,7 @@ void prepare(const Model *m, const Plans *plans, int64_t at, Room *own) {
       }
       return;
     case NET_GATES: return; /* they are those of QKV */
-    case OUT: mix(m, plans, l, p, own); return;
+    case OUT: run_mixer(m, plans, l, p, own); return;
     case GATE_UP:
       if (l->parallel && !own_norm && mixer_is_added(l)) return;
 #pragma omp for schedule(static)
@@ -246,7 +247,7 @@ void finish_logits(const Model *m, const Step *s) {
       const size_t n = (size_t)smaller(WIDTH, m->head.n - c) * sizeof(float);
       vp some = {0};
       memcpy(&some, logits + c, n);
-      some = cap * hyperbolic_tangent(some / cap);
+      some = cap * vtanh(some / cap);
       memcpy(logits + c, &some, n);
     }
   }

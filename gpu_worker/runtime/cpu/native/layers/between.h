@@ -3,7 +3,7 @@
 #include "plans.h"
 
 /* From embeddings to the first layer's inputs, and the per-layer inputs of all layers. */
-void finish_inputs(const Model *m, const Step *s, Bench *b);
+void finish_inputs(const Model *m, const Step *s, Workspace *b);
 
 /* What comes before a product: its inputs, and before them what the product before it gave. */
 void prepare(const Model *m, const Plans *plans, int64_t at, Room *own);

@@ -23,7 +23,7 @@ static void finish_scores(const Experts *e, float *scores) {
 }
 
 /* The `count` best of n, of which equal ones count in their order. */
-static void mark_best(const float *by, int n, int count, char *marks) {
+static void mark_top_k(const float *by, int n, int count, char *marks) {
   memset(marks, 0, (size_t)n);
   for (; count; count--) {
     int best = -1;
@@ -34,7 +34,7 @@ static void mark_best(const float *by, int n, int count, char *marks) {
 }
 
 /* Experts outside the best groups are never chosen. */
-static void keep_groups(const Experts *e, float *by) {
+static void mask_groups(const Experts *e, float *by) {
   const int size = e->n / e->groups;
   float sums[e->groups];
   char kept[e->groups];
@@ -47,7 +47,7 @@ static void keep_groups(const Experts *e, float *by) {
     }
     sums[g] = size > 1 ? first + second : first;
   }
-  mark_best(sums, e->groups, e->best_groups, kept);
+  mark_top_k(sums, e->groups, e->best_groups, kept);
   for (int i = 0; i < e->n; i++)
     if (!kept[i / size]) by[i] = -INFINITY;
 }
@@ -58,8 +58,8 @@ static void choose(const Experts *e, float *scores, int32_t *chosen, float *shar
   char marks[e->n];
   finish_scores(e, scores);
   for (int i = 0; i < e->n; i++) by[i] = e->correction ? scores[i] + e->correction[i] : scores[i];
-  if (e->groups > e->best_groups) keep_groups(e, by);
-  mark_best(by, e->n, e->chosen, marks);
+  if (e->groups > e->best_groups) mask_groups(e, by);
+  mark_top_k(by, e->n, e->chosen, marks);
   for (int i = 0, j = 0; i < e->n; i++)
     if (marks[i]) chosen[j++] = i;
   float most = scores[chosen[0]];
@@ -102,7 +102,7 @@ static void sort_pairs(const Step *s, const Experts *e, const Routes *r) {
 
 /* y of all pairs, each with the matrix of its expert. */
 static void multiply_pairs(const Linear *each, int n, const int64_t *starts, const int64_t *units, const float *x, float *y,
-                           Bench *b) {
+                           Workspace *b) {
   int64_t expert = 0;
   b->held = NULL;
 #pragma omp for schedule(guided, 1)
@@ -143,14 +143,14 @@ void mix_experts(const Model *m, const Plan *p, const Layer *l, Room *own) {
 #pragma omp for schedule(static)
   for (int64_t i = 0; i < s->t * k; i++)
     memcpy(s->pairs + (int64_t)s->places[i] * m->hidden, s->normed + i / k * m->hidden, sizeof(float) * (size_t)m->hidden);
-  multiply_pairs(e->gate_up, e->n, r.starts, r.up, s->pairs, s->pair_gates, &own->bench);
+  multiply_pairs(e->gate_up, e->n, r.starts, r.up, s->pairs, s->pair_gates, &own->workspace);
 #pragma omp for schedule(static)
   for (int64_t i = 0; i < s->t * k; i++) {
     float *gates = s->pair_gates + i * outputs, *ups = e->gated ? gates + inner : NULL, *to = s->pair_acted + i * inner;
     if (!bend(&e->bend, gates, ups, to, (int)inner)) activate(e->activation, gates, ups, to, (int)inner);
   }
-  multiply_pairs(e->down, e->n, r.starts, r.down, s->pair_acted, s->pairs, &own->bench);
+  multiply_pairs(e->down, e->n, r.starts, r.down, s->pair_acted, s->pairs, &own->workspace);
 #pragma omp for schedule(static)
-  for (int64_t t = 0; t < s->t; t++) add_experts(m, l, s, t, own->bench.inputs);
-  own->bench.held = NULL;
+  for (int64_t t = 0; t < s->t; t++) add_experts(m, l, s, t, own->workspace.inputs);
+  own->workspace.held = NULL;
 }

@@ -3,13 +3,13 @@
  * If the caches hold the weights, each thread computes its own share of the sequences from the first layer to the last
  * (`share`): no thread waits, and the output of one product is in the thread's own cache for the next one. For large weights,
  * few sequences or one long prompt, all threads work together: they divide the outputs of each matrix, so that each weight
- * is read once, and meet after the product.
+ * is read once, and wait for each other after the product.
  *
  * Activations are float32, or packed in bfloat16 (`can_pack`). Weights and the KV cache are read as they are stored, and
  * widened in registers. If the processor multiplies bfloat16 (DOT), activations are rounded to bfloat16 instead. The
  * result for a position depends on that position alone: every sum runs over its terms in one fixed order, whatever the
  * batch, the number of threads or the blocking. So a sequence gets the same bits alone and among others, in one prefill
- * and in chunks. products/panels.c and attention/attend.c say how.
+ * and in chunks. products/kernels/panels.c and attention/attend.c say how.
  *
  * A model is data: layers of any sizes, with what their plan says (model.h). Nothing reads what layers make of a position
  * without logits, except its keys and values, and the states of its row. So after the last ones that are stored the outputs
@@ -19,8 +19,9 @@
  */
 #include <omp.h>
 
-#include "../products/pack.h"
-#include "../products/tiles.h"
+#include "../products/kernels/tiles.h"
+#include "../products/packed/codes.h"
+#include "../products/packed/pack.h"
 #include "between.h"
 #include "experts.h"
 #include "shares.h"
@@ -30,7 +31,7 @@
 #endif
 
 /* What the adapters add to a product. */
-static void adapt(const Model *m, const Map *map, int64_t at, const Plan *p, Bench *b) {
+static void add_adapters(const Model *m, const Map *map, int64_t at, const Plan *p, Workspace *b) {
   const Step *s = &p->step;
   const int64_t own = p->n_runs ? adapted_at(m->layers + at / MAPS, at % MAPS) : -1;
   if (own >= 0)
@@ -38,7 +39,7 @@ static void adapt(const Model *m, const Map *map, int64_t at, const Plan *p, Ben
 }
 
 /* Says that a long step makes progress. */
-static void report(const Step *s, double *last) {
+static void report_progress(const Step *s, double *last) {
   const double now = omp_get_wtime();
   if (!s->progress || now - *last < REPORT_S) return;
   *last = now;
@@ -51,7 +52,7 @@ enum { NOTHING_YET = 0, PREPARED = 1, MULTIPLIED = 2 };
 /* A step or a share of one, on `n_threads` threads. The threads run one region up to each product that is the library's,
  * which has threads of its own. Returns how many products the library has failed at: they are computed here. */
 static int compute(const Model *m, const Step *s, int n_threads, const Library *library) {
-  const Room first = new_room(m, s, &(Scratch){s->scratch, 0});
+  const Room first = new_room(m, s, &(Arena){s->scratch, 0});
   const Plans plans = new_plans(m, s, n_threads, &first);
   const int64_t head = (int64_t)m->n_layers * MAPS, n_maps = head + 1;
   int stage = NOTHING_YET, failures = 0; /* of the product `from` */
@@ -64,10 +65,10 @@ static int compute(const Model *m, const Step *s, int n_threads, const Library *
 #pragma omp parallel num_threads(n_threads)
     {
       const uint32_t before = begin_tiles();
-      Room own = new_room(m, s, &(Scratch){s->scratch + omp_get_thread_num() * s->scratch_stride, 0});
-      own.bench.packed = first.bench.packed;
-      if (!from && !stage && s->token_ids) embed(&m->head, s->t, s->token_ids, m->embedding_factor, s->hidden);
-      if (!from && !stage) finish_inputs(m, s, &own.bench);
+      Room own = new_room(m, s, &(Arena){s->scratch + omp_get_thread_num() * s->scratch_stride, 0});
+      own.workspace.packed = first.workspace.packed;
+      if (!from && !stage && s->token_ids) embed_tokens(&m->head, s->t, s->token_ids, m->embedding_factor, s->hidden);
+      if (!from && !stage) finish_inputs(m, s, &own.workspace);
       for (int64_t at = from; at < smaller(end + 1, n_maps); at++) {
         const Plan *plan = plan_at(m, &plans, at);
         const Map map = map_at(m, plan, at);
@@ -75,11 +76,11 @@ static int compute(const Model *m, const Step *s, int n_threads, const Library *
         if (at < head && !map.l->n) continue;
         if (reached < PREPARED) prepare(m, &plans, at, &own);
         if (at == end || (at == head && !s->logits)) break;
-        if (reached < MULTIPLIED) linear(map.l, map.rows, map.x, map.y, map.how, &own.bench);
-        if (at < head) adapt(m, &map, at, plan, &own.bench);
+        if (reached < MULTIPLIED) linear(map.l, map.rows, map.x, map.y, map.how, &own.workspace);
+        if (at < head) add_adapters(m, &map, at, plan, &own.workspace);
         else finish_logits(m, &plan->step);
         if (at < head && at % MAPS == ROUTER) mix_experts(m, plan, m->layers + at / MAPS, &own);
-        if (omp_get_thread_num() == 0) report(s, &reported);
+        if (omp_get_thread_num() == 0) report_progress(s, &reported);
       }
       end_tiles(before);
     }

@@ -57,6 +57,7 @@ typedef struct {
   const float *rotary; /* [positions, rotary_dims]: cos | sin, of the first elements of a head; or null */
   const float *growth; /* [positions] factors of queries, or null */
   int32_t rotary_dims;
+  int32_t neighbours; /* element 2 i is rotated with 2 i + 1; else element i with i + rotary_dims / 2 */
   int32_t shape;           /* layers whose heads have the same sizes share one: see Model */
   int32_t borrowed;        /* whether the keys and values are another layer's: this one has none */
   int32_t values_are_keys; /* values are keys before their norm and rotation */

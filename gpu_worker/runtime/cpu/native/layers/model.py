@@ -8,7 +8,7 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 from petiole.gpu_worker.runtime.cpu.native.products.weights import LinearStruct
 
 NORMS = {"rms": 1, "layer": 2}
-ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
 SCORES = {"softmax": 0, "chosen": 1, "sigmoid": 2}
 MASKS = {"causal": 0, "prefix": 1, "bidirectional": 2}
 
@@ -29,6 +29,8 @@ class HeadsStruct(ctypes.Structure):
         ("scale", c_float),
         ("cap", c_float),
         ("sinks", c_void_p),
+        ("bias", c_void_p),
+        ("distances", c_int64),
         ("keys", c_void_p),
         ("values", c_void_p),
         ("columns", c_int64),
@@ -87,6 +89,7 @@ class LayerStruct(ctypes.Structure):
         ("rotary", c_void_p),
         ("growth", c_void_p),
         ("rotary_dims", c_int32),
+        ("neighbours", c_int32),
         ("shape", c_int32),
         ("borrowed", c_int32),
         ("values_are_keys", c_int32),

@@ -1,7 +1,7 @@
 /* Plans of a step: its positions as attention computes them, its matrices, and the memory of a thread. */
 #include "plans.h"
 
-#include "../products/tiles.h"
+#include "../products/kernels/tiles.h"
 
 Map map_at(const Model *m, const Plan *p, int64_t at) {
   const Step *s = &p->step;
@@ -26,27 +26,27 @@ Map map_at(const Model *m, const Plan *p, int64_t at) {
   }
 }
 
-Room new_room(const Model *m, const Step *s, Scratch *scratch) {
+Room new_room(const Model *m, const Step *s, Arena *arena) {
   Room r;
   int64_t heads = 0;
   for (int64_t i = 0; i < m->n_shapes; i++) heads += m->shapes[i]->kv_heads;
   for (int i = 0; i < PLANS; i++) {
-    r.lists[i].inputs = take(scratch, s->t * (int64_t)sizeof(int64_t));
-    r.lists[i].cuts = take(scratch, m->n_shapes * (int64_t)sizeof(Cut));
-    r.lists[i].spans = take(scratch, m->n_shapes * s->t * (int64_t)sizeof(Span));
-    r.lists[i].units = take(scratch, heads * s->t * (int64_t)sizeof(Unit));
-    r.lists[i].runs = take(scratch, s->t * (int64_t)sizeof(Run));
+    r.lists[i].inputs = allocate(arena, s->t * (int64_t)sizeof(int64_t));
+    r.lists[i].cuts = allocate(arena, m->n_shapes * (int64_t)sizeof(Cut));
+    r.lists[i].spans = allocate(arena, m->n_shapes * s->t * (int64_t)sizeof(Span));
+    r.lists[i].units = allocate(arena, heads * s->t * (int64_t)sizeof(Unit));
+    r.lists[i].runs = allocate(arena, s->t * (int64_t)sizeof(Run));
   }
-  r.stretches = take(scratch, s->t * (int64_t)sizeof(Stretch));
-  r.bench = new_bench(s->t, larger_of(m->widths.terms, s->reduced_stride), scratch);
-  r.desk = new_desk(m->shapes, m->n_shapes, s->t, scratch);
-  r.recurrent = take_floats(scratch, m->widths.room);
+  r.stretches = allocate(arena, s->t * (int64_t)sizeof(Stretch));
+  r.workspace = new_workspace(s->t, larger_of(m->widths.terms, s->reduced_stride), arena);
+  r.scratch = new_scratch(m->shapes, m->n_shapes, s->t, arena);
+  r.recurrent = allocate_floats(arena, m->widths.room);
   return r;
 }
 
 /* The bytes of scratch that each thread of a step needs. */
 int64_t petiole_scratch(const Model *m, const Step *s) {
-  Scratch none = {NULL, 0};
+  Arena none = {NULL, 0};
   new_room(m, s, &none);
   return none.used;
 }

@@ -38,7 +38,7 @@ typedef struct {
 
 #define PLANS 3
 
-/* Scratch that all threads read. */
+/* Arena that all threads read. */
 typedef struct {
   int64_t *inputs;
   Cut *cuts;   /* [shapes] */
@@ -51,12 +51,12 @@ typedef struct {
 typedef struct {
   Lists lists[PLANS];
   Stretch *stretches; /* [t] */
-  Bench bench;
-  Desk desk;
+  Workspace workspace;
+  Scratch scratch;
   float *recurrent; /* see petiole_recurrent_room */
 } Room;
 
-Room new_room(const Model *m, const Step *s, Scratch *scratch);
+Room new_room(const Model *m, const Step *s, Arena *arena);
 Plans new_plans(const Model *m, const Step *s, int n_threads, const Room *room);
 const Plan *plan_at(const Model *m, const Plans *plans, int64_t at);
 Map map_at(const Model *m, const Plan *p, int64_t at);

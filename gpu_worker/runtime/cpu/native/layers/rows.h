@@ -4,7 +4,7 @@
 #include "model.h"
 
 /* y *= weight, y += bias, where there are any */
-INLINE void weigh_and_shift(const Norm *norm, float *y, int n) {
+INLINE void scale_and_shift(const Norm *norm, float *y, int n) {
   for (int c = 0; norm->weight && c < n; c++) y[c] *= norm->weight[c];
   for (int c = 0; norm->bias && c < n; c++) y[c] += norm->bias[c];
 }
@@ -18,7 +18,7 @@ INLINE void rms_norm(const float *x, const Norm *norm, float *y, int n) {
   const float by = 1.0f / sqrtf(total / n + norm->eps), *weight = norm->weight;
   if (!weight || norm->bias) {
     for (int c = 0; c < n; c++) y[c] = x[c] * by;
-    weigh_and_shift(norm, y, n);
+    scale_and_shift(norm, y, n);
     return;
   }
   for (int c = 0; c < full; c += LANES) store(y + c, load(weight + c) * (load(x + c) * by));
@@ -47,7 +47,7 @@ INLINE void layer_norm(const float *x, const Norm *norm, float *y, int n) {
   const float by = 1.0f / sqrtf(total / n + norm->eps);
   if (!norm->weight || !norm->bias) {
     for (int c = 0; c < n; c++) y[c] = (x[c] - mean) * by;
-    weigh_and_shift(norm, y, n);
+    scale_and_shift(norm, y, n);
     return;
   }
   for (int c = 0; c < full; c += LANES)
@@ -71,8 +71,14 @@ INLINE void normalise_heads(const Norm *norm, int whole, float *x, int heads, in
 }
 
 /* x [d] turns by a row of a table */
-INLINE void rotate(float *x, const float *table, int d) {
+INLINE void rotate(float *x, const float *table, int d, int neighbours) {
   int half = d / 2;
+  for (int c = 0; neighbours && c < half; c++) {
+    float low = x[2 * c], high = x[2 * c + 1];
+    x[2 * c] = low * table[c] - high * table[c + half];
+    x[2 * c + 1] = high * table[c] + low * table[c + half];
+  }
+  if (neighbours) return;
   for (int c = 0; c < half; c++) {
     float low = x[c], high = x[c + half];
     x[c] = low * table[c] - high * table[c + half];
@@ -80,7 +86,7 @@ INLINE void rotate(float *x, const float *table, int d) {
   }
 }
 
-INLINE void keep(int kind, const char *pool, int64_t at, const float *x, int n) {
+INLINE void write_kv(int kind, const char *pool, int64_t at, const float *x, int n) {
   if (kind == F32) memcpy((float *)pool + at, x, 4 * n);
   else if (kind == E4M3) narrow_e4m3(x, n, (uint8_t *)pool + at);
   else narrow(x, n, (uint16_t *)pool + at);
@@ -95,14 +101,14 @@ INLINE void finish_heads(const Layer *l, const Step *s, int64_t r, int64_t t, fl
   normalise_heads(&l->q_norm, l->norm_whole, q, c->heads, apart, d);
   if (l->values_are_keys && !l->borrowed) v = memcpy(row, k, sizeof(float) * (size_t)token);
   const float *turn = l->rotary ? l->rotary + s->rotary[t] * l->rotary_dims : NULL;
-  for (int h = 0; turn && h < c->heads; h++) rotate(q + (int64_t)h * apart, turn, l->rotary_dims);
+  for (int h = 0; turn && h < c->heads; h++) rotate(q + (int64_t)h * apart, turn, l->rotary_dims, l->neighbours);
   for (int h = 0; l->growth && h < c->heads; h++)
     for (int i = 0; i < d; i++) q[(int64_t)h * apart + i] *= l->growth[s->rotary[t]];
   if (l->borrowed) return;
   normalise_heads(&l->k_norm, l->norm_whole, k, c->kv_heads, d, d);
   normalise_heads(&l->v_norm, 0, v, c->kv_heads, d, d);
-  for (int h = 0; turn && h < c->kv_heads; h++) rotate(k + (int64_t)h * d, turn, l->rotary_dims);
+  for (int h = 0; turn && h < c->kv_heads; h++) rotate(k + (int64_t)h * d, turn, l->rotary_dims, l->neighbours);
   const int64_t at = slot_of(c, s->rows[t], s->positions[t]) * token;
-  keep(c->kv_kind, c->keys, at, k, token);
-  keep(c->kv_kind, c->values, at, v, token);
+  write_kv(c->kv_kind, c->keys, at, k, token);
+  write_kv(c->kv_kind, c->values, at, v, token);
 }

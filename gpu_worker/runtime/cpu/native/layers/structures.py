@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.parts.attention import AttentionWeights
+from petiole.gpu_worker.models.parts.attention import AttentionWeights, BiasTable, Distances
 from petiole.gpu_worker.models.parts.experts import ExpertWeights
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
@@ -49,7 +50,7 @@ from petiole.gpu_worker.runtime.cpu.native.recurrent.structures import recurrent
 
 
 @dataclass(frozen=True)
-class Memory:
+class KVPointers:
     """keys, values: of each layer, [slots, kv_heads, head_dim]; tables: of each layer, int32 [rows, columns].
     states: of each layer; empty: none keeps any."""
 
@@ -61,7 +62,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Ends:
+class EmbeddingAndHead:
     """What turns token ids into the first layer's inputs, and hidden states into logits. embedding_factor: of the
     embeddings of token ids; factor, softcap: of logits."""
 
@@ -87,7 +88,7 @@ class Structures:
     """Makes structures, and keeps alive what they refer to: the memory, and the weights, which it rearranges in
     place. dtype: of the model."""
 
-    def __init__(self, library: ctypes.CDLL, products: Products, memory: Memory, dtype: torch.dtype) -> None:
+    def __init__(self, library: ctypes.CDLL, products: Products, memory: KVPointers, dtype: torch.dtype) -> None:
         self._products, self._memory = products, memory
         self._weights = Weights(library, products.library, dtype)
         self._tables: dict[object, int | None] = {}
@@ -150,12 +151,15 @@ class Structures:
             scale=mixer.scale,
             cap=mixer.softcap,
             sinks=self._weights.floats(own.sinks),
+            bias=self._bias(own.distances),
+            distances=own.distances.table.shape[1] if isinstance(own.distances, BiasTable) else 0,
             keys=memory.keys[i].data_ptr(),
             values=memory.values[i].data_ptr(),
             columns=memory.tables[i].shape[1],
             table=memory.tables[i].data_ptr(),
         )
         layer.rotary, layer.rotary_dims = self._table(table), 0 if table is None else table.shape[1]
+        layer.neighbours = mixer.rotary is not None and mixer.rotary.neighbours
         layer.growth = self._growth(mixer.query_growth)
         layer.borrowed, layer.values_are_keys = mixer.keys_of is not None, mixer.values_are_keys
         layer.output_gate, layer.norm_whole = mixer.output_gate, mixer.norm_whole
@@ -209,7 +213,7 @@ class Structures:
     def _each(self, stack: StackedLinear) -> ctypes.Array[LinearStruct]:
         return (LinearStruct * stack.n)(*(self._weights.linear(stack[i]) for i in range(stack.n)))
 
-    def add_ends(self, model: ModelStruct, ends: Ends) -> None:
+    def add_ends(self, model: ModelStruct, ends: EmbeddingAndHead) -> None:
         model.embedding_norm = self._norm(ends.embedding_norm, ends.embedding_norm_weights)
         model.norm = self._norm(ends.norm, ends.norm_weights)
         model.head = self._linear("head", ends.head)
@@ -238,6 +242,14 @@ class Structures:
         if id(table) not in self._tables:
             self._tables[id(table)] = self._weights.floats(table)
         return self._tables[id(table)]
+
+    def _bias(self, distances: Distances | None) -> int | None:
+        """Layers share biases."""
+        if not isinstance(distances, BiasTable):
+            return None
+        if id(distances) not in self._tables:
+            self._tables[id(distances)] = self._weights.floats(distances.table * math.log2(math.e))
+        return self._tables[id(distances)]
 
     def _growth(self, growth: Growth | None) -> int | None:
         """The factors of queries at all positions."""

@@ -32,7 +32,7 @@ int64_t find_runs(int64_t n_inputs, const int64_t *inputs, const LowRank *const 
 }
 
 void add_low_rank(const Run *runs, int64_t n_runs, int64_t at, const float *x, int64_t k, float *y, int64_t n,
-                float *reduced, int64_t reduced_stride, Bench *b) {
+                float *reduced, int64_t reduced_stride, Workspace *b) {
   b->held = NULL;
 #pragma omp for schedule(dynamic, 1) collapse(2)
   for (int64_t i = 0; i < n_runs; i++)

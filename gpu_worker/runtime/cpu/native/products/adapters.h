@@ -1,6 +1,6 @@
 /* LoRA adapters of a mixed batch. See adapters.c. */
 #pragma once
-#include "matrix.h"
+#include "packed/matrix.h"
 
 /* What an adapter adds to one matrix: y += B (A x), one B for each part of the matrix's outputs. */
 typedef struct {
@@ -23,4 +23,4 @@ int64_t find_runs(int64_t n_inputs, const int64_t *inputs, const LowRank *const 
 /* Adds what the adapters make of x [t, k] to y [t, n]. `at`: of the matrix among an adapter's; reduced:
  * [t, reduced_stride] for A x. Called by every thread of a region; ends with a barrier. */
 void add_low_rank(const Run *runs, int64_t n_runs, int64_t at, const float *x, int64_t k, float *y, int64_t n,
-                float *reduced, int64_t reduced_stride, Bench *b);
+                float *reduced, int64_t reduced_stride, Workspace *b);

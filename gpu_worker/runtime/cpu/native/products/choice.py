@@ -27,11 +27,11 @@ from typing import Literal
 
 import torch
 
-from petiole.gpu_worker.config import switch
+from petiole.contract.settings.engine import switch
 from petiole.gpu_worker.models.parts.layer import LayerWeights
-from petiole.gpu_worker.models.weights.coded import CodedLinear
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear, Linear
 from petiole.gpu_worker.models.weights.names import LinearName
+from petiole.gpu_worker.models.weights.quantized import CodedLinear
 from petiole.gpu_worker.runtime.cpu.native.products.library import BLOCKS, NEVER, Library, open_library
 from petiole.gpu_worker.runtime.cpu.native.products.weights import Weights
 

@@ -10,7 +10,7 @@
 #include "library.h"
 
 #include "linear.h"
-#include "tiles.h"
+#include "kernels/tiles.h"
 
 #include <omp.h>
 
@@ -42,8 +42,8 @@ int library_linear(const Library *library, const Linear *l, int64_t m, const flo
 
 /* The bytes of scratch that each thread of `petiole_linear` needs. */
 int64_t petiole_linear_scratch(const Linear *l, int64_t m) {
-  Scratch none = {NULL, 0};
-  new_bench(m, l->k, &none);
+  Arena none = {NULL, 0};
+  new_workspace(m, l->k, &none);
   return none.used;
 }
 
@@ -51,10 +51,10 @@ int64_t petiole_linear_scratch(const Linear *l, int64_t m) {
 int32_t petiole_linear(const Library *library, const Linear *l, int64_t m, const float *x, float *y,
                        uint16_t *halves, char *scratch, int64_t stride, int32_t n_threads) {
   if (of_library(l, m)) return library_linear(library, l, m, x, y, 0, halves, n_threads);
-  const Bench first = new_bench(m, l->k, &(Scratch){scratch, 0});
+  const Workspace first = new_workspace(m, l->k, &(Arena){scratch, 0});
 #pragma omp parallel num_threads(n_threads)
   {
-    Bench own = new_bench(m, l->k, &(Scratch){scratch + omp_get_thread_num() * stride, 0});
+    Workspace own = new_workspace(m, l->k, &(Arena){scratch + omp_get_thread_num() * stride, 0});
     own.packed = first.packed;
     const uint32_t before = begin_tiles();
     linear(l, m, (Activations){(void *)x, 0}, (Activations){y, 0}, SET, &own);

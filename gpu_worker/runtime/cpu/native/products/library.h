@@ -1,6 +1,6 @@
 /* Products that a library makes of the same weights. See library.c. */
 #pragma once
-#include "matrix.h"
+#include "packed/matrix.h"
 
 /* torch's C interface, by address. Each returns 0, or a number where it failed. */
 typedef struct {

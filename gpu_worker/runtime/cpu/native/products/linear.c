@@ -2,11 +2,10 @@
 #include "linear.h"
 
 #include "../arithmetic/functions.h"
-
-#include "groups.h"
-#include "pack.h"
-#include "panels.h"
-#include "tiles.h"
+#include "kernels/groups.h"
+#include "kernels/panels.h"
+#include "kernels/tiles.h"
+#include "packed/pack.h"
 
 #include <omp.h>
 
@@ -37,6 +36,7 @@ static void activate_rows(int activation, const float *x, int64_t ldx, const flo
   else if (activation == GELU && !ups) act_rows(GELU, x, ldx, NULL, (Activations){y.at, 0}, ldy, m, n);
   else if (activation == GELU) act_rows(GELU, x, ldx, ups, y, ldy, m, n);
   else if (activation == SILU) act_rows(SILU, x, ldx, ups, y, ldy, m, n);
+  else if (activation == RELU) act_rows(RELU, x, ldx, ups, y, ldy, m, n);
   else act_rows(GELU_TANH, x, ldx, ups, y, ldy, m, n);
 }
 
@@ -129,7 +129,7 @@ static void finish_some(MapUnit *u, int64_t most) {
 static void finish_meanwhile(void *unit) { finish_some(unit, SOME); }
 
 /* The sums of a unit. Meanwhile the one before is finished. */
-static void compute_unit_on_tiles(MapUnit *u, MapUnit *before, Inputs x, Bench *b) {
+static void compute_unit_on_tiles(MapUnit *u, MapUnit *before, Inputs x, Workspace *b) {
   const Linear *l = u->l;
   const int64_t panels = parts(l->n, PANEL), units = u->how == GATED ? panels / 2 : panels, next = (u->p + 1) % units;
   b->meanwhile = before->done < before->rows ? finish_meanwhile : NULL;
@@ -141,7 +141,7 @@ static void compute_unit_on_tiles(MapUnit *u, MapUnit *before, Inputs x, Bench *
   finish_some(before, ROWS);
 }
 
-static void linear_on_tiles(const Linear *l, int64_t m, Activations x, Activations y, How how, Bench *b) {
+static void linear_on_tiles(const Linear *l, int64_t m, Activations x, Activations y, How how, Workspace *b) {
   const int64_t panels = parts(l->n, PANEL), each = how == GATED ? panels / 2 : panels;
   MapUnit units[2] = {{.l = l}, {.l = l}};
   b->widened = NULL;
@@ -178,7 +178,8 @@ static void slice(int halves, const float *x, int64_t ldx, int64_t m, int64_t k,
 }
 
 /* sums [m][lds]: those of a panel, for m <= ROWS inputs */
-static void sums_of(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, float *sums, int64_t lds, Bench *b) {
+static void sums_of(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, float *sums, int64_t lds,
+                    Workspace *b) {
 #ifdef TILES
   if (HALF_INPUTS(l->kind)) {
     for (int j = 0; x != b->held && j < m; j++) pack_row(x + j * ldx, l->k, j, b->inputs);
@@ -197,7 +198,8 @@ static void sums_of(const Linear *l, int64_t p, int m, const float *x, int64_t l
   product(l, p, m, as_is ? (const char *)x : b->inputs, sums, lds, b);
 }
 
-void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, float *y, int64_t ldy, How how, Bench *b) {
+void outputs(const Linear *l, int64_t p, int m, const float *x, int64_t ldx, float *y, int64_t ldy, How how,
+             Workspace *b) {
   sums_of(l, p, m, x, ldx, b->sums, PANEL, b);
   finish(l, p, m, b->sums, PANEL, y + p * PANEL, ldy, how);
 }
@@ -225,7 +227,7 @@ INLINE Wide *wide_of(int kind, int64_t n) {
 }
 
 /* Rows of k inputs as wide tiles take them: floats, or bfloat16. */
-static const void *wide_inputs(const Linear *l, int m, Activations x, Bench *b) {
+static const void *wide_inputs(const Linear *l, int m, Activations x, Workspace *b) {
   if (l->kind == F32 || x.packed) return x.at;
   for (int j = 0; (x.at != b->held || b->form != WHOLE_ROWS) && j < m; j++)
     narrow((const float *)x.at + j * l->k, l->k, (uint16_t *)b->inputs + j * l->k);
@@ -236,7 +238,7 @@ static const void *wide_inputs(const Linear *l, int m, Activations x, Bench *b) 
 
 /* The outputs of panels p and q, in wide tiles. */
 static void pair_of_outputs(const Linear *l, int64_t p, int64_t q, int m, Activations x, Activations y, int64_t ldy, How how,
-                            Bench *b) {
+                            Workspace *b) {
   const char *w = weights_to(l, p * PANEL);
   const int64_t k = l->k, row = row_of(l->kind, PAIR), ldw = row_of(l->kind, l->block);
   const int64_t apart = weights_to(l, q * PANEL) - w;
@@ -276,7 +278,7 @@ INLINE int64_t unit_of(const Linear *l, int64_t m, How how) {
 }
 
 /* Unit `i` of a matrix, for ROWS inputs at most. What is packed is computed in wide tiles, whatever the number of rows. */
-INLINE void compute_unit(const Linear *l, int64_t i, int64_t m, Activations x, Activations y, How how, Bench *b) {
+INLINE void compute_unit(const Linear *l, int64_t i, int64_t m, Activations x, Activations y, How how, Workspace *b) {
   const int64_t each = x.packed ? 2 : unit_of(l, m, how), panels = parts(l->n, PANEL), units = parts(panels, each);
   const int64_t first = i / units * ROWS, p0 = i % units * (how == GATED ? 1 : each), rows = smaller(ROWS, m - first);
   const int64_t q = how == GATED ? p0 + units : p0 + 1, ldy = how == GATED ? l->n / 2 : l->n;
@@ -296,11 +298,11 @@ int64_t units_of(const Linear *l, int64_t m) {
   return parts(m, ROWS) * parts(parts(l->n, PANEL), unit_of(l, m, SET));
 }
 
-void linear_unit(const Linear *l, int64_t unit, int64_t m, const float *x, float *y, Bench *b) {
+void linear_unit(const Linear *l, int64_t unit, int64_t m, const float *x, float *y, Workspace *b) {
   compute_unit(l, unit, m, (Activations){(void *)x, 0}, (Activations){y, 0}, SET, b);
 }
 
-void linear(const Linear *l, int64_t m, Activations x, Activations y, How how, Bench *b) {
+void linear(const Linear *l, int64_t m, Activations x, Activations y, How how, Workspace *b) {
   const int64_t each = x.packed ? 2 : unit_of(l, m, how);
   const int64_t units = parts(m, ROWS) * parts(parts(l->n, PANEL), each); /* 0 if a chunk wants no logits */
   b->held = NULL;
@@ -331,13 +333,15 @@ int32_t petiole_tiles(void) {
 #endif
 }
 
-/* The instructions that products are made with, for the log. */
-const char *petiole_instructions(void) {
+/* The instructions that products are made with, for the log; half: of a model in bfloat16. */
+const char *petiole_instructions(int32_t half) {
 #if defined(TILES)
-  return "AMX";
+  if (half) return "AMX";
 #elif defined(DOT)
-  return "AVX-512 with bfloat16";
-#elif defined(__AVX512F__)
+  if (half) return "AVX-512 with bfloat16";
+#endif
+  (void)half;
+#if defined(__AVX512F__)
   return "AVX-512";
 #elif defined(__AVX2__)
   return "AVX2";
@@ -348,12 +352,12 @@ const char *petiole_instructions(void) {
 
 /* ---------------------------------------------------------------- memory */
 
-Bench new_bench(int64_t rows, int64_t k, Scratch *s) {
+Workspace new_workspace(int64_t rows, int64_t k, Arena *s) {
   const int64_t all = rows;
   rows = smaller(rows, ROWS);
   const int64_t tiled = parts(rows, 2 * SIDE) * 2 * SIDE;
-  return (Bench){.packed = take(s, packed_size(all, k)),
-                 .inputs = take_floats(s, (parts(k, KC) * KC + 2 * parts(k, SHORTEST_RUN)) * tiled),
-                 .sums = take_floats(s, 2 * ROWS * PAIR),
-                 .panel = take_floats(s, parts(k, KC) * KC * PANEL)};
+  return (Workspace){.packed = allocate(s, packed_size(all, k)),
+                 .inputs = allocate_floats(s, (parts(k, KC) * KC + 2 * parts(k, SHORTEST_RUN)) * tiled),
+                 .sums = allocate_floats(s, 2 * ROWS * PAIR),
+                 .panel = allocate_floats(s, parts(k, KC) * KC * PANEL)};
 }

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.models.host_memory import new_tensor
-from petiole.gpu_worker.models.weights.coded import CodedLinear, Form
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear, Linear
+from petiole.gpu_worker.models.weights.quantized import CodedLinear, CodeLayout
 from petiole.gpu_worker.runtime.cpu.native.products.library import NEVER, Library
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 4}
 _BF16, _INT8_HALF, _TWELVE, _FOUR = 1, 3, 5, 7
-_NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 6, torch.float8_e8m0fnu: 8}
+_NUMBERS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 6, torch.float8_e8m0fnu: 8}
 _VALUES = 16
 _EIGHT = 8  # inputs whose four-bit codes lie together
 _PANEL = 32
@@ -53,10 +53,16 @@ class GroupsStruct(ctypes.Structure):
         ("values", c_float * _VALUES),
         ("halves", c_uint8 * (2 * _VALUES)),
         ("inputs", c_int32),
+        ("offsets", c_int32),
+        ("factors", c_void_p),
+        ("zero_factors", c_void_p),
+        ("tail_factors", c_void_p),
+        ("tail_zero_factors", c_void_p),
+        ("shift", c_int32),
     ]
 
 
-def unknown_form(form: Form) -> str | None:
+def unknown_form(form: CodeLayout) -> str | None:
     """What the C code does not multiply of codes of a form; None: it multiplies them."""
     if form.in_runs:
         return "codes in runs"
@@ -64,6 +70,8 @@ def unknown_form(form: Form) -> str | None:
         return f"codes of {form.inputs} inputs"
     if form.group < form.inputs and form.group % 16:
         return f"groups of {form.group} inputs"
+    if form.steps & (form.steps - 1):
+        return f"factors of {form.steps} groups"
     if form.table:
         halves = torch.tensor(form.table).bfloat16().tolist()
         return None if len(form.table) == _VALUES and halves == list(form.table) else "a table of such values"
@@ -164,7 +172,7 @@ class Weights:
         scales, zeros = _numbers(weight.scales), None if weight.zeros is None else _numbers(weight.zeros)
         groups = GroupsStruct(
             scales=self.pointer(scales),
-            zeros=None if zeros is None else self.pointer(zeros),
+            zeros=self._optional(zeros),
             tail_scales=self._panel(form.groups, scales.dtype) if rest else None,
             tail_zeros=self._panel(form.groups, zeros.dtype) if rest and zeros is not None else None,
             size=form.group,
@@ -172,6 +180,14 @@ class Weights:
             zero_kind=_NUMBERS[torch.float32 if zeros is None else zeros.dtype],
             values=(c_float * _VALUES)(*form.table),
             inputs=KINDS[torch.int8] if linear.int8_inputs else _BF16 if self._half else KINDS[torch.float32],
+            offsets=form.offsets,
+            factors=self._optional(weight.factors),
+            zero_factors=self._optional(weight.zero_factors),
+            tail_factors=self._panel(form.n_factors, torch.float16) if rest and form.steps else None,
+            tail_zero_factors=self._panel(form.n_factors, torch.float16)
+            if rest and weight.zero_factors is not None
+            else None,
+            shift=max(form.steps, 1).bit_length() - 1,
         )
         self._kept.append(groups)
         packed = LinearStruct(
@@ -194,6 +210,9 @@ class Weights:
             ctypes.byref(packed), ctypes.byref(groups), c_void_p(copies.data_ptr()), c_int32(n_threads)
         )
         return packed
+
+    def _optional(self, tensor: Tensor | None) -> int | None:
+        return None if tensor is None else self.pointer(tensor)
 
     def _panel(self, rows: int, dtype: torch.dtype) -> int:
         return self.pointer(torch.empty((rows, _PANEL), dtype=dtype))

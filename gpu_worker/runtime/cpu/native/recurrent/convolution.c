@@ -5,10 +5,10 @@
  */
 #include "convolution.h"
 
-#include "../products/matrix.h"
+#include "../products/packed/matrix.h"
 
 /* n numbers in bfloat16 -> floats */
-static void widen(const uint16_t *x, int64_t n, float *out) {
+static void widen_inputs(const uint16_t *x, int64_t n, float *out) {
   int64_t i = 0;
   for (; i + WIDTH <= n; i += WIDTH) set_part(out + i, widen_part_of_halves(x + i));
   for (; i < n; i++) {
@@ -21,7 +21,7 @@ static void round_inputs(const Convolution *c, float *x, int64_t n) {
   if (c->kind != BF16) return;
   uint16_t halves[n];
   narrow(x, n, halves);
-  widen(halves, n, x);
+  widen_inputs(halves, n, x);
 }
 
 static int64_t stored_at(const Convolution *c, int64_t place, int64_t i, int64_t from) {
@@ -29,7 +29,7 @@ static int64_t stored_at(const Convolution *c, int64_t place, int64_t i, int64_t
 }
 
 static void read_inputs(const Convolution *c, int64_t at, int64_t n, float *out) {
-  if (c->kind == BF16) widen((const uint16_t *)c->inputs + at, n, out);
+  if (c->kind == BF16) widen_inputs((const uint16_t *)c->inputs + at, n, out);
   else memcpy(out, (const float *)c->inputs + at, sizeof(float) * (size_t)n);
 }
 

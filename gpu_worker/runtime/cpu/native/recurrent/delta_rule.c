@@ -13,7 +13,8 @@ typedef struct {
 } Line;
 
 INLINE void add_line(Line *sums, float x, const float *line) {
-  for (int p = 0; p < PARTS; p++) sums->part[p] += spread(x) * part_at(line + p * WIDTH);
+  for (int p = 0; p < PARTS; p++)
+    sums->part[p] = add_times_part(sums->part[p], splat_part(x), part_at(line + p * WIDTH));
 }
 
 void apply_delta_rule(float *stored, int64_t key_dim, const Change *c, float *values) {
@@ -29,9 +30,9 @@ void apply_delta_rule(float *stored, int64_t key_dim, const Change *c, float *va
   for (i = 0; i < key_dim; i++)
     for (int p = 0; p < PARTS; p++) {
       float *at = stored + i * PANEL + p * WIDTH;
-      const vp now = c->kept * part_at(at) + spread(c->key[i]) * change.part[p];
+      const vp now = add_times_part(c->kept * part_at(at), splat_part(c->key[i]), change.part[p]);
       *(vp *)at = now;
-      out.part[p] += spread(c->query[i]) * now;
+      out.part[p] = add_times_part(out.part[p], splat_part(c->query[i]), now);
     }
   for (int p = 0; p < PARTS; p++) *(vp *)(values + p * WIDTH) = out.part[p];
 }

@@ -1,6 +1,6 @@
 /* The gated delta rule. See delta_rule.c. */
 #pragma once
-#include "../products/matrix.h"
+#include "../products/packed/matrix.h"
 
 /* What one position brings, at some dimensions of a head's values. */
 typedef struct {

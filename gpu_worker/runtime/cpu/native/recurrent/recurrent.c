@@ -49,7 +49,7 @@ static void finish_head(const Recurrent *r, const Advance *a, const Stretch *s, 
 }
 
 /* b becomes the share of the way to the new values, and a how much of what is stored is kept. */
-static void finish_gates(const Recurrent *r, float *gates) {
+static void finish_head_gates(const Recurrent *r, float *gates) {
   for (int64_t i = 0; i < value_heads(r); i++) {
     const int64_t head = i / r->each, within = i % r->each;
     float *b = gates + r->b.first + head * r->b.apart + within, *a = gates + r->a.first + head * r->a.apart + within;
@@ -108,7 +108,7 @@ static void store_values(const Recurrent *r, const Advance *a, const Stretch *s,
 static void advance_net(const Recurrent *r, const Advance *a, float *room) {
   const int64_t heads = value_heads(r), blocks = parts(r->value_dim, PANEL);
 #pragma omp for schedule(static) nowait
-  for (int64_t t = 0; t < a->t; t++) finish_gates(r, a->gates + t * a->gates_stride);
+  for (int64_t t = 0; t < a->t; t++) finish_head_gates(r, a->gates + t * a->gates_stride);
 #pragma omp for schedule(dynamic, 1) collapse(2)
   for (int64_t i = 0; i < a->n; i++)
     for (int64_t head = 0; head < 2 * r->key_heads + heads; head++) finish_head(r, a, a->stretches + i, head, room);

@@ -1,6 +1,6 @@
 /* The neighbouring positions of one row in a step. */
 #pragma once
-#include "../arithmetic/scratch.h"
+#include "../arithmetic/arena.h"
 
 /* The step's positions `t` .. `t + n - 1`, all of one row. */
 typedef struct {

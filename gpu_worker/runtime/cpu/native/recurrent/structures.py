@@ -7,6 +7,7 @@ from ctypes import c_int32, c_int64, c_void_p
 
 from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeights
 from petiole.gpu_worker.models.parts.recurrent.mixing import RecurrentWeights
+from petiole.gpu_worker.models.parts.recurrent.short import ShortConvolutionWeights
 from petiole.gpu_worker.models.parts.recurrent.states import LayerState
 from petiole.gpu_worker.models.plan import DeltaNet, Recurrent
 from petiole.gpu_worker.runtime.cpu.native.products.weights import KINDS, Weights
@@ -48,7 +49,7 @@ def recurrent_struct(
     plan: Recurrent, weights: RecurrentWeights, state: LayerState, memory: Weights
 ) -> RecurrentStruct:
     """A mixer over its states, which it orders as it likes. memory: keeps the weights."""
-    bias = None if isinstance(weights, DeltaNetWeights) else weights.bias
+    bias = weights.bias if isinstance(weights, ShortConvolutionWeights) else None
     struct = RecurrentStruct(
         ConvolutionStruct(
             kernel=plan.kernel,

@@ -1,0 +1,11 @@
+"""The engine itself: it puts the other rooms together. Each line may import what stands below it.
+
+engine         `Engine`: puts cache, runtime, scheduler and threads together
+open_requests  each request from its submission to its end, through the engine's threads
+loading        loads and warms up an engine's model
+statistics     the facts of its model; its counters and gauges
+"""
+
+from petiole.gpu_worker.engine.engine import Engine
+
+__all__ = ["Engine"]

@@ -1,0 +1,254 @@
+"""The open requests of an engine: each from its submission to its end, on its way through the threads.
+
+    submit ──► preparation threads ──► engine thread ──► text thread ──► forgotten
+                    |  a request of texts                    ^
+                    └──► a `TextRun`: a request for each text┘
+
+A request may be asked to end at any stage. Before it is accepted, the end is noted (`requested_end`), and it ends
+when it is accepted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from petiole.contract.settings.engine import EngineConfig
+from petiole.gpu_worker.exceptions import EngineBusy, EngineClosed, EngineError
+from petiole.gpu_worker.preparation.output import RequestOutput
+from petiole.gpu_worker.preparation.pooling import TextInputs
+from petiole.gpu_worker.preparation.preparation import Preparer
+from petiole.gpu_worker.request import FinishReason, Request
+from petiole.gpu_worker.request.handle import Controller, Handle
+from petiole.gpu_worker.request.prepared_images import PreparedImage, RequestImage
+from petiole.gpu_worker.runtime.interface import Runtime
+from petiole.gpu_worker.scheduling.pipeline import PipelineState
+from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
+from petiole.gpu_worker.scheduling.scheduler import Scheduler
+from petiole.gpu_worker.scheduling.stopping import End, Finish
+from petiole.gpu_worker.threads.detokenization import TextThread
+from petiole.gpu_worker.threads.fan_out import TextRun
+from petiole.gpu_worker.threads.intake import PreparationThreads
+from petiole.gpu_worker.threads.loop import EngineLoop
+from petiole.gpu_worker.tracing import Tracer
+
+
+class OpenRequests:
+    """The open requests, and the threads that they pass: `intake`, `loop` and `text`. Thread-safe.
+
+    open: the requests that were submitted. parts: the single texts of these that are in the engine. runs: of the
+    open requests of texts; used on the text thread. n_texts: how many texts have been delivered.
+    on_fatal: called on the engine thread after a device failure, when every request has received its error.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        controller: Controller,
+        scheduler: Scheduler,
+        preparer: Preparer,
+        runtime: Runtime,
+        on_fatal: Callable[[BaseException], None],
+        tracer: Tracer,
+    ) -> None:
+        self._controller, self._scheduler, self._runtime, self._on_fatal = controller, scheduler, runtime, on_fatal
+        self._most_open = config.max_waiting + config.max_num_seqs
+        self._window = 2 * config.max_num_seqs  # texts of one request that are in the engine at once
+        self._lock = threading.Lock()
+        self.closed = True  # not started yet, or shut down
+        self.failure: BaseException | None = None
+        self.open: dict[Handle, RequestOutput] = {}
+        self.parts: dict[Handle, RequestOutput] = {}
+        self.runs: dict[Handle, TextRun] = {}
+        self.n_texts = 0
+        self.text = TextThread(
+            runtime.limits.model,
+            self._stop_generating,
+            self._forget,
+            time.perf_counter,
+            self._fail,
+            config.stream_interval_ms / 1000,
+        )
+        pipeline = PipelineState[ScheduledSequence](1 if config.pipeline == "off" else 2)
+        self.loop = EngineLoop(scheduler, pipeline, self.text.post, self._on_device_lost, tracer, config.debug)
+        self.intake = PreparationThreads(
+            preparer, runtime.adapter_at_hand, self._accept_later, self._begin_texts, self.text.refuse, tracer
+        )
+
+    # ------------------------------------------------------------ any thread
+
+    def put(self, handle: Handle) -> None:
+        """Queue a request. Refused, it ends at once: while the engine is not running, on the calling thread."""
+        output = RequestOutput(handle)
+        with self._lock:
+            refusal = self._refusal()
+            if refusal is None:
+                self.open[handle] = output
+                self.intake.put(output)
+        if refusal is not None:
+            self._refuse(output, refusal)
+
+    def close(self) -> list[RequestOutput] | None:
+        """Accept no more requests. Returns the open ones of texts, whose runs submit texts until they end; None if
+        this happened before."""
+        with self._lock:
+            if self.closed:
+                return None
+            self.closed = True
+            return [output for output in self.open.values() if output.handle.request.texts is not None]
+
+    def all(self) -> list[RequestOutput]:
+        return [*self.open.values(), *self.parts.values()]
+
+    def end_later(self, handle: Handle, end: End) -> None:
+        output = self.open.get(handle) or self.parts.get(handle)
+        if output is not None:
+            self.loop.post(lambda: self.end(output, end))
+
+    def cut(self, image: RequestImage, done: Callable[[PreparedImage | Exception], None]) -> None:
+        """Cut an image on a preparation thread. Its outcome wakes the loop."""
+        self.intake.cut(image, lambda outcome: self.loop.post(lambda: done(outcome)))
+
+    def _refusal(self) -> EngineError | None:
+        if self.failure is not None:
+            return EngineError(f"the engine has failed: {self.failure!r}")
+        if self.closed:
+            return EngineClosed("the engine is not running")
+        if len(self.open) >= self._most_open:
+            return EngineBusy(f"{len(self.open)} requests are running or waiting")
+        return None
+
+    def _refuse(self, output: RequestOutput, error: BaseException) -> None:
+        if self.closed:  # the text thread is not running
+            output.ended = True
+            output.handle._end(error)
+        else:
+            self.text.refuse(output, error)
+
+    def _prepare(self, output: RequestOutput) -> None:
+        """Have an accepted request prepared, or prepared again."""
+        if not self.intake.put(output):
+            self.text.refuse(output, EngineClosed("the engine is shutting down"))
+
+    def _accept_later(self, seq: ScheduledSequence, output: RequestOutput) -> None:
+        self.loop.post(lambda: self._accept(seq, output))
+
+    def _fail(self, error: BaseException) -> None:
+        """End the loop as a device error does."""
+
+        def fail() -> None:
+            raise error
+
+        self.loop.post(fail)
+
+    # ------------------------------------------------------------ on the engine thread
+
+    def _accept(self, seq: ScheduledSequence, output: RequestOutput) -> None:
+        output.seq = seq
+        state = self._scheduler.state
+        try:
+            state.enqueue(seq)
+            end = output.requested_end
+            if end is None and seq.generated:  # resumed tokens may already satisfy a stop condition
+                end = seq.rules.cut((), seq.generated)[1]
+            if end is None and output.stop is not None:
+                end = Finish(FinishReason.STOP, output.stop)
+            if end is not None:
+                state.finalize(seq, end)
+        except Exception as error:
+            state.spoil(seq, error)
+            state.audit()
+
+    def end(self, output: RequestOutput, end: End) -> None:
+        """End a request at any stage: before acceptance, waiting or running."""
+        seq = output.seq
+        if output.handle.request.texts is not None:
+            self.text.call(lambda: self._end_texts(output, end))
+        elif seq is None:
+            output.requested_end = end
+        else:
+            self._finalize(seq, end)
+
+    def end_all(self, end: End) -> None:
+        """End all open requests, after the in-flight steps have been committed and their tokens delivered."""
+        self.loop.drain()
+        for output in self.all():
+            self.end(output, end)
+
+    def _finalize(self, seq: ScheduledSequence, end: End) -> None:
+        if not seq.finalized:
+            self._scheduler.state.finalize(seq, end)
+
+    def _on_device_lost(self, error: BaseException) -> None:
+        """End every accepted request with an error, then call `on_fatal`. Runs before any cleanup."""
+        with self._lock:
+            self.failure = error
+            outputs = self.all()
+        for output in outputs:
+            self.text.refuse(output, EngineError(f"the engine has failed: {error!r}"))
+        self.text.flush()
+        self._on_fatal(error)
+
+    # ------------------------------------------------------------ on the text thread
+
+    def _stop_generating(self, seq: ScheduledSequence) -> None:
+        self.loop.post(lambda: self._finalize(seq, Finish(FinishReason.STOP)))
+
+    def _forget(self, handle: Handle) -> None:
+        output = self.open.pop(handle, None) or self.parts.pop(handle, None)
+        self.runs.pop(handle, None)
+        if output is not None:  # sequence and output refer to each other: only a search for cycles would free them
+            output.seq = None
+
+    def _begin_texts(self, output: RequestOutput, texts: TextInputs, arrival_s: float) -> None:
+        """Called on a preparation thread."""
+
+        def begin() -> None:
+            if output.ended:
+                return
+            if (
+                texts.prepared.fingerprint != self._runtime.limits.fingerprint
+            ):  # another model was loaded meanwhile
+                self._prepare(output)
+                return
+            if (begun := self.runs.get(output.handle)) is not None:
+                begun.start_over(texts)
+                return
+            run = self.runs[output.handle] = TextRun(
+                output.handle,
+                texts,
+                self._put_text,
+                partial(self.text.end, output),
+                self._count_texts,
+                window=self._window,
+                arrival_s=arrival_s,
+            )
+            run.start() if output.requested_end is None else run.end(output.requested_end)
+
+        self.text.call(begin)
+
+    def _put_text(
+        self, request: Request, *, on_admitted: Callable[[Handle], None], on_done: Callable[[Handle], None]
+    ) -> Handle:
+        """Queue one text of an accepted request. While the engine drains, too."""
+        handle = Handle(request, self._controller, on_admitted=on_admitted, on_done=on_done)
+        self.parts[handle] = output = RequestOutput(handle)
+        self._prepare(output)
+        return handle
+
+    def _count_texts(self, n: int) -> None:
+        self.n_texts += n
+
+    def _end_texts(self, output: RequestOutput, end: End) -> None:
+        if (run := self.runs.get(output.handle)) is not None:
+            run.end(end)
+        else:
+            output.requested_end = end
+
+    def change_model(self) -> None:
+        """Before anything of the new model comes: no request of texts mixes two models."""
+        for handle, run in tuple(self.runs.items()):
+            output = self.open.get(handle)
+            if run.reloaded(self._runtime.limits.fingerprint) and output is not None:
+                self._prepare(output)

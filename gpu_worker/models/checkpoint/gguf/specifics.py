@@ -1,0 +1,198 @@
+"""What config.json has of each architecture beside what all have, from a GGUF file's metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from petiole.gpu_worker.models.checkpoint.configuration import shown
+from petiole.gpu_worker.models.checkpoint.gguf.metadata import Metadata
+
+Config = dict[str, Any]
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_LARGE_GEMMAS = {"gemma2": 46, "gemma3": 62}
+"""The one of this many layers scales its attention by the width of the model for each head."""
+_POOLING = {1: "mean", 2: "first", 3: "last"}
+_SIGMOID = 2
+
+
+def _kinds(metadata: Metadata, n: int, every: int) -> list[str]:
+    """Of layers. every: of so many layers the last one attends to all, unless the file says otherwise."""
+    pattern = metadata.get("attention.sliding_window_pattern", every)
+    if type(pattern) is int and pattern >= 0:
+        return [_SLIDING if pattern and (i + 1) % pattern else _FULL for i in range(n)]
+    if not isinstance(pattern, list) or len(pattern) != n:
+        limit = f"be a whole number, or say of each of {n} layers whether it has a window"
+        raise metadata.wrong("attention.sliding_window_pattern", limit, shown(pattern))
+    return [_SLIDING if local else _FULL for local in pattern]
+
+
+def _scalar(common: Config) -> int:
+    large = common["num_hidden_layers"] == _LARGE_GEMMAS[common["model_type"]]
+    by_heads: int = common["hidden_size"] // common["num_attention_heads"]
+    return by_heads if large else common["head_dim"]
+
+
+def _gemma2(metadata: Metadata, common: Config) -> Config:
+    return {
+        "sliding_window": metadata.whole("attention.sliding_window", 4096),
+        "layer_types": _kinds(metadata, common["num_hidden_layers"], 2),
+        "query_pre_attn_scalar": _scalar(common),
+        "attn_logit_softcapping": metadata.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": metadata.number("final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(metadata: Metadata, common: Config) -> Config:
+    return {
+        "sliding_window": metadata.whole("attention.sliding_window", 4096),
+        "layer_types": _kinds(metadata, common["num_hidden_layers"], 6),
+        "query_pre_attn_scalar": _scalar(common),
+        "rope_local_base_freq": metadata.number("rope.freq_base_swa", 10_000.0),
+        "rope_theta": metadata.number("rope.freq_base", 1_000_000.0),
+        "final_logit_softcapping": metadata.number("final_logit_softcapping", 0.0),
+    }
+
+
+def _mixtral(metadata: Metadata, common: Config) -> Config:
+    if not metadata.get("expert_count"):
+        return {}
+    return {"num_local_experts": metadata.whole("expert_count"), **_chosen(metadata), "sliding_window": None}
+
+
+def _chosen(metadata: Metadata) -> Config:
+    return {"num_experts_per_tok": metadata.whole("expert_used_count")}
+
+
+def _qwen2moe(metadata: Metadata, common: Config) -> Config:
+    return {
+        "num_experts": metadata.whole("expert_count"),
+        **_chosen(metadata),
+        "moe_intermediate_size": metadata.whole("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": metadata.whole("expert_shared_feed_forward_length"),
+        "norm_topk_prob": False,
+    }
+
+
+def _qwen3moe(metadata: Metadata, common: Config) -> Config:
+    return {
+        "num_experts": metadata.whole("expert_count"),
+        **_chosen(metadata),
+        "moe_intermediate_size": metadata.whole("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
+
+
+def _phi3(metadata: Metadata, common: Config) -> Config:
+    window = metadata.whole("attention.sliding_window", 0, low=0)
+    return {"sliding_window": window or None, "original_max_position_embeddings": _original(metadata, common)}
+
+
+def _original(metadata: Metadata, common: Config) -> int:
+    return metadata.whole("rope.scaling.original_context_length", common["max_position_embeddings"])
+
+
+def _granite(metadata: Metadata, common: Config) -> Config:
+    return {
+        "embedding_multiplier": metadata.number("embedding_scale", 1.0),
+        "residual_multiplier": metadata.number("residual_scale", 1.0),
+        "attention_multiplier": metadata.number("attention.scale", common["head_dim"] ** -0.5),
+        "logits_scaling": metadata.number("logit_scale", 1.0),
+    }
+
+
+def _olmo2(metadata: Metadata, common: Config) -> Config:
+    if not metadata.has("attention.sliding_window"):
+        return {}
+    return {
+        "sliding_window": metadata.whole("attention.sliding_window"),
+        "layer_types": _kinds(metadata, common["num_hidden_layers"], 4),
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": common["rope_theta"]}
+            for kind in ("sliding_attention", "full_attention")
+        },
+    }
+
+
+def _starcoder2(metadata: Metadata, common: Config) -> Config:
+    window = metadata.whole("attention.sliding_window", 0, low=0)
+    return {
+        "norm_epsilon": metadata.number("attention.layer_norm_epsilon", 1e-5),
+        "sliding_window": window or None,
+        "use_bias": common["attention_bias"],
+    }
+
+
+def _glm4moe(metadata: Metadata, common: Config) -> Config:
+    if metadata.whole("expert_gating_func", _SIGMOID, low=0) != _SIGMOID:
+        raise metadata.wrong("expert_gating_func", f"be {_SIGMOID}, sigmoid", metadata.get("expert_gating_func"))
+    return {
+        "n_routed_experts": metadata.whole("expert_count"),
+        **_chosen(metadata),
+        "moe_intermediate_size": metadata.whole("expert_feed_forward_length"),
+        "n_shared_experts": metadata.whole("expert_shared_count", 1),
+        "first_k_dense_replace": metadata.whole("leading_dense_block_count", 1, low=0),
+        "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": bool(metadata.get("expert_weights_norm", True)),
+        "n_group": metadata.whole("expert_group_count", 1),
+        "topk_group": metadata.whole("expert_group_used_count", 1),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in metadata.header.tensors,
+    }
+
+
+def _gpt_oss(metadata: Metadata, common: Config) -> Config:
+    n = common["num_hidden_layers"]
+    return {
+        "num_local_experts": metadata.whole("expert_count"),
+        **_chosen(metadata),
+        "intermediate_size": metadata.whole("expert_feed_forward_length", common["intermediate_size"]),
+        "sliding_window": metadata.whole("attention.sliding_window", 128),
+        "layer_types": _kinds(metadata, n, 2),
+    }
+
+
+def _lfm2(metadata: Metadata, common: Config) -> Config:
+    kv_heads = metadata.of_layers("attention.head_count_kv", common["num_hidden_layers"], 1)
+    return {
+        "layer_types": [_FULL if n else "conv" for n in kv_heads],
+        "conv_L_cache": metadata.whole("shortconv.l_cache"),
+        "conv_bias": "blk.0.shortconv.conv.bias" in metadata.header.tensors,
+        "norm_eps": common["rms_norm_eps"],
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def _bert(metadata: Metadata, common: Config) -> Config:
+    pooling = metadata.whole("pooling_type", 1)
+    if pooling not in _POOLING:
+        raise metadata.wrong("pooling_type", f"be one of {sorted(_POOLING)}", pooling)
+    if metadata.get("attention.causal"):
+        raise metadata.wrong("attention.causal", "be false", True)
+    types = metadata.header.tensors.get("token_types.weight")
+    return {
+        "layer_norm_eps": metadata.number("attention.layer_norm_epsilon", 1e-12),
+        "type_vocab_size": 1 if types is None else types.shape[0],
+        "pooling": _POOLING[pooling],
+    }
+
+
+SPECIFICS: Mapping[str, Callable[[Metadata, Config], Config]] = {
+    "llama": _mixtral,
+    "qwen2moe": _qwen2moe,
+    "qwen3moe": _qwen3moe,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "phi3": _phi3,
+    "granite": _granite,
+    "olmo2": _olmo2,
+    "starcoder2": _starcoder2,
+    "glm4moe": _glm4moe,
+    "gpt-oss": _gpt_oss,
+    "lfm2": _lfm2,
+    "bert": _bert,
+    "nomic-bert": _bert,
+}
+"""By `general.architecture`."""
+PARTLY_TURNED = frozenset({"phi3", "glm4moe"})
+"""Architectures that rotate a part of each head."""

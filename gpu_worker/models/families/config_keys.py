@@ -1,0 +1,295 @@
+"""Keys of `config.json` that families share, in all their spellings.
+
+Old and new spellings of a parameter are read alike: `rope_theta` and `rope_scaling`, or both in `rope_parameters`,
+for all layers or by kind of layer; `layer_types`, or the rules that stand for it. The configuration of the text
+part may be nested in `text_config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from petiole.gpu_worker.exceptions import ModelError
+from petiole.gpu_worker.models.checkpoint.configuration import MAX_VOCAB, JsonObject, architecture_of, shown
+from petiole.gpu_worker.models.plan import (
+    MAX_POSITION,
+    Activation,
+    Attention,
+    FeedForward,
+    Layer,
+    ModelPlan,
+    Norm,
+    Rotary,
+    Router,
+    Scale,
+)
+from petiole.gpu_worker.models.weights.formats.quantization_config import declared_by
+from petiole.gpu_worker.models.weights.names import Names
+
+MAX_LAYERS = 10_000
+MAX_WIDTH = 2**20
+MAX_EXPERTS = 2**16
+MAX_LABELS = 100_000
+"""Limits far above every model. A folder that exceeds them is a mistake or an attack, and is refused unread."""
+
+WRAPPED = Names(
+    prefixes=("model.language_model.", "language_model.model.", "model.", ""),
+    heads=("lm_head", "language_model.lm_head"),
+)
+"""The names of a model of text inside one of text and images."""
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+_KINDS = ("default", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional")
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+}
+
+
+def text_part(raw: JsonObject) -> JsonObject:
+    """The configuration of the text part, with what the outer one says of the whole model."""
+    inner = raw.get("text_config")
+    if not isinstance(inner, Mapping):
+        return raw
+    both = {**raw, **inner}
+    whole = ("architectures", "tie_word_embeddings", "quantization_config")
+    kept = {key: both[key] for key in ("dtype", "torch_dtype") if both.get(key) is not None}
+    return {**inner, **kept, **{key: raw[key] for key in whole if key in raw}}
+
+
+def whole(raw: JsonObject, key: str, high: int, default: int | None = None) -> int:
+    """A whole number from 1 to `high`. Raises KeyError if the key is missing and there is no default."""
+    value = raw[key] if default is None else raw.get(key, default)
+    number = int(value) if isinstance(value, float) and value.is_integer() else value
+    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= high:
+        raise ModelError(f"config.json: {key} must be a whole number from 1 to {high}, got {shown(value)}")
+    return number
+
+
+def number(given: JsonObject, key: str, default: float, low: float = 0.0) -> float:
+    """A finite number of at least `low`; the default if the key is missing or null."""
+    value = given.get(key)
+    value = default if value is None else value
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    if not known or not low <= value <= 1e30:
+        raise ModelError(f"config.json: {key} must be a number from {low:g} to 1e+30, got {shown(value)}")
+    return float(value)
+
+
+def activation(raw: JsonObject, known: Sequence[Activation], key: str = "hidden_act") -> Activation:
+    """One of `known`, whose first is the default."""
+    given = raw.get(key)
+    found = _ACTIVATIONS.get(str(given)) if given else known[0]
+    if found not in known:
+        names = " or ".join(known)
+        raise ModelError(f"config.json: {key} must be {names} for {architecture_of(raw)}, got {given!r}")
+    assert found is not None
+    return found
+
+
+def heads(raw: JsonObject) -> tuple[int, int]:
+    """The numbers of heads of queries, and of keys."""
+    n_heads = whole(raw, "num_attention_heads", MAX_WIDTH)
+    n_kv_heads = whole(raw, "num_key_value_heads", MAX_WIDTH) if raw.get("num_key_value_heads") else n_heads
+    if n_heads % n_kv_heads:
+        raise ModelError(f"config.json: num_key_value_heads must divide {n_heads} heads, got {n_kv_heads}")
+    return n_heads, n_kv_heads
+
+
+def head_dim(raw: JsonObject, default: int | None = None) -> int:
+    """default None: the hidden size divided by the heads."""
+    if raw.get("head_dim"):
+        found = whole(raw, "head_dim", MAX_WIDTH)
+    else:
+        found = default or whole(raw, "hidden_size", MAX_WIDTH) // heads(raw)[0]
+    if found < 2 or found % 2:
+        raise ModelError(f"config.json: head_dim must be even, for the rotation of pairs, got {found}")
+    return found
+
+
+def rotary(raw: JsonObject, width: int, kind_of_layer: str = "", *, partial: bool = False) -> Rotary:
+    """The rotation of heads of this width. kind_of_layer: whose parameters to read, where each kind has its own.
+    partial: whether the family rotates a part of a head."""
+    given = dict(raw.get("rope_parameters") or {}) | dict(raw.get("rope_scaling") or {})
+    if isinstance(given.get(kind_of_layer), Mapping):
+        given = dict(given[kind_of_layer])
+    nested = [key for key, value in given.items() if isinstance(value, Mapping)]
+    if nested:
+        raise ModelError(f"config.json: rope parameters must be the same for all layers, got {', '.join(nested)}")
+    kind: Any = str(given.get("rope_type") or given.get("type") or "default")
+    kind = {"su": "longrope", "mrope": "default"}.get(kind, kind)  # all axes of a text are one
+    if kind not in _KINDS:
+        raise ModelError(f"config.json: rope type must be {', '.join(_KINDS)}, got {kind!r}")
+    part = float(given.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0)
+    turning, part = (part, 1.0) if kind == "proportional" else (1.0, part)
+    if not (partial and 0 < part <= 1) and part != 1.0:
+        raise ModelError(f"config.json: partial_rotary_factor must be 1, got {part:g}")
+    amplitude = given.get("attention_factor")
+    longest = whole(raw, "max_position_embeddings", MAX_POSITION, 2048)
+    original = int(
+        given.get("original_max_position_embeddings") or raw.get("original_max_position_embeddings") or longest
+    )
+    found = Rotary(
+        dims=int(width * part),
+        theta=number(given if given.get("rope_theta") else raw, "rope_theta", 10_000.0, low=1.0),
+        kind=kind,
+        original_max_position=original,
+        low_freq_factor=float(given.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(given.get("high_freq_factor", 4.0)),
+        beta_fast=float(given.get("beta_fast") or 32.0),
+        beta_slow=float(given.get("beta_slow") or 1.0),
+        attention_factor=None if amplitude is None else float(amplitude),
+        mscale=float(given.get("mscale") or 0.0),
+        mscale_all_dim=float(given.get("mscale_all_dim") or 0.0),
+        truncate=bool(given.get("truncate", True)),
+        fraction=turning,
+    )
+    if kind == "longrope":
+        short, long = (_factors(given, key, found.dims // 2) for key in ("short_factor", "long_factor"))
+        factor = number(given, "factor", longest / original, low=1e-3)
+        return replace(found, factor=factor, short_factors=short, long_factors=long)
+    if kind == "default" or (kind == "proportional" and "factor" not in given):
+        return found
+    return replace(found, factor=number({"factor": float(given["factor"])}, "factor", 1.0, low=1e-3))
+
+
+def _factors(given: JsonObject, key: str, n: int) -> tuple[float, ...]:
+    found = tuple(float(one) for one in given[key])
+    if len(found) != n or not all(1e-6 <= one <= 1e6 for one in found):
+        raise ModelError(f"config.json: {key} must be {n} numbers from 1e-06 to 1e+06, got {shown(found)}")
+    return found
+
+
+def router(raw: JsonObject, *keys: str, chosen: str = "num_experts_per_tok", **more: Any) -> Router:
+    """keys: spellings of the number of experts. more: fields of the router."""
+    key = next((key for key in keys if raw.get(key) is not None), keys[0])
+    n = whole(raw, key, MAX_EXPERTS)
+    k = whole(raw, chosen, MAX_EXPERTS)
+    groups, best = more.get("groups", 1), more.get("best_groups", 1)
+    if n % groups or best > groups:
+        raise ModelError(f"config.json: {groups} groups, of which {best} count, must divide {n} experts")
+    if k > n // groups * best:
+        raise ModelError(f"config.json: {chosen} must be at most {n // groups * best} ({key}), got {k}")
+    return Router(n, k, **more)
+
+
+def max_position(raw: JsonObject, *rotaries: Rotary) -> int:
+    longest = whole(raw, "max_position_embeddings", MAX_POSITION, 2048)
+    longest = max([longest, *(one.max_position for one in rotaries)])
+    if longest > MAX_POSITION:
+        raise ModelError(
+            f"config.json: the scaled context must be at most {MAX_POSITION} positions, got {longest}"
+        )
+    return longest
+
+
+def inner(raw: JsonObject) -> int:
+    """The width inside a feed-forward."""
+    return whole(raw, "intermediate_size", 2 * MAX_WIDTH)
+
+
+def dtype(raw: JsonObject) -> str:
+    return str(raw.get("dtype") or raw.get("torch_dtype") or "").removeprefix("torch.")
+
+
+def scale(raw: JsonObject) -> Scale:
+    """What makes scores of a classifier's numbers: as sentence-transformers does for a pair, as the pipeline of
+    transformers for classes."""
+    told = raw.get("sentence_transformers")
+    named = (
+        told.get("activation_fn") if isinstance(told, Mapping) else raw.get("sbert_ce_default_activation_function")
+    )
+    if named is not None:
+        known: dict[str, Scale] = {"Identity": "none", "Sigmoid": "sigmoid"}
+        if (last := str(named).rpartition(".")[2]) not in known:
+            raise ModelError(f"config.json: activation_fn must be Identity or Sigmoid, got {shown(named)}")
+        return known[last]
+    several = raw.get("problem_type") == "multi_label_classification"
+    return "sigmoid" if several or len(labels(raw)) == 1 else "softmax"
+
+
+def labels(raw: JsonObject) -> tuple[str, ...]:
+    """What the scores of a classifier are called, in order. Files with the usual two name none."""
+    given = raw.get("id2label")
+    if given is None:
+        return ("LABEL_0", "LABEL_1")
+    names = {str(key): name for key, name in given.items()} if isinstance(given, Mapping) else {}
+    found = tuple(str(names.get(str(k), "")) for k in range(len(names)))
+    if not 1 <= len(found) <= MAX_LABELS or "" in found:
+        limit = f"must name 1 to {MAX_LABELS} labels by the numbers from 0"
+        raise ModelError(f"config.json: id2label {limit}, got {shown(given)}")
+    return found
+
+
+def n_layers(raw: JsonObject) -> int:
+    return whole(raw, "num_hidden_layers", MAX_LAYERS)
+
+
+def layer_types(
+    raw: JsonObject, default: Sequence[str] | None = None, known: Sequence[str] = (FULL, SLIDING)
+) -> tuple[str, ...]:
+    """The kind of mixer of each layer. default: if config.json names none; None: full attention."""
+    n = n_layers(raw)
+    kinds = raw.get("layer_types") or default or [FULL] * n
+    unknown = set(kinds) - set(known)
+    if unknown or len(kinds) != n:
+        found, names = ", ".join(map(str, sorted(unknown))) or f"{len(kinds)}", " or ".join(known)
+        raise ModelError(f"config.json: layer_types must be {names} for {n} layers, got {found}")
+    return tuple(kinds)
+
+
+def windows(raw: JsonObject, *, windowed: bool, default: Sequence[str] | None = None) -> tuple[int, ...]:
+    """The window of each layer. windowed: whether `sliding_window` counts at all. default: see `layer_types`;
+    None: all layers have it, from `max_window_layers` on where the class has that key."""
+    counts = windowed and raw.get("sliding_window", 4096)
+    window = whole(raw, "sliding_window", 2**31 - 1, 4096) if counts else 0
+    if raw.get("layer_types") or default:
+        return tuple(window if kind == SLIDING else 0 for kind in layer_types(raw, default))
+    first = int(raw.get("max_window_layers") or 0)
+    return tuple(window if layer >= first else 0 for layer in range(n_layers(raw)))
+
+
+def usual_attention(raw: JsonObject, width: int, **more: Any) -> Attention:
+    """As Llama has it. more: fields that differ."""
+    n_heads, n_kv_heads = heads(raw)
+    rope = more.pop("rotary") if "rotary" in more else rotary(raw, width)
+    scale = more.pop("scale", width**-0.5)
+    return Attention(n_heads, n_kv_heads, width, scale, rope, **more)
+
+
+def usual_layers(raw: JsonObject, mixer: Attention, sizes: Sequence[int], **more: Any) -> tuple[Layer, ...]:
+    """Pre-norm layers as Llama has them, with a window each. more: fields of the layers that differ. Keys of what
+    differs are not read."""
+    norm = Norm(eps=number(raw, "rms_norm_eps", 1e-6))
+    if "feed_forward" not in more:
+        more["feed_forward"] = FeedForward(
+            inner(raw), activation(raw, ("silu",)), bias=bool(raw.get("mlp_bias", False))
+        )
+    parts: dict[str, Any] = {"mixer_norm": norm, "feed_forward_norm": norm} | more
+    return tuple(Layer(mixer=replace(mixer, window=window), **parts) for window in sizes)
+
+
+def usual_plan(raw: JsonObject, layers: tuple[Layer, ...], **more: Any) -> ModelPlan:
+    """A decoder of text with these layers. more: fields that differ. Refuses formats of weights that are not
+    read."""
+    declared_by(raw)
+    mixers = (layer.mixer for layer in layers if isinstance(layer.mixer, Attention))
+    rotaries = dict.fromkeys(mixer.rotary for mixer in mixers if mixer.rotary is not None)
+    parts: dict[str, Any] = {
+        "architecture": architecture_of(raw),
+        "vocab_size": whole(raw, "vocab_size", MAX_VOCAB),
+        "hidden_size": whole(raw, "hidden_size", MAX_WIDTH),
+        "layers": layers,
+        "norm": Norm(eps=number(raw, "rms_norm_eps", 1e-6)),
+        "max_position": max_position(raw, *rotaries),
+        "tied_head": bool(raw.get("tie_word_embeddings", False)),
+        "dtype": dtype(raw),
+    }
+    return ModelPlan(**parts | more)

@@ -1,0 +1,129 @@
+"""Gemma 4, the text part: Gemma 3 with plain norms, and a norm of values. Full layers have wide
+heads, and in some models values from keys; the last layers may read the keys of earlier ones; the small models
+have per-layer inputs, and the one with experts has them beside its dense feed-forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from petiole.gpu_worker.exceptions import ModelError
+from petiole.gpu_worker.models.checkpoint.configuration import MAX_VOCAB, JsonObject
+from petiole.gpu_worker.models.families import config_keys
+from petiole.gpu_worker.models.families.decoders.gemma3 import NAMES, kinds_of, plan_of
+from petiole.gpu_worker.models.families.family import Family
+from petiole.gpu_worker.models.plan import Attention, Experts, FeedForward, ModelPlan, Norm, PerLayerInput
+
+
+def unified(outer: JsonObject) -> ModelPlan:
+    """Without per-layer inputs and experts."""
+    raw = config_keys.text_part(outer)
+    if raw.get("use_bidirectional_attention") == "all":
+        raise ModelError("config.json: use_bidirectional_attention must be vision or null, got 'all'")
+    return gemma4({"sliding_window": 1024, **raw, "hidden_size_per_layer_input": 0, "enable_moe_block": False})
+
+
+def gemma4(outer: JsonObject) -> ModelPlan:
+    raw = config_keys.text_part(outer)
+    norm = Norm(eps=config_keys.number(raw, "rms_norm_eps", 1e-6))
+    if (seen := raw.get("use_bidirectional_attention")) == "all":
+        raise ModelError(f"config.json: use_bidirectional_attention must be null or 'vision', got {seen!r}")
+    if raw.get("attention_bias"):
+        raise ModelError("config.json: attention_bias must be false for Gemma 4, got true")
+    kinds, shared = (*kinds_of(raw)[:-1], config_keys.FULL), int(raw.get("num_kv_shared_layers") or 0)
+    n, from_keys = len(kinds), bool(raw.get("attention_k_eq_v", False))
+    window = config_keys.whole(raw, "sliding_window", 2**31 - 1, 512)
+    mixers = []
+    for i, kind in enumerate(kinds):
+        full = kind == config_keys.FULL
+        n_heads, n_kv_heads, width = _heads4(raw, i, full)
+        others = [k for k in range(n - shared) if kinds[k] == kind] if i >= n - shared else []
+        if i >= n - shared and not others:
+            raise ModelError(f"config.json: num_kv_shared_layers leaves no {kind} for layer {i}, got {shared}")
+        mixers.append(
+            Attention(
+                n_heads,
+                n_kv_heads,
+                width,
+                scale=1.0,
+                rotary=config_keys.rotary(raw, width, kind),
+                window=0 if full else window,
+                q_norm=norm,
+                k_norm=norm,
+                v_norm=replace(norm, weight=False),
+                keys_of=others[-1] if others else None,
+                values_are_keys=from_keys and full,
+            )
+        )
+    wide = 2 if raw.get("use_double_wide_mlp") else 1
+    inners = tuple(config_keys.inner(raw) * (wide if mixer.keys_of is not None else 1) for mixer in mixers)
+    plan = plan_of(raw, norm, tuple(mixers), inners, scalar=True, per_layer=_per_layer(raw, norm))
+    if not raw.get("enable_moe_block"):
+        return plan
+    experts = _experts(raw, norm)
+    return replace(plan, layers=tuple(replace(layer, experts=experts) for layer in plan.layers))
+
+
+def _experts(raw: JsonObject, norm: Norm) -> Experts:
+    """Beside the dense feed-forward of every layer, with norms of their own. The router reads the residual."""
+    router = config_keys.router(
+        raw,
+        "num_experts",
+        "num_local_experts",
+        chosen="top_k_experts",
+        normalised=True,
+        of_stream=True,
+        eps=norm.eps,
+        expert_scales=True,
+    )
+    inner = config_keys.whole(raw, "moe_intermediate_size", 2 * config_keys.MAX_WIDTH)
+    act = config_keys.activation(raw, ("gelu_tanh", "gelu", "silu"), key="hidden_activation")
+    return Experts(router, FeedForward(inner, act), norm=norm, out_norm=norm, dense_out_norm=norm)
+
+
+def _heads4(raw: JsonObject, i: int, full: bool) -> tuple[int, int, int]:
+    """The heads of queries and of keys of a layer, and their width."""
+    n_heads, n_kv_heads = config_keys.heads(raw)
+    width = config_keys.head_dim(raw)
+    given = raw.get("per_layer_config")
+    if isinstance(given, Mapping):
+        own = {int(layer): values for layer, values in given.items()}.get(i, {})
+        return n_heads, int(own.get("num_key_value_heads", n_kv_heads)), int(own.get("head_dim", width))
+    if not full:
+        return n_heads, n_kv_heads, width
+    more = raw.get("num_global_key_value_heads") if raw.get("attention_k_eq_v") else None
+    return n_heads, int(more or n_kv_heads), int(raw.get("global_head_dim") or 512)
+
+
+def _per_layer(raw: JsonObject, norm: Norm) -> PerLayerInput | None:
+    width = int(raw.get("hidden_size_per_layer_input", 256) or 0)
+    if not width:
+        return None
+    return PerLayerInput(
+        width=width,
+        vocab_size=config_keys.whole(raw, "vocab_size_per_layer_input", MAX_VOCAB, 262_144),
+        norm=norm,
+        layer_norm=norm,
+        activation=config_keys.activation(raw, ("gelu_tanh", "gelu", "silu"), key="hidden_activation"),
+        embedding_factor=width**0.5,
+        projection_factor=config_keys.whole(raw, "hidden_size", config_keys.MAX_WIDTH) ** -0.5,
+        factor=2**-0.5,
+    )
+
+
+NAMES4 = replace(NAMES, router="router.proj", expert="experts.{}.")
+
+FAMILIES = (
+    Family(
+        ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
+        gemma4,
+        NAMES4,
+        by_layer=("head_dim", "num_key_value_heads"),
+    ),
+    Family(
+        ("Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration"),
+        unified,
+        NAMES4,
+        by_layer=("head_dim", "num_key_value_heads"),
+    ),
+)

@@ -1,0 +1,1 @@
+"""Decoders of which most layers keep a state, and some attend."""

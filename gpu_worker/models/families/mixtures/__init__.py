@@ -1,0 +1,1 @@
+"""Decoders that exist only with experts."""

@@ -1,0 +1,168 @@
+"""From a file to a picture, by rules that do not depend on who reads it.
+
+    formats      JPEG, PNG and WebP; no animations
+    rotation     as EXIF says
+    16 bits      scaled to 8
+    alpha        on white, and so is the one colour that a PNG names as transparent
+    CMYK, grey, palettes    to RGB
+
+A file's header is read when its request is prepared. The header gives format and size, so a file that would become
+gigabytes is refused before anything is decoded. The file is decoded only if a step needs its crops.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from functools import partial
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from petiole.contract.settings.engine import EngineConfig
+from petiole.gpu_worker.exceptions import InvalidRequest, require
+from petiole.gpu_worker.request.prepared_images import PreparedImage, RequestImage
+from petiole.gpu_worker.request.skills import Processor
+
+if TYPE_CHECKING:
+    from PIL import Image, ImageFile
+
+FORMATS = ("JPEG", "PNG", "WEBP")
+_SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I")
+_ONE_CLEAR_COLOUR = ("1", "L", "RGB", *_SIXTEEN_BITS)
+"""Modes without alpha. A PNG of such a mode may name one colour that is transparent."""
+_DEPTH_AT = 24  # of a PNG's bytes: the bits of a sample
+_READABLE = "must be a JPEG, PNG or WebP file that can be read"
+
+
+def request_image(data: bytes, field: str, processor: Processor, config: EngineConfig) -> RequestImage:
+    """The image of a file: hashed, with its header read. Raises InvalidRequest, here and in `cut`."""
+    limit = config.image_max_bytes
+    require(len(data) > 0, field, _READABLE, "an empty file")
+    require(len(data) <= limit, field, f"must have at most {limit} bytes", f"{len(data)} bytes")
+    with _opened(data, field) as picture:
+        width, height = picture.size
+        pixels = f"must have at most {config.image_max_pixels} pixels"
+        require(width * height <= config.image_max_pixels, field, pixels, f"{width} x {height}")
+        still = picture.format == "JPEG" or picture.format == "MPO" or not getattr(picture, "is_animated", False)
+        require(still, field, "must be one picture, and no animation", f"an animated {picture.format}")
+    content_hash = content_hash_of(data)
+    return RequestImage(
+        content_hash,
+        processor.n_positions(width, height),
+        cut=partial(_cut, data, content_hash, field, processor),
+    )
+
+
+def warm_up() -> Image.Image:
+    """A white picture, read from a file of each format, so that the first request need not load the readers."""
+    from PIL import Image
+
+    picture = Image.new("RGB", (32, 32), "white")
+    for kind in FORMATS:
+        file = BytesIO()
+        picture.save(file, kind)
+        picture = decoded(file.getvalue(), "a white picture")
+    return picture
+
+
+def content_hash_of(data: bytes) -> int:
+    """The first 128 bits of the file's SHA-256."""
+    return int.from_bytes(hashlib.sha256(data).digest()[:16], "big")
+
+
+def _cut(data: bytes, content_hash: int, field: str, processor: Processor) -> PreparedImage:
+    return processor.prepared(decoded(data, field), content_hash)
+
+
+def decoded(data: bytes, field: str) -> Image.Image:
+    """A file as an RGB picture. Raises InvalidRequest."""
+    from PIL import Image
+
+    with _opened(data, field) as picture:
+        try:
+            picture.load()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # decoders raise all kinds of errors for damaged files
+            raise _unreadable(field, error) from None
+        turned = _turned(picture)
+        rgb, clear = _rgb(turned), _clear(turned, data, field)
+    if clear is None:
+        return rgb
+    pixels = np.array(rgb)
+    pixels[clear] = 255
+    return Image.fromarray(pixels)
+
+
+def _opened(data: bytes, field: str) -> ImageFile.ImageFile:
+    from PIL import Image
+
+    try:
+        return Image.open(BytesIO(data), formats=FORMATS)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise _unreadable(field, error) from None
+
+
+def _unreadable(field: str, error: BaseException) -> InvalidRequest:
+    from PIL import Image, UnidentifiedImageError
+
+    if isinstance(error, Image.DecompressionBombError):
+        return InvalidRequest(field, "must have fewer pixels", str(error))
+    reason = "another format" if isinstance(error, UnidentifiedImageError) else f"{type(error).__name__}: {error}"
+    return InvalidRequest(field, _READABLE, reason)
+
+
+def _turned(picture: Image.Image) -> Image.Image:
+    from PIL import ImageOps
+
+    with suppress(Exception):  # a picture with broken EXIF stays as it is
+        picture = ImageOps.exif_transpose(picture)
+    return picture
+
+
+def _rgb(picture: Image.Image) -> Image.Image:
+    from PIL import Image
+
+    if picture.mode in _SIXTEEN_BITS:
+        grey = np.asarray(picture).astype(np.uint32)
+        return Image.fromarray(((grey + 128) // 257).clip(0, 255).astype(np.uint8)).convert("RGB")
+    if picture.mode not in _ONE_CLEAR_COLOUR and picture.has_transparency_data:
+        pixels = picture.convert("RGBA")
+        white = Image.new("RGBA", pixels.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, pixels).convert("RGB")
+    return picture.convert("RGB")
+
+
+def _clear(picture: Image.Image, data: bytes, field: str) -> npt.NDArray[np.bool_] | None:
+    """bool [height, width]: where the picture has the colour that its PNG names as transparent. None without such
+    a colour. Samples are compared with all their bits: two colours may be equal in 8 bits and not in 16."""
+    named = picture.info.get("transparency")
+    if named is None or picture.mode not in _ONE_CLEAR_COLOUR:
+        return None
+    depth = data[_DEPTH_AT]
+    most = (1 << depth) - 1
+    if picture.mode == "RGB":
+        colour = np.array(named) & most
+        clear = (np.asarray(picture) == colour >> (depth - 8)).all(-1)
+        if depth == 16:
+            clear &= (np.asarray(_low_bytes(data, field)) == colour & 255).all(-1)
+    elif picture.mode in _SIXTEEN_BITS:
+        clear = np.asarray(picture) == named
+    else:
+        scale = 255 // most  # Pillow scales the samples, and not the colour
+        clear = np.asarray(picture.convert("L")) == (named if picture.mode == "1" else (named & most) * scale)
+    return np.asarray(clear, np.bool_)
+
+
+def _low_bytes(data: bytes, field: str) -> Image.Image:
+    """The low bytes of a PNG with 16 bits of each colour, of which Pillow gives the high ones: it takes the first
+    byte of each pair as the high one if it reads big-endian samples, and the second if little-endian ones."""
+    with _opened(data, field) as picture:
+        picture.tile = [tile._replace(args="RGB;16L") for tile in picture.tile]
+        picture.load()
+        return _turned(picture)

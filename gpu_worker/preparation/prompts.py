@@ -1,0 +1,220 @@
+"""Turns the subject of a request (a prompt, messages or a skill call) into the tokens of a prompt with its images.
+
+A vision model answers a conversation by a skill. Its processor decides which conversations it can answer. A text
+model refuses images wherever they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+from petiole.contract.settings.engine import EngineConfig
+from petiole.gpu_worker.constraints import PositionalConstraint, SkillConstraint
+from petiole.gpu_worker.exceptions import InvalidRequest, require
+from petiole.gpu_worker.preparation import truncation
+from petiole.gpu_worker.preparation.images import request_image
+from petiole.gpu_worker.preparation.tokens import InputTokens, prompt_tokens
+from petiole.gpu_worker.request import Request
+from petiole.gpu_worker.request.prepared_images import PreparedImage, RequestImage
+from petiole.gpu_worker.request.protocols import PositionalSkill, SkillState
+from petiole.gpu_worker.request.skills import Processor, SkillCall, SkillPrompt
+from petiole.gpu_worker.runtime.interface import ModelLimits
+from petiole.gpu_worker.text import Tokenizer
+from petiole.gpu_worker.text.tokenizer import cut
+
+Reading = SkillState | PositionalSkill
+
+_SUBJECTS = ("prompt", "messages", "skill")
+_TEXTS_OF_SKILLS = ("question", "object")
+"""Options that the caller can shorten if the prompt is too long."""
+_ONLY_FOR_CHAT = ("tools", "chat_template_kwargs", "continue_final_message")
+_IMAGE_PARTS = ("image", "image_url", "input_image")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptInputs:
+    """The subject of a request.
+
+    `request`: the request with the sampling and the constraint of its skill. `field`: the field that errors about
+    the prompt name. `reading`: the state that reads a skill's answer. `has_text`: whether the output is text."""
+
+    request: Request
+    prompt: InputTokens
+    field: str
+    reading: Reading | None = None
+    has_text: bool = True
+
+
+NO_SKILLS = "this model has no skills"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptReader:
+    """Reads requests for one model. Each method raises InvalidRequest."""
+
+    config: EngineConfig
+    limits: ModelLimits
+    tokenizer: Tokenizer | None
+    eos_token_ids: Collection[int]
+
+    def of(self, request: Request) -> PromptInputs:
+        given = [name for name in _SUBJECTS if getattr(request, name) is not None]
+        one = f"exactly one of {', '.join(_SUBJECTS)} must be given"
+        require(len(given) == 1, "prompt", one, f"{len(given)} of them")
+        for field in _ONLY_FOR_CHAT if request.messages is None else ():
+            require(not getattr(request, field), field, "needs messages", f"a {given[0]}")
+        truncation.check(request.truncate, request.truncate_to)
+        plain = self.limits.processor is None or request.prompt is not None
+        require(plain or request.truncate is None, "truncate", "is not for models with images", request.truncate)
+        if request.skill is not None:
+            require(self.limits.processor is not None, "skill", NO_SKILLS, request.skill.name)
+            field = next((name for name in _TEXTS_OF_SKILLS if name in request.skill.options), "skill")
+            return self._asked(request, request.skill, self._images(request, "image"), field)
+        if request.messages is not None:
+            return self._chat(request, request.messages)
+        return self._prompt(request)
+
+    # ------------------------------------------------------------ each kind
+
+    def _prompt(self, request: Request) -> PromptInputs:
+        if not isinstance(request.prompt, str):
+            limits, images = self.limits, self._images(request)
+            given = prompt_tokens(request.prompt, limits.vocab_size, limits.values, images)
+            if request.truncate is not None and not given.numbers and not given.images:
+                given = InputTokens(cut(given.ids, self._most_of(request), request.truncate))
+            return PromptInputs(request, given, "prompt")
+        require(request.prompt != "", "prompt", "must not be empty", "an empty string")
+        tokenizer = self._tokenizer("prompt")
+        if request.truncate is None:
+            tokens = tokenizer.encode(request.prompt, max_tokens=self._most_tokens)
+        else:
+            most = self._most_of(request)
+            tokens = tokenizer.encode_cut(request.prompt, field="prompt", max_tokens=most, where=request.truncate)
+        return PromptInputs(request, InputTokens(tokens), "prompt")
+
+    def _chat(self, request: Request, messages: Sequence[Mapping[str, Any]]) -> PromptInputs:
+        tokenizer, processor = self._tokenizer("messages"), self.limits.processor
+        parts = list(_image_parts(messages))
+        if processor is None:
+            for where, kind in parts:
+                raise InvalidRequest(where, "must be text: this model takes no images", kind)
+            tokens_of = partial(
+                tokenizer.apply_chat_template,
+                tools=request.tools,
+                variables=request.chat_template_kwargs,
+                continue_final_message=request.continue_final_message,
+                content_is_text=self.config.user_control_tokens == "text",
+            )
+            if request.truncate is None:
+                tokens = tokens_of(messages, max_tokens=self._most_tokens)
+            else:
+                most = self._most_of(request)
+                tokens = truncation.shortened(messages, tokenizer, tokens_of, most, request.truncate)
+            return PromptInputs(request, InputTokens(tokens), "messages")
+        for field in _ONLY_FOR_CHAT:
+            require(
+                not getattr(request, field),
+                field,
+                "must not be given: this model's conversations have none",
+                "some",
+            )
+        n, of = len(parts), len(request.images)
+        require(n == of, "images", f"must be as many as the messages' parts of type image, {n}", of)
+        call = processor.conversation(messages)
+        return self._asked(request, call, self._images(request, "messages"), "messages")
+
+    def _asked(self, request: Request, call: SkillCall, images: list[RequestImage], field: str) -> PromptInputs:
+        asked = cast(Processor, self.limits.processor).ask(
+            call, len(images), _Codec(self._tokenizer(field), self._most_tokens, self.config.user_control_tokens)
+        )
+        tokens = prompt_tokens(asked.prompt, self.limits.vocab_size, self.limits.values, images)
+        return PromptInputs(self._steered(request, asked), tokens, field, asked.state, asked.has_text)
+
+    def _steered(self, request: Request, asked: SkillPrompt) -> Request:
+        """The request with a skill's bans and constraint, and with `max_tokens` within the context."""
+        sampling, longest = request.sampling, self.limits.max_model_len
+        if asked.banned_token_ids:
+            bans = [*sampling.banned_token_ids, *asked.banned_token_ids]
+            sampling = replace(sampling, banned_token_ids=bans)
+        if isinstance(sampling.max_tokens, int) and sampling.max_tokens > longest:  # a default may be larger
+            sampling = replace(sampling, max_tokens=longest)
+        request = replace(request, sampling=sampling)
+        if asked.steering == "none":
+            return request
+        require(
+            request.constraint is None,
+            "constraint",
+            "must be none: the skill has a constraint of its own",
+            request.constraint,
+        )
+        rest = self.eos_token_ids, self.limits.vocab_size
+        if asked.steering == "index":
+            positional = cast(PositionalSkill, asked.state).fork()
+            return replace(request, constraint=PositionalConstraint(positional, *rest))
+        return replace(request, constraint=SkillConstraint(cast(SkillState, asked.state).fork(), *rest))
+
+    # ------------------------------------------------------------ parts
+
+    def _images(self, request: Request, field: str | None = None) -> list[RequestImage]:
+        """The request's images. `field`: the field that errors name, if they do not name an image by its index."""
+        n, images = len(request.images), list[RequestImage]()
+        require(self.limits.images is not None or n == 0, "images", "this model takes none", n)
+        for k, image in enumerate(request.images):
+            where = field or f"images[{k}]"
+            if isinstance(image, PreparedImage):
+                images.append(RequestImage.of(image))
+            else:
+                images.append(self._examined(image, where, self.limits.processor))
+        return images
+
+    def _examined(self, data: object, field: str, processor: Processor | None) -> RequestImage:
+        if processor is None:
+            raise InvalidRequest(field, "this model takes no images", "an image")
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise InvalidRequest(field, "must be the bytes of a file, or crops", type(data).__name__)
+        return request_image(bytes(data), field, processor, self.config)
+
+    @property
+    def _most_tokens(self) -> int:
+        return self.limits.max_model_len - 1
+
+    def _most_of(self, request: Request) -> int:
+        return truncation.most_of(request.sampling, self.limits.max_model_len, request.truncate_to)
+
+    def _tokenizer(self, field: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise no_tokenizer(field)
+        return self.tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class _Codec:
+    """Implements `TextCodec`."""
+
+    tokenizer: Tokenizer
+    max_tokens: int
+    user_control_tokens: str
+
+    def encode(self, text: str, *, field: str) -> list[int]:
+        if self.user_control_tokens == "text":
+            return self.tokenizer.encode_as_text(text, field=field, max_tokens=self.max_tokens)
+        return self.tokenizer.encode(text, field=field, add_special_tokens=False, max_tokens=self.max_tokens)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(token_ids)
+
+
+def no_tokenizer(field: str) -> InvalidRequest:
+    return InvalidRequest(field, "text needs a tokenizer, and this engine has none", "text")
+
+
+def _image_parts(messages: object) -> Iterator[tuple[str, str]]:
+    """The image parts of the messages, with the name of each part. Malformed parts are refused later."""
+    for k, message in enumerate(messages if isinstance(messages, Sequence) else ()):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        for i, part in enumerate(content if isinstance(content, Sequence) else ()):
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind in _IMAGE_PARTS:
+                yield f"messages[{k}].content[{i}]", str(kind)

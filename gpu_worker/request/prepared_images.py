@@ -1,0 +1,152 @@
+"""Images as the engine knows them: their crops, how many positions they take, and which positions see each other.
+
+    tokens     BOS  [ - - - image - - - ]  question ...
+    positions   0    1                 n    n+1
+    region     [-------------------------]            with a lead of 1: BOS sees the image, and the image BOS
+
+Each image has its own number of positions. The model decides how a picture becomes crops, and crops positions. The
+positions of a *region* are computed in one step: no chunk of a prefill ends inside a region. In a bidirectional
+region all positions see each other. A causal region has the positions of its image alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from petiole.gpu_worker.exceptions import require
+
+UInt8Array = npt.NDArray[np.uint8]
+Int32Array = npt.NDArray[np.int32]
+
+IMAGE = -2
+"""Stands for a position of an image among token ids."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class PreparedImage:
+    """An image cut into crops.
+
+    content_hash: 128 bits that identify its content; n_positions: how many positions it takes.
+    pixels: uint8 [crops, height, width, 3]; tiling: rows and columns of the crops after the first.
+    rotary: int32 [axes, n_positions], rotary positions from 0 on, for a model where they differ from KV indices.
+    """
+
+    content_hash: int
+    n_positions: int
+    pixels: UInt8Array
+    tiling: tuple[int, int] = (1, 1)
+    rotary: Int32Array | None = None
+
+
+@dataclass(slots=True, eq=False)
+class RequestImage:
+    """An image of a request. It becomes crops shortly before a step needs them, and again after each preemption.
+
+    `cut` decodes and cuts it, on a preparation thread, or raises InvalidRequest; None if the request came with
+    crops. `prepared`: the crops while they are at hand."""
+
+    content_hash: int
+    n_positions: int
+    rotary: Int32Array | None = None
+    cut: Callable[[], PreparedImage] | None = None
+    prepared: PreparedImage | None = None
+
+    @staticmethod
+    def of(image: PreparedImage) -> RequestImage:
+        return RequestImage(image.content_hash, image.n_positions, image.rotary, None, image)
+
+    def forget(self) -> None:
+        """Drop the crops, once the device has their embeddings."""
+        if self.cut is not None:
+            self.prepared = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePlace:
+    """The place of the request's image number `index` in a prompt of tokens."""
+
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Positions [begin, end). `bidirectional`: all of them see each other."""
+
+    begin: int
+    end: int
+    bidirectional: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """The images that a model takes.
+
+    max_images: in one prompt; max_positions: of one image; max_crops: in one encode step. bidirectional: whether
+    the positions of an image see each other. lead: how many positions before an image belong to its region. The KV
+    of these positions depends on the image, so the image stands at position `lead` and is part of the KV's
+    namespace."""
+
+    max_images: int
+    max_positions: int
+    max_crops: int
+    bidirectional: bool
+    lead: int = 0
+
+    @property
+    def max_region(self) -> int:
+        return self.lead + self.max_positions
+
+    def region(self, begin: int, image: RequestImage) -> Region:
+        return Region(begin - self.lead, begin + image.n_positions, self.bidirectional)
+
+
+def whole_regions(regions: tuple[Region, ...], position: int, room: int) -> int:
+    """The largest number of positions from `position` on, at most `room`, whose end lies in no region. 0 if the
+    region at `position` has more than `room`."""
+    end = position + room
+    for region in regions:
+        if region.begin < end < region.end:
+            end = max(region.begin, position)
+    return end - position
+
+
+def rotary_positions(n_prompt: int, images: Mapping[int, RequestImage]) -> Int32Array | None:
+    """int32 [axes, n_prompt], or None if they are the KV indices. A text token takes one position on all axes, and
+    the next position is after the farthest one so far."""
+    axes = max((0 if image.rotary is None else len(image.rotary) for image in images.values()), default=0)
+    if not axes:
+        return None
+    positions, ahead, at = np.empty((axes, n_prompt), np.int32), 0, 0
+    for begin, image in sorted(images.items()):
+        ahead += begin - at
+        positions[:, at:begin] = np.arange(ahead - (begin - at), ahead)
+        at = begin + image.n_positions
+        own = np.arange(image.n_positions)[None] if image.rotary is None else image.rotary
+        positions[:, begin:at] = ahead + own
+        ahead += int(own.max()) + 1
+    positions[:, at:] = np.arange(ahead, ahead + n_prompt - at)
+    return positions
+
+
+def check_images(images: Mapping[int, RequestImage], n_given: int, limits: ImageLimits | None) -> None:
+    """Check the images of a prompt against the model's limits. `images`: by the position where each begins;
+    `n_given`: the number of images in the request. Raises InvalidRequest."""
+    if limits is None:
+        require(n_given == 0, "images", "this model takes none", n_given)
+        return
+    most = limits.max_images
+    require(n_given <= most, "images", f"this model takes at most {most} in a prompt", n_given)
+    require(len(images) == n_given, "images", "each must have one place in the prompt", f"{len(images)} places")
+    for k, (begin, image) in enumerate(images.items()):
+        n = image.n_positions
+        high = limits.max_positions
+        require(1 <= n <= high, f"images[{k}]", f"must have 1 to {high} positions", n)
+        if image.prepared is not None:
+            crops, most = len(image.prepared.pixels), limits.max_crops
+            require(1 <= crops <= most, f"images[{k}]", f"must have 1 to {most} crops", crops)
+        if limits.lead:
+            where = f"must be behind the first {limits.lead} tokens of the prompt"
+            require(begin == limits.lead, f"images[{k}]", where, f"behind {begin}")

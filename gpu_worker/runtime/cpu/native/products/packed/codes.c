@@ -1,0 +1,123 @@
+/* Rearranges codes, scales and zeros into panels (codes.h). */
+#include "codes.h"
+
+#include <omp.h>
+
+/* rows [n <= PANEL][k] -> a panel. Outputs after the last have codes of zero bits. */
+static void pack_codes(int kind, int inputs, const uint8_t *rows, int n, int64_t k, uint8_t *out) {
+  const int64_t row = kind == FOUR ? k / 2 : k;
+  memset(out, 0, (size_t)(PANEL * row));
+  if (kind != FOUR) {
+    for (int64_t from = 0; from < k; from += 64) /* a line of each row at a time */
+      for (int i = 0; i < n; i++)
+        for (int64_t c = from; c < smaller(k, from + 64); c++) out[c * PANEL + i] = rows[i * row + c];
+    return;
+  }
+  for (int i = 0; i < n; i++)
+    for (int64_t c = 0; c < k / EIGHT; c++) {
+      const uint8_t *codes = rows + i * row + c * EIGHT / 2;
+      uint8_t *row = out + c * ROW4;
+#pragma GCC unroll 8
+      for (int input = 0; input < EIGHT; input++) {
+        const int64_t nibble = nibble_at(inputs, i, input);
+        row[nibble / 2] |= (uint8_t)((codes[input / 2] >> input % 2 * 4 & 15) << nibble % 2 * 4);
+      }
+    }
+}
+
+/* rows [n <= PANEL][groups] -> [groups][PANEL], padded with zeros. size: of a number */
+static void pack_numbers(const char *rows, int n, int64_t groups, int64_t size, char *out) {
+  memset(out, 0, (size_t)(groups * PANEL * size));
+  for (int i = 0; i < n; i++)
+    for (int64_t c = 0; c < groups; c++)
+      memcpy(out + (c * PANEL + i) * size, rows + (i * groups + c) * size, (size_t)size);
+}
+
+/* The factors of panel p, which has n outputs. */
+static void pack_factors(const Linear *l, const Groups *g, int64_t p, int n, int full, char *copy) {
+  const int64_t factors = factors_of(g, l->k), bytes = factors * 2;
+  const char *from[2] = {g->factors, g->zero_factors}, *tails[2] = {g->tail_factors, g->tail_zero_factors};
+  for (int i = 0; i < 2; i++) {
+    if (!from[i]) continue;
+    char *at = (char *)from[i] + p * bytes * PANEL;
+    memcpy(copy, at, (size_t)(bytes * n));
+    pack_numbers(copy, n, factors, 2, full ? at : (char *)tails[i]);
+  }
+}
+
+/* The value of the code of input c to output o of a panel. */
+static float value_at(const Linear *l, const char *panel, int64_t c, int64_t o) {
+  if (l->kind != FOUR) return ((const int8_t *)panel)[c * PANEL + o];
+  const int64_t nibble = nibble_at(l->groups->inputs, o, c % EIGHT);
+  return l->groups->values[(uint8_t)panel[c / EIGHT * ROW4 + nibble / 2] >> nibble % 2 * 4 & 15];
+}
+
+/* Number i of those of a kind, which lie in whole panels. */
+static float one_number(int kind, const char *from, int64_t i) {
+  return numbers_at(kind, from, i / WIDTH * WIDTH)[i % WIDTH];
+}
+
+/* Row `id` of a packed embedding of codes, times `factor`: out [k] */
+static void embed_codes(const Linear *l, int64_t id, float factor, float *out) {
+  const Groups *g = l->groups;
+  const int64_t p = id / PANEL, o = id % PANEL, n_groups = parts(l->k, g->size);
+  const Panel panel = panel_at(l, p);
+  for (int64_t group = 0; group < n_groups; group++) {
+    const int64_t at = group * PANEL + o, shared = (group >> g->shift) * PANEL + o;
+    float scale = one_number(g->scale_kind, panel.scales, at), zero = panel.zeros ? one_number(g->zero_kind, panel.zeros, at) : 0;
+    if (panel.factors) scale *= one_number(HALF, panel.factors, shared);
+    if (panel.zero_factors) zero *= one_number(HALF, panel.zero_factors, shared);
+    for (int64_t c = group * g->size; c < smaller((group + 1) * g->size, l->k); c++) {
+      const float value = value_at(l, panel.codes, c, o);
+      const float weight = g->offsets ? value * scale + zero : (value - zero) * scale;
+      out[c] = weight * (l->scale ? l->scale[id] : 1) * factor;
+    }
+  }
+}
+
+void embed_tokens(const Linear *l, int64_t t, const int64_t *ids, float factor, float *out) {
+  if (!l->groups) {
+    embed(l, t, ids, factor, out);
+    return;
+  }
+#pragma omp for schedule(static)
+  for (int64_t i = 0; i < t; i++) embed_codes(l, ids[i], factor, out + i * l->k);
+}
+
+/* `embed_tokens` by the calling thread alone. */
+void petiole_embed(const Linear *l, int64_t t, const int64_t *ids, float factor, float *out) {
+  embed_tokens(l, t, ids, factor, out);
+}
+
+/* The bytes that each thread of `petiole_pack_groups` copies at a time, at most. */
+int64_t petiole_pack_groups_copies(const Linear *l) {
+  const Groups *g = l->groups;
+  return PANEL * larger_of(l->kind == FOUR ? l->k / 2 : l->k, parts(l->k, g->size) * (int64_t)sizeof(float));
+}
+
+/* Rearranges codes [n, k], scales and zeros [n, groups] in place, a panel at a time. The last rows go to the tails. */
+void petiole_pack_groups(Linear *l, Groups *g, char *copies, int32_t n_threads) {
+  const int64_t n_groups = parts(l->k, g->size), whole = l->n / PANEL, last = l->n % PANEL;
+  const int64_t each = petiole_pack_groups_copies(l), s = size_of_number(g->scale_kind), z = size_of_number(g->zero_kind);
+  const int64_t of_scales = n_groups * PANEL * s, of_zeros = n_groups * PANEL * z;
+  l->stride = PANEL * (l->kind == FOUR ? l->k / 2 : l->k);
+  for (int i = 0; i < 16; i++) {
+    const uint16_t half = to_bf16(g->values[i]);
+    g->halves[byte_at(i, 0)] = (uint8_t)half;
+    g->halves[byte_at(i, 1)] = (uint8_t)(half >> 8);
+  }
+#pragma omp parallel for schedule(static) num_threads(n_threads)
+  for (int64_t p = 0; p < whole + (last > 0); p++) {
+    const int full = p < whole, n = full ? PANEL : (int)last;
+    char *copy = copies + omp_get_thread_num() * each, *codes = (char *)l->weight + p * l->stride;
+    char *scales = (char *)g->scales + p * of_scales, *zeros = (char *)g->zeros + p * of_zeros;
+    memcpy(copy, codes, (size_t)(l->stride / PANEL * n));
+    pack_codes(l->kind, g->inputs, (const uint8_t *)copy, n, l->k, (uint8_t *)(full ? codes : l->tail));
+    memcpy(copy, scales, (size_t)(of_scales / PANEL * n));
+    pack_numbers(copy, n, n_groups, s, full ? scales : (char *)g->tail_scales);
+    pack_factors(l, g, p, n, full, copy);
+    if (!g->zeros) continue;
+    memcpy(copy, zeros, (size_t)(of_zeros / PANEL * n));
+    pack_numbers(copy, n, n_groups, z, full ? zeros : (char *)g->tail_zeros);
+  }
+}

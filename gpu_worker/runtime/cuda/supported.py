@@ -1,0 +1,87 @@
+"""The plans that CUDA computes: which attention at all, which layers in captured steps, and which in fused
+products. See `models.fast_paths`."""
+
+from __future__ import annotations
+
+from petiole.gpu_worker.models.checkpoint.codes import E2M1, SIGNED, UNSIGNED
+from petiole.gpu_worker.models.fast_paths import ANY, COMMON, Values, changed
+from petiole.gpu_worker.models.plan import (
+    Attention,
+    DeltaNet,
+    Experts,
+    FeedForward,
+    Layer,
+    ModelPlan,
+    Norm,
+    ShortConvolution,
+)
+from petiole.gpu_worker.models.weights.quantized import RUN, CodeLayout, in_eight_bits, plain_form
+
+ATTENTION: Values = COMMON
+"""What FlashInfer computes, with `fused.layers`. The rest is refused on CUDA: there is no other attention."""
+
+CAPTURED: Values = changed(
+    COMMON,
+    {
+        Layer: {"mixer": {Attention, DeltaNet, ShortConvolution}, "experts": {None, Experts}},
+        Experts: {
+            **dict.fromkeys(("router", "dense_gate"), ANY),
+            **{name: {None, Norm} for name in ("norm", "out_norm", "dense_out_norm")},
+            "each": {FeedForward},
+        },
+        DeltaNet: {
+            **dict.fromkeys(("key_heads", "value_heads", "key_dim", "value_dim", "kernel", "grouped"), ANY),
+            "norm": {Norm},
+        },
+        ShortConvolution: dict.fromkeys(("channels", "kernel", "bias"), ANY),
+    },
+)
+"""What may be captured: a forward of the decoder, which the host does not look into."""
+
+ENCODED = changed(CAPTURED, {Attention: {"rotary": {None}, "mask": {"bidirectional"}, "sinks": {False}}})
+"""Encoders of crops that may be captured: their attention is torch's."""
+
+
+def has_kernel(form: CodeLayout) -> bool:
+    """Whether `fused.grouped` computes products with such codes."""
+    group = form.group == form.inputs or (form.group >= 16 and form.group.bit_count() == 1)
+    whole_runs = not form.table or form.inputs % RUN == 0
+    plain = not form.steps and not form.offsets
+    return plain and group and whole_runs and form.table in ((), SIGNED, UNSIGNED, E2M1)
+
+
+def with_kernel(form: CodeLayout) -> CodeLayout:
+    """The form without steps and offsets, or the same in eight bits if only that has a kernel."""
+    form = plain_form(form)
+    wider = None if has_kernel(form) else in_eight_bits(form)
+    return wider if wider is not None and has_kernel(wider) else form
+
+
+FUSED = changed(
+    CAPTURED,
+    {
+        ModelPlan: {
+            "norm": ANY,
+            "embedding_norm": {None},
+            "learned_positions": {0},
+            "token_types": {0},
+            "per_layer": {None},
+        },
+        Layer: {
+            "mixer": {Attention},
+            "experts": {None},
+            "feed_forward": {FeedForward},
+            "mixer_norm": {Norm},
+            "mixer_out_norm": {None},
+            "feed_forward_norm": {Norm},
+            "feed_forward_out_norm": {None},
+            "parallel": {False},
+            "post_norm": {False},
+            "residual": {1.0},
+            "scalar": {False},
+        },
+        FeedForward: {"activation": {"silu"}, "gated": {True}, "clamp": {0.0}, "slope": {1.0}, "up_offset": {0.0}},
+        Norm: {"kind": {"rms"}, "weight": {True}, "bias": {False}},
+    },
+)
+"""What `fused.products` computes."""

@@ -1,0 +1,140 @@
+"""A platform: everything that differs between a CPU and a CUDA device when a model is loaded and served.
+
+`building` asks the platform how much runs at once, what fits, and for the executor. Steps know only the executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from petiole.contract.settings.engine import EngineConfig
+from petiole.gpu_worker.models.adapters.lora import AdapterBank
+from petiole.gpu_worker.models.decoder import CropDecoder, Decoder
+from petiole.gpu_worker.models.parts.kernels import Kernels
+from petiole.gpu_worker.models.plan import ModelPlan
+from petiole.gpu_worker.models.weights.copying import Quantization
+from petiole.gpu_worker.request.prepared_images import PreparedImage
+from petiole.gpu_worker.runtime.device.device import Device, DeviceStream
+from petiole.gpu_worker.runtime.interface import Progress
+from petiole.gpu_worker.runtime.memory.kv import KVCache
+from petiole.gpu_worker.runtime.memory.states import StatePool
+from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
+from petiole.gpu_worker.runtime.step.rows import RowStates
+from petiole.gpu_worker.runtime.step.sampling import Choose
+from petiole.gpu_worker.runtime.step.verify import Accept
+
+
+class Executor(Protocol):
+    """Runs the model on one kind of device. Called in stream order. kernels, instructions: see `Computing`."""
+
+    @property
+    def kernels(self) -> str: ...
+
+    @property
+    def instructions(self) -> str: ...
+
+    def forward(self, slot_id: int, inputs: StepInputs) -> StepStates:
+        """Compute all positions and write their KV to the pool."""
+        ...
+
+    def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
+        """The features of each image (see `ImageDecoder`)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """The device memory that steps read and write, beside the weights. bank: None without adapter slots.
+    recurrent: None for a model without layers that keep a state."""
+
+    cache: KVCache
+    bank: AdapterBank | None
+    states: RowStates
+    recurrent: StatePool | None = None
+
+
+class Platform(Protocol):
+    """place: where the tensors are. kernels: those of a decoder's layers. choose, accept: see `OutputSampler`.
+    dtypes: the types that weights may have, by name; the first stands in for all others. quantizations: the values
+    of `weight_quantization` that this platform computes. pinned: whether copies to the device are quicker from
+    pinned memory. window_pools: whether layers with a window have pools of their own."""
+
+    @property
+    def device(self) -> Device: ...
+
+    @property
+    def place(self) -> torch.device: ...
+
+    @property
+    def kernels(self) -> Kernels: ...
+
+    @property
+    def choose(self) -> Choose: ...
+
+    @property
+    def accept(self) -> Accept: ...
+
+    @property
+    def dtypes(self) -> Mapping[str, torch.dtype]: ...
+
+    @property
+    def quantizations(self) -> Sequence[Quantization]: ...
+
+    @property
+    def pinned(self) -> bool: ...
+
+    @property
+    def window_pools(self) -> bool: ...
+
+    def require(self, model: ModelPlan) -> None:
+        """Raises ModelError if this platform would not compute the model."""
+        ...
+
+    def decided(self, config: EngineConfig, decoder: Decoder) -> EngineConfig:
+        """The configuration with numbers for this device and its free memory in place of 0."""
+        ...
+
+    def copy_stream(self, compute: DeviceStream) -> DeviceStream:
+        """The stream that copies a step's outputs to the host."""
+        ...
+
+    def room(self, config: EngineConfig) -> int:
+        """Bytes that rows and adapters may take."""
+        ...
+
+    def n_pages(self, config: EngineConfig, decoder: Decoder, kv_dtype: torch.dtype) -> int:
+        """The number of pages of the KV pool, with everything else allocated but the executor."""
+        ...
+
+    def new_executor(
+        self,
+        decoder: Decoder,
+        memory: StepMemory,
+        stream: DeviceStream,
+        config: EngineConfig,
+        *,
+        stepping: Progress,
+        building: Progress,
+    ) -> Executor:
+        """stepping: called by long steps. building: called while the executor is made."""
+        ...
+
+    def release_memory(self) -> None:
+        """Return unused device memory to the driver."""
+        ...
+
+
+def largest_region(decoder: Decoder) -> int:
+    """The most positions that a step computes together: see `ImageLimits`."""
+    return decoder.images.max_region if decoder.images else 0
+
+
+def encode_bytes(decoder: Decoder) -> int:
+    """Bytes that the largest encode takes beside the weights."""
+    images = decoder.images
+    return cast(CropDecoder, decoder).encode_bytes(images.max_crops) if images else 0

@@ -1,0 +1,106 @@
+"""An image in a request: a file's bytes, base64 of them, a data URL, or the handle that `put_image` gave.
+
+In a message an image is text: base64, a data URL or a handle. A handle is a hash of its image's content. So a
+handle never stands for another image, and all questions about one image have the same affinity."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from petiole.contract.errors import InvalidRequest
+
+MAX_CHARACTERS = 2**27
+"""Maximum length of an image's text in a message. A setting of the worker limits the bytes of an image."""
+
+IMAGE_PARTS = ("image", "image_url", "input_image")
+HANDLE_PREFIX = "petiole-image:"
+_HANDLE = re.compile(HANDLE_PREFIX + "[0-9a-f]{32}")
+_DATA_URL = re.compile(r"\s*data:[^,]{0,200};\s*base64\s*,", re.IGNORECASE)
+_URL_SAFE = bytes.maketrans(b"-_", b"+/")
+_SPACE = b" \t\n\v\f\r"
+_FORMS = "must be the bytes of a file, base64 of them, a data URL with base64, or a handle of put_image"
+
+
+def handle_of(data: bytes) -> str:
+    return f"{HANDLE_PREFIX}{hashlib.sha256(data).hexdigest()[:32]}"
+
+
+def is_handle(image: str) -> bool:
+    return _HANDLE.fullmatch(image) is not None
+
+
+def in_text(image: object) -> object:
+    """An image as it goes into a message. Other values stay as they are."""
+    if isinstance(image, bytes | bytearray | memoryview):
+        return base64.b64encode(image).decode()
+    return image
+
+
+def check(field: str, image: object) -> str:
+    """Raises `InvalidRequest` for a value that cannot be an image."""
+    if not isinstance(image, str):
+        raise InvalidRequest(field, _FORMS, type(image).__name__)
+    if len(image) > MAX_CHARACTERS:
+        raise InvalidRequest(field, f"must have at most {MAX_CHARACTERS} characters", f"{len(image)} characters")
+    if not is_handle(image):
+        data_of(field, image)
+    return image
+
+
+def data_of(field: str, image: str) -> bytes:
+    """The bytes of an image that is in the message itself, in either alphabet of base64, with or without white
+    space and padding. A data URL may be percent-encoded. Raises `InvalidRequest`."""
+    url = _DATA_URL.match(image)
+    try:
+        text = image[url.end() if url else 0 :].encode("ascii")
+        if url and b"%" in text:
+            text = unquote_to_bytes(text)
+        text = text.translate(_URL_SAFE, _SPACE)
+        return base64.b64decode(text if text.endswith(b"=") else text + b"=" * (-len(text) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        shown = f"{image[:40]}…" if len(image) > 40 else image
+        raise InvalidRequest(field, _FORMS, shown) from None
+
+
+def identity(field: str, image: str) -> str:
+    """The handle of the image, in whatever form it is given."""
+    return image if is_handle(image) else handle_of(data_of(field, image))
+
+
+# ---------------------------------------------------------------- in conversations
+
+
+def parts_of(message: Mapping[str, Any]) -> Iterator[tuple[int, object]]:
+    """The images in a message of a chat, each with the index of its part."""
+    content = message.get("content")
+    for k, part in enumerate(content if isinstance(content, list) else ()):
+        if isinstance(part, dict) and part.get("type") in IMAGE_PARTS:
+            inner = part.get("image_url", part.get("image"))
+            yield k, inner.get("url") if isinstance(inner, dict) else inner
+
+
+def with_images_in_text(message: Any) -> Any:
+    """A message whose images are text: bytes become base64."""
+    found = dict(parts_of(message)) if isinstance(message, dict) else {}
+    if not any(isinstance(image, bytes | bytearray | memoryview) for image in found.values()):
+        return message
+    parts = [
+        {"type": "image", "image": in_text(found[k])} if k in found else part
+        for k, part in enumerate(message["content"])
+    ]
+    return {**message, "content": parts}
+
+
+def without_images(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message with a bare part of type "image" in place of each image."""
+    found = dict(parts_of(message))
+    if not found:
+        return dict(message)
+    content = [{"type": "image"} if k in found else part for k, part in enumerate(message["content"])]
+    return {**message, "content": content}

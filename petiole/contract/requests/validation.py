@@ -1,0 +1,105 @@
+"""Validates requests: the base of the classes that declare options, and the one function that checks a request by
+them. Its errors name the option, the limit and the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from petiole.contract.errors import InvalidRequest, shorten
+from petiole.contract.requests.bounds import Bounded
+from petiole.contract.requests.hints import instead_of
+
+
+@dataclass(frozen=True)
+class Given:
+    """In a field's type: callers may also give a value of this type. It is converted to the field's own type."""
+
+    hint: Any
+
+
+class Declared(Bounded):
+    """Base of the classes that declare options. An option is declared in one place, a field: its type, limits and
+    default, and below them its meaning. `python -m docs.render` writes `types` and the tables of docs/requests.md
+    from these fields.
+    """
+
+    model_config = ConfigDict(defer_build=True, extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+def listed(value: object) -> object:
+    """One text is a list of it."""
+    return [value] if isinstance(value, str) else value
+
+
+R = TypeVar("R", bound=Declared)
+
+_LIMITS = {
+    "missing": "is required",
+    "extra_forbidden": "is not an option of this task",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "finite_number": "must be a finite number",
+    "too_short": "must have at least {min_length} entries",
+    "too_long": "must have at most {max_length} entries",
+    "string_too_short": "must have at least {min_length} characters",
+    "int_type": "must be an integer",
+    "float_type": "must be a number",
+    "string_type": "must be text",
+    "string_unicode": "must be valid Unicode",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "string_too_long": "must have at most {max_length} characters",
+}
+
+
+def validate(kind: type[R], options: Mapping[str, Any]) -> R:
+    """`options` as a request. Raises `InvalidRequest` for its first error.
+
+    Unknown options are reported first: a misspelt one also makes the intended one missing.
+    """
+    for name in options:
+        if name.encode(errors="ignore").decode() != name:  # pydantic reports no name with a lone surrogate
+            raise InvalidRequest(ascii(name)[1:-1], _LIMITS["extra_forbidden"], shorten(options[name]))
+    try:
+        return kind.model_validate(dict(options))
+    except ValidationError as error:
+        refused = _first(error, kind.model_fields)
+    try:
+        raise refused  # no error that knows the options is behind it
+    finally:
+        del refused  # and none knows this frame twice: only a rare search for cycles would free the options
+
+
+def _first(error: ValidationError, known: Collection[str]) -> InvalidRequest:
+    details = error.errors(include_url=False)
+    return _invalid(min(details, key=lambda detail: detail["type"] != "extra_forbidden"), known)
+
+
+def _invalid(error: ErrorDetails, known: Collection[str]) -> InvalidRequest:
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidRequest):
+        cause.__context__ = None
+        return cause.with_traceback(None)
+    name, *rest = (part for part in error["loc"] if part != "[key]")
+    field = str(name) + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest)
+    value = "nothing" if error["type"] == "missing" else shorten(error["input"])
+    limit = _limit(error["type"], error["msg"], error.get("ctx", {}))
+    hint = instead_of(field, known) if error["type"] == "extra_forbidden" else ""
+    return InvalidRequest(field, f"{limit} ({hint})" if hint else limit, value)
+
+
+def _limit(kind: str, message: str, context: Mapping[str, Any]) -> str:
+    if context.get("min_length") == 1:
+        return "must not be empty"
+    if kind in _LIMITS:
+        return _LIMITS[kind].format(**context)
+    return message.replace("Input should", "must")
