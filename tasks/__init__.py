@@ -9,22 +9,21 @@ Each line may import what stands below it, but nobody imports `worker`: Celery r
 is the producer side: importing this package reads no settings, connects to nothing, and needs neither torch nor
 numpy. The names below are imported at their first use.
 
-    commands/     `petiole ...`: the command line, the demo; imported by nobody
-    worker/       a worker: the only part that imports the engine; Celery finds it by `worker_side`
-    submission/   the tasks, `generate`, `chat`, `query`: what `delay` checks and sends, how a body gets its result
-    streams/      reading a task's stream, for an application, a task's `stream()` and the command line
-    fleet/        watching and steering workers: reports, queue lengths, cancel, pause, drain, Prometheus
-    app/          the Celery app: its configuration, result backend, RabbitMQ
-    servers/      how to reach Redis: connections, sentinels, an embedded server
-    record/       what stands in Redis of one task: deltas and ends as JSON, the scripts that write them
-    requests/     the contents of a task's message and result: options, results, images, headers
-    settings      every setting, from PETIOLE_* variables; the engine's are in `gpu_worker.config`, too
-    gateway_settings  those of `petiole serve`
-    worker_side   the names of the worker's classes, as dotted strings
-    urls          the forms of broker and Redis URLs; passwords that are not shown
-    templates/    tool and reasoning formats as data, one incremental parser; imports nothing of Petiole's
-    keys          every name that Petiole writes into Redis or into a message
-    errors        the exceptions that a caller may get
+    commands/    `petiole ...`: the command line, the demo; imported by nobody
+    worker/      a worker: the only part that imports the engine; Celery finds it by `worker_side`
+    submission/  the tasks, `generate`, `chat`, `query`: what `delay` checks and sends, how a body gets its result
+    streams/     reading a task's stream, for an application, a task's `stream()` and the command line
+    fleet/       watching and steering workers: reports, queue lengths, cancel, pause, drain, Prometheus
+    app/         the Celery app: its configuration, result backend, RabbitMQ
+    servers/     how to reach Redis: connections, sentinels, an embedded server
+    record/      what stands in Redis of one task: deltas and ends as JSON, the scripts that write them
+    messages/    the headers of a task's message: their rules, and the key of affinity
+    settings     every setting, from PETIOLE_* variables; the engine's are in `contract.settings.engine`, too
+    worker_side  the names of the worker's classes, as dotted strings
+    urls         the forms of broker and Redis URLs; passwords that are not shown
+    templates/   tool and reasoning formats as data, one incremental parser; imports nothing of Petiole's
+    keys         every name that Petiole writes into Redis or into a message
+    errors       the exceptions that a caller may get
 """
 
 from __future__ import annotations
@@ -32,8 +31,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from petiole import _alias, _lazy
+from petiole.contract.tasks import TASKS as _TASKS
 
 if TYPE_CHECKING:
+    from petiole.contract.requests.generation import ChatRequest, GenerateRequest
+    from petiole.contract.requests.submission import Submission
+    from petiole.contract.results.task_result import End, GenerationResult, StreamDelta
+    from petiole.contract.results.vectors import SparseVectors, TokenVectors, Vectors
+    from petiole.contract.types import ChatCall, ChatOptions, GenerateCall, GenerateOptions, GenerationDict
     from petiole.tasks.app.application import app as celery_app
     from petiole.tasks.errors import (
         BatchError,
@@ -51,13 +56,9 @@ if TYPE_CHECKING:
         WorkersLost,
     )
     from petiole.tasks.fleet.control import acancel, cancel
-    from petiole.tasks.requests.celery_options import Submission
-    from petiole.tasks.requests.results import End, GenerationResult, StreamDelta
-    from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest
-    from petiole.tasks.requests.types import ChatCall, ChatOptions, GenerateCall, GenerateOptions, GenerationDict
-    from petiole.tasks.streams.definitions import SSE_HEADERS, aend, asse, astream, end, sse, stream
+    from petiole.tasks.streams.api import SSE_HEADERS, aend, asse, astream, end, sse, stream
     from petiole.tasks.streams.readers import AsyncGeneration
-    from petiole.tasks.submission.batches.definitions import batch
+    from petiole.tasks.submission.batches.api import batch
     from petiole.tasks.submission.definitions import (
         caption,
         chat,
@@ -71,8 +72,7 @@ if TYPE_CHECKING:
         rerank,
         score,
     )
-    from petiole.tasks.submission.images import put_image
-    from petiole.vectors import SparseVectors, TokenVectors, Vectors
+    from petiole.tasks.submission.put_image import put_image
 
 __all__ = [
     "SSE_HEADERS",
@@ -143,49 +143,35 @@ _HOMES = {
     "Unavailable": "petiole.tasks.errors:Unavailable",
     "Unconfirmed": "petiole.tasks.errors:Unconfirmed",
     "acancel": "petiole.tasks.fleet.control:acancel",
-    "batch": "petiole.tasks.submission.batches.definitions:batch",
+    "batch": "petiole.tasks.submission.batches.api:batch",
     "BatchError": "petiole.tasks.errors:BatchError",
     "UnknownTask": "petiole.tasks.errors:UnknownTask",
     "cancel": "petiole.tasks.fleet.control:cancel",
-    "ChatRequest": "petiole.tasks.requests.schemas:ChatRequest",
-    "GenerateRequest": "petiole.tasks.requests.schemas:GenerateRequest",
-    "End": "petiole.tasks.requests.results:End",
-    "GenerationResult": "petiole.tasks.requests.results:GenerationResult",
-    "StreamDelta": "petiole.tasks.requests.results:StreamDelta",
-    "ChatCall": "petiole.tasks.requests.types:ChatCall",
-    "ChatOptions": "petiole.tasks.requests.types:ChatOptions",
-    "GenerateCall": "petiole.tasks.requests.types:GenerateCall",
-    "GenerateOptions": "petiole.tasks.requests.types:GenerateOptions",
-    "GenerationDict": "petiole.tasks.requests.types:GenerationDict",
-    "Submission": "petiole.tasks.requests.celery_options:Submission",
+    "ChatRequest": "petiole.contract.requests.generation:ChatRequest",
+    "GenerateRequest": "petiole.contract.requests.generation:GenerateRequest",
+    "End": "petiole.contract.results.task_result:End",
+    "GenerationResult": "petiole.contract.results.task_result:GenerationResult",
+    "StreamDelta": "petiole.contract.results.task_result:StreamDelta",
+    "ChatCall": "petiole.contract.types:ChatCall",
+    "ChatOptions": "petiole.contract.types:ChatOptions",
+    "GenerateCall": "petiole.contract.types:GenerateCall",
+    "GenerateOptions": "petiole.contract.types:GenerateOptions",
+    "GenerationDict": "petiole.contract.types:GenerationDict",
+    "Submission": "petiole.contract.requests.submission:Submission",
     "AsyncGeneration": "petiole.tasks.streams.readers:AsyncGeneration",
-    "aend": "petiole.tasks.streams.definitions:aend",
-    "astream": "petiole.tasks.streams.definitions:astream",
-    "end": "petiole.tasks.streams.definitions:end",
-    "stream": "petiole.tasks.streams.definitions:stream",
-    "sse": "petiole.tasks.streams.definitions:sse",
-    "asse": "petiole.tasks.streams.definitions:asse",
-    "SSE_HEADERS": "petiole.tasks.streams.definitions:SSE_HEADERS",
-    **{
-        task: f"petiole.tasks.submission.definitions:{task}"
-        for task in (
-            "caption",
-            "chat",
-            "classify",
-            "count",
-            "detect",
-            "embed",
-            "generate",
-            "point",
-            "query",
-            "rerank",
-            "score",
-        )
-    },
-    "put_image": "petiole.tasks.submission.images:put_image",
-    "SparseVectors": "petiole.vectors:SparseVectors",
-    "TokenVectors": "petiole.vectors:TokenVectors",
-    "Vectors": "petiole.vectors:Vectors",
+    "aend": "petiole.tasks.streams.api:aend",
+    "astream": "petiole.tasks.streams.api:astream",
+    "end": "petiole.tasks.streams.api:end",
+    "stream": "petiole.tasks.streams.api:stream",
+    "sse": "petiole.tasks.streams.api:sse",
+    "asse": "petiole.tasks.streams.api:asse",
+    "SSE_HEADERS": "petiole.tasks.streams.api:SSE_HEADERS",
+    **{task.name: f"petiole.tasks.submission.definitions:{task.name}" for task in _TASKS.values()},
+    "count": "petiole.tasks.submission.definitions:count",
+    "put_image": "petiole.tasks.submission.put_image:put_image",
+    "SparseVectors": "petiole.contract.results.vectors:SparseVectors",
+    "TokenVectors": "petiole.contract.results.vectors:TokenVectors",
+    "Vectors": "petiole.contract.results.vectors:Vectors",
 }
 __getattr__ = _lazy.names(__name__, _HOMES)
 

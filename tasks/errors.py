@@ -2,7 +2,7 @@
 
 A worker stores a failure as (module, class, args) in JSON. From these, `AsyncResult.get()` recreates the exception
 in the caller's process, which need not have the worker's packages. So every exception that a task may raise is
-defined in this module, and its `args` are JSON values from which it can be recreated. The same holds for the error
+a name of this module, and its `args` are JSON values from which it can be recreated. The same holds for the error
 in the last delta of a failed stream: `describe` encodes it, `rebuild` decodes it."""
 
 from __future__ import annotations
@@ -14,28 +14,10 @@ import celery.exceptions
 from click import ClickException
 from kombu.exceptions import OperationalError
 
-_SHOWN = 200
+from petiole.contract.errors import InvalidRequest as InvalidRequest
+from petiole.contract.errors import PetioleError as PetioleError
+
 _CELERYS = {"TimeLimitExceeded", "SoftTimeLimitExceeded", "TaskRevokedError", "WorkerLostError"}
-
-
-class PetioleError(Exception):
-    """Base class of the exceptions below."""
-
-
-class InvalidRequest(PetioleError, ValueError):  # noqa: N818 - the name that users see in a task's result
-    """The request is invalid. It is not retried.
-
-    `field` is the request's field, `limit` the constraint on it, `value` the given value (shortened).
-    """
-
-    def __init__(self, field: str, limit: str, value: object) -> None:
-        shown = value if isinstance(value, str) and len(value) <= 2 * _SHOWN else shorten(value)
-        shown = shown.encode(errors="backslashreplace").decode()  # pydantic does not accept lone surrogates
-        super().__init__(field, limit, shown)
-        self.field, self.limit, self.value = field, limit, shown
-
-    def __str__(self) -> str:
-        return f"{self.field}: {self.limit}, got {self.value}"
 
 
 class InvalidSettings(PetioleError, ClickException, ValueError):  # noqa: N818
@@ -159,14 +141,3 @@ def rebuild(error: Mapping[str, Any]) -> Exception:
         else:
             return rebuilt
     return GenerationFailed(f"{error.get('type', 'error')}: {error.get('message', '')}")
-
-
-def shorten(value: object) -> str:
-    """`repr(value)`, truncated to fit into an error message."""
-    try:
-        if isinstance(value, str | bytes | list | tuple) and len(value) > _SHOWN:
-            return f"{repr(value[:_SHOWN])[:_SHOWN]}… ({len(value)} in all)"
-        shown = repr(value)
-    except RecursionError:
-        return "something deeply nested"
-    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}… ({len(shown)} characters)"

@@ -12,12 +12,15 @@ scripts get the names as arguments.
     of tenants          `usage_keys`, `account_keys`, `watched_key`
     of the whole fleet  `WORKERS_KEY`, `LIVES_KEY`, `MODELS_KEY`, `QUARANTINE_KEY`, `PROBE_KEY`
     of a worker         `MARKER_PREFIX`
-    in a message        `SENT_HEADER`, `AFFINITY_HEADER`, `NAME_PROPERTY`
+    in a message        `SENT_HEADER`, `AFFINITY_HEADER`, `TENANT_HEADER`, `HELD_HEADER`, `NAME_PROPERTY`; the
+                        rules of headers: `messages.headers`
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+from petiole.contract.requests.images import HANDLE_PREFIX
 
 WORKERS_KEY = "petiole:workers"
 """Hash: by worker, its last report (`fleet.reports`)."""
@@ -47,6 +50,13 @@ SENT_HEADER = "petiole-sent"
 AFFINITY_HEADER = "petiole-affinity"
 """Which tasks should run on one worker (`requests.affinity`)."""
 
+TENANT_HEADER = "tenant"
+"""Whose task it is. With `PETIOLE_TENANT_WEIGHTS` it finds the tenant's queue, too."""
+
+HELD_HEADER = "petiole-held"
+"""A header of the gateway's: the name of the key, and the tokens, in and out, that limits hold for the task until
+its end, and in which slot of time: `[KEY, IN, OUT, SLOT]`."""
+
 NAME_PROPERTY = "petiole-message"
 """A property of a delivered message: its name (`worker.broker.ledger.Taken.name`). It overwrites a producer's
 value."""
@@ -56,10 +66,9 @@ INTEREST_TTL_S = 15
 """TTL of a reader's interest key. When it expires, the reader is gone."""
 
 
-def image_key(name: str) -> str:
-    """String with a TTL: the file of a stored image (`requests.images`). `name` is a hash of the image's
-    content."""
-    return f"petiole:image:{name}"
+def image_key(handle: str) -> str:
+    """String with a TTL: the file of a stored image, by its handle, which has a hash of the image's content."""
+    return f"petiole:image:{handle.removeprefix(HANDLE_PREFIX)}"
 
 
 def gateway_key(name: str) -> str:
@@ -89,7 +98,7 @@ def batches_key(tenant: str) -> str:
 
 
 RUNNING_BATCHES_KEY = f"{_BATCHES}:running"
-"""Set with a TTL: batches that processes run themselves (`submission.batches.durable.neighbours`)."""
+"""Set with a TTL: batches whose rows are on their way (`submission.batches.durable.fair_share`)."""
 
 
 def running_batch_key(name: str) -> str:
@@ -103,14 +112,14 @@ def usage_keys(day: str) -> tuple[str, str]:
 
 
 def account_keys(tenant: str, key: str = "") -> tuple[str, str]:
-    """Of the limits of a tenant, or of one key of it (`gateway.serving.callers.limits`): a hash, what was used in
-    the last minute; a sorted set, the tasks that run, by the time at which they are given up."""
+    """The keys of the limits of a tenant, or of one of its API keys (`gateway.serving.auth.rate_limits`): a hash,
+    what was used in the last minute; a sorted set, the tasks that run, by the time at which they are given up."""
     name = f"{tenant}/{key}" if key else tenant
     return gateway_key(f"/used/{name}"), gateway_key(f"/running/{name}")
 
 
 def watched_key() -> str:
-    """Sorted set: responses whose end a webhook is told (`gateway.serving.webhooks.waiting`)."""
+    """Sorted set: responses whose end a webhook is told (`gateway.serving.webhooks.queue`)."""
     return gateway_key("/watched")
 
 
@@ -122,8 +131,10 @@ class StreamKeys(NamedTuple):
     channel: str
     """Pub/sub: the same deltas."""
     state: str
-    """Hash: submitted, attempt, deaths, retries, model, adapter, prepared, running, done, retired, cancel, and
+    """Hash, which workers write: attempt, deaths, retries, model, adapter, prepared, running, done, retired, and
     `message:NAME` (`begin.lua`)."""
+    asked: str
+    """Hash, which producers write: submitted, cancel."""
     interest: str
     """String with a short TTL: a reader exists (see `cancel_on_disconnect`)."""
     completion: str
@@ -137,9 +148,14 @@ class StreamKeys(NamedTuple):
     messages: str
     """Set: the names of messages of which a run has begun (`worker.foreign`)."""
 
+    @property
+    def of_begin(self) -> tuple[str, str, str, str]:
+        """The keys of one task that `begin.lua` takes, in its order."""
+        return self.log, self.state, self.completion, self.asked
+
 
 def stream_keys(task_id: str) -> StreamKeys:
-    names = ("log", "ch", "state", "interest", "completion", "completer", "sent", "runs", "runs:messages")
+    names = ("log", "ch", "state", "asked", "interest", "completion", "completer", "sent", "runs", "runs:messages")
     return StreamKeys(*(f"petiole:{{{task_id}}}:{name}" for name in names))
 
 
@@ -151,7 +167,7 @@ class LedgerKeys(NamedTuple):
     """Set of owners that hold, or have held, messages."""
     lease: str
     """String with a TTL: the lease is lost when it expires, by the server's clock. Its value says when the owner
-    last showed a sign of life, in ms (older versions: 1)."""
+    last showed a sign of life, in ms."""
     unacked: str
     """Hash: tag -> queue and message, byte for byte as the producer sent it."""
     home: str

@@ -1,10 +1,9 @@
 """Every setting of Petiole, read from `PETIOLE_*` environment variables, and below them from a Django project's
 settings; `petiole settings` lists them.
 
-`EngineSettings` are the engine's (`gpu_worker.config.EngineConfig` has the same names and validates them fully),
-`GatewaySettings` those of `petiole serve`; the others are for Celery and Redis. `settings()` reads the environment
-at its first call, so importing `tasks` has no side effects. A setting that may hold a secret can also be the
-content of a file.
+The engine's are declared in `contract.settings.engine`, those of `petiole serve` in `contract.settings.gateway`,
+the others, for Celery and Redis, here. `settings()` reads the environment at its first call, so importing `tasks`
+has no side effects. A setting that may hold a secret can also be the content of a file.
 """
 
 from __future__ import annotations
@@ -14,17 +13,20 @@ import logging
 import os
 import re
 import sys
-from contextlib import suppress
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from annotated_types import Le
+from pydantic import ConfigDict, Field, SecretStr, ValidationError, create_model, field_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from petiole.contract.settings.engine import SWITCHES, EngineConfig, EngineSettings
+from petiole.contract.settings.gateway import GatewaySettings
 from petiole.tasks.errors import InvalidSettings
-from petiole.tasks.gateway_settings import GatewaySettings as GatewaySettings
 from petiole.tasks.urls import (
     DEFAULT_MASTER,
     EMBEDDED,
@@ -40,21 +42,13 @@ from petiole.tasks.urls import (
 )
 
 PREFIX = "PETIOLE_"
-LONGEST_S, LONGEST_MS = 10**9, 10**6  # limits of Redis and of locks; largest sensible pause
+LONGEST_S = 10**9  # a limit of Redis and of locks
 MOST_REPLICAS = 100
 STOCK_CONTROL_EXCHANGE = "celery"  # Celery's default, on which producers send `revoke`
 _LOCAL_REDIS = "redis://localhost:6379/0"
 _REDIS_SCHEMES = ("redis", "rediss", "redis+socket", SENTINEL, "unix", EMBEDDED)
 _BROKER_SCHEMES = ("redis", "rediss", "redis+socket", SENTINEL, *RABBITMQ, EMBEDDED)
 _UNSHARED_BACKENDS = {"disabled", "cache+memory", "rpc"}
-_NOT_SETTINGS = {
-    "PETIOLE_EXACT",
-    "PETIOLE_NATIVE",
-    "PETIOLE_PRODUCTS",
-    "PETIOLE_PROGRESS",
-    "PETIOLE_TILES",
-}  # the engine's switches
-
 IN_FILES = ("broker_url", "redis_url", "result_backend", "sentinel_password", "gateway_keys")
 """The settings that may hold a secret. `PETIOLE_BROKER_URL_FILE` names a file with the value, and so on."""
 
@@ -68,123 +62,36 @@ IGNORED_URLS = {
 logger = logging.getLogger(__name__)
 
 
-class EngineSettings(BaseModel):
-    """The fields of `EngineConfig`; 0 means "decide from the model and the machine".
-
-    `max_waiting` is missing, and unlimited: Celery's prefetch bounds the tasks that a worker holds, so the engine
-    need not reject any.
-    """
-
-    model: str = Field(
-        default="petiole-tiny",
-        min_length=1,
-        description="a folder in Hugging Face format, a hub id, or petiole-tiny",
-    )
-    revision: str | None = Field(default=None, description="branch, tag or commit of a hub model")
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where the model runs")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="dtype of the weights"
-    )
-    weight_quantization: Literal["none", "int8", "int4", "fp8"] = Field(
-        default="none", description="quantize weights when loading"
-    )
-    head_quantization: Literal["auto", "none", "int8", "int4"] = Field(
-        default="auto", description="quantize the output head when loading; auto: in int8 if the weights are, too"
-    )
-    activation_quantization: Literal["none", "int8"] = Field(
-        default="none",
-        description="inputs of layers with four-bit weights in eight bits: quicker on CPUs, not exact",
-    )
-    snapshot_quantization: Literal["none", "int8"] = Field(
-        default="none",
-        description="copies of states in eight bits: more of them, not exact; needs PETIOLE_EXACT=off",
-    )
-    kv_dtype: Literal["auto", "fp8"] = Field(
-        default="auto", description="dtype of the KV cache; fp8 takes half the memory of 16 bits"
-    )
-    max_model_len: int = Field(
-        default=0, ge=0, description="longest prompt plus output, in tokens; 0: the model's"
-    )
-    max_num_seqs: int = Field(
-        default=0, ge=0, description="requests that generate at the same time; 0: 64, on CUDA up to 256"
-    )
-    max_num_batched_tokens: int = Field(
-        default=0, ge=0, description="prompt tokens of one prefill step; 0: 2,048, on CUDA up to 8,192"
-    )
-    chunk_size: int = Field(
-        default=0, ge=0, description="prompt tokens of one request in one step; 0: 512, on CUDA up to 2,048"
-    )
-    num_pages: int = Field(default=0, ge=0, description="pages of the KV cache; 0: what the memory holds")
-    page_size: int = Field(
-        default=1, ge=1, description="tokens in a page of the KV cache; 1 with prefix_cache radix"
-    )
-    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1, description="share of the GPU's memory to use")
-    prefix_cache: Literal["radix", "block", "off"] = Field(
-        default="radix", description="how prompts share their beginnings"
-    )
-    prefix_cache_max_pages: int | None = Field(
-        default=None, ge=0, description="pages that the prefix cache may keep"
-    )
-    pipeline: Literal["on", "off"] = Field(
-        default="on", description="plan the next step while the device computes"
-    )
-    prefill_policy: Literal["drain", "pipelined", "mixed"] = Field(
-        default="pipelined",
-        description="prompts wait until the pipeline is empty, go between decodes, or in the same steps",
-    )
-    reserve: Literal["demand", "full"] = Field(
-        default="demand", description="take pages as needed, or all at admission"
-    )
-    delay_factor: float = Field(
-        default=0.0, ge=0, description="pause before a prefill, as a share of the last one's duration"
-    )
-    batch_step_budget: Literal["off"] | float = Field(
-        default="off",
-        description="how many times as long the lowest priority may make a more urgent step; off: no limit",
-    )
-    speculative_tokens: int = Field(default=0, ge=0, description="most drafted tokens in a step; 0: off")
-    lora_slots: int = Field(default=0, ge=0, description="LoRA adapters held on the device; 0: none are served")
-    lora_max_rank: int = Field(default=64, ge=1, description="largest rank of a LoRA adapter")
-    cuda_graphs: Literal["on", "off"] = Field(
-        default="on", description="replay steps as CUDA graphs; off: launch their kernels one by one"
-    )
-    graph_batch_sizes: Annotated[tuple[int, ...], NoDecode] = Field(
-        default=(), description="sizes of decode batches with a CUDA graph, such as 1,2,4,8; empty: chosen"
-    )
-    user_control_tokens: Literal["text", "token"] = Field(
-        default="text", description="what control tokens become that users and tools write out"
-    )
-    image_max_bytes: int = Field(default=20 * 2**20, ge=1, le=96 * 2**20, description="largest file of an image")
-    image_max_pixels: int = Field(default=50_000_000, ge=1, le=2**31 - 1, description="most pixels of an image")
-    num_threads: int = Field(
-        default=0, ge=0, description="CPU threads of the model; 0: one for each core that the process may use"
-    )
-    debug: bool = Field(default=False, description="check every invariant at every step")
-
-    @field_validator("batch_step_budget", mode="before")
-    @classmethod
-    def _a_factor(cls, value: object) -> object:
-        with suppress(TypeError, ValueError):
-            if value == "off" or 1 <= float(value) <= 1e6:  # type: ignore[arg-type]
-                return value
-        raise ValueError("must be off, or a number from 1 to 1000000")
-
-    @field_validator("graph_batch_sizes", mode="before")
-    @classmethod
-    def _comma_separated(cls, value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        try:
-            return tuple(int(part) for part in value.split(",") if part.strip())
-        except ValueError:
-            raise ValueError("must be whole numbers, such as 1,2,4,8") from None
+def _declared(name: str, *limits: Any, **other: Any) -> Any:
+    """The field of `EngineConfig`, for a pydantic model: with further limits, or another default."""
+    hint, one = _HINTS[name], EngineConfig.__dataclass_fields__[name]
+    narrower: Any = Annotated[hint, *limits] if limits else hint
+    told = {"default": one.default, "description": one.metadata["meaning"]} | other
+    return FieldInfo.from_annotated_attribute(narrower, Field(**told))
 
 
-class Settings(EngineSettings, GatewaySettings, BaseSettings):
+_HINTS = get_type_hints(EngineConfig, include_extras=True)
+if TYPE_CHECKING:
+    _EngineSettings = EngineSettings
+else:
+    _of_engine = {one.name: _declared(one.name) for one in fields(EngineSettings)}
+    _EngineSettings = create_model(
+        "_EngineSettings",
+        __config__=ConfigDict(defer_build=True, protected_namespaces=()),
+        **{name: (one.annotation, one) for name, one in _of_engine.items()},
+    )
+
+
+class Settings(_EngineSettings, GatewaySettings, BaseSettings):  # type: ignore[misc] # not all bases are frozen
     """The settings of one process. URLs may contain passwords: use `redacted` to display them."""
 
     model_config = SettingsConfigDict(
-        defer_build=True, env_prefix=PREFIX, extra="ignore", frozen=True, protected_namespaces=()
+        defer_build=True,
+        enable_decoding=False,
+        env_prefix=PREFIX,
+        extra="ignore",
+        frozen=True,
+        protected_namespaces=(),
     )
 
     broker_url: str = Field(
@@ -213,6 +120,10 @@ class Settings(EngineSettings, GatewaySettings, BaseSettings):
         default="",
         description="LoRA adapters that producers ask for as for a model: NAME=FOLDER or NAME=HUB_ID, with commas",
     )
+    lora_files: str = Field(
+        default="",
+        description="folders and beginnings of hub ids whose adapters requests may name, such as /adapters,acme",
+    )
     linked_queue: str = Field(
         default="celery",
         min_length=1,
@@ -228,9 +139,7 @@ class Settings(EngineSettings, GatewaySettings, BaseSettings):
     stream_ttl_s: int = Field(
         default=3_600, ge=1, le=LONGEST_S, description="seconds that a stream stays readable after its last delta"
     )
-    stream_interval_ms: float = Field(
-        default=25.0, ge=0, le=LONGEST_MS, description="pause between deltas of a stream, after the first"
-    )
+    stream_interval_ms: float = _declared("stream_interval_ms", default=25.0)
     stream_connections: int = Field(
         default=16, ge=2, le=10_000, description="connections of one event loop that read streams"
     )
@@ -247,6 +156,7 @@ class Settings(EngineSettings, GatewaySettings, BaseSettings):
         le=LONGEST_S,
         description="a worker that is silent for this many seconds loses its tasks",
     )
+    image_max_bytes: int = _declared("image_max_bytes", Le(96 * 2**20))
     image_ttl_s: int = Field(
         default=3_600, ge=1, le=LONGEST_S, description="seconds that put_image keeps an image after its last use"
     )
@@ -266,6 +176,10 @@ class Settings(EngineSettings, GatewaySettings, BaseSettings):
         description="how long a task is left to the worker that has its prefix; 0: off",
     )
     max_attempts: int = Field(default=3, ge=1, description="workers that one task may kill before it is given up")
+    batch_files: str = Field(
+        default="",
+        description="folders and URLs of which workers open files, such as /data/rows,s3://rows",
+    )
     heartbeat_file: str = Field(
         default="", description="file that a worker touches while its engine makes progress; empty: none"
     )
@@ -302,6 +216,30 @@ class Settings(EngineSettings, GatewaySettings, BaseSettings):
         parse_adapters(value)
         return value
 
+    @field_validator("lora_files")
+    @classmethod
+    def _places_can_be_read(cls, value: str) -> str:
+        parse_places(value)
+        return value
+
+    @field_validator("batch_files")
+    @classmethod
+    def _roots_can_be_read(cls, value: str) -> str:
+        parse_roots(value)
+        return value
+
+    @property
+    def batch_roots(self) -> tuple[str, ...]:
+        """Folders and URLs below which a worker opens files of batches."""
+        shared = self.gateway_files
+        own = () if not shared else (shared if "://" in shared else os.path.abspath(shared),)
+        return *parse_roots(self.batch_files), *own
+
+    @property
+    def adapter_places(self) -> tuple[str, ...]:
+        """Folders and beginnings of hub ids whose adapters requests may name."""
+        return *parse_places(self.lora_files), *self.adapters.values()
+
     @property
     def adapters(self) -> dict[str, str]:
         """By name, the folders or hub ids of the adapters that producers ask for as for a model."""
@@ -314,8 +252,8 @@ class Settings(EngineSettings, GatewaySettings, BaseSettings):
 
     def engine(self) -> dict[str, Any]:
         """The keyword arguments of `EngineConfig`."""
-        ours = {"max_waiting": sys.maxsize, "stream_interval_ms": self.stream_interval_ms}
-        return {name: getattr(self, name) for name in EngineSettings.model_fields} | ours
+        given = {name: getattr(self, name) for name in _HINTS if name in Settings.model_fields}
+        return given | {"max_waiting": sys.maxsize}  # Celery's prefetch bounds the tasks that a worker holds
 
     @property
     def streams_url(self) -> str:
@@ -384,8 +322,9 @@ def misspelt() -> list[str]:
     """A warning for each variable of the environment, or of Django's settings, that begins with `PETIOLE_` and is
     not a setting."""
     known = [name.upper() for name in (*Settings.model_fields, *(f"{name}_file" for name in IN_FILES))]
+    switches = {PREFIX + name.upper() for name in SWITCHES}
     lines = []
-    for variable in sorted((os.environ.keys() | _of_django().keys()) - _NOT_SETTINGS):
+    for variable in sorted((os.environ.keys() | _of_django().keys()) - switches):
         name = variable.removeprefix(PREFIX)
         if name != variable and name not in known:
             nearest = difflib.get_close_matches(name, known, 1)
@@ -409,7 +348,7 @@ def ignored_urls(*, unless_set: bool = False) -> list[str]:
 def warn_a_producer() -> None:
     """Log, once, the variables of a producer's environment that have no effect. A worker logs its own later."""
     for line in [*misspelt(), *ignored_urls(unless_set=True)]:
-        logger.warning(line)
+        logger.warning("%s", line)
 
 
 def parse_weights(text: str) -> dict[str, float]:
@@ -432,6 +371,26 @@ def parse_adapters(text: str) -> dict[str, str]:
             raise ValueError("must be NAME=FOLDER or NAME=HUB_ID, ...")
         adapters[name] = where
     return adapters
+
+
+def parse_places(text: str) -> tuple[str, ...]:
+    """`/models/adapters,acme` as a tuple."""
+    places = tuple(filter(None, (part.strip().rstrip("/") for part in text.split(","))))
+    known = re.compile(r"/.*|[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
+    if any(not known.fullmatch(place) or ".." in place.split("/") for place in places):
+        raise ValueError("must be folders from / on, or beginnings of hub ids such as acme or acme/sql-lora")
+    return places
+
+
+def parse_roots(text: str) -> tuple[str, ...]:
+    """`/data/rows,s3://rows` as a tuple."""
+    roots = tuple(filter(None, (part.strip() for part in text.split(","))))
+    for root in roots:
+        if not (root.startswith("/") or "://" in root) or ".." in root.split("/"):
+            raise ValueError("must be folders from / on, or URLs such as s3://rows, without ..")
+        if "::" in root or root.partition("://")[0].lower() in ("file", "local"):
+            raise ValueError("must name a folder by its path, and no file within a file")
+    return roots
 
 
 def _must_be_one_of(schemes: tuple[str, ...], url: str) -> str:

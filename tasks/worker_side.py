@@ -15,10 +15,11 @@ POOL = "petiole.tasks.worker.pool.pool:EnginePool"
 PROGRAM = "petiole.tasks.worker.boot.program:Worker"
 CONFIGURE = "petiole.tasks.worker.boot.configure:configure"
 CONSUMER = "petiole.tasks.worker.broker.consumer:Consumer"
-REQUEST = "petiole.tasks.worker.delivery.revoking:Request"
+REQUEST = "petiole.tasks.worker.delivery.revocation:Request"
 RUN_HERE = "petiole.tasks.worker.generation.local:run"
 COUNT = "petiole.tasks.worker.generation.counting:answer"
 TRACE = "petiole.tasks.worker.generation.local:trace"
+SERVED = "petiole.tasks.worker.generation.local:served"
 PLAN = "petiole.tasks.worker.generation.local:plan"
 
 

@@ -1,16 +1,18 @@
 """The Celery app and its configuration: for producers and workers alike.
 
-application    the app, configured at its first use; it turns a worker into Petiole's
-configuration  Petiole's settings as Celery's configuration; how long callers try; the routes of tenants
-backend        the result backend on Redis, one for all threads
-awaiting       how callers wait for results: one subscription for each process
-blocking       threads for calls that block, for callers of asyncio
-breaker        fails submissions at once while the broker is known to be away
-mixed_groups   waiting for a group that has tasks of two apps: the one method of Celery's that producers replace
-pools          connections and producers of this app alone, in each process
-publishing     what this app does as a client: one for each channel, confirmation by replicas; control commands
-rabbitmq       quorum queues and delays on RabbitMQ
-sending        how Celery makes and sends messages; those of several callers in one round trip
-stored_errors  the module name of stored errors, the same for every version; their class: `worker.output.outcomes`
-two_apps       which app is the user's; checks, when a canvas of both is submitted, what both must have in common
+application      the app, configured at its first use; it turns a worker into Petiole's
+configuration    Petiole's settings as Celery's configuration; how long callers try; the routes of tenants
+backend          the result backend on Redis, one for all threads
+result_consumer  how callers wait for results: one subscription for each process
+thread_executor  threads for calls that block, for callers of asyncio
+circuit_breaker  fails submissions at once while the broker is known to be away
+mixed_groups     waiting for a group that has tasks of two apps: the one method of Celery's that producers replace
+pools            connections and producers of this app alone, in each process
+redis_transport  what this app does as a client: messages of several callers in one round trip, confirmation by
+                 replicas; control commands
+rabbitmq         quorum queues and delays on RabbitMQ
+amqp             how Celery makes messages
+stored_errors    the module name of stored errors, the same for every version; their class:
+                 `worker.output.outcomes`
+interop          which app is the user's; checks, when a canvas of both is submitted, what both must have in common
 """

@@ -20,14 +20,14 @@ from celery.app.utils import Settings as StockConfiguration
 from celery.signals import celeryd_after_setup, celeryd_init
 
 from petiole import _lazy
+from petiole.contract.tasks import TASKS
 from petiole.tasks import worker_side
-from petiole.tasks.app import two_apps
-from petiole.tasks.app.breaker import Breaker
-from petiole.tasks.app.pools import Pools
+from petiole.tasks.app import interop
+from petiole.tasks.app.amqp import Amqp
+from petiole.tasks.app.circuit_breaker import Breaker
+from petiole.tasks.app.pools import ConnectionPools
 from petiole.tasks.app.rabbitmq import whole_second
-from petiole.tasks.app.sending import Amqp
 from petiole.tasks.app.stored_errors import with_stored_errors
-from petiole.tasks.requests.names import TASKS
 from petiole.tasks.urls import RABBITMQ, SENTINEL, scheme
 
 if TYPE_CHECKING:
@@ -95,17 +95,17 @@ class App(Celery):  # type: ignore[misc]
     configured: bool
     _complete = False
     amqp_cls = Amqp
-    control_cls = "petiole.tasks.app.publishing:Control"
+    control_cls = "petiole.tasks.app.redis_transport:Control"
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._configuring = threading.RLock()
         self.breaker = Breaker()
-        self.pools = Pools(self)
+        self.pools = ConnectionPools(self)
         super().__init__(*args, **options)
         object.__setattr__(self._conf, "__class__", Configuration)  # a plain assignment would be a setting
 
     watcher: Callable[[Iterable[str | None]], Any] | None = None
-    """Makes the `Watch` of queues that callers wait for. Set by `tasks.submission.task`."""
+    """Makes the `QueueWatch` of queues that callers wait for. Set by `tasks.submission.task`."""
 
     def watch(self, queues: Iterable[str | None]) -> Any:
         return None if self.watcher is None else self.watcher(queues)
@@ -158,7 +158,7 @@ class App(Celery):  # type: ignore[misc]
     ) -> Any:
         if scheme(self.conf.broker_url) in RABBITMQ:
             countdown, eta = whole_second(countdown, eta, self.now())
-        with two_apps.sent_by_petiole():
+        with interop.sent_by_petiole():
             return super().send_task(name, args, kwargs, countdown, eta, *more, **options)
 
     @cached_property
@@ -184,7 +184,7 @@ def make_app() -> Celery:
 
 
 app = make_app()
-two_apps.watch(app, TASKS)
+interop.watch(app, TASKS)
 
 
 @celeryd_init.connect(weak=False)  # type: ignore[untyped-decorator]
@@ -193,7 +193,7 @@ def _become_a_worker(instance: Any = None, **_: object) -> None:
     if instance is not None and instance.app is app:
         options = app.conf.result_backend_transport_options
         app.conf.result_backend_transport_options = {
-            name: value for name, value in options.items() if value != configuration.CALLERS_PATIENCE
+            name: value for name, value in options.items() if value != configuration.PUBLISH_RETRY_POLICY
         }
         worker_side.load(worker_side.CONFIGURE)(app)
 
@@ -203,4 +203,4 @@ def _warn_of_misspelt_settings(instance: Any = None, **_: object) -> None:
     """Runs after Celery has set up logging."""
     if instance is not None and instance.app is app:
         for line in [*settings.misspelt(), *settings.ignored_urls()]:
-            logger.warning(line)
+            logger.warning("%s", line)

@@ -20,9 +20,9 @@ import redis
 from celery.backends import redis as stock
 from celery.exceptions import BackendError
 
-from petiole.tasks.app.awaiting import ResultConsumer
+from petiole.tasks.app.result_consumer import ResultConsumer
 from petiole.tasks.app.stored_errors import StoredErrors
-from petiole.tasks.servers.masters import MasterPool, caused_by_call
+from petiole.tasks.servers.failover import MasterPool, caused_by_call
 from petiole.tasks.servers.sentinels import SYNC, pool_parameters
 from petiole.tasks.urls import SentinelUrl, redacted
 

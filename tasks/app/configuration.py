@@ -12,6 +12,7 @@ from celery.exceptions import ImproperlyConfigured
 from petiole import _lazy
 from petiole.tasks import worker_side
 from petiole.tasks.app.rabbitmq import EXCHANGE_TYPE, QUEUE_TYPE
+from petiole.tasks.messages.headers import TENANT
 from petiole.tasks.servers.sentinels import options_for
 from petiole.tasks.settings import Settings, invalid, settings
 from petiole.tasks.urls import EMBEDDED, RABBITMQ, SENTINEL, SentinelUrl, scheme, verified
@@ -27,7 +28,7 @@ RABBITMQ_SINCE = (5, 5, 3)
 
 # Callers retry for about 3 s: long enough for a restart of Redis, without blocking a web app for Celery's 20 s.
 # Workers keep Celery's defaults.
-CALLERS_PATIENCE = {"max_retries": 6, "interval_start": 0, "interval_step": 0.2, "interval_max": 1.0}
+PUBLISH_RETRY_POLICY = {"max_retries": 6, "interval_start": 0, "interval_step": 0.2, "interval_max": 1.0}
 # This many callers connect at once. With Celery's ten, callers of an unreachable broker would wait in turns.
 CALLERS_AT_ONCE = 64
 
@@ -56,10 +57,10 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "broker_pool_limit": CALLERS_AT_ONCE,
         "result_backend_thread_safe": True,  # one for all threads; see `tasks.app.backend`
         "result_backend_transport_options": {
-            "retry_policy": CALLERS_PATIENCE,
+            "retry_policy": PUBLISH_RETRY_POLICY,
             **options_for(settings, settings.results_url),
         },
-        "task_publish_retry_policy": CALLERS_PATIENCE,
+        "task_publish_retry_policy": PUBLISH_RETRY_POLICY,
         "result_expires": settings.result_expires_s,
         "task_default_queue": settings.queue,
         "control_exchange": settings.control_exchange,
@@ -95,8 +96,8 @@ def tenant_route(settings: Settings) -> Callable[..., dict[str, str] | None]:
     def route(
         name: str, args: object, kwargs: object, options: dict[str, Any], **_: object
     ) -> dict[str, str] | None:
-        tenant = (options.get("headers") or {}).get("tenant")
-        return {"queue": queues[tenant]} if isinstance(tenant, str) and tenant in queues else None
+        tenant = TENANT.of(options.get("headers") or {})
+        return {"queue": queues[tenant]} if tenant in queues else None
 
     return route
 

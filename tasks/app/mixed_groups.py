@@ -17,7 +17,7 @@ from typing import Any
 from celery import Celery
 from celery.result import ResultSet
 
-from petiole.tasks.app.awaiting import nodes
+from petiole.tasks.app.result_consumer import nodes
 
 AT_LEAST_S = 0.001
 """Before Celery 5.7 a time limit of 0 is none."""

@@ -25,12 +25,12 @@ from kombu.connection import ConnectionPool
 from kombu.pools import ProducerPool
 
 from petiole import _lazy
-from petiole.tasks.app import two_apps
+from petiole.tasks.app import interop
 
 if TYPE_CHECKING:
-    from petiole.tasks.app import publishing
+    from petiole.tasks.app import redis_transport as publishing
 else:
-    publishing = _lazy.module("petiole.tasks.app.publishing")
+    publishing = _lazy.module("petiole.tasks.app.redis_transport")
 
 
 class Connections(ConnectionPool):
@@ -48,9 +48,15 @@ class Connections(ConnectionPool):
 class Producer(messaging.Producer):
     app: Celery
     connection: Any
+    _channel: Any
+
+    @property
+    def is_collecting(self) -> bool:
+        """Whether what is published is not sent yet (`redis_transport`)."""
+        return getattr(self._channel, "is_collecting", False)
 
     def publish(self, body: Any, *more: Any, **options: Any) -> Any:
-        theirs = two_apps.elsewhere(self.app, options.get("reply_to"))
+        theirs = interop.elsewhere(self.app, options.get("reply_to"))
         if theirs is None:
             stock: Any = super()
             return stock.publish(body, *more, **options)
@@ -75,7 +81,7 @@ class Producers(ProducerPool):
         stock.__init__(Connections(app.connection_for_write(**connection), limit), limit=limit, Producer=kind)
 
 
-class Pools:
+class ConnectionPools:
     """The pools of an app: those of the process that asks. `connection`: options of the connections."""
 
     def __init__(self, app: Celery, **connection: Any) -> None:

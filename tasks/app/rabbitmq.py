@@ -20,7 +20,7 @@ EXCHANGE_TYPE = "topic"
 _kombu: Any = kombu  # kombu is only partly typed
 
 
-class OthersQueue(_kombu.Queue):  # type: ignore[misc]
+class ForeignQueue(_kombu.Queue):  # type: ignore[misc]
     """A queue that may be another app's, of a type that this app does not know. RabbitMQ refuses to declare an
     existing queue with another type, so this queue is declared only if it is missing."""
 
@@ -47,7 +47,7 @@ class Queues(amqp.Queues):  # type: ignore[misc]
         if name.startswith(f"{default.name}."):
             exchange = _kombu.Exchange(name, EXCHANGE_TYPE)
             return _kombu.Queue(name, exchange, name, queue_arguments={"x-queue-type": QUEUE_TYPE})
-        return OthersQueue(name, missing.exchange, name, queue_arguments=missing.queue_arguments)
+        return ForeignQueue(name, missing.exchange, name, queue_arguments=missing.queue_arguments)
 
 
 def whole_second(

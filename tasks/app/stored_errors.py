@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from petiole.contract import errors as contract_errors
 from petiole.tasks import errors
 
 STORED_MODULE = "tasks.errors"
@@ -20,7 +21,7 @@ class StoredErrors:
     def prepare_exception(self, exc: BaseException, serializer: str | None = None) -> Any:
         stock: Any = super()
         stored = stock.prepare_exception(exc, serializer)
-        if isinstance(stored, dict) and stored["exc_module"] == errors.__name__:
+        if isinstance(stored, dict) and stored["exc_module"] in (errors.__name__, contract_errors.__name__):
             return {**stored, "exc_module": STORED_MODULE}
         return stored
 
@@ -29,7 +30,7 @@ class StoredErrors:
         if isinstance(exc, dict) and exc.get("exc_module") == STORED_MODULE:
             kind = getattr(errors, str(exc.get("exc_type")), None)
             if isinstance(kind, type) and issubclass(kind, errors.PetioleError):
-                exc = {**exc, "exc_module": errors.__name__}
+                exc = {**exc, "exc_module": kind.__module__}
         return stock.exception_to_python(exc)
 
 

@@ -1,16 +1,16 @@
 """`petiole ...` on the command line. Only `petiole.testing` imports these rooms: it starts the demo's worker.
 
 cli           the arguments, and the short commands. A new one begins here
-status        `petiole status`: workers (STATUS_COLUMNS, _status_row) and queues
+status        `petiole status`: workers (STATUS_COLUMNS, _status_row) and queues; `petiole doctor`
 models        `petiole models`: the models of the last days, and their names
 plan          `petiole plan`: what a model needs, and what a machine serves of it
 usage         `petiole usage`: what each tenant has used
-steering      `petiole pause`, `resume`, `reload` and `drain`
+control       `petiole pause`, `resume`, `reload` and `drain`
 batch/        `petiole batch`: the rows of a file through the fleet
 conversation  `petiole chat`: a conversation in the terminal
 demo          `petiole demo`: an embedded Redis, a worker and eight streams
 terminal      tables, live views and errors, with or without rich
-gateway       `petiole serve`; `petiole demo --http`: the gateway in front of a worker of its own
+gateway       `petiole serve`; `petiole up`, `petiole demo --http`: the gateway in front of workers of its own
 keys          `petiole keys`: make, list and revoke the keys of the gateway
 demos/        `petiole demo --vision` and `--search`
 """

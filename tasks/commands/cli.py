@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import redis
@@ -17,14 +18,17 @@ from celery.states import PENDING, READY_STATES
 from kombu.exceptions import OperationalError
 
 import petiole
+from petiole.contract.settings.engine import EngineSettings
+from petiole.contract.settings.gateway import GatewaySettings
 from petiole.tasks import settings, worker_side
-from petiole.tasks.commands import conversation, keys, models, plan, status, steering, usage
+from petiole.tasks.commands import control as steering
+from petiole.tasks.commands import conversation, keys, models, plan, status, usage
 from petiole.tasks.commands.batch import command as batch
-from petiole.tasks.commands.terminal import error_text, print_table
+from petiole.tasks.commands.terminal import error_text, plainly, print_table
 from petiole.tasks.errors import InvalidSettings, PetioleError
 from petiole.tasks.fleet import control, reports
 from petiole.tasks.settings import PREFIX, Settings
-from petiole.tasks.streams.definitions import stream
+from petiole.tasks.streams.api import stream
 from petiole.tasks.urls import redacted
 
 METRICS_PORT = 9464
@@ -33,6 +37,11 @@ UNKNOWN_AFTER_S = 2.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    with plainly():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["bench"]:  # the benchmarks parse their own options
         return bench(arguments[1:])
@@ -83,8 +92,10 @@ def parser() -> argparse.ArgumentParser:
     shown = command("status", status.show, "show the workers, live on a terminal")
     shown.add_argument("--json", action="store_true", help="print workers and queues as JSON, and exit")
     shown.add_argument("--once", action="store_true", help="print one table and exit, as when not on a terminal")
+    asked = command("doctor", status.doctor, "find what is wrong with Redis, workers and queues")
+    asked.add_argument("--json", action="store_true", help="print the findings as JSON")
     served = command("models", models.show, "show the models of the last days: names, queues, what they take")
-    served.add_argument("--json", action="store_true", help="print all facts as JSON")
+    models.add_options(served)
     read = command("stream", read_stream, "print a task's stream, from its beginning to its end")
     read.add_argument("task_id")
     read.add_argument("--json", action="store_true", help="print every delta as JSON")
@@ -114,6 +125,10 @@ def parser() -> argparse.ArgumentParser:
     serve = command("serve", run_gateway, "serve OpenAI's interface over HTTP, until stopped")
     serve.add_argument("--host", help="address to listen on (default: PETIOLE_GATEWAY_HOST)")
     serve.add_argument("--port", type=_port, help="default: PETIOLE_GATEWAY_PORT; 0: a free one")
+    everything = command("up", run_up, "Redis, workers of these models, the gateway and its page, until stopped")
+    everything.add_argument("model", nargs="+", help="a folder, a hub id, or a model that ships with the project")
+    everything.add_argument("--host", help="address to listen on (default: PETIOLE_GATEWAY_HOST)")
+    everything.add_argument("--port", type=_port, help="default: PETIOLE_GATEWAY_PORT; 0: a free one")
     keys.add_options(command("keys", None, "make, list and revoke the keys of the gateway"))
     usage.add_options(command("usage", usage.show, "show what each tenant has used"))
     plan.add_options(command("plan", plan.show, "what a model needs, and what a machine serves of it"))
@@ -160,9 +175,8 @@ def settings_page() -> str:
 
 def _described() -> list[tuple[str, str]]:
     """The settings' names and descriptions, the gateway's and the engine's last."""
-    parts = (settings.GatewaySettings, settings.EngineSettings)
-    ours = [name for name in Settings.model_fields if not any(name in part.model_fields for part in parts)]
-    names = [*ours, *(name for part in parts for name in part.model_fields)]
+    theirs = [*GatewaySettings.model_fields, *(one.name for one in fields(EngineSettings))]
+    names = [*(name for name in Settings.model_fields if name not in theirs), *theirs]
     return [(name, Settings.model_fields[name].description or "") for name in names]
 
 
@@ -254,6 +268,12 @@ def run_gateway(options: argparse.Namespace) -> int:
     from petiole.tasks.commands import gateway
 
     return gateway.serve(options.host, options.port)
+
+
+def run_up(options: argparse.Namespace) -> int:
+    from petiole.tasks.commands import gateway
+
+    return gateway.up(options.model, options.host, options.port)
 
 
 def run_trace(options: argparse.Namespace) -> int:

@@ -113,9 +113,9 @@ class LiveAnswer:
         threads.shutdown(wait=False)
 
     def figures(self) -> str:
-        """Such as `12 tokens, the first after 0.21 s, 38.2 a second; prompt 40 tokens, 32 of them cached`.
+        """A line such as `12 tokens, the first after 0.21 s, 38.2 a second; prompt 40 tokens, 32 of them cached`.
 
-        Raises what has kept the task from being cancelled."""
+        Raises the error that has kept the task from being cancelled."""
         parts = [f"{self.tokens} tokens"]
         if self._first_at is not None:
             parts.append(f"the first after {self._first_at - self._asked_at:.2f} s")

@@ -22,14 +22,16 @@ import redis.asyncio  # noqa: F401 - imported here to keep the import out of the
 from celery.result import AsyncResult
 
 import petiole
+from petiole import plain
+from petiole.contract.errors import shorten
+from petiole.contract.results.task_result import GenerationResult
 from petiole.tasks import celery_app, chat
-from petiole.tasks.commands.terminal import is_rich, print_table
-from petiole.tasks.errors import PetioleError, shorten
-from petiole.tasks.requests.results import GenerationResult
+from petiole.tasks.commands.terminal import console, is_rich, print_table
+from petiole.tasks.errors import PetioleError
 from petiole.tasks.servers import embedded
 from petiole.tasks.servers._supervisor import die_with
 from petiole.tasks.settings import IN_FILES, PREFIX, settings
-from petiole.tasks.streams.definitions import astream
+from petiole.tasks.streams.api import astream
 
 START_TIMEOUT_S = 120.0
 DELTA_TIMEOUT_S = 60.0
@@ -129,9 +131,12 @@ def environment() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def worker(name: str = "demo", **settings: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def worker(
+    name: str = "demo", patience_s: float = START_TIMEOUT_S, /, **given: str
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Start a worker and wait until it is ready. Yields its name and process. On Linux it dies with the caller."""
-    embedded.socket_path()
+    if settings().broker_url.startswith("embedded:"):
+        embedded.socket_path()
     name = f"{name}-{os.getpid()}@localhost"
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -141,10 +146,10 @@ def worker(name: str = "demo", **settings: str) -> Iterator[tuple[str, subproces
             stderr=subprocess.STDOUT,
             start_new_session=True,  # the demo handles Ctrl-C and stops the worker
             preexec_fn=die_with(os.getpid()),
-            env={**os.environ, **settings, "PYTHONPATH": python_path()},
+            env={**os.environ, **given, "PYTHONPATH": python_path()},
         )
         try:
-            wait_until_ready(process, name, log)
+            wait_until_ready(process, name, log, patience_s)
             yield name, process
         finally:
             stop(process)
@@ -156,19 +161,15 @@ def python_path(*more: str) -> str:
     return os.pathsep.join(filter(None, [*more, here, os.environ.get("PYTHONPATH")]))
 
 
-def wait_until_ready(process: subprocess.Popen[bytes], name: str, log: Any) -> None:
+def wait_until_ready(process: subprocess.Popen[bytes], name: str, log: Any, patience_s: float) -> None:
     """A worker replies to a ping once its model is loaded. Raises PetioleError."""
-    give_up_at = time.monotonic() + START_TIMEOUT_S
+    give_up_at = time.monotonic() + patience_s
     while not celery_app.control.ping(destination=[name], timeout=0.25):
         ended = process.poll() is not None
         if ended or time.monotonic() > give_up_at:
             log.seek(0)
             tail = b"\n".join(log.read().splitlines()[-_LOG_LINES:]).decode(errors="replace")
-            why = (
-                f"ended with status {process.returncode}"
-                if ended
-                else f"is not ready after {START_TIMEOUT_S:.0f} s"
-            )
+            why = f"ended with status {process.returncode}" if ended else f"is not ready after {patience_s:.0f} s"
             raise PetioleError(f"the worker {why}; its log ends with:\n{tail}")
 
 
@@ -214,7 +215,7 @@ def view(cases: list[Prompt], plain: bool) -> Iterator[None]:
         return
     from rich.live import Live
 
-    with Live(get_renderable=lambda: panels(cases), refresh_per_second=20, transient=False):
+    with Live(get_renderable=lambda: panels(cases), console=console(), refresh_per_second=20, transient=False):
         yield
 
 
@@ -228,7 +229,7 @@ def panels(cases: list[Prompt], columns: int = 2, lines: int = 4) -> Any:
         grid.add_column(ratio=1)
     cells = []
     for prompt in cases:
-        tail = "\n".join(prompt.text.strip().splitlines()[-lines:])
+        tail = "\n".join(plain.text(prompt.text).strip().splitlines()[-lines:])
         colour = "green" if prompt.right else "red" if prompt.error or prompt.result else "blue"
         title = Text(f"{prompt.skill}: {prompt.prompt}", overflow="ellipsis", no_wrap=True)
         cells.append(Panel(Text(tail), title=title, title_align="left", height=lines + 2, border_style=colour))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import time
+from datetime import UTC, datetime
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 from petiole.tasks.commands.terminal import print_table
 from petiole.tasks.errors import InvalidRequest, PetioleError
 
-MANAGE = "petiole.gateway.serving.callers.manage"
+MANAGE = "petiole.gateway.serving.auth.manage"
 A_MINUTE = ("requests", "input_tokens", "output_tokens")
-LIMITS = (*A_MINUTE, "concurrent", "files", "file_bytes", "batches", "batch_rows")
+LIMITS = (*A_MINUTE, "concurrent", "files", "file_bytes", "batches", "batch_rows", "day_tokens", "month_tokens")
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -20,21 +22,19 @@ def add_options(command: argparse.ArgumentParser) -> None:
     adding = what.add_parser("add", help="make a key for a tenant, and print it: it is shown once")
     adding.set_defaults(run=_add)
     adding.add_argument("tenant", help="who has the key; an unknown one is made")
-    adding.add_argument("--models", metavar="NAMES", help="models and adapters it may ask for, such as chat,qwen*")
-    adding.add_argument("--queue", help="the only queue for its tasks")
-    adding.add_argument("--priority", type=int, help="the most urgent that it may ask for; 0 is first, 9 last")
-    adding.add_argument(
-        "--limit",
-        action="append",
-        default=[],
-        metavar="NAME=N",
-        help=f"of the tenant; a minute's {', '.join(A_MINUTE)}, or {', '.join(LIMITS[3:])}; 0: none",
-    )
+    _of_tenant(adding)
     adding.add_argument("--key-limit", action="append", default=[], metavar="NAME=N", help="of this key alone")
     adding.add_argument("--note", default="", help="what the key is for")
+    adding.add_argument("--expires", metavar="TIME", help="when this key expires, such as 2027-01-31, in UTC")
     adding.add_argument(
         "--print-settings", action="store_true", help="store nothing: print PETIOLE_GATEWAY_KEYS for this key"
     )
+    setting = what.add_parser("set", help="change a tenant or a key; gateways know it some seconds later")
+    setting.set_defaults(run=_set)
+    setting.add_argument("name", help="a tenant, or else a key as `petiole keys list` shows it")
+    _of_tenant(setting)
+    setting.add_argument("--note", help="what the key is for")
+    setting.add_argument("--expires", metavar="TIME", help="such as 2027-01-31, in UTC; never")
     listing = what.add_parser("list", help="the keys by their names, and their tenants")
     listing.set_defaults(run=_list)
     revoking = what.add_parser("revoke", help="forget a key; it may be used for some seconds more")
@@ -47,18 +47,59 @@ def add_options(command: argparse.ArgumentParser) -> None:
     telling.add_argument("--remove", action="store_true", help="tell it no longer")
 
 
+def _of_tenant(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--models", metavar="NAMES", help="models and adapters it may ask for, such as chat,qwen*"
+    )
+    command.add_argument("--queue", help="the only queue for its tasks")
+    command.add_argument("--priority", type=int, help="the most urgent that it may ask for; 0 is first, 9 last")
+    command.add_argument(
+        "--limit",
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help=f"a minute's {', '.join(A_MINUTE)}, or {', '.join(LIMITS[3:])}; 0: none",
+    )
+
+
 def _add(options: argparse.Namespace) -> int:
     manage = _manage()
     if options.print_settings:
         key, document = manage.document(options.tenant)
         print(f"{key}\nPETIOLE_GATEWAY_KEYS='{document}'")
         return 0
-    named = {"queue": options.queue, "priority": options.priority}
-    of_tenant = {name: value for name, value in named.items() if value is not None}
-    if options.models is not None:
-        of_tenant["models"] = [one.strip() for one in options.models.split(",") if one.strip()]
-    print(manage.add(options.tenant, of_tenant, _limits(options.limit), _limits(options.key_limit), options.note))
+    limits = _limits(options.limit), _limits(options.key_limit)
+    expires = _time(options.expires) if options.expires is not None else 0
+    print(manage.add(options.tenant, _given(options, "queue", "priority"), *limits, options.note, expires))
     return 0
+
+
+def _set(options: argparse.Namespace) -> int:
+    changes, limits = _given(options, "queue", "priority", "note"), _limits(options.limit)
+    if options.expires is not None:
+        changes["expires"] = _time(options.expires)
+    if not changes and not limits:
+        raise InvalidRequest("changes", "must be at least one, such as --limit requests=60", "none")
+    print(f"changed: {_manage().change(options.name, changes, limits)}")
+    return 0
+
+
+def _given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    found = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if options.models is not None:
+        found["models"] = [one.strip() for one in options.models.split(",") if one.strip()]
+    return found
+
+
+def _time(given: str) -> int:
+    """Unix seconds; 0: never. Raises `InvalidRequest`."""
+    if given == "never":
+        return 0
+    try:
+        found = datetime.fromisoformat(given)
+        return max(1, int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()))
+    except (ValueError, OverflowError):
+        raise InvalidRequest("expires", "must be an ISO time, such as 2027-01-31, or never", given) from None
 
 
 def _limits(given: list[str]) -> dict[str, int]:
@@ -77,8 +118,12 @@ def _list(_: argparse.Namespace) -> int:
         made = time.strftime("%Y-%m-%d", time.gmtime(one.key.created)) if one.key.created else ""
         models = "all" if one.tenant.models is None else ",".join(one.tenant.models)
         limits = _shown(one.tenant.limits), _shown(one.key.limits)
-        rows.append((one.name, one.key.tenant, models, *limits, made, one.where, one.webhook, one.key.note))
-    print_table(("key", "tenant", "models", "limits", "its own", "made", "in", "webhook", "note"), rows)
+        ends = min(filter(None, (one.key.expires, one.tenant.expires)), default=0)
+        expires = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(ends)) if ends else ""
+        rows.append(
+            (one.name, one.key.tenant, models, *limits, made, expires, one.where, one.webhook, one.key.note)
+        )
+    print_table(("key", "tenant", "models", "limits", "its own", "made", "expires", "in", "webhook", "note"), rows)
     return 0
 
 

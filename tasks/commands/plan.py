@@ -103,7 +103,7 @@ def _window(window: dict[str, int]) -> str:
 
 
 def _shown(n_bytes: int) -> str:
-    """Such as 1.50 GiB."""
+    """A size such as 1.50 GiB."""
     size, units = float(n_bytes), iter(("KiB", "MiB", "GiB", "TiB"))
     unit = "bytes"
     while size >= 1024 and (larger := next(units, None)):

@@ -1,4 +1,4 @@
-"""`petiole status`: the workers, and the queues that they serve."""
+"""`petiole status`: the workers, and the queues that they serve. `petiole doctor`: what is wrong with them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kombu.exceptions import OperationalError
 
 from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.commands.terminal import error_text, live, table_text
-from petiole.tasks.fleet import lives, markers, probes, queues, reports
+from petiole.tasks.fleet import diagnosis, markers, probes, queues, reports, restarts
 from petiole.tasks.servers import connections
 
 UNREACHABLE = (OperationalError, redis.RedisError, OSError)
@@ -40,6 +40,19 @@ def show(options: argparse.Namespace) -> int:
     else:
         print(_status(workers))
     return 0 if workers else 1
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Exit status 1 if there is a finding."""
+    found = diagnosis.diagnose(diagnosis.gather())
+    if options.json:
+        print(json.dumps([finding._asdict() for finding in found], indent=2))
+    elif found:
+        print(table_text(("finding", "what is wrong"), found))
+        print("docs/runbooks.md has a section for each.")
+    else:
+        print("Nothing is wrong.")
+    return 1 if found else 0
 
 
 STATUS_COLUMNS = (
@@ -71,7 +84,7 @@ def _status_now() -> str:
 
 
 def _status(workers: list[reports.WorkerReport]) -> str:
-    table, started = "No worker has reported within the last hour.", lives.lives()
+    table, started = "No worker is running.", restarts.lives()
     if workers:
         rows = [_status_row(worker, started.get(worker.worker)) for worker in workers]
         table = table_text(STATUS_COLUMNS, rows)
@@ -83,7 +96,7 @@ def _status(workers: list[reports.WorkerReport]) -> str:
     return "\n".join(lines) + f"\n\n{_queues(workers)}"
 
 
-def _silent(workers: list[reports.WorkerReport], started: dict[str, lives.Life]) -> list[str]:
+def _silent(workers: list[reports.WorkerReport], started: dict[str, restarts.Life]) -> list[str]:
     """A line for each worker name whose last process failed and that does not report: perhaps a crash loop."""
     reporting = {worker.worker for worker in workers}
     return [
@@ -131,7 +144,7 @@ def _queue_row(queue: queues.QueueReport) -> tuple[str, ...]:
     return queue.queue, str(queue.waiting), ", ".join(parts) if known else "", str(queue.workers)
 
 
-def _status_row(worker: reports.WorkerReport, life: lives.Life | None) -> tuple[str, ...]:
+def _status_row(worker: reports.WorkerReport, life: restarts.Life | None) -> tuple[str, ...]:
     starts = f"{life.starts} ({life.last_exit})" if life and life.last_exit else str(life.starts) if life else ""
     seen = f"{worker.age_s or 0:.0f} s ago"
     if worker.lost:  # its last figures are out of date

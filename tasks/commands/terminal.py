@@ -6,18 +6,54 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import redis
 from kombu.exceptions import OperationalError
 
+from petiole import plain
 from petiole.tasks import settings
 from petiole.tasks.errors import PetioleError
 from petiole.tasks.urls import redacted
 
 Row = Sequence[str]
+
+
+class Plain:
+    """A stream whose text stays what it is: a model's or a tenant's name moves no cursor (`petiole.plain`)."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def write(self, said: str) -> int:
+        self.stream.write(plain.text(said))
+        return len(said)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """All that is printed or logged here is plain. Standard output into a file or a pipe is data: it stays as
+    it is."""
+    plain.install()
+    out, err = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = Plain(out) if out.isatty() else out, Plain(err)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = out, err
+
+
+def console() -> Any:
+    """Rich's, which writes codes of its own: what is given to it must be plain."""
+    from rich.console import Console
+
+    return Console(file=getattr(sys.stdout, "stream", sys.stdout))
 
 
 def is_rich() -> bool:
@@ -28,17 +64,17 @@ def print_table(columns: Row, rows: Sequence[Row]) -> None:
     if not is_rich():
         print(table_text(columns, rows))
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        table.add_row(*row)
-    Console().print(table, markup=False)
+        table.add_row(*map(plain.line, row))
+    console().print(table, markup=False)
 
 
 def table_text(columns: Row, rows: Sequence[Row]) -> str:
     """A table as text; columns are as wide as their widest cells."""
+    rows = [[*map(plain.line, row)] for row in rows]
     widths = [max(len(row[column]) for row in [columns, *rows]) for column in range(len(columns))]
     lines = (
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [columns, *rows]
@@ -55,7 +91,7 @@ def live(text: Callable[[], str], *, every_s: float) -> int:
                 time.sleep(every_s)
         from rich.live import Live
 
-        with Live(_dimmed(text()), auto_refresh=False, screen=False) as view:
+        with Live(_dimmed(text()), console=console(), auto_refresh=False, screen=False) as view:
             while True:
                 time.sleep(every_s)
                 view.update(_dimmed(text()), refresh=True)
@@ -67,7 +103,7 @@ def _dimmed(text: str) -> Any:
     """`text` with the rows of lost workers dimmed."""
     from rich.text import Text
 
-    shown = Text(text, no_wrap=True)
+    shown = Text(plain.text(text), no_wrap=True)
     shown.highlight_regex(r"(?m)^\S+ +lost .*$", "dim")
     return shown
 

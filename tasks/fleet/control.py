@@ -30,7 +30,7 @@ else:  # a web app imports `cancel`
 
 CANCELLED_FOR_S = 30 * 86_400
 """Time to live of the cancel flag of a task that no worker has ended: it may wait in a queue, or for its eta. The
-flag is a field of a small hash, which expires sooner once the task has ended."""
+flag is a field of a small hash, which expires with the stream once the task has ended."""
 
 _FLAGS_A_CALL = 1000
 
@@ -42,7 +42,7 @@ def state_of(task_id: str, app: Celery = celery_app) -> str:
     keys, state = stream_keys(task_id), app.AsyncResult(task_id).state
     if state == PENDING:
         client = connections.streams()  # only commands that a producer's ACL allows
-        taken = client.llen(keys.log) or client.hgetall(keys.state).keys() - {b"submitted"}
+        taken = client.llen(keys.log) or client.hgetall(keys.state)
         return str(RECEIVED if taken else PENDING)
     return str(state)
 
@@ -69,11 +69,11 @@ async def acancel(*tasks: AsyncResult | str) -> None:
 def register(task_id: str) -> None:
     """Note in Redis that the task is about to be submitted. It may wait in a queue, or for its `eta`. Raises
     `Unavailable`."""
-    state, known = stream_keys(task_id).state, settings.settings()
+    asked, known = stream_keys(task_id).asked, settings.settings()
     try:
         with connections.streams().pipeline(transaction=False) as pipe:
-            pipe.hset(state, "submitted", round(time.time(), 3))
-            pipe.expire(state, max(known.stream_ttl_s, CANCELLED_FOR_S))
+            pipe.hset(asked, "submitted", round(time.time(), 3))
+            pipe.expire(asked, max(known.stream_ttl_s, CANCELLED_FOR_S))
             pipe.execute()
     except connections.LOST as error:
         raise Unavailable(redacted(known.streams_url), str(error)) from None
@@ -89,20 +89,20 @@ def flag_cancel(*task_ids: str) -> None:
 
 def _flagging(task_ids: Sequence[str]) -> Generator[connections.Commands, list[Any] | None, None]:
     """Yields commands, and is sent the answers: those of some hundred tasks at a time. An answer may be an
-    exception, because a damaged state must not affect other tasks."""
+    exception, because a damaged key must not affect other tasks."""
     ttl_s, failures = settings.settings().stream_ttl_s, list[Exception]()
     for start in range(0, len(task_ids), _FLAGS_A_CALL):
-        states = [stream_keys(task_id).state for task_id in task_ids[start : start + _FLAGS_A_CALL]]
+        keys = [stream_keys(task_id) for task_id in task_ids[start : start + _FLAGS_A_CALL]]
         # HGETALL is a command that a producer's ACL allows.
-        known = yield [("HGETALL", state) for state in states]
+        known = yield [("HGETALL", one.state) for one in keys]
         commands: list[tuple[Any, ...]] = []
-        for state, fields in zip(states, known or (), strict=True):
+        for one, fields in zip(keys, known or (), strict=True):
             lives_s = ttl_s if _ended(fields) else max(ttl_s, CANCELLED_FOR_S)
-            commands += [("HSET", state, "cancel", 1), ("EXPIRE", state, lives_s), ("HGETALL", state)]
+            commands += [("HSET", one.asked, "cancel", 1), ("EXPIRE", one.asked, lives_s), ("HGETALL", one.state)]
         answers = (yield commands) or []
-        ended = [state for state, fields in zip(states, answers[2::3], strict=True) if _ended(fields)]
+        ended = [one.asked for one, fields in zip(keys, answers[2::3], strict=True) if _ended(fields)]
         if ended:  # perhaps since it was read before
-            yield [("EXPIRE", state, ttl_s) for state in ended]
+            yield [("EXPIRE", asked, ttl_s) for asked in ended]
         failures += [answer for answer in answers if isinstance(answer, Exception)]
     if failures:
         raise failures[0]

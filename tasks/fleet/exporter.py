@@ -1,6 +1,7 @@
 """Prometheus metrics of the fleet: `petiole metrics` exports the workers' reports and the broker's queue lengths.
 
-One exporter serves a whole fleet, and runs anywhere that reaches its Redis. It keeps no state between scrapes.
+`fleet.reports` declares the metrics that are one field of a report; those with further labels stand here. One
+exporter serves a whole fleet, and runs anywhere that reaches its Redis. It keeps no state between scrapes.
 Figures have the names that other model servers give them, where there are such names. Counters count from a
 worker's start. The counters of a restarted worker begin at zero, which Prometheus handles as a counter reset."""
 
@@ -15,73 +16,16 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from petiole.tasks.fleet import lives, probes, queues, reports, usage
-from petiole.tasks.fleet.lives import Life
-from petiole.tasks.fleet.reports import Distribution, WorkerReport
+from petiole.tasks.fleet import probes, queues, reports, restarts, usage
+from petiole.tasks.fleet.reports import HISTOGRAMS, Distribution, Exported, WorkerReport
+from petiole.tasks.fleet.restarts import Life
 from petiole.tasks.keys import QUARANTINE_KEY
 from petiole.tasks.servers import connections
 
 logger = logging.getLogger(__name__)
 
 _LABELS = ("worker", "model")
-
-_GAUGES = {
-    "num_requests_running": ("running", "Requests that generate."),
-    "num_requests_waiting": ("waiting", "Requests that the worker has taken and that wait for a place."),
-    "num_requests_held_back": ("held_back", "Running requests that the step budget kept out of the last step."),
-    "num_slots": ("slots", "Requests that may generate at the same time."),
-    "num_held_messages": ("held_messages", "Messages that the worker has taken and not acknowledged."),
-    "num_pending_completions": ("pending_completions", "Generations that ended, whose outcome is not stored yet."),
-    "oldest_task_seconds": (
-        "oldest_task_s",
-        "Seconds since the worker took its oldest task that is not completed.",
-    ),
-    "expert_imbalance": (
-        "expert_imbalance",
-        "Tokens of the busiest expert over those of the mean expert, on the average of layers; 0 without experts.",
-    ),
-    "weight_bytes": ("weight_bytes", "Memory of the model's weights."),
-    "memory_bytes": ("memory_bytes", "Memory of the worker's process."),
-    "streams_behind_seconds": ("streams_behind_s", "Seconds for which Redis has not taken the worker's streams."),
-}
-_COUNTERS = {
-    "prompt_tokens": ("prompt_tokens", "Prompt tokens computed, without those found in the prefix cache."),
-    "generation_tokens": ("generated_tokens", "Tokens generated."),
-    "texts": ("texts", "Texts and pairs of texts of which vectors or scores were made."),
-    "prompt_tokens_cached": (
-        "cached_prompt_tokens",
-        "Prompt tokens found in the prefix cache, of ended generations.",
-    ),
-    "spec_decode_num_draft_tokens": ("draft_tokens", "Tokens drafted for speculative decoding."),
-    "spec_decode_num_accepted_tokens": ("accepted_draft_tokens", "Drafted tokens that were accepted."),
-    "resumed_attempts": ("resumed_attempts", "Tasks that an earlier delivery had begun."),
-    "lost_leases": ("lost_leases", "Leases that the worker has lost, with the messages that it held."),
-    "deaths": ("deaths", "Dead owners of messages, whose messages this worker has given back."),
-    "redeliveries": ("redeliveries", "Messages that came again."),
-    "quarantined": ("quarantined", "Messages that the worker has refused."),
-    "failed_chords": ("failed_chords", "Chords whose body will not run."),
-    "steps": ("steps", "Steps of the engine."),
-    "evicted_pages": ("evicted_pages", "Pages evicted from the prefix cache."),
-    "zombie_outputs": ("zombie_outputs", "Tokens sampled after the end of their sequence, and dropped."),
-    "encoded_images": ("encoded_images", "Images encoded."),
-    "image_hits": ("image_hits", "Images found in the prefix cache: neither decoded nor encoded."),
-    "encode_seconds": ("encode_s", "Seconds of encode steps, from launch to completion."),
-    "num_preemptions": ("preemptions", "Requests that were preempted, and computed again."),
-}
-_HISTOGRAMS = {
-    "request_queue_time_seconds": (
-        "queue_s",
-        "Seconds from when a worker takes a task until the task has a place in the engine.",
-    ),
-    "time_to_first_token_seconds": ("ttft_s", "Seconds from when a worker takes a task until its first token."),
-    "request_time_per_output_token_seconds": (
-        "per_output_token_s",
-        "Mean time between the tokens of a generation, in seconds.",
-    ),
-    "e2e_request_latency_seconds": ("total_s", "Seconds from when a worker takes a task until its end."),
-    "request_prompt_tokens": ("prompt_tokens", "Prompt tokens of a generation."),
-    "request_generation_tokens": ("completion_tokens", "Tokens that a generation made."),
-}
+_KINDS = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 
 
 class FleetCollector(Collector):
@@ -91,7 +35,7 @@ class FleetCollector(Collector):
         up = GaugeMetricFamily("petiole_redis_up", "Whether Redis and the broker answer as they should.")
         try:
             workers, quarantined = reports.workers(), connections.streams().llen(QUARANTINE_KEY)
-            refused, started = probes.refused_writes(), lives.lives()
+            refused, started = probes.refused_writes(), restarts.lives()
             lengths = queues.queue_lengths(others=(queue for worker in workers for queue in worker.queues))
         except Exception as error:  # any exception: the next scrape tries again
             logger.warning("no metrics could be collected: %s", str(error) or type(error).__name__)
@@ -190,14 +134,16 @@ def _states(workers: list[WorkerReport]) -> Iterator[Metric]:
 
 def _figures(workers: list[WorkerReport]) -> Iterator[Metric]:
     """Metrics of live workers. The last report of a lost worker is out of date."""
-    for kind, families in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
-        for name, (field, what) in families.items():
-            family = kind(f"petiole_{name}", what, labels=_LABELS)
-            for worker in workers:
-                family.add_metric(_labels(worker), getattr(worker, field))
-            yield family
-    for name, (field, what) in _HISTOGRAMS.items():
-        histogram = HistogramMetricFamily(f"petiole_{name}", what, labels=_LABELS)
+    for field, declared in WorkerReport.model_fields.items():
+        for metric in declared.metadata:
+            if isinstance(metric, Exported):
+                family = _KINDS[metric.kind](f"petiole_{metric.name}", metric.what, labels=_LABELS)
+                for worker in workers:
+                    if (value := getattr(worker, field)) is not None:
+                        family.add_metric(_labels(worker), value)
+                yield family
+    for field, shown in HISTOGRAMS.items():
+        histogram = HistogramMetricFamily(f"petiole_{shown.name}", shown.what, labels=_LABELS)
         for worker in workers:
             if (distribution := worker.distributions.get(field)) is not None:
                 histogram.add_metric(_labels(worker), _buckets(distribution), distribution.sum)
@@ -209,13 +155,6 @@ def _figures(workers: list[WorkerReport]) -> Iterator[Metric]:
         for priority, distribution in worker.broker_s.items():
             waits.add_metric((*_labels(worker), priority), _buckets(distribution), distribution.sum)
     yield waits
-    left = GaugeMetricFamily(
-        "petiole_memory_left_bytes", "Memory left below the limit of the worker's container.", labels=_LABELS
-    )
-    for worker in workers:
-        if worker.memory_left_bytes is not None:
-            left.add_metric(_labels(worker), worker.memory_left_bytes)
-    yield left
     how = ("device", "weight_format", "kernels", "instructions", "threads")
     what = "1; how the worker stores and computes its model."
     computing = GaugeMetricFamily("petiole_computing", what, labels=(*_LABELS, *how))

@@ -12,14 +12,17 @@ What a queue serves:
 2. Otherwise the newest entry that names it.
 
 A name leads to a queue only if all that the queue serves has that name: a task may run on any worker of its queue.
-So two models may share a queue under common names only. A model on several queues is asked for on a live one, and
-there on the producer's own queue first.
+So two models share a queue under common names, and each has a queue of its own beside it (`own_queue`), from which
+its workers take as well. A model on several queues is asked for on a live one, and there on the producer's own
+queue first.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -38,6 +41,7 @@ from petiole.tasks.urls import redacted
 logger = logging.getLogger(__name__)
 
 KEPT_S = 7 * 86_400
+_OWN = ".model."
 KNOWN_FOR_S = 5.0
 """How long a process uses what it has read."""
 UNKNOWN_FOR_S = 1.0
@@ -68,6 +72,8 @@ class ModelFacts(BaseModel):
     """Who published the checkpoint, if it is from the hub."""
     queues: list[str] = []
     """The queues of its workers."""
+    own_queues: list[str] = []
+    """Beside each of them the queue of this model alone."""
     adapters: dict[str, str] = {}
     """By name, the adapters of `PETIOLE_SERVED_ADAPTERS`."""
     takes_adapters: bool = False
@@ -103,7 +109,7 @@ class ModelFacts(BaseModel):
     worker: str = ""
     """The worker that wrote this last."""
     version: str = ""
-    """That worker's version of Petiole."""
+    """The worker's version of Petiole."""
     since: float = 0.0
     """When the first worker wrote this, by Redis's clock."""
     age_s: float = 0.0
@@ -118,11 +124,30 @@ class ModelFacts(BaseModel):
         return name in self.names or name in self.adapters
 
 
-class Found(NamedTuple):
-    """Where to submit a task for a model. `adapter`: the one that the name means."""
+def own_queue(queue: str, name: str) -> str:
+    """Beside this queue the one of the workers whose model has this name first."""
+    plain = re.sub(r"[^A-Za-z0-9_-]", "-", name)[-48:]
+    digest = "" if plain == name else f"-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:8]}"
+    return f"{queue}{_OWN}{plain}{digest}"
+
+
+def is_own(queue: str) -> bool:
+    """Whether it is the queue of a model alone."""
+    return _OWN in queue
+
+
+def is_beside(queue: str, common: str) -> bool:
+    """Whether it is the queue of a model beside this one."""
+    return queue.startswith(f"{common}{_OWN}")
+
+
+class ModelRoute(NamedTuple):
+    """Where to submit a task for a model. `adapter`: the one that the name means. `makes_vectors`: see
+    `ModelFacts.embeddings`."""
 
     queue: str
     adapter: str | None
+    makes_vectors: bool = False
 
 
 # ---------------------------------------------------------------- workers
@@ -190,17 +215,23 @@ def served(known: Iterable[ModelFacts], queue: str) -> list[ModelFacts]:
     return [model for model in of if model.live] or of[:1]
 
 
-def find(known: Sequence[ModelFacts], name: object, own_queue: str, queue: str | None = None) -> Found:
-    """Where the model of this name is served. `own_queue`: the producer's. `queue`: the only one to look at, if it
+def find(known: Sequence[ModelFacts], name: object, own: str, queue: str | None = None) -> ModelRoute:
+    """Where the model of this name is served. `own`: the producer's. `queue`: the only one to look at, if it
     is given. Raises `InvalidRequest`, which names the models that there are."""
     queues = {one for model in known for one in model.queues} if queue is None else {queue}
+    name = str(name)
     serving = {one: served(known, one) for one in queues}
-    having = {one: of for one, of in serving.items() if any(model.answers_to(str(name)) for model in of)}
-    alone = {one: of for one, of in having.items() if all(model.answers_to(str(name)) for model in of)}
-    if alone:
-        best = min(alone, key=lambda one: (not alone[one][0].live, one != own_queue, one))
-        newest = alone[best][0]
-        return Found(best, None if name in newest.names else newest.adapters[str(name)])
+    having = {one: of for one, of in serving.items() if any(model.answers_to(name) for model in of)}
+    alone = {one: of for one, of in having.items() if all(model.answers_to(name) for model in of)}
+    found = [((not of[0].live, False, one != own, one), one, of[0]) for one, of in alone.items()]
+    for one in having.keys() - alone.keys():
+        for model in having[one]:
+            beside = own_queue(one, model.names[0]) if model.names else ""
+            if model.answers_to(name) and beside in model.own_queues:
+                found.append(((not model.live, True, one != own, beside), beside, model))
+    if found:
+        _, best, model = min(found, key=lambda ranked: ranked[0])
+        return ModelRoute(best, None if name in model.names else model.adapters[name], model.embeddings)
     if having:
         one, of = min(having.items())
         others = ", ".join(model.names[0] for model in of if model.names and not model.answers_to(str(name)))
@@ -213,14 +244,14 @@ def find(known: Sequence[ModelFacts], name: object, own_queue: str, queue: str |
 
 
 class Directory:
-    """What a process has read lately. Thread-safe."""
+    """The models that a process has read recently. Thread-safe."""
 
     def __init__(self) -> None:
         self._reading = threading.Lock()
         self._of: tuple[float, str, list[ModelFacts]] = (float("-inf"), "", [])
 
-    def find(self, name: object, own_queue: str, queue: str | None = None) -> Found:
-        """`find`, in what was read lately or is read now. Raises `Unavailable`, too."""
+    def find(self, name: object, own_queue: str, queue: str | None = None) -> ModelRoute:
+        """`find`, in what was read recently or is read now. Raises `Unavailable`, too."""
         try:
             return find(self._known(KNOWN_FOR_S), name, own_queue, queue)
         except InvalidRequest:

@@ -12,10 +12,11 @@ from kombu.transport.redis import Channel as RedisChannel
 from pydantic import BaseModel
 
 from petiole.tasks.app.application import app as celery_app
-from petiole.tasks.app.blocking import LOOKUPS
+from petiole.tasks.app.thread_executor import LOOKUPS
+from petiole.tasks.fleet.models import is_own
 from petiole.tasks.fleet.reports import WorkerReport
 from petiole.tasks.servers import connections
-from petiole.tasks.servers.answers import is_damage
+from petiole.tasks.servers.replies import is_damage
 from petiole.tasks.settings import settings
 from petiole.tasks.urls import RABBITMQ, scheme
 
@@ -72,7 +73,7 @@ class QueueReport(BaseModel):
 
 def report_queues(reports: Sequence[WorkerReport], app: Celery = celery_app) -> list[QueueReport]:
     """Reports on the default queue, the tenants' queues, and each queue from which a worker of the last hour
-    takes."""
+    takes. Those of a model alone are shown only while tasks wait there."""
     named = {name for worker in reports for name in worker.queues}
     lengths: dict[str, dict[int | None, int]] = {}
     for (name, priority), length in queue_lengths(app, named).items():
@@ -81,6 +82,7 @@ def report_queues(reports: Sequence[WorkerReport], app: Celery = celery_app) -> 
     return [
         QueueReport(queue=name, waiting=sum(counted.values()), by_priority=counted, workers=live[name])
         for name, counted in lengths.items()
+        if not is_own(name) or any(counted.values())
     ]
 
 

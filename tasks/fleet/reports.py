@@ -8,8 +8,11 @@ differ. A worker that shuts down removes its field; one that dies is shown as lo
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
+from typing import Annotated, Literal, NamedTuple
 
 import redis
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -52,6 +55,55 @@ def version() -> str:
         return ""
 
 
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """In the type of a field of `WorkerReport`: the metric that `petiole metrics` makes of the field, by worker
+    and model. A field of None has no value. `name` is without `petiole_`, and a counter's without `_total`."""
+
+    kind: Literal["gauge", "counter"]
+    name: str
+    what: str
+
+
+gauge, counter = partial(Exported, "gauge"), partial(Exported, "counter")
+ENGINE = "Engine.stats"
+"""In the type of a field: `Engine.stats()` has the figure under the field's name."""
+
+
+class Histogram(NamedTuple):
+    """A histogram that `petiole metrics` exports. `bounds`: the upper bounds of its buckets."""
+
+    name: str
+    what: str
+    bounds: tuple[float, ...]
+
+
+WAITS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 300.0, 900.0)
+PAUSES_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+TOKENS = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
+HISTOGRAMS = {
+    "queue_s": Histogram(
+        "request_queue_time_seconds",
+        "Seconds from when a worker takes a task until the task has a place in the engine.",
+        WAITS_S,
+    ),
+    "ttft_s": Histogram(
+        "time_to_first_token_seconds", "Seconds from when a worker takes a task until its first token.", WAITS_S
+    ),
+    "per_output_token_s": Histogram(
+        "request_time_per_output_token_seconds",
+        "Mean time between the tokens of a generation, in seconds.",
+        PAUSES_S,
+    ),
+    "total_s": Histogram(
+        "e2e_request_latency_seconds", "Seconds from when a worker takes a task until its end.", WAITS_S
+    ),
+    "prompt_tokens": Histogram("request_prompt_tokens", "Prompt tokens of a generation.", TOKENS),
+    "completion_tokens": Histogram("request_generation_tokens", "Tokens that a generation made.", TOKENS),
+}
+"""Distributions of ended generations, by their names in `WorkerReport.distributions`."""
+
+
 class Distribution(BaseModel):
     """A histogram: `counts[i]` values are above `bounds[i - 1]` and at most `bounds[i]`; `sum` is the sum of all
     values."""
@@ -75,65 +127,112 @@ class Generating(BaseModel):
 
 
 class WorkerReport(BaseModel):
-    """A worker's report. Counts are since the worker's start. `age_s` is filled in by the reader."""
+    """A worker's report. Counts are since the worker's start. `age_s` is filled in by the reader. The type of a
+    field says which metric the field becomes, and whether the engine has the figure."""
 
     model_config = ConfigDict(defer_build=True, extra="allow", protected_namespaces=())
 
     worker: str
     state: str = "ready"  # ready, silenced (it takes from no queue), paused, reloading, draining
     version: str = ""  # Petiole's
-    model: str = ""
+    model: Annotated[str, ENGINE] = ""
     fingerprint: str = ""  # of the model's weights
-    device: str = ""
-    weight_format: str = ""  # of the weights in memory, that of the most weights first
-    weight_bytes: int = 0
-    kernels: str = ""  # that compute the model: compiled, torch, flashinfer
-    instructions: str = ""  # of these kernels, such as avx2 or sm_90
-    threads: int = 0  # of a step on a CPU
+    device: Annotated[str, ENGINE] = ""
+    weight_format: Annotated[str, ENGINE] = ""  # of the weights in memory, that of the most weights first
+    weight_bytes: Annotated[int, ENGINE, gauge("weight_bytes", "Memory of the model's weights.")] = 0
+    kernels: Annotated[str, ENGINE] = ""  # that compute the model: compiled, torch, flashinfer
+    instructions: Annotated[str, ENGINE] = ""  # of these kernels, such as avx2 or sm_90
+    threads: Annotated[int, ENGINE] = 0  # of a step on a CPU
     queues: list[str] = []  # it takes tasks from, or will after a pause
     result_marker: str = ""  # the id of a result that it has stored (`fleet.markers`); empty: none yet
-    slots: int = 0
-    running: int = 0
-    waiting: int = 0
-    held_back: int = 0  # of the running: the step budget keeps them out of the last step
-    pages_total: int = 0
-    pages_free: int = 0
-    pages_cached: int = 0
+    slots: Annotated[int, ENGINE, gauge("num_slots", "Requests that may generate at the same time.")] = 0
+    running: Annotated[int, ENGINE, gauge("num_requests_running", "Requests that generate.")] = 0
+    waiting: Annotated[
+        int, ENGINE, gauge("num_requests_waiting", "Requests that the worker has taken and that wait for a place.")
+    ] = 0
+    held_back: Annotated[
+        int,
+        ENGINE,
+        gauge("num_requests_held_back", "Running requests that the step budget kept out of the last step."),
+    ] = 0
+    pages_total: Annotated[int, ENGINE] = 0
+    pages_free: Annotated[int, ENGINE] = 0
+    pages_cached: Annotated[int, ENGINE] = 0
     windows: dict[str, dict[str, int]] = {}  # pages and hits of the layers with a window, by window
     states: dict[str, int] = {}  # states, snapshots and hits of the layers that keep a state; empty: none does
     hit_rate: float = 0.0  # share of prompt tokens found in the prefix cache
     tokens_per_s: float = 0.0
     texts_per_s: float = 0.0  # of which vectors or scores are made
     lease_age_s: float = 0.0  # since the leases were last renewed
-    streams_behind_s: float = 0.0  # since the first failed flush of the streams; 0 while flushes succeed
-    prompt_tokens: int = 0  # computed: those found in the prefix cache are not included
-    generated_tokens: int = 0
-    texts: int = 0
-    draft_tokens: int = 0
-    accepted_draft_tokens: int = 0
-    preemptions: int = 0
-    steps: int = 0
-    evicted_pages: int = 0  # of the prefix cache
-    zombie_outputs: int = 0  # tokens that were sampled after their sequence had ended
-    expert_imbalance: float = 0.0  # of a mixture of experts: the busiest expert's tokens over the mean expert's
-    encoded_images: int = 0
-    image_hits: int = 0  # images whose KV was cached: neither decoded nor encoded
-    encode_s: float = 0.0  # of all encode steps, from launch to completion
-    held_messages: int = 0
-    pending_completions: int = 0  # generations that have ended, and whose outcome is not stored yet
-    oldest_task_s: float = 0.0  # since the worker took the oldest task that is not completed; 0: it has none
+    streams_behind_s: Annotated[
+        float, gauge("streams_behind_seconds", "Seconds for which Redis has not taken the worker's streams.")
+    ] = 0.0  # 0 while flushes succeed
+    prompt_tokens: Annotated[
+        int, ENGINE, counter("prompt_tokens", "Prompt tokens computed, without those found in the prefix cache.")
+    ] = 0
+    generated_tokens: Annotated[int, ENGINE, counter("generation_tokens", "Tokens generated.")] = 0
+    texts: Annotated[
+        int, ENGINE, counter("texts", "Texts and pairs of texts of which vectors or scores were made.")
+    ] = 0
+    draft_tokens: Annotated[
+        int, ENGINE, counter("spec_decode_num_draft_tokens", "Tokens drafted for speculative decoding.")
+    ] = 0
+    accepted_draft_tokens: Annotated[
+        int, ENGINE, counter("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
+    ] = 0
+    preemptions: Annotated[
+        int, ENGINE, counter("num_preemptions", "Requests that were preempted, and computed again.")
+    ] = 0
+    steps: Annotated[int, ENGINE, counter("steps", "Steps of the engine.")] = 0
+    evicted_pages: Annotated[int, ENGINE, counter("evicted_pages", "Pages evicted from the prefix cache.")] = 0
+    zombie_outputs: Annotated[
+        int, ENGINE, counter("zombie_outputs", "Tokens sampled after the end of their sequence, and dropped.")
+    ] = 0
+    expert_imbalance: Annotated[
+        float,
+        ENGINE,
+        gauge(
+            "expert_imbalance",
+            "Tokens of the busiest expert over those of the mean expert, on the average of layers; "
+            "0 without experts.",
+        ),
+    ] = 0.0
+    encoded_images: Annotated[int, ENGINE, counter("encoded_images", "Images encoded.")] = 0
+    image_hits: Annotated[
+        int, ENGINE, counter("image_hits", "Images found in the prefix cache: neither decoded nor encoded.")
+    ] = 0
+    encode_s: Annotated[
+        float, ENGINE, counter("encode_seconds", "Seconds of encode steps, from launch to completion.")
+    ] = 0.0
+    held_messages: Annotated[
+        int, gauge("num_held_messages", "Messages that the worker has taken and not acknowledged.")
+    ] = 0
+    pending_completions: Annotated[
+        int, gauge("num_pending_completions", "Generations that ended, whose outcome is not stored yet.")
+    ] = 0
+    oldest_task_s: Annotated[
+        float, gauge("oldest_task_seconds", "Seconds since the worker took its oldest task that is not completed.")
+    ] = 0.0  # 0: it has none
     generations: list[Generating] = []  # the oldest that are not completed, at most GENERATIONS_SHOWN
-    resumed_attempts: int = 0  # tasks that an earlier delivery had begun
-    lost_leases: int = 0
-    deaths: int = 0  # owners of tasks whose messages this worker has given back
-    redeliveries: int = 0
-    quarantined: int = 0  # messages that this worker has refused
-    failed_chords: int = 0  # chords whose body will not run
-    memory_bytes: int = 0  # of the worker's process; 0 where the system does not say
-    memory_left_bytes: int | None = None  # below the container's limit; None without a limit
+    resumed_attempts: Annotated[int, counter("resumed_attempts", "Tasks that an earlier delivery had begun.")] = 0
+    lost_leases: Annotated[
+        int, counter("lost_leases", "Leases that the worker has lost, with the messages that it held.")
+    ] = 0
+    deaths: Annotated[
+        int, counter("deaths", "Dead owners of messages, whose messages this worker has given back.")
+    ] = 0
+    redeliveries: Annotated[int, counter("redeliveries", "Messages that came again.")] = 0
+    quarantined: Annotated[int, counter("quarantined", "Messages that the worker has refused.")] = 0
+    failed_chords: Annotated[int, counter("failed_chords", "Chords whose body will not run.")] = 0
+    memory_bytes: Annotated[int, gauge("memory_bytes", "Memory of the worker's process.")] = 0  # 0: unknown
+    memory_left_bytes: Annotated[
+        int | None, gauge("memory_left_bytes", "Memory left below the limit of the worker's container.")
+    ] = None  # None without a limit
     failed: dict[str, int] = {}  # failed tasks by whose fault it is: caller, server
     finished: dict[str, int] = {}  # ended generations, by finish reason
-    cached_prompt_tokens: int = 0  # of ended generations
+    cached_prompt_tokens: Annotated[
+        int, counter("prompt_tokens_cached", "Prompt tokens found in the prefix cache, of ended generations.")
+    ] = 0
     distributions: dict[str, Distribution] = {}  # seconds and tokens of ended generations
     broker_s: dict[str, Distribution] = {}  # seconds that tasks waited in the broker, by priority
     age_s: float | None = None

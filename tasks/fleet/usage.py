@@ -16,7 +16,7 @@ from petiole.tasks.record.ledger import SECONDS_A_DAY, SUMS
 from petiole.tasks.servers import connections
 
 
-class Usage(NamedTuple):
+class TenantUsage(NamedTuple):
     """What a tenant has used of a model on a day. `sums`: by what is in `SUMS`. `ends`: tasks, by how they
     ended."""
 
@@ -38,7 +38,7 @@ def command(day: str) -> tuple[str, str]:
     return "HGETALL", usage_keys(day)[1]
 
 
-def read(day: str, reply: Any, tenant: str | None = None) -> list[Usage]:
+def read(day: str, reply: Any, tenant: str | None = None) -> list[TenantUsage]:
     """`tenant`: None: all. What cannot be read is left out."""
     sums: dict[bytes, Counter[bytes]] = {}
     # The reply is a list where the client has not made a dictionary of it.
@@ -56,11 +56,11 @@ def read(day: str, reply: Any, tenant: str | None = None) -> list[Usage]:
         if tenant is None or owner == tenant:
             numbers = {what: counted[what.encode()] for what in SUMS}
             ends = {what[4:].decode(errors="replace"): n for what, n in counted.items() if what[:4] == b"end "}
-            found.append(Usage(day, owner, model, numbers, ends))
+            found.append(TenantUsage(day, owner, model, numbers, ends))
     return sorted(found, key=lambda one: (one.tenant, one.model))
 
 
-def usage(number: int = 1, tenant: str | None = None) -> list[Usage]:
+def usage(number: int = 1, tenant: str | None = None) -> list[TenantUsage]:
     """The sums of the last days, the newest first."""
     of = days(number)
     replies = connections.perform([command(day) for day in of])

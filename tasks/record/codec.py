@@ -1,6 +1,6 @@
 """Deltas and ends as JSON, as docs/streams.md describes them: written, joined, cut and read back.
 
-Everything here follows from the fields that `requests.results` declares. Only log-probabilities have lines of
+Everything here follows from the fields that `contract.results` declares. Only log-probabilities have lines of
 their own, because they may be infinite. A delta without optional fields is formatted by hand: that is the hot
 path."""
 
@@ -16,8 +16,8 @@ from typing import Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from petiole.outputs import Delta, Prepared, TokenLogprobs
-from petiole.tasks.requests.results import Answer, EndOfOutput, GenerationResult, Piece, StreamDelta
+from petiole.contract.results.outputs import Delta, Prepared, TokenLogprobs
+from petiole.contract.results.task_result import EndOfOutput, GenerationResult, Piece, ResultSummary, StreamDelta
 
 LEAST = -3.4e38
 """JSON has no infinity and no NaN: this stands for the -inf of masked tokens, and the NaN of a broken model."""
@@ -97,8 +97,8 @@ def without(delta: StreamDelta, tokens: int, characters: int) -> StreamDelta:
 
 
 def announced(opening: str, prepared: Prepared) -> str:
-    """The delta that says what is known of a task before it is admitted. Readers of the version before drop it,
-    because it begins before every position."""
+    """The delta that says what is known of a task before it is admitted. It begins before every position,
+    so a reader that does not ask for it drops it."""
     return f'{opening}-1,"token_ids":[],"text":"","finish_reason":null,{_json("prepared", prepared)}}}'
 
 
@@ -145,14 +145,14 @@ def result(made: Any, /, **known: Any) -> dict[str, Any]:
 
 def end_of(result: Mapping[str, Any]) -> dict[str, Any]:
     """What the task's state keeps of a result: all that is not in the log."""
-    return {name: result[name] for name in Answer.model_fields if name in result}
+    return {name: result[name] for name in ResultSummary.model_fields if name in result}
 
 
 # ------------------------------------------------------------ the log
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class LoggedOutput:
     """The output in a task's log, one delta per entry. An entry is unreadable if it is not a delta, or does not
     begin where the previous one ends. `unreadable`: the number of entries from the first unreadable one on."""
 
@@ -160,7 +160,7 @@ class Written:
     unreadable: int = 0
 
     @classmethod
-    def of(cls, entries: Sequence[bytes]) -> Written:
+    def of(cls, entries: Sequence[bytes]) -> LoggedOutput:
         deltas: list[StreamDelta] = []
         end: int | None = None
         for entry in entries:

@@ -16,16 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from petiole.tasks.keys import account_keys, usage_keys, watched_key
+from petiole.tasks.messages.headers import HELD, TENANT
 
 SUMS = ("requests", "prompt", "cached", "output", "reasoning")
 """What is summed: tasks, and their tokens."""
-
-TENANT_HEADER = "tenant"
-"""In a message: whose task it is. With `PETIOLE_TENANT_WEIGHTS` it finds the tenant's queue, too."""
-
-HELD_HEADER = "petiole-held"
-"""In a message of the gateway's: the name of the key, and the tokens, in and out, that limits hold for the task
-until its end, and in which slot of time: `[KEY, IN, OUT, SLOT]`."""
 
 SLOT_MS = 5000
 """What limits count, they count in slots of this length."""
@@ -45,12 +39,11 @@ class Account:
 
     @classmethod
     def of(cls, message: Mapping[str, Any], **known: Any) -> Account:
-        """`message`: the headers. What they have in another form than expected is left out."""
-        tenant, held = message.get(TENANT_HEADER), None
-        match message.get(HELD_HEADER):
-            case [str(key), int(tokens_in), int(tokens_out), int(slot)]:
-                held = key, tokens_in, tokens_out, slot
-        return cls(tenant if isinstance(tenant, str) else "", held, **known)
+        """`message`: the headers."""
+        held = HELD.of(message)
+        return cls(
+            TENANT.of(message) or "", None if held is None else (held[0], held[1], held[2], held[3]), **known
+        )
 
 
 def keys_of(account: Account, at: float) -> list[str]:

@@ -19,7 +19,7 @@ class Script(Protocol):
     def __call__(self, keys: Sequence[Any], args: Sequence[Any]) -> Any: ...
 
 
-class Publish(IntEnum):
+class PublishReply(IntEnum):
     """The answer of `publish.lua` for a stream that needs attention."""
 
     STALE = 1
@@ -48,7 +48,7 @@ def _locals(constants: Mapping[str, int | str]) -> str:
     return "".join(f"local {name} = {json.dumps(value)}\n" for name, value in constants.items())
 
 
-SOURCES = sources(_FOLDER, {"publish": Publish.__members__})
+SOURCES = sources(_FOLDER, {"publish": PublishReply.__members__})
 """The scripts of a task's record."""
 
 

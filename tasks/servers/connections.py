@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from petiole.tasks.servers import redis_py
-from petiole.tasks.servers.masters import AsyncMasterPool, MasterPool
+from petiole.tasks.servers.failover import AsyncMasterPool, MasterPool
 from petiole.tasks.servers.sentinels import ASYNC, SYNC, options_for, pool_parameters
 from petiole.tasks.servers.shared import Commands as Commands
 from petiole.tasks.servers.shared import SharedConnection

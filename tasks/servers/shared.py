@@ -20,7 +20,7 @@ from typing import Any
 import redis
 
 from petiole.tasks.servers import redis_py
-from petiole.tasks.servers.masters import CHECK
+from petiole.tasks.servers.failover import CHECK
 
 Commands = Sequence[tuple[Any, ...]]
 
@@ -40,7 +40,7 @@ class _Call:
 
 
 class SharedConnection:
-    """Of a pool's kind, and beside those that the pool counts."""
+    """A connection of a pool's kind, beside those that the pool counts."""
 
     def __init__(self, pool: Any, reply_timeout_s: float) -> None:
         self._pool, self._reply_timeout_s = pool, reply_timeout_s
@@ -140,6 +140,6 @@ def _take(reply: Any, calls: deque[_Call]) -> None:
 
 
 def _retrieved(opening: asyncio.Task[Any]) -> None:
-    """Its error was told, if anybody still waits."""
+    """Takes the error of a task, which was told to all who still wait."""
     if not opening.cancelled():
         opening.exception()

@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from petiole.contract.results.task_result import StreamDelta
 from petiole.tasks.record.codec import without
-from petiole.tasks.requests.results import StreamDelta
 
 
 @dataclass(slots=True)

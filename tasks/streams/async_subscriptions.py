@@ -23,7 +23,7 @@ from typing import Any
 import redis
 
 from petiole.tasks.servers import connections, redis_py
-from petiole.tasks.streams.following import LEAST_S
+from petiole.tasks.streams.protocol import LEAST_S
 
 MAX_BEHIND = 1024
 """Messages that are queued for one subscriber."""

@@ -9,9 +9,9 @@ from typing import Any
 from celery.result import AsyncResult
 from pydantic import ValidationError
 
+from petiole.contract.results.task_result import End
 from petiole.tasks.errors import StreamError, Unavailable, UnknownTask
 from petiole.tasks.keys import stream_keys
-from petiole.tasks.requests.results import End
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.urls import redacted
@@ -19,15 +19,17 @@ from petiole.tasks.urls import redacted
 
 def end(task: AsyncResult | str) -> End | None:
     task_id = _id(task)
+    keys, client = stream_keys(task_id), connections.streams()
     with _reaching():
-        state = connections.streams().hgetall(stream_keys(task_id).state)
+        state = client.hgetall(keys.state) or client.hgetall(keys.asked)
     return _read(task_id, state)
 
 
 async def aend(task: AsyncResult | str) -> End | None:
     task_id = _id(task)
+    keys, client = stream_keys(task_id), connections.async_streams()
     with _reaching():
-        state = await connections.async_streams().hgetall(stream_keys(task_id).state)
+        state = await client.hgetall(keys.state) or await client.hgetall(keys.asked)
     return _read(task_id, state)
 
 

@@ -22,8 +22,8 @@ from typing import Any
 
 from celery.result import AsyncResult
 
+from petiole.contract.results.task_result import StreamDelta
 from petiole.tasks.errors import InvalidRequest, StreamError, StreamExpired
-from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.streams import ends
 from petiole.tasks.streams.readers import AsyncStream, Stream
 

@@ -18,28 +18,28 @@ from celery.exceptions import TimeoutError as GaveUp
 from celery.result import AsyncResult, EagerResult
 from kombu.exceptions import OperationalError
 
+from petiole.contract.results.task_result import StreamDelta
 from petiole.tasks.app import mixed_groups
 from petiole.tasks.app.application import App
 from petiole.tasks.app.application import app as celery_app
-from petiole.tasks.app.blocking import LOOKUPS
+from petiole.tasks.app.thread_executor import LOOKUPS
 from petiole.tasks.errors import StreamError
 from petiole.tasks.fleet import control
-from petiole.tasks.fleet.serving import Watch
+from petiole.tasks.fleet.availability import QueueWatch
 from petiole.tasks.keys import INTEREST_TTL_S, stream_keys
-from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.servers import connections
-from petiole.tasks.servers.answers import DamagedKey
+from petiole.tasks.servers.replies import DamagedKey
 from petiole.tasks.streams import subscriptions
 from petiole.tasks.streams.async_subscriptions import Subscription
-from petiole.tasks.streams.following import LEAST_S, Following, Lost, Parse, Step, read
-from petiole.tasks.streams.showing import Showing
-from petiole.tasks.streams.silences import Silent, silences
+from petiole.tasks.streams.polling import IdleStream, stream_poller
+from petiole.tasks.streams.presentation import StreamPresentation
+from petiole.tasks.streams.protocol import LEAST_S, ConnectionLost, Parse, Step, StreamProtocol, read
 
 if TYPE_CHECKING:
     from celery import Celery
     from redis.client import PubSub
 
-    from petiole.tasks.requests.types import GenerationDict
+    from petiole.contract.types import GenerationDict
 
 
 mixed_groups.install(App)
@@ -103,7 +103,7 @@ class EagerGeneration(EagerResult):  # type: ignore[misc]
         return self.get(*args, **options)
 
 
-class _Reader:
+class _StreamReader:
     """Base of `Stream` and `AsyncStream`: runs the protocol.
 
     `_step` is the next operation of the protocol, or None after a delta, when the generator must be resumed.
@@ -140,10 +140,10 @@ class _Reader:
         self._process = os.getpid()
         if parsed and start:
             raise ValueError(f"start: must be 0 with parsed, got {start!r}")
-        self._showing = Showing(self.task_id) if parsed else None
+        self._showing = StreamPresentation(self.task_id) if parsed else None
         self._prepared = prepared
         self._steps = (
-            Following(self.task_id, timeout_s, start=start).end_as(task.state, task.result)
+            StreamProtocol(self.task_id, timeout_s, start=start).end_as(task.state, task.result)
             if isinstance(task, EagerResult)
             else read(
                 self.task_id,
@@ -156,7 +156,7 @@ class _Reader:
                 parse=parse,
             )
         )
-        self._watch = Watch([getattr(task, "submitted_to", None)], timeout_s)
+        self._watch = QueueWatch([getattr(task, "submitted_to", None)], timeout_s)
         self._step: Step | None = next(self._steps)
 
     @property
@@ -167,7 +167,7 @@ class _Reader:
 
     def _advance(self, answer: object) -> Step:
         """Send the last operation's result and return the next step. Raises StopIteration at the end."""
-        return self._steps.throw(answer) if isinstance(answer, Lost) else self._steps.send(answer)
+        return self._steps.throw(answer) if isinstance(answer, ConnectionLost) else self._steps.send(answer)
 
     def _hand_out(self, delta: StreamDelta) -> StreamDelta | None:
         """The delta for the reader; None if the reader has not asked for it."""
@@ -219,7 +219,7 @@ class _Reader:
         return self._cancel_on_disconnect and self._unread_s is None and not self._complete
 
 
-class Stream(_Reader, Iterator[StreamDelta]):
+class Stream(_StreamReader, Iterator[StreamDelta]):
     """Iterator of a task's deltas. The last one has a `finish_reason`. If the task failed, its exception is raised
     after that.
 
@@ -263,7 +263,7 @@ class Stream(_Reader, Iterator[StreamDelta]):
             if self._pubsub is not None:
                 self._pubsub.close()
                 self._pubsub = None
-            return Lost(error)
+            return ConnectionLost(error)
         except DamagedKey as error:
             raise self._damaged() from error
 
@@ -332,7 +332,7 @@ class Stream(_Reader, Iterator[StreamDelta]):
             self.close()
 
 
-class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
+class AsyncStream(_StreamReader, AsyncIterator[StreamDelta]):
     """`Stream` for asyncio."""
 
     _subscription: Subscription | None = None
@@ -372,7 +372,7 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
             return await getattr(self, f"_{name}")(*arguments)
         except connections.LOST as error:
             await self._unsubscribe()
-            return Lost(error)
+            return ConnectionLost(error)
         except DamagedKey as error:
             raise self._damaged() from error
 
@@ -402,8 +402,8 @@ class AsyncStream(_Reader, AsyncIterator[StreamDelta]):
         return await LOOKUPS.run(self._outcome_now)
 
     async def _quiet(self, entries: int, unannounced: bool) -> bool:
-        stream = Silent(self.task_id, self.app.backend, entries, unannounced, self.interest())
-        look = silences().quiet(stream)
+        stream = IdleStream(self.task_id, self.app.backend, entries, unannounced, self.interest())
+        look = stream_poller().quiet(stream)
         return await (look if self._subscription is None else self._subscription.unless_heard(look))
 
     async def _pause(self, seconds: float) -> None:

@@ -2,18 +2,18 @@
 
 Each line may import what stands below it.
 
-batches/     `batch`: many rows as many tasks, each exactly once
-definitions  `generate`, `chat`, `query` and the others themselves; cheap to import
-typed        the options of each task, for type checkers: written by `python -m docs.render`
-many         `embed.many`: any number of texts, as tasks of some texts each
-images       `put_image`: an image stored once, for many questions
-task         what `delay`, `apply_async` and `stream` do: check, route, send. One of their options, such as
-             `priority`, begins in `requests.celery_options`
-envelopes    messages without Celery's work for each, for whoever submits a lot; the gateway sends them
-bundles      submissions of an event loop: those that wait together are sent together
-counting     `count`: its queue, its result
-model        the option `model`: from a model's name to its queue
-signatures   `generate.s(...)`: it carries its queue, for workers of another app
-parsing      turns a message's arguments, and the result of the previous task in a chain, into a request
-taking       how a task's body gets its result from the worker that runs it
+batches/           `batch`: many rows as many tasks, each exactly once
+definitions        `generate`, `chat`, `query` and the others themselves; cheap to import
+typed              the options of each task, for type checkers: written by `python -m docs.render`
+embed_many         `embed.many`: any number of texts, as tasks of some texts each
+put_image          `put_image`: an image stored once, for many questions
+task               what `delay`, `apply_async` and `stream` do: check, route, send. One of their options, such as
+                   `priority`, begins in `contract.requests.submission`
+message_templates  messages without Celery's work for each, for whoever submits a lot; the gateway sends them
+bundles            submissions of an event loop: those that wait together are sent together
+counting           `count`: its queue, its result
+model              the option `model`: from a model's name to its queue
+signatures         `generate.s(...)`: it carries its queue, for workers of another app
+parsing            turns a message's arguments, and the result of the previous task in a chain, into a request
+task_body          how a task's body gets its result from the worker that runs it
 """

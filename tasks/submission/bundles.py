@@ -1,25 +1,26 @@
 """Submissions of an event loop: those that wait together go to Redis together.
 
 A submission is prepared as `delay` prepares it, in the caller's context. Only its message waits for those of the
-others. RabbitMQ has no round trips to share: there each message is sent at once."""
+others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from celery import signals
 from kombu.exceptions import OperationalError
 
-from petiole.tasks.app.blocking import ProcessThreads, WaitingCall
-from petiole.tasks.app.sending import KeptMessage, Together
+from petiole.tasks.app.thread_executor import ProcessThreads, WaitingCall
 from petiole.tasks.errors import Unavailable
 from petiole.tasks.servers import sentinels
-from petiole.tasks.servers.answers import is_damage
+from petiole.tasks.servers.replies import is_damage
 from petiole.tasks.urls import RABBITMQ, redacted, scheme
 
 if TYPE_CHECKING:
     from petiole.tasks.app.application import App
+    from petiole.tasks.app.redis_transport import Push
 
 
 @contextmanager
@@ -46,39 +47,79 @@ def unavailable(app: App, error: Exception) -> Unavailable:
 
 
 class Bundles:
-    """The messages of some submissions, one bundle for each app: mostly there is one app."""
+    """The messages of some submissions, one bundle for each app: mostly there is one app. Celery makes and
+    publishes each message, but what it would push to Redis is collected (`app.redis_transport`).
+
+    `kept`: what is pushed, in the order of submission."""
 
     def __init__(self) -> None:
-        self._of_apps: dict[App, Together] = {}
+        self._of_apps: dict[App, tuple[Any, list[Push]] | None] = {}
         self._producers = ExitStack()
+        self.kept: list[Push] = []
 
-    def producer(self, app: App) -> dict[str, Any]:
-        """Celery's option for a submission of this app, so that its message waits for the others."""
+    @contextmanager
+    def collecting(self, app: App) -> Iterator[dict[str, Any]]:
+        """A context in which the message of a submission of this app waits for the others. Yields options of
+        Celery's for this submission. Raises `Unavailable`."""
         if app not in self._of_apps:
-            if scheme(app.conf.broker_url) in RABBITMQ or app.conf.task_always_eager:
-                return {}
-            producer = self._producers.enter_context(app.pools.producers.acquire(block=True))
-            self._of_apps[app] = Together(app, producer)
-        return {"producer": self._of_apps[app]}
-
-    @property
-    def kept(self) -> list[KeptMessage]:
-        return [message for together in self._of_apps.values() for message in together.kept]
+            self._of_apps[app] = self._opened(app)
+        if (opened := self._of_apps[app]) is None:
+            yield {}
+            return
+        producer, pushes = opened
+        if not producer.connection.connected:
+            with reaching_the_broker(app):
+                _ensured(app, producer, lambda: producer.channel)
+        with producer.channel.collecting() as collected:
+            try:
+                yield {"producer": producer}
+            except Exception:
+                producer.revive(producer.connection)  # kombu may have closed the channel
+                raise
+            finally:
+                pushes += collected
+                self.kept += collected
 
     def send(self) -> None:
         """Send all. A message that is not sent has an `error` afterwards."""
         with self._producers:
-            for app, together in self._of_apps.items():
-                try:
-                    with reaching_the_broker(app):
-                        together.send()
-                except Exception as error:
-                    for message in together.kept:
-                        if not message.sent:
-                            message.error = message.error or error
-                for message in together.kept:
-                    if message.error is not None and is_damage(message.error):
-                        message.error = unavailable(app, message.error)
+            for app, opened in self._of_apps.items():
+                if opened is not None:
+                    _send(app, *opened)
+
+    def _opened(self, app: App) -> tuple[Any, list[Push]] | None:
+        """None: messages of this app do not wait. RabbitMQ has no round trips to share. Who listens for messages
+        that were sent must not hear of one before it is."""
+        conf = app.conf
+        is_heard = signals.after_task_publish.receivers or signals.task_sent.receivers or conf.task_send_sent_event
+        if (
+            is_heard
+            or scheme(conf.broker_url) in RABBITMQ
+            or conf.task_always_eager
+            or not conf.task_publish_retry
+        ):
+            return None
+        return self._producers.enter_context(app.pools.producers.acquire(block=True)), []
+
+
+def _send(app: App, producer: Any, pushes: Sequence[Push]) -> None:
+    def unsent() -> list[Push]:
+        return [one for one in pushes if not (one.sent or one.error)]
+
+    try:
+        with reaching_the_broker(app):
+            _ensured(app, producer, lambda: producer.channel.push(unsent()))
+    except Exception as error:
+        for push in unsent():
+            push.error = error
+    for push in pushes:
+        if push.error is not None and is_damage(push.error):
+            push.error = unavailable(app, push.error)
+
+
+def _ensured(app: App, producer: Any, call: Callable[[], object]) -> None:
+    """Raises `OperationalError` if the broker is away for longer than Celery tries."""
+    producer.connection.ensure(producer, call, **app.conf.task_publish_retry_policy)()
 
 
 def submit(calls: Sequence[WaitingCall]) -> None:
@@ -86,10 +127,10 @@ def submit(calls: Sequence[WaitingCall]) -> None:
     for call in calls:
         before = len(bundles.kept)
         call.run(bundles)
-        waiting += [(call, message) for message in bundles.kept[before:]]
+        waiting += [(call, push) for push in bundles.kept[before:]]
     bundles.send()
-    for call, message in waiting:
-        call.error = call.error or message.error
+    for call, push in waiting:
+        call.error = call.error or push.error
 
 
 SUBMISSIONS = ProcessThreads("submit", size=4, most=10_000, together=16, work=submit)

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, overload
 
 from celery.exceptions import TimeoutError as GaveUp
 
+from petiole.contract import types
+from petiole.contract.requests.count import CountDict, CountRequest, queue_of
+from petiole.contract.requests.generation import in_json
+from petiole.contract.requests.validation import validate
 from petiole.tasks import worker_side
-from petiole.tasks.app.blocking import LOOKUPS
+from petiole.tasks.app.thread_executor import LOOKUPS
 from petiole.tasks.errors import GenerationFailed, InvalidRequest
-from petiole.tasks.fleet import serving
-from petiole.tasks.requests import types
-from petiole.tasks.requests.counting import CountDict, CountRequest, queue_of
-from petiole.tasks.requests.messages import check_submission
-from petiole.tasks.requests.schemas import in_json, validate
+from petiole.tasks.fleet import availability
+from petiole.tasks.messages.headers import check_submission
 from petiole.tasks.settings import warn_a_producer
 from petiole.tasks.streams.readers import AsyncGeneration, EagerGeneration
 from petiole.tasks.submission import model
@@ -80,15 +81,17 @@ class CountTask(SubmittedTask):
             if options.get(name):
                 raise InvalidRequest(name, f"must not be given: {why}", options[name])
             options.pop(name, None)
+        bundles = options.pop("bundles", None)
         check_submission({**options, "task_id": more[0]} if more else options, self.app.conf.accept_content)
         request_of(args or (), kwargs)
         require_worker, confirm = options.pop("require_worker", False), options.pop("confirm", None)
         model.choose(self.app, {}, options)
         queue = str(options.pop("queue", None) or self.app.conf.task_default_queue)
         if require_worker:
-            serving.require(queue)
+            availability.require(queue)
         impatient = options.get("retry") is False
-        submitted = self._send(args, kwargs, more, {**options, "queue": queue_of(queue)}, confirm, impatient)
+        options["queue"] = queue_of(queue)
+        submitted = self._send(args, kwargs, more, options, confirm, impatient, bundles)
         if isinstance(submitted, AsyncGeneration):  # not an eager one
             submitted.__class__ = AsyncCount
             submitted.submitted_to = queue

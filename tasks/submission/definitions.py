@@ -15,24 +15,11 @@ from celery.local import PromiseProxy
 
 from petiole import _lazy
 from petiole.tasks.app.application import app
-from petiole.tasks.requests.names import (
-    CAPTION,
-    CHAT,
-    CLASSIFY,
-    COUNT,
-    DETECT,
-    EMBED,
-    GENERATE,
-    POINT,
-    QUERY,
-    RERANK,
-    SCORE,
-)
 
 if TYPE_CHECKING:
     from celery.canvas import Signature
 
-    from petiole.tasks.requests.counting import CountDict
+    from petiole.contract.requests.count import CountDict
     from petiole.tasks.submission import counting, signatures, typed
     from petiole.tasks.submission.counting import CountTask
     from petiole.tasks.submission.task import GenerationTask, SubmittedTask
@@ -63,13 +50,15 @@ class _Lazily(PromiseProxy):  # type: ignore[misc]
         return self.signature(args, options, immutable=True)
 
 
-def _task(name: str, base: Callable[[], type[T]]) -> Callable[[Callable[..., Any]], T]:
-    """`app.task`, but lazy (`_Lazily`), and typed as the task that it makes.
+def _task(base: Callable[[], type[T]]) -> Callable[[Callable[..., Any]], T]:
+    """`app.task`, but lazy (`_Lazily`), named after its function, and typed as the task that it makes.
 
     Celery gives each app the tasks of all other apps, and keeps the first of two tasks with one name. An
     application whose own module `tasks` has a `generate` takes no name from Petiole's app."""
 
     def decorator(body: Callable[..., Any]) -> T:
+        name = f"tasks.{body.__name__}"
+
         def made() -> T:
             if not isinstance(app._tasks.get(name), base()):
                 app._tasks.pop(name, None)
@@ -83,9 +72,9 @@ def _task(name: str, base: Callable[[], type[T]]) -> Callable[[Callable[..., Any
     return decorator
 
 
-@_task(GENERATE, lambda: typed.GenerateTask)
+@_task(lambda: typed.GenerateTask)
 def generate(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
-    """Continue `prompt`, text or token ids. The options are the fields of `schemas.GenerateRequest`.
+    """Continue `prompt`, text or token ids. The options are the fields of `GenerateRequest`.
 
     In a chain the text of the previous result is appended to `prompt`, which may be omitted; in the body of a
     chord the texts of all results are appended, a line for each.
@@ -93,76 +82,76 @@ def generate(self: GenerationTask, /, *given: object, **options: Any) -> dict[st
     return self.finished(given, options)
 
 
-@_task(CHAT, lambda: typed.ChatTask)
+@_task(lambda: typed.ChatTask)
 def chat(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
-    """Answer `messages`. The options are the fields of `schemas.ChatRequest`.
+    """Answer `messages`. The options are the fields of `ChatRequest`.
 
     In a chain the text of the previous result is appended as a user message.
     """
     return self.finished(given, options)
 
 
-@_task(QUERY, lambda: typed.QueryTask)
+@_task(lambda: typed.QueryTask)
 def query(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
-    """Answer `question`, about `image` or not. The options are the fields of `skills.QueryRequest`.
+    """Answer `question`, about `image` or not. The options are the fields of `QueryRequest`.
 
     In a chain the text of the previous result is appended to `question`.
     """
     return self.finished(given, options)
 
 
-@_task(CAPTION, lambda: typed.CaptionTask)
+@_task(lambda: typed.CaptionTask)
 def caption(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
-    """Describe `image`. The options are the fields of `skills.CaptionRequest`."""
+    """Describe `image`. The options are the fields of `CaptionRequest`."""
     return self.finished(given, options)
 
 
-@_task(POINT, lambda: typed.PointTask)
+@_task(lambda: typed.PointTask)
 def point(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
-    """Say where in `image` each `object` is. The options are the fields of `skills.PointRequest`."""
+    """Say where in `image` each `object` is. The options are the fields of `PointRequest`."""
     return self.finished(given, options)
 
 
-@_task(DETECT, lambda: typed.DetectTask)
+@_task(lambda: typed.DetectTask)
 def detect(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
-    """Put a box around each `object` in `image`. The options are the fields of `skills.DetectRequest`."""
+    """Put a box around each `object` in `image`. The options are the fields of `DetectRequest`."""
     return self.finished(given, options)
 
 
-@_task(EMBED, lambda: typed.EmbedTask)
+@_task(lambda: typed.EmbedTask)
 def embed(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
-    """Make a vector of each of `texts`. The options are the fields of `skills.EmbedRequest`.
+    """Make a vector of each of `texts`. The options are the fields of `EmbedRequest`.
 
     In a chain the text of the previous result becomes a text, or each text of a group's results.
     """
     return self.finished(given, options)
 
 
-@_task(RERANK, lambda: typed.RerankTask)
+@_task(lambda: typed.RerankTask)
 def rerank(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
-    """Rank `documents` by how well they match a `query`. The options are the fields of `skills.RerankRequest`.
+    """Rank `documents` by how well they match a `query`. The options are the fields of `RerankRequest`.
 
     In a chain the text of the previous result is appended to `query`.
     """
     return self.finished(given, options)
 
 
-@_task(SCORE, lambda: typed.ScoreTask)
+@_task(lambda: typed.ScoreTask)
 def score(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
-    """Say how well the texts of each of `pairs` match. The options are the fields of `skills.ScoreRequest`."""
+    """Say how well the texts of each of `pairs` match. The options are the fields of `ScoreRequest`."""
     return self.finished(given, options)
 
 
-@_task(CLASSIFY, lambda: typed.ClassifyTask)
+@_task(lambda: typed.ClassifyTask)
 def classify(self: GenerationTask, /, *given: object, **options: Any) -> dict[str, Any]:
-    """Give each of `texts` a score for each class. The options are the fields of `skills.ClassifyRequest`.
+    """Give each of `texts` or `pairs` a score for each class. The options are the fields of `ClassifyRequest`.
 
     In a chain the text of the previous result becomes a text, or each text of a group's results.
     """
     return self.finished(given, options)
 
 
-@_task(COUNT, lambda: counting.CountTask)
+@_task(lambda: counting.CountTask)
 def count(self: CountTask, /, *given: object, **options: Any) -> CountDict:
-    """Count tokens, at once. The options are the fields of `counting.CountRequest`."""
+    """Count tokens, at once. The options are the fields of `CountRequest`."""
     return self.counted(given, options)

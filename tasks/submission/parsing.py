@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from petiole.contract.requests.bounds import check_values
+from petiole.contract.requests.generation import Common
+from petiole.contract.requests.submission import SUBMISSION
+from petiole.contract.requests.validation import validate
+from petiole.contract.tasks import TASKS
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.requests.celery_options import SUBMISSION
-from petiole.tasks.requests.kinds import CONTINUED, OF_TEXTS, SCHEMAS
-from petiole.tasks.requests.names import CHAT
-from petiole.tasks.requests.schemas import Common, validate
 
 _MOST_GROUPS = 64
 
@@ -23,6 +24,7 @@ def apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def parse(name: str, given: Sequence[object], options: Mapping[str, Any]) -> Common:
     """The request in a message's arguments. Raises `InvalidRequest`."""
+    check_values(options)
     options = dict(options)
     if given:
         if len(given) > 1:
@@ -30,25 +32,28 @@ def parse(name: str, given: Sequence[object], options: Mapping[str, Any]) -> Com
         if _is_conversation(given[0]):
             limit = "must be named: chat.delay(messages=[...])"
             raise InvalidRequest("messages", limit, given[0])
-        if name == CHAT:
-            messages = options.get("messages", [])
-            if not isinstance(messages, list):
-                raise InvalidRequest("messages", "must be a list", messages)
-            options["messages"] = [*messages, {"role": "user", "content": text_of(given[0])}]
-        elif name in OF_TEXTS:
-            texts = options.get("texts", [])
-            if not isinstance(texts, list):
-                raise InvalidRequest("texts", "must be a list if the previous task's result is appended", texts)
-            options["texts"] = [*texts, *map(text_of, given[0] if isinstance(given[0], list) else [given[0]])]
-        elif name in CONTINUED:
-            option = CONTINUED[name]
-            before = options.get(option, "")
-            if not isinstance(before, str):
-                raise InvalidRequest(option, "must be text if the previous task's result is appended", before)
-            options[option] = before + text_of(given[0])
-        else:
-            raise InvalidRequest("args", "must be empty: this task takes no text", "a result")
-    return validate(SCHEMAS[name], options)
+        options |= _filled(TASKS[name].filled, given[0], options)
+    return validate(TASKS[name].request, options)
+
+
+def _filled(option: str | None, result: object, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The option that takes the previous task's result."""
+    if option is None:
+        raise InvalidRequest("args", "must be empty: this task takes no text", "a result")
+    before = options.get(option, [] if option in ("messages", "texts") else "")
+    match option:
+        case "messages":
+            if not isinstance(before, list):
+                raise InvalidRequest(option, "must be a list", before)
+            return {option: [*before, {"role": "user", "content": text_of(result)}]}
+        case "texts":
+            if not isinstance(before, list):
+                limit = "must be a list if the previous task's result is appended"
+                raise InvalidRequest(option, limit, before)
+            return {option: [*before, *map(text_of, result if isinstance(result, list) else [result])]}
+    if not isinstance(before, str):
+        raise InvalidRequest(option, "must be text if the previous task's result is appended", before)
+    return {option: before + text_of(result)}
 
 
 def _is_conversation(given: object) -> bool:

@@ -27,9 +27,10 @@ from celery.canvas import Signature
 from celery.utils.functional import maybe_evaluate
 from kombu.entity import Queue
 
-from petiole.tasks.app import two_apps
+from petiole.contract.requests.generation import in_json
+from petiole.tasks.app import interop
 from petiole.tasks.app.application import App
-from petiole.tasks.requests.schemas import in_json
+from petiole.tasks.messages.headers import TENANT
 from petiole.tasks.settings import PREFIX, Settings, parse_weights
 from petiole.tasks.submission import model
 
@@ -104,7 +105,7 @@ def _in_the_environment(app: App, name: str, args: Any, kwargs: Any, options: Ma
         queue = str(app.conf.task_default_queue)
     else:
         queue = os.environ.get(f"{PREFIX}QUEUE") or str(Settings.model_fields["queue"].default)
-    tenant = (options.get("headers") or {}).get("tenant")
+    tenant = TENANT.of(options.get("headers") or {})
     try:
         weights = parse_weights(os.environ.get(f"{PREFIX}TENANT_WEIGHTS", ""))
     except ValueError:  # the code that needs the setting reports it
@@ -114,7 +115,7 @@ def _in_the_environment(app: App, name: str, args: Any, kwargs: Any, options: Ma
 
 def _routed(app: App, name: str, args: Any, kwargs: Any, options: Mapping[str, Any]) -> str | None:
     """The queue; None if a route names an exchange instead."""
-    others = two_apps.users_app(app)
+    others = interop.users_app(app)
     unset = {option: value for option, value in options.items() if option != "queue"}
     if others is not app and (route := _meant_for(others, name, args, kwargs, unset)) is not None:
         return _queue_of(route)

@@ -13,19 +13,18 @@ from celery.canvas import Signature
 from celery.utils import uuid
 
 from petiole import _lazy
+from petiole.contract.requests.generation import in_json
+from petiole.contract.results.task_result import StreamDelta
 from petiole.tasks import worker_side
-from petiole.tasks.app import two_apps
+from petiole.tasks.app import interop
 from petiole.tasks.app.application import app
-from petiole.tasks.app.blocking import TooManyWait
-from petiole.tasks.app.sending import Together
+from petiole.tasks.app.thread_executor import TooManyWait
 from petiole.tasks.errors import GenerationFailed, InvalidRequest, Unavailable
 from petiole.tasks.fleet import control, markers
-from petiole.tasks.fleet.serving import Router, Watch
+from petiole.tasks.fleet.availability import AvailabilityRouter, QueueWatch
 from petiole.tasks.keys import SENT_HEADER
-from petiole.tasks.requests import affinity
-from petiole.tasks.requests.messages import check_submission
-from petiole.tasks.requests.results import StreamDelta
-from petiole.tasks.requests.schemas import in_json
+from petiole.tasks.messages import affinity
+from petiole.tasks.messages.headers import check_submission
 from petiole.tasks.settings import MOST_REPLICAS, settings, warn_a_producer
 from petiole.tasks.streams import readers
 from petiole.tasks.streams.readers import AsyncGeneration, EagerGeneration
@@ -33,13 +32,13 @@ from petiole.tasks.submission import model
 from petiole.tasks.submission.bundles import SUBMISSIONS, Bundles, reaching_the_broker
 from petiole.tasks.submission.parsing import apart, parse
 from petiole.tasks.submission.signatures import OwnQueue, sign
-from petiole.tasks.submission.taking import take_result
+from petiole.tasks.submission.task_body import take_result
 from petiole.tasks.urls import redacted
 
 if TYPE_CHECKING:
-    from petiole.tasks.app import publishing
+    from petiole.tasks.app import redis_transport as publishing
 else:
-    publishing = _lazy.module("petiole.tasks.app.publishing")
+    publishing = _lazy.module("petiole.tasks.app.redis_transport")
 
 
 class SubmittedTask(Task):  # type: ignore[misc]
@@ -60,16 +59,20 @@ class SubmittedTask(Task):  # type: ignore[misc]
         options: Mapping[str, Any],
         confirm: object,
         impatient: bool,
+        bundles: Bundles | None,
     ) -> AsyncGeneration:
         """`Task.apply_async`, which raises `Unavailable` if the broker is away. `impatient`: its failure says
-        little, and others may still succeed."""
-        later = isinstance(options.get("producer"), Together)
-        if later:
-            self.app.breaker.check()
-        confirmed = publishing.confirmed(self._confirmation(confirm))
-        with reaching_the_broker(self.app, breaker=not (impatient or later)), confirmed:
+        little, and others may still succeed. `bundles`: its message waits for those of others."""
+        with contextlib.ExitStack() as stack:
+            if bundles is not None:
+                options = {**options, **stack.enter_context(bundles.collecting(self.app))}
+            later = getattr(options.get("producer"), "is_collecting", False)
+            if later:
+                self.app.breaker.check()
+            stack.enter_context(reaching_the_broker(self.app, breaker=not (impatient or later)))
+            stack.enter_context(publishing.confirmed(self._confirmation(confirm)))
             submitted: AsyncGeneration = Task.apply_async(self, args, kwargs, *more, **options)
-            return submitted
+        return submitted
 
     @staticmethod
     def _confirmation(replicas: object) -> publishing.Confirmation | None:
@@ -100,7 +103,7 @@ class SubmittedTask(Task):  # type: ignore[misc]
     ) -> AsyncGeneration:
         request, submission = apart(options)
         if bundles is not None and submission.get("retry") is not False:
-            submission |= bundles.producer(self.app)
+            submission["bundles"] = bundles
         submitted: AsyncGeneration = self.apply_async(given, request, **submission)
         return submitted
 
@@ -129,10 +132,10 @@ class GenerationTask(SubmittedTask):
         kwargs, runs_here = in_json(kwargs or {}), self.app.current_worker_task
         if runs_here is None:
             warn_a_producer()
-            two_apps.tell_who_is_eager(self.app)
+            interop.tell_who_is_eager(self.app)
         require_worker, confirm = options.pop("require_worker", False), options.pop("confirm", None)
-        registered = options.pop("registered", False)
-        two_apps.check(self.app, options)
+        registered, bundles = options.pop("registered", False), options.pop("bundles", None)
+        interop.check(self.app, options)
         if isinstance(options.get("queue"), OwnQueue):  # here this app's router chooses the queue
             del options["queue"]
         kwargs = model.choose(self.app, kwargs, options)
@@ -149,12 +152,14 @@ class GenerationTask(SubmittedTask):
         except InvalidRequest:
             if not sent_on:
                 raise
-        router = options["router"] = Router(options.get("router") or self.app.amqp.router, require_worker)
+        router = options["router"] = AvailabilityRouter(
+            options.get("router") or self.app.amqp.router, require_worker
+        )
         if registered and not self.app.conf.task_always_eager:
             more = more or (options.pop("task_id", None) or uuid(),)
             control.register(more[0])
         impatient = sent_on or options.get("retry") is False
-        submitted = self._send(args, kwargs, more, options, confirm, impatient)
+        submitted = self._send(args, kwargs, more, options, confirm, impatient, bundles)
         if isinstance(submitted, AsyncGeneration):  # not an eager one
             submitted.submitted_to = router.queue
             if not isinstance(runs_here, GenerationTask):
@@ -269,5 +274,5 @@ class GenerationTask(SubmittedTask):
         return take_result(self.request.id)
 
 
-app.watcher = Watch
-two_apps.chord_of_both = markers.look
+app.watcher = QueueWatch
+interop.chord_of_both = markers.look

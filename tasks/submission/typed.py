@@ -1,6 +1,7 @@
 """The tasks: what each takes, for type checkers.
 
-No generic class can say it: the keyword arguments of a method cannot depend on a type variable. `python -m
+A generic class could have these signatures as ParamSpecs, and type checkers would find the same mistakes. But
+editors show an option's meaning from the field of a TypedDict, and behind a ParamSpec they find none. `python -m
 docs.render` writes this module: change the template there.
 """
 # These methods take fewer options than the base's:
@@ -13,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from celery.canvas import Signature
 
-from petiole.tasks.requests import types
-from petiole.tasks.requests.results import StreamDelta
+from petiole.contract import types
+from petiole.contract.results.task_result import StreamDelta
 from petiole.tasks.streams import readers
 from petiole.tasks.streams.readers import AsyncGeneration
-from petiole.tasks.submission.many import EmbeddingTask
+from petiole.tasks.submission.embed_many import EmbeddingTask
 from petiole.tasks.submission.task import GenerationTask
 
 

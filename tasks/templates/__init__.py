@@ -3,14 +3,17 @@
 The worker parses once, for the stored result. Readers of a stream and gateways parse its deltas. All get the same,
 however the text was split. Pure: no tokenizer, no input, no output, and nothing but the standard library.
 
-    detection  which format a checkpoint has
-    message    a whole output as a message; ids of calls
-    writing    how families write calls, for whoever enforces them
-    formats    the formats of families of models, by name
-    parser     the parser: text in, events out
-    template   a template, checked and compiled
-    bodies     what stands between the marks of a call, for each way in which families write calls
-    values     one JSON value, read as it comes; arguments by their types
-    marks      where the next mark of a text is
-    patterns   a subset of regular expressions, as automata
+    detection    which format a checkpoint has
+    message      a whole output as a message; ids of calls
+    writing      how families write calls, for whoever enforces them
+    formats      the formats of families of models, by name
+    parser       the parser: text in, events out
+    template     a template, checked and compiled
+    tagged       what stands between the marks of a call: tags
+    bodies       the same for each other way in which families write calls
+    whole        a message that is a call without marks
+    types        which values the parameters of a tool may have
+    json_values  one JSON value, read as it comes; arguments by their types
+    marks        where the next mark of a text is
+    patterns     a subset of regular expressions, as automata
 """

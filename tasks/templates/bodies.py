@@ -4,10 +4,11 @@ A reader is fed the text after the opening mark, and tells `Calls` what it finds
 `done` after the last character of the calls, or `failed` at the first one that cannot belong to any.
 
     Arguments    the arguments as one value; the name was in the opening mark
-    Object       {"name": ..., "arguments": ...}
-    Listed       [{"name": ..., "arguments": ...}, ...]
-    Tagged       a tag for each argument; the name was in the opening mark
+    JsonCall     {"name": ..., "arguments": ...}
+    JsonCalls    [{"name": ..., "arguments": ...}, ...]
     PythonCalls  [name(key=value, ...), ...]
+
+`tagged` has the one for a tag around each argument.
 """
 
 from __future__ import annotations
@@ -18,12 +19,11 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Protocol
 
-from petiole.tasks.templates.marks import Mark, Marks
-from petiole.tasks.templates.values import JSON, PYTHON, Dialect, Value, escaped, quoted, typed
+from petiole.tasks.templates.json_values import JSON, PYTHON, Dialect, Value, bare_key_at, key_at, quoted
 
 MOST_NAME = 256
 _SPACES = re.compile(r"[ \t\n\r]*")
-_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+_NAME = re.compile(r"[\w.-]+")
 
 
 class Calls(Protocol):
@@ -50,14 +50,27 @@ def is_name(name: object) -> bool:
     return name.encode(errors="ignore").decode() == name  # no lone surrogate
 
 
+def meant(written: str, known: Collection[str]) -> str:
+    """The name that a model means: models put spaces and quotes around it."""
+    name = written.strip()
+    if name not in known and len(name) > 2 and name[0] == name[-1] and name[0] in "\"'":
+        return name[1:-1]
+    return name
+
+
 class Arguments:
     """`needs`: the tools of which one must have this name, or else this is no call. Its arguments begin with a
-    brace then."""
+    brace then. `keys`: the tool's parameters."""
 
     def __init__(
-        self, calls: Calls, name: str, dialect: Dialect = JSON, needs: Collection[str] | None = None
+        self,
+        calls: Calls,
+        name: str,
+        dialect: Dialect = JSON,
+        needs: Collection[str] | None = None,
+        keys: Collection[str] = (),
     ) -> None:
-        self._calls, self._name, self._value = calls, name, Value(dialect)
+        self._calls, self._name, self._value = calls, name, Value(dialect, keys)
         self._begun = False
         self.done = False
         self.failed = not is_name(name) or (needs is not None and name not in needs)
@@ -86,7 +99,7 @@ class Arguments:
         return at
 
 
-class Object:
+class JsonCall:
     """`names`, `keys`: the members that have the name and the arguments. Arguments that come before the name wait
     for it. Arguments that are JSON as text are taken out of their quotes."""
 
@@ -96,7 +109,7 @@ class Object:
         self._key = ""
         self._value: Value | None = None
         self._waiting: list[str] = []
-        self._found = self._is_object = self.begun = False
+        self.found = self._is_object = self.begun = False
         self.done = self.failed = False
 
     def feed(self, text: str, at: int, *, final: bool) -> int:
@@ -165,7 +178,7 @@ class Object:
             if self._waiting:
                 self._calls.arguments("".join(self._waiting))
         elif self._key in self._keys:
-            self._found = True
+            self.found = True
             if first == '"':
                 inside: str = json.loads(written).encode(errors="replace").decode()
                 self._is_object = inside.lstrip()[:1] == "{"
@@ -182,9 +195,9 @@ class Object:
     def _end(self) -> None:
         self.done, self.failed = self.begun, not self.begun
         if self.begun:
-            if not self._found:
+            if not self.found:
                 self._calls.arguments("{}")
-            self._calls.end(self._is_object or not self._found)
+            self._calls.end(self._is_object or not self.found)
 
 
 class _BareKey(Value):
@@ -194,31 +207,32 @@ class _BareKey(Value):
         super().__init__(Dialect(bare_keys=True))
 
     def feed(self, text: str, at: int, *, final: bool) -> int:
-        found = _NAME.match(text, at)
-        if found is None:
-            self.failed = True
+        key, end = bare_key_at(text, at, final=final)
+        if not key:
+            self.failed = end < 0
             return at
-        if found.end() == len(text) and not final:
-            return at
-        self.out.append(quoted(found[0]))
+        self.out.append(quoted(key))
         self.done, self.first = True, '"'
-        return found.end()
+        return end
 
 
-class Listed:
-    """A list of objects, or one object without a list."""
+class JsonCalls:
+    """A list of objects, or one object without a list. A comma between two may be missing. `given`: whether each
+    object has arguments."""
 
     def __init__(self, calls: Calls, dialect: Dialect, names: Collection[str], keys: Collection[str]) -> None:
-        self._new: Callable[[], Object] = partial(Object, calls, dialect, names, keys)
-        self._object: Object | None = None
+        self._new: Callable[[], JsonCall] = partial(JsonCall, calls, dialect, names, keys)
+        self._object: JsonCall | None = None
         self._expects = "bracket"  # bracket, object or end, object, comma
         self._alone = False
+        self.given = True
         self.done = self.failed = False
 
     def feed(self, text: str, at: int, *, final: bool) -> int:
         while not self.done and not self.failed:
             if self._object is not None:
                 at = self._object.feed(text, at, final=final)
+                self.given &= self._object.found or not self._object.done
                 if not self._object.done and not self._object.failed:
                     return at
                 self.failed, self.done = self._object.failed, self._alone and self._object.done
@@ -230,7 +244,7 @@ class Listed:
             letter = text[at]
             if letter == "[" and self._expects == "bracket":
                 self._expects, at = "object or end", at + 1
-            elif letter == "{" and self._expects != "comma":
+            elif letter == "{":
                 self._alone = self._expects == "bracket"
                 self._object = self._new()
             elif letter == "]" and self._expects in ("object or end", "comma"):
@@ -242,65 +256,15 @@ class Listed:
         return at
 
 
-class Tagged:
-    """`between`: the head of an argument is the mark 0, the end of the call the mark 1, which the caller reads.
-    `kinds`: the types of the tool's parameters. A parameter without a type has the type `plain`."""
-
-    def __init__(self, calls: Calls, name: str, between: Marks, tail: Marks, kinds: Mapping[str, str], plain: str):
-        self._calls, self._between, self._tail, self._kinds, self._plain = calls, between, tail, kinds, plain
-        self._kind: str | None = None  # of the argument that is being read
-        self._texts: list[str] = []
-        self._any = False
-        self.done = False
-        self.failed = not is_name(name)
-        if not self.failed:
-            calls.begin(name)
-
-    def feed(self, text: str, at: int, *, final: bool) -> int:
-        while not self.done and not self.failed:
-            marks = self._between if self._kind is None else self._tail
-            found = marks.find(text, at, final=final)
-            until = found.start if isinstance(found, Mark) else found
-            if self._kind is not None and until > at:
-                self._read(text[at:until])
-            if not isinstance(found, Mark):
-                return until
-            at = found.end
-            if self._kind is not None:
-                self._close(self._kind)
-            elif found.number == 0:
-                self._open(marks.captures(text, found).get("key", ""))
-            else:
-                self._calls.arguments("}" if self._any else "{}")
-                self._calls.end(True)
-                self.done = True
-                at = found.start  # the caller reads the end
-        return at
-
-    def _open(self, key: str) -> None:
-        self._calls.arguments(f"{', ' if self._any else '{'}{quoted(key)}: ")
-        self._any = True
-        self._kind = self._kinds.get(key, self._plain)
-        if self._kind == "string":
-            self._calls.arguments('"')
-
-    def _read(self, text: str) -> None:
-        if self._kind == "string":
-            self._calls.arguments(escaped(text))
-        else:
-            self._texts.append(text)
-
-    def _close(self, kind: str) -> None:
-        self._calls.arguments('"' if kind == "string" else typed("".join(self._texts), kind))
-        self._kind = None
-        self._texts.clear()
-
-
 class PythonCalls:
-    """`needs`: as for `Arguments`. `opened`: the bracket was in the opening mark."""
+    """`tools`: the parameters of each. `needs`: as for `Arguments`. `opened`: the bracket was in the opening
+    mark."""
 
-    def __init__(self, calls: Calls, needs: Collection[str] | None, *, opened: bool) -> None:
-        self._calls, self._needs = calls, needs
+    def __init__(
+        self, calls: Calls, tools: Mapping[str, Collection[str]], needs: Collection[str] | None, *, opened: bool
+    ) -> None:
+        self._calls, self._tools, self._needs = calls, tools, needs
+        self._keys: Collection[str] = ()
         self._expects = "name" if opened else "bracket"  # or key or end, key, equals, comma, next
         self._value: Value | None = None
         self._any = False
@@ -322,8 +286,8 @@ class PythonCalls:
         if self._value is not None:
             return self._read_value(text, at, final)
         letter, expects = text[at], self._expects
-        if expects in ("name", "key or end", "key") and (found := _NAME.match(text, at)) is not None:
-            return self._named(text, found, final)
+        if expects in ("name", "key") or (expects == "key or end" and letter != ")"):
+            return self._named(text, at, final)
         match expects:
             case "bracket" if letter == "[":
                 self._expects = "name"
@@ -344,24 +308,24 @@ class PythonCalls:
                 return at
         return at + 1
 
-    def _named(self, text: str, found: re.Match[str], final: bool) -> int:
+    def _named(self, text: str, at: int, final: bool) -> int:
         """A tool's name and its parenthesis, or a key."""
-        at, end = found.start(), found.end()
-        if end - at > MOST_NAME:
+        calls = self._expects == "name"
+        known = self._tools if calls else self._keys
+        name, end = key_at(text, at, _NAME, "(" if calls else "=", known, final=final)
+        if not name:
+            self.failed = end < 0
+            return at
+        if not calls:
+            self._calls.arguments(f"{', ' if self._any else '{'}{quoted(name)}: ")
+            self._any, self._expects = True, "equals"
+            return end
+        if not is_name(name) or (self._needs is not None and name not in self._needs):
             self.failed = True
             return at
-        if end == len(text) and not final:
-            return at
-        if self._expects == "name":
-            if end >= len(text) or text[end] != "(" or (self._needs is not None and found[0] not in self._needs):
-                self.failed = True
-                return at
-            self._any, self._expects = False, "key or end"
-            self._calls.begin(found[0])
-            return end + 1
-        self._calls.arguments(f"{', ' if self._any else '{'}{quoted(found[0])}: ")
-        self._any, self._expects = True, "equals"
-        return end
+        self._any, self._expects, self._keys = False, "key or end", self._tools.get(name, ())
+        self._calls.begin(name)
+        return _SPACES.match(text, end).end() + 1  # type: ignore[union-attr]
 
     def _read_value(self, text: str, at: int, final: bool) -> int:
         value = self._value

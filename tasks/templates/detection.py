@@ -8,7 +8,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from petiole.tasks.templates.formats import FAMILIES, Format
+from petiole.tasks.templates.formats import FAMILIES, ToolFormat
+from petiole.tasks.templates.writing import WRITINGS, Writing
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +38,14 @@ _NAMES = {
 """What other projects call some of these."""
 
 
-def of_checkpoint(described: Mapping[str, Any]) -> Format | None:
+def of_checkpoint(described: Mapping[str, Any]) -> ToolFormat | None:
     """The format of a checkpoint: `response_template` and `tool_format` as in `ModelFacts`; `chat_template`, the
     source of its templates. None: its text is only text."""
     family = of_family(described)
     own = described.get("response_template")
     if own is not None:
         try:
-            made = Format(family.name if family else "", own)
+            made = ToolFormat(family.name if family else "", own)
             made.template  # noqa: B018 - compiles it
             return made
         except ValueError as error:
@@ -52,19 +53,28 @@ def of_checkpoint(described: Mapping[str, Any]) -> Format | None:
     return family
 
 
-def of_family(described: Mapping[str, Any]) -> Format | None:
+def of_family(described: Mapping[str, Any]) -> ToolFormat | None:
     """The format of the checkpoint's family."""
     source = described.get("chat_template") or ""
     name = _NAMES.get(described.get("tool_format") or "", "")
     return FAMILIES.get(name or next((name for name, marks in _MARKS if all(one in source for one in marks)), ""))
 
 
-def named(given: str | Mapping[str, Any] | None) -> Format | None:
+def reasons(described: Mapping[str, Any], family: ToolFormat | None) -> bool:
+    """Whether the checkpoint's templates know reasoning, or its family has nothing else."""
+    own, source = described.get("response_template"), described.get("chat_template") or ""
+    marks = WRITINGS.get(family.name if family else "", Writing()).thought
+    if described.get("reasoning") or isinstance(own, Mapping):
+        return True
+    return marks is not None and (marks.open.strip() in source or marks.close in source)
+
+
+def named(given: str | Mapping[str, Any] | None) -> ToolFormat | None:
     """The format of a task, as its announcement says it. None: one that this version does not know."""
     if isinstance(given, str):
         return FAMILIES.get(given)
     try:
-        made = None if given is None else Format("", given)
+        made = None if given is None else ToolFormat("", given)
         return made if made is None or made.template else None
     except ValueError:
         return None

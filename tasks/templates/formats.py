@@ -22,12 +22,14 @@ _CHATML = "<|im_start|>assistant\n"
 
 
 @dataclass(frozen=True)
-class Format:
-    """`needs_tool`: a call has no mark of its own, so only the name of a tool that the request has begins one."""
+class ToolFormat:
+    """`needs_tool`: a call has no mark of its own, so only the name of a tool that the request has begins one.
+    `whole`: models also write a call as a whole message of JSON without marks: see `whole`."""
 
     name: str
     given: Mapping[str, Any]
     needs_tool: bool = False
+    whole: bool = False
 
     def shown(self, special: Iterable[str]) -> list[str]:
         """The special tokens that its marks consist of."""
@@ -41,7 +43,7 @@ class Format:
 
     @property
     def template(self) -> Template:
-        return compiled(self.given, needs_tool=self.needs_tool)
+        return compiled(self.given, needs_tool=self.needs_tool, whole=self.whole)
 
     @property
     def announced(self) -> str | Mapping[str, Any]:
@@ -90,7 +92,7 @@ def _deepseek() -> dict[str, Any]:
         "<｜Assistant｜>",
         reasoning_content=_THOUGHT,
         tool_calls={
-            "open_pattern": r"<｜tool▁call▁begin｜>\s*(?:function<｜tool▁sep｜>)?(?P<name>[^\s<{]+)"
+            "open_pattern": r"<｜tool▁call▁begin｜>\s*(?:function<｜tool▁sep｜>)?(?P<name>[^<{`\n]+)"
             r"\s*(?:<｜tool▁sep｜>|```json)",
             "close_pattern": r"(?:```\s*)?<｜tool▁call▁end｜>",
             "repeats": True,
@@ -104,11 +106,11 @@ def _deepseek() -> dict[str, Any]:
 _MISTRAL_TEXT = {"close": "</s>"}
 _MISTRAL_THOUGHT = {"open": "[THINK]", "close": "[/THINK]"}
 
-FAMILIES: dict[str, Format] = {
+FAMILIES: dict[str, ToolFormat] = {
     made.name: made
     for made in (
         # Qwen 2.5, Qwen 3, Hermes, and all that learnt from them
-        Format(
+        ToolFormat(
             "hermes",
             _template(
                 _CHATML,
@@ -122,11 +124,12 @@ FAMILIES: dict[str, Format] = {
                 },
                 content={"close_pattern": r"<\|im_end\|>|<\|endoftext\|>"},
             ),
+            whole=True,
         ),
         # Qwen3-Coder, Qwen 3.5 and later
-        Format("qwen-xml", _qwen_xml()),
+        ToolFormat("qwen-xml", _qwen_xml(), whole=True),
         # Llama 3.1 and later: a call is the whole answer, or after a mark
-        Format(
+        ToolFormat(
             "llama",
             _template(
                 "<|start_header_id|>assistant<|end_header_id|>\n\n",
@@ -143,7 +146,7 @@ FAMILIES: dict[str, Format] = {
             needs_tool=True,
         ),
         # Mistral up to Nemo and Small 3.0: one list
-        Format(
+        ToolFormat(
             "mistral",
             _template(
                 "[/INST]",
@@ -160,13 +163,13 @@ FAMILIES: dict[str, Format] = {
             ),
         ),
         # Mistral since Small 3.2, Magistral, Devstral, Ministral 3
-        Format(
+        ToolFormat(
             "mistral-args",
             _template(
                 ["[/INST]", "[/TOOL_RESULTS]"],
                 reasoning_content=_MISTRAL_THOUGHT,
                 tool_calls={
-                    "open_pattern": r"\[TOOL_CALLS\]\s*(?P<name>[^\s\[\]{}]+)\s*"
+                    "open_pattern": r"\[TOOL_CALLS\]\s*(?P<name>[^\[\]{}\n]+)"
                     r"(?:\[CALL_ID\][^\[\]{}]*)?\[ARGS\]",
                     "repeats": True,
                     "content": "json",
@@ -176,7 +179,7 @@ FAMILIES: dict[str, Format] = {
             ),
         ),
         # Gemma 3 has no marks: Python's calls, in a list
-        Format(
+        ToolFormat(
             "gemma3",
             _template(
                 "<start_of_turn>model\n",
@@ -194,13 +197,13 @@ FAMILIES: dict[str, Format] = {
             ),
             needs_tool=True,
         ),
-        Format(
+        ToolFormat(
             "gemma4",
             _template(
                 ["<|turn>model\n", "<tool_response|>"],
                 reasoning_content={"open": "<|channel>thought\n", "close": "<channel|>"},
                 tool_calls={
-                    "open_pattern": r"<\|tool_call>call:(?P<name>[^\s{]+)",
+                    "open_pattern": r"<\|tool_call>call:(?P<name>[^{\n]+)",
                     "close": "<tool_call|>",
                     "repeats": True,
                     "content": "json",
@@ -211,15 +214,15 @@ FAMILIES: dict[str, Format] = {
             ),
         ),
         # DeepSeek V3, R1 and V3.1, which write calls differently, and are read alike
-        *(Format(name, _deepseek()) for name in ("deepseek", "deepseek-3.1")),
+        *(ToolFormat(name, _deepseek()) for name in ("deepseek", "deepseek-3.1")),
         # GLM-4 of 2024 and 2025: a name and a line of JSON
-        Format(
+        ToolFormat(
             "glm4",
             _template(
                 "<|assistant|>",
                 reasoning_content=_THOUGHT,
                 tool_calls={
-                    "open_pattern": r"(?P<name>[A-Za-z_][\w.-]*)\n",
+                    "open_pattern": r"(?P<name>[A-Za-z0-9_.-]+)\n",
                     "repeats": True,
                     "content": "json",
                     "transform": _CALLED,
@@ -229,18 +232,18 @@ FAMILIES: dict[str, Format] = {
             needs_tool=True,
         ),
         # GLM-4.5 and later
-        Format(
+        ToolFormat(
             "glm-xml",
             _template(
                 "<|assistant|>",
                 reasoning_content=_THOUGHT,
                 tool_calls={
-                    "open_pattern": r"<tool_call>\s*(?P<name>[^\s<]+)",
+                    "open_pattern": r"<tool_call>\s*(?P<name>[^<\n]+)",
                     "close": "</tool_call>",
                     "repeats": True,
                     "content": "xml-inline",
                     "content_args": {
-                        "tag_pattern": r"<arg_key>\s*(?P<key>[^<\s]+)\s*</arg_key>\s*<arg_value>"
+                        "tag_pattern": r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>"
                         r"(?P<value>.*?)</arg_value>",
                         "value_parser": {"name": "json", "args": {"allow_non_json": True}},
                     },
@@ -250,7 +253,7 @@ FAMILIES: dict[str, Format] = {
             ),
         ),
         # Phi-4-mini
-        Format(
+        ToolFormat(
             "phi4",
             _template(
                 "<|assistant|>",
@@ -269,7 +272,7 @@ FAMILIES: dict[str, Format] = {
             ),
         ),
         # Any other family that thinks, and calls no tools
-        Format(
+        ToolFormat(
             "think",
             _template(
                 [_CHATML, "<|start_header_id|>assistant<|end_header_id|>", "[/INST]", "<|assistant|>"],
@@ -278,26 +281,27 @@ FAMILIES: dict[str, Format] = {
             ),
         ),
         # gpt-oss
-        Format(
+        ToolFormat(
             "harmony",
             _template(
                 "<|start|>assistant",
                 reasoning_content={
-                    "open": "<|channel|>analysis<|message|>",
+                    "open_pattern": r"(?:assistant)*<\|channel\|>analysis<\|message\|>",
                     "close": ["<|end|>", "<|return|>"],
                 },
                 tool_calls={
-                    "open_pattern": r"(?:(?:<\|start\|>assistant\s*)?<\|channel\|>\w+\s*"
-                    r"|<\|start\|>assistant\s*| ?)to=(?:functions\.)?(?P<name>[^\s<]+)"
-                    r"(?:\s*<\|channel\|>\w+)?(?:\s*(?:<\|constrain\|>)?\s*\w+)?\s*<\|message\|>",
+                    "open_pattern": r"(?:(?:<\|start\|>)?(?:assistant\s*)*<\|channel\|>\w+\s*"
+                    r"|(?:<\|start\|>)?(?:assistant\s*)+| ?)to=(?:functions\.)?(?P<name>[^<\n]+?)"
+                    r"(?:\s*<\|channel\|>\w+)?(?:\s*<\|constrain\|>\s*\w+|\s+\w+)?\s*<\|message\|>",
                     "close": ["<|call|>", "<|end|>"],
                     "repeats": True,
                     "content": "json",
                     "transform": _CALLED,
                 },
                 content={
-                    "close_pattern": r"<\|channel\|>(?:final|commentary)(?:\s*<\|constrain\|>\w+)?<\|message\|>"
-                    r"|<\|start\|>assistant|<\|end\|>|<\|return\|>|<\|call\|>",
+                    "close_pattern": r"(?:assistant)*<\|channel\|>(?:final|commentary)"
+                    r"(?:\s*<\|constrain\|>\w+)?<\|message\|>"
+                    r"|<\|start\|>(?:assistant)+|<\|end\|>|<\|return\|>|<\|call\|>",
                 },
             ),
         ),

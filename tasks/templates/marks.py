@@ -26,7 +26,7 @@ class Mark(NamedTuple):
     end: int
 
 
-class _State:
+class _MarkState:
     """A set of instructions. `mark`: the number of the mark that is matched here; -1: none. `last`: no longer mark
     is possible."""
 
@@ -37,7 +37,7 @@ class _State:
         marks = [program.steps[at].mark for at in steps]
         self.mark = min((mark for mark in marks if mark >= 0), default=-1)
         self.last = all(mark >= 0 for mark in marks)
-        self.next: dict[str, _State | None] = {}
+        self.next: dict[str, _MarkState | None] = {}
 
 
 class Marks:
@@ -47,7 +47,7 @@ class Marks:
     def __init__(self, trees: Sequence[Node]) -> None:
         self._program = Program(trees)
         start = self._program.closure([0])
-        self._states: dict[frozenset[int], _State] = {}
+        self._states: dict[frozenset[int], _MarkState] = {}
         self._start = self._state(start)
         if self._start.mark >= 0:
             raise ValueError("patterns: a mark must have at least one character")
@@ -70,7 +70,7 @@ class Marks:
         size, first = len(text), self._first
         while (begins := first.search(text, at)) is not None:
             begin = here = again = begins.start()
-            state: _State | None = self._start
+            state: _MarkState | None = self._start
             found = None
             end = min(size, begin + LONGEST)
             while here < end:
@@ -99,7 +99,7 @@ class Marks:
         """The named groups of a mark that was found in the text."""
         return self._captures(text[mark.start : mark.end], mark.number)
 
-    def _next(self, state: _State, letter: str) -> _State | None:
+    def _next(self, state: _MarkState, letter: str) -> _MarkState | None:
         program = self._program
         to = [
             step.to[0]
@@ -112,5 +112,5 @@ class Marks:
         state.next[letter] = found
         return found
 
-    def _state(self, steps: frozenset[int]) -> _State:
-        return self._states.setdefault(steps, _State(self._program, steps))
+    def _state(self, steps: frozenset[int]) -> _MarkState:
+        return self._states.setdefault(steps, _MarkState(self._program, steps))

@@ -6,15 +6,23 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from petiole.tasks.templates.formats import Format
-from petiole.tasks.templates.parser import CallArguments, CallBegun, CallEnded, Content, Event, Parser, Reasoning
+from petiole.tasks.templates.formats import ToolFormat
+from petiole.tasks.templates.parser import (
+    ArgumentsDelta,
+    CallEnded,
+    CallStarted,
+    ContentDelta,
+    Event,
+    Parser,
+    ReasoningDelta,
+)
 from petiole.tasks.templates.template import Tools
 
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass
-class Call:
+class ParsedCall:
     """`complete`: the arguments are a JSON object."""
 
     name: str
@@ -23,31 +31,31 @@ class Call:
 
 
 @dataclass
-class Message:
+class ParsedMessage:
     """`spans`: where reasoning is in the raw text, with its marks."""
 
     content: str = ""
     reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ParsedCall] = field(default_factory=list)
     spans: Sequence[tuple[int, int]] = ()
 
     def add(self, event: Event) -> None:
         match event:
-            case Content(text):
+            case ContentDelta(text):
                 self.content += text
-            case Reasoning(text):
+            case ReasoningDelta(text):
                 self.reasoning += text
-            case CallBegun(_, name):
-                self.calls.append(Call(name))
-            case CallArguments(call, text):
+            case CallStarted(_, name):
+                self.calls.append(ParsedCall(name))
+            case ArgumentsDelta(call, text):
                 self.calls[call].arguments += text
             case CallEnded(call, complete):
                 self.calls[call].complete = complete
 
 
-def read(format: Format, text: str, *, prompt_end: str = "", tools: Tools | None = None) -> Message:
+def read(format: ToolFormat, text: str, *, prompt_end: str = "", tools: Tools | None = None) -> ParsedMessage:
     """The message that a whole output is."""
-    parser, message = Parser(format.template, prompt_end=prompt_end, tools=tools), Message()
+    parser, message = Parser(format.template, prompt_end=prompt_end, tools=tools), ParsedMessage()
     for event in [*parser.push(text), *parser.finish()]:
         message.add(event)
     message.spans = parser.spans

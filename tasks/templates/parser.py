@@ -14,6 +14,7 @@ how texts are split. The rules for what a template does not say:
 - In a string of the arguments all is data, also a mark.
 - Behind a call content goes on. The mark that ends the call is left out there, once.
 - Without tools, marks of calls are text.
+- Where a whole message may be a call (see `whole`), its text is told once it cannot be one.
 - Spaces before a mark are left out. So are spaces after a mark, where nothing of the kind came before. All other
   spaces stay, those at the end of the output, too."""
 
@@ -24,31 +25,32 @@ from typing import NamedTuple
 
 from petiole.tasks.templates.bodies import Body
 from petiole.tasks.templates.marks import Mark
-from petiole.tasks.templates.template import Field, Kind, Template, Tools, Watch
+from petiole.tasks.templates.template import Field, Kind, Template, Tools, WatchedMarks
+from petiole.tasks.templates.whole import WholeMessage
 
 SPACES = " \t\n\r"
 
 
-class Content(NamedTuple):
+class ContentDelta(NamedTuple):
     """`at`: where this is in the output: from this character on, as it stands."""
 
     text: str
     at: int
 
 
-class Reasoning(NamedTuple):
+class ReasoningDelta(NamedTuple):
     """`at`: as of content."""
 
     text: str
     at: int
 
 
-class CallBegun(NamedTuple):
+class CallStarted(NamedTuple):
     call: int
     name: str
 
 
-class CallArguments(NamedTuple):
+class ArgumentsDelta(NamedTuple):
     """More of the arguments, which are JSON."""
 
     call: int
@@ -62,12 +64,12 @@ class CallEnded(NamedTuple):
     complete: bool
 
 
-Event = Content | Reasoning | CallBegun | CallArguments | CallEnded
+Event = ContentDelta | ReasoningDelta | CallStarted | ArgumentsDelta | CallEnded
 
 
 class Parser:
-    """Of one output. `tools`: by tool, the types of its parameters; None: calls are not read. `spans`: where
-    reasoning is in the text, with its marks; complete once the parser is finished."""
+    """The parser of one output. `tools`: by tool, the types of its parameters; None: calls are not read. `spans`:
+    where reasoning is in the text, with its marks; complete once the parser is finished."""
 
     def __init__(self, template: Template, *, prompt_end: str = "", tools: Tools | None = None) -> None:
         self._template = template
@@ -88,16 +90,23 @@ class Parser:
         self.spans: list[tuple[int, int]] = []
         self._calls = 0
         self._calling = self._begun = False
+        self._whole: WholeMessage | None = None
+        self._kept: list[ContentDelta] = []  # of a message that may be a call
         if prompt_end:
             self._run(template.behind_anchor(prompt_end), final=False)
+            begun = any(isinstance(event, ContentDelta) for event in self._events)
             self._rest = ""
             self._read_before = self._thought_from = 0
             self.spans.clear()
             self._spaces.clear()
             self._told.clear()
             self._events.clear()
+        else:
+            begun = False
         if tools is not None:
             self._watch = template.with_calls
+        if tools and template.whole and not begun:
+            self._whole = WholeMessage(tools)
 
     @property
     def is_reasoning(self) -> bool:
@@ -118,6 +127,14 @@ class Parser:
             self._tell("".join(self._spaces), self._spaces_at)
         if self.is_reasoning:
             self.spans.append((self._thought_from, self._read_before))
+        calls = [] if self._whole is None else self._whole.calls
+        if calls:
+            self._kept.clear()
+        self._tell_kept()
+        for name, arguments in calls:
+            self._events.append(CallStarted(self._calls, name))
+            self.arguments(arguments)
+            self.end(True)
         return self._taken()
 
     def _taken(self) -> list[Event]:
@@ -257,7 +274,23 @@ class Parser:
         if not text or kind is None:
             return
         self._told.add(kind)
-        self._events.append(Reasoning(text, at) if kind == "reasoning" else Content(text, at))
+        if kind == "reasoning":
+            self._tell_kept()
+            self._events.append(ReasoningDelta(text, at))
+        elif self._whole is None:
+            self._events.append(ContentDelta(text, at))
+        else:
+            self._kept.append(ContentDelta(text, at))
+            self._whole.push(text)
+            if self._whole.failed:
+                self._tell_kept()
+
+    def _tell_kept(self) -> None:
+        """What was kept back is content, if there is any; so the message is no call."""
+        if self._kept:
+            self._whole = None
+        self._events += self._kept
+        self._kept.clear()
 
     def _leave_spaces(self) -> None:
         """A mark comes."""
@@ -268,7 +301,7 @@ class Parser:
 
     def _settle(self) -> None:
         """Behind a mark that belongs to no call, the end of the last call is no longer expected."""
-        watch: Watch = self._watch
+        watch: WatchedMarks = self._watch
         template = self._template
         self._watch = watch if watch is template.without_calls else template.with_calls
 
@@ -278,14 +311,16 @@ class Parser:
         field = self._field
         self._enter(None)
         self._leave_spaces()
+        self._tell_kept()
+        self._whole = None
         self._enter(field)
         self._held.clear()
         self._begun = self._calling = True
-        self._events.append(CallBegun(self._calls, name))
+        self._events.append(CallStarted(self._calls, name))
 
     def arguments(self, text: str) -> None:
         if text:
-            self._events.append(CallArguments(self._calls, text))
+            self._events.append(ArgumentsDelta(self._calls, text))
 
     def end(self, complete: bool) -> None:
         self._events.append(CallEnded(self._calls, complete))
@@ -299,12 +334,12 @@ def joined(events: Iterable[Event]) -> list[Event]:
     for event in events:
         last = found[-1] if found else None
         match last, event:
-            case Content(one, at), Content(other, then) if at + len(one) == then:
-                found[-1] = Content(one + other, at)
-            case Reasoning(one, at), Reasoning(other, then) if at + len(one) == then:
-                found[-1] = Reasoning(one + other, at)
-            case CallArguments(call, one), CallArguments(_, other):
-                found[-1] = CallArguments(call, one + other)
+            case ContentDelta(one, at), ContentDelta(other, then) if at + len(one) == then:
+                found[-1] = ContentDelta(one + other, at)
+            case ReasoningDelta(one, at), ReasoningDelta(other, then) if at + len(one) == then:
+                found[-1] = ReasoningDelta(one + other, at)
+            case ArgumentsDelta(call, one), ArgumentsDelta(_, other):
+                found[-1] = ArgumentsDelta(call, one + other)
             case _:
                 found.append(event)
     return found

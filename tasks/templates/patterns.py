@@ -2,8 +2,8 @@
 
 A template comes with a checkpoint, so its patterns are somebody else's. They are run as automata: in a time that
 is linear in the text, one character after the other, with no way back. The subset: literals, escapes, classes,
-groups, named groups, alternatives, repeats. A lazy repeat is the same as a greedy one here. Everything else, such
-as a lookahead, is refused by a `ValueError`.
+groups, named groups, alternatives, repeats. A mark is always the longest one; a lazy repeat only says which group
+gets what. Everything else, such as a lookahead, is refused by a `ValueError`.
 
     parsed(pattern)   the pattern as a tree
     literal(text)     the tree of a text
@@ -27,7 +27,7 @@ _TESTS: dict[str, Callable[[str], bool]] = {
 }
 
 
-class Set(NamedTuple):
+class CharacterClass(NamedTuple):
     """Characters: those in `letters`, in `ranges`, and in the classes `classes` ("s", "d", "w", and in capitals
     their opposites). `negated`: all others."""
 
@@ -50,18 +50,19 @@ class Set(NamedTuple):
         return letters + ranges + "".join(f"\\{one}" for one in self.classes)
 
 
-class Series(NamedTuple):
+class Concatenation(NamedTuple):
     parts: tuple[Node, ...]
 
 
-class Either(NamedTuple):
+class Alternation(NamedTuple):
     parts: tuple[Node, ...]
 
 
-class Repeat(NamedTuple):
+class Repetition(NamedTuple):
     part: Node
     least: int
     most: int | None
+    lazy: bool = False
 
 
 class Group(NamedTuple):
@@ -69,17 +70,17 @@ class Group(NamedTuple):
     part: Node
 
 
-Node = Set | Series | Either | Repeat | Group
+Node = CharacterClass | Concatenation | Alternation | Repetition | Group
 
-ANY = Set(frozenset(), negated=True)
-SPACES = Repeat(Set(frozenset(), classes="s"), 0, None)
-
-
-def literal(text: str) -> Series:
-    return Series(tuple(Set(frozenset(letter)) for letter in text))
+ANY = CharacterClass(frozenset(), negated=True)
+SPACES = Repetition(CharacterClass(frozenset(), classes="s"), 0, None)
 
 
-def any_of(sets: Sequence[Set]) -> str:
+def literal(text: str) -> Concatenation:
+    return Concatenation(tuple(CharacterClass(frozenset(letter)) for letter in text))
+
+
+def any_of(sets: Sequence[CharacterClass]) -> str:
     """A regular expression of Python's for a character that is in one of the sets."""
     plain = "".join(one.inside for one in sets if not one.negated)
     others = [f"[^{one.inside}]" if one.inside else r"[\s\S]" for one in sets if one.negated]
@@ -88,7 +89,7 @@ def any_of(sets: Sequence[Set]) -> str:
 
 def parsed(pattern: str) -> Node:
     """Raises ValueError."""
-    reader = _Reader(pattern)
+    reader = _PatternReader(pattern)
     node = reader.either()
     if reader.at < len(pattern):
         raise reader.refused("a parenthesis too many")
@@ -101,26 +102,48 @@ def groups(node: Node) -> Iterator[str]:
         case Group(name, part):
             yield name
             yield from groups(part)
-        case Series(parts) | Either(parts):
+        case Concatenation(parts) | Alternation(parts):
             for part in parts:
                 yield from groups(part)
-        case Repeat(part):
+        case Repetition(part):
             yield from groups(part)
+
+
+def node_of(node: Node, name: str) -> Node | None:
+    """What the first group with this name has."""
+    match node:
+        case Group(own, part) if own == name:
+            return part
+        case Group(_, part) | Repetition(part):
+            return node_of(part, name)
+        case Concatenation(parts) | Alternation(parts):
+            return next((found for part in parts if (found := node_of(part, name)) is not None), None)
+    return None
+
+
+def matches(node: Node, text: str) -> bool:
+    """Whether the whole text is one of those that the tree stands for."""
+    program = Program([node])
+    at = program.closure([0])
+    for letter in text:
+        steps = map(program.steps.__getitem__, at)
+        at = program.closure([one.to[0] for one in steps if one.set is not None and one.set.has(letter)])
+    return any(program.steps[one].mark >= 0 for one in at)
 
 
 def without_spaces_around(node: Node) -> Node:
     """The tree without `\\s*` at its ends."""
-    if not isinstance(node, Series):
+    if not isinstance(node, Concatenation):
         return node
     parts = list(node.parts)
     while parts and parts[0] == SPACES:
         del parts[0]
     while parts and parts[-1] == SPACES:
         del parts[-1]
-    return Series(tuple(parts))
+    return Concatenation(tuple(parts))
 
 
-class _Reader:
+class _PatternReader:
     """Reads a pattern from left to right."""
 
     def __init__(self, pattern: str) -> None:
@@ -148,13 +171,13 @@ class _Reader:
         while self._takes("|"):
             parts.append(self._sequence())
         self.depth -= 1
-        return parts[0] if len(parts) == 1 else Either(tuple(parts))
+        return parts[0] if len(parts) == 1 else Alternation(tuple(parts))
 
     def _sequence(self) -> Node:
         parts: list[Node] = []
         while self.at < len(self.pattern) and self.pattern[self.at] not in "|)":
             parts.append(self._repeated(self._one()))
-        return Series(tuple(parts))
+        return Concatenation(tuple(parts))
 
     def _one(self) -> Node:
         match letter := self._next():
@@ -168,7 +191,7 @@ class _Reader:
                 return self._escape()
             case "^" | "$" | "*" | "+" | "?" | "{":
                 raise self.refused(f"{letter!r} is not among what is read here")
-        return Set(frozenset(letter))
+        return CharacterClass(frozenset(letter))
 
     def _group(self) -> Node:
         name = ""
@@ -202,20 +225,19 @@ class _Reader:
             return node
         if max(least, most or 0) > MOST_REPEATS or (most is not None and most < least):
             raise self.refused(f"a repeat of more than {MOST_REPEATS}, or of none")
-        self._takes("?")  # lazy
-        return Repeat(node, least, most)
+        return Repetition(node, least, most, lazy=self._takes("?"))
 
-    def _escape(self) -> Set:
+    def _escape(self) -> CharacterClass:
         letter = self._next()
         if letter.lower() in _TESTS:
-            return Set(frozenset(), classes=letter)
+            return CharacterClass(frozenset(), classes=letter)
         if letter in _CONTROL:
-            return Set(frozenset(_CONTROL[letter]))
+            return CharacterClass(frozenset(_CONTROL[letter]))
         if letter.isalnum():
             raise self.refused(f"the escape {letter!r} is not among what is read here")
-        return Set(frozenset(letter))
+        return CharacterClass(frozenset(letter))
 
-    def _class(self) -> Set:
+    def _class(self) -> CharacterClass:
         negated = self._takes("^")
         letters: set[str] = set()
         ranges: list[tuple[str, str]] = []
@@ -233,7 +255,7 @@ class _Reader:
                 ranges.append((low, high))
             else:
                 letters.add(low)
-        return Set(frozenset(letters), tuple(ranges), classes, negated)
+        return CharacterClass(frozenset(letters), tuple(ranges), classes, negated)
 
     def _in_class(self) -> str:
         """A character, or a class as its escape."""
@@ -249,7 +271,7 @@ class Step(NamedTuple):
     begins or ends here. `mark`: the tree with this number is matched."""
 
     to: tuple[int, ...] = ()
-    set: Set | None = None
+    set: CharacterClass | None = None
     group: str = ""
     ends: bool = False
     mark: int = -1
@@ -274,30 +296,33 @@ class Program:
     def _add(self, node: Node, then: int) -> int:
         """Add the instructions of a tree, which lead to `then`. Returns the first one."""
         match node:
-            case Set():
+            case CharacterClass():
                 return self._step(Step((then,), node))
-            case Series(parts):
+            case Concatenation(parts):
                 for part in reversed(parts):
                     then = self._add(part, then)
                 return then
-            case Either(parts):
+            case Alternation(parts):
                 return self._step(Step(tuple(self._add(part, then) for part in parts)))
             case Group(name, part):
                 inner = self._add(part, self._step(Step((then,), group=name, ends=True)))
                 return self._step(Step((inner,), group=name))
-            case Repeat(part, least, most):
+            case Repetition(part, least, most, lazy):
                 if most is None:
                     loop = self._step(Step())
-                    self.steps[loop] = Step((self._add(part, loop), then))
+                    self.steps[loop] = self._choice(self._add(part, loop), then, lazy)
                     then = loop
                 for _ in range((most or least) - least):
-                    then = self._step(Step((self._add(part, then), then)))
+                    then = self._step(self._choice(self._add(part, then), then, lazy))
                 for _ in range(least):
                     then = self._add(part, then)
                 return then
 
+    def _choice(self, more: int, then: int, lazy: bool) -> Step:
+        return Step((then, more) if lazy else (more, then))
+
     def closure(self, steps: Iterable[int]) -> frozenset[int]:
-        """These instructions and all that follow without a character."""
+        """The closure of these instructions: they, and all that follow without a character."""
         found, waiting = set[int](), list(steps)
         while waiting:
             at = waiting.pop()

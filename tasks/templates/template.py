@@ -10,25 +10,39 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import takewhile
 from typing import Any, Literal
 
-from petiole.tasks.templates.bodies import Arguments, Body, Calls, Listed, PythonCalls, Tagged
+from petiole.tasks.templates.bodies import (
+    Arguments,
+    Body,
+    Calls,
+    JsonCalls,
+    PythonCalls,
+    is_name,
+    meant,
+)
+from petiole.tasks.templates.json_values import Dialect, is_bare_key
 from petiole.tasks.templates.marks import Mark, Marks
 from petiole.tasks.templates.patterns import (
-    Either,
+    SPACES,
+    Alternation,
+    Concatenation,
     Group,
     Node,
-    Series,
+    Repetition,
     groups,
     literal,
+    matches,
+    node_of,
     parsed,
     without_spaces_around,
 )
-from petiole.tasks.templates.values import Dialect
+from petiole.tasks.templates.tagged import Tagged, TaggedMarks
 
 Kind = Literal["content", "reasoning", "calls"]
 Tools = Mapping[str, Mapping[str, str]]
-"""By tool: the types of its parameters, such as "integer|null"."""
+"""By tool: the types of its parameters, as `types.types_of` has them."""
 
 _KINDS: dict[str, Kind] = {
     "content": "content",
@@ -67,7 +81,7 @@ class Field:
         return Marks([ends])
 
 
-class Watch:
+class WatchedMarks:
     """The marks that may come outside all fields. `fields[n]`: the field that the mark n opens; None: it only
     ends content."""
 
@@ -78,9 +92,10 @@ class Watch:
 
 
 class Template:
-    """Immutable. `needs_tool`: calls have no mark of their own, so only a name of a tool begins one."""
+    """Immutable. `needs_tool`: calls have no mark of their own, so only a name of a tool begins one. `whole`: a
+    whole message of JSON may be a call."""
 
-    def __init__(self, given: Mapping[str, Any], *, needs_tool: bool = False) -> None:
+    def __init__(self, given: Mapping[str, Any], *, needs_tool: bool = False, whole: bool = False) -> None:
         """Raises ValueError."""
         _check_keys("template", given, _TOP)
         if given.get("version", 1) != 1:
@@ -88,7 +103,7 @@ class Template:
         fields = given.get("fields")
         if not isinstance(fields, Mapping) or not fields:
             raise ValueError("fields: must be an object with fields")
-        self.needs_tool = needs_tool
+        self.needs_tool, self.whole = needs_tool, whole
         self.fields = [_field(name, each) for name, each in fields.items()]
         implicit = [field for field in self.fields if field.open is None]
         if len(implicit) > 1 or any(field.kind == "calls" for field in implicit):
@@ -106,15 +121,15 @@ class Template:
         return any(field.kind == "reasoning" for field in self.fields)
 
     @cached_property
-    def with_calls(self) -> Watch:
+    def with_calls(self) -> WatchedMarks:
         return self._watch([field for field in self.fields if field.open is not None])
 
     @cached_property
-    def without_calls(self) -> Watch:
+    def without_calls(self) -> WatchedMarks:
         return self._watch([field for field in self.fields if field.open is not None and field.kind != "calls"])
 
     @cached_property
-    def _after(self) -> dict[int, Watch]:
+    def _after(self) -> dict[int, WatchedMarks]:
         opens = [field for field in self.fields if field.open is not None]
         return {
             id(field): self._watch(opens, field.close)
@@ -122,13 +137,25 @@ class Template:
             if field.kind == "calls" and field.close is not None
         }
 
-    def after(self, field: Field) -> Watch:
+    def after(self, field: Field) -> WatchedMarks:
         """The marks that may come after a call, whose own end was not read yet."""
         return self._after.get(id(field), self.with_calls)
 
-    def _watch(self, opens: Sequence[Field], more: Node | None = None) -> Watch:
+    def _watch(self, opens: Sequence[Field], more: Node | None = None) -> WatchedMarks:
         own = None if self.implicit is None else self.implicit.close
-        return Watch(opens, [tree for tree in (own, more) if tree is not None])
+        return WatchedMarks(opens, [tree for tree in (own, more) if tree is not None])
+
+    def carries_name(self, name: str) -> bool:
+        """Whether a call of a tool with this name can be written and read."""
+        return all(reader.carries_name(name) for reader in self._readers)
+
+    def carries_key(self, key: str, *, inside: bool) -> bool:
+        """The same for a parameter with this name. `inside`: for a key of an object within the arguments."""
+        return all(reader.carries_key(key, inside=inside) for reader in self._readers)
+
+    @property
+    def _readers(self) -> list[_CallReader]:
+        return [field.reader for field in self.fields if field.reader is not None]
 
     def behind_anchor(self, prompt_end: str) -> str:
         """What the prompt has written of the answer already."""
@@ -142,17 +169,17 @@ class Template:
 
 
 @lru_cache(maxsize=256)
-def _compiled(text: str, needs_tool: bool) -> Template:
-    return Template(json.loads(text), needs_tool=needs_tool)
+def _compiled(text: str, needs_tool: bool, whole: bool) -> Template:
+    return Template(json.loads(text), needs_tool=needs_tool, whole=whole)
 
 
-def compiled(given: Mapping[str, Any], *, needs_tool: bool = False) -> Template:
+def compiled(given: Mapping[str, Any], *, needs_tool: bool = False, whole: bool = False) -> Template:
     """The template, compiled once for the same contents. Raises ValueError."""
     try:
         text = json.dumps(given, sort_keys=True)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"template: must be JSON: {error}") from None
-    return _compiled(text, needs_tool)
+    return _compiled(text, needs_tool, whole)
 
 
 # ---------------------------------------------------------------- fields
@@ -177,7 +204,7 @@ def _tree(what: str, given: Mapping[str, Any], text: str, pattern: str) -> Node 
     texts = [given[text]] if isinstance(given[text], str) else given[text]
     if not isinstance(texts, list) or not texts or not all(isinstance(one, str) and one for one in texts):
         raise ValueError(f"{what}.{text}: must be text or a list of texts")
-    return literal(texts[0]) if len(texts) == 1 else Either(tuple(map(literal, texts)))
+    return literal(texts[0]) if len(texts) == 1 else Alternation(tuple(map(literal, texts)))
 
 
 def _field(name: str, given: object) -> Field:
@@ -198,14 +225,13 @@ def _field(name: str, given: object) -> Field:
         if content != "text" or given.get("transform") is not None:
             raise ValueError(f"{what}.content: must be text")
         return Field(kind, open, close, bool(arguments.get("strip", True)))
-    captured = set(groups(open)) if open is not None else set()
-    reader = _CallReader(what, content, arguments, given.get("transform"), captured, close)
+    reader = _CallReader(what, content, arguments, given.get("transform"), open, close)
     return Field(kind, open, close, True, reader)
 
 
 class _CallReader:
-    """How a field writes its calls. `captured`: the groups of its opening mark: `name`, a tool's; `list`, the
-    bracket that begins a list."""
+    """How a field writes its calls. Groups of its opening mark: `name`, a tool's; `list`, the bracket that begins
+    a list."""
 
     def __init__(
         self,
@@ -213,30 +239,55 @@ class _CallReader:
         content: object,
         arguments: Mapping[str, Any],
         transform: object,
-        captured: set[str],
+        open: Node | None,
         close: Node | None,
     ) -> None:
         name, given = _shape(what, transform)
+        captured = set(groups(open)) if open is not None else set()
         self.content, self.captured, self._opened = content, "name" in captured, "list" in captured
         self.dialect = _dialect(what, arguments)
         self.names, self.keys = (name,) if name else _NAME_KEYS, (given,) if given else _ARGUMENT_KEYS
+        self._name = None if open is None else node_of(open, "name")
+        self._key: Node | None = None
         if content == "xml-inline":
-            if not self.captured or close is None:
+            if not self.captured or open is None or close is None:
                 raise ValueError(f"{what}: xml-inline needs a group name in open_pattern, and a closing mark")
-            self._between, self._tail, self._plain = _tags(what, arguments, close)
+            self._tags, self._key = _tags(what, arguments, open, close)
         elif content not in ("json", "python-call-list"):
             raise ValueError(f"{what}.content: must be json, xml-inline or python-call-list, got {content!r}")
 
     def body(self, calls: Calls, captures: Mapping[str, str], tools: Tools, needs_tool: bool) -> Body:
         needs = tools.keys() if needs_tool else None
         if self.content == "python-call-list":
-            return PythonCalls(calls, needs, opened=self._opened)
+            return PythonCalls(calls, tools, needs, opened=self._opened)
         if self.captured:
-            name = captures.get("name", "")
+            name = meant(captures.get("name", ""), tools)
+            if name not in tools and re.search(r"\s", name):
+                name = ""  # several words are a name only if a tool has it
+            kinds = tools.get(name, {})
             if self.content == "json":
-                return Arguments(calls, name, self.dialect, needs)
-            return Tagged(calls, name, self._between, self._tail, tools.get(name, {}), self._plain)
-        return Listed(calls, self.dialect, self.names, self.keys)
+                return Arguments(calls, name, self.dialect, needs, kinds)
+            return Tagged(calls, name, self._tags, kinds)
+        return JsonCalls(calls, self.dialect, self.names, self.keys)
+
+    def carries_name(self, name: str) -> bool:
+        bare = self.content != "python-call-list" or _is_python(name)
+        return is_name(name) and bare and (self._name is None or _is_plain(name, self._name))
+
+    def carries_key(self, key: str, *, inside: bool) -> bool:
+        if self.content == "python-call-list":
+            return inside or (is_name(key) and _is_python(key))
+        if self.dialect.bare_keys:  # a parameter is known to the reader, so it may have the mark that ends a key
+            return is_name(key) and is_bare_key(key if inside else key.replace(":", "_"))
+        return inside or self._key is None or (is_name(key) and _is_plain(key, self._key))
+
+
+def _is_plain(name: str, node: Node) -> bool:
+    return name == name.strip() and matches(node, name)
+
+
+def _is_python(name: str) -> bool:
+    return is_bare_key(name) and not {*"()="} & {*name}
 
 
 def _shape(what: str, transform: object) -> tuple[str, str]:
@@ -261,16 +312,35 @@ def _dialect(what: str, given: Mapping[str, Any]) -> Dialect:
     return Dialect(bool(given.get("unquoted_keys", False)), tuple((pair[0], pair[1]) for pair in pairs))
 
 
-def _tags(what: str, given: Mapping[str, Any], close: Node) -> tuple[Marks, Marks, str]:
-    """What begins an argument or ends a call; what ends an argument; the type of a parameter without one."""
+def _tags(what: str, given: Mapping[str, Any], open: Node, close: Node) -> tuple[TaggedMarks, Node]:
+    """The marks of arguments, and what the name of a parameter is."""
     pattern = given.get("tag_pattern")
     tree = parsed(pattern) if isinstance(pattern, str) else None
-    if not isinstance(tree, Series):
+    if not isinstance(tree, Concatenation):
         raise ValueError(f"{what}.content_args.tag_pattern: must be a pattern")
     at = next((k for k, part in enumerate(tree.parts) if isinstance(part, Group) and part.name == "value"), -1)
-    head, tail = Series(tree.parts[: max(at, 0)]), Series(tree.parts[at + 1 :])
-    if at < 0 or "key" not in set(groups(head)) or not tail.parts:
+    head, tail = Concatenation(tree.parts[: max(at, 0)]), Concatenation(tree.parts[at + 1 :])
+    key = node_of(head, "key")
+    if at < 0 or key is None or not tail.parts:
         raise ValueError(f"{what}.content_args.tag_pattern: must have a group key, a group value, and an end")
+    begin = Concatenation(tuple(takewhile(lambda part: isinstance(part, Repetition), tail.parts)))
+
+    def followed(*parts: Node) -> Concatenation:
+        return Concatenation((*parts[:-1], SPACES, Group("next", parts[-1])))
+
+    again = Concatenation((without_spaces_around(close), SPACES, open))
     values = given.get("value_parser") or {}
-    plain = "any" if isinstance(values, Mapping) and values.get("name") == "json" else "string"
-    return Marks([head, close]), Marks([tail]), plain
+    return TaggedMarks(
+        head=Marks([head]),
+        close=Marks([close]),
+        between=Marks([head, close]),
+        tail=Marks(
+            [
+                followed(tail, Alternation((head, close))),
+                Concatenation((begin, Group("next", head))),
+                followed(begin, again),
+            ]
+        ),
+        last=Marks([tail, Concatenation((begin, close))]),
+        plain="any" if isinstance(values, Mapping) and values.get("name") == "json" else "string",
+    ), key

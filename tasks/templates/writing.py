@@ -12,9 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from petiole.tasks.templates.json_values import typed
+from petiole.tasks.templates.types import EVERY, Schema, Values, parameters_of
+
 
 @dataclass(frozen=True)
-class Thought:
+class ReasoningMarks:
     """Marks around reasoning, and what follows them."""
 
     open: str
@@ -23,12 +26,13 @@ class Thought:
 
 
 @dataclass(frozen=True)
-class Tags:
-    """How one argument is written; "{key}" stands for its name. Text is written as it is, between `quotes`, and
-    all else as JSON. `between`: what is between two arguments. `as_json`: text is JSON, too, and truth values and
-    nothing are Python's."""
+class ArgumentTags:
+    """How one argument is written: `begin`, its name, `after`, its value, `end`. Text is written as it is, between
+    `quotes`, and all else as JSON. `between`: what is between two arguments. `as_json`: text is JSON, too, and
+    truth values and nothing are Python's."""
 
     begin: str
+    after: str
     end: str
     quotes: str = ""
     between: str = ""
@@ -51,7 +55,8 @@ class Writing:
     """`begin`, `end`: around the arguments of a call; "{name}" stands for the tool's name. `first`, `between`,
     `last`: around and between calls. `trigger`: what a call begins with, which no other text has; `begins`: where
     calls have no such mark. `most`: calls in one turn. `answer_begin`: before text that is no call. `efforts`: the
-    template's words for efforts that it does not know."""
+    template's words for efforts that it does not know. `whole`: texts that begin like this pattern may be read as
+    calls, too, so a strict tool forbids them."""
 
     begin: str = ""
     end: str = ""
@@ -60,23 +65,30 @@ class Writing:
     last: str = ""
     trigger: str = ""
     begins: Begins | None = None
-    thought: Thought | None = None
-    tags: Tags | None = None
+    thought: ReasoningMarks | None = None
+    tags: ArgumentTags | None = None
     most: int | None = None
     answer_begin: str = ""
     efforts: Mapping[str, str] = field(default_factory=dict)
+    whole: str = ""
 
     @property
     def calls(self) -> bool:
         return bool(self.begin)
 
 
-_THINK = Thought("<think>", "</think>")
+_THINK = ReasoningMarks("<think>", "</think>")
 _OBJECT = '{"name": "{name}", "arguments": '
+_WHOLE = r"[ \t\r\n]*(```json|(```[ \t\r\n]*)?[\[{])(.|\n)*"
 
 WRITINGS: dict[str, Writing] = {
     "hermes": Writing(
-        begin=f"<tool_call>\n{_OBJECT}", end="}\n</tool_call>", between="\n", trigger="<tool_call>", thought=_THINK
+        begin=f"<tool_call>\n{_OBJECT}",
+        end="}\n</tool_call>",
+        between="\n",
+        trigger="<tool_call>",
+        thought=_THINK,
+        whole=_WHOLE,
     ),
     "qwen-xml": Writing(
         begin="<tool_call>\n<function={name}>\n",
@@ -84,7 +96,8 @@ WRITINGS: dict[str, Writing] = {
         between="\n",
         trigger="<tool_call>",
         thought=_THINK,
-        tags=Tags("<parameter={key}>\n", "\n</parameter>\n"),
+        tags=ArgumentTags("<parameter=", ">\n", "\n</parameter>\n"),
+        whole=_WHOLE,
     ),
     "glm-xml": Writing(
         begin="<tool_call>{name}\n",
@@ -92,14 +105,14 @@ WRITINGS: dict[str, Writing] = {
         between="\n",
         trigger="<tool_call>",
         thought=_THINK,
-        tags=Tags("<arg_key>{key}</arg_key>\n<arg_value>", "</arg_value>\n"),
+        tags=ArgumentTags("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
     ),
     "llama": Writing(begin='{"name": "{name}", "parameters": ', end="}", between="; ", trigger='{"name": "'),
     "mistral": Writing(
         first="[TOOL_CALLS][", begin=_OBJECT, end="}", between=", ", last="]", trigger="[TOOL_CALLS]"
     ),
     "mistral-args": Writing(
-        begin="[TOOL_CALLS]{name}[ARGS]", trigger="[TOOL_CALLS]", thought=Thought("[THINK]", "[/THINK]")
+        begin="[TOOL_CALLS]{name}[ARGS]", trigger="[TOOL_CALLS]", thought=ReasoningMarks("[THINK]", "[/THINK]")
     ),
     "deepseek": Writing(
         first="<｜tool▁calls▁begin｜>",
@@ -131,7 +144,7 @@ WRITINGS: dict[str, Writing] = {
         between=", ",
         last="]",
         begins=Begins(r"(.|\n)*\[[ \t\r\n]*", "", r"\(", then="("),
-        tags=Tags("{key}=", "", between=", ", as_json=True),
+        tags=ArgumentTags("", "=", "", between=", ", as_json=True),
     ),
     "phi4": Writing(
         first="<|tool_call|>[",
@@ -145,7 +158,7 @@ WRITINGS: dict[str, Writing] = {
     "harmony": Writing(
         begin="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
         trigger="<|channel|>commentary to=functions.",
-        thought=Thought("<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant"),
+        thought=ReasoningMarks("<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant"),
         most=1,
         answer_begin="<|channel|>final<|message|>",
         efforts={"none": "low", "minimal": "low", "xhigh": "high", "max": "high"},
@@ -154,8 +167,8 @@ WRITINGS: dict[str, Writing] = {
         begin="<|tool_call>call:{name}{",
         end="}<tool_call|>",
         trigger="<|tool_call>",
-        thought=Thought("<|channel>thought\n", "<channel|>"),
-        tags=Tags("{key}:", "", quotes='<|"|>', between=","),
+        thought=ReasoningMarks("<|channel>thought\n", "<channel|>"),
+        tags=ArgumentTags("", ":", "", quotes='<|"|>', between=","),
     ),
     "think": Writing(thought=_THINK),
 }
@@ -186,13 +199,15 @@ def composed(
         "most": min(bounds, default=None),
         "answer": None if answer is None else {"kind": answer[0], "value": answer[1]},
         "answer_begin": writing.answer_begin,
+        "whole": writing.whole if any(tool.get("strict") is True for tool in tools) else "",
         **({} if budget is None else {"budget": budget, "free": not tools and answer is None}),
     }
 
 
 def _call(writing: Writing, tool: Mapping[str, Any]) -> dict[str, Any]:
     name, schema = str(tool["name"]), tool.get("parameters")
-    written = json.dumps(name, ensure_ascii=False)[1:-1] if writing.tags is None else name
+    in_quotes = '"{name}"' in writing.begin
+    written = json.dumps(name, ensure_ascii=False)[1:-1] if in_quotes else name
     call = {
         "name": name,
         "strict": tool.get("strict") is True,
@@ -201,55 +216,48 @@ def _call(writing: Writing, tool: Mapping[str, Any]) -> dict[str, Any]:
     }
     if writing.tags is None:
         return {**call, "schema": schema}
-    arguments = _arguments(writing.tags, schema if isinstance(schema, Mapping) else {})
-    return {**call, "arguments": arguments, "between": writing.tags.between}
+    marks = {key: value for key, value in vars(writing.tags).items() if key != "as_json"}
+    return {**call, "tags": marks, "arguments": _arguments(writing.tags, schema)}
 
 
-def _arguments(tags: Tags, schema: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _arguments(tags: ArgumentTags, schema: Any) -> list[dict[str, Any]]:
     """The arguments in the order of the schema's properties."""
-    properties, needed = schema.get("properties"), schema.get("required")
-    rest = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    found = []
-    for key, one in (properties if isinstance(properties, Mapping) else {}).items():
-        schema_of = {**rest, **one} if isinstance(one, Mapping) else one
-        value = _python(schema_of) if tags.as_json else _value(schema_of)
-        quotes = "" if "schema" in value else tags.quotes
-        found.append(
-            {
-                "begin": tags.begin.replace("{key}", key) + quotes,
-                "end": quotes + tags.end,
-                "needed": isinstance(needed, list) and key in needed,
-                **value,
-            }
-        )
-    return found
+    found, root = parameters_of(schema), Schema(schema)
+    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema} if found.schemas else {}
+    arguments = []
+    for key, one in found.schemas.items():
+        refers = isinstance(one, Mapping) and '"$ref"' in json.dumps(one)
+        whole = {**one, **shared} if refers else one
+        way = _python if tags.as_json else _value
+        arguments.append({"key": key, "needed": key in found.needed, **way(tags, whole, root.values(one))})
+    return arguments
 
 
-def _value(schema: Any) -> dict[str, Any]:
-    """A value that is text is written without quotes, so its schema says no more than which texts there are."""
-    if not isinstance(schema, Mapping):
+def _value(tags: ArgumentTags, schema: Any, values: Values) -> dict[str, Any]:
+    """What is text for certain is written without JSON's quotes. So is text beside null or among listed values,
+    unless it would be read as something else. All else is JSON, which says exactly what the schema says."""
+    kinds, listed = values.kinds, values.listed
+    if "string" not in kinds or kinds == EVERY.kinds:
         return {"schema": schema}
-    texts = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    if isinstance(texts, list) and texts and all(isinstance(one, str) for one in texts):
-        return {"choice": texts}
-    kinds = schema.get("type")
-    parts = [part for name in ("anyOf", "oneOf", "allOf") for part in schema.get(name) or ()]
-    return {"text": True} if "string" in (kinds, *_listed(kinds)) or _has_text(parts) else {"schema": schema}
+    if listed is not None:
+        return {"choice": [_written(tags, value, values) for value in listed]}
+    if kinds == {"string", "null"} and tags.quotes:
+        return {"text": True, "schema": {"type": "null"}}
+    return {"text": True} if kinds <= {"string", "null"} else {"schema": schema}
 
 
-def _python(schema: Any) -> dict[str, Any]:
-    """A value of JSON that is one of Python, too, or a word that only Python has."""
-    words = {"boolean": ["True", "False"], "null": ["None"]}
-    match schema:
-        case {"type": str(kind)} if kind in words and not {"enum", "const"} & schema.keys():
-            return {"choice": words[kind]}
+def _written(tags: ArgumentTags, value: Any, values: Values) -> str:
+    as_json = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, str):
+        return as_json
+    if tags.quotes:
+        return as_json if tags.quotes in value else f"{tags.quotes}{value}{tags.quotes}"
+    return value if values.kinds == {"string"} or typed(value, values.named) == as_json else as_json
+
+
+def _python(tags: ArgumentTags, schema: Any, values: Values) -> dict[str, Any]:
+    """A value of JSON that is one of Python, too, or words that only Python has."""
+    words = {True: "True", False: "False", None: "None"}
+    if values.kinds and values.kinds <= {"boolean", "null"}:
+        return {"choice": [words[value] for value in values.listed or ()]}
     return {"schema": schema}
-
-
-def _listed(kinds: Any) -> list[Any]:
-    return kinds if isinstance(kinds, list) else []
-
-
-def _has_text(parts: Sequence[Any]) -> bool:
-    """Whether an alternative may be text."""
-    return any("text" in _value(part) or "choice" in _value(part) for part in parts if isinstance(part, Mapping))

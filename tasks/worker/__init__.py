@@ -12,7 +12,7 @@ Each line may import what stands below it. Nobody above imports any of it: Celer
     broker/      messages on Redis: take, own, lease, set aside
     reports/     a worker's reports on itself: to `petiole status`, Prometheus and its supervisor
     output/      the outgoing half of the streams, and outcomes
-    once         what follows the end of a task happens once, however often it is tried
+    idempotency  what follows the end of a task happens once, however often it is tried
     outage       logs the first failure of something, and the recovery
     periodic     a thread that repeats one function
     scripts      the Lua scripts in `lua/` beside their callers; a connection for calls in a pipeline

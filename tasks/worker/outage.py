@@ -34,5 +34,5 @@ class Outage:
     def ended(self) -> None:
         """A try succeeded."""
         if self._since is not None:
-            self._logger.warning(f"{self._recovered}, after %.1f s", self.lasts_s)
+            self._logger.warning("%s, after %.1f s", self._recovered, self.lasts_s)
             self._since = None

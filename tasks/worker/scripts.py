@@ -11,11 +11,12 @@ import redis
 from hiredis import pack_command
 
 from petiole.tasks.keys import AFFINITY_HEADER
+from petiole.tasks.messages.headers import ID_BYTES
 from petiole.tasks.record import scripts as record_scripts
 from petiole.tasks.servers.connections import LOST
 
 
-class Take(IntEnum):
+class TakeReply(IntEnum):
     """The first element of `take.lua`'s answer."""
 
     DAMAGED = -1
@@ -23,7 +24,7 @@ class Take(IntEnum):
     TAKEN = 1
 
 
-class Claim(IntEnum):
+class ClaimReply(IntEnum):
     """The answer of `claim.lua`."""
 
     NOT_CLAIMED = 0
@@ -33,7 +34,10 @@ class Claim(IntEnum):
 
 SOURCES = record_scripts.SOURCES | record_scripts.sources(
     Path(__file__).parent,
-    {"take": {"AFFINITY_HEADER": AFFINITY_HEADER, **Take.__members__}, "claim": Claim.__members__},
+    {
+        "take": {"AFFINITY_HEADER": AFFINITY_HEADER, "ID_BYTES": ID_BYTES, **TakeReply.__members__},
+        "claim": ClaimReply.__members__,
+    },
 )
 """Each script, after the prelude and its constants."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import json
 import signal
 import sys
@@ -11,6 +12,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -19,25 +21,24 @@ from kombu.exceptions import OperationalError
 from petiole.tasks.commands.batch import durable
 from petiole.tasks.commands.terminal import is_rich
 from petiole.tasks.errors import InvalidRequest, PetioleError
+from petiole.tasks.submission.batches.api import batch
 from petiole.tasks.submission.batches.batch import Batch
-from petiole.tasks.submission.batches.definitions import batch
 from petiole.tasks.submission.batches.estimate import Estimate, estimate
-from petiole.tasks.submission.batches.progress import Progress
-from petiole.tasks.submission.batches.rows import sorting, sources
+from petiole.tasks.submission.batches.progress import Progress, duration, line_of, rich_bar
+from petiole.tasks.submission.batches.rows import formats, sorting
 
 TOLD_EVERY_S = 10.0
-SHOWN_EVERY_S = 0.25
 _SHOWN = 200
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "input",
-        help="JSONL, CSV or Parquet; .gz, too; -: JSONL from standard input. Or, of batches with --detach: "
+        help="JSONL, CSV, TSV or Parquet; .gz, too; -: JSONL from standard input. Or, of batches with --detach: "
         "list, or show, cancel or resume with an ID",
     )
     command.add_argument("id", nargs="?", help="with show, cancel and resume: of a batch, or its output")
-    command.add_argument("-o", "--output", help="JSONL: a line for each row")
+    command.add_argument("-o", "--output", help="a line for each row; JSONL, CSV, TSV or Parquet, by its name")
     command.add_argument("--task", default="generate", help="of rows that name none (default: %(default)s)")
     command.add_argument(
         "--prompt", help="with columns in braces, such as 'Summarize: {text}'; the rows are data then"
@@ -51,7 +52,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="OPTION=VALUE",
-        help="an option of all rows, such as max_tokens=64: JSON, or text",
+        help="an option of all rows, such as max_tokens=64: JSON, or text; @FILE: what the file has; @@ is an @",
     )
     command.add_argument("--fields", help="parts of the results to write, with commas, such as text,usage")
     command.add_argument("--order", choices=("input", "ended"), default="input", help="of the output's lines")
@@ -60,7 +61,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
         choices=sorting.SORTS,
         help="prefix: rows that begin alike together, for the cache; length: the longest first",
     )
-    command.add_argument("--format", choices=sources.FORMATS, help="of the input (default: by its name)")
+    command.add_argument("--format", choices=formats.KINDS, help="of the input (default: by its name)")
+    command.add_argument("--encoding", help="of an input of text (default: utf-8)")
     command.add_argument(
         "--lines", choices=("auto", "requests", "openai"), default="auto", help="openai: OpenAI's batch lines"
     )
@@ -78,6 +80,9 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--wait", action="store_true", help="with --detach, resume and show: until it has ended")
     command.add_argument("--json", action="store_true", help="with list and show: print JSON")
     command.add_argument("--leased", action="store_true", help=argparse.SUPPRESS)
+    command.add_argument(
+        "--keep-going", action="store_true", help="although the first ten rows fail alike, which ends it otherwise"
+    )
     command.add_argument("--retry-failed", action="store_true", help="send rows again that have failed")
 
 
@@ -88,6 +93,8 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidRequest("ID", f"is for {', '.join(durable.VERBS)} alone", options.id)
     if options.detach and options.input == "-":
         raise InvalidRequest("input", "must be a file, with --detach", "-")
+    if options.detach and options.encoding is not None:
+        raise InvalidRequest("--encoding", "has no place with --detach, whose inputs are UTF-8", options.encoding)
     if options.output is None and not options.dry_run:
         raise InvalidRequest("--output", "must be given, unless --dry-run is", "nothing")
     submission = {name: getattr(options, name) for name in ("queue", "model", "priority")}
@@ -100,11 +107,13 @@ def run(options: argparse.Namespace) -> int:
         columns=dict(_pair("--column", one) for one in options.column),
         fields=options.fields and options.fields.split(","),
         format=options.format,
+        file_encoding=options.encoding or "utf-8",
+        keep_going=options.keep_going,
         lines=options.lines,
         order=options.order,
         sort=options.sort,
         retry_failed=options.retry_failed,
-        **{name: _value(text) for name, text in (_pair("--set", one) for one in options.set)},
+        **{name: _value(name, text) for name, text in (_pair("--set", one) for one in options.set)},
         **{name: value for name, value in submission.items() if value is not None},
     )
     if options.detach and not options.dry_run:
@@ -144,7 +153,7 @@ def show_estimate(found: Estimate) -> int:
     print(f"of {found.sampled:,} sampled rows {found.failed:,} failed")
     print(
         f"about {found.prompt_tokens:,} tokens in prompts, {found.completion_tokens:,} made, in "
-        f"{_duration(found.seconds)}, while the fleet is as busy as now"
+        f"{duration(found.seconds)}, while the fleet is as busy as now"
     )
     return 1 if found.refused or found.failed else 0
 
@@ -156,7 +165,16 @@ def _pair(option: str, text: str) -> tuple[str, str]:
     return name, value
 
 
-def _value(text: str) -> Any:
+def _value(option: str, text: str) -> Any:
+    if option in inspect.signature(batch).parameters:
+        raise InvalidRequest(f"--set {option}", "is no option of a task here: the command has its own", text)
+    if text.startswith("@@"):
+        text = text[1:]
+    elif text.startswith("@"):
+        try:
+            text = Path(text[1:]).read_text("utf-8-sig")
+        except (OSError, ValueError) as error:
+            raise InvalidRequest(f"--set {option}", f"must name a file of text ({error})", text) from None
     try:
         return json.loads(text)
     except ValueError:
@@ -195,38 +213,8 @@ def watching(name: str) -> Iterator[Callable[[Progress], None]]:
 
         yield tell
         return
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
-    with Bar(*columns, TextColumn("{task.fields[said]}", markup=False), auto_refresh=False) as bar:
-        shown, shown_at = bar.add_task(name, total=None, said=""), 0.0
-
-        def show(progress: Progress) -> None:
-            nonlocal shown_at
-            if time.monotonic() - shown_at >= SHOWN_EVERY_S:
-                shown_at = time.monotonic()
-                bar.update(shown, total=progress.rows, completed=progress.ended, said=line_of(progress))
-                bar.refresh()
-
+    with rich_bar(name) as show:
         yield show
-
-
-def line_of(progress: Progress) -> str:
-    rows = f"{progress.ended:,}" + (f" of {progress.rows:,}" if progress.rows is not None else "")
-    parts = [f"{rows} rows", f"{progress.rows_per_s:,.1f} rows/s"]
-    if progress.remaining_s is not None:
-        parts.append(f"{_duration(progress.remaining_s)} left")
-    parts.append(f"{progress.prompt_tokens:,} + {progress.completion_tokens:,} tokens")
-    parts += [f"{progress.failed:,} failed"] if progress.failed else []
-    parts += [progress.note] if progress.note else []
-    return ", ".join(parts)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 def summary(made: Batch, output: str) -> str:
@@ -237,13 +225,15 @@ def summary(made: Batch, output: str) -> str:
         return f"petiole: {output} is complete: {progress.ended:,} rows, {progress.failed:,} failed"
     rate = ran / progress.seconds if progress.seconds else 0.0
     did = (
-        f"{ran:,} rows in {_duration(progress.seconds)} ({rate:,.1f} rows/s), {progress.failed:,} of "
+        f"{ran:,} rows in {duration(progress.seconds)} ({rate:,.1f} rows/s), {progress.failed:,} of "
         f"{progress.ended:,} failed; tokens: {progress.prompt_tokens:,} in prompts, "
         f"{progress.cached_prompt_tokens:,} of them cached, {progress.completion_tokens:,} made"
     )
     if made.sort == "prefix" and progress.prompt_tokens:
         saved = progress.cached_prompt_tokens / progress.prompt_tokens
         did += f". Sorted by prefix: {saved:.0%} of the prompts' tokens were not computed"
+    if progress.failure:
+        did += f". The first that failed: {progress.failure}"
     if made.complete:
         return f"petiole: {output}: {did}"
     return (

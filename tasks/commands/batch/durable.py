@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
-import threading
 import time
 from datetime import datetime
 from typing import Any
@@ -15,11 +15,13 @@ from petiole.tasks.app.application import app
 from petiole.tasks.commands.terminal import print_table
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.settings import settings
-from petiole.tasks.submission.batches import storage
 from petiole.tasks.submission.batches.batch import Batch
-from petiole.tasks.submission.batches.durable import records, submitting
-from petiole.tasks.submission.batches.durable.records import Lease, Record
+from petiole.tasks.submission.batches.durable import records, submitting, watchdog
+from petiole.tasks.submission.batches.durable.current_row import CurrentRow
+from petiole.tasks.submission.batches.durable.records import BatchRecord, Lease
 from petiole.tasks.submission.batches.durable.runner import Runner
+from petiole.tasks.submission.batches.durable.watchdog import Watchdog
+from petiole.tasks.submission.batches.files import storage
 
 VERBS = ("list", "show", "cancel", "resume", "run")
 FOREVER_S = 10.0**9
@@ -72,7 +74,7 @@ def show_list(options: argparse.Namespace) -> int:
     return 0
 
 
-def show(record: Record, options: argparse.Namespace) -> int:
+def show(record: BatchRecord, options: argparse.Namespace) -> int:
     if options.wait:
         record = submitting.until(record.id, lambda one: one.ended, FOREVER_S)
     if options.json:
@@ -83,13 +85,13 @@ def show(record: Record, options: argparse.Namespace) -> int:
     return 1 if record.status == "failed" or (record.ended and record.number("failed")) else 0
 
 
-def status(record: Record) -> str:
+def status(record: BatchRecord) -> str:
     if record.ended or record.has_runner:
         return record.status
     return f"{record.status}, without a runner"
 
 
-def facts(record: Record) -> dict[str, Any]:
+def facts(record: BatchRecord) -> dict[str, Any]:
     """What an operator is shown."""
     times = {name: record.time_of(name) for name in ("created", "in_progress", "expires", *records.ENDED)}
     shown = {
@@ -108,28 +110,26 @@ def host(options: argparse.Namespace) -> int:
     """Run a batch in this process. `--leased`: its host has claimed it, and says so on standard input; when that
     ends, its host is gone."""
     if options.leased:
+        watchdog.limit_memory()
         told = json.loads(sys.stdin.readline())
+        parent, hand = told.pop("host"), CurrentRow(told.pop("hand"))
         lease: Lease | None = Lease.taken_over(options.id, **told)
     else:
+        parent, hand = os.getppid(), CurrentRow()
         lease = Lease.claim(options.id, settings().visibility_timeout_s)
     record = records.get(options.id)
     if lease is None or record is None:
         print(f"petiole: {options.id} is not open, or has a runner", file=sys.stderr)
         return 1
-    runner = Runner(app, record, lease)
+    leashed = Watchdog(lease, parent)
+    runner = Runner(app, record, lease, hand, leashed.renew)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: runner.stop())
     if options.leased:
         lease.hold()
         print("begun", flush=True)  # from now on this process renews the lease
-        threading.Thread(target=_stop_at_the_end, args=(runner,), daemon=True).start()
+        leashed.watch(runner.stop)
     began_at = time.monotonic()
     left = runner.run()
     print(f"petiole: {options.id}: {left}, after {time.monotonic() - began_at:.0f} s here", file=sys.stderr)
     return 0
-
-
-def _stop_at_the_end(runner: Runner) -> None:
-    while sys.stdin.read(1):
-        pass
-    runner.stop()

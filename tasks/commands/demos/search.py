@@ -10,12 +10,12 @@ import sys
 import time
 from typing import Any
 
+from petiole.contract.results.vectors import Vectors
 from petiole.tasks.commands.demo import DELTA_TIMEOUT_S, environment, worker
 from petiole.tasks.commands.terminal import print_table
 from petiole.tasks.servers import embedded
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.definitions import embed
-from petiole.vectors import Vectors
 
 PASSAGES = (
     "We refund the order within thirty days: send it back and the sum returns to your bank.",

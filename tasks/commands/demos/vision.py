@@ -24,7 +24,7 @@ from petiole.tasks.commands.terminal import print_table
 from petiole.tasks.servers import embedded
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.definitions import caption, detect, point, query
-from petiole.tasks.submission.images import put_image
+from petiole.tasks.submission.put_image import put_image
 
 WIDTH, HEIGHT = 130, 110
 ENLARGED = 5

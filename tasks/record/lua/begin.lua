@@ -1,6 +1,6 @@
 -- Begin a delivery of each task: increment its fencing number (attempt) and read the state of earlier deliveries.
 --
--- KEYS  three per task: log, state, completion
+-- KEYS  four per task: log, state, completion, asked
 -- ARGV  ttl_ms, model, number of leading tasks to mark as running, a name of this call (the same if the call is
 --       repeated); then three per task: Celery's retry count, the message's name ('': it has none), 1 if the broker
 --       says that the message is redelivered
@@ -18,19 +18,20 @@
 local ttl, model, at_once, call = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 
 local function begin(i)
-  local log, state, completion = KEYS[3 * i - 2], KEYS[3 * i - 1], KEYS[3 * i]
+  local log, state, completion, asked = unpack(KEYS, 4 * i - 3, 4 * i)
   local retries, message, again = tonumber(ARGV[2 + 3 * i]), 'message:' .. ARGV[3 + 3 * i], ARGV[4 + 3 * i] == '1'
   local known = redis.call('HGET', state, 'retries')
   if known and retries > whole(known) then
     redis.call('DEL', log, completion)
     redis.call('HDEL', state, 'running', 'done', 'model', 'adapter', 'deaths', 'prepared', 'retired')
   end
-  local was = redis.call('HMGET', state, 'running', 'done', 'cancel', 'model', 'adapter', 'deaths', message)
-  local attempt, deaths = 0, whole(was[6] or 0)
+  local was = redis.call('HMGET', state, 'running', 'done', 'model', 'adapter', 'deaths', message)
+  local cancel = redis.call('HGET', asked, 'cancel')
+  local attempt, deaths = 0, whole(was[5] or 0)
   local entries = redis.call('LRANGE', log, 0, -1)
   if not was[2] then
     attempt = redis.call('HINCRBY', state, 'attempt', 1)
-    if was[1] and (was[7] or again) and was[7] ~= call then
+    if was[1] and (was[6] or again) and was[6] ~= call then
       deaths = redis.call('HINCRBY', state, 'deaths', 1)
     end
     if message == 'message:' then
@@ -49,11 +50,11 @@ local function begin(i)
     redis.call('PEXPIRE', state, ttl)
     redis.call('PEXPIRE', log, ttl)
   end
-  return {attempt, deaths, was[3] or '', was[4] or '', was[5] or '', was[2] or '', entries}
+  return {attempt, deaths, cancel or '', was[3] or '', was[4] or '', was[2] or '', entries}
 end
 
 local replies = {}
-for i = 1, #KEYS / 3 do
+for i = 1, #KEYS / 4 do
   replies[i] = unless_damaged(begin, i) or {}
 end
 return replies

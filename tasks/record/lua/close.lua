@@ -1,6 +1,6 @@
 -- End the stream of a task whose message is not a valid request.
 --
--- KEYS  log, state; the seven keys that `enter` takes, if there is an entry for the ledger
+-- KEYS  log, state, asked; the seven keys that `enter` takes, if there is an entry for the ledger
 -- ARGV  ttl_ms, channel, the payload in three parts (attempt and index go between them), done; the entry
 -- reply the attempt, or 0 if the task is done already and nothing was written
 --
@@ -15,11 +15,12 @@ local index = ends == UNKNOWN and 0 or ends
 local payload = head .. attempt .. middle .. index .. tail
 redis.call('RPUSH', log, payload)
 if ARGV[7] then
-  pcall(enter, KEYS, 3, state, ARGV[7])
+  pcall(enter, KEYS, 4, state, ARGV[7])
 end
 redis.call('HSET', state, 'done', done)
 redis.call('HDEL', state, 'running')
 redis.call('PEXPIRE', log, ttl)
 redis.call('PEXPIRE', state, ttl)
+redis.call('PEXPIRE', KEYS[3], ttl)
 redis.call('PUBLISH', channel, payload)
 return attempt

@@ -2,7 +2,7 @@
 --
 -- A key is damaged if it has another type than a command expects, or does not hold a number where one is expected. A
 -- script goes on with all other keys, and names the damaged key in its reply. A script with only one key fails with an
--- error that `tasks.servers.answers` recognises. Errors of the server, such as a full one, always end the script.
+-- error that `tasks.servers.replies` recognises. Errors of the server, such as a full one, always end the script.
 
 local function is_damage(problem)
   local message = type(problem) == 'table' and problem.err or problem

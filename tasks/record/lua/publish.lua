@@ -1,7 +1,7 @@
 -- Flush many streams: for each task check its owner, append a delta to the log, and publish it.
 --
--- KEYS  two per task: log, state; then, for each operation `read`, the interest key of its task, and for each
---       operation `ledger` the seven keys that `enter` takes
+-- KEYS  two per task: log, state; then of its task, for each operation `read` the interest key, for each `look` what
+--       producers have asked, and for each `ledger` the seven keys that `enter` takes
 -- ARGV  ttl_ms, number of tasks; four per task: attempt, expected length of the log after the append, payload (empty:
 --       no delta), channel; then five for each task with operations: its position, the operations, `done` or the
 --       adapter, the delta that announces a prepared task, its entry in the ledger
@@ -12,7 +12,7 @@
 --
 -- operations  admitted  set `running`        last      the delta is the last: store `done`
 --             released  delete `running`     adapter   store the adapter that generated the first entry
---             look      refresh the TTLs, check the cancel flag
+--             look      refresh the TTLs, check the cancel flag; with last: that expires as the log does
 --             ttl=MS    with look: another TTL than ttl_ms
 --             read      with look: check that the stream has a reader
 --             ledger    with last: enter the task in the ledger, unless it is done already
@@ -35,12 +35,15 @@ local function stale(state, owner, mine, ttl)
 end
 
 local ttl, tasks = ARGV[1], tonumber(ARGV[2])
-local reply, turns, interests, ledgers, next_key = {}, {}, {}, {}, 2 * tasks + 1
+local reply, turns, interests, asked, ledgers, next_key = {}, {}, {}, {}, {}, 2 * tasks + 1
 for a = 3 + 4 * tasks, #ARGV, 5 do
   local task = tonumber(ARGV[a])
   turns[task] = a
   if find(ARGV[a + 1], 'read') then
     interests[task], next_key = KEYS[next_key], next_key + 1
+  end
+  if find(ARGV[a + 1], 'look') then
+    asked[task], next_key = KEYS[next_key], next_key + 1
   end
   if find(ARGV[a + 1], 'ledger') then
     ledgers[task], next_key = next_key, next_key + 7
@@ -92,11 +95,13 @@ local function write(task)
       local kept = string.match(operations, 'ttl=(%d+)') or ttl
       call('PEXPIRE', log, kept)
       call('PEXPIRE', state, kept)
-      if not find(operations, 'last') then
+      if find(operations, 'last') then
+        call('PEXPIRE', asked[task], kept)
+      else
         if interests[task] and call('EXISTS', interests[task]) == 0 then
           code = UNREAD
         end
-        if call('HEXISTS', state, 'cancel') == 1 then
+        if call('HEXISTS', asked[task], 'cancel') == 1 then
           code = FLAGGED
         end
       end

@@ -8,16 +8,18 @@ twice is one task, and whoever dies at whatever instant leaves nothing that the 
 
 Each line may import what stands below it.
 
-definitions  `petiole.batch`: cheap to import
-durable/     a batch that outlives its client: its state in Redis, its runner
-estimate     what a batch would cost, from a sample
-batch        the loop: send, collect, write, forget; progress, cancel
-exchange     tasks and results in Redis, many in a round trip
-flight       which rows are on their way, how many there may be, and which are lost: no input, no output
-forms        a row's form: its tasks, and the line of its results
-journal      what is written beside the output
-tape         where a journal's lines are: in a file, or in pages
-progress     what a batch says while it runs
-rows/        rows of files and iterables, as they come or sorted; a prompt with columns
-storage      files by their location: a path, or a URL that fsspec reads and writes
+api              `petiole.batch`: cheap to import
+durable/         a batch that outlives its client: its state in Redis, its runner
+estimate         what a batch would cost, from a sample
+batch            the loop: send, collect, write, forget; progress, cancel
+async_iteration  the loop in a thread, for `async for`
+client           tasks and results in Redis, many in a round trip
+in_flight        which rows are on their way, how many there may be, and which are lost: no input, no output
+row_types        a row's form: its tasks, and the line of its results
+journal          what is written beside the output
+segments         where a journal's lines are: in a file, or in pages
+progress         what a batch says while it runs: a line, a bar, a mistake of all rows
+rows/            rows of files, tables and iterables, as they come or sorted; a prompt with columns; formats of
+                 files
+files/           files by their location, and which of them may be opened
 """

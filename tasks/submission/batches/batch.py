@@ -16,24 +16,27 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+import redis
+
 from petiole.tasks.app.application import App
 from petiole.tasks.errors import BatchError, InvalidRequest
 from petiole.tasks.settings import warn_a_producer
-from petiole.tasks.submission.batches import storage
-from petiole.tasks.submission.batches.exchange import AWAY, WRONG, Exchange
-from petiole.tasks.submission.batches.flight import ALONE, Flight, Rate, Sent, Sharing, window
-from petiole.tasks.submission.batches.forms import Form, Line, Outcome
-from petiole.tasks.submission.batches.journal import Entry, Journal, Output, total_digest
-from petiole.tasks.submission.batches.progress import Progress, RowResult
+from petiole.tasks.submission.batches import async_iteration
+from petiole.tasks.submission.batches.client import AWAY, WRONG, BatchClient
+from petiole.tasks.submission.batches.files import storage
+from petiole.tasks.submission.batches.in_flight import ALONE, FairShare, RowInFlight, RowRate, RowsInFlight, window
+from petiole.tasks.submission.batches.journal import Journal, JournalEntry, OutputFiles, total_digest
+from petiole.tasks.submission.batches.progress import MOST_ALIKE, FirstRows, Progress, RowResult, Watch, watched
+from petiole.tasks.submission.batches.row_types import OutputLine, RowType, TaskOutcome
 from petiole.tasks.submission.batches.rows import sorting
 from petiole.tasks.submission.batches.rows.sorting import Sort
 from petiole.tasks.submission.batches.rows.sources import Row, Source
-from petiole.tasks.submission.batches.tape import FileTape, Tape
+from petiole.tasks.submission.batches.segments import FileStore, LineStore
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.5
 AWAY_PAUSE_S = 1.0
@@ -45,42 +48,45 @@ SENT_TOGETHER = 16
 
 @dataclass
 class Batch:
-    """Rows on their way through the fleet. Iterating runs it, and yields results as rows end; `run` runs it to its
-    end. `stop` and `cancel` may be called from any thread.
+    """Rows on their way through the fleet. Iterating runs it, also with `async for`, and yields results as rows
+    end; `run` runs it to its end. `stop` and `cancel` may be called from any thread. Without an output nobody
+    finds the rows on their way later: they are cancelled when the caller stops.
 
     `tape`: opens the journal's tape; None: a file beside the output. `reread`: all rows again, for a batch that
     may end before they do. `opened`: called when the journal is open, and `again` is noted there. `joining`:
     called before the output is made; `joined`: it is made. `sort`: in which order rows are sent. `sharing`: with
-    whom it shares the workers now. `left`: called at the end: it shares them no more."""
+    whom it shares the workers now. `left`: called at the end: it shares them no more. `first`: ends the batch if
+    the first rows say that all of it is a mistake."""
 
     app: App
     source: Source
-    form: Form
-    output: Output | None = None
+    form: RowType
+    output: OutputFiles | None = None
     submission: Mapping[str, Any] = field(default_factory=dict)
     in_order: bool = True
     sort: Sort | None = None
     again: bool = False
     progress: Progress = field(default_factory=Progress)
-    tape: Callable[[], Tape] | None = None
+    tape: Callable[[], LineStore] | None = None
     reread: Callable[[], Source] | None = None
     opened: Callable[[], object] = lambda: None
     joining: Callable[[], object] = lambda: None
-    sharing: Callable[[], Sharing] = lambda: ALONE
+    sharing: Callable[[], FairShare] = lambda: ALONE
     left: Callable[[], object] = lambda: None
+    first: FirstRows | None = None
 
     def __post_init__(self) -> None:
-        self.exchange = Exchange(self.app, self.submission.get("queue"), self.submission.get("model"))
+        self.exchange = BatchClient(self.app, self.submission.get("queue"), self.submission.get("model"))
         self.submission = {"priority": self.exchange.lowest_priority, **self.submission}
         self.journal: Journal | None = None
         self._stopping = threading.Event()
         self._cancelling = False
         self._unended: Exception | None = None
         self.joined = False
-        self._flight = Flight()
+        self._flight = RowsInFlight()
         self._unsent: Row | None = None
-        self._retry: deque[Sent] = deque()
-        self._written: list[Sent] = []
+        self._retry: deque[RowInFlight] = deque()
+        self._written: list[RowInFlight] = []
         self._kept: list[str] = []
         self._results: list[RowResult] = []
         self._exhausted = False
@@ -92,9 +98,10 @@ class Batch:
 
     # ------------------------------------------------------------ for callers
 
-    def run(self, watch: Callable[[Progress], None] | None = None) -> Progress:
-        """Run to the end, or until somebody stops it. `watch` is called a few times a second. Raises
-        `BatchError`, and `InvalidRequest` for an option of the whole batch; a fault of the code as it is."""
+    def run(self, watch: Watch | None = None) -> Progress:
+        """Run to the end, or until somebody stops it. `watch` is called a few times a second; without it a
+        notebook shows a bar. Raises `BatchError`, and `InvalidRequest` for an option of the whole batch; a
+        fault of the code as it is."""
         for _ in self._run(watch):
             pass
         return self.progress
@@ -102,9 +109,12 @@ class Batch:
     def __iter__(self) -> Iterator[RowResult]:
         return self._run(None)
 
+    def __aiter__(self) -> AsyncIterator[RowResult]:
+        return async_iteration.results(self._run(None), self.stop)
+
     def stop(self) -> None:
         """Send nothing more, write what has come, and end. The rows on their way go on in the workers, and the
-        same batch finds their results later."""
+        same batch finds their results later; without an output they are cancelled."""
         self._stopping.set()
 
     def cancel(self, error: Exception | None = None) -> None:
@@ -121,10 +131,14 @@ class Batch:
 
     # ------------------------------------------------------------ the loop
 
-    def _run(self, watch: Callable[[Progress], None] | None) -> Iterator[RowResult]:
+    def _run(self, watch: Watch | None) -> Generator[RowResult]:
+        with watched(self.source.name, watch) as shown:
+            yield from self._turns(shown)
+
+    def _turns(self, watch: Watch | None) -> Generator[RowResult]:
         warn_a_producer()
         began_at = time.monotonic()
-        self._rate = Rate(began_at)
+        self._rate = RowRate(began_at)
         self._looked_at = self._suspected_at = self._synced_at = float("-inf")
         self.progress.rows = self.source.total
         try:
@@ -140,6 +154,7 @@ class Batch:
                 self._show(now, now - began_at)
                 if watch is not None:
                     watch(self.progress)
+                self._check_first()
                 if self.complete or self._stopping.is_set():
                     break
                 self._pause()
@@ -147,23 +162,30 @@ class Batch:
             self._show(now, time.monotonic() - began_at)
             yield from self._taken()
         finally:
-            with contextlib.suppress(*AWAY):  # it is forgotten soon
+            with contextlib.suppress(*AWAY, redis.RedisError):  # it is forgotten soon
+                if self.output is None:
+                    self._leave()
                 self.left()
             if self.journal is not None:
+                if self.tape is None and self.journal.complete is None and not self._most_sent:
+                    self.journal.discard()
                 self.journal.close()
 
     def _open(self) -> None:
         if self.output is None:
             return
-        tape = self.tape() if self.tape is not None else FileTape(self.output.location)
+        self.output.check()
+        tape = self.tape() if self.tape is not None else FileStore(self.output.location)
         self.journal = journal = Journal(tape, self._about, self._id)
         self._id = journal.batch
         if self.again and journal.complete is None:
             journal.forget_failures()
-        self.opened()
-        self._sent_before = self._most_sent = journal.sent_before
         self.progress.before = self.progress.ended = journal.count
         self.progress.failed = journal.failed
+        self.opened()
+        self._sent_before = self._most_sent = journal.sent_before
+        if journal.count:
+            self.first = None
 
     @property
     def _about(self) -> dict[str, Any]:
@@ -230,10 +252,10 @@ class Batch:
             if self._retry:
                 return
 
-    def _next(self, limit: int) -> list[Sent]:
+    def _next(self, limit: int) -> list[RowInFlight]:
         """The next rows to send, which are on their way from now on. A row that becomes no task ends at once."""
-        group: list[Sent] = []
-        refused: list[tuple[Row, Line]] = []
+        group: list[RowInFlight] = []
+        refused: list[tuple[Row, OutputLine]] = []
         try:
             while max(len(group), len(refused)) < SENT_TOGETHER and self._flight.takes(limit):
                 if self._retry:
@@ -260,7 +282,7 @@ class Batch:
             self._end(refused)
         return group
 
-    def _sendable(self, row: Row, place: int) -> Sent:
+    def _sendable(self, row: Row, place: int) -> RowInFlight:
         """With the options of all submissions of this batch. `place`: among the rows as they are sent. Raises
         `InvalidRequest`, and one of `AWAY`."""
         work = self.form.work(row)
@@ -270,7 +292,7 @@ class Batch:
         self.exchange.goes_to(calls[-1].options.get("queue"))
         name = f"b-{self._id}-{self._round}-{row.number}-{row.digest:016x}"
         ids = [name] if len(calls) == 1 else [f"{name}-{k}" for k in range(len(calls))]
-        return Sent(row, work._replace(calls=calls), ids, again=place < self._sent_before, place=place)
+        return RowInFlight(row, work._replace(calls=calls), ids, again=place < self._sent_before, place=place)
 
     @property
     def _round(self) -> int:
@@ -298,13 +320,13 @@ class Batch:
                     f"another output, or remove {self.journal and self.journal.tape.name}"
                 )
 
-    def _known(self, group: list[Sent]) -> None:
+    def _known(self, group: list[RowInFlight]) -> None:
         """End those rows that an earlier run has sent, and that have ended meanwhile."""
         ids = [task_id for sent in group if sent.again for task_id in sent.ids if task_id in self._flight.of]
         if ids:
             self._arrived(self.exchange.outcomes(ids))
 
-    def _dispatch(self, group: list[Sent]) -> None:
+    def _dispatch(self, group: list[RowInFlight]) -> None:
         if not group:
             return
         if self.journal is not None:
@@ -312,7 +334,7 @@ class Batch:
             if most > self._most_sent:
                 self.journal.sent(most)
                 self._most_sent = most
-        refused: list[tuple[Row, Line]] = []
+        refused: list[tuple[Row, OutputLine]] = []
         for sent in group:
             sent.sent_at = time.monotonic()
         try:
@@ -355,22 +377,27 @@ class Batch:
         self._end(lines)
         self._written += [sent for sent, _ in ending]
 
-    def _line(self, sent: Sent, inputs: list[Outcome]) -> Line:
+    def _line(self, sent: RowInFlight, inputs: list[TaskOutcome]) -> OutputLine:
         """Results that the form cannot show are the row's error: a later try would find the same ones."""
         try:
             return sent.work.line(inputs)
         except WRONG as error:
             return self.form.refusal(sent.row, error)
 
-    def _end(self, rows: list[tuple[Row, Line]]) -> None:
+    def _end(self, rows: list[tuple[Row, OutputLine]]) -> None:
         """Rows have ended: write their lines."""
         if not rows:
             return
         if self.journal is not None:
-            self.journal.append(Entry(row.number, row.digest, line.good, line.json) for row, line in rows)
+            self.journal.append(JournalEntry(row.number, row.digest, line.good, line.json) for row, line in rows)
         self._results += [RowResult(row.number, line.good, line.value) for row, line in rows]
         self.progress.ended += len(rows)
-        self.progress.failed += sum(not line.good for _, line in rows)
+        for row, line in rows:
+            if self.first is not None:
+                self.first.ended(row.number, line.why, "" if line.good else line.failure(row))
+            if not line.good:
+                self.progress.failed += 1
+                self.progress.failure = self.progress.failure or line.failure(row)
 
     def _forget(self, now: float, all: bool = False) -> None:
         """Forget the results of what is on disk. Those of rows that were sent more than once stay to the end: a
@@ -405,8 +432,26 @@ class Batch:
 
     # ------------------------------------------------------------ the end
 
+    def _check_first(self) -> None:
+        """Raises `BatchError` if all rows would fail as the first ones have."""
+        if self.first is None or not self.first.alike:
+            return
+        said = f"the first {MOST_ALIKE} rows have failed alike: {self.first.failure}"
+        if self.journal is not None:
+            with contextlib.suppress(*AWAY):
+                self._cancel()
+            if self.journal.failed == self.journal.count:
+                self._most_sent = 0  # so there is nothing to go on from
+                said += ". Nothing was written"
+        raise BatchError(f"{said}. If other rows are better, keep_going=True (--keep-going) runs them")
+
+    def _leave(self) -> None:
+        """Nobody finds the rows on their way later."""
+        self._cancel()
+        self._forget(time.monotonic(), all=True)
+
     def _finish(self) -> None:
-        if self._cancelling:
+        if self._cancelling and self.output is not None:
             self._cancel()
         try:
             self._forget(time.monotonic(), all=True)
@@ -451,10 +496,16 @@ class Batch:
 
     def _join_what_ended(self, journal: Journal, error: Exception) -> None:
         assert self.output is not None
-        assert self.reread is not None
+        reread = self.reread
+        assert reread is not None
         self.joining()
-        rows = (row for row in self.reread() if not journal.digest_of(row.number))
-        journal.join(self.output, self.in_order, (self.form.refusal(row, error) for row in rows))
+
+        def rest() -> Iterator[OutputLine]:
+            for row in reread():
+                if not journal.digest_of(row.number):
+                    yield self.form.refusal(row, error)
+
+        journal.join(self.output, self.in_order, rest)
         self.joined = True
 
     def _verify(self, complete: Mapping[str, Any]) -> None:

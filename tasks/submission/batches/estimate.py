@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from petiole.contract.tasks import TASKS
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.requests.kinds import SCHEMAS
 from petiole.tasks.submission.batches.batch import Batch
 from petiole.tasks.submission.batches.rows.sources import Row, Source
 from petiole.tasks.submission.parsing import apart, parse
@@ -68,5 +68,5 @@ def _check(batch: Batch, row: Row) -> None:
     """Raises `InvalidRequest`."""
     for call in batch.form.work(row).calls:
         batch.exchange.task(call.task)
-        if call.task in SCHEMAS:
+        if call.task in TASKS:
             parse(call.task, (), apart(call.options)[0])

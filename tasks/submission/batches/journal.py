@@ -13,17 +13,22 @@ from __future__ import annotations
 import contextlib
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from hashlib import blake2b
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from petiole.tasks.errors import BatchError
-from petiole.tasks.submission.batches import storage
-from petiole.tasks.submission.batches.forms import Line
-from petiole.tasks.submission.batches.tape import Tape
+from petiole.tasks.submission.batches.files import storage
+from petiole.tasks.submission.batches.row_types import OutputLine
+from petiole.tasks.submission.batches.rows import outputs
+from petiole.tasks.submission.batches.segments import LineStore
+
+_FLAGS, _GOOD, _ENDED = 2, 2, 1
+"""Beside the place of a line."""
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """How a row has ended. `line`: JSON, without a line feed."""
 
     row: int
@@ -32,22 +37,32 @@ class Entry(NamedTuple):
     line: bytes
 
 
-class Output(NamedTuple):
-    """Where a batch's lines go. `failures`: where those of rows go that have failed; None: to the others. With it,
-    a file without lines does not appear."""
+class OutputFiles(NamedTuple):
+    """Where a batch's lines go, in the formats that the names say. `failures`: where those of rows go that have
+    failed; None: to the others. With it, a file without lines does not appear."""
 
     location: str
     failures: str | None = None
 
-    def of(self, good: bool) -> str:
-        return self.location if good or self.failures is None else self.failures
+    def check(self) -> None:
+        """Raises `InvalidRequest` if a file cannot be written in its format, and `BatchError` if its folder is not
+        there: before the first row."""
+        for location, _ in self.files:
+            outputs.check(location)
+
+    @property
+    def files(self) -> list[tuple[str, tuple[bool, ...]]]:
+        """Each location, with the goodness of its lines."""
+        if self.failures is None:
+            return [(self.location, (True, False))]
+        return [(self.location, (True,)), (self.failures, (False,))]
 
 
 class Journal:
     """`ended`: by row, its digest; 0: it has not ended. `failed`: how many of them have failed. All methods raise
     `BatchError` if a file cannot be read or written, because the disk is full, say."""
 
-    def __init__(self, tape: Tape, about: Mapping[str, Any], new_id: str) -> None:
+    def __init__(self, tape: LineStore, about: Mapping[str, Any], new_id: str) -> None:
         """Go on with the journal of this tape, or begin it. `about`: what the batch does with its rows; a journal
         that says otherwise is another batch's."""
         self.tape = tape
@@ -125,7 +140,7 @@ class Journal:
             self.tape.write(json.dumps({"sent": rows}).encode() + b"\n")
         self.facts["sent"] = rows
 
-    def append(self, entries: Iterable[Entry]) -> None:
+    def append(self, entries: Iterable[JournalEntry]) -> None:
         """Write how rows have ended: all, or nothing."""
         entries = list(entries)
         self.tape.write(
@@ -141,6 +156,10 @@ class Journal:
 
     def close(self) -> None:
         self.tape.close()
+
+    def discard(self) -> None:
+        """Leave nothing of a journal that is a file."""
+        storage.remove(self.tape.name)
 
     def forget_failures(self) -> None:
         """Rows that have failed have not ended: they are sent again, as new tasks."""
@@ -160,25 +179,22 @@ class Journal:
 
     # ------------------------------------------------------------ the output
 
-    def join(self, output: Output, in_order: bool, rest: Iterable[Line] = ()) -> None:
+    def join(self, output: OutputFiles, in_order: bool, rest: Callable[[], Iterable[OutputLine]] = tuple) -> None:
         """Make the output. It can be tried again. `rest`: lines of rows that have not ended. It appears only if
         the tape is still this process's."""
+        marks = self._marks()
+
+        def lines(which: tuple[bool, ...]) -> Iterator[bytes]:
+            for mark in marks if in_order else sorted(marks):
+                if mark and bool(mark & _GOOD) in which:
+                    yield self.tape.line_at(mark >> _FLAGS)[:-1].split(b"\t", 3)[3]
+            yield from (one.json for one in rest() if one.good in which)
+
         with contextlib.ExitStack() as stack:
-            files: dict[str, IO[bytes]] = {}
-
-            def write(good: bool, line: bytes) -> None:
-                where = output.of(good)
-                if where not in files:
-                    files[where] = stack.enter_context(storage.written(where))
-                files[where].write(line + b"\n")
-
-            if output.failures is None:
-                files[output.location] = stack.enter_context(storage.written(output.location))
-            for place in self._in_order() if in_order else self._as_ended():
-                _, _, good, line = self.tape.line_at(place)[:-1].split(b"\t", 3)
-                write(good == b"+", line)
-            for one in rest:
-                write(one.good, one.json)
+            for location, which in output.files:
+                if output.failures is None or next(lines(which), None) is not None:
+                    file = stack.enter_context(storage.written(location))
+                    outputs.write(location, file, partial(lines, which))
             self.tape.sync()
 
     def conclude(self) -> None:
@@ -189,35 +205,26 @@ class Journal:
 
     @property
     def digest(self) -> str:
-        """Of all rows."""
+        """The digest of all rows."""
         return total_digest(self.ended)
 
-    def _entries(self) -> Iterator[Entry]:
+    def _entries(self) -> Iterator[JournalEntry]:
         for _, raw in self.tape.lines():
             if not raw.startswith(b"{"):
                 number, digest, good, line = raw[:-1].split(b"\t", 3)
-                yield Entry(int(number), int(digest, 16), good == b"+", line)
+                yield JournalEntry(int(number), int(digest, 16), good == b"+", line)
 
-    def _places(self) -> array[int]:
-        """By row, 1 more than the place of its last line; 0: it has none."""
-        places = array("Q", bytes(8 * len(self.ended)))
+    def _marks(self) -> array[int]:
+        """By row, the place of its last line, and below it its flags; 0: it has not ended."""
+        marks = array("Q", bytes(8 * len(self.ended)))
         for place, raw in self.tape.lines():
             if not raw.startswith(b"{"):
-                places[int(raw[: raw.index(b"\t")])] = place + 1
-        return places
-
-    def _in_order(self) -> Iterator[int]:
-        for row, place in enumerate(self._places()):
-            if place and self.ended[row]:
-                yield place - 1
-
-    def _as_ended(self) -> Iterator[int]:
-        places = self._places()
-        for place, raw in self.tape.lines():
-            if not raw.startswith(b"{"):
-                row = int(raw[: raw.index(b"\t")])
-                if places[row] == place + 1 and self.ended[row]:
-                    yield place
+                number, _, good, _ = raw.split(b"\t", 3)
+                marks[int(number)] = place << _FLAGS | (_GOOD if good == b"+" else 0) | _ENDED
+        for row, digest in enumerate(self.ended):
+            if not digest:
+                marks[row] = 0
+        return marks
 
 
 def total_digest(digests: array[int]) -> str:
@@ -226,5 +233,4 @@ def total_digest(digests: array[int]) -> str:
 
 def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     changed = sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
-    said = [f"{name} was {json.dumps(theirs.get(name))} and is {json.dumps(ours.get(name))}" for name in changed]
-    return f"{'; '.join(said)}. Choose another output, or remove the journal"
+    return f"{', '.join(changed)} was another. Choose another output, or remove the journal"

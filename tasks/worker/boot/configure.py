@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from petiole.gpu_worker.config import BATCHING
+from petiole.contract.settings.engine import BATCHING
 from petiole.tasks import worker_side
-from petiole.tasks.app.pools import Pools
+from petiole.tasks.app.pools import ConnectionPools
 from petiole.tasks.settings import settings
 from petiole.tasks.urls import RABBITMQ, scheme
-from petiole.tasks.worker import once
-from petiole.tasks.worker.boot import discretion, patches, program
-from petiole.tasks.worker.boot.step import EngineStep
-from petiole.tasks.worker.broker import damage
+from petiole.tasks.worker import idempotency
+from petiole.tasks.worker.boot import log_redaction, patches, program
+from petiole.tasks.worker.boot.bootstep import EngineStep
+from petiole.tasks.worker.broker import corruption
 from petiole.tasks.worker.broker.fairness import tenant_queues
 from petiole.tasks.worker.broker.quarantine import put_aside
 from petiole.tasks.worker.completion.backend import BACKENDS
 from petiole.tasks.worker.foreign.linked import add_route
-from petiole.tasks.worker.generation import limits  # noqa: F401 - its control command is one once imported
+from petiole.tasks.worker.generation import time_limits  # noqa: F401 - its control command is one once imported
 from petiole.tasks.worker.pool import commands
 from petiole.tasks.worker.pool.pool import LOOK_AHEAD, Undecided
 
@@ -53,14 +53,14 @@ def configure(app: Any) -> None:
     app.amqp.Connection = program.Connection
     confirm_s = CONFIRM_S if scheme(conf.broker_url) in RABBITMQ else None
     if confirm_s:  # otherwise what is sent on a broken connection is lost without a word
-        app.pools = Pools(app, transport_options={"confirm_publish": True})
-    app.amqp.send_task_message = once.sending(app.amqp.send_task_message, confirm_s)
+        app.pools = ConnectionPools(app, transport_options={"confirm_publish": True})
+    app.amqp.send_task_message = idempotency.sending(app.amqp.send_task_message, confirm_s)
     app.loader.override_backends = BACKENDS
     app.steps["worker"].add(EngineStep)
-    discretion.install()
+    log_redaction.install()
     for name in program.LOGGERS:
         logging.getLogger(name).addFilter(program.figures_for_text)
     add_route(app, settings().linked_queue)
     patches.install()
     commands.install(app)
-    damage.quarantine = put_aside
+    corruption.quarantine = put_aside

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from petiole.tasks.worker import once
+from petiole.tasks.worker import idempotency
+from petiole.tasks.worker.boot import program
 from petiole.tasks.worker.broker import prefetch, rabbitmq, transport
 from petiole.tasks.worker.broker.gate import bodies
 
@@ -52,7 +53,12 @@ PATCHES = (
         ("kombu.utils.uuid:uuid",),
         "The ids of links: Celery makes new ones when a completion is tried again, and each would be another "
         "task.",
-        once.install,
+        idempotency.install,
+    ),
+    Patch(
+        ("celery.app.log:TaskFormatter",),
+        "The loggers of tasks begin a line with the task's id, in which a producer may put a newline.",
+        program.task_in_a_line,
     ),
 )
 
@@ -156,6 +162,9 @@ PRIVATE: dict[str, dict[str, Private]] = {
         "_decoded_cache": Private("", "the body that the gate has read is not decoded again"),
         "_reraise_error": Private("(self, callback=None)", "a refused message keeps nothing alive"),
     },
+    "kombu.messaging:Producer": {
+        "_channel": Private("", "whether the channel collects messages, to send several together"),
+    },
     "kombu.transport.redis:Channel": {
         "_brpop_read": Private("(self, **options)", "the wait removes no message, so its reply contains none"),
         "_brpop_sent_at": Private("", "kombu's check for a wait without a reply"),
@@ -176,6 +185,7 @@ PRIVATE: dict[str, dict[str, Private]] = {
         ),
         "_q_for_pri": Private("(self, queue, pri)", "the lists of a queue, by priority"),
         "_queue_cycle": Private("", "the order of queues: fair shares of tenants"),
+        "_update_queue_cycle": Private("(self)", "the queues that models share come last"),
         "_receive_one": Private("(self, c)", "a control command that fails must not end the worker"),
         "_size": Private("(self, queue)", "the length of a queue with a damaged list"),
     },

@@ -13,13 +13,15 @@ import re
 import sys
 from typing import Any, NoReturn
 
+from celery.app import log
 from celery.apps import worker as stock
 from celery.platforms import EX_OK
 from kombu.connection import Connection as StockConnection
 
+from petiole import plain
+from petiole.contract.tasks import TASKS
 from petiole.tasks.errors import GenerationFailed
-from petiole.tasks.requests.kinds import SCHEMAS
-from petiole.tasks.submission.taking import take_result
+from petiole.tasks.submission.task_body import take_result
 from petiole.tasks.urls import SENTINEL, redacted, scheme
 
 
@@ -69,6 +71,17 @@ class Connection(StockConnection):
         return str(super().as_uri(include_password, mask if self.password else "", *more, **options))
 
 
+def task_in_a_line() -> None:
+    """A task's id and name begin a line of the loggers of tasks; their formatter takes them from the task."""
+    stock = log.TaskFormatter.formatMessage
+
+    def formatted(formatter: Any, record: logging.LogRecord) -> str:
+        record.__dict__.update({name: plain.line(str(record.__dict__[name])) for name in ("task_id", "task_name")})
+        return str(stock(formatter, record))
+
+    log.TaskFormatter.formatMessage = formatted
+
+
 LOGGERS = ("celery.worker.strategy", "celery.app.trace")
 """The loggers that log when a task was received, and how it ended."""
 
@@ -88,7 +101,7 @@ def figures_for_text(record: logging.LogRecord) -> bool:
         try:
             result = take_result(str(facts["id"]))  # found by its id: `shadow` may change the name
         except GenerationFailed:
-            eager = facts.get("name") in SCHEMAS  # inside another task
+            eager = facts.get("name") in TASKS  # inside another task
             data["return_value"] = "a generation" if eager else _without_text(str(facts["return_value"]))
             record.args = {**facts, "return_value": data["return_value"]}
         else:

@@ -23,6 +23,7 @@ from celery.worker.consumer.mingle import Mingle
 from celery.worker.loops import asynloop, synloop
 from celery.worker.state import maybe_shutdown
 
+from petiole.tasks.fleet.models import is_beside
 from petiole.tasks.worker.broker import gate
 from petiole.tasks.worker.broker.quarantine import put_aside
 from petiole.tasks.worker.reports.incidents import incidents
@@ -87,8 +88,10 @@ class Consumer(StockConsumer):  # type: ignore[misc]
                 raise
 
     def cancel_task_queue(self, queue: Any) -> None:
+        """Carry out the command `cancel_consumer`, also for the queue of the model beside this one."""
         try:
-            super().cancel_task_queue(queue)
+            for name in [queue, *(one for one in self.app.amqp.queues.consume_from if is_beside(one, str(queue)))]:
+                super().cancel_task_queue(name)
             if not self.app.amqp.queues.consume_from and not self.pool.serving.steering.given_up:
                 logger.warning("%s takes from no queue any longer, until `add_consumer` names one", self.hostname)
         except (*self.lost_errors, *self.channel_errors):
@@ -108,7 +111,7 @@ class Consumer(StockConsumer):  # type: ignore[misc]
             if isinstance(where := message.delivery_info, dict) and where.get("redelivered"):
                 incidents.count("redeliveries")
             task = gate.task(message)
-            if isinstance(task, gate.Refused):
+            if isinstance(task, gate.RefusedMessage):
                 self.refuse(message, task)
                 return
             message.headers, message._decoded_cache = task.headers, task.body
@@ -120,7 +123,7 @@ class Consumer(StockConsumer):  # type: ignore[misc]
             except Exception as error:
                 logger.exception("a message could not be handled")
                 reason = f"the message cannot be handled: {type(error).__name__}"
-                self.refuse(message, gate.Refused(reason, task.id))
+                self.refuse(message, gate.RefusedMessage(reason, task.id))
 
         return guarded
 
@@ -130,7 +133,7 @@ class Consumer(StockConsumer):  # type: ignore[misc]
         if self.qos.value != self.qos.prev:
             self.pool.mailbox.post(lambda: None)
 
-    def refuse(self, message: Any, refused: gate.Refused, error: Exception | None = None) -> None:
+    def refuse(self, message: Any, refused: gate.RefusedMessage, error: Exception | None = None) -> None:
         """Have the message put aside, and then acknowledged. Stock Celery acknowledges it without a result."""
         body = message.body if isinstance(message.body, bytes) else str(message.body).encode(errors="replace")
         where = message.delivery_info if isinstance(message.delivery_info, dict) else {}
@@ -150,33 +153,34 @@ class Consumer(StockConsumer):  # type: ignore[misc]
             logger.error("a control command was refused: %s: %s", type(exc).__name__, exc)
             return
         task = gate.task(message)
-        if isinstance(task, gate.Refused) and task.reason.startswith("headers"):
+        if isinstance(task, gate.RefusedMessage) and task.reason.startswith("headers"):
             self.refuse(message, task)
             return
-        task_id = task.task_id if isinstance(task, gate.Refused) else task.id
-        self.refuse(message, gate.Refused(f"body cannot be decoded: {type(exc).__name__}: {exc}", task_id))
+        task_id = task.task_id if isinstance(task, gate.RefusedMessage) else task.id
+        self.refuse(message, gate.RefusedMessage(f"body cannot be decoded: {type(exc).__name__}: {exc}", task_id))
 
     def on_unknown_message(self, body: Any, message: Any) -> None:
-        self.refuse(message, gate.Refused("the message names no task"))
+        self.refuse(message, gate.RefusedMessage("the message names no task"))
 
     def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
         task = gate.task(message)
         self.refuse(
             message,
-            gate.Refused(
-                f"no valid task: {type(exc).__name__}: {exc}", None if isinstance(task, gate.Refused) else task.id
+            gate.RefusedMessage(
+                f"no valid task: {type(exc).__name__}: {exc}",
+                None if isinstance(task, gate.RefusedMessage) else task.id,
             ),
         )
 
     def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
         """Have the message put aside. Stock Celery stores the failure here, on the event loop's thread."""
         task = gate.task(message)
-        if isinstance(task, gate.Refused):
+        if isinstance(task, gate.RefusedMessage):
             self.refuse(message, task)
             return
         name = task.name
         reason = f"headers.task must be a task that this worker has, got {name}"
-        self.refuse(message, gate.Refused(reason, task.id), NotRegistered(name))
+        self.refuse(message, gate.RefusedMessage(reason, task.id), NotRegistered(name))
         if self.event_dispatcher:
             self.event_dispatcher.send("task-failed", uuid=task.id, exception=f"NotRegistered({name!r})")
         signals.task_unknown.send(sender=self, message=message, exc=exc, name=name, id=task.id)

@@ -17,7 +17,7 @@ import redis
 from petiole.tasks.keys import LedgerKeys
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.worker.broker.ledger import Ledger, is_second, sweep
-from petiole.tasks.worker.broker.presence import Absences
+from petiole.tasks.worker.broker.liveness import MissingOwners
 from petiole.tasks.worker.outage import Outage
 from petiole.tasks.worker.periodic import Periodic
 from petiole.tasks.worker.reports.incidents import incidents
@@ -57,7 +57,7 @@ class LeaseKeeper:
         self.renew_s, self.sweep_s, self.look_s = (
             min(most_s, visibility_timeout_s / 5) for most_s in (RENEW_S, SWEEP_S, LOOK_S)
         )
-        self._absences: defaultdict[LedgerKeys, Absences] = defaultdict(Absences)
+        self._absences: defaultdict[LedgerKeys, MissingOwners] = defaultdict(MissingOwners)
         self.renewed_at = time.monotonic()
         self._renew_at = self._sweep_at = self._look_at = 0.0
         failing, recovered = "leases are not renewed: %s", "leases are renewed again"

@@ -29,10 +29,10 @@ from typing import Any, NamedTuple
 import redis
 
 from petiole.tasks.keys import LedgerKeys
-from petiole.tasks.servers.answers import DamagedKey
+from petiole.tasks.servers.replies import DamagedKey
 from petiole.tasks.worker import scripts
-from petiole.tasks.worker.broker import damage, presence
-from petiole.tasks.worker.scripts import Take
+from petiole.tasks.worker.broker import corruption, liveness
+from petiole.tasks.worker.scripts import TakeReply
 
 RESTORED_A_CALL = 200
 
@@ -43,7 +43,7 @@ SECOND = ":second"
 """Ends the names of second owners."""
 
 
-class Taken(NamedTuple):
+class TakenMessage(NamedTuple):
     """A message that the ledger now owns. `item` is the envelope as the producer sent it."""
 
     tag: str
@@ -57,7 +57,7 @@ class Taken(NamedTuple):
         return blake2b(self.item.replace(_REDELIVERED, b""), digest_size=12).hexdigest()
 
 
-class Swept(NamedTuple):
+class SweepResult(NamedTuple):
     """The result of a sweep: the number of messages that went back, and the owners."""
 
     restored: int
@@ -115,7 +115,7 @@ class Ledger:
 
     def take(
         self, client: redis.Redis, queues: Sequence[str], most: int, *, limit: int = UNLIMITED
-    ) -> list[Taken] | None:
+    ) -> list[TakenMessage] | None:
         """Take up to `most` messages, from the first queue first. None: the lease and all messages are lost.
 
         `limit`: the maximum number of messages of this owner. It is assumed for other owners, too, because workers
@@ -128,16 +128,16 @@ class Ledger:
             [self.names.owners, self.lease, self.unacked, *queues],
             [self.owner, ttl_ms, new, self._next_tag, most, *affinity],
         )
-        if reply[0] != Take.TAKEN:
-            if reply[0] == Take.DAMAGED:
-                damage.report(self.unacked, "a hash: its messages are lost")
+        if reply[0] != TakeReply.TAKEN:
+            if reply[0] == TakeReply.DAMAGED:
+                corruption.report(self.unacked, "a hash: its messages are lost")
             return None
         self.registered, self.left, taken = True, reply[1], []
         for tag, position, item in triples(reply[2:]):
             if tag:
-                taken.append(Taken(str(tag), queues[position], item))
+                taken.append(TakenMessage(str(tag), queues[position], item))
             else:
-                damage.report(queues[position], "a list: its messages are not taken")
+                corruption.report(queues[position], "a list: its messages are not taken")
         self._next_tag += len(taken)
         return taken
 
@@ -162,7 +162,7 @@ class Ledger:
                 try:
                     client.hdel(self.unacked, *self._acknowledged)
                 except DamagedKey:
-                    damage.report(self.unacked, "a hash: its messages are lost")
+                    corruption.report(self.unacked, "a hash: its messages are lost")
                     self.lost = True
                 self._acknowledged.clear()
             if self._rejected:
@@ -214,26 +214,26 @@ def restore(
     return _give_back(client, names, owner, int(forget), *tags).restored
 
 
-def sweep(client: redis.Redis, names: LedgerKeys, absent: Sequence[str] = ()) -> Swept:
+def sweep(client: redis.Redis, names: LedgerKeys, absent: Sequence[str] = ()) -> SweepResult:
     """Give back the messages of all dead owners, in short calls. These are owners whose lease has expired, and
     owners of `absent`, which the caller misses, that have shown no sign of life."""
-    return _give_back(client, names, "", 1, names.present, presence.QUIET_MS, *absent)
+    return _give_back(client, names, "", 1, names.present, liveness.QUIET_MS, *absent)
 
 
-def _give_back(client: redis.Redis, names: LedgerKeys, *arguments: Any) -> Swept:
+def _give_back(client: redis.Redis, names: LedgerKeys, *arguments: Any) -> SweepResult:
     script, total, dead = scripts.load(client, "restore"), 0, []
     while True:
         args: list[Any] = [names.lease, names.unacked, RESTORED_A_CALL, *arguments]
         answer: tuple[int, list[bytes], list[bytes], list[bytes], list[bytes]] = script([names.owners], args)
         restored, damaged, strange, alive, deleted = answer
         for key in damaged:
-            damage.report(key, "a hash" if key.startswith(names.unacked.encode()) else "a list")
+            corruption.report(key, "a hash" if key.startswith(names.unacked.encode()) else "a list")
         for key, tag, entry in triples(strange):
-            damage.put_aside(entry, key, f"the entry {damage.text(tag)} is not a message")
+            corruption.put_aside(entry, key, f"the entry {corruption.text(tag)} is not a message")
         total += restored
         dead += [name.decode() for name in deleted]
         if restored < RESTORED_A_CALL:
-            return Swept(total, [name.decode() for name in alive], dead)
+            return SweepResult(total, [name.decode() for name in alive], dead)
 
 
 def triples(flat: Sequence[Any]) -> Iterator[tuple[Any, Any, Any]]:

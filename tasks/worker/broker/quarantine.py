@@ -29,7 +29,7 @@ from petiole.tasks.record import codec, ledger
 from petiole.tasks.record.ledger import Account
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
-from petiole.tasks.worker import once, scripts
+from petiole.tasks.worker import idempotency, scripts
 from petiole.tasks.worker.outage import Outage
 from petiole.tasks.worker.reports.incidents import incidents
 
@@ -54,7 +54,7 @@ Callback = Callable[[], object]
 
 
 @dataclass(slots=True)
-class Aside:
+class QuarantinedMessage:
     """One message to be put aside. `steps`: the steps that are left to do."""
 
     item: bytes
@@ -64,14 +64,14 @@ class Aside:
     error: Exception
     done: Callback | None
     at: float = field(default_factory=time.time)
-    steps: deque[Callable[[Any, Aside], None]] = field(default_factory=deque)
+    steps: deque[Callable[[Any, QuarantinedMessage], None]] = field(default_factory=deque)
 
 
 class Quarantine:
     """The queue and its thread. `post` runs `done` on the consumer's thread."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Aside] = deque()
+        self._waiting: deque[QuarantinedMessage] = deque()
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -83,7 +83,7 @@ class Quarantine:
         self._thread = threading.Thread(target=self._run, args=(app, post), name="petiole-quarantine", daemon=True)
         self._thread.start()
 
-    def put(self, aside: Aside) -> None:
+    def put(self, aside: QuarantinedMessage) -> None:
         with self._changed:
             room = len(self._waiting) < WAITING
             if room:
@@ -121,12 +121,12 @@ class Quarantine:
             else:
                 self._waiting.rotate(-1)
 
-    def _next(self) -> Aside | None:
+    def _next(self) -> QuarantinedMessage | None:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing.is_set())
             return self._waiting[0] if self._waiting else None
 
-    def _store(self, app: Any, aside: Aside) -> bool:
+    def _store(self, app: Any, aside: QuarantinedMessage) -> bool:
         """Store one message. Returns False if another try may succeed. A message that can never be stored is only
         logged."""
         while aside.steps:
@@ -164,7 +164,7 @@ def put_aside(
         error = error or InvalidRequest("message", reason, item[:200].decode(errors="replace"))
         steps = [_enter] if task_id is None else [_enter, _fail, _end_stream]
         quarantine.put(
-            Aside(item[:SHOWN_BYTES], queue, reason, task_id, error, done, steps=deque(steps)),
+            QuarantinedMessage(item[:SHOWN_BYTES], queue, reason, task_id, error, done, steps=deque(steps)),
         )
     except Exception:
         logger.exception("a malformed message could not be queued for the quarantine")
@@ -176,7 +176,7 @@ def without_values(reason: str) -> str:
     return ": ".join(reason.partition(", got ")[0].split(": ")[:2])
 
 
-def _enter(app: Any, aside: Aside) -> None:
+def _enter(app: Any, aside: QuarantinedMessage) -> None:
     entry = {
         "at": aside.at,
         "queue": aside.queue,
@@ -191,13 +191,13 @@ def _enter(app: Any, aside: Aside) -> None:
         pipe.execute()
 
 
-def _fail(app: Any, aside: Aside) -> None:
+def _fail(app: Any, aside: QuarantinedMessage) -> None:
     assert aside.task_id is not None
-    with once.tried(aside.task_id):
+    with idempotency.tried(aside.task_id):
         app.backend.mark_as_failure(aside.task_id, aside.error)
 
 
-def _end_stream(app: Any, aside: Aside) -> None:
+def _end_stream(app: Any, aside: QuarantinedMessage) -> None:
     assert aside.task_id is not None
     ttl_ms = settings().stream_ttl_s * 1000
     account = Account.of(_headers(aside.item), days=settings().usage_days)
@@ -220,7 +220,8 @@ def end_stream(
     outbox."""
     keys = stream_keys(task_id)
     script = scripts.load(client, "close")
-    names, arguments = [keys.log, keys.state], [ttl_ms, keys.channel, *codec.closing(task_id, error)]
+    names = [keys.log, keys.state, keys.asked]
+    arguments = [ttl_ms, keys.channel, *codec.closing(task_id, error)]
     if account is not None:
         at = time.time()
         names += ledger.keys_of(account, at)

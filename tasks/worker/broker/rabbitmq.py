@@ -35,7 +35,7 @@ key."""
 _ARGUMENTS_AT = 4  # after the ids of class and method
 
 
-class Content(_amqp.Message):  # type: ignore[misc]
+class CheckedMessage(_amqp.Message):  # type: ignore[misc]
     """A received message whose properties may be unreadable."""
 
     properties: dict[str, Any]
@@ -118,7 +118,7 @@ class SSLTransport(_stock.SSLTransport):  # type: ignore[misc]
 def install() -> None:
     """Make kombu use this transport for RabbitMQ's URLs in this process."""
     framing: Any = method_framing
-    framing.Message = Content
+    framing.Message = CheckedMessage
     for alias, kind in (("amqp", Transport), ("pyamqp", Transport), ("amqps", SSLTransport)):
         transports.TRANSPORT_ALIASES[alias] = f"{__name__}:{kind.__name__}"
     transports._transport_cache.clear()

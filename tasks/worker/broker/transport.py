@@ -11,11 +11,12 @@ kombu's code. Only consuming differs:
     any worker restores messages older than its   leases, with the owner's timeout and the server's clock:
     own visibility timeout, by its host's clock   see `leases`
 
-The channel waits on one list: priority 0 of the queue that had a message last. It looks at other queues and
-priorities when the wait ends, at the latest after `WAIT_S`; after a control command, so a producer of less urgent
-messages can send a `ping`; and every `SHARED_WAIT_S` while it holds less urgent messages, because more of them are
-likely. A channel that took as many messages as it had credit for does not wait when it has credit again, but takes
-the next messages from all queues at once. So a backlog adds no delay.
+The channel waits on one list: priority 0 of the queue that had a message last, at first of one that models share.
+It looks at other queues and priorities when the wait ends, at the latest after `WAIT_S`; after a control command,
+so a producer of less urgent messages can send a `ping`; and every `SHARED_WAIT_S` while it holds less urgent
+messages, because more of them are likely, and as soon as its model's own queue has had a message. A channel that
+took as many messages as it had credit for does not wait when it has credit again, but takes the next messages from
+all queues at once. So a backlog adds no delay.
 
 A channel holds as many messages as the prefetch count. Beyond that it takes messages that are more urgent than a
 held one and take its place in the engine; a few of these may wait. So a worker that is full of low-priority tasks
@@ -43,12 +44,13 @@ import redis
 from kombu import transport as transports
 from kombu.transport import redis as stock
 
+from petiole.tasks.fleet.models import is_own
 from petiole.tasks.fleet.queues import list_lengths
 from petiole.tasks.keys import NAME_PROPERTY, stream_keys
 from petiole.tasks.servers import redis_py
-from petiole.tasks.servers.answers import DamagedKey, answering
 from petiole.tasks.servers.connections import CONNECT_TIMEOUT_S
-from petiole.tasks.servers.masters import demoted, refuses_writes
+from petiole.tasks.servers.failover import demoted, refuses_writes
+from petiole.tasks.servers.replies import DamagedKey, answering
 from petiole.tasks.servers.sentinels import SYNC, pool_parameters
 from petiole.tasks.settings import settings
 from petiole.tasks.urls import DEFAULT_PORT, SENTINEL, SentinelUrl, netloc
@@ -56,11 +58,11 @@ from petiole.tasks.worker import scripts
 from petiole.tasks.worker.broker import gate
 from petiole.tasks.worker.broker.fairness import FairShares, tenant_queues
 from petiole.tasks.worker.broker.gate.messages import RedisMessage
-from petiole.tasks.worker.broker.held import HeldMessages
-from petiole.tasks.worker.broker.ledger import Ledger, Taken
-from petiole.tasks.worker.broker.presence import PING_AFTER_S, HeldSubscription
+from petiole.tasks.worker.broker.ledger import Ledger, TakenMessage
+from petiole.tasks.worker.broker.liveness import PING_AFTER_S, HeldSubscription
+from petiole.tasks.worker.broker.qos import HeldMessages
 from petiole.tasks.worker.broker.quarantine import put_aside
-from petiole.tasks.worker.once import trial
+from petiole.tasks.worker.idempotency import trial
 from petiole.tasks.worker.reports.incidents import incidents
 
 logger = logging.getLogger(__name__)
@@ -130,6 +132,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
     subscription: HeldSubscription | None = None
     deferred = False
     fair = False
+    _own_is_used = False
     _unseen: frozenset[int] = frozenset()  # priority steps whose lists may have messages
     _full_until = _left_until = 0.0
     _look_at = float("inf")
@@ -155,6 +158,9 @@ class Channel(_stock.Channel):  # type: ignore[misc]
 
     # ------------------------------------------------------------ waiting
 
+    def _update_queue_cycle(self) -> None:
+        self._queue_cycle.update(sorted(self.active_queues, key=is_own, reverse=True))
+
     def _brpop_start(self, timeout: float | None = None) -> None:
         """Wait for a message without removing it; if the queues may still have some, do not wait."""
         if time.monotonic() < max(self._full_until, self._left_until):
@@ -163,7 +169,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         if not queues:
             return
         key = self.global_keyprefix + self._q_for_pri(queues[-1], 0)
-        wait_s = SHARED_WAIT_S if self.fair else WAIT_S
+        wait_s = SHARED_WAIT_S if self.fair or self._own_is_used else WAIT_S
         self._in_poll = self.client.connection
         self._brpop_sent_at = time.monotonic()
         wait = ("LMOVE",) if self.more else ("BLMOVE", wait_s)
@@ -257,6 +263,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         for message in taken:
             queue = queues[message.queue]
             self._queue_cycle.rotate(queue)
+            self._own_is_used |= is_own(queue)
             self._deliver(message, queue)
         if len(taken) < credit and self.qos.least_urgent_step():
             self._look_at = time.monotonic() + SHARED_WAIT_S
@@ -274,7 +281,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         subscription.start()
         self.ledger.present_on = lambda: subscription.server
 
-    def _deliver(self, taken: Taken, queue: str) -> None:
+    def _deliver(self, taken: TakenMessage, queue: str) -> None:
         """Pass the message to its consumer. Only errors of the consumer are raised. Any other error refuses the
         message."""
         if queue not in self.connection._callbacks:
@@ -282,7 +289,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
             self.acknowledged()
             return
         read = gate.envelope(taken.item)
-        if isinstance(read, gate.Refused):
+        if isinstance(read, gate.RefusedMessage):
             self._refuse(taken, queue, read)
             return
         read.payload["properties"] |= {"delivery_tag": taken.tag, NAME_PROPERTY: taken.name}
@@ -292,9 +299,9 @@ class Channel(_stock.Channel):  # type: ignore[misc]
             if isinstance(error, self.lost_errors) or self.qos.holds(taken.tag):
                 raise
             logger.exception("a message could not be read")
-            self._refuse(taken, queue, gate.Refused(f"cannot be read: {type(error).__name__}"))
+            self._refuse(taken, queue, gate.RefusedMessage(f"cannot be read: {type(error).__name__}"))
 
-    def _refuse(self, taken: Taken, queue: str, refused: gate.Refused) -> None:
+    def _refuse(self, taken: TakenMessage, queue: str, refused: gate.RefusedMessage) -> None:
         """Hold the message until the quarantine has it."""
         tag = taken.tag
         self.qos.append(_Unread(), tag)

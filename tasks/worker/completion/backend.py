@@ -20,12 +20,12 @@ import redis
 from celery import states
 from celery.backends.redis import CHORD_PART_RETURN_LUA
 
+from petiole.contract.tasks import TASKS
 from petiole.tasks.app import backend as producers
-from petiole.tasks.requests.kinds import SCHEMAS
 from petiole.tasks.settings import settings
 from petiole.tasks.urls import SENTINEL
 from petiole.tasks.worker import scripts
-from petiole.tasks.worker.once import Once, Refusal, guarded, trial
+from petiole.tasks.worker.idempotency import IdempotentCompletion, ServerUnavailable, guarded, trial
 from petiole.tasks.worker.reports.incidents import incidents
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class _Commands(redis.Redis):
 def expires_of(context: Any) -> int | None:
     """How long a generation's result is kept, if its request says so. `context` is Celery's. A task of the
     application's may have an option of the same name."""
-    kwargs = getattr(context, "kwargs", None) if getattr(context, "task", None) in SCHEMAS else None
+    kwargs = getattr(context, "kwargs", None) if getattr(context, "task", None) in TASKS else None
     value = kwargs.get("result_expires_s") if isinstance(kwargs, dict) else None
     return value if type(value) is int and MINUTE_S <= value <= settings().result_expires_s else None
 
@@ -116,12 +116,12 @@ class RedisBackend(producers.RedisBackend):
 
     def _count_foreign(self, request: Any, state: str, result: Any) -> Any:
         """Count a task of the application's own, whose trace cannot be taken up again after a refusal."""
-        once, until = Once(request.id), time.monotonic() + COUNTED_FOR_S
+        once, until = IdempotentCompletion(request.id), time.monotonic() + COUNTED_FOR_S
         while True:
             try:
                 with once.trying():
                     return self.on_chord_part_return(request, state, result)
-            except Refusal as refusal:
+            except ServerUnavailable as refusal:
                 if time.monotonic() < until:
                     logger.warning("task %s is not counted in its chord yet: %s", request.id, refusal)
                     time.sleep(AGAIN_S)

@@ -23,12 +23,12 @@ from petiole.tasks.app.backend import refuses
 from petiole.tasks.errors import GenerationFailed
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
-from petiole.tasks.servers.answers import DamagedKey
+from petiole.tasks.servers.replies import DamagedKey
 from petiole.tasks.settings import settings
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.broker.ledger import lease_ms
 from petiole.tasks.worker.completion.backend import expires_of
-from petiole.tasks.worker.scripts import Claim
+from petiole.tasks.worker.scripts import ClaimReply
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def claim(request: Any, completer: str) -> bool:
     keys, valid_ms = stream_keys(request.id), lease_ms(settings().visibility_timeout_s)
     script = scripts.load(connections.streams(), "claim")
     claimed = script([keys.completion, keys.completer], [valid_ms, completer])
-    if claimed == Claim.OVERWRITTEN:
+    if claimed == ClaimReply.OVERWRITTEN:
         logger.error("task %s: its key %s was of the wrong type and is overwritten", request.id, keys.completion)
     return bool(claimed) and not _shown(request)  # by a worker that died before it could record that
 

@@ -19,13 +19,13 @@ from typing import Any, Union
 from billiard.einfo import ExceptionInfo
 from celery import states
 
+from petiole.contract.results.vectors import FIELDS
 from petiole.tasks.app.backend import refuses
 from petiole.tasks.worker.completion import claims
-from petiole.tasks.worker.completion.reports import Completed, Hopeless, NotStored, OtherDelivery, Report
+from petiole.tasks.worker.completion.reports import Completed, NeverStored, NotStored, OtherDelivery, Report
 from petiole.tasks.worker.delivery.messages import Messages
-from petiole.tasks.worker.once import Once, Refusal
+from petiole.tasks.worker.idempotency import IdempotentCompletion, ServerUnavailable
 from petiole.tasks.worker.output.outcomes import Outcome, Success, at_hand
-from petiole.vectors import FIELDS
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Completion:
         self._hand_on = hand_on
         self._next: Step = Completion._replay if replay else Completion._claim
         self._failing = False
-        self._once = Once(f"{task_id} {messages.current.message.get('retries') or 0}")
+        self._once = IdempotentCompletion(f"{task_id} {messages.current.retries}")
 
     @property
     def request(self) -> Any:
@@ -106,13 +106,13 @@ class Completion:
             try:
                 with self._once.trying(_name(self._next)):
                     after = self._next(self)
-            except Refusal as refusal:
+            except ServerUnavailable as refusal:
                 return NotStored(refusal.reason)
             except Exception as error:
                 if refuses(error):
                     return NotStored(error)
                 if self._failing:
-                    return Hopeless(error)
+                    return NeverStored(error)
                 logger.exception("task %s cannot be completed", self.task_id)
                 after, self._failing = partial(Completion._fail, failure=ExceptionInfo()), True
             if isinstance(after, Report):
@@ -163,7 +163,7 @@ class Completion:
         try:
             with at_hand(self.task_id, self._outcome):
                 failed, value, _ = delivery.target(*delivery.args)
-        except Refusal:
+        except ServerUnavailable:
             raise
         except BaseException:
             failed, value = True, ExceptionInfo()

@@ -27,7 +27,7 @@ class NotStored:
 
 
 @dataclass(frozen=True, slots=True)
-class Hopeless:
+class NeverStored:
     """Not even a failure can be stored."""
 
     error: BaseException
@@ -40,4 +40,4 @@ class OtherDelivery(Enum):
     SILENT = "the other delivery shows no sign of life"
 
 
-Report = Completed | NotStored | Hopeless | OtherDelivery
+Report = Completed | NotStored | NeverStored | OtherDelivery

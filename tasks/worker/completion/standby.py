@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
-from petiole.tasks.servers.answers import DamagedKey
-from petiole.tasks.worker import once
+from petiole.tasks.servers.replies import DamagedKey
+from petiole.tasks.worker import idempotency
 from petiole.tasks.worker.completion.claims import completed
 from petiole.tasks.worker.completion.reports import OtherDelivery, Report
 from petiole.tasks.worker.completion.threads import Completions
@@ -64,7 +64,7 @@ class Standby:
         """Runs on a completion thread."""
         try:
             request = self.messages.current.request
-            with once.tried(self.task_id):
+            with idempotency.tried(self.task_id):
                 over, silent = completed(request), self._silent()
         except Exception as error:
             logger.debug("task %s: its newer attempt cannot be watched: %s", self.task_id, error)

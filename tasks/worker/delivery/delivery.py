@@ -12,8 +12,8 @@ from billiard.einfo import ExceptionInfo
 from celery.exceptions import Ignore, Reject
 from celery.worker.state import revoked
 
-from petiole.tasks.keys import NAME_PROPERTY, SENT_HEADER
-from petiole.tasks.requests.messages import FARTHEST_S, is_number
+from petiole.tasks.keys import NAME_PROPERTY
+from petiole.tasks.messages.headers import ETA, RETRIES, SENT
 from petiole.tasks.worker.broker.transport import Channel
 from petiole.tasks.worker.output.outcomes import Ending
 
@@ -48,6 +48,11 @@ class Delivery:
         return getattr(self.accept_callback, "__self__", None)
 
     @property
+    def retries(self) -> int:
+        """How often Celery has retried the task."""
+        return RETRIES.of(self.message) or 0
+
+    @property
     def redelivered(self) -> bool:
         """Whether the broker says that the message was given back to its queue before. On Redis this is only a
         hint."""
@@ -70,12 +75,8 @@ class Delivery:
     def broker_s(self, taken_at: float) -> float | None:
         """Seconds from submission to `taken_at` (of `time.monotonic`), by the producer's clock and this host's.
         None for a task with an eta, and for a message that does not say when it was sent."""
-        sent = self.message.get(SENT_HEADER)
-        if (
-            not isinstance(sent, int | float)
-            or not is_number(sent, 0, FARTHEST_S)
-            or self.message.get("eta") is not None
-        ):
+        sent = SENT.of(self.message)
+        if sent is None or ETA.of(self.message) is not None:
             return None
         return time.time() - (time.monotonic() - taken_at) - sent
 

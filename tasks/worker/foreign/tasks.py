@@ -23,14 +23,15 @@ from collections.abc import Sequence
 import redis
 from billiard.einfo import ExceptionInfo
 
-from petiole.gpu_worker.threads.pool import ThreadPool
+from petiole.gpu_worker.threads.thread_pool import ThreadPool
 from petiole.tasks.errors import WorkersLost
 from petiole.tasks.keys import stream_keys
+from petiole.tasks.messages.headers import NESTING
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.delivery.mailbox import Callback, Mailbox
 from petiole.tasks.worker.delivery.messages import Messages
-from petiole.tasks.worker.once import Refusal
+from petiole.tasks.worker.idempotency import ServerUnavailable
 from petiole.tasks.worker.output.outcomes import forget_frames
 
 logger = logging.getLogger(__name__)
@@ -108,6 +109,12 @@ class ForeignTask:
     # ------------------------------------------------------------ a thread of its own
 
     def run(self) -> None:
+        try:
+            self._run()
+        except Exception as error:  # a fault of this task is its own: its message is not held for ever
+            self._tasks.mailbox.post(self._failing(error))
+
+    def _run(self) -> None:
         delivery, tasks = self._delivery, self._tasks
         if tasks.closed:
             return
@@ -135,7 +142,7 @@ class ForeignTask:
             outcome = delivery.target(*delivery.args)
         except Exception:
             outcome = True, ExceptionInfo(), time.monotonic() - began
-        except Refusal as refusal:  # it is not counted in its chord, and runs again
+        except ServerUnavailable as refusal:  # it is not counted in its chord, and runs again
             logger.error("task %s cannot be counted in its chord: %s; requeued", self.task_id, refusal)
             return self._requeue
         except BaseException as error:  # such as SystemExit, which Celery's trace does not store
@@ -148,8 +155,7 @@ class ForeignTask:
 
 
 def _identity(delivery: Delivery) -> tuple[object, ...]:
-    message = delivery.message
-    return delivery.task_name, delivery.task_id, message.get("retries"), message.get("replaced_task_nesting")
+    return delivery.task_name, delivery.task_id, delivery.retries, NESTING.of(delivery.message)
 
 
 def _failure(error: Exception) -> ExceptionInfo:

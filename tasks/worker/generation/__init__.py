@@ -1,16 +1,16 @@
 """One generation task on its way through the engine. Called by `pool`.
 
-driver     drives one job: passes events to it, and carries out its effects
-job        the task in this worker, from its delivery to its acknowledgement: the state machine
-effects    the decisions of a job
-intake     the thread that begins attempts and submits requests; an option for the worker is read here
-attempts   decides what a delivery does, from the state that earlier deliveries left in Redis
-limits     the time limits of a generation
-images     the bytes of the images of tasks
-requests   turns a task's request into the engine's; an option for the engine is passed on here
-presentation  what readers need to divide the text, and its parts in the result; calls that are enforced
-engines    creates the engine that the settings name
-counting   answers a count beside the engine
-counters   the threads that take counts from their own queues
-local      eager tasks, `petiole trace` and `petiole plan`: the engine in this process
+driver           drives one job: passes events to it, and carries out its effects
+job              the task in this worker, from its delivery to its acknowledgement: the state machine
+effects          the decisions of a job
+intake           the thread that begins attempts and submits requests; an option for the worker is read here
+attempts         decides what a delivery does, from the state that earlier deliveries left in Redis
+time_limits      the time limits of a generation
+image_bytes      the bytes of the images of tasks
+engine_requests  turns a task's request into the engine's; an option for the engine is passed on here
+presentation     what readers need to divide the text, and its parts in the result; calls that are enforced
+engines          creates the engine that the settings name
+counting         answers a count beside the engine
+counters         the threads that take counts from their own queues
+local            eager tasks, `petiole trace` and `petiole plan`: the engine in this process
 """

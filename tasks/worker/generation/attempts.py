@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from petiole.tasks.errors import GenerationFailed, ModelChanged, WorkersLost
-from petiole.tasks.record.codec import Written
+from petiole.tasks.record.codec import LoggedOutput
 from petiole.tasks.worker.output.outcomes import Outcome, failed, recorded, unreadable
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class BeginReply:
     """The reply of `begin.lua` for one task. `attempt` is 0 if the task is finished. `adapter` identifies the
     adapter by its content; the engine compares it, because the engine reads the files."""
 
@@ -36,10 +36,10 @@ class Begun:
     model: str
     adapter: str
     record: dict[str, Any] | None
-    written: Written
+    written: LoggedOutput
 
     @classmethod
-    def parse(cls, reply: Sequence[Any]) -> Begun | None:
+    def parse(cls, reply: Sequence[Any]) -> BeginReply | None:
         """Parse a reply. None: the task's keys are damaged."""
         if not reply:
             return None
@@ -51,7 +51,7 @@ class Begun:
             model=model.decode(errors="replace"),
             adapter=adapter.decode(errors="replace"),
             record=None if attempt else _record(done),
-            written=Written.of(entries),
+            written=LoggedOutput.of(entries),
         )
 
     def outcome(self, *, model: str, max_attempts: int) -> Outcome | None:

@@ -14,18 +14,20 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
+import redis
 from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.utils.time import maybe_iso8601
 from celery.worker.state import revoked
 from kombu.messaging import Consumer
 
-from petiole.tasks.requests.counting import SUFFIX, queue_of
-from petiole.tasks.requests.names import COUNT
+from petiole.contract.requests.count import SUFFIX, queue_of
+from petiole.contract.tasks import COUNT
+from petiole.tasks.messages.headers import EXPIRES
 from petiole.tasks.worker.broker import gate
 from petiole.tasks.worker.broker.quarantine import put_aside
 from petiole.tasks.worker.broker.transport import Channel
-from petiole.tasks.worker.once import Refusal
+from petiole.tasks.worker.idempotency import ServerUnavailable
 from petiole.tasks.worker.outage import Outage
 
 logger = logging.getLogger(__name__)
@@ -86,7 +88,13 @@ class _Counter(threading.Thread):
         queue = self._app.amqp.queues.new_missing(self._queue)
         accept = self._app.conf.accept_content
         with Consumer(  # type: ignore[no-untyped-call]
-            channel, [queue], on_message=self._received, accept=accept, prefetch_count=1, tag_prefix="count"
+            channel,
+            [queue],
+            on_message=self._received,
+            on_decode_error=self._undecodable,
+            accept=accept,
+            prefetch_count=1,
+            tag_prefix="count",
         ):
             while not self._closing.is_set():
                 with suppress(TimeoutError):
@@ -100,23 +108,41 @@ class _Counter(threading.Thread):
             message.requeue()
             return
         task = gate.task(message)
-        if not isinstance(task, gate.Refused):
+        if not isinstance(task, gate.RefusedMessage):
             if task.name != COUNT:
-                task = gate.Refused(f"headers.task must be {COUNT} in this queue, got {task.name}", task.id)
+                task = gate.RefusedMessage(f"headers.task must be {COUNT} in this queue, got {task.name}", task.id)
             elif not isinstance(task.body, list):
-                task = gate.Refused("the message must be of Celery's protocol 2", task.id)
-        if isinstance(task, gate.Refused):
-            body = message.body if isinstance(message.body, bytes) else str(message.body).encode(errors="replace")
-            put_aside(body, self._queue, task.reason, task.task_id)
-            message.ack()
+                task = gate.RefusedMessage("the message must be of Celery's protocol 2", task.id)
+        if isinstance(task, gate.RefusedMessage):
+            self._refuse(message, task)
             return
         try:
             self._answer(task, message)
-        except Refusal as refusal:  # the result backend is away
+        except ServerUnavailable as refusal:  # the result backend is away
             logger.error("count %s: its result cannot be stored yet: %s; requeued", task.id, refusal)
             self._closing.wait(PAUSE_S)
             message.requeue()
             return
+        except (redis.RedisError, OSError):
+            raise
+        except Exception as error:  # it would come again, and keep the others from their answers
+            logger.exception("count %s could not be handled", task.id)
+            reason = f"the message cannot be handled: {type(error).__name__}"
+            self._refuse(message, gate.RefusedMessage(reason, task.id))
+            return
+        message.ack()
+
+    def _undecodable(self, message: Any, error: Exception) -> None:
+        """Called by kombu for a message that it cannot decompress."""
+        task = gate.task(message)
+        task_id = task.task_id if isinstance(task, gate.RefusedMessage) else task.id
+        self._refuse(
+            message, gate.RefusedMessage(f"body cannot be decoded: {type(error).__name__}: {error}", task_id)
+        )
+
+    def _refuse(self, message: Any, refused: gate.RefusedMessage) -> None:
+        body = message.body if isinstance(message.body, bytes) else str(message.body).encode(errors="replace")
+        put_aside(body, self._queue, refused.reason, refused.task_id)
         message.ack()
 
     def _answer(self, task: gate.Task, message: Any) -> None:
@@ -133,7 +159,7 @@ class _Counter(threading.Thread):
             "correlation_id": message.properties.get("correlation_id"),
             **dict(embed or {}),
         }
-        if task.id in revoked or _is_over(task.headers.get("expires")):
+        if task.id in revoked or _is_over(EXPIRES.of(task.headers)):
             reason = "revoked" if task.id in revoked else "expired"
             self._task.backend.mark_as_revoked(task.id, reason, request=Context(request))
             return

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from petiole.gpu_worker import errors as engine_errors
+from petiole.contract.requests.count import CountRequest
+from petiole.contract.requests.images import is_handle
+from petiole.gpu_worker import exceptions as engine_errors
 from petiole.gpu_worker.request import Request
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.requests.counting import CountRequest
-from petiole.tasks.requests.images import is_handle
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.worker.generation import local
 from petiole.tasks.worker.generation.engines import EngineLike
-from petiole.tasks.worker.generation.images import images_of, stored
+from petiole.tasks.worker.generation.image_bytes import images_of, stored
 from petiole.tasks.worker.output.outcomes import public
 
 _serving: list[EngineLike] = []

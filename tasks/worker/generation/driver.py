@@ -14,16 +14,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
-from petiole.gpu_worker.errors import EngineError, HandedBack
-from petiole.gpu_worker.handle import Handle
+from petiole.contract.results.outputs import Prepared
+from petiole.gpu_worker.exceptions import EngineError, HandedBack
 from petiole.gpu_worker.request import Delta, Request, Result
-from petiole.gpu_worker.threads.pool import ThreadPool
-from petiole.outputs import Prepared
-from petiole.tasks.errors import GenerationFailed
+from petiole.gpu_worker.request.handle import Handle
+from petiole.gpu_worker.threads.thread_pool import ThreadPool
+from petiole.tasks.errors import GenerationFailed, describe
 from petiole.tasks.fleet import control
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.record.ledger import Account
+from petiole.tasks.servers import connections
 from petiole.tasks.settings import Settings
+from petiole.tasks.worker.broker.quarantine import end_stream
 from petiole.tasks.worker.completion.completion import Completion
 from petiole.tasks.worker.completion.reports import OtherDelivery, Report
 from petiole.tasks.worker.completion.standby import Standby
@@ -33,16 +35,16 @@ from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.delivery.mailbox import Mailbox
 from petiole.tasks.worker.delivery.messages import Messages
 from petiole.tasks.worker.generation import effects
-from petiole.tasks.worker.generation.attempts import Begun
-from petiole.tasks.worker.generation.effects import Do, Effect, Effects
+from petiole.tasks.worker.generation.attempts import BeginReply
+from petiole.tasks.worker.generation.effects import Action, Effect, Effects
 from petiole.tasks.worker.generation.engines import EngineLike
 from petiole.tasks.worker.generation.job import Job, State
-from petiole.tasks.worker.generation.limits import TimeLimits
 from petiole.tasks.worker.generation.presentation import Presentation, Presentations
+from petiole.tasks.worker.generation.time_limits import TimeLimits
 from petiole.tasks.worker.output.outcomes import Ending, Outcome, failed, succeeded
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
 from petiole.tasks.worker.reports.facts import Adapters
-from petiole.tasks.worker.reports.tally import Tally
+from petiole.tasks.worker.reports.histograms import TaskHistograms
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +62,7 @@ class Services:
     publisher: Publisher
     completions: Completions
     mailbox: Mailbox
-    tally: Tally
+    tally: TaskHistograms
     result_max_bytes: Callable[[], int]
     events: ThreadPool = field(default_factory=lambda: ThreadPool(1, "petiole-jobs"))
     jobs: dict[str, JobDriver] = field(default_factory=dict)
@@ -82,7 +84,7 @@ class JobDriver:
         self.services = services
         self.messages = Messages(delivery)
         self.job = Job(delivery.task_id, time.monotonic())
-        self.begun: Begun | None = None
+        self.begun: BeginReply | None = None
         self.outbox: Outbox | None = None
         self.handle: Handle | None = None
         self.completion: Completion | None = None
@@ -140,41 +142,41 @@ class JobDriver:
         match effect:
             case effects.Submit(request):
                 self._submit(request)
-            case Do.CANCEL:
+            case Action.CANCEL:
                 if self.handle is not None:
                     self.handle.cancel()
-            case Do.HAND_BACK:
+            case Action.HAND_BACK:
                 if self.handle is not None:
                     self.handle.hand_back()
-            case Do.RELEASE:
+            case Action.RELEASE:
                 self._open_outbox.release()
             case effects.WriteEnd(outcome):
-                self._open_outbox.finish(outcome)
-            case Do.FLAG:
+                self._write_end(outcome)
+            case Action.FLAG:
                 services.completions.run(partial(control.flag_cancel, job.task_id))
             case effects.Accept(at):
                 self._on_consumer(partial(self._accept, at))
-            case Do.STORE_STARTED:
+            case Action.STORE_STARTED:
                 services.completions.run(self._store_started)
             case effects.Count(outcome):
                 services.tally.count(outcome)
             case effects.Complete(replay):
                 self._complete(replay)
-            case Do.GO_ON:
+            case Action.GO_ON:
                 self._go_on()
             case effects.Park(refusal):
                 if refusal is not None:
                     logger.error("task %s: its outcome cannot be stored yet: %s", job.task_id, refusal)
                 services.completions.run_later(partial(self.post, job.again))
-            case Do.STAND_BY:
+            case Action.STAND_BY:
                 self._on_consumer(self._standby().watch)
             case effects.Settle():
                 if job.parked_at is not None:
                     logger.warning("task %s: its outcome is stored", job.task_id)
                 self._on_consumer(partial(self._settle, effect))
-            case Do.LEAVE:
+            case Action.LEAVE:
                 self._on_consumer(self._leave)
-            case Do.REQUEUE:
+            case Action.REQUEUE:
                 self._on_consumer(self._requeue)
             case effects.GiveUp(error):
                 self._drop(error)
@@ -192,6 +194,12 @@ class JobDriver:
             logger.exception("task %s could not be submitted", self.task_id)
             outcome = failed(error)
             self.post(lambda: self.job.generated(outcome, 0))
+
+    def _write_end(self, outcome: Outcome) -> None:
+        try:
+            self._open_outbox.finish(outcome)
+        except Exception as error:  # the outcome cannot be written as JSON
+            self.on_fault(error)
 
     def _complete(self, replay: bool) -> None:
         assert self.job.outcome is not None
@@ -242,7 +250,7 @@ class JobDriver:
 
     def begin(
         self,
-        begun: Begun,
+        begun: BeginReply,
         start: Request | Outcome,
         limits: TimeLimits,
         *,
@@ -324,6 +332,21 @@ class JobDriver:
         expected = f"{keys.log} must be a list, and {keys.state} a hash with whole numbers as attempt and deaths"
         logger.error("task %s: its stream is damaged: %s", self.task_id, expected)
         self.fail(GenerationFailed(f"its stream in Redis is damaged: {expected}"))
+
+    def on_fault(self, error: Exception) -> None:
+        """The task's data cannot be written, or its attempt cannot begin: the task fails, and its stream ends."""
+        if self.outbox is not None:
+            self.outbox.drop()
+        failure = GenerationFailed(f"its data cannot be handled: {type(error).__name__}: {error}")
+        self.services.completions.run(partial(self._end_with, failure))
+
+    def _end_with(self, failure: GenerationFailed) -> None:
+        """On a completion thread."""
+        try:
+            end_stream(connections.streams(), self.task_id, self.services.publisher.ttl_ms, describe(failure))
+        except Exception as error:
+            logger.warning("task %s: its stream has no end: %s", self.task_id, error)
+        self.fail(failure)
 
     def on_released(self) -> None:
         self.post(self.job.released)

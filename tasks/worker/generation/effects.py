@@ -9,7 +9,7 @@ from petiole.gpu_worker.request import Request
 from petiole.tasks.worker.output.outcomes import Outcome
 
 
-class Do(Enum):
+class Action(Enum):
     """The effects without data."""
 
     CANCEL = "have the engine end the request"
@@ -84,5 +84,5 @@ class GiveUp:
     error: BaseException
 
 
-Effect = Do | Submit | Accept | WriteEnd | Count | Complete | Park | Settle | GiveUp
+Effect = Action | Submit | Accept | WriteEnd | Count | Complete | Park | Settle | GiveUp
 Effects = list[Effect]

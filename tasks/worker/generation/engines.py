@@ -15,12 +15,12 @@ from importlib.util import find_spec
 from typing import Any, Protocol
 
 from petiole import gpu_worker
-from petiole.gpu_worker.config import EngineConfig
-from petiole.gpu_worker.errors import InvalidRequest
-from petiole.gpu_worker.handle import Handle
+from petiole.contract.results.outputs import Prepared
+from petiole.contract.settings.engine import EngineConfig
+from petiole.gpu_worker.exceptions import InvalidRequest
 from petiole.gpu_worker.request import Delta, Request
+from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.runtime.interface import ModelLimits
-from petiole.outputs import Prepared
 from petiole.tasks.settings import Settings
 
 

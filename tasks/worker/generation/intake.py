@@ -15,23 +15,24 @@ from typing import TypeVar
 
 import redis
 
+from petiole.contract.requests.generation import Common
+from petiole.contract.tasks import TASKS
+from petiole.gpu_worker.models.adapters.files import is_below
 from petiole.gpu_worker.request import Request
 from petiole.tasks.errors import InvalidRequest, PetioleError
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.record.ledger import Account
-from petiole.tasks.requests.kinds import BY_TEXT
-from petiole.tasks.requests.schemas import Common
 from petiole.tasks.servers.connections import LOST
-from petiole.tasks.servers.masters import caused_by_call
+from petiole.tasks.servers.failover import caused_by_call
 from petiole.tasks.settings import PREFIX, Settings
 from petiole.tasks.submission.parsing import parse
 from petiole.tasks.urls import RABBITMQ, scheme
 from petiole.tasks.worker import scripts
-from petiole.tasks.worker.generation.attempts import Begun
+from petiole.tasks.worker.generation.attempts import BeginReply
 from petiole.tasks.worker.generation.driver import JobDriver, Services
-from petiole.tasks.worker.generation.images import images_of, stored
-from petiole.tasks.worker.generation.limits import TimeLimits
-from petiole.tasks.worker.generation.requests import engine_request
+from petiole.tasks.worker.generation.engine_requests import engine_request
+from petiole.tasks.worker.generation.image_bytes import images_of, stored
+from petiole.tasks.worker.generation.time_limits import TimeLimits
 from petiole.tasks.worker.outage import Outage
 from petiole.tasks.worker.output.outcomes import Outcome, failed
 from petiole.tasks.worker.reports.facts import model_name
@@ -115,18 +116,19 @@ class Intake:
                 job.fail(reply)
                 continue
             try:
-                self._start(job, request, images, Begun.parse(reply), marked=position < room)
+                self._start(job, request, images, BeginReply.parse(reply), marked=position < room)
             except Exception as error:
-                job.give_up(error)
+                logger.exception("task %s cannot be started", job.task_id)
+                job.on_fault(error)
 
     def _read(self, job: JobDriver) -> Common | PetioleError:
         """The request of a message. The gate has checked the message's form, but its options may be another
-        version's, or wrong."""
+        version's, or wrong. The error has no traceback: frames that know the error would keep the batch."""
         delivery = job.messages.current
         try:
             return parse(delivery.task_name, delivery.message["args"], delivery.message["kwargs"])
         except PetioleError as error:
-            return error
+            return error.with_traceback(None)
         except Exception as error:
             return InvalidRequest("kwargs", "must be the options of this task", repr(error))
 
@@ -145,7 +147,7 @@ class Intake:
         ]
 
     def _begin_all(self, batch: list[JobDriver], room: int, call: str) -> list[list[object]]:
-        keys = [key for job in batch for key in _keys(job.task_id)]
+        keys = [key for job in batch for key in stream_keys(job.task_id).of_begin]
         head = self._services.publisher.ttl_ms, self._services.engine.limits.fingerprint, room, call
         facts = [fact for job in batch for fact in _facts(job)]
         replies: list[list[object]] | None = self._patiently(
@@ -178,7 +180,7 @@ class Intake:
         job: JobDriver,
         asked: Common | PetioleError,
         images: Mapping[str, bytes],
-        begun: Begun | None,
+        begun: BeginReply | None,
         *,
         marked: bool,
     ) -> None:
@@ -197,7 +199,7 @@ class Intake:
             incidents.count("resumed_attempts")
         elif (seconds := delivery.broker_s(job.job.taken_at)) is not None:
             services.tally.waited(delivery.priority_step, seconds)
-        if request is not None and (wrong := _kept_too_long(request, services.settings)):
+        if request is not None and (wrong := _wrong(request, services.settings)):
             asked = wrong
         if isinstance(asked, PetioleError):
             start: Request | Outcome = failed(asked)
@@ -213,7 +215,7 @@ class Intake:
         job: JobDriver,
         request: Common,
         images: Mapping[str, bytes],
-        begun: Begun,
+        begun: BeginReply,
         limits: TimeLimits,
     ) -> Request | Outcome:
         """The engine's request, or the task's failure if its options are invalid."""
@@ -258,26 +260,25 @@ class Intake:
 
 def _continued(job: JobDriver) -> bool:
     """Whether the engine continues a task after a reload."""
-    by_text = job.messages.current.task_name in BY_TEXT
+    by_text = TASKS[job.messages.current.task_name].by_text
     return job.outbox is not None and job.placed and not (by_text and job.outbox.end)
-
-
-def _keys(task_id: str) -> tuple[str, str, str]:
-    keys = stream_keys(task_id)
-    return keys.log, keys.state, keys.completion
 
 
 def _facts(job: JobDriver) -> tuple[int, str, int]:
     """The arguments of `begin.lua` for a job: Celery's retries, the message's name, whether it is redelivered."""
     delivery = job.messages.current
-    retries = delivery.message.get("retries")
-    return retries if type(retries) is int else 0, delivery.message_name, int(delivery.redelivered)
+    return delivery.retries, delivery.message_name, int(delivery.redelivered)
 
 
-def _kept_too_long(request: Common, settings: Settings) -> InvalidRequest | None:
-    """The error of a request whose stream or result would be kept longer than the settings allow."""
+def _wrong(request: Common, settings: Settings) -> InvalidRequest | None:
+    """The error of a request whose stream or result would be kept longer than the settings allow, or whose adapter
+    they do not name."""
     for name in ("stream_ttl_s", "result_expires_s"):
         value, most = getattr(request, name), getattr(settings, name)
         if value is not None and value > most:
             return InvalidRequest(name, f"must be at most {PREFIX}{name.upper()}, {most}", value)
+    adapter = getattr(request, "adapter", None)
+    if adapter is not None and not is_below(adapter, settings.adapter_places):
+        where = f"{PREFIX}LORA_FILES or {PREFIX}SERVED_ADAPTERS of the workers"
+        return InvalidRequest("adapter", f"must be, or lie below, what {where} names", adapter)
     return None

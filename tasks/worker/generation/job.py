@@ -67,10 +67,10 @@ from functools import wraps
 from typing import Concatenate, ParamSpec
 
 from petiole.gpu_worker.request import Request
-from petiole.tasks.worker.completion.reports import Completed, Hopeless, NotStored, OtherDelivery, Report
+from petiole.tasks.worker.completion.reports import Completed, NeverStored, NotStored, OtherDelivery, Report
 from petiole.tasks.worker.generation import effects
-from petiole.tasks.worker.generation.effects import Do, Effects
-from petiole.tasks.worker.generation.limits import Kind, TimeLimits
+from petiole.tasks.worker.generation.effects import Action, Effects
+from petiole.tasks.worker.generation.time_limits import Kind, TimeLimits
 from petiole.tasks.worker.output.outcomes import Ending, Outcome, ended, failed, within
 
 PARKED_FOR_S = 300.0
@@ -162,7 +162,7 @@ class Job:
         """An attempt has begun with a request, or with the outcome of a task that is not to be generated."""
         if self.state is State.HANDED_BACK:  # meanwhile
             self.state = State.RELEASING
-            return [Do.RELEASE]
+            return [Action.RELEASE]
         self._require_queued()
         self.limits, self.ending = limits, self.ending or ending
         if self.ending is not None:
@@ -184,7 +184,7 @@ class Job:
         """The task fails without a last delta: no attempt can be begun, or its stream is damaged."""
         if self.state is not State.QUEUED and self.state not in WRITING:
             return []
-        cancel: Effects = [Do.CANCEL] if self.state is State.GENERATING else []
+        cancel: Effects = [Action.CANCEL] if self.state is State.GENERATING else []
         self.outcome = failed(error)
         return [*cancel, effects.Count(self.outcome), *self._complete(replay=True)]
 
@@ -193,7 +193,7 @@ class Job:
     @during(State.GENERATING)
     def admitted(self, at: float, ending: Ending | None) -> Effects:
         self._admitted_at, self.ending = at, self.ending or ending
-        return [effects.Accept(at)] if self.ending is None else [Do.CANCEL]
+        return [effects.Accept(at)] if self.ending is None else [Action.CANCEL]
 
     @during(State.GENERATING)
     def generated(self, outcome: Outcome, limit_bytes: int) -> Effects:
@@ -206,7 +206,7 @@ class Job:
     @during(State.GENERATING)
     def handed_back(self) -> Effects:
         self.state = State.RELEASING
-        return [Do.RELEASE]
+        return [Action.RELEASE]
 
     @during(State.GENERATING)
     def engine_lost(self) -> Effects:
@@ -232,14 +232,14 @@ class Job:
     def stale(self) -> Effects:
         """A newer attempt owns the task."""
         generating, self.state = self.state is State.GENERATING, State.STANDING_BY
-        return [Do.CANCEL, Do.STAND_BY] if generating else [Do.STAND_BY]
+        return [Action.CANCEL, Action.STAND_BY] if generating else [Action.STAND_BY]
 
     @during(State.GENERATING)
     def cancel_asked(self, *, flagged: bool) -> Effects:
         """The cancel flag is set (`flagged`), or the stream has no reader."""
         if flagged:
             self.ending = self.ending or "revoked"
-        return [Do.CANCEL]
+        return [Action.CANCEL]
 
     # ------------------------------------------------------------ consumer
 
@@ -248,21 +248,21 @@ class Job:
         if self.ending is not None:
             return []
         self.ending = ending
-        flag: Effects = [Do.FLAG] if ending == "revoked" else []
-        return [*flag, Do.CANCEL] if self.state is State.GENERATING else flag
+        flag: Effects = [Action.FLAG] if ending == "revoked" else []
+        return [*flag, Action.CANCEL] if self.state is State.GENERATING else flag
 
     def accepted(self) -> Effects:
         """Celery was told that the task runs."""
         if self.state is not State.GENERATING or self.ending is not None:
             return []
         self._storing_started = True
-        return [Do.STORE_STARTED]
+        return [Action.STORE_STARTED]
 
     def hand_back(self) -> Effects:
         """The worker shuts down: let another one continue the task."""
         self._handing_back = True
         if self.state is State.GENERATING:
-            return [Do.HAND_BACK]
+            return [Action.HAND_BACK]
         if self.state in {State.QUEUED, State.PARKED}:
             self.state = State.HANDED_BACK
         return []
@@ -279,28 +279,28 @@ class Job:
         match report:
             case NotStored(reason):
                 return self._park(reason, at)
-            case Hopeless(error):
+            case NeverStored(error):
                 return self.give_up(error)
             case OtherDelivery.CLAIMED:
                 self.state = State.STANDING_BY
-                return [Do.STAND_BY]
+                return [Action.STAND_BY]
         self.state = State.SETTLED
         match report:
             case Completed(value):
                 runtime_s = at - (self._admitted_at or self.taken_at)
                 return [effects.Settle(report.failed, value, runtime_s, self.limit_s("soft"))]
             case OtherDelivery.COMPLETED:
-                return [Do.LEAVE]
+                return [Action.LEAVE]
             case OtherDelivery.SILENT:
-                return [Do.REQUEUE]
+                return [Action.REQUEUE]
             case OtherDelivery.ANSWERED:
                 return []
 
     @during(State.PARKED)
     def again(self) -> Effects:
-        """It is time to try the refused outcome again."""
+        """The time has come to try the refused outcome again."""
         self.state = State.COMPLETING
-        return [Do.GO_ON]
+        return [Action.GO_ON]
 
     # ------------------------------------------------------------ any
 

@@ -11,18 +11,19 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from petiole.contract.requests.generation import Common
+from petiole.contract.requests.images import is_handle
 from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
-from petiole.gpu_worker.runtime.sizing import Sizes, sizes_of
+from petiole.gpu_worker.runtime import sizing
+from petiole.gpu_worker.runtime.sizing import Served, Sizes, sizes_of
 from petiole.gpu_worker.tracing import Tracer
-from petiole.tasks.record.codec import Written
-from petiole.tasks.requests.images import is_handle
-from petiole.tasks.requests.schemas import Common
+from petiole.tasks.record.codec import LoggedOutput
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
+from petiole.tasks.worker.generation.engine_requests import engine_request
 from petiole.tasks.worker.generation.engines import EngineLike, make_engine
-from petiole.tasks.worker.generation.images import images_of, stored
+from petiole.tasks.worker.generation.image_bytes import images_of, stored
 from petiole.tasks.worker.generation.presentation import Presentation
-from petiole.tasks.worker.generation.requests import engine_request
 from petiole.tasks.worker.output.outcomes import public, succeeded
 
 _mutex = threading.Lock()
@@ -46,7 +47,7 @@ def run(task_request: Common, task_id: str) -> dict[str, Any]:
         raise public(error) from None
     lengths = partial(serving.text_lengths, request, result.token_ids)
     parts = presentation.parts(task_id, request, result, "".join(prompt_end), lengths)
-    value = succeeded(result, 1, Written(), parts).result
+    value = succeeded(result, 1, LoggedOutput(), parts).result
     assert value is not None
     return value
 
@@ -70,6 +71,11 @@ def plan(given: Mapping[str, object], memory: int | None, length: int | None) ->
     """What a worker with these settings needs, and what this memory serves. given: settings of the engine in place
     of the configured ones. See `sizes_of`."""
     return sizes_of(EngineConfig(**{**settings().engine(), **given}), memory, length)
+
+
+def served(model: str) -> Served:
+    """How this model would be served. See `sizing.served`."""
+    return sizing.served(model, settings().engine().get("revision"))
 
 
 def trace(path: str, requests: int = 8, tokens: int = 64) -> None:

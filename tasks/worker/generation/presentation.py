@@ -10,16 +10,20 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from petiole.contract.errors import shorten
+from petiole.contract.requests.generation import ChatRequest, Common
+from petiole.contract.results.outputs import Prepared
+from petiole.contract.results.task_result import Reasoning, ToolCall
 from petiole.gpu_worker.request import Request, Result
-from petiole.outputs import Prepared
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.requests.results import Reasoning, ToolCall
-from petiole.tasks.requests.schemas import ChatRequest, Common
 from petiole.tasks.templates import detection, message
-from petiole.tasks.templates.formats import Format
-from petiole.tasks.templates.message import Message
+from petiole.tasks.templates.bodies import MOST_NAME
+from petiole.tasks.templates.formats import ToolFormat
+from petiole.tasks.templates.message import ParsedMessage
+from petiole.tasks.templates.types import names_in, parameters_of, types_of
 from petiole.tasks.templates.writing import WRITINGS, Writing, composed
 from petiole.tasks.worker.generation.engines import EngineLike
 
@@ -29,12 +33,13 @@ SHORT = 64
 
 @dataclass(frozen=True)
 class Presentation:
-    """Of one model. `shown`: the special tokens that its marks consist of. `family`: the format in which calls are
-    enforced."""
+    """The presentation of one model. `shown`: the special tokens that its marks consist of. `family`: the format
+    in which calls are enforced. `reasons`: whether its template knows reasoning; families have models without."""
 
-    format: Format | None = None
-    family: Format | None = None
+    format: ToolFormat | None = None
+    family: ToolFormat | None = None
     shown: Sequence[str] = ()
+    reasons: bool = True
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Presentation:
@@ -43,13 +48,14 @@ class Presentation:
             return cls()
         format = detection.of_checkpoint(facts)
         shown = format.shown(facts.get("special_tokens", {}).values()) if format else ()
-        return cls(format, detection.of_family(facts), shown)
+        family = detection.of_family(facts)
+        return cls(format, family, shown, detection.reasons(facts, family))
 
     @property
     def _writing(self) -> Writing:
         return WRITINGS.get(self.family.name if self.family else "", Writing())
 
-    def divides(self, request: Request) -> Format | None:
+    def divides(self, request: Request) -> ToolFormat | None:
         """The format in which the output of this request is divided."""
         format = self.format
         if format is None or request.messages is None:
@@ -74,8 +80,11 @@ class Presentation:
         own = asked.constraint()
         if not isinstance(asked, ChatRequest):
             return own
+        self._check_names(asked)
         budget = asked.max_reasoning_tokens
         calling, writing = asked.calling, self._writing
+        if not self.reasons and budget is None:
+            writing = replace(writing, thought=None)
         if calling.enforced:
             if not writing.calls:
                 known = ", ".join(sorted(name for name, one in WRITINGS.items() if one.calls))
@@ -87,6 +96,27 @@ class Presentation:
         if writing.thought is None or (own is None and budget is None):
             return own
         return "calls", composed(writing, (), least=0, most=None, answer=own, budget=budget)
+
+    def _check_names(self, asked: ChatRequest) -> None:
+        """Whether the format has calls of these tools with these parameters. Raises InvalidRequest."""
+        format = self.format
+        if format is None or asked.tool_choice == "none":
+            return
+        for place, tool in enumerate(asked.tools or ()):
+            match tool:
+                case {"function": {"name": str(name), **rest}}:
+                    field = f"tools[{place}].function"
+                case {"name": str(name), **rest}:
+                    field = f"tools[{place}]"
+                case _:
+                    continue
+            carries, schema = format.template.carries_name, rest.get("parameters")
+            keys, inner = partial(format.template.carries_key, inside=False), f"{field}.parameters"
+            _check_name(f"{field}.name", name, carries, format)
+            for key in (own := parameters_of(schema).schemas):
+                _check_name(f"{inner}.properties", key, keys, format)
+            for key in names_in(schema) - own.keys():
+                _check_name(inner, key, partial(format.template.carries_key, inside=True), format)
 
     def described(self, prepared: Prepared, request: Request) -> Prepared:
         """`prepared` with what the request says about its output: its tools, its format, and how the template was
@@ -142,11 +172,21 @@ class Presentations:
             return self._made[1]
 
 
-def calls_of(task_id: str, read: Message) -> list[ToolCall]:
+def calls_of(task_id: str, read: ParsedMessage) -> list[ToolCall]:
     return [
         ToolCall(index=index, id=message.call_id(task_id, index), name=call.name, arguments=call.arguments)
         for index, call in enumerate(read.calls)
     ]
+
+
+def _check_name(field: str, name: str, carries: Callable[[str], bool], format: ToolFormat) -> None:
+    if carries(name):
+        return
+    wrong = "".join(sorted({letter for letter in name if not carries(f"a{letter}a")}))
+    limit = f"must not have {wrong!r}" if wrong else f"must have 1 to {MOST_NAME} characters, no space at its ends"
+    raise InvalidRequest(
+        field, f"{limit}: this model writes calls as {format.name or 'its checkpoint says'}", shorten(name)
+    )
 
 
 def _within(spans: Sequence[tuple[int, int]], lengths: Sequence[int]) -> int:
@@ -156,29 +196,3 @@ def _within(spans: Sequence[tuple[int, int]], lengths: Sequence[int]) -> int:
         first, last = bisect_right(lengths, begin), min(bisect_left(lengths, end), len(lengths) - 1)
         found += last + 1 - first if end > begin else 0
     return found
-
-
-def types_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """By tool: the JSON types of each parameter, such as "integer|null"."""
-    found: dict[str, dict[str, str]] = {}
-    for tool in tools:
-        match tool.get("function", tool):
-            case {"name": str(name), "parameters": {"properties": dict(properties)}}:
-                types = {parameter: "|".join(_types(schema)) for parameter, schema in properties.items()}
-                found[name] = {parameter: kinds for parameter, kinds in types.items() if kinds}
-            case {"name": str(name)}:
-                found[name] = {}
-    return found
-
-
-def _types(schema: object) -> list[str]:
-    """The types that a schema names, itself or in alternatives."""
-    if not isinstance(schema, dict):
-        return []
-    given = schema.get("type")
-    types = [given] if isinstance(given, str) else [one for one in given or () if isinstance(one, str)]
-    for name in ("anyOf", "oneOf"):
-        alternatives = schema.get(name)
-        for one in alternatives if isinstance(alternatives, list) else ():
-            types += [kind for kind in _types(one) if kind not in types]
-    return types

@@ -12,16 +12,16 @@ from typing import Any, Literal, NamedTuple
 import redis
 from celery.backends.redis import RedisBackend
 
-from petiole.gpu_worker import errors as engine_errors
+from petiole.contract.results.task_result import Ranked
+from petiole.contract.results.vectors import FIELDS
+from petiole.gpu_worker import exceptions as engine_errors
+from petiole.gpu_worker.preparation.prompts import NO_SKILLS
 from petiole.gpu_worker.request import FinishReason, Result
-from petiole.gpu_worker.threads.subjects import NO_SKILLS
 from petiole.tasks import errors
 from petiole.tasks.record import codec
-from petiole.tasks.record.codec import Written
-from petiole.tasks.requests.results import Ranked
+from petiole.tasks.record.codec import LoggedOutput
 from petiole.tasks.servers.connections import LOST
-from petiole.tasks.submission.taking import offered
-from petiole.vectors import FIELDS
+from petiole.tasks.submission.task_body import offered
 
 _MAX_BYTES_A_UNIT = 12
 """Maximum bytes of JSON for a character, or for a token id with its separator. A character may take two escapes of
@@ -70,7 +70,9 @@ OF_TEXTS = (*FIELDS.values(), "scores")
 """What is made of texts, by the fields of a result."""
 
 
-def succeeded(result: Result, attempt: int, before: Written, parts: Mapping[str, Any] | None = None) -> Outcome:
+def succeeded(
+    result: Result, attempt: int, before: LoggedOutput, parts: Mapping[str, Any] | None = None
+) -> Outcome:
     """The outcome of the engine's result. `before`, from earlier attempts, supplies their log probabilities and
     vectors or scores. `parts`: what the worker has found in the text."""
     known: dict[str, Any] = {"attempt": attempt, "answer": None, **(result.answer or {}), **(parts or {})}
@@ -130,21 +132,21 @@ def failed(error: BaseException) -> Outcome:
     return Outcome(error=public(error))
 
 
-def unreadable(written: Written) -> Outcome:
+def unreadable(written: LoggedOutput) -> Outcome:
     return failed(errors.GenerationFailed(f"its log cannot be read after {len(written.token_ids)} tokens"))
 
 
 def public(error: BaseException) -> Exception:
     """`error` as an exception that a producer can recreate from JSON: see `tasks.errors`."""
     match error:
-        case errors.PetioleError():
-            return error
-        case engine_errors.InvalidRequest():
+        case errors.InvalidRequest():
             option = error.field.removeprefix("constraint.")  # a task's option; the engine's request nests it
             elsewhere = (
                 " (name the queue of a vision model's workers, queue=...)" if error.limit == NO_SKILLS else ""
             )
             return errors.InvalidRequest(option, error.limit + elsewhere, error.value)
+        case errors.PetioleError():
+            return error
         case engine_errors.AdapterChanged() | engine_errors.ModelChanged():
             return errors.ModelChanged(str(error))
         case engine_errors.AdapterError():
@@ -153,7 +155,7 @@ def public(error: BaseException) -> Exception:
             return errors.GenerationFailed(f"{type(error).__name__}: {error}")
 
 
-def recorded(record: Mapping[str, Any], written: Written) -> Outcome:
+def recorded(record: Mapping[str, Any], written: LoggedOutput) -> Outcome:
     """The outcome of a task that an earlier delivery finished."""
     if "error" in record:
         return Outcome(error=errors.rebuild(record["error"]), finish_reason=record["finish_reason"])

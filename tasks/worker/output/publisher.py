@@ -15,6 +15,9 @@ A piece counts as sent when the script's reply confirms it. Other replies:
     gap     the log ends elsewhere (a reply was lost, or Redis lost its last writes): continue from there
     cancel  the cancel flag is set, or the stream has no reader: the listener is notified
     damaged the log or state has another type, or no number: the outbox is dropped and its listener notified
+
+An outbox whose output cannot be written, or that Redis refuses, is dropped and its listener notified: no other
+outbox waits for it. A call consists of bytes and numbers alone, so what cannot be encoded shows in its own outbox.
 """
 
 from __future__ import annotations
@@ -24,18 +27,20 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
 
 import redis
 
-from petiole.outputs import Prepared
+from petiole.contract.results.outputs import Prepared
 from petiole.tasks.keys import INTEREST_TTL_S, stream_keys
 from petiole.tasks.record import codec, ledger
-from petiole.tasks.record.codec import Tokens, Written
+from petiole.tasks.record.codec import LoggedOutput, Tokens
 from petiole.tasks.record.ledger import Account
-from petiole.tasks.record.scripts import Publish
+from petiole.tasks.record.scripts import PublishReply
 from petiole.tasks.servers.connections import LOST
+from petiole.tasks.servers.failover import caused_by_call
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.outage import Outage
 from petiole.tasks.worker.output.outcomes import Outcome
@@ -64,6 +69,9 @@ class Listener(Protocol):
     def on_damaged(self) -> None:
         """The log or the state cannot be written."""
 
+    def on_fault(self, error: Exception) -> None:
+        """This outbox's output cannot be written. Called once, and nothing after it."""
+
     def on_mismatch(self) -> None:
         """The log differs from what this attempt wrote and cannot be repaired: the task must be begun again."""
 
@@ -71,20 +79,43 @@ class Listener(Protocol):
         """Cancel the task: the cancel flag is set (`flagged`), or it has no reader. May be called repeatedly."""
 
 
-class Call:
+class ScriptCall:
     """The arguments of one script call. `parts` has, for each outbox, how many pieces and log entries are written
     after it, and its other operations (see publish.lua)."""
 
     def __init__(self, ttl_ms: int) -> None:
         self.ttl_ms = ttl_ms
-        self.keys: list[str] = []
-        self.more_keys: list[str] = []
-        self.args: list[str | int] = []
-        self.turns: list[str | int] = []
+        self.keys: list[bytes] = []
+        self.more_keys: list[bytes] = []
+        self.args: list[bytes | int] = []
+        self.turns: list[bytes | int] = []
         self.parts: list[tuple[Outbox, int, int, str]] = []
+
+    def add(self, part: Part, said: tuple[Outbox, int, int, str]) -> None:
+        """Raises UnicodeEncodeError, and adds nothing, if a text cannot be encoded."""
+        keys, more_keys, args, turn = map(_encoded, part)
+        turns = [len(self.parts), *turn] if turn else []
+        self.keys += keys
+        self.more_keys += more_keys
+        self.args += args
+        self.turns += turns
+        self.parts.append(said)
 
     def send(self, pipe: scripts.Pipe) -> None:
         pipe.send(self.keys + self.more_keys, [self.ttl_ms, len(self.parts), *self.args, *self.turns])
+
+
+class Part(NamedTuple):
+    """An outbox's share of a call. `turn` may be empty."""
+
+    keys: Sequence[str]
+    more_keys: Sequence[str]
+    args: Sequence[str | int]
+    turn: Sequence[str | int]
+
+
+def _encoded(values: Sequence[str | int]) -> list[Any]:
+    return [value.encode() if isinstance(value, str) else value for value in values]
 
 
 class Outbox:
@@ -95,7 +126,7 @@ class Outbox:
         publisher: Publisher,
         task_id: str,
         attempt: int,
-        before: Written,
+        before: LoggedOutput,
         listener: Listener,
         *,
         needs_reader: bool = False,
@@ -182,7 +213,7 @@ class Outbox:
         del self.listener
         return listener
 
-    def join(self, call: Call, now: float) -> None:
+    def join(self, call: ScriptCall, now: float) -> None:
         """Append this outbox's arguments to a script call."""
         # Read `final` before the pieces: once it is set, all pieces have been pushed.
         final = self.final
@@ -199,21 +230,24 @@ class Outbox:
             payload = codec.merged(self._opening, index, pieces, end, after_prompt=after_prompt)
         if payload and not self.entries and self.adapter and final is None:
             operations += " adapter"
+        more_keys: list[str] = []
+        turn: tuple[str, ...] = ()
         if operations:
             value, entry = self.adapter if final is None else final[1], ""
             if "read" in operations:
-                call.more_keys.append(self._keys.interest)
+                more_keys.append(self._keys.interest)
+            if "look" in operations:
+                more_keys.append(self._keys.asked)
             if final is not None and self._account is not None:
                 operations, at = f"{operations} ledger", time.time()
-                call.more_keys += ledger.keys_of(self._account, at)
+                more_keys += ledger.keys_of(self._account, at)
                 used = final[0], self.end, self.prompt_tokens
                 entry = ledger.entry(self._account, self.task_id, int(self._attempt), *used, at)
             prepared = self.prepared if "prepared" in operations else ""
-            call.turns += (len(call.parts), operations, value, prepared, entry)
+            turn = operations, value, prepared, entry
         keys = self._keys
-        call.keys += (keys.log, keys.state)
-        call.args += (self._attempt, entries, payload, keys.channel)
-        call.parts.append((self, count, entries, operations))
+        args = self._attempt, entries, payload, keys.channel
+        call.add(Part((keys.log, keys.state), more_keys, args, turn), (self, count, entries, operations))
 
     def _operations(self, now: float, last: bool) -> str:
         """The script's operations besides writing a delta, separated by spaces. Usually empty."""
@@ -305,13 +339,14 @@ class Publisher:
 
     def flush(self, batch: Sequence[Outbox]) -> None:
         """Write the unsent parts of these outboxes. The next call is prepared while the server runs one."""
-        in_flight: deque[Call] = deque()
+        in_flight: deque[ScriptCall] = deque()
         try:
             for start in range(0, len(batch), _OUTBOXES_A_CALL):
-                call, now = Call(self.ttl_ms), time.monotonic()
+                call, now = ScriptCall(self.ttl_ms), time.monotonic()
                 for outbox in batch[start : start + _OUTBOXES_A_CALL]:
                     if not outbox.closed:
-                        outbox.join(call, now)
+                        with self._contained(outbox):
+                            outbox.join(call, now)
                 if call.parts:
                     call.send(self._pipe)
                     in_flight.append(call)
@@ -323,28 +358,48 @@ class Publisher:
                 in_flight.popleft()
         except (*LOST, redis.RedisError) as error:
             self._pipe.close()
-            self._hold([outbox for outbox in batch if not outbox.closed], error)
+            left = [outbox for outbox in batch if not outbox.closed]
+            if not caused_by_call(error):
+                self._hold(left, error)
+            elif len(left) == 1:
+                self._fault(left[0], error)
+            else:  # because of one of them
+                for outbox in left:
+                    self.flush([outbox])
             return
         self._outage.ended()
 
-    def _answered(self, call: Call, reply: Sequence[int]) -> None:
+    @contextmanager
+    def _contained(self, outbox: Outbox) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._fault(outbox, error)
+
+    def _fault(self, outbox: Outbox, error: Exception) -> None:
+        logger.error("stream %s: its output cannot be written", outbox.task_id, exc_info=error)
+        if not outbox.closed:
+            outbox.close().on_fault(error)
+
+    def _answered(self, call: ScriptCall, reply: Sequence[int]) -> None:
         unexpected = {reply[i]: reply[i + 1 : i + 4] for i in range(0, len(reply), 4)}
         for position, (outbox, sent, entries, operations) in enumerate(call.parts):
             code, length, end = unexpected.get(position, (0, 0, 0)) if unexpected else (0, 0, 0)
-            if code == Publish.STALE:
-                outbox.close().on_stale()
-            elif code == Publish.DAMAGED:
-                outbox.close().on_damaged()
-            elif code == Publish.GAP:
-                self._rewind(outbox, length, end)
-            else:
-                outbox.sent, outbox.entries = sent, entries
-                if operations:
-                    self._done(outbox, operations)
-                if outbox.of_prompt(sent - 1) and outbox.waits:
-                    self._mark(outbox)
-                if code and not outbox.closed:
-                    outbox.listener.on_cancel(flagged=code == Publish.FLAGGED)
+            with self._contained(outbox):
+                if code == PublishReply.STALE:
+                    outbox.close().on_stale()
+                elif code == PublishReply.DAMAGED:
+                    outbox.close().on_damaged()
+                elif code == PublishReply.GAP:
+                    self._rewind(outbox, length, end)
+                else:
+                    outbox.sent, outbox.entries = sent, entries
+                    if operations:
+                        self._done(outbox, operations)
+                    if outbox.of_prompt(sent - 1) and outbox.waits:
+                        self._mark(outbox)
+                    if code and not outbox.closed:
+                        outbox.listener.on_cancel(flagged=code == PublishReply.FLAGGED)
 
     def _done(self, outbox: Outbox, operations: str) -> None:
         outbox.admitted_sent = outbox.admitted_sent or "admitted" in operations

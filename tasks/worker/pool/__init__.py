@@ -1,7 +1,7 @@
 """Celery's pool interface. Called by Celery.
 
-pool      `EnginePool`: one engine and its jobs; ends the worker after a fatal error
-shutdown  SIGTERM: tasks finish in time, or are handed back to the queue
-commands  control commands: which are carried out, and where their answers go
-steering  `petiole pause`, `resume` and `reload`: commands about the engine of a running worker
+pool            `EnginePool`: one engine and its jobs; ends the worker after a fatal error
+shutdown        SIGTERM: tasks finish in time, or are handed back to the queue
+commands        control commands: which are carried out, and where their answers go
+engine_control  `petiole pause`, `resume` and `reload`: commands about the engine of a running worker
 """

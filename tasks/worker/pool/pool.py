@@ -22,11 +22,11 @@ from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.worker import state
 from kombu.asynchronous import get_event_loop
 
-from petiole.gpu_worker.errors import InvalidRequest, MachineError, ModelError
+from petiole.gpu_worker.exceptions import InvalidRequest, MachineError, ModelError
 from petiole.tasks import worker_side
 from petiole.tasks.app.application import app as petiole
 from petiole.tasks.fleet.reports import GENERATIONS_SHOWN, Generating
-from petiole.tasks.requests.messages import is_limit
+from petiole.tasks.messages.headers import is_limit
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.eviction import warn_of_eviction
 from petiole.tasks.settings import PREFIX, Settings, settings, shared
@@ -44,10 +44,10 @@ from petiole.tasks.worker.generation.intake import Intake
 from petiole.tasks.worker.output.outcomes import largest
 from petiole.tasks.worker.output.publisher import Publisher
 from petiole.tasks.worker.pool import shutdown
+from petiole.tasks.worker.pool.engine_control import EngineControl
 from petiole.tasks.worker.pool.shutdown import Serving
-from petiole.tasks.worker.pool.steering import Steering
+from petiole.tasks.worker.reports.histograms import TaskHistograms
 from petiole.tasks.worker.reports.reporter import Reporter
-from petiole.tasks.worker.reports.tally import Tally
 
 logger = logging.getLogger(__name__)
 
@@ -120,12 +120,12 @@ class EnginePool(BasePool):  # type: ignore[misc]
             Publisher(client, ttl_s=self.settings.stream_ttl_s, on_fatal=self.fail),
             Completions(self.app),
             self.mailbox,
-            Tally(),
+            TaskHistograms(),
             result_max_bytes=lambda: self._result_max_bytes,
         )
         foreign = ForeignTasks(self.mailbox, Deaths(client, self.settings.max_attempts))
         intake = Intake(services, client)
-        self.serving = Serving(services, intake, foreign, Steering(services, intake, self.fail))
+        self.serving = Serving(services, intake, foreign, EngineControl(services, intake, self.fail))
         GenerationTask.Request = worker_side.REQUEST
         threading.Thread(target=self._ask_servers, name="petiole-limits", daemon=True).start()
         quarantine.start(self.app, self.mailbox.post)

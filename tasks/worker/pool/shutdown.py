@@ -15,7 +15,7 @@ from petiole.tasks.worker.foreign.tasks import ForeignTasks
 from petiole.tasks.worker.generation.driver import Services
 from petiole.tasks.worker.generation.intake import Intake
 from petiole.tasks.worker.generation.job import State
-from petiole.tasks.worker.pool.steering import Steering
+from petiole.tasks.worker.pool.engine_control import EngineControl
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Serving:
     services: Services
     intake: Intake
     foreign: ForeignTasks
-    steering: Steering
+    steering: EngineControl
     draining: bool = False
 
     @property

@@ -1,11 +1,10 @@
 """A worker's reports on itself. Started by `boot`; `generation` counts into the tally.
 
-reporter   the thread that writes this worker's report, and the list of figures that it takes from `Engine.stats`
-           (`_SAME`)
-surroundings  this process's memory, and its clock beside Redis's
-incidents  counts of incidents in this process: deaths, lost leases, redeliveries
-tally      histograms of waits, times and tokens, for Prometheus
-marker     a result of no task, by which others see whether they look for results where this worker stores them
-facts      what the model takes, and its names, for producers
-heartbeat  the file whose modification time shows that the engine makes progress
+reporter    the thread that writes this worker's report, with figures from `Engine.stats`
+host        this process's memory, and its clock beside Redis's
+incidents   counts of incidents in this process: deaths, lost leases, redeliveries
+histograms  histograms of waits, times and tokens, for Prometheus
+marker      a result of no task, by which others see whether they look for results where this worker stores them
+facts       what the model takes, and its names, for producers
+heartbeat   the file whose modification time shows that the engine makes progress
 """

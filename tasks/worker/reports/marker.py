@@ -10,7 +10,7 @@ from celery import Celery
 from celery.states import SUCCESS
 
 from petiole.tasks.keys import MARKER_PREFIX
-from petiole.tasks.worker.once import tried
+from petiole.tasks.worker.idempotency import tried
 from petiole.tasks.worker.periodic import JOIN_S, Periodic
 
 logger = logging.getLogger(__name__)

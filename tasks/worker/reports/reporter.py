@@ -18,14 +18,7 @@ from petiole.tasks.worker.reports.marker import Marker
 
 logger = logging.getLogger(__name__)
 
-_SAME = {
-    *("weight_format", "weight_bytes", "kernels", "instructions", "threads"),
-    *("model", "device", "slots", "running", "waiting", "held_back", "preemptions"),
-    *("steps", "evicted_pages", "zombie_outputs", "expert_imbalance"),
-    *("encoded_images", "image_hits", "encode_s"),
-    *("pages_total", "pages_free", "pages_cached"),
-    *("prompt_tokens", "generated_tokens", "texts", "draft_tokens", "accepted_draft_tokens"),
-}
+_SAME = [name for name, field in reports.WorkerReport.model_fields.items() if reports.ENGINE in field.metadata]
 _OF_STATES = re.compile(r"(states|snapshots)_\w+|state_(hit|missed)_tokens")
 _OF_WINDOW = re.compile(r"window_(\d+)_(\w+)")
 
@@ -42,7 +35,7 @@ def engine_figures(stats: dict[str, Any]) -> dict[str, Any]:
     return {"hit_rate": hit_rate, "windows": windows, "states": states, **same}
 
 
-class Rate:
+class GrowthRate:
     """By how much a count has grown since the last call, or since the beginning, a second."""
 
     def __init__(self, count: Callable[[], int]) -> None:

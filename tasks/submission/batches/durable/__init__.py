@@ -13,10 +13,12 @@ runner is no Celery task: that would take a place, wait behind the batch's own r
 
 Each line may import what stands below it.
 
-submitting  for clients: begin a batch, wait until a worker has it
-runner      runs a batch that this process has claimed
-hosting     which open batches this machine may run; claims them
-neighbours  with whom a batch shares the workers; also of a batch that its client's process runs
-records     what stands in Redis
-lua/        the scripts of `records`
+submitting   for clients: begin a batch, wait until a worker has it
+runner       runs a batch that this process has claimed
+claims       which open batches this machine may run; claims them
+current_row  which row a runner handles, for those who find it dead
+watchdog     what ends a runner that nothing else ends
+fair_share   with whom a batch shares the workers; also of a batch that its client's process runs
+records      what stands in Redis
+lua/         the scripts of `records`
 """

@@ -29,8 +29,12 @@ from petiole.tasks.submission.batches.rows import sorting
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 """A runner has to work on it."""
 ENDED = ("completed", "failed", "cancelled", "expired")
+DEATHS_OF_A_ROW = 2
+"""Runners that die while they handle a row, before the row is set aside: it is an error, and no other runner
+handles it."""
 KEEP_S = 30 * 86_400
 """How long a record is there after the last change of its status, or after its last runner."""
+_BLAMED = "blamed:"
 _SOURCES = scripts.sources(Path(__file__).parent / "lua", {})
 
 
@@ -75,7 +79,7 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Record:
+class BatchRecord:
     """`facts`: all other fields of the hash, as text. `has_runner`: somebody has the lease."""
 
     id: str
@@ -119,6 +123,21 @@ class Record:
         return list(json.loads(self.facts.get("errors") or "[]"))
 
     @property
+    def deaths(self) -> int:
+        """Runners that have died one after the other, while nothing went on."""
+        return self.number("deaths")
+
+    @property
+    def blamed(self) -> dict[int, int]:
+        """By row, the runners that have died while they handled it."""
+        return {int(name[7:]): self.number(name) for name in self.facts if name.startswith(_BLAMED)}
+
+    @property
+    def aside(self) -> frozenset[int]:
+        """The rows that no runner looks at any more."""
+        return frozenset(row for row, deaths in self.blamed.items() if deaths >= DEATHS_OF_A_ROW)
+
+    @property
     def blind(self) -> dict[str, str]:
         """By worker, why it cannot run this batch."""
         return {name[6:]: why for name, why in self.facts.items() if name.startswith("blind:") and why}
@@ -143,26 +162,26 @@ def create(name: str, spec: Spec, expires_in_s: int | None = None, **facts: Any)
     return bool(_script("create")(keys, [name, now, KEEP_S + (expires_in_s or KEEP_S), *pairs]))
 
 
-def get(name: str) -> Record | None:
+def get(name: str) -> BatchRecord | None:
     return next(iter(several([name])), None)
 
 
-def several(names: Sequence[str]) -> list[Record]:
+def several(names: Sequence[str]) -> list[BatchRecord]:
     """Those of these batches that are there."""
     commands = [one for name in names for one in (("HGETALL", batch_key(name)), ("EXISTS", batch_lease_key(name)))]
     return list(read(names, connections.perform(commands))) if names else []
 
 
-def read(names: Sequence[str], replies: Sequence[Any]) -> Iterator[Record]:
+def read(names: Sequence[str], replies: Sequence[Any]) -> Iterator[BatchRecord]:
     """`replies`: to HGETALL and EXISTS, for each name."""
     for name, raw, leased in zip(names, replies[::2], replies[1::2], strict=True):
         pairs = raw.items() if isinstance(raw, dict) else zip(raw[::2], raw[1::2], strict=True)
         facts = {key.decode(): value.decode(errors="replace") for key, value in pairs}
         if spec := facts.pop("spec", None):
-            yield Record(name, Spec.read(spec), facts, bool(leased))
+            yield BatchRecord(name, Spec.read(spec), facts, bool(leased))
 
 
-def listed(tenant: str = "") -> list[Record]:
+def listed(tenant: str = "") -> list[BatchRecord]:
     """The tenant's batches, the newest first. Those that are forgotten leave the list."""
     client, key = connections.streams(), batches_key(tenant)
     raw: Any = client.zrevrange(key, 0, -1)
@@ -179,7 +198,7 @@ def open_ids() -> list[str]:
 
 
 def move(
-    record: Record, sources: Sequence[str], to: str, token: str = "", keep_s: int = KEEP_S, **facts: Any
+    record: BatchRecord, sources: Sequence[str], to: str, token: str = "", keep_s: int = KEEP_S, **facts: Any
 ) -> str | None:
     """Give a batch another status, if it has one of `sources`. The status that it has then; None: it is not
     there, or the lease of `token` is lost."""
@@ -195,7 +214,20 @@ def tell_blind(name: str, worker: str, why: str) -> None:
     _script("tell")([batch_key(name)], [f"blind:{worker}", why])
 
 
-def remove(record: Record) -> None:
+def tell_death(name: str, why: str, row: int | None) -> None:
+    """Note why a runner has died, and which row it handled."""
+    _script("died")([batch_key(name)], [why, "" if row is None else f"{_BLAMED}{row}", DEATHS_OF_A_ROW])
+
+
+def as_new(record: BatchRecord) -> dict[str, Any]:
+    """The fields of a record that speak of its runners, as they are before the first one."""
+    return {
+        **dict.fromkeys(("running", "deaths", "aside"), "0"),
+        **{f"{_BLAMED}{row}": "0" for row in record.blamed},
+    }
+
+
+def remove(record: BatchRecord) -> None:
     client = connections.streams()
     client.srem(OPEN_BATCHES_KEY, record.id)
     client.zrem(batches_key(record.spec.tenant), record.id)
@@ -226,8 +258,12 @@ class Lease:
         return cls(name, token, ttl_s, generation, int(sent or 0))
 
     @property
+    def left_s(self) -> float:
+        return max(0.0, self._until - time.monotonic())
+
+    @property
     def held(self) -> bool:
-        return time.monotonic() < self._until
+        return self.left_s > 0
 
     def hold(self, **facts: Any) -> str | None:
         """Renew it, and write these fields. The batch's status; None: the lease is lost."""
@@ -248,8 +284,9 @@ class Lease:
             raise LeaseLost(f"{self.name}: another runner may have this batch")
 
     def release(self) -> None:
+        """The runner ends, and another one may go on."""
         self._until = 0.0
-        _script("release")([batch_lease_key(self.name)], [self.token])
+        _script("release")([batch_lease_key(self.name), batch_key(self.name)], [self.token])
 
 
 class LeaseLost(Exception):  # noqa: N818

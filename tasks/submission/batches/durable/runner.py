@@ -5,7 +5,11 @@
         └──► failed    └──► expired                            its time is over
 
 One thread renews the lease, writes the counts, and hears of a cancellation; the caller's thread runs the loop. A
-runner that dies, stops or cannot write leaves the batch open. The next one reads the pages and goes on."""
+runner that dies, stops or cannot write leaves the batch open. The next one reads the pages and goes on. It opens
+files below the worker's roots alone.
+
+Whoever dies does not say so. So the record has that a runner runs, until it says that it ends; the next claim
+counts a death. A batch whose runners die one after the other, while nothing goes on, has failed."""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -22,44 +26,61 @@ import redis
 
 from petiole.tasks.app.application import App
 from petiole.tasks.errors import BatchError, InvalidRequest
-from petiole.tasks.submission.batches import forms, storage
+from petiole.tasks.settings import settings
+from petiole.tasks.submission.batches import row_types
 from petiole.tasks.submission.batches.batch import Batch
-from petiole.tasks.submission.batches.durable import neighbours, records
-from petiole.tasks.submission.batches.durable.records import Lease, LeaseLost, Record, Spec
-from petiole.tasks.submission.batches.exchange import AWAY
-from petiole.tasks.submission.batches.flight import Sharing
-from petiole.tasks.submission.batches.forms import Fault, Form, NotRun
-from petiole.tasks.submission.batches.journal import Output
+from petiole.tasks.submission.batches.client import AWAY
+from petiole.tasks.submission.batches.durable import fair_share, records
+from petiole.tasks.submission.batches.durable.current_row import SET_ASIDE, CurrentRow, TrackedRowType, without
+from petiole.tasks.submission.batches.durable.records import BatchRecord, Lease, LeaseLost, Spec
+from petiole.tasks.submission.batches.files import roots, storage
+from petiole.tasks.submission.batches.files.storage import StorageError
+from petiole.tasks.submission.batches.journal import OutputFiles
+from petiole.tasks.submission.batches.row_types import Fault, NotRun, RowType
 from petiole.tasks.submission.batches.rows import sources
 from petiole.tasks.submission.batches.rows.sources import Source
-from petiole.tasks.submission.batches.storage import StorageError
-from petiole.tasks.submission.batches.tape import PagedTape
+from petiole.tasks.submission.batches.segments import PageStore
 
 logger = logging.getLogger(__name__)
 
 RENEWALS_A_LEASE = 4
 MOST_FAULTS = 100
-"""That a batch's record names."""
+"""The most faults that a batch's record names."""
 MOST_CHARACTERS = 500
-"""Of a fault's text, which may be of the client's file."""
-MOST_BREAKS = 5
-"""Runners that an error ends which nobody expects, before the batch has failed."""
+"""The most characters of a fault's text, which may be of the client's file."""
+MOST_DEATHS = 5
+"""Runners that die or break one after the other, while nothing goes on, before the batch has failed."""
+MOST_ASIDE = 100
+"""Rows that are set aside before the batch has failed."""
 
 CANCELLED = NotRun("batch_cancelled", "This request was not run before the batch was cancelled.")
 EXPIRED = NotRun("batch_expired", "This request was not run before the batch expired.")
 
 
-def form_of(spec: Spec) -> Form:
+def form_of(spec: Spec) -> RowType:
     """Raises `InvalidRequest`, and `PetioleError` where packages are missing."""
     arguments = {name: value for name, value in spec.form.items() if name != "sort"}
     if spec.lines == "openai":
-        return forms.openai_lines(**arguments, **({"caller": spec.caller} if spec.caller else {}))
-    return forms.Requests(**arguments)
+        return row_types.openai_lines(**arguments, **({"caller": spec.caller} if spec.caller else {}))
+    return row_types.RequestRows(**arguments)
+
+
+class _Stopped(Exception):  # noqa: N818
+    """The runner was stopped while it checked the rows."""
 
 
 class Runner:
-    def __init__(self, app: App, record: Record, lease: Lease) -> None:
+    def __init__(
+        self,
+        app: App,
+        record: BatchRecord,
+        lease: Lease,
+        hand: CurrentRow | None = None,
+        renewed: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`hand`: where it says which row it handles. `renewed`: called whenever the lease is renewed."""
         self._app, self._record, self._lease = app, record, lease
+        self._hand, self._renewed = hand or CurrentRow(), renewed
         self._batch: Batch | None = None
         self._ending: NotRun | None = None
         self._stopping = threading.Event()
@@ -76,10 +97,14 @@ class Runner:
         keeper = threading.Thread(target=self._keep, name="petiole-lease", daemon=True)
         keeper.start()
         try:
-            return self._run()
+            with roots.only(settings().batch_roots):
+                return self._run()
+        except _Stopped:
+            self._lease.release()
+            return self._record.status
         except StorageError as error:  # no release: the next try is when the lease has ended
             logger.warning("%s: %s", self._record.id, error)
-            self._lease.hold(note=str(error), stuck="1")
+            self._lease.hold(note=str(error), stuck="1", running="")
             return self._record.status
         except (InvalidRequest, BatchError) as error:
             return self._failed([Fault("invalid_batch", str(error))])
@@ -96,40 +121,56 @@ class Runner:
             keeper.join()
 
     def _broken(self, error: Exception) -> str:
-        """Another runner tries it when the lease has ended. A batch that breaks each of them must not do so for
-        ever."""
+        """Another runner tries it when the lease has ended, and counts this one among the dead."""
         logger.exception("%s: the runner breaks", self._record.id)
-        breaks = self._record.number("breaks") + 1
-        if breaks >= MOST_BREAKS:
-            return self._failed([Fault("internal_error", f"{breaks} runners have broken: {type(error).__name__}")])
-        self._lease.hold(breaks=breaks, stuck="1", note=f"a runner has broken: {type(error).__name__}")
+        records.tell_death(self._record.id, f"a runner has broken: {type(error).__name__}", self._hand.row)
+        self._lease.hold(stuck="1")
         return self._record.status
 
+    def gives_up(self) -> bool:
+        """Whether no runner should try it again: the batch has failed then. Reads no file: its host asks, because
+        a runner may die before it does."""
+        if (fault := self._hopeless()) is not None:
+            self._failed([fault])
+        return fault is not None
+
+    def _hopeless(self) -> Fault | None:
+        deaths, aside = self._record.deaths, len(self._record.aside)
+        last = self._record.facts.get("note") or "nobody saw why"
+        if deaths >= MOST_DEATHS:
+            return Fault("runner_died", f"{deaths} runners have died one after the other. The last one: {last}")
+        if aside > MOST_ASIDE:
+            return Fault("runner_died", f"runners have died of {aside} rows. The last one: {last}")
+        return None
+
     def _run(self) -> str:
-        spec, form = self._record.spec, form_of(self._record.spec)
+        if self.gives_up():
+            return "failed"
+        spec, form = self._record.spec, TrackedRowType(form_of(self._record.spec), self._hand)
         if storage.size(spec.input) is None:  # its host has seen the folder
             return self._failed([Fault("input_file_missing", "the input was removed, or has expired")])
         again = self._record.facts.get("again") == "1"
         self._hear(self._record.status)
         if self._record.status == "validating":
-            if spec.checks_first and (faults := list(islice(self._faults(form), MOST_FAULTS))):
+            checks = spec.checks_first and self._ending is None
+            if checks and (faults := list(islice(self._faults(form), MOST_FAULTS))):
                 return self._failed(faults, rows=0)
             self._move(("validating",), "in_progress")
         self._batch = batch = Batch(
             self._app,
             self._source(),
             form,
-            Output(spec.output, spec.failures),
+            OutputFiles(spec.output, spec.failures),
             spec.submission,
             in_order=spec.in_order,
             sort=spec.sort,
             again=again,
-            tape=lambda: PagedTape(spec.output, self._lease),
+            tape=lambda: PageStore(spec.output, self._lease),
             reread=self._source,
-            opened=lambda: self._lease.hold(again="", stuck=""),
+            opened=lambda: self._lease.hold(again="", stuck="", ended=batch.progress.ended),
             joining=self._joining,
-            sharing=self._sharing,
         )
+        batch.sharing, batch.left = fair_share.sharing_of(self._record.id, spec.tenant, batch)
         if self._ending is not None:
             batch.cancel(self._ending)
         if self._stopping.is_set():
@@ -149,21 +190,21 @@ class Runner:
         if self._ending is None:
             self._move(("in_progress",), "finalizing")
 
-    def _sharing(self) -> Sharing:
-        assert self._batch is not None
-        return neighbours.sharing(self._record.id, self._record.spec.tenant, self._batch.queue)
-
     def _source(self) -> Source:
-        return sources.source_of(self._record.spec.input, self._record.spec.format)
+        source = sources.source_of(self._record.spec.input, self._record.spec.format)
+        return without(source, self._record.aside)
 
-    def _faults(self, form: Form) -> Any:
+    def _faults(self, form: RowType) -> Any:
         source, rows, most = self._source(), 0, self._record.spec.most_rows
 
         def counted() -> Any:
             nonlocal rows
             for row in source:
                 rows += 1
-                yield row
+                if self._stopping.is_set() or self._ending is not None:
+                    raise _Stopped
+                if row.fault != SET_ASIDE:
+                    yield row
                 if most is not None and rows > most:
                     return
 
@@ -179,7 +220,7 @@ class Runner:
             yield Fault("row_limit_exceeded", f"{limit}, got {own}, and {others} in the other batches")
 
     def _rows_of_others(self) -> int:
-        """Of two that are checked at the same time the older one is first."""
+        """The rows of the tenant's other batches. If two are checked at the same time, the older one is first."""
         mine = self._record
         return sum(
             one.rows_left
@@ -203,7 +244,7 @@ class Runner:
         return status
 
     def _tell(self, status: str) -> None:
-        """It is over: what fails here changes nothing."""
+        """Tells that the batch has ended. A failure here changes nothing."""
         try:
             form_of(self._record.spec).told(self._record.id, status, int(time.time()))
         except Exception:
@@ -222,6 +263,7 @@ class Runner:
             if status is None:
                 self.stop()
                 return
+            self._renewed()
             self._hear(status)
 
     def _hear(self, status: str) -> None:
@@ -245,10 +287,7 @@ class Runner:
             **({} if shown.rows is None or before.spec.checks_first else {"rows": shown.rows}),
             "ended": shown.ended,
             "failed": shown.failed,
-            "on_their_way": shown.on_their_way,
-            "rows_per_s": round(shown.rows_per_s, 2),
             "note": shown.note,
-            "queue": self._batch.queue,
             **{
                 name: before.number(name) + getattr(shown, name)
                 for name in ("prompt_tokens", "cached_prompt_tokens", "completion_tokens")

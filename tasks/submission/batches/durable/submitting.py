@@ -10,10 +10,11 @@ from dataclasses import asdict, replace
 
 from petiole.tasks.errors import BatchError, InvalidRequest
 from petiole.tasks.fleet import reports
-from petiole.tasks.submission.batches import storage, tape
+from petiole.tasks.submission.batches import segments
 from petiole.tasks.submission.batches.batch import Batch
 from petiole.tasks.submission.batches.durable import records
-from petiole.tasks.submission.batches.durable.records import ENDED, Record, Spec
+from petiole.tasks.submission.batches.durable.records import ENDED, BatchRecord, Spec
+from petiole.tasks.submission.batches.files import storage
 
 WAIT_S = 20.0
 """For a worker that takes the batch."""
@@ -43,19 +44,19 @@ def name_of(output: str) -> str:
     return f"batch_{hashlib.sha256(output.encode()).hexdigest()[:24]}"
 
 
-def begin(spec: Spec, expires_in_s: int | None = None, again: bool = False) -> Record:
+def begin(spec: Spec, expires_in_s: int | None = None, again: bool = False) -> BatchRecord:
     """Begin the batch of this output, or go on with it. `again`: send rows again that have failed. Raises
     `BatchError`."""
     name, token = name_of(spec.output), os.urandom(8).hex()
     if storage.size(spec.input) is None:
         raise BatchError(f"{spec.input}: no such file")
-    if storage.size(spec.output + tape.ENDING) is not None:
+    if storage.size(spec.output + segments.ENDING) is not None:
         raise BatchError(f"{spec.output} is of a batch without --detach: finish it, or choose another output")
     found = records.get(name)
     if found is None:
-        tape.mark(spec.output, token)
+        segments.mark(spec.output, token)
         if not records.create(name, replace(spec, marker=token), expires_in_s):
-            tape.mark(spec.output, known(name).spec.marker)  # another client was first
+            segments.mark(spec.output, known(name).spec.marker)  # another client was first
     elif not _same(found.spec, spec):
         raise BatchError(f"{spec.output} is of {name}, which has other rows or options: choose another output")
     elif found.status in ENDED:
@@ -67,7 +68,7 @@ def _same(one: Spec, other: Spec) -> bool:
     return {**asdict(one), "marker": ""} == {**asdict(other), "marker": ""}
 
 
-def resume(record: Record, expires_in_s: int | None = None, again: bool = False) -> Record:
+def resume(record: BatchRecord, expires_in_s: int | None = None, again: bool = False) -> BatchRecord:
     """Let a batch that has ended go on: after a cancellation, say. Finished rows are not run again."""
     if not record.ended:
         return record
@@ -79,19 +80,19 @@ def resume(record: Record, expires_in_s: int | None = None, again: bool = False)
         again="1" if again else "",
         note="",
         errors="",
-        breaks="",
         stuck="",
         expires_at=expires_at,
+        **records.as_new(record),
     )
     return known(record.id)
 
 
-def cancel(record: Record) -> str | None:
+def cancel(record: BatchRecord) -> str | None:
     """Ask its runner to end it. The batch's status then."""
     return records.move(record, ("validating", "in_progress"), "cancelling")
 
 
-def until(name: str, condition: Callable[[Record], bool], wait_s: float = WAIT_S) -> Record:
+def until(name: str, condition: Callable[[BatchRecord], bool], wait_s: float = WAIT_S) -> BatchRecord:
     """The batch when this is so, or when the time is over."""
     give_up_at = time.monotonic() + wait_s
     while True:
@@ -101,25 +102,25 @@ def until(name: str, condition: Callable[[Record], bool], wait_s: float = WAIT_S
         time.sleep(_PAUSE_S)
 
 
-def taken(record: Record) -> Record:
+def taken(record: BatchRecord) -> BatchRecord:
     """Wait until a worker has the batch. Raises `BatchError` if none of the workers can run it: then it is
     removed, unless it has had a runner."""
     found = until(record.id, lambda one: one.has_runner or one.ended or _hopeless(one))
     if not found.has_runner and not found.ended and _hopeless(found):
         if not found.number("generation"):
             records.remove(found)
-            tape.unmark(found.spec.output)
+            segments.unmark(found.spec.output)
         why = "; ".join(f"{worker}: {why}" for worker, why in sorted(found.blind.items()))
         raise BatchError(f"no worker can run a batch with these files: {why}")
     return found
 
 
-def _hopeless(record: Record) -> bool:
+def _hopeless(record: BatchRecord) -> bool:
     live = {one.worker for one in reports.workers() if not one.lost}
     return bool(live) and live <= record.blind.keys()
 
 
-def known(name: str) -> Record:
+def known(name: str) -> BatchRecord:
     """Raises `BatchError`."""
     found = records.get(name)
     if found is None:

@@ -1,6 +1,10 @@
 """Rows, before they are tasks. Each line may import what stands below it.
 
 sorting   rows in another order: those that begin alike together, or the longest first
-sources   rows of JSONL, CSV and Parquet files and of iterables, read lazily
+sources   rows of files, tables and iterables, read lazily
 template  a prompt with columns
+frames    the rows of frames, tables and data sets; values as JSON has them
+pages     what the pages of a Parquet file would take in memory
+outputs   lines of results as JSONL, CSV or Parquet
+formats   the formats of files, by their names
 """

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any, Literal, get_args
 
-from petiole.tasks.submission.batches import storage
+from petiole.tasks.submission.batches.files import storage
 from petiole.tasks.submission.batches.rows.sources import Row
 
 Sort = Literal["prefix", "length"]
@@ -35,7 +35,7 @@ class Stopped(Exception):  # noqa: N818
 def in_order(
     rows: Iterable[Row], sort: Sort, beginning: Callable[[Row], str], stopped: Callable[[], bool]
 ) -> Iterator[Row]:
-    """The rows, sorted; equal ones as they came. `beginning`: see `Form.beginning`. Raises `Stopped`, and
+    """The rows, sorted; equal ones as they came. `beginning`: see `RowType.beginning`. Raises `Stopped`, and
     `StorageError` if there is no room for the files."""
     with contextlib.ExitStack() as stack:
         levels: list[list[IO[bytes]]] = [[]]  # of files that are runs of one, of MOST_RUNS, of its square, ...

@@ -1,16 +1,16 @@
 """The gate: every byte that a worker decodes passes it. It lets a message through as well-formed, or refuses it
 with a reason.
 
-bodies      what a body may cost: bytes when inflated, values, depth; its encoding. Inflates with these limits
-messages    kombu's messages, which inflate and decode within these limits
-tasks       messages of tasks: what kombu and Celery read before the trace. A new reason goes here; a reason about
-            a header goes into `requests.messages`
-broadcasts  control commands, events of other workers, replies to this worker
+bodies        what a body may cost: bytes when inflated, values, depth; its encoding. Inflates with these limits
+messages      kombu's messages, which inflate and decode within these limits
+task_message  messages of tasks: what kombu and Celery read before the trace. A new reason goes here; a reason
+              about a header goes into `messages.headers`
+broadcasts    control commands, events of other workers, replies to this worker
 """
 
-from petiole.tasks.requests.messages import is_id
+from petiole.tasks.messages.headers import is_id
 from petiole.tasks.worker.broker.gate import broadcasts
-from petiole.tasks.worker.broker.gate.bodies import Refused, RefusedError
-from petiole.tasks.worker.broker.gate.tasks import Envelope, Task, envelope, task
+from petiole.tasks.worker.broker.gate.bodies import RefusedError, RefusedMessage
+from petiole.tasks.worker.broker.gate.task_message import MessageArguments, Task, envelope, task
 
-__all__ = ["Envelope", "Refused", "RefusedError", "Task", "broadcasts", "envelope", "is_id", "task"]
+__all__ = ["MessageArguments", "RefusedError", "RefusedMessage", "Task", "broadcasts", "envelope", "is_id", "task"]

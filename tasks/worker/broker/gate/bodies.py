@@ -21,17 +21,14 @@ from typing import Any
 
 from kombu import compression
 
-from petiole.tasks.errors import shorten
-from petiole.tasks.requests.messages import encodes
+from petiole.contract.errors import shorten
+from petiole.contract.requests.bounds import MOST_VALUES, values_in
+from petiole.tasks.messages.headers import encodes
 
 MiB = 2**20
 
 DEPTH = 200
 """Maximum depth of lists and objects in an envelope or body. Python recurses to parse and to copy JSON."""
-
-MOST_VALUES = 2**19
-"""Maximum number of lists, objects and commas in an envelope or body. A byte or two of JSON may take two hundred
-bytes of memory."""
 
 RATIO = 100
 """A body may inflate to this many times its bytes. The text of prompts inflates to two to ten times its bytes."""
@@ -48,7 +45,7 @@ punycode; and Python remembers each name that it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedMessage:
     """`reason` names the field, its limit and its value. `task_id`: the id of the task to fail, if it is
     usable."""
 
@@ -81,7 +78,7 @@ class TooLargeError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class Compression:
     """How to inflate a format, and the most bytes that may come out: as many as take half a second."""
 
     compress: Callable[[bytes], bytes]
@@ -98,9 +95,11 @@ class Format:
 
 
 FORMATS = {
-    "application/x-gzip": Format(zlib.compress, zlib.decompressobj, 16 * MiB),
-    "application/x-lzma": Format(lzma.compress, lambda: lzma.LZMADecompressor(memlimit=XZ_MEMORY_BYTES), 8 * MiB),
-    "application/x-bz2": Format(bz2.compress, bz2.BZ2Decompressor, 4 * MiB),
+    "application/x-gzip": Compression(zlib.compress, zlib.decompressobj, 16 * MiB),
+    "application/x-lzma": Compression(
+        lzma.compress, lambda: lzma.LZMADecompressor(memlimit=XZ_MEMORY_BYTES), 8 * MiB
+    ),
+    "application/x-bz2": Compression(bz2.compress, bz2.BZ2Decompressor, 4 * MiB),
 }
 
 register: Any = compression.register  # kombu is only partly typed
@@ -133,11 +132,8 @@ def check_encoding(content_encoding: str | None) -> None:
 def check_size(what: str, raw: bytes | str) -> int:
     """Check the size of JSON text before it is parsed. Returns the number of lists and objects that it may
     contain."""
-    if isinstance(raw, bytes):
-        nested, commas = raw.count(b"[") + raw.count(b"{"), raw.count(b",")
-    else:
-        nested, commas = raw.count("[") + raw.count("{"), raw.count(",")
-    if (values := nested + commas) > MOST_VALUES:
+    nested, values = values_in(raw)
+    if values > MOST_VALUES:
         raise RefusedError(what, f"must have at most {MOST_VALUES} lists, objects and commas", values)
     return nested
 

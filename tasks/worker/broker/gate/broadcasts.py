@@ -13,7 +13,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from petiole.tasks.requests.messages import (
+from petiole.contract.tasks import TASKS
+from petiole.tasks.messages.headers import (
     FARTHEST_S,
     ID_BYTES,
     LARGEST_INT,
@@ -23,9 +24,8 @@ from petiole.tasks.requests.messages import (
     is_limit,
     is_number,
 )
-from petiole.tasks.requests.names import TASKS
-from petiole.tasks.worker.broker.gate import tasks
-from petiole.tasks.worker.broker.gate.bodies import MiB, Refused, RefusedError, named, shown
+from petiole.tasks.worker.broker.gate import task_message
+from petiole.tasks.worker.broker.gate.bodies import MiB, RefusedError, RefusedMessage, named, shown
 
 LARGEST_BYTES = 4 * MiB
 """Maximum size of a broadcast on Redis. A worker that starts sends the ids of up to 50,000 revoked tasks."""
@@ -35,7 +35,7 @@ MOST_IDS = 10_000
 """Maximum number of tasks in a command. To revoke one takes a round trip to the result backend."""
 
 
-class Message(Protocol):
+class BroadcastMessage(Protocol):
     """The part of kombu's `Message` that is read here."""
 
     headers: Any
@@ -88,15 +88,15 @@ _LIMIT = is_limit, "must be a number of seconds, or null"
 _NUMBER = (lambda value: is_number(value, -FARTHEST_S, FARTHEST_S)), f"must be a number to {FARTHEST_S}"
 
 
-def envelope(raw: bytes) -> Refused | None:
+def envelope(raw: bytes) -> RefusedMessage | None:
     """Check a message on a channel of Redis."""
     if len(raw) > LARGEST_BYTES:
-        return Refused(f"the message must have at most {LARGEST_BYTES} bytes, got {len(raw)}")
-    read = tasks.envelope(raw)
-    if isinstance(read, Refused):
+        return RefusedMessage(f"the message must have at most {LARGEST_BYTES} bytes, got {len(raw)}")
+    read = task_message.envelope(raw)
+    if isinstance(read, RefusedMessage):
         return read
     tag = read.payload["properties"].get("delivery_tag")
-    return None if encodes(tag) else Refused(f"properties.delivery_tag must be text, got {shown(tag)}")
+    return None if encodes(tag) else RefusedMessage(f"properties.delivery_tag must be text, got {shown(tag)}")
 
 
 # ---------------------------------------------------------------- control commands
@@ -158,12 +158,12 @@ _ARGUMENTS: dict[str, dict[str, Rule]] = {
 of others are caught, and answered."""
 
 
-def control(message: Message) -> Refused | None:
+def control(message: BroadcastMessage) -> RefusedMessage | None:
     """Check a control command, and leave out of it what Celery does not read."""
     return _checked(message, "the command", _control)
 
 
-def _control(message: Message, body: dict[str, Any]) -> None:
+def _control(message: BroadcastMessage, body: dict[str, Any]) -> None:
     if not isinstance(message.headers, dict):
         raise RefusedError("headers", "must be an object", message.headers)
     if not is_clock(message.headers.get("clock")):
@@ -212,19 +212,19 @@ _NEEDED = {
 }
 
 
-def is_of_a_worker(message: Message) -> bool:
+def is_of_a_worker(message: BroadcastMessage) -> bool:
     """Whether Celery's consumer of events reads a message: it reads the events of workers only, but on Redis it
     receives those of tasks, too."""
     where = message.delivery_info
     return isinstance(where, dict) and str(where.get("routing_key")).startswith("worker.")
 
 
-def event(message: Message) -> Refused | None:
+def event(message: BroadcastMessage) -> RefusedMessage | None:
     """Check an event of a worker, and leave out of it what Celery does not read."""
     return _checked(message, "the event", _event)
 
 
-def _event(message: Message, body: dict[str, Any]) -> None:
+def _event(message: BroadcastMessage, body: dict[str, Any]) -> None:
     if not isinstance(message.headers, dict):
         raise RefusedError("headers", "must be an object", message.headers)
     clock, needed = body.get("clock"), _NEEDED.get(message.delivery_info["routing_key"], ())
@@ -258,16 +258,18 @@ def hello(replies: object) -> dict[str, dict[str, Any]]:
 # ---------------------------------------------------------------- all
 
 
-def _checked(message: Message, what: str, check: Callable[[Message, dict[str, Any]], None]) -> Refused | None:
+def _checked(
+    message: BroadcastMessage, what: str, check: Callable[[BroadcastMessage, dict[str, Any]], None]
+) -> RefusedMessage | None:
     try:
         body = message.payload
         if not isinstance(body, dict):
             raise RefusedError(what, "must be an object", body)
         check(message, body)
     except RefusedError as refused:
-        return Refused(str(refused))
+        return RefusedMessage(str(refused))
     except Exception as error:
-        return Refused(f"{what} cannot be read: {named(error)}")
+        return RefusedMessage(f"{what} cannot be read: {named(error)}")
     return None
 
 

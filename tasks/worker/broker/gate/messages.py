@@ -22,7 +22,7 @@ _pyamqp: Any = pyamqp  # kombu is only partly typed
 _virtual: Any = virtual
 
 
-class Bounded:
+class BrokerMessage:
     errors: Any
     body: Any
     content_encoding: Any
@@ -61,13 +61,13 @@ class Bounded:
         self.errors, self.body, self._decoded_cache = [], b"", None
 
 
-class RedisMessage(Bounded, _virtual.Message):  # type: ignore[misc]
+class RedisMessage(BrokerMessage, _virtual.Message):  # type: ignore[misc]
     def forget(self) -> None:
         super().forget()
         self._raw = None
 
 
-class RabbitMessage(Bounded, _pyamqp.Message):  # type: ignore[misc]
+class RabbitMessage(BrokerMessage, _pyamqp.Message):  # type: ignore[misc]
     def __init__(self, content: Any, channel: Any = None, **options: Any) -> None:
         super().__init__(content, channel=channel, **options)
         if reason := getattr(content, "unreadable", None):

@@ -9,8 +9,7 @@
 --       for a sweep also: owners that are alive, owners that were dead and are deleted}
 --
 -- An owner is dead if its lease has expired; or if it seems absent to the caller, nobody subscribes to its channel, and
--- its lease says that its last sign of life was too long ago (see `presence`). A lease of an older version does not
--- say when that was, so it has to expire.
+-- its lease says that its last sign of life was too long ago (see `liveness`).
 --
 -- A damaged key affects no other message. If the queue of a message is not a list, the message stays with its owner
 -- until the queue is a list. An entry that is not a message is removed, and the caller puts it aside. A key that should
@@ -19,9 +18,8 @@
 -- Only this script knows a sweep's owners and the queues of their messages, so it makes the owners' keys from prefixes.
 --
 -- The newest message is pushed first, so that the oldest is taken next. The envelope is marked as redelivered, as
--- kombu does, by a string edit, because cjson would turn empty lists into empty objects. The mark is only a hint, for
--- tasks and for workers of the previous version, because a message may be written so that the edit fails. No death
--- depends on the mark.
+-- kombu does, by a string edit, because cjson would turn empty lists into empty objects. The mark is only a hint for
+-- tasks, because a message may be written so that the edit fails. No death depends on the mark.
 local prefix, held, most, owner, forget = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local restored, damaged, strange = 0, {}, {}
 local before_first = '^.*"delivery_info"%s*:%s*{()%s*"' -- the last object of this name: headers precede properties
@@ -75,7 +73,7 @@ local LEASES_A_CALL = 1000
 
 local function is_absent(name, sign_of_life)
   local at = tonumber(sign_of_life)
-  if not at or at <= 1 or milliseconds() - at <= tonumber(ARGV[7]) then
+  if not at or milliseconds() - at <= tonumber(ARGV[7]) then
     return false
   end
   return redis.call('PUBSUB', 'NUMSUB', ARGV[6] .. name)[2] == 0

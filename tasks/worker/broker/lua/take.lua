@@ -15,7 +15,7 @@
 -- with an affinity is the home of that affinity. It gets the next message if it lives, has room, and takes the message
 -- soon. A home key holds the time since which others wait for the home (0: nobody waits), a space, and the owner.
 local owner, ttl, new, tag, most = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
-local patience, limit, leases, held, homes = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8], ARGV[9], ARGV[10]
+local most_wait, limit, leases, held, homes = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8], ARGV[9], ARGV[10]
 local HOME_MS, LOOK_AHEAD, HEADER = 600000, 64, '"' .. AFFINITY_HEADER .. '"'
 local left, now = 0, nil
 
@@ -29,9 +29,12 @@ local function held_by(unacked)
 end
 
 local function home_of(queue, item)
-  local at = patience > 0 and string.find(item, HEADER, 1, true)
+  local at = most_wait > 0 and string.find(item, HEADER, 1, true)
   local affinity = at and string.match(item, '^%s*:%s*"([%w_-]+)"', at + #HEADER)
-  return affinity and homes .. string.match(queue, '^[^\6]*') .. ':' .. affinity -- one home for all priorities of a queue
+  if not affinity or #affinity > ID_BYTES then
+    return nil
+  end
+  return homes .. string.match(queue, '^[^\6]*') .. ':' .. affinity -- one home for all priorities of a queue
 end
 
 local function is_left_to(home)
@@ -47,7 +50,7 @@ local function is_left_to(home)
     redis.call('SET', home, this_moment() .. ' ' .. other, 'KEEPTTL')
     return true
   end
-  return this_moment() - tonumber(since) < patience
+  return this_moment() - tonumber(since) < most_wait
 end
 
 if new == '1' then

@@ -1,0 +1,195 @@
+"""What is wrong with a fleet: `petiole doctor`.
+
+`gather` asks Redis, the broker and the workers' reports. `diagnose` is a pure function of the answers. A finding
+has the name of the alert that Prometheus raises for the same fault, if there is one. docs/runbooks.md has a
+section for each name."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import redis
+from kombu.exceptions import OperationalError
+
+from petiole.tasks.fleet import probes, queues, reports, restarts
+from petiole.tasks.fleet.queues import QueueReport
+from petiole.tasks.fleet.reports import WorkerReport
+from petiole.tasks.fleet.restarts import Life
+from petiole.tasks.keys import QUARANTINE_KEY
+from petiole.tasks.servers import connections
+from petiole.tasks.settings import settings
+from petiole.tasks.urls import RABBITMQ, scheme
+
+SLOW_S = 0.1
+"""Above this a round trip to Redis is slow."""
+CLOCK_S = 5.0
+"""Above this the clocks of Redis and of this process differ."""
+LEASE_S = 10.0
+LOW_MEMORY_BYTES = 256 * 2**20
+RECENT_S = 600.0
+"""A failed process whose successor began within this time is a finding."""
+FULL = 0.9
+"""The share of `maxmemory` from which on Redis is nearly full."""
+
+_ERRORS = (OperationalError, redis.RedisError, OSError)
+
+
+class Finding(NamedTuple):
+    """`name`: an alert's, or one of this module's own."""
+
+    name: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Server:
+    """A Redis. `refused`: why it takes no writes; empty if it takes them. `info`: of `INFO`, None if this user may
+    not ask. `round_trip_s`: in seconds. `ahead_s`: how far its clock is ahead of this process's."""
+
+    name: str
+    refused: str = ""
+    info: Mapping[str, Any] | None = None
+    round_trip_s: float = 0.0
+    ahead_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """`unreachable`: the errors of servers that do not answer, by name."""
+
+    servers: Sequence[Server] = ()
+    unreachable: Mapping[str, str] = field(default_factory=dict)
+    workers: Sequence[WorkerReport] = ()
+    lives: Mapping[str, Life] = field(default_factory=dict)
+    queues: Sequence[QueueReport] = ()
+    quarantined: int = 0
+    now: float = 0.0
+
+
+def gather() -> Facts:
+    """The facts of the fleet whose settings this process has. Takes some round trips for each server."""
+    configured = settings()
+    urls = {"streams": configured.streams_url}
+    if scheme(configured.broker_url) not in RABBITMQ and configured.broker_url != configured.streams_url:
+        urls["broker"] = configured.broker_url
+    servers, unreachable = [], {}
+    for name, url in urls.items():
+        try:
+            servers.append(_server(name, url))
+        except _ERRORS as error:
+            unreachable[name] = str(error)
+    if "streams" in unreachable:
+        return Facts(servers, unreachable)
+    workers, counted = reports.workers(), list[QueueReport]()
+    try:
+        counted = queues.report_queues(workers)
+    except _ERRORS as error:
+        unreachable["broker"] = str(error)
+    quarantined = int(connections.streams().llen(QUARANTINE_KEY))
+    return Facts(servers, unreachable, workers, restarts.lives(), counted, quarantined, time.time())
+
+
+def _server(name: str, url: str) -> Server:
+    with connections.connect(url) as client:
+        client.ping()
+        began = time.time()
+        seconds, microseconds = client.time()
+        ended = time.time()
+        try:
+            info = client.info()
+        except redis.exceptions.NoPermissionError:
+            info = None
+        refused = probes.refusal(client) or ""
+    ahead_s = seconds + microseconds / 1e6 - (began + ended) / 2
+    return Server(name, refused, info, ended - began, ahead_s)
+
+
+def diagnose(facts: Facts) -> list[Finding]:
+    """What is wrong, the cause of other findings first."""
+    found = [
+        Finding("PetioleRedisDown", f"the {name} does not answer: {why}")
+        for name, why in facts.unreachable.items()
+    ]
+    for server in facts.servers:
+        found += _of_server(server)
+    found += _of_queues(facts.queues)
+    for worker in facts.workers:
+        found += _of_worker(worker)
+    found += _of_starts(facts)
+    found += _of_versions([worker for worker in facts.workers if not worker.lost])
+    if facts.quarantined:
+        found.append(Finding("PetioleQuarantine", f"{facts.quarantined} malformed messages were put aside"))
+    return found
+
+
+def _of_server(server: Server) -> Iterator[Finding]:
+    name, info = f"the Redis of the {server.name}", server.info or {}
+    if server.refused:
+        yield Finding("PetioleRedisReadOnly", f"{name} takes no writes: {server.refused}")
+    if (policy := info.get("maxmemory_policy", "noeviction")) != "noeviction":
+        yield Finding("RedisEvicts", f"{name} may evict tasks: maxmemory-policy must be noeviction, got {policy}")
+    most, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
+    if most and used > FULL * most:
+        yield Finding("RedisNearlyFull", f"{name} uses {used / most:.0%} of its maxmemory of {most} bytes")
+    for what in ("aof_last_write_status", "rdb_last_bgsave_status"):
+        if info.get(what, "ok") != "ok":
+            yield Finding("RedisDiskFails", f"{name} cannot write to its disk: {what} is {info[what]}")
+    if "aof_enabled" in info and not info["aof_enabled"]:
+        yield Finding("RedisForgets", f"{name} loses tasks of the last minutes when it ends: set appendonly yes")
+    if server.round_trip_s > SLOW_S:
+        yield Finding("PetioleStreamsLate", f"{name} answers after {server.round_trip_s:.2f} s")
+    if abs(server.ahead_s) > CLOCK_S:
+        yield Finding("ClocksDiffer", f"the clock of {name} differs from this one's by {server.ahead_s:.0f} s")
+
+
+def _of_queues(counted: Iterable[QueueReport]) -> Iterator[Finding]:
+    for queue in counted:
+        if queue.waiting and not queue.workers:
+            yield Finding(
+                "PetioleNoWorker", f"{queue.waiting} tasks wait in {queue.queue!r}, which no worker serves"
+            )
+
+
+def _of_worker(worker: WorkerReport) -> Iterator[Finding]:
+    name = worker.worker
+    if worker.lost:
+        yield Finding("PetioleWorkerLost", f"{name} has not reported for {worker.age_s:.0f} s")
+        return
+    if worker.state != "ready":
+        yield Finding("PetioleWorkerNotReady", f"{name} takes no tasks: it is {worker.state}")
+    if worker.lease_age_s > LEASE_S:
+        yield Finding("PetioleLeaseOld", f"{name} has not renewed its leases for {worker.lease_age_s:.0f} s")
+    if worker.pending_completions:
+        yield Finding("PetioleResultsNotStored", f"{name} cannot store {worker.pending_completions} results")
+    if worker.streams_behind_s > 1:
+        yield Finding(
+            "PetioleStreamsLate", f"Redis takes the streams of {name} {worker.streams_behind_s:.1f} s late"
+        )
+    if worker.memory_left_bytes is not None and worker.memory_left_bytes < LOW_MEMORY_BYTES:
+        yield Finding("PetioleMemoryLow", f"{name} has {worker.memory_left_bytes >> 20} MiB of memory left")
+
+
+def _of_starts(facts: Facts) -> Iterator[Finding]:
+    for name, life in facts.lives.items():
+        if life.failed and facts.now - life.started_at < RECENT_S:
+            ended = f"the process before ended: {life.last_exit}"
+            yield Finding("PetioleWorkerRestarts", f"{name} has started {life.starts} times, and {ended}")
+
+
+def _of_versions(workers: Iterable[WorkerReport]) -> Iterator[Finding]:
+    versions, models = defaultdict[str, list[str]](list), defaultdict[str, dict[str, str]](dict)
+    for worker in workers:
+        versions[worker.version].append(worker.worker)
+        for queue in worker.queues:
+            models[queue][worker.fingerprint] = worker.model
+    if len(versions) > 1:
+        said = "; ".join(f"{version}: {', '.join(names)}" for version, names in sorted(versions.items()))
+        yield Finding("VersionsDiffer", f"workers have different versions ({said})")
+    for queue, served in models.items():
+        if len(served) > 1:
+            said = ", ".join(sorted({*served.values()}))
+            yield Finding("ModelsDiffer", f"workers of queue {queue!r} have {len(served)} models: {said}")

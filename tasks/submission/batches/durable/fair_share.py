@@ -1,0 +1,95 @@
+"""With whom a batch shares the workers of its queue: each tenant has an equal part of them, and its batches equal
+parts of that. A batch without rows on their way takes no part.
+
+Whoever runs a batch, a runner or a client's process, notes it under a key that expires soon, which every producer
+may read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import redis
+
+from petiole.tasks.keys import RUNNING_BATCHES_KEY, running_batch_key
+from petiole.tasks.servers import connections
+from petiole.tasks.submission.batches.batch import Batch
+from petiole.tasks.submission.batches.in_flight import ALONE, FairShare
+
+FORGOTTEN_S = 10
+"""Who has said nothing for so long runs no batch any more. It says something every two seconds."""
+
+
+class RunningBatch(NamedTuple):
+    """A batch with rows on their way. `queue`: where these go."""
+
+    id: str
+    tenant: str
+    queue: str
+    rows_per_s: float = 0.0
+
+
+def part(mine: RunningBatch, running: Iterable[RunningBatch]) -> FairShare:
+    others = [one for one in running if one.id != mine.id and one.queue == mine.queue]
+    tenants = {mine.tenant, *(one.tenant for one in others)}
+    of_mine = 1 + sum(one.tenant == mine.tenant for one in others)
+    return FairShare(1 / (len(tenants) * of_mine), sum(one.rows_per_s for one in others))
+
+
+def running() -> Iterator[RunningBatch]:
+    [raw] = connections.perform([("SMEMBERS", RUNNING_BATCHES_KEY)])
+    names = sorted(name.decode() for name in raw)
+    said = connections.perform([("GET", running_batch_key(name)) for name in names]) if names else []
+    for name, one in zip(names, said, strict=True):
+        if one is None:
+            connections.perform([("SREM", RUNNING_BATCHES_KEY, name)])
+        else:
+            known = json.loads(one)
+            yield RunningBatch(name, known["tenant"], known["queue"], known["rows_per_s"])
+
+
+def process_id() -> str:
+    """The name of a batch without a record, which a client's process runs."""
+    return f"process_{os.urandom(8).hex()}"
+
+
+def sharing_of(name: str, tenant: str, batch: Batch) -> tuple[Callable[[], FairShare], Callable[[], None]]:
+    """With whom a batch shares, whenever that is called; others hear of it then. And what to call at its end: else
+    the next batch of a script would share with those before it."""
+    told, allowed = False, True
+
+    def look() -> FairShare:
+        nonlocal told, allowed
+        if not allowed:
+            return ALONE
+        mine = RunningBatch(name, tenant, batch.queue, round(batch.progress.rows_per_s, 2))
+        try:
+            if batch.progress.on_their_way:
+                _tell(mine)
+                told = True
+            return part(mine, running())
+        except redis.exceptions.NoPermissionError:  # a user with other rights than the documented ones
+            allowed = False
+            return ALONE
+
+    def leave() -> None:
+        if not told:
+            return
+        with contextlib.suppress(redis.exceptions.NoPermissionError):
+            connections.perform([("DEL", running_batch_key(name)), ("SREM", RUNNING_BATCHES_KEY, name)])
+
+    return look, leave
+
+
+def _tell(mine: RunningBatch) -> None:
+    said = json.dumps({"tenant": mine.tenant, "queue": mine.queue, "rows_per_s": mine.rows_per_s})
+    connections.perform(
+        [
+            ("SET", running_batch_key(mine.id), said, "EX", FORGOTTEN_S),
+            ("SADD", RUNNING_BATCHES_KEY, mine.id),
+            ("EXPIRE", RUNNING_BATCHES_KEY, 10 * FORGOTTEN_S),
+        ]
+    )
