@@ -8,26 +8,29 @@ No torch, no numpy, no tokenizer: workers render, count and parse. A gateway hol
 What was asked is a record in Redis, what is generated is the log of a task. The answer of every interface is a
 pure function of the two:
 
-    deltas of the log ─ core.reading ─► parts ─ a view ─► events ─ core.numbering ─► numbered events ─► bytes
+    deltas of the log ─ core.assembly ─► parts ─ a view ─► events ─ core.numbering ─► numbered events ─► bytes
 
 An interface is a view. A view says which events a part makes, and how an event is written. All else is the same
 for all of them: see docs/gateway.md.
 
 Each line may import what stands below it.
 
-    program      `petiole serve`: the application under uvicorn
-    application  the ASGI application: which room answers which path
-    batches/     OpenAI's files and batches
-    observing    the access log and the figures, without prompts; faults of the gateway itself
-    origins      which web pages may call it
-    authorizing  who asks: a key and its tenant, before anything else is done
-    dialects     in which form a client is told of an error: that of its interface
-    texts/       vectors and scores of texts: OpenAI's embeddings, rerank, score
-    openai/      OpenAI's interface: requests become tasks, parts become chunks
-    anthropic/   Anthropic's interface
-    page/        the page at `/`: chat and fleet, in static files
-    serving/     everything with input or output: bodies, records in Redis, submission, following, streams
-    core/        what is pure: records, parts of an output, numbers of events, failures
+    server          `petiole serve`: the application under uvicorn
+    connections     a client's HTTP connection: a request that does not arrive ends
+    application     the ASGI application: which room answers which path
+    observability   the access log and the figures, without prompts; faults of the gateway itself
+    headers         headers within limits
+    cors            which web pages may call it
+    authentication  who asks: a key and its tenant, before anything else is done
+    routes/         the handlers of each interface's paths: they hold nothing but rooms together
+    dialects        in which form a client is told of an error: that of its interface
+    batches/        OpenAI's files and batches
+    pooling/        vectors and scores of texts: OpenAI's embeddings, rerank, score
+    openai/         OpenAI's interface: requests become tasks, parts become chunks
+    anthropic/      Anthropic's interface
+    page/           the page at `/`: chat and fleet, in static files
+    serving/        everything with input or output: bodies, records in Redis, submission, following, streams
+    core/           what is pure: records, parts of an output, numbers of events, failures
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """The ASGI application. It needs no lifespan, so it can be mounted anywhere: connections begin at their first
-use. So does the courier of webhooks: under `petiole serve` when the process starts, elsewhere at the first
+use. So does the dispatcher of webhooks: under `petiole serve` when the process starts, elsewhere at the first
 request."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 from functools import cached_property
 
 import redis
@@ -16,21 +17,22 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from petiole.gateway.anthropic import endpoints as messages
-from petiole.gateway.authorizing import Authorized
-from petiole.gateway.batches import endpoints as batches
+from petiole.gateway import headers
+from petiole.gateway.authentication import AuthenticationMiddleware, path_in
 from petiole.gateway.core.failures import Failure
+from petiole.gateway.cors import with_origins
 from petiole.gateway.dialects import error_answer
-from petiole.gateway.observing import METRICS, Observed, count_notice
-from petiole.gateway.openai import endpoints
-from petiole.gateway.openai.responses import endpoints as responses
-from petiole.gateway.openai.responses import turns
-from petiole.gateway.origins import with_origins
-from petiole.gateway.page import endpoints as page
-from petiole.gateway.serving.patience import refused
+from petiole.gateway.observability import METRICS, ObservabilityMiddleware, count_notice
+from petiole.gateway.openai.responses import conversation_store
+from petiole.gateway.routes import anthropic as messages
+from petiole.gateway.routes import batches as batches
+from petiole.gateway.routes import embeddings as texts
+from petiole.gateway.routes import openai
+from petiole.gateway.routes import page as page
+from petiole.gateway.routes import responses as responses
+from petiole.gateway.serving.retry import refused
 from petiole.gateway.serving.sse import ClientGone
-from petiole.gateway.serving.webhooks.courier import Courier
-from petiole.gateway.texts import endpoints as texts
+from petiole.gateway.serving.webhooks.dispatcher import WebhookDispatcher
 from petiole.tasks.servers import connections
 
 _ANSWER_S = 2.0
@@ -50,6 +52,10 @@ async def ready(_: Request) -> Response:
     except (TimeoutError, *connections.LOST) as error:
         return JSONResponse({"status": "unavailable", "reason": type(error).__name__}, 503)
     return JSONResponse({"status": "ok"})
+
+
+async def version(_: Request) -> Response:
+    return JSONResponse({"version": importlib.metadata.version("petiole")})
 
 
 async def metrics(_: Request) -> Response:
@@ -81,9 +87,9 @@ def _told(error: Exception) -> Failure:
 def _below_v1() -> list[BaseRoute]:
     """Anthropic's before OpenAI's: a path of both is Anthropic's for its clients alone."""
     return [
-        *endpoints.busiest(),
+        *openai.busiest(),
         *messages.routes(),
-        *endpoints.routes(),
+        *openai.routes(),
         *responses.routes(),
         *texts.routes(),
         *batches.routes(),
@@ -96,17 +102,19 @@ def make() -> Starlette:
         routes=[
             Mount("/v1", routes=_below_v1()),
             Route("/health", health),
+            Route("/ping", health, methods=["GET", "POST"]),
             Route("/ready", ready),
+            Route("/version", version),
             Route("/metrics", metrics),
             *page.routes(),
-            *endpoints.routes_at_the_root(),
+            *openai.routes_at_the_root(),
             *texts.routes_at_the_root(),
         ],
         exception_handlers=dict.fromkeys(_ANSWERED, _failed),
     )
 
 
-courier = connections.PerLoop(lambda: Courier(turns.ended_as, count_notice))
+dispatcher = connections.PerLoop(lambda: WebhookDispatcher(conversation_store.ended_as, count_notice))
 """The running event loop's."""
 
 
@@ -115,11 +123,13 @@ class _WithOrigins:
 
     @cached_property
     def _app(self) -> ASGIApp:
-        return with_origins(Authorized(make()))
+        return with_origins(AuthenticationMiddleware(make()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        courier().start()
+        dispatcher().start()
+        if path_in(scope).rstrip("/") and scope["path"].endswith("/"):  # a slash at the end means nothing
+            scope = {**scope, "path": scope["path"].rstrip("/")}
         await self._app(scope, receive, send)
 
 
-app: ASGIApp = Observed(_WithOrigins())
+app: ASGIApp = ObservabilityMiddleware(headers.HeaderLimitMiddleware(_WithOrigins()))

@@ -1,10 +1,9 @@
 """Anthropic's interface: another view of the same core. Agents such as Claude Code speak it.
 
-endpoints  the handlers of /messages, and of /models for clients of Anthropic's
-request    the request of a message: a plan
-view       its answer, streamed and whole
-models     the models of the fleet as Anthropic lists them
-blocks     messages as clients write them, in blocks, as a task takes them
-tools      tools as clients write them, and as a task takes them
-answers    usage, stop reasons, errors
+request     the request of a message: a plan
+view        its answer, streamed and whole
+model_list  the models of the fleet as Anthropic lists them
+blocks      messages as clients write them, in blocks, as a task takes them
+tools       tools as clients write them, and as a task takes them
+answers     usage, stop reasons, errors
 """

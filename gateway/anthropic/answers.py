@@ -9,14 +9,17 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Scope
 
+from petiole.contract.results.outputs import Usage
 from petiole.gateway.core.events import encode
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.core.parts import Ended
+from petiole.gateway.core.parts import OutputEnded
 from petiole.gateway.serving.answering import json_answer
-from petiole.outputs import Usage
 
 VERSION = "anthropic-version"
 """The header that all of Anthropic's clients send."""
+
+NO_THREADS = "thread_unsupported_request"
+"""The code by which SDKs go on without a thread."""
 
 _TYPES = {
     401: "authentication_error",
@@ -55,7 +58,7 @@ def _usage(prompt: int, cached: int, made: int) -> dict[str, Any]:
     }
 
 
-def stopped(ended: Ended, called: bool, sequences: Sequence[str]) -> dict[str, Any]:
+def stopped(ended: OutputEnded, called: bool, sequences: Sequence[str]) -> dict[str, Any]:
     """Why the output has ended. `called`: it has a call of a tool. `sequences`: those that the client gave."""
     reason, sequence = "end_turn", None
     if ended.finish_reason in ("length", "deadline"):
@@ -68,13 +71,14 @@ def stopped(ended: Ended, called: bool, sequences: Sequence[str]) -> dict[str, A
 
 
 def error_body(failure: Failure) -> dict[str, Any]:
-    """Of a prompt that is too long in Anthropic's words: agents that read them shorten their dialogue."""
+    """The body of an error; a prompt that is too long is told in Anthropic's words: agents that read them shorten
+    their dialogue."""
     kind = _TYPES.get(failure.status, "api_error" if failure.status >= 500 else "invalid_request_error")
     long = failure.code == "context_length_exceeded"
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": f"prompt is too long: {failure.message}" if long else failure.message},
-    }
+    error = {"type": kind, "message": f"prompt is too long: {failure.message}" if long else failure.message}
+    if failure.code == NO_THREADS:
+        return {"type": "error", "error": {**error, "details": {"error_code": NO_THREADS, "unsupported": []}}}
+    return {"type": "error", "error": error}
 
 
 def error_event(failure: Failure) -> bytes:

@@ -9,8 +9,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from petiole.gateway.core.asking import NONE, Images, image
-from petiole.tasks.errors import InvalidRequest, shorten
+from petiole.contract.errors import shorten
+from petiole.gateway.core.requests import NONE, Images, image
+from petiole.tasks.errors import InvalidRequest
 
 Block = Mapping[str, Any]
 Message = dict[str, Any]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
+from petiole.contract.errors import shorten
+from petiole.contract.limits import MAX_MESSAGES, MAX_STOPS, MAX_TOOLS
+from petiole.contract.requests.bounds import Entries, Object
 from petiole.gateway.anthropic import blocks, tools
-from petiole.gateway.core.asking import NONE, Asked, Images, given
-from petiole.gateway.core.plan import Call, Plan
-from petiole.gateway.core.record import Record
-from petiole.tasks.errors import InvalidRequest, shorten
-from petiole.tasks.fleet.models import Found
+from petiole.gateway.core.record import RequestRecord
+from petiole.gateway.core.requests import NONE, Images, RequestBody, given
+from petiole.gateway.core.task_plan import Plan, TaskCall
+from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.fleet.models import ModelRoute
 
 KIND = "message"
 PREFIX = "msg_"
@@ -30,12 +33,13 @@ _THINKING = {"enable_thinking": True, "thinking": True}
 """What chat templates call it."""
 
 
-class Told(Asked):
+class MessagesBody(RequestBody):
     """What a message and a count share."""
 
     REFUSED: ClassVar = {
         "container": "is not served",
         "mcp_servers": "is not served",
+        "compaction": "is not served",
     }
     IGNORED: ClassVar = frozenset(
         {"cache_control", "metadata", "service_tier", "inference_geo", "speed", "diagnostics", "betas",
@@ -43,13 +47,23 @@ class Told(Asked):
     )  # fmt: skip
 
     model: str = Field(min_length=1, max_length=1024)
-    messages: list[dict[str, Any]] = Field(min_length=1, max_length=10_000)
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] = Field(default_factory=list, max_length=1024)
-    tool_choice: dict[str, Any] = Field(default_factory=lambda: {"type": "auto"})
-    thinking: dict[str, Any] = Field(default_factory=dict)
-    output_config: dict[str, Any] = Field(default_factory=dict)
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    messages: Annotated[list[Object], Entries(MAX_MESSAGES, least=1)]
+    system: str | Annotated[list[Object], Entries(MAX_MESSAGES)] | None = None
+    tools: Annotated[list[Object], Entries(MAX_TOOLS)] = Field(default_factory=list)
+    tool_choice: Object = Field(default_factory=lambda: {"type": "auto"})
+    thinking: Object = Field(default_factory=dict)
+    output_config: Object = Field(default_factory=dict)
+    chat_template_kwargs: Object = Field(default_factory=dict)
+    thread: Object = Field(default_factory=dict)
+
+    @classmethod
+    def translated(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """The format had a parameter of its own."""
+        config = given.get("output_config", {})
+        if "output_format" not in given or not isinstance(config, dict):
+            return given
+        rest = {name: value for name, value in given.items() if name != "output_format"}
+        return rest | {"output_config": {"format": given["output_format"], **config}}
 
     @model_validator(mode="after")
     def _sensible(self) -> Any:
@@ -85,13 +99,16 @@ class Told(Asked):
             options["chat_template_kwargs"] = {**variables, **self.chat_template_kwargs}
         return options
 
+    def skipped(self) -> list[str]:
+        return tools.skipped(self.tools)
+
     def conversation(self, images: Images) -> dict[str, Any]:
         """Raises `InvalidRequest`."""
         told: dict[str, Any] = {"messages": blocks.messages(self.system, self.messages, images)}
         return told | ({"continue_final_message": True} if blocks.continues(self.messages) else {})
 
 
-class CountTokens(Told):
+class CountTokens(MessagesBody):
     """The body of count_tokens."""
 
     def options(self, images: Images = NONE) -> dict[str, Any]:
@@ -103,12 +120,12 @@ class CountTokens(Told):
         return counted
 
 
-class CreateMessage(Told):
+class CreateMessage(MessagesBody):
     """The body of a request. What Anthropic has no parameter for has the name of the task's option."""
 
     max_tokens: int
     stream: bool = False
-    stop_sequences: list[str] = Field(default_factory=list)
+    stop_sequences: Annotated[list[str], Entries(MAX_STOPS)] = Field(default_factory=list)
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -116,8 +133,8 @@ class CreateMessage(Told):
     seed: int | None = None
     cache_salt: str | None = None
 
-    def plan(self, name: str, now: int, found: Found, images: Images = NONE) -> Plan:
-        """What it becomes, under this id. Raises `InvalidRequest`."""
+    def plan(self, name: str, now: int, found: ModelRoute, images: Images = NONE) -> Plan:
+        """The task that the request becomes, under this id. Raises `InvalidRequest`."""
         options = self.conversation(images) | tools.calling(self.tools, self.tool_choice) | self.reasoning()
         options |= {"max_tokens": self.max_tokens, "cancel_on_disconnect": True}
         for option in ("temperature", "top_p", "top_k", "min_p", "seed"):
@@ -136,7 +153,7 @@ class CreateMessage(Told):
             "stop": self.stop_sequences or None,
             "hidden": self.thinking.get("display") == "omitted",
         }
-        record = Record(
+        record = RequestRecord(
             id=name,
             kind=KIND,
             created=now,
@@ -146,4 +163,4 @@ class CreateMessage(Told):
             queue=found.queue,
             readers=True,
         )
-        return Plan(record, [Call("chat", options)], {}, NAMES)
+        return Plan(record, [TaskCall("chat", options)], {}, NAMES)

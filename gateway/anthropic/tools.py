@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from petiole.tasks.errors import InvalidRequest, shorten
+from petiole.contract.errors import shorten
+from petiole.tasks.errors import InvalidRequest
 
 _NAMELESS = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -28,6 +29,11 @@ def functions(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         told = {key: tool[key] for key in ("description", "strict") if tool.get(key) is not None}
         found[name] = {"type": "function", "function": {"name": name, **told, "parameters": schema}}
     return [*found.values()]
+
+
+def skipped(given: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The tools that no model here can call, by their types."""
+    return list(dict.fromkeys(f"tools.{one['type']}" for one in given if one.get("type") not in (None, "custom")))
 
 
 def calling(given: Sequence[Mapping[str, Any]], choice: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,22 +17,22 @@ from typing import IO, Any, NamedTuple
 import msgspec
 
 from petiole.gateway.batches import quotas
-from petiole.gateway.batches.place import blocking, file_at, place
+from petiole.gateway.batches.file_storage import below_root, blocking, file_at, place
 from petiole.gateway.core.caller import caller
 from petiole.gateway.core.failures import Failure, invalid
-from petiole.gateway.serving.patience import patiently
+from petiole.gateway.serving.retry import patiently
 from petiole.tasks.keys import gateway_key
 from petiole.tasks.record import scripts
 from petiole.tasks.servers import connections
-from petiole.tasks.submission.batches import storage
 from petiole.tasks.submission.batches.durable import records
-from petiole.tasks.submission.batches.durable.records import Record
+from petiole.tasks.submission.batches.durable.records import BatchRecord
+from petiole.tasks.submission.batches.files import storage
 
 SHORTEST_S, LONGEST_S = 3600, 30 * 86_400
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
 MOST_LISTED = 10_000
 MOST_CHARACTERS = 255
-"""Of a file's name."""
+"""The longest name of a file."""
 _BLOCK = 2**20
 _LIST = scripts.sources(Path(__file__).parent, {})["list"]
 _LISTED = "/files"
@@ -54,13 +54,13 @@ class File(msgspec.Struct, frozen=True):
         return {**facts, "object": "file", "status": "processed", "status_details": None}
 
 
-class Ends(NamedTuple):
+class FileExpiry(NamedTuple):
     """When a file that is made now expires."""
 
     seconds: int = LONGEST_S
 
     @classmethod
-    def of(cls, field: str, anchor: object, seconds: object) -> Ends:
+    def of(cls, field: str, anchor: object, seconds: object) -> FileExpiry:
         """Raises `Failure`."""
         if anchor is None and seconds is None:
             return cls()
@@ -72,7 +72,7 @@ class Ends(NamedTuple):
         return cls(seconds)
 
 
-async def create(content: IO[bytes], filename: str, purpose: str, ends: Ends) -> File:
+async def create(content: IO[bytes], filename: str, purpose: str, ends: FileExpiry) -> File:
     """Raises `Failure`: 429 if the caller has too many."""
     root = await place().root()
     await place().sweep(root)
@@ -131,12 +131,12 @@ async def get(name: str) -> File:
     return msgspec.json.decode(raw, type=File)
 
 
-def of_gateway(record: Record) -> bool:
+def of_gateway(record: BatchRecord) -> bool:
     """Whether it was made by a request, and not by `petiole batch`."""
     return "endpoint" in record.facts
 
 
-async def of_batch(record: Record, part: str) -> File | None:
+async def of_batch(record: BatchRecord, part: str) -> File | None:
     """What a batch that has ended has written. `part`: output or errors. None: nothing."""
     at = getattr(record.spec, _PARTS[part])
     if not record.ended or at is None:
@@ -159,7 +159,7 @@ async def listed() -> list[File]:
 
 
 async def _uploaded() -> list[File]:
-    """Those of the caller that no batch has written. Those that have expired leave the list."""
+    """The caller's uploads: files that no batch has written. Files that have expired leave the list."""
     key = _key(_LISTED)
     [raw] = await patiently(lambda: connections.aperform([("ZRANGE", key, 0, -1)]))
     names = [name.decode() for name in raw]
@@ -177,7 +177,9 @@ async def delete(file: File) -> None:
 
 def content(file: File) -> Iterator[bytes]:
     """Blocks. Raises `StorageError`."""
-    with storage.opened(file.at) as opened:
+    with below_root():
+        opened = storage.opened(file.at)
+    with opened:
         while block := opened.read(_BLOCK):
             yield block
 
@@ -187,7 +189,7 @@ def number(text: str | None) -> int | str | None:
     return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 12 else text
 
 
-def of_form(fields: Mapping[str, str]) -> tuple[str, Ends]:
+def of_form(fields: Mapping[str, str]) -> tuple[str, FileExpiry]:
     """Purpose, and when it expires. Raises `Failure`."""
     purpose = fields.get("purpose")
     if purpose is None:
@@ -196,7 +198,7 @@ def of_form(fields: Mapping[str, str]) -> tuple[str, Ends]:
         limit = f"must be one of {', '.join(PURPOSES)}"
         raise invalid("purpose", f"purpose: {limit}, got {purpose[:64]!r}", "invalid_value")
     anchor, seconds = (fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
-    return purpose, Ends.of("expires_after", anchor, number(seconds))
+    return purpose, FileExpiry.of("expires_after", anchor, number(seconds))
 
 
 def _key(name: str) -> str:

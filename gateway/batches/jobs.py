@@ -11,17 +11,19 @@ from itertools import takewhile
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, StringConstraints
 
+from petiole.contract.requests.bounds import Bounded, Entries
 from petiole.gateway.batches import files, quotas
-from petiole.gateway.batches.files import Ends
-from petiole.gateway.batches.place import blocking, file_at, place
-from petiole.gateway.core.caller import ANYBODY, Request, caller, request
+from petiole.gateway.batches.file_storage import blocking, file_at, place
+from petiole.gateway.batches.files import FileExpiry
+from petiole.gateway.core.caller import ANYBODY, ClientRequest, caller, request
 from petiole.gateway.core.failures import Failure, invalid
-from petiole.gateway.serving.webhooks import waiting
-from petiole.tasks.submission.batches import tape
+from petiole.gateway.serving.auth import budgets
+from petiole.gateway.serving.webhooks import queue
+from petiole.tasks.submission.batches import segments
 from petiole.tasks.submission.batches.durable import records, submitting
-from petiole.tasks.submission.batches.durable.records import Record, Spec
+from petiole.tasks.submission.batches.durable.records import BatchRecord, Spec
 
 MOST_HOURS = 24 * 30
 RETRIED_FOR_S = 600.0
@@ -33,18 +35,18 @@ _Name = Annotated[str, StringConstraints(max_length=64)]
 _Value = Annotated[str, StringConstraints(max_length=512)]
 
 
-class ExpiresAfter(BaseModel):
+class ExpiresAfter(Bounded):
     model_config = ConfigDict(extra="forbid")
     anchor: str
     seconds: int
 
 
-class CreateBatch(BaseModel):
+class CreateBatch(Bounded):
     model_config = ConfigDict(extra="forbid")
     input_file_id: str
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
     completion_window: str
-    metadata: Annotated[dict[_Name, _Value], Field(max_length=16)] | None = None
+    metadata: Annotated[dict[_Name, _Value], Entries(16)] | None = None
     output_expires_after: ExpiresAfter | None = None
 
     @property
@@ -58,12 +60,14 @@ class CreateBatch(BaseModel):
         return 3600 * int(found[1])
 
     @property
-    def output_ends(self) -> Ends:
+    def output_ends(self) -> FileExpiry:
         asked = self.output_expires_after
-        return Ends() if asked is None else Ends.of("output_expires_after", asked.anchor, asked.seconds)
+        return (
+            FileExpiry() if asked is None else FileExpiry.of("output_expires_after", asked.anchor, asked.seconds)
+        )
 
 
-async def create(asked: CreateBatch) -> Record:
+async def create(asked: CreateBatch) -> BatchRecord:
     """Raises `Failure`."""
     window_s, ends = asked.window_s, asked.output_ends
     file = await files.get(asked.input_file_id)
@@ -80,7 +84,7 @@ async def create(asked: CreateBatch) -> Record:
         output=file_at(root, f"{name}-output", until),
         failures=file_at(root, f"{name}-errors", until),
         lines="openai",
-        form={"endpoint": asked.endpoint, **({"watched": True} if await waiting.watching() else {})},
+        form={"endpoint": asked.endpoint, **({"watched": True} if await queue.watching() else {})},
         format="jsonl",
         checks_first=True,
         tenant=asks.name,
@@ -97,11 +101,11 @@ async def create(asked: CreateBatch) -> Record:
         "sense": "" if made_by is None else made_by.sense,
     }
 
-    def begun() -> tuple[bool, Record | None]:
-        tape.mark(spec.output, spec.marker)
+    def begun() -> tuple[bool, BatchRecord | None]:
+        segments.mark(spec.output, spec.marker)
         created, found = records.create(name, spec, window_s, **facts), records.get(name)
         if not created and found is not None:  # another try was first: the marker is its
-            tape.mark(found.spec.output, found.spec.marker)
+            segments.mark(found.spec.output, found.spec.marker)
         return created, found
 
     created, made = await blocking(begun)
@@ -118,17 +122,20 @@ async def create(asked: CreateBatch) -> Record:
     return made
 
 
-async def _check_quota(made: Record | None = None) -> None:
+async def _check_quota(made: BatchRecord | None = None) -> None:
     """Raises `Failure`: 429 if the caller has too many open batches with one more; with `made`, if that is one too
-    many. Those that were made after it do not count: of two at once the first one stays."""
+    many. Those that were made after it do not count: of two at once the first one stays. Or if a budget is used
+    up."""
+    if made is None:
+        await budgets.check(caller())
     if quotas.limited("batches"):
         before = takewhile(lambda one: made is None or one.id != made.id, await listed())
         quotas.check("batches", 1 + sum(not one.ended for one in before))
 
 
-def _undo(record: Record) -> None:
+def _undo(record: BatchRecord) -> None:
     records.remove(record)
-    tape.unmark(record.spec.output)
+    segments.unmark(record.spec.output)
 
 
 def _new_id() -> str:
@@ -140,7 +147,7 @@ def _new_id() -> str:
     return f"batch_{hashlib.sha256(of.encode()).hexdigest()[:24]}"
 
 
-async def _repeated() -> Record | None:
+async def _repeated() -> BatchRecord | None:
     """The batch that an earlier try of this request has made: by its `Idempotency-Key`, or, for an SDK's retry,
     the only one of the same request that is this new. Raises `Failure`."""
     made = request()
@@ -163,13 +170,13 @@ async def _repeated() -> Record | None:
     return same[0] if len(same) == 1 else None
 
 
-def _check_same(made: Request, found: Record) -> None:
+def _check_same(made: ClientRequest, found: BatchRecord) -> None:
     """Raises `Failure` if the batch that has the request's `Idempotency-Key` is that of another request."""
     if not made.says(found.facts.get("digest", ""), found.facts.get("sense", "")):
         raise invalid(None, "Idempotency-Key: was used for another request", "idempotency_key_reused")
 
 
-async def get(name: str) -> Record:
+async def get(name: str) -> BatchRecord:
     """Raises `Failure`: 404 if the caller has no such batch."""
     found = None
     if re.fullmatch("batch_[0-9a-f]{24}", name):
@@ -179,14 +186,14 @@ async def get(name: str) -> Record:
     return found
 
 
-async def listed() -> list[Record]:
+async def listed() -> list[BatchRecord]:
     """The caller's, the oldest first."""
     tenant = caller().name
     found = await blocking(lambda: records.listed(tenant))
     return [record for record in reversed(found) if files.of_gateway(record)]
 
 
-async def cancel(record: Record) -> Record:
+async def cancel(record: BatchRecord) -> BatchRecord:
     if record.ended:
         message = f"a batch that is {record.status} cannot be cancelled"
         raise Failure(409, message, code="batch_ended", param="batch_id")
@@ -194,7 +201,7 @@ async def cancel(record: Record) -> Record:
     return await get(record.id)
 
 
-async def shown(record: Record) -> dict[str, Any]:
+async def shown(record: BatchRecord) -> dict[str, Any]:
     """As OpenAI shows a batch."""
     facts = record.facts
     output, errors = [await files.of_batch(record, part) for part in ("output", "errors")]

@@ -13,19 +13,21 @@ from typing import Any
 
 import msgspec
 
-from petiole.gateway.batches.kinds import KINDS, Answer, Kind
-from petiole.gateway.core import of_tenant
-from petiole.gateway.core.caller import ANYBODY, Caller, asking
+from petiole.contract.errors import shorten
+from petiole.gateway.batches.kinds import KINDS, Answer, BatchEndpoint
+from petiole.gateway.core import tenant
+from petiole.gateway.core.caller import ANYBODY, Caller, as_caller
 from petiole.gateway.core.failures import Failure, failure_of, invalid
-from petiole.gateway.core.plan import Plan
+from petiole.gateway.core.foreign import unknown
+from petiole.gateway.core.task_plan import Plan
 from petiole.gateway.openai.answers import error_body
-from petiole.gateway.serving import bodies
-from petiole.gateway.serving.webhooks import waiting
-from petiole.tasks.errors import InvalidRequest, shorten
-from petiole.tasks.fleet.models import Found, directory
+from petiole.gateway.serving import request_body
+from petiole.gateway.serving.webhooks import queue
+from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.fleet.models import ModelRoute, directory
 from petiole.tasks.settings import settings
-from petiole.tasks.submission.batches import forms
-from petiole.tasks.submission.batches.forms import Call, Fault, Line, NotRun, Outcome, Work
+from petiole.tasks.submission.batches import row_types
+from petiole.tasks.submission.batches.row_types import Fault, NotRun, OutputLine, RowTask, RowWork, TaskOutcome
 from petiole.tasks.submission.batches.rows.sources import Row
 
 MOST_ID_CHARACTERS = 512
@@ -52,15 +54,15 @@ class BatchLines:
     def about(self) -> dict[str, Any]:
         return {"lines": "openai", **({"endpoint": self._endpoint} if self._endpoint else {})}
 
-    def work(self, row: Row) -> Work:
-        plan, answer = self._plan(row)
+    def work(self, row: Row) -> RowWork:
+        plan, answer, ignored = self._plan(row)
         where = {"queue": plan.record.queue} if plan.record.queue != settings().queue else {}
-        submission = of_tenant.submission(self._caller, where)
+        submission = tenant.submission(self._caller, where)
         calls = [
-            Call(f"tasks.{call.task}", {**of_tenant.options(self._caller, call.options), **submission})
+            RowTask(f"tasks.{call.task}", {**tenant.options(self._caller, call.options), **submission})
             for call in plan.calls
         ]
-        return Work(calls, partial(_line, row, replace(plan, calls=()), answer))
+        return RowWork(calls, partial(_line, row, replace(plan, calls=()), answer, ignored))
 
     def beginning(self, row: Row) -> str:
         try:
@@ -69,7 +71,7 @@ class BatchLines:
             return ""
         if not isinstance(body, dict):
             return ""
-        return forms.beginning_of(body, (body.get("model"), body.get("cache_salt")))
+        return row_types.beginning_of(body, (body.get("model"), body.get("cache_salt")))
 
     def faults(self, rows: Iterable[Row]) -> Iterator[Fault]:
         """Lines that are no requests, and ids that two lines have. What is wrong in a body is its line's alone."""
@@ -86,23 +88,23 @@ class BatchLines:
                 yield Fault("duplicate_custom_id", message, row.number, "custom_id")
 
     def told(self, name: str, status: str, at: int) -> None:
-        """Its tenant's webhook hears of it, where there is one."""
+        """Tells the webhook of the batch's tenant, if there is one."""
 
         async def tell() -> None:
-            with asking(self._caller):
-                tell_it = waiting.add if self._watched else waiting.notify
+            with as_caller(self._caller):
+                tell_it = queue.add if self._watched else queue.notify
                 await tell_it(f"batch.{status}", name, at)
 
         asyncio.run(tell())
 
-    def refusal(self, row: Row, error: Exception) -> Line:
+    def refusal(self, row: Row, error: Exception) -> OutputLine:
         if isinstance(error, NotRun):
             shown = {"code": error.code, "message": str(error)}
-            return Line(False, {**_head(row), "response": None, "error": shown})
+            return OutputLine(False, {**_head(row), "response": None, "error": shown})
         cause = error.__cause__
         return _refused(row, cause if isinstance(cause, Failure) else failure_of(error))
 
-    def _plan(self, row: Row) -> tuple[Plan, Answer]:
+    def _plan(self, row: Row) -> tuple[Plan, Answer, str]:
         """Raises `InvalidRequest`, caused by a `Failure` if the body is wrong, and `Unavailable`."""
         _, url, body = self._request_of(row)
         try:
@@ -126,18 +128,18 @@ class BatchLines:
             raise InvalidRequest(unknown[0], "is not part of a batch's line", shorten(value[unknown[0]]))
         return custom_id, url, value.get("body")
 
-    def _made(self, row: Row, kind: Kind, body: object) -> tuple[Plan, Answer]:
-        """Raises `Failure`."""
+    def _made(self, row: Row, kind: BatchEndpoint, body: object) -> tuple[Plan, Answer, str]:
+        """With what is ignored of the body. Raises `Failure`."""
         if not isinstance(body, dict):
             raise invalid("body", f"body: must be a JSON object, got {shorten(body)}", "invalid_type")
-        asked: Any = bodies.as_request(body, kind.body)
+        asked: Any = request_body.as_request(body, kind.body)
         name, found = f"{kind.prefix}{row.digest:016x}{row.number:x}", self._found(asked.model)
         try:
-            return kind.planned(asked, name, int(time.time()), found)
+            return *kind.planned(asked, name, int(time.time()), found), unknown.told(asked.ignored)
         except InvalidRequest as error:
             raise failure_of(error) from None
 
-    def _found(self, model: str) -> Found:
+    def _found(self, model: str) -> ModelRoute:
         """Raises `Failure`."""
         if not self._caller.may_ask(model):
             raise invalid(
@@ -150,20 +152,23 @@ class BatchLines:
             raise invalid("model", str(error), _UNKNOWN, 404) from None
 
 
-def _line(row: Row, plan: Plan, answer: Answer, outcomes: Sequence[Outcome]) -> Line:
+def _line(row: Row, plan: Plan, answer: Answer, ignored: str, outcomes: Sequence[TaskOutcome]) -> OutputLine:
     try:
-        return _answered(row, 200, answer(plan, outcomes))
+        return _answered(row, 200, answer(plan, outcomes), ignored)
     except Failure as failure:
         return _refused(row, failure)
 
 
-def _answered(row: Row, status: int, body: dict[str, Any]) -> Line:
-    """OpenAI's line: with an answer, or with the error that it would have had over HTTP."""
-    answer = {"status_code": status, "request_id": f"req_{row.digest:016x}", "body": body}
-    return Line(status == 200, {**_head(row), "response": answer, "error": None})
+def _answered(row: Row, status: int, body: dict[str, Any], ignored: str = "") -> OutputLine:
+    """OpenAI's line: with an answer, or with the error that it would have had over HTTP. `ignored`: what
+    the header would have named."""
+    answer: dict[str, Any] = {"status_code": status, "request_id": f"req_{row.digest:016x}", "body": body}
+    if ignored:
+        answer["ignored"] = ignored
+    return OutputLine(status == 200, {**_head(row), "response": answer, "error": None})
 
 
-def _refused(row: Row, failure: Failure) -> Line:
+def _refused(row: Row, failure: Failure) -> OutputLine:
     return _answered(row, failure.status, error_body(failure))
 
 

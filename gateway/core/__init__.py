@@ -1,18 +1,18 @@
 """What is pure: no input, no output, no clock.
 
-    caller     who asks: a tenant, by one of its keys
-    of_tenant  what a tenant's tasks have in common: salt, priority, name
-    asking     what the requests of all interfaces share
-    record     what was asked, and which tasks answer it: the other half of an answer is their logs
-    plan       what a request becomes: a record, and the tasks to submit
-    parts      what an output is made of: parts that open, get text, and close; its end
-    places     at which character a token's log-probabilities are
-    prompts    the text of a prompt, with its tokens
-    reading    a task's deltas as parts
-    notices    what a webhook is told, and its signature
-    events     events, their numbers, and what is left of them after a number
-    streams    deltas in, numbered events as bytes out, by a view
-    failures   what a client is told of an error: status, code, the field it is about
+    caller          who asks: a tenant, by one of its keys
+    tenant          what a tenant's tasks have in common: salt, priority, name
+    requests        what the requests of all interfaces share
+    record          what was asked, and which tasks answer it: the other half of an answer is their logs
+    task_plan       what a request becomes: a record, and the tasks to submit
+    parts           what an output is made of: parts that open, get text, and close; its end
+    text_offsets    at which character a token's log-probabilities are, of outputs and of prompts
+    foreign/        what clients of other servers send: ignored, refused, translated
+    assembly        a task's deltas as parts
+    webhook_events  what a webhook is told, and its signature
+    events          events, their numbers, and what is left of them after a number
+    streams         deltas in, numbered events as bytes out, by a view
+    failures        what a client is told of an error: status, code, the field it is about
 
 **Numbers.** A sequence number counts emitted characters and structural events, one each, from 0. An event has the
 number of its last one. So numbers depend on what was generated and not on how it fell into deltas, and a client

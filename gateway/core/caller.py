@@ -22,7 +22,8 @@ NAME = r"[A-Za-z0-9_-]{1,64}"
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What may be used in a minute, and how many requests may run at a time. `files`, `file_bytes`: of uploaded
-    files that are kept. `batches`, `batch_rows`: of batches that have not ended, in all. None: as much as there
+    files that are kept. `batches`, `batch_rows`: of batches that have not ended, in all. `day_tokens`,
+    `month_tokens`: a tenant's budgets of tokens in and out, in UTC. None: as much as there
     is."""
 
     requests: int | None = None
@@ -33,27 +34,36 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     file_bytes: int | None = None
     batches: int | None = None
     batch_rows: int | None = None
+    day_tokens: int | None = None
+    month_tokens: int | None = None
+
+
+BUDGETS = ("day_tokens", "month_tokens")
+"""Limits that the ledger's sums are compared with: it has them by tenant."""
 
 
 class Tenant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """`salt`: a secret that keeps the tenant's prefixes in the cache apart. `queue`: the only queue for its tasks.
     `models`: patterns of the names, of models and adapters, that it may ask for; None: all. `priority`: the most
-    urgent that it may ask for, 0 to 9, where 0 is first."""
+    urgent that it may ask for, 0 to 9, where 0 is first. `expires`: from when on, in Unix seconds, none of its
+    keys is known; 0: never."""
 
     salt: str = ""
     queue: str | None = None
     models: Sequence[str] | None = None
     priority: int | None = None
     limits: Limits = Limits()
+    expires: int = 0
 
 
 class Key(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What is known of a key. The key itself is known to nobody but its owner."""
+    """What is known of a key. The key itself is known to nobody but its owner. `expires`: as a tenant's."""
 
     tenant: str
     created: int = 0
     limits: Limits = Limits()
     note: str = ""
+    expires: int = 0
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -63,6 +73,12 @@ class Caller(msgspec.Struct, frozen=True):
     key: str = ""
     tenant: Tenant = Tenant()
     key_limits: Limits = Limits()
+    key_expires: int = 0
+
+    @property
+    def expires(self) -> int:
+        """From when on nobody is this caller, in Unix seconds; 0: never."""
+        return min(filter(None, (self.tenant.expires, self.key_expires)), default=0)
 
     @property
     def of_both(self) -> tuple[Limits, Limits]:
@@ -83,7 +99,7 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class Request:
+class ClientRequest:
     """The HTTP request, as far as it may repeat another one. `retries`: how often its SDK has tried before; None:
     it does not say. `digest`: of its path and body. `sense`: of its path and of what its body says, in whatever
     order; with an `Idempotency-Key` alone. `name`: of the record that answers it. `submitting`: its client may
@@ -111,7 +127,7 @@ class Request:
                 self.sense = self._digest_of(msgspec.json.encode(msgspec.json.decode(body), order="sorted"))
 
     def says(self, digest: str, sense: str) -> bool:
-        """Whether these are another try's of the same. One that the version before has noted has no `sense`."""
+        """Whether these are another try's of the same. A body that is no JSON has no `sense`."""
         return digest == self.digest or (bool(sense) and sense == self.sense)
 
     def _digest_of(self, body: bytes) -> str:
@@ -121,7 +137,7 @@ class Request:
 ANYBODY = Caller()
 
 _caller: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
-_request: ContextVar[Request | None] = ContextVar("request", default=None)
+_request: ContextVar[ClientRequest | None] = ContextVar("request", default=None)
 _told: ContextVar[dict[str, str] | None] = ContextVar("told", default=None)
 
 
@@ -130,7 +146,7 @@ def caller() -> Caller:
     return _caller.get()
 
 
-def request() -> Request | None:
+def request() -> ClientRequest | None:
     """The request in whose context this runs; None over a WebSocket."""
     return _request.get()
 
@@ -143,7 +159,7 @@ def tell(name: str, value: str) -> None:
 
 
 @contextmanager
-def asking(who: Caller, made: Request | None = None) -> Iterator[dict[str, str]]:
+def as_caller(who: Caller, made: ClientRequest | None = None) -> Iterator[dict[str, str]]:
     """In this context, and in tasks that begin in it, this caller asks. What is told it is in the result."""
     told: dict[str, str] = {}
     tokens = _caller.set(who), _told.set(told), _request.set(made)

@@ -7,19 +7,26 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from petiole.gateway.core.parts import Ended
+from petiole.gateway.core.parts import OutputEnded
 from petiole.tasks import errors
 
 Kind = Literal[
     "invalid_request_error",
     "authentication_error",
     "rate_limit_error",
+    "insufficient_quota",
     "not_found_error",
     "server_error",
     "service_unavailable_error",
 ]
 RETRY_AFTER_S = 2
-_LENGTH = re.compile("must have at most [0-9]+ tokens")
+_LENGTH = re.compile("must have at most ([0-9]+) tokens")
+_CACHE = re.compile("must fit, with the prompt, into the KV cache: ([0-9]+) pages of ([0-9]+) tokens")
+_ROUTES = {
+    "embed asks for them": "use /v1/embeddings",
+    "score, rerank and classify ask for them": "use /v1/score, /v1/rerank or /v1/classify",
+}
+"""By what the engine says of a task: what a client of HTTP does."""
 
 
 class Failure(Exception):  # noqa: N818
@@ -40,6 +47,8 @@ class Failure(Exception):  # noqa: N818
 
     @property
     def kind(self) -> Kind:
+        if self.code == "insufficient_quota":
+            return "insufficient_quota"
         if self.status in (401, 429):
             return "authentication_error" if self.status == 401 else "rate_limit_error"
         if self.status == 503:
@@ -78,7 +87,7 @@ def failure_of(error: BaseException, names: Mapping[str, str] | None = None) -> 
             return Failure(500, "the generation has failed", code="server_error")
 
 
-def of_end(ended: Ended) -> Failure | None:
+def of_end(ended: OutputEnded) -> Failure | None:
     """What a client is told in place of this end. None: it is a good one."""
     if ended.error is not None:
         return failure_of(errors.rebuild(ended.error))
@@ -90,10 +99,26 @@ def of_end(ended: Ended) -> Failure | None:
 def _refused(error: errors.InvalidRequest, field: str, names: Mapping[str, str]) -> Failure:
     head = field.partition("[")[0].partition(".")[0]
     shown = names.get(head, head) + field[len(head) :]
-    message = f"{shown}: {error.limit}, got {error.value}"
-    return invalid(shown, message, "context_length_exceeded" if is_about_length(error) else "invalid_value")
+    limit = error.limit
+    for task, route in _ROUTES.items():
+        limit = limit.replace(task, route)
+    message = f"{shown}: {limit}" if limit != error.limit else f"{shown}: {limit}, got {error.value}"
+    if (longest := _context(error)) is None:
+        return invalid(shown, message, "invalid_value")
+    told = f"This model's maximum context length is {longest} tokens. {message}"
+    return invalid(shown, told, "context_length_exceeded")
+
+
+def _context(error: errors.InvalidRequest) -> int | None:
+    """The model's context, in tokens, if the request is too long for it; None: it is not. The sentence about it
+    begins as OpenAI's: by this proxies choose a model with a longer one."""
+    if error.field in ("prompt", "messages") and (found := _LENGTH.match(error.limit)) is not None:
+        return int(found[1]) + 1  # a prompt leaves room for a token
+    if error.field == "max_tokens" and (found := _CACHE.match(error.limit)) is not None:
+        return int(found[1]) * int(found[2])
+    return None
 
 
 def is_about_length(error: errors.InvalidRequest) -> bool:
-    """Whether the prompt is too long for the model's context."""
-    return error.field in ("prompt", "messages") and _LENGTH.match(error.limit) is not None
+    """Whether the request is too long for the model's context."""
+    return _context(error) is not None

@@ -1,7 +1,7 @@
 """What an output is made of, whatever the interface. A part opens, gets text, and closes before the next one
 opens:
 
-    Begun  Prompted*  Opened  Text*  Closed  Opened  Text*  Closed  ...  Ended
+    OutputStarted  PromptTokens*  (ItemStarted  TextDelta*  ItemDone)*  OutputEnded
 
 A failed output just ends: its last part stays open."""
 
@@ -13,13 +13,14 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from petiole.outputs import TokenLogprobs, Usage
-from petiole.tasks.requests.results import FinishReason
+from petiole.contract.results.outputs import TokenLogprobs, Usage
+from petiole.contract.results.task_result import FinishReason
 
-Kind = Literal["content", "reasoning", "call"]
+Kind = Literal["content", "reasoning", "call", "custom"]
+"""`custom`: a call of a tool that takes text."""
 
 
-class Placed(NamedTuple):
+class PositionedToken(NamedTuple):
     """A token and its place: it comes with the character `at` of the text that it is given with, from 0. `said`:
     whether it is a token of content. Others are tokens of reasoning, calls and marks."""
 
@@ -28,13 +29,13 @@ class Placed(NamedTuple):
     said: bool = True
 
 
-class Begun(NamedTuple):
+class OutputStarted(NamedTuple):
     """A worker has prepared the request. Only of outputs that are divided, and not of one whose log is gone."""
 
     prompt_tokens: int
 
 
-class Prompted(NamedTuple):
+class PromptTokens(NamedTuple):
     """The next tokens of the prompt, with their log-probabilities. They come before all else. `last`: no others
     follow."""
 
@@ -42,7 +43,7 @@ class Prompted(NamedTuple):
     last: bool
 
 
-class Opened(NamedTuple):
+class ItemStarted(NamedTuple):
     """A call has a name and an id."""
 
     kind: Kind
@@ -50,18 +51,18 @@ class Opened(NamedTuple):
     call_id: str = ""
 
 
-class Text(msgspec.Struct, frozen=True, gc=False):
+class TextDelta(msgspec.Struct, frozen=True, gc=False):
     """At least one character more of the open part. A struct: nothing else is made as often."""
 
     text: str
-    tokens: Sequence[Placed] = ()
+    tokens: Sequence[PositionedToken] = ()
 
 
-class Closed(NamedTuple):
+class ItemDone(NamedTuple):
     """The open part has all its text."""
 
 
-class Ended(NamedTuple):
+class OutputEnded(NamedTuple):
     """The record of the end. `tokens`: those that no character came for, such as the end token; they have no
     place. `at`: when the output ended, in seconds since 1970."""
 
@@ -69,59 +70,59 @@ class Ended(NamedTuple):
     stop_reason: str | int | None = None
     usage: Usage | None = None
     error: dict[str, Any] | None = None
-    tokens: Sequence[Placed] = ()
+    tokens: Sequence[PositionedToken] = ()
     at: float | None = None
 
 
-Part = Begun | Prompted | Opened | Text | Closed | Ended
+Part = OutputStarted | PromptTokens | ItemStarted | TextDelta | ItemDone | OutputEnded
 
 
 @dataclass
-class Piece:
+class OutputItem:
     """A part as a whole."""
 
     kind: Kind
     name: str = ""
     call_id: str = ""
     texts: list[str] = field(default_factory=list)
-    tokens: list[Placed] = field(default_factory=list)
+    tokens: list[PositionedToken] = field(default_factory=list)
     length: int = 0
 
     @property
     def text(self) -> str:
         return "".join(self.texts)
 
-    def add(self, part: Text) -> None:
+    def add(self, part: TextDelta) -> None:
         self.texts.append(part.text)
-        self.tokens += [Placed(self.length + at, token, said) for at, token, said in part.tokens]
+        self.tokens += [PositionedToken(self.length + at, token, said) for at, token, said in part.tokens]
         self.length += len(part.text)
 
 
-class Whole:
+class CollectedOutput:
     """All parts of one output, collected. `ended`: None as long as it goes on. `prompt`: the tokens of the prompt,
     if their log-probabilities were asked for."""
 
     def __init__(self) -> None:
-        self.pieces: list[Piece] = []
-        self.ended: Ended | None = None
+        self.pieces: list[OutputItem] = []
+        self.ended: OutputEnded | None = None
         self.prompt: list[TokenLogprobs] = []
 
     def add(self, part: Part) -> None:
         match part:
-            case Text():
+            case TextDelta():
                 self.pieces[-1].add(part)
-            case Opened():
-                self.pieces.append(Piece(part.kind, part.name, part.call_id))
-            case Prompted():
+            case ItemStarted():
+                self.pieces.append(OutputItem(part.kind, part.name, part.call_id))
+            case PromptTokens():
                 self.prompt += part.tokens
-            case Ended():
+            case OutputEnded():
                 self.ended = part
 
     def text(self, kind: Kind = "content") -> str:
         return "".join(piece.text for piece in self.pieces if piece.kind == kind)
 
     @property
-    def tokens(self) -> list[Placed]:
+    def tokens(self) -> list[PositionedToken]:
         """In the order in which they were generated."""
         rest = self.ended.tokens if self.ended else ()
         return [*(placed for piece in self.pieces for placed in piece.tokens), *rest]

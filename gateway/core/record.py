@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The record of a request, as it is in Redis. Later versions may add fields with defaults; none changes.
 
     `asked`: the fields of the request that its view reads. A view of an old record must give what it gave."""
@@ -31,13 +31,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether the tasks wait for a worker for as long as it takes. Otherwise who follows them gives them up."""
 
 
-def dump(record: Record) -> bytes:
+def dump(record: RequestRecord) -> bytes:
     return msgspec.json.encode(record)
 
 
-_decoder = msgspec.json.Decoder(Record)
+_decoder = msgspec.json.Decoder(RequestRecord)
 
 
-def load(raw: bytes) -> Record:
+def load(raw: bytes) -> RequestRecord:
     """Raises `msgspec.MsgspecError`."""
     return _decoder.decode(raw)

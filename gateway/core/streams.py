@@ -1,6 +1,6 @@
 """A client's stream, as a protocol without input or output: deltas of tasks in, numbered events as bytes out.
 
-    stream = Stream(view, record, after)
+    stream = ClientStream(view, record, after)
     stream.begin()                  what is known before the first delta
     stream.read(choice, delta)      each delta of each task
     stream.finished                 whether all tasks have ended: then `read` has returned the last events
@@ -17,29 +17,29 @@ from typing import Protocol
 
 import msgspec
 
-from petiole.gateway.core.events import Event, Numbers
+from petiole.contract.results.task_result import StreamDelta
+from petiole.gateway.core.assembly import OutputAssembler
+from petiole.gateway.core.events import EventNumbering, StreamEvent
 from petiole.gateway.core.failures import invalid
 from petiole.gateway.core.parts import Part
-from petiole.gateway.core.reading import Reading
-from petiole.gateway.core.record import Record
-from petiole.tasks.requests.results import StreamDelta
+from petiole.gateway.core.record import RequestRecord
 
 
 class View(Protocol):
     """An interface's own: which events a part makes, and how an event is written. A view is made from a record,
     for one stream. It may remember parts, and nothing else."""
 
-    def begin(self, choice: int) -> Iterable[Event]:
+    def begin(self, choice: int) -> Iterable[StreamEvent]:
         """What comes before the first part of a choice."""
 
-    def events(self, choice: int, part: Part) -> Iterable[Event]: ...
+    def events(self, choice: int, part: Part) -> Iterable[StreamEvent]: ...
 
-    def finish(self) -> Iterable[Event]:
+    def finish(self) -> Iterable[StreamEvent]:
         """What comes when all choices have ended. These events have numbers of the first choice."""
 
-    def encode(self, choice: int, number: int, event: Event) -> bytes: ...
+    def encode(self, choice: int, number: int, event: StreamEvent) -> bytes: ...
 
-    def event_name(self, event: Event) -> str | None:
+    def event_name(self, event: StreamEvent) -> str | None:
         """What the `event:` line says, if there is one."""
 
 
@@ -51,12 +51,12 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
     data: bytes
 
 
-class Stream:
-    def __init__(self, view: View, record: Record, after: Sequence[int] = ()) -> None:
+class ClientStream:
+    def __init__(self, view: View, record: RequestRecord, after: Sequence[int] = ()) -> None:
         choices = range(len(record.tasks))
         self._view = view
-        self._numbers = [Numbers(after[choice] if after else -1) for choice in choices]
-        self._readings = [Reading.of(record, choice) for choice in choices]
+        self._numbers = [EventNumbering(after[choice] if after else -1) for choice in choices]
+        self._readings = [OutputAssembler.of(record, choice) for choice in choices]
         self._running = set(choices)
         self._alone = len(choices) == 1
 
@@ -84,7 +84,7 @@ class Stream:
                 self._write(0, self._view.finish(), frames)
         return frames
 
-    def _write(self, choice: int, events: Iterable[Event], frames: list[Frame]) -> None:
+    def _write(self, choice: int, events: Iterable[StreamEvent], frames: list[Frame]) -> None:
         """Append the frames of what the client lacks of these events."""
         numbers, view = self._numbers[choice], self._view
         for event in events:

@@ -7,11 +7,11 @@ from typing import Any
 
 from starlette.responses import Response
 
+from petiole.contract.results.outputs import Usage
 from petiole.gateway.core.events import encode
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.core.parts import Ended
+from petiole.gateway.core.parts import OutputEnded
 from petiole.gateway.serving.answering import json_answer
-from petiole.outputs import Usage
 
 DONE = b"data: [DONE]\n\n"
 
@@ -39,12 +39,12 @@ def usage(ends: Sequence[Usage | None], each: int | None = None) -> dict[str, An
     }
 
 
-def finish_reason(ended: Ended) -> str:
+def finish_reason(ended: OutputEnded) -> str:
     """OpenAI's name. A deadline cuts the output as a limit does."""
     return "length" if ended.finish_reason in ("length", "deadline") else "stop"
 
 
-def stop_reason(ended: Ended) -> str | int | None:
+def stop_reason(ended: OutputEnded) -> str | int | None:
     """vLLM's: the stop string or the stop token's id, if one ended the output."""
     reason = ended.stop_reason
     known = ("eos", "max_tokens", "max_model_len", "constraint")

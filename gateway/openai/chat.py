@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from petiole.gateway.core.asking import NONE, Images, given
-from petiole.gateway.core.plan import Call, Plan
-from petiole.gateway.core.record import Record
-from petiole.gateway.openai import conversation
+from petiole.contract.errors import shorten
+from petiole.contract.limits import MAX_MESSAGES, MAX_TOOLS
+from petiole.contract.requests.bounds import Entries, Object
+from petiole.contract.results.vectors import MOST_TEXTS
+from petiole.gateway.core.foreign import spellings
+from petiole.gateway.core.record import RequestRecord
+from petiole.gateway.core.requests import NONE, Images, given
+from petiole.gateway.core.task_plan import Plan, TaskCall
+from petiole.gateway.openai import chat_tools, conversation
 from petiole.gateway.openai.answers import task_ids
-from petiole.gateway.openai.sampling import MOST_LOGPROBS, Sampling
-from petiole.tasks.errors import InvalidRequest, shorten
-from petiole.tasks.fleet.models import Found
+from petiole.gateway.openai.sampling_options import MOST_LOGPROBS, SamplingBody
+from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.fleet.models import ModelRoute
 
 KIND = "chat.completion"
 
 
-class ChatCompletion(Sampling):
+class ChatCompletion(SamplingBody):
     """The body of a request."""
 
-    REFUSED: ClassVar = Sampling.REFUSED | {
+    REFUSED: ClassVar = SamplingBody.REFUSED | {
         "functions": "is not served: use tools",
         "function_call": "is not served: use tools",
         "audio": "is not served",
@@ -30,25 +35,29 @@ class ChatCompletion(Sampling):
         "chat_template": "is not served: the model's own is used",
         "mm_processor_kwargs": "is not served",
     }
-    IGNORED: ClassVar = Sampling.IGNORED | {"prediction", "verbosity"}
+    IGNORED: ClassVar = SamplingBody.IGNORED | {"prediction", "verbosity"}
 
-    messages: list[dict[str, Any]] = Field(min_length=1, max_length=10_000)
+    messages: Annotated[list[Object], Entries(MAX_MESSAGES, least=1)]
     max_completion_tokens: int | None = None
     max_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[Object], Entries(MAX_TOOLS)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     thinking_token_budget: int | None = None
     include_reasoning: bool = True
-    modalities: list[str] = Field(default_factory=lambda: ["text"])
+    modalities: Annotated[list[str], Entries(8)] = Field(default_factory=lambda: ["text"])
 
-    documents: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    documents: Annotated[list[Object], Entries(MOST_TEXTS)] | None = None
+    chat_template_kwargs: Object = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+
+    @classmethod
+    def translated(cls, given: dict[str, Any]) -> dict[str, Any]:
+        return spellings.thinking(super().translated(given))
 
     @model_validator(mode="after")
     def _sensible(self) -> Any:
@@ -62,9 +71,9 @@ class ChatCompletion(Sampling):
             raise InvalidRequest("add_generation_prompt", "must be true unless a message is continued", False)
         return self
 
-    def plan(self, name: str, now: int, found: Found, stays: bool, images: Images = NONE) -> Plan:
-        """What it becomes, under this id. `stays`: it goes on when its client has gone. `images`:
-        those of the http URLs in the messages. Raises `InvalidRequest`."""
+    def plan(self, name: str, now: int, found: ModelRoute, stays: bool, images: Images = NONE) -> Plan:
+        """The task that the request becomes, under this id. `stays`: the task goes on when its client has gone.
+        `images`: the images at the http URLs in the messages. Raises `InvalidRequest`."""
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         options, names = self.options(found, stays, self._likeliest)
         options["messages"] = conversation.messages(self.messages, images)
@@ -75,21 +84,21 @@ class ChatCompletion(Sampling):
         variables = self.chat_template_kwargs | ({"documents": self.documents} if self.documents else {})
         if variables:
             options["chat_template_kwargs"] = variables
-        if self.tools and self.tool_choice != "none":
-            options["tools"] = self.tools
+        if (offered := chat_tools.functions(self.tools or ())) and self.tool_choice != "none":
+            options["tools"] = offered
             if self.tool_choice not in (None, "auto"):
-                options["tool_choice"] = self.tool_choice
+                options["tool_choice"] = chat_tools.choice(self.tool_choice)
             if self.parallel_tool_calls is False:
                 options["parallel_tool_calls"] = False
         elif self.tool_choice not in (None, "none", "auto"):
-            raise InvalidRequest("tool_choice", "needs tools", shorten(self.tool_choice))
+            raise InvalidRequest("tool_choice", "needs tools that are functions", shorten(self.tool_choice))
         if self.reasoning_effort is not None:
             options["reasoning_effort"] = self.reasoning_effort
         if self.thinking_token_budget is not None:
             options["max_reasoning_tokens"] = self.thinking_token_budget
         if self.continue_final_message:
             options["continue_final_message"] = True
-        record = Record(
+        record = RequestRecord(
             id=name,
             kind=KIND,
             created=now,
@@ -101,10 +110,13 @@ class ChatCompletion(Sampling):
         )
         return Plan(
             record,
-            [Call("chat", {**options, **self.sampling(choice)}) for choice in range(self.n)],
+            [TaskCall("chat", {**options, **self.sampling(choice)}) for choice in range(self.n)],
             self.submission(),
             names,
         )
+
+    def skipped(self) -> list[str]:
+        return chat_tools.skipped(self.tools or ())
 
     @property
     def _likeliest(self) -> int | None:
@@ -121,6 +133,7 @@ class ChatCompletion(Sampling):
             "unthought": not self.include_reasoning,
             "metadata": self.metadata,
             "store": self.store,
+            "custom": chat_tools.custom(self.tools or ()),
             "parts": True,
         }
         return given(known)

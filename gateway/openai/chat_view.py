@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from petiole.gateway.core.events import Event, encode
+from petiole.contract.results.outputs import Usage
+from petiole.gateway.core.events import StreamEvent, encode
 from petiole.gateway.core.failures import of_end
-from petiole.gateway.core.parts import Ended, Kind, Opened, Part, Piece, Placed, Text, Whole
-from petiole.gateway.core.record import Record
+from petiole.gateway.core.parts import (
+    CollectedOutput,
+    ItemStarted,
+    Kind,
+    OutputEnded,
+    OutputItem,
+    Part,
+    PositionedToken,
+    TextDelta,
+)
+from petiole.gateway.core.record import RequestRecord
 from petiole.gateway.openai import logprobs
 from petiole.gateway.openai.answers import error_body, finish_reason, stop_reason, usage
-from petiole.outputs import Usage
+
+CALLS: tuple[Kind, ...] = ("call", "custom")
 
 
 class ChatView:
@@ -27,7 +38,7 @@ class ChatView:
     usage      the last chunk, if it was asked for
     """
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: RequestRecord) -> None:
         self._asked = record.asked
         self._usage: list[Usage | None] = [None] * len(record.tasks)
         self._failed = False
@@ -48,40 +59,40 @@ class ChatView:
         ]
         self._behind = b'},"logprobs":null,"finish_reason":null}' + self._tail
 
-    def begin(self, choice: int) -> Iterable[Event]:
-        return [Event("role")]
+    def begin(self, choice: int) -> Iterable[StreamEvent]:
+        return [StreamEvent("role")]
 
-    def events(self, choice: int, part: Part) -> Iterable[Event]:
-        if isinstance(part, Text):
+    def events(self, choice: int, part: Part) -> Iterable[StreamEvent]:
+        if isinstance(part, TextDelta):
             match self._open[choice]:
                 case "content":
-                    return [Event("text", None, part.text, part.tokens)]
+                    return [StreamEvent("text", None, part.text, part.tokens)]
                 case "reasoning":
                     hidden = self._asked.get("unthought")
-                    return [] if hidden else [Event("reasoning", None, part.text, part.tokens)]
-                case "call":
-                    return [Event("arguments", self._calls[choice] - 1, part.text)]
-        if isinstance(part, Opened):
+                    return [] if hidden else [StreamEvent("reasoning", None, part.text, part.tokens)]
+                case "call" | "custom" as kind:
+                    return [StreamEvent("arguments", (self._calls[choice] - 1, kind), part.text)]
+        if isinstance(part, ItemStarted):
             self._open[choice] = part.kind
-            if part.kind != "call":
+            if part.kind not in CALLS:
                 return []
             self._calls[choice] += 1
-            return [Event("call", _call(part, "", self._calls[choice] - 1))]
-        if not isinstance(part, Ended):
+            return [StreamEvent("call", _call(part, "", self._calls[choice] - 1))]
+        if not isinstance(part, OutputEnded):
             return []
         self._usage[choice] = part.usage
         if (failure := of_end(part)) is not None:
             self._failed = True
-            return [Event("error", failure)]
-        return [Event("end", (part, self._calls[choice] > 0))]
+            return [StreamEvent("error", failure)]
+        return [StreamEvent("end", (part, self._calls[choice] > 0))]
 
-    def finish(self) -> Iterable[Event]:
-        return [Event("usage")] if self._asked.get("usage") and not self._failed else []
+    def finish(self) -> Iterable[StreamEvent]:
+        return [StreamEvent("usage")] if self._asked.get("usage") and not self._failed else []
 
-    def event_name(self, event: Event) -> str | None:
+    def event_name(self, event: StreamEvent) -> str | None:
         return None
 
-    def encode(self, choice: int, number: int, event: Event) -> bytes:
+    def encode(self, choice: int, number: int, event: StreamEvent) -> bytes:
         match event.name:
             case "text" if self._plain:
                 return self._before[choice] + encode(event.text) + self._behind
@@ -92,7 +103,8 @@ class ChatView:
             case "call":
                 return self._chunk(choice, {"tool_calls": [event.fields]})
             case "arguments":
-                piece = {"index": event.fields, "function": {"arguments": event.text}}
+                index, kind = event.fields
+                piece = {"index": index, **_said(kind, {}, event.text or "")}
                 return self._chunk(choice, {"tool_calls": [piece]})
             case "role":
                 first = self._chunk(choice, {"role": "assistant", "content": ""})
@@ -111,8 +123,8 @@ class ChatView:
         self,
         choice: int,
         delta: dict[str, Any],
-        tokens: Sequence[Placed] = (),
-        ended: Ended | None = None,
+        tokens: Sequence[PositionedToken] = (),
+        ended: OutputEnded | None = None,
         called: bool = False,
     ) -> bytes:
         shown: dict[str, Any] = {"index": choice, "delta": delta, **_tokens(self._asked, tokens)}
@@ -122,7 +134,7 @@ class ChatView:
         return self._head + encode(shown) + self._tail
 
 
-def whole(record: Record, outputs: Sequence[Whole]) -> dict[str, Any]:
+def whole(record: RequestRecord, outputs: Sequence[CollectedOutput]) -> dict[str, Any]:
     """The answer of a request whose outputs have all ended. Raises `Failure`."""
     choices = []
     for index, output in enumerate(outputs):
@@ -135,7 +147,7 @@ def whole(record: Record, outputs: Sequence[Whole]) -> dict[str, Any]:
                 "index": index,
                 "message": _message(record.asked, output),
                 **_tokens(record.asked, output.tokens),
-                "finish_reason": _finish_reason(ended, any(piece.kind == "call" for piece in output.pieces)),
+                "finish_reason": _finish_reason(ended, any(piece.kind in CALLS for piece in output.pieces)),
                 "stop_reason": stop_reason(ended),
             }
         )
@@ -153,15 +165,23 @@ def whole(record: Record, outputs: Sequence[Whole]) -> dict[str, Any]:
     return answer | {shown: record.asked[name] for name, shown in also.items() if name in record.asked}
 
 
-def _finish_reason(ended: Ended, called: bool) -> str:
+def _finish_reason(ended: OutputEnded, called: bool) -> str:
     """`tool_calls`: the model waits for the answers to its calls."""
     reason = finish_reason(ended)
     return "tool_calls" if called and reason == "stop" else reason
 
 
-def _call(part: Opened | Piece, arguments: str, index: int | None = None) -> dict[str, Any]:
-    call = {"id": part.call_id, "type": "function", "function": {"name": part.name, "arguments": arguments}}
+def _call(part: ItemStarted | OutputItem, arguments: str, index: int | None = None) -> dict[str, Any]:
+    kind = "custom" if part.kind == "custom" else "function"
+    call = {"id": part.call_id, "type": kind, **_said(part.kind, {"name": part.name}, arguments)}
     return call if index is None else {"index": index, **call}
+
+
+def _said(kind: Kind, head: dict[str, str], text: str) -> dict[str, Any]:
+    """What a call says, or a piece of it."""
+    if kind == "custom":
+        return {"custom": {**head, "input": text}}
+    return {"function": {**head, "arguments": text}}
 
 
 def _reasoning(asked: dict[str, Any], text: str) -> dict[str, str]:
@@ -170,8 +190,8 @@ def _reasoning(asked: dict[str, Any], text: str) -> dict[str, str]:
     return {name: text} if name else {"reasoning": text, "reasoning_content": text}
 
 
-def _message(asked: dict[str, Any], output: Whole) -> dict[str, Any]:
-    calls = [_call(piece, piece.text) for piece in output.pieces if piece.kind == "call"]
+def _message(asked: dict[str, Any], output: CollectedOutput) -> dict[str, Any]:
+    calls = [_call(piece, piece.text) for piece in output.pieces if piece.kind in CALLS]
     content, reasoning = output.text(), output.text("reasoning")
     said: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
     if reasoning and not asked.get("unthought"):
@@ -179,7 +199,7 @@ def _message(asked: dict[str, Any], output: Whole) -> dict[str, Any]:
     return said | ({"tool_calls": calls} if calls else {})
 
 
-def _tokens(asked: dict[str, Any], tokens: Sequence[Placed]) -> dict[str, Any]:
+def _tokens(asked: dict[str, Any], tokens: Sequence[PositionedToken]) -> dict[str, Any]:
     """What a choice says of these tokens: log-probabilities are those of content, ids those of all."""
     likeliest = asked.get("top_logprobs")
     found: dict[str, Any] = {"logprobs": None}

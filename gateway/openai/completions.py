@@ -7,28 +7,28 @@ from typing import Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
-from petiole.gateway.core.asking import given
-from petiole.gateway.core.plan import Call, Plan
-from petiole.gateway.core.record import Record
+from petiole.contract.errors import shorten
+from petiole.gateway.core.record import RequestRecord
+from petiole.gateway.core.requests import given
+from petiole.gateway.core.task_plan import Plan, TaskCall
 from petiole.gateway.openai.answers import task_ids
-from petiole.gateway.openai.sampling import Sampling
-from petiole.tasks.errors import InvalidRequest, shorten
-from petiole.tasks.fleet.models import Found
+from petiole.gateway.openai.sampling_options import MOST_LOGPROBS, SamplingBody
+from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.fleet.models import ModelRoute
 
 KIND = "text_completion"
 MAX_TOKENS = 16
 """OpenAI's default, here only."""
-MOST_LOGPROBS = 5
 MOST_PROMPTS = 256
 
 Prompt = str | list[int]
 
 
-class TextCompletion(Sampling):
+class TextCompletion(SamplingBody):
     """The body of a request. Each prompt has `n` choices, those of the first prompt first. With `echo`,
     `max_tokens` may be 0: a token is generated then, and is not shown."""
 
-    REFUSED: ClassVar = Sampling.REFUSED | {
+    REFUSED: ClassVar = SamplingBody.REFUSED | {
         "suffix": "is not served",
         "prompt_embeds": "is not served",
     }
@@ -74,8 +74,9 @@ class TextCompletion(Sampling):
         """The prompts whose texts are asked for, and given as token ids."""
         return [one for one in self.prompt if isinstance(one, list)] if self.echo else []
 
-    def plan(self, name: str, now: int, found: Found, stays: bool, spelled: Sequence[str] = ()) -> Plan:
-        """What it becomes, under this id. `spelled`: the texts of `ids_to_spell`. Raises `InvalidRequest`."""
+    def plan(self, name: str, now: int, found: ModelRoute, stays: bool, spelled: Sequence[str] = ()) -> Plan:
+        """The task that the request becomes, under this id. `spelled`: the texts of `ids_to_spell`. Raises
+        `InvalidRequest`."""
         options, names = self.options(found, stays, self.logprobs)
         options["max_tokens"] = max(1, self.max_tokens) if self.echo else self.max_tokens
         scored = self.echo and self.logprobs is not None
@@ -96,7 +97,7 @@ class TextCompletion(Sampling):
             "nothing_more": self.max_tokens == 0,
             "each": self.n,
         }
-        record = Record(
+        record = RequestRecord(
             id=name,
             kind=KIND,
             created=now,
@@ -107,7 +108,7 @@ class TextCompletion(Sampling):
             readers=not stays,
         )
         calls = [
-            Call("generate", {**options, "prompt": prompt, **self.sampling(choice)})
+            TaskCall("generate", {**options, "prompt": prompt, **self.sampling(choice)})
             for prompt in self.prompt
             for choice in range(self.n)
         ]

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from petiole.gateway.core.events import Event, encode
+from petiole.contract.results.outputs import Usage
+from petiole.gateway.core.events import StreamEvent, encode
 from petiole.gateway.core.failures import of_end
-from petiole.gateway.core.parts import Ended, Part, Placed, Prompted, Text, Whole
-from petiole.gateway.core.prompts import PromptText
-from petiole.gateway.core.record import Record
+from petiole.gateway.core.parts import CollectedOutput, OutputEnded, Part, PositionedToken, PromptTokens, TextDelta
+from petiole.gateway.core.record import RequestRecord
+from petiole.gateway.core.text_offsets import PromptText
 from petiole.gateway.openai import logprobs
 from petiole.gateway.openai.answers import error_body, finish_reason, stop_reason, usage
-from petiole.outputs import Usage
 
 
 class CompletionsView:
@@ -25,7 +25,7 @@ class CompletionsView:
     usage    the last chunk, if it was asked for
     """
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: RequestRecord) -> None:
         self._asked = record.asked
         self._lengths = [0] * len(record.tasks)
         self._usage: list[Usage | None] = [None] * len(record.tasks)
@@ -35,61 +35,63 @@ class CompletionsView:
         self._head = encode(head)[:-1] + b',"choices":['
         self._tail = b'],"usage":null}' if self._asked.get("usage") else b"]}"
 
-    def begin(self, choice: int) -> Iterable[Event]:
+    def begin(self, choice: int) -> Iterable[StreamEvent]:
         if self._asked.get("scored"):
             return []  # the text comes with its tokens
         return [self._text(choice, text, ())] if (text := echo(self._asked, choice)) else []
 
-    def events(self, choice: int, part: Part) -> Iterable[Event]:
-        if isinstance(part, Prompted):
+    def events(self, choice: int, part: Part) -> Iterable[StreamEvent]:
+        if isinstance(part, PromptTokens):
             return self._of_prompt(choice, part) if self._asked.get("scored") else []
-        if isinstance(part, Text):
+        if isinstance(part, TextDelta):
             return [] if self._asked.get("nothing_more") else [self._text(choice, part.text, part.tokens)]
-        if not isinstance(part, Ended):
+        if not isinstance(part, OutputEnded):
             return []
         part = _shown_end(self._asked, part)
         self._usage[choice] = part.usage
         if (failure := of_end(part)) is not None:
             self._failed = True
-            return [Event("error", failure)]
-        return [Event("end", (self._lengths[choice], part))]
+            return [StreamEvent("error", failure)]
+        return [StreamEvent("end", (self._lengths[choice], part))]
 
-    def _of_prompt(self, choice: int, part: Prompted) -> Iterable[Event]:
+    def _of_prompt(self, choice: int, part: PromptTokens) -> Iterable[StreamEvent]:
         begins = choice not in self._prompts
         prompt = self._prompts.setdefault(choice, PromptText(echo(self._asked, choice)))
         text, tokens = prompt.add(logprobs.of_prompt(part.tokens, begins=begins), last=part.last)
         return [self._text(choice, text, tokens)] if text else []
 
-    def _text(self, choice: int, text: str, tokens: Sequence[Placed]) -> Event:
+    def _text(self, choice: int, text: str, tokens: Sequence[PositionedToken]) -> StreamEvent:
         self._lengths[choice] += len(text)
-        return Event("text", self._lengths[choice], text, tokens)
+        return StreamEvent("text", self._lengths[choice], text, tokens)
 
-    def finish(self) -> Iterable[Event]:
-        return [Event("usage")] if self._asked.get("usage") and not self._failed else []
+    def finish(self) -> Iterable[StreamEvent]:
+        return [StreamEvent("usage")] if self._asked.get("usage") and not self._failed else []
 
-    def event_name(self, event: Event) -> str | None:
+    def event_name(self, event: StreamEvent) -> str | None:
         return None
 
-    def encode(self, choice: int, number: int, event: Event) -> bytes:
+    def encode(self, choice: int, number: int, event: StreamEvent) -> bytes:
         match event.name:
             case "text":
                 assert event.text is not None
                 first = event.fields - len(event.text)
-                tokens = [Placed(first + at, token) for at, token, _ in event.tokens]
+                tokens = [PositionedToken(first + at, token) for at, token, _ in event.tokens]
                 return self._chunk(choice, event.text, tokens)
             case "end":
                 length, ended = event.fields
-                return self._chunk(choice, "", [Placed(length, one.token) for one in ended.tokens], ended)
+                return self._chunk(choice, "", [PositionedToken(length, one.token) for one in ended.tokens], ended)
             case "usage":
                 return self._head + b'],"usage":' + encode(usage(self._usage, self._asked["each"])) + b"}"
             case _:
                 return encode(error_body(event.fields))
 
-    def _chunk(self, choice: int, text: str, tokens: Sequence[Placed], ended: Ended | None = None) -> bytes:
+    def _chunk(
+        self, choice: int, text: str, tokens: Sequence[PositionedToken], ended: OutputEnded | None = None
+    ) -> bytes:
         return self._head + encode(shown(self._asked, choice, text, tokens, ended)) + self._tail
 
 
-def whole(record: Record, outputs: Sequence[Whole]) -> dict[str, Any]:
+def whole(record: RequestRecord, outputs: Sequence[CollectedOutput]) -> dict[str, Any]:
     """The answer of a request whose outputs have all ended. Raises `Failure`."""
     choices = []
     for index, output in enumerate(outputs):
@@ -98,13 +100,15 @@ def whole(record: Record, outputs: Sequence[Whole]) -> dict[str, Any]:
         if (failure := of_end(ended)) is not None:
             raise failure
         ended, prompt = _shown_end(record.asked, ended), output.prompt
-        before, text, of_prompt = echo(record.asked, index), output.text(), list[Placed]()
+        before, text, of_prompt = echo(record.asked, index), output.text(), list[PositionedToken]()
         if record.asked.get("scored"):
             _, of_prompt[:] = PromptText(before).add(logprobs.of_prompt(output.prompt, begins=True), last=True)
         if record.asked.get("nothing_more"):
-            text, output = "", Whole()
-        tokens = [Placed(len(before) + at, token) for piece in output.pieces for at, token, _ in piece.tokens]
-        rest = [Placed(len(before) + len(text), one.token) for one in ended.tokens]
+            text, output = "", CollectedOutput()
+        tokens = [
+            PositionedToken(len(before) + at, token) for piece in output.pieces for at, token, _ in piece.tokens
+        ]
+        rest = [PositionedToken(len(before) + len(text), one.token) for one in ended.tokens]
         choice = shown(record.asked, index, before + text, [*of_prompt, *tokens, *rest], ended)
         if (likeliest := record.asked.get("prompt_logprobs")) is not None:
             choice["prompt_logprobs"] = logprobs.by_id(prompt, likeliest)
@@ -122,8 +126,8 @@ def whole(record: Record, outputs: Sequence[Whole]) -> dict[str, Any]:
     }
 
 
-def _shown_end(asked: dict[str, Any], ended: Ended) -> Ended:
-    """Of an answer that shows nothing of the output, nothing was generated."""
+def _shown_end(asked: dict[str, Any], ended: OutputEnded) -> OutputEnded:
+    """The end as the client sees it: if the answer shows nothing of the output, nothing was generated."""
     if not asked.get("nothing_more"):
         return ended
     used = None if ended.usage is None else replace(ended.usage, completion_tokens=0)
@@ -137,7 +141,7 @@ def echo(asked: dict[str, Any], choice: int) -> str:
 
 
 def shown(
-    asked: dict[str, Any], choice: int, text: str, tokens: Sequence[Placed], ended: Ended | None
+    asked: dict[str, Any], choice: int, text: str, tokens: Sequence[PositionedToken], ended: OutputEnded | None
 ) -> dict[str, Any]:
     """A choice, or a piece of one."""
     likeliest = asked.get("logprobs")
@@ -154,7 +158,7 @@ def shown(
     return found
 
 
-def _logprobs(tokens: Sequence[Placed], likeliest: int, as_ids: bool) -> dict[str, Any]:
+def _logprobs(tokens: Sequence[PositionedToken], likeliest: int, as_ids: bool) -> dict[str, Any]:
     read = [(at, logprobs.shown(token, likeliest, as_ids)) for at, token, _ in tokens]
     return {
         "text_offset": [at for at, _ in read],

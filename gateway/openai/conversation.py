@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from petiole.gateway.core.asking import NONE, Images, image
-from petiole.tasks.errors import InvalidRequest, shorten
-from petiole.tasks.requests import images
+from petiole.contract.errors import shorten
+from petiole.contract.requests import images
+from petiole.gateway.core.requests import NONE, Images, image
+from petiole.gateway.openai import chat_tools
+from petiole.tasks.errors import InvalidRequest
 
-_ROLES = ("developer", "system", "user", "assistant", "tool", "function")
+_LONGEST_ROLE = 64
+"""Characters of a role. Which roles there are is the chat template's."""
 _WITHOUT_CONTENT = ("tool_calls", "function_call", "refusal", "audio", "reasoning", "reasoning_content")
 """What an assistant's message may have in place of content."""
 
@@ -33,9 +36,11 @@ def to_fetch(given: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 def _message(field: str, message: dict[str, Any], fetched: Images) -> dict[str, Any]:
     role = message.get("role")
-    if role not in _ROLES:
-        raise InvalidRequest(f"{field}.role", f"must be one of {', '.join(_ROLES)}", shorten(role))
+    if not isinstance(role, str) or not 0 < len(role) <= _LONGEST_ROLE:
+        raise InvalidRequest(f"{field}.role", f"must be text of 1 to {_LONGEST_ROLE} characters", shorten(role))
     taken = {**message, "role": "system" if role == "developer" else role}
+    if isinstance(calls := message.get("tool_calls"), list):
+        taken["tool_calls"] = [chat_tools.as_function_call(call) for call in calls]
     content = message.get("content")
     if isinstance(content, list):
         taken["content"] = [_part(f"{field}.content[{k}]", part, fetched) for k, part in enumerate(content)]

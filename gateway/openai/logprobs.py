@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from petiole.outputs import TokenLogprobs
+from petiole.contract.results.outputs import TokenLogprobs
 
 LEAST = -9999.0
 """What OpenAI and vLLM show for a token that could not be drawn."""

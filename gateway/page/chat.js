@@ -1,22 +1,26 @@
-// A conversation: what was said and which responses answer it, kept in this browser.
-import { $, ask, make, url } from "./http.js";
+// A conversation: what was said and which responses answer it.
+import { $, ask, copy, make, url } from "./http.js";
 import { answerTo, follow, running } from "./following.js";
+import * as kept from "./kept.js";
 import * as pictures from "./pictures.js";
 import { write } from "./words.js";
 
-const KEPT = "petiole.chat";
 const fields = $("settings").querySelector("form").elements;
-let { turns = [], settings = {}, model = "" } = JSON.parse(localStorage.getItem(KEPT) ?? "{}");
+let { settings = {}, model = "" } = kept.ways();
+let name = kept.open();
+let turns = kept.turnsOf(name);
+let editing = null; // the turn that the message takes the place of
 let models = [];
 let following = null; // the AbortController of the answer that runs
 
 function keep() {
-  const shown = turns.map(({ answer, ...turn }) => {
+  const shown = turns.map(({ answer, element, meta, ...turn }) => {
     const { id, body, status, resumed, gap, usage, error, took } = answer;
     const parts = running(answer) ? [] : answer.parts; // what still comes is read again
     return { ...turn, answer: { id, body: pictures.without(body), status, resumed, gap, usage, error, took, parts } };
   });
-  localStorage.setItem(KEPT, JSON.stringify({ turns: shown, settings, model }));
+  const fits = kept.keep(name, shown) && kept.keepWays({ settings, model });
+  $("full").hidden = fits;
 }
 
 // ---------------------------------------------------------------- asking
@@ -30,6 +34,29 @@ function bodyOf(input) {
     ...(effort && { reasoning: { effort } }),
     ...(before && { previous_response_id: before }),
   };
+}
+
+/** What was said and answered before, for a gateway that no longer knows it. Pictures are lost. */
+function told(before) {
+  return before.flatMap(({ said, asked, answer }) => [
+    ...(asked ?? (said ? [{ role: "user", content: said }] : [])),
+    ...answer.parts.flatMap((part) => {
+      if (part.kind === "text") return part.text ? [{ role: "assistant", content: part.text }] : [];
+      if (part.kind !== "call" || part.output === undefined) return [];
+      const call = { call_id: part.call_id, name: part.name, ...(part.namespace && { namespace: part.namespace }) };
+      return part.type === "custom_tool_call"
+        ? [{ type: part.type, ...call, input: part.text }, { type: "custom_tool_call_output", call_id: part.call_id, output: part.output }]
+        : [{ type: "function_call", ...call, arguments: part.text }, { type: "function_call_output", call_id: part.call_id, output: part.output }];
+    }),
+  ]);
+}
+
+/** The request once more with the whole conversation in place of its predecessor, which was deleted or has expired. */
+function whole(turn) {
+  const { previous_response_id: _, input, ...rest } = turn.answer.body;
+  const outputs = Array.isArray(input) && input.every(({ type }) => type?.endsWith("_call_output"));
+  const own = outputs ? [] : typeof input === "string" ? [{ role: "user", content: input }] : input;
+  return { ...rest, input: [...told(turns.slice(0, turns.indexOf(turn))), ...own] };
 }
 
 function say(turn, input) {
@@ -59,6 +86,10 @@ async function run(turn) {
   }, signal);
   clearInterval(ticking);
   if (signal.aborted) return;
+  if (answer.code === "previous_response_not_found" && answer.body.previous_response_id) {
+    turn.answer = answerTo(whole(turn));
+    return run(turn);
+  }
   following = null;
   drawAnswer(turn);
   keep();
@@ -96,7 +127,9 @@ function draw() {
       const thumbs = (turn.pictures ?? []).map((src) => make("img", { src, alt: "A picture that you have sent" }));
       talk.append(make("article", { className: "said", ariaLabel: "You" },
         thumbs.length ? make("div", { className: "thumbs" }, ...thumbs) : null,
-        turn.said ? make("div", { className: "bubble" }, turn.said) : null));
+        turn.files?.length ? make("p", { className: "note" }, turn.files.join(", ")) : null,
+        turn.said ? make("div", { className: "bubble" }, turn.said) : null,
+        turn.said ? editButton(turn) : null));
     }
     turn.element = make("article", { className: "answer", ariaLabel: "Answer" });
     turn.meta = make("div", { className: "meta" });
@@ -105,6 +138,23 @@ function draw() {
     drawAnswer(turn);
   }
   talk.scrollTop = talk.scrollHeight;
+}
+
+function editButton(turn) {
+  const button = make("button", { type: "button", className: "quiet small edit" }, "Edit");
+  button.addEventListener("click", () => edit(turn));
+  return button;
+}
+
+/** Say it in another way: what follows it is forgotten when it is sent. */
+function edit(turn) {
+  editing = turn;
+  $("editing").hidden = !turn;
+  if (turn) {
+    $("said").value = turn.said;
+    $("said").focus();
+  }
+  buttons();
 }
 
 function drawAnswer(turn) {
@@ -175,7 +225,7 @@ function resultForm(part, turn) {
     const calls = turn.answer.parts.filter(({ kind }) => kind === "call");
     drawAnswer(turn);
     if (calls.some(({ output }) => output === undefined)) return;
-    say({}, calls.map(({ call_id, output }) => ({ type: "function_call_output", call_id, output })));
+    say({}, calls.map(({ type, call_id, output }) => ({ type: `${type ?? "function_call"}_output`, call_id, output })));
   });
   return form;
 }
@@ -209,7 +259,7 @@ function drawMeta(turn) {
   if (answer.resumed) now.push(make("span", { className: "kept" }, "resumed, nothing lost"));
   else if (answer.gap) now.push(make("span", { className: "kept" }, `went on after ${seconds(answer.gap)}`));
   if (!running(answer)) {
-    if (textOf(answer)) now.push(small("Copy", () => navigator.clipboard.writeText(textOf(answer))));
+    if (textOf(answer)) now.push(small("Copy", (event) => copy(textOf(answer), event.currentTarget)));
     now.push(small("As curl", () => showCurl(answer)));
     if (turn === turns.at(-1) && pictures.complete(answer.body)) now.push(small("Again", () => again(turn)));
   } else if (answer.id) now.push(small("As curl", () => showCurl(answer)));
@@ -228,7 +278,7 @@ function showCurl(answer) {
   $("curl").showModal();
 }
 
-$("curl-copy").addEventListener("click", () => navigator.clipboard.writeText($("curl-ask").textContent));
+$("curl-copy").addEventListener("click", () => copy($("curl-ask").textContent, $("curl-copy")));
 
 // ---------------------------------------------------------------- the message, and what it is sent with
 
@@ -243,9 +293,13 @@ function send() {
   const said = $("said").value.trim();
   if (following || $("send").disabled) return;
   const chosen = pictures.taken();
-  const content = [...chosen.map(({ whole }) => ({ type: "input_image", image_url: whole })), ...(said ? [{ type: "input_text", text: said }] : [])];
+  const content = [...pictures.partsOf(chosen), ...(said ? [{ type: "input_text", text: said }] : [])];
   $("said").value = "";
-  say({ said, pictures: chosen.map(({ thumb }) => thumb) }, chosen.length ? [{ role: "user", content }] : said);
+  if (editing) turns = turns.slice(0, turns.indexOf(editing));
+  edit(null);
+  const asked = chosen.some(({ text }) => text) ? [{ role: "user", content: content.filter(({ type }) => type === "input_text") }] : undefined;
+  const turn = { said, pictures: chosen.flatMap(({ thumb }) => thumb ?? []), files: chosen.flatMap(({ name }) => name ?? []), asked };
+  say(turn, chosen.length ? [{ role: "user", content }] : said);
 }
 
 $("composer").addEventListener("submit", (event) => { event.preventDefault(); send(); });
@@ -257,22 +311,55 @@ $("said").addEventListener("keydown", (event) => {
   send();
 });
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !document.querySelector("dialog[open]")) stop();
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
+    if (editing) {
+      $("said").value = "";
+      edit(null);
+    } else stop();
+  }
   if (event.key === "/" && !event.target.closest("input, textarea, select, dialog") && !$("chat").hidden) {
     event.preventDefault();
     $("said").focus();
   }
 });
-$("fresh").addEventListener("click", () => {
-  stop();
+/** Show another conversation. The answer that runs goes on, and is read on when its conversation is shown. */
+function change(other) {
   following?.abort();
   following = null;
-  turns = [];
-  keep();
+  edit(null);
+  name = kept.open(other);
+  turns = kept.turnsOf(name);
   draw();
   buttons();
+  readOn();
   $("said").focus();
+}
+
+$("fresh").addEventListener("click", () => {
+  stop();
+  change(kept.fresh());
 });
+
+function drawPast() {
+  const all = kept.list();
+  $("past-none").hidden = all.length > 0;
+  $("past-list").replaceChildren(...all.map((one) => {
+    const open = make("button", { type: "button", className: "quiet grow" }, one.title || "A conversation",
+      make("span", { className: "note" }, new Date(one.at).toLocaleString()));
+    if (one.name === name) open.setAttribute("aria-current", "true");
+    open.addEventListener("click", () => { $("past").close(); change(one.name); });
+    const drop = make("button", { type: "button", className: "quiet small", ariaLabel: `Forget ${one.title}` }, "Forget");
+    drop.addEventListener("click", () => {
+      kept.remove(one.name);
+      if (one.name === name) change(kept.fresh());
+      drawPast();
+    });
+    return make("li", { className: "row" }, open, drop);
+  }));
+}
+
+$("talks").addEventListener("click", () => { drawPast(); $("past").showModal(); });
+$("edit-leave").addEventListener("click", () => { $("said").value = ""; edit(null); });
 pictures.ready(buttons);
 
 $("model").addEventListener("change", () => {
@@ -333,11 +420,14 @@ export function shown(now) {
   if (now) $("said").focus({ preventScroll: true });
 }
 
-draw();
-listModels();
-const last = turns.at(-1);
-if (last && running(last.answer)) {
+function readOn() {
+  const last = turns.at(-1);
+  if (!last || !running(last.answer)) return;
   last.answer.resumed += 1; // the page was reloaded in mid-answer
   if (last.answer.id) run(last);
   else Object.assign(last.answer, { status: "failed", error: "It was not sent." }) && drawAnswer(last);
 }
+
+draw();
+listModels();
+readOn();

@@ -46,7 +46,7 @@ function draw({ workers, queues, models, generations, used }) {
     [whole(live.length), live.length === 1 ? "worker" : "workers"],
   ];
   $("figures").replaceChildren(...figures.map(([value, label]) => make("div", {}, make("b", {}, value), make("span", {}, label))));
-  $("workers").replaceChildren(...(workers.length ? workers.map(card) : [nothing("No worker has reported within the last hour.")]));
+  $("workers").replaceChildren(...(workers.length ? workers.map(card) : [nothing("No worker is running.")]));
   if (!generations.length && $("generations").contains(document.activeElement)) $("main").focus();
   $("generations-part").hidden = !generations.length;
   table("generations", ["Asked for", "Model", "Worker", "For", ""], generations.map((one) => [

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from petiole.gateway.core.caller import ANYBODY, Caller
-from petiole.gateway.core.record import Record
+from petiole.gateway.core.record import RequestRecord
 from petiole.tasks.fleet.models import ModelFacts
 from petiole.tasks.fleet.queues import QueueReport
 from petiole.tasks.fleet.reports import WorkerReport
@@ -24,7 +24,7 @@ _SHOWN = (
 _TAKES = ("chat", "images", "tools", "reasoning", "embeddings")
 
 
-class Generation(NamedTuple):
+class RunningGeneration(NamedTuple):
     """One that runs now."""
 
     task_id: str
@@ -42,10 +42,10 @@ class Generation(NamedTuple):
         return re.sub(r"-\d+$", "", self.task_id)
 
 
-def generations(workers: Iterable[WorkerReport]) -> list[Generation]:
+def generations(workers: Iterable[WorkerReport]) -> list[RunningGeneration]:
     """Oldest first."""
     found = [
-        Generation(one.task_id, worker.worker, worker.model, one.age_s)
+        RunningGeneration(one.task_id, worker.worker, worker.model, one.age_s)
         for worker in workers
         if not worker.lost
         for one in worker.generations
@@ -57,7 +57,7 @@ def shown(
     workers: Sequence[WorkerReport],
     queues: Sequence[QueueReport] | None,
     models: Sequence[ModelFacts],
-    records: Mapping[str, Record],
+    records: Mapping[str, RequestRecord],
     of: Caller = ANYBODY,
 ) -> dict[str, Any]:
     """`queues`: None if they cannot be counted. `records`: by their names, those of the generations that came
@@ -85,7 +85,7 @@ def _queues_of(of: Caller, models: Sequence[ModelFacts]) -> set[str]:
     return names | {f"{known}.{of.name}"}
 
 
-def is_shown(one: Generation, records: Mapping[str, Record], of: Caller) -> bool:
+def is_shown(one: RunningGeneration, records: Mapping[str, RequestRecord], of: Caller) -> bool:
     """`records`: those that the caller finds."""
     return not of.name or one.record in records
 
@@ -106,7 +106,7 @@ def _model(model: ModelFacts) -> dict[str, Any]:
     }
 
 
-def _generation(one: Generation, record: Record | None) -> dict[str, Any]:
+def _generation(one: RunningGeneration, record: RequestRecord | None) -> dict[str, Any]:
     return {
         "handle": one.handle,
         "kind": "task" if record is None else record.kind,

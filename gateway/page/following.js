@@ -2,7 +2,7 @@
 // from the number that it lacks, at whichever gateway answers, until the last one has come.
 import { Refused, ask, events, pause } from "./http.js";
 
-const KINDS = { message: "text", reasoning: "thought", function_call: "call" };
+const KINDS = { message: "text", reasoning: "thought", function_call: "call", custom_tool_call: "call" };
 const ENDS = { "response.completed": 1, "response.incomplete": 1, "response.failed": 1 };
 const LONGEST_PAUSE_MS = 3000;
 const GAP_MS = 2500; // a silence in mid-answer that is worth telling
@@ -24,12 +24,13 @@ export function take(answer, event) {
       return;
     case "response.output_item.added": {
       const { type, name, namespace, call_id } = event.item;
-      answer.parts[event.output_index] = { kind: KINDS[type], text: "", name, namespace, call_id };
+      answer.parts[event.output_index] = { kind: KINDS[type], type, text: "", name, namespace, call_id };
       return;
     }
     case "response.output_text.delta":
     case "response.reasoning_text.delta":
     case "response.function_call_arguments.delta":
+    case "response.custom_tool_call_input.delta":
       answer.parts[event.output_index].text += event.delta;
       return;
   }
@@ -70,6 +71,7 @@ export async function follow(answer, changed, signal) {
       const final = error instanceof Refused && error.status < 500 && error.status !== 429;
       if (final || answer.id === null) {
         answer.status = "failed";
+        answer.code = error.code;
         answer.error = error instanceof Refused ? error.message : "the gateway does not answer";
         changed();
         return;

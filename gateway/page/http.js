@@ -13,10 +13,27 @@ export const url = (path) => new URL(path, new URL("./", document.baseURI)).href
 
 /** The gateway has answered, and refuses. */
 export class Refused extends Error {
-  constructor(status, message) {
+  constructor(status, message, code) {
     super(message);
-    this.status = status;
+    Object.assign(this, { status, code });
   }
+}
+
+/** Copies a text. Browsers offer a clipboard to pages of https alone; others get what a person would do. */
+export async function copy(text, button) {
+  const copied = await navigator.clipboard?.writeText(text).then(() => true, () => false) ?? false;
+  if (!copied) {
+    const field = make("textarea", { value: text, className: "unseen", readOnly: true });
+    const where = document.querySelector("dialog[open]") ?? document.body, focused = document.activeElement;
+    where.append(field);
+    field.select();
+    document.execCommand("copy");
+    field.remove();
+    focused?.focus();
+  }
+  const label = button.textContent;
+  button.textContent = "Copied";
+  setTimeout(() => { button.textContent = label; }, 1500);
 }
 
 let asking = null; // one dialog for all requests that lack a key
@@ -51,7 +68,7 @@ export async function ask(path, { body, ...options } = {}) {
       return answer;
     } else {
       const told = await answer.json().catch(() => ({}));
-      throw new Refused(answer.status, told.error?.message ?? `status ${answer.status}`);
+      throw new Refused(answer.status, told.error?.message ?? `status ${answer.status}`, told.error?.code);
     }
   }
 }

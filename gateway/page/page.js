@@ -15,7 +15,7 @@ function show() {
     if (link.dataset.view === name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  $("fresh").style.visibility = name === "chat" ? "" : "hidden";
+  for (const one of ["fresh", "talks"]) $(one).style.visibility = name === "chat" ? "" : "hidden";
   document.title = name === "chat" ? "Petiole" : "Petiole: fleet";
 }
 
@@ -29,8 +29,8 @@ function paint(theme) {
 
 $("theme").addEventListener("click", () => {
   const names = Object.keys(THEMES);
-  const next = names[(names.indexOf(localStorage.getItem("petiole.theme") ?? "") + 1) % names.length];
-  localStorage.setItem("petiole.theme", next);
+  const next = names[(names.indexOf(document.documentElement.dataset.theme ?? "") + 1) % names.length];
+  try { localStorage.setItem("petiole.theme", next); } catch { /* no room: until the next reload */ }
   paint(next);
 });
 

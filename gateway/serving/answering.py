@@ -1,6 +1,6 @@
 """How a request is answered, now and later, whatever the interface.
 
-An interface gives a `Kind` its view, its whole answer, and how it writes an error. All else is here."""
+An interface gives an `AnswerKind` its view, its whole answer, and how it writes an error. All else is here."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from starlette.routing import Route
 
 from petiole.gateway.core.events import encode
 from petiole.gateway.core.failures import Failure, failure_of, invalid
-from petiole.gateway.core.parts import Whole
-from petiole.gateway.core.plan import Plan
-from petiole.gateway.core.record import Record
-from petiole.gateway.core.streams import Stream, View, cursor_of
-from petiole.gateway.serving import generations, images, records
+from petiole.gateway.core.parts import CollectedOutput
+from petiole.gateway.core.record import RequestRecord
+from petiole.gateway.core.streams import ClientStream, View, cursor_of
+from petiole.gateway.core.task_plan import Plan
+from petiole.gateway.serving import generations, image_urls, records
 from petiole.gateway.serving.generations import Generation
 from petiole.gateway.serving.sse import EventStream, events, unless_gone
-from petiole.tasks.app.blocking import ProcessThreads
+from petiole.tasks.app.thread_executor import ProcessThreads
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.settings import settings
 
@@ -34,13 +34,13 @@ _LARGE = ProcessThreads("answers", size=2, most=100_000)
 
 
 @dataclass(frozen=True)
-class Kind:
+class AnswerKind:
     """How requests of one kind are answered, now and later."""
 
     name: str
     prefix: str
-    view: Callable[[Record], View]
-    whole: Callable[[Record, Sequence[Whole]], dict[str, Any]]
+    view: Callable[[RequestRecord], View]
+    whole: Callable[[RequestRecord, Sequence[CollectedOutput]], dict[str, Any]]
     failed: Callable[[Failure], bytes]
     """How an error looks in a stream that has begun."""
     end: bytes = b""
@@ -48,7 +48,7 @@ class Kind:
 
     def events(self, generation: Generation, after: Sequence[int] = ()) -> AsyncGenerator[bytes, None]:
         record = generation.record
-        return events(generation, Stream(self.view(record), record, after), self.failed, self.end)
+        return events(generation, ClientStream(self.view(record), record, after), self.failed, self.end)
 
     async def answer(self, generation: Generation) -> Response:
         try:
@@ -119,8 +119,8 @@ def piecewise(answer: Mapping[str, object]) -> bytes:
 
 
 def checked(plan: Callable[[], Any], names: Mapping[str, str] | None = None) -> Any:
-    """What it returns. Raises `Failure` in place of `InvalidRequest`. `names`: by an option of a task, the
-    client's field."""
+    """The plan. Raises `Failure` in place of `InvalidRequest`. `names`: by an option of a task, the client's
+    field."""
     try:
         return plan()
     except InvalidRequest as error:
@@ -130,7 +130,7 @@ def checked(plan: Callable[[], Any], names: Mapping[str, str] | None = None) -> 
 async def fetched(urls: list[tuple[str, str]]) -> dict[str, str]:
     """By URL, the data URL of its image. Raises `Failure`."""
     try:
-        return await images.fetched(urls) if urls else {}
+        return await image_urls.fetched(urls) if urls else {}
     except InvalidRequest as error:
         raise failure_of(error) from None
 
@@ -151,7 +151,7 @@ def flag(request: Request, name: str) -> bool:
     return given == "true"
 
 
-def after_of(request: Request, record: Record) -> list[int]:
+def after_of(request: Request, record: RequestRecord) -> list[int]:
     """The number after which a client wants events: `starting_after`, or what an SSE client sends by itself."""
     given = request.query_params.get("starting_after") or request.headers.get("last-event-id") or ""
     return cursor_of(given, len(record.tasks)) if given else []

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 
 from petiole.gateway.core.caller import caller
 from petiole.gateway.core.failures import Failure, invalid
-from petiole.gateway.serving.patience import patiently
+from petiole.gateway.serving.retry import patiently
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.fleet import models
-from petiole.tasks.fleet.models import KNOWN_FOR_S, UNKNOWN_FOR_S, Found, ModelFacts
+from petiole.tasks.fleet.models import KNOWN_FOR_S, UNKNOWN_FOR_S, ModelFacts, ModelRoute
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 
 
 class Catalogue:
-    """What an event loop has read lately."""
+    """What an event loop has read recently."""
 
     def __init__(self) -> None:
         self._known: Sequence[ModelFacts] = ()
@@ -43,7 +43,7 @@ class Catalogue:
         queue = caller().tenant.queue
         return [_seen(model) for model in await self.known(for_s) if queue is None or queue in model.queues]
 
-    async def find(self, name: str) -> Found:
+    async def find(self, name: str) -> ModelRoute:
         """Where the model of this name is served. Raises `Failure`: 404 for one that is unknown, or not the
         caller's to ask for."""
         queue = caller().tenant.queue

@@ -17,47 +17,37 @@ from typing import Any, NamedTuple
 import redis
 from pydantic import ValidationError
 
-from petiole.gateway.core import caller, of_tenant
+from petiole.contract.results.task_result import StreamDelta
+from petiole.gateway.core import caller, tenant
+from petiole.gateway.core.assembly import OutputAssembler, delta_of
 from petiole.gateway.core.failures import Failure, failure_of, unavailable
-from petiole.gateway.core.parts import Whole
-from petiole.gateway.core.plan import Plan
-from petiole.gateway.core.reading import Reading, delta_of
-from petiole.gateway.core.record import Record
-from petiole.gateway.serving import patience, records
-from petiole.gateway.serving.callers import limits, retries
-from petiole.gateway.serving.patience import patiently
-from petiole.gateway.serving.webhooks import waiting
+from petiole.gateway.core.parts import CollectedOutput
+from petiole.gateway.core.record import RequestRecord
+from petiole.gateway.core.task_plan import Plan
+from petiole.gateway.serving import records, retry
+from petiole.gateway.serving.auth import idempotency, rate_limits
+from petiole.gateway.serving.retry import patiently
+from petiole.gateway.serving.webhooks import queue
 from petiole.tasks import errors
 from petiole.tasks.app.application import app as celery_app
-from petiole.tasks.app.blocking import LOOKUPS
+from petiole.tasks.app.thread_executor import LOOKUPS
 from petiole.tasks.fleet import control, reports
-from petiole.tasks.fleet.serving import lack
+from petiole.tasks.fleet.availability import lack
 from petiole.tasks.keys import stream_keys
-from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.connections import LOST, Commands
 from petiole.tasks.settings import settings
 from petiole.tasks.streams import async_subscriptions
 from petiole.tasks.streams.assembly import StreamAssembler
-from petiole.tasks.streams.handing import HandingStream
+from petiole.tasks.streams.callback_reader import CallbackStream
 from petiole.tasks.submission import definitions
-from petiole.tasks.submission.envelopes import Letter, envelopes
+from petiole.tasks.submission.message_templates import PreparedMessage, envelopes
 
 MOST_WAITING = 1024
 """Deltas that wait for a slow client. Behind them the log is read again when they are gone."""
 
 LETTERS_AT_ONCE = 16
 """Messages that are written before others' requests have their turn."""
-
-TASKS: Mapping[str, Any] = {
-    "chat": definitions.chat,
-    "generate": definitions.generate,
-    "embed": definitions.embed,
-    "rerank": definitions.rerank,
-    "score": definitions.score,
-    "classify": definitions.classify,
-}
-
 
 Arrival = tuple[int, StreamDelta | None]
 """A delta, with the number of its task; None: nothing of it has come for a while."""
@@ -68,7 +58,9 @@ _CLOSING: set[asyncio.Future[None]] = set()
 class Generation:
     """The tasks of a record, read by this process."""
 
-    def __init__(self, record: Record, names: Mapping[str, str] | None = None, *, fresh: bool = False) -> None:
+    def __init__(
+        self, record: RequestRecord, names: Mapping[str, str] | None = None, *, fresh: bool = False
+    ) -> None:
         """`fresh`: the tasks are submitted when this is open."""
         known = settings()
         self.record, self._names = record, names or {}
@@ -81,7 +73,7 @@ class Generation:
         self._waiting: asyncio.Future[None] | None = None
         self._fault: BaseException | None = None
         self._readers = [
-            HandingStream(
+            CallbackStream(
                 task_id,
                 partial(self._take, choice),
                 cancel_on_disconnect=record.readers,
@@ -102,7 +94,7 @@ class Generation:
         try:
             await (asyncio.gather(*(reader.open() for reader in self._readers)) if others else first.open())
         except redis.ResponseError as error:
-            raise patience.refused(error) from error
+            raise retry.refused(error) from error
 
     def interest(self) -> list[tuple[Any, ...]]:
         """The commands that say that somebody reads the tasks."""
@@ -153,7 +145,7 @@ class Generation:
                 if timer is not None:
                     timer.cancel()
         if not self._arrived and self._fault is not None:
-            raise patience.failure_of(self._fault) from self._fault
+            raise retry.failure_of(self._fault) from self._fault
         arrived, self._arrived = self._arrived, []
         if self._holding:
             self._holding = False
@@ -204,14 +196,17 @@ class Generation:
             return
         if missing is not None:
             await cancel(self.record)
-            await limits.release(self.record)
-            await retries.forget(self.record.id)
+            await rate_limits.release(self.record)
+            await idempotency.forget(self.record.id)
             raise unavailable(f"no worker serves model {self.record.model!r} at the moment", "no_worker")
 
-    async def whole(self, failed: bool = False) -> list[Whole]:
+    async def whole(self, failed: bool = False) -> list[CollectedOutput]:
         """All outputs, when all have ended. `failed`: also of tasks that have failed; otherwise `Failure` is
         raised for one."""
-        readings = [(Reading.of(self.record, choice), Whole()) for choice in range(len(self.record.tasks))]
+        readings = [
+            (OutputAssembler.of(self.record, choice), CollectedOutput())
+            for choice in range(len(self.record.tasks))
+        ]
         async for choice, delta in self.deltas():
             if delta is None:
                 continue
@@ -244,9 +239,9 @@ async def begin(plan: Plan) -> Generation:
     """Write the record, and then submit the tasks. Raises `Failure`; then nothing of the request is left. What
     repeats an earlier request is that one: `record` says which."""
     try:
-        earlier = await retries.earlier(plan.record.id, plan.record.kind)
+        earlier = await idempotency.earlier(plan.record.id, plan.record.kind)
     except BaseException:  # a client that leaves, too
-        await retries.abandon(plan.record.id)
+        await idempotency.abandon(plan.record.id)
         raise
     if earlier is not None:
         return again(earlier)
@@ -279,12 +274,12 @@ async def _begun(plan: Plan) -> Generation:
     generation = Generation(record, plan.names, fresh=True)
     try:
         keep_s = plan.keep_s or settings().gateway_keep_s
-        written = [records.written(record, keep_s), *retries.keeping(record, keep_s), *generation.interest()]
-        if record.patient and await waiting.watching():
-            written += waiting.watch(record.id)
+        written = [records.written(record, keep_s), *idempotency.keeping(record, keep_s), *generation.interest()]
+        if record.patient and await queue.watching():
+            written += queue.watch(record.id)
         letters = await _letters(plan)
         if letters is None:
-            held = await limits.admit(plan, written)
+            held = await rate_limits.admit(plan, written)
             try:
                 await generation.open()
             except BaseException:
@@ -310,21 +305,21 @@ async def _begun(plan: Plan) -> Generation:
         generation.start()
     except BaseException:
         await generation.aclose()
-        await retries.forget(record.id)
+        await idempotency.forget(record.id)
         with contextlib.suppress(Failure):
-            await limits.release(record)
+            await rate_limits.release(record)
         raise
     return generation
 
 
-async def _letters(plan: Plan) -> list[Letter] | None:
+async def _letters(plan: Plan) -> list[PreparedMessage] | None:
     """The messages of the tasks. None: Celery must submit them. Raises `Failure`."""
-    asks, letters = caller.caller(), list[Letter]()
-    submission = {**of_tenant.submission(asks, plan.submission), **_where(plan.record)}
+    asks, letters = caller.caller(), list[PreparedMessage]()
+    submission = {**tenant.submission(asks, plan.submission), **_where(plan.record)}
     try:
         for call, task_id in zip(plan.calls, plan.record.tasks, strict=True):
-            options = of_tenant.options(asks, call.options)
-            envelope = await envelopes().of(TASKS[call.task], options, submission)
+            options = tenant.options(asks, call.options)
+            envelope = await envelopes().of(getattr(definitions, call.task), options, submission)
             if envelope is None:
                 return None
             letters.append(await envelope.letter(task_id, options, submission.get("headers", {})))
@@ -335,10 +330,10 @@ async def _letters(plan: Plan) -> list[Letter] | None:
     return letters
 
 
-async def _sent(plan: Plan, written: Commands, letters: list[Letter]) -> None:
+async def _sent(plan: Plan, written: Commands, letters: list[PreparedMessage]) -> None:
     """Admit it, and write and submit all of it. Raises `Failure`."""
     try:
-        await limits.admit(plan, written, letters)
+        await rate_limits.admit(plan, written, letters)
     except Failure as failure:
         if failure.status == 503:
             await _withdraw(plan.record)
@@ -349,9 +344,9 @@ async def _submit(plan: Plan, held: Mapping[str, Any]) -> None:
     record, asks = plan.record, caller.caller()
     where = _where(record)
     submissions = [
-        TASKS[call.task].adelay(
-            **of_tenant.options(asks, call.options),
-            **of_tenant.submission(asks, plan.submission, held),
+        getattr(definitions, call.task).adelay(
+            **tenant.options(asks, call.options),
+            **tenant.submission(asks, plan.submission, held),
             **where,
             task_id=task_id,
         )
@@ -360,14 +355,14 @@ async def _submit(plan: Plan, held: Mapping[str, Any]) -> None:
     outcomes = await asyncio.gather(*submissions, return_exceptions=True)
     if failed := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
         await _withdraw(record)
-        raise patience.failure_of(failed[0], plan.names) from failed[0]
+        raise retry.failure_of(failed[0], plan.names) from failed[0]
 
 
-def _where(record: Record) -> dict[str, Any]:
+def _where(record: RequestRecord) -> dict[str, Any]:
     return {"queue": record.queue} if record.queue != settings().queue else {}
 
 
-async def _withdraw(record: Record) -> None:
+async def _withdraw(record: RequestRecord) -> None:
     """Its tasks may have been submitted, and nobody will read them."""
     with contextlib.suppress(redis.RedisError, *LOST):
         await control.acancel(*record.tasks)
@@ -375,42 +370,43 @@ async def _withdraw(record: Record) -> None:
         await records.forget(record.id)
 
 
-async def cancel(record: Record) -> None:
+async def cancel(record: RequestRecord) -> None:
     await patiently(lambda: control.acancel(*record.tasks))
 
 
-def again(record: Record) -> Generation:
+def again(record: RequestRecord) -> Generation:
     """Follow the tasks of a request that was submitted before, by whichever gateway."""
     generation = Generation(record)
     generation.start()
     return generation
 
 
-class Glimpse(NamedTuple):
+class LogSnapshot(NamedTuple):
     """What the log of a request's first task has now. `begun`: a worker has the task. `flagged`: it was
     cancelled."""
 
-    whole: Whole
+    whole: CollectedOutput
     begun: bool
     flagged: bool
 
 
-async def glimpse(record: Record) -> Glimpse | None:
-    """Without waiting. None: Redis has no log and no state of the task, or no longer. Raises `Failure`."""
+async def snapshot(record: RequestRecord) -> LogSnapshot | None:
+    """Without waiting. None: Redis has nothing of the task, or no longer. Raises `Failure`."""
     task_id = record.tasks[0]
     keys = stream_keys(task_id)
 
-    async def looked_up() -> tuple[list[bytes], dict[bytes, bytes]]:
+    async def looked_up() -> tuple[list[bytes], dict[bytes, bytes], dict[bytes, bytes]]:
         async with connections.async_streams().pipeline(transaction=False) as pipe:
             pipe.lrange(keys.log, 0, -1)
             pipe.hgetall(keys.state)
-            log, state = await pipe.execute()
-            return log, state
+            pipe.hgetall(keys.asked)
+            log, state, asked = await pipe.execute()
+            return log, state, asked
 
-    log, state = await patiently(looked_up)
-    if not log and (not state or b"done" in state):
+    log, state, asked = await patiently(looked_up)
+    if not log and (not (state or asked) or b"done" in state):
         return None
-    reading, whole = Reading.of(record, 0), Whole()
+    reading, whole = OutputAssembler.of(record, 0), CollectedOutput()
     try:
         announced = [delta_of(raw) for raw in filter(None, [state.get(b"prepared")])]
         written = [delta_of(raw) for raw in log]
@@ -419,10 +415,10 @@ async def glimpse(record: Record) -> Glimpse | None:
     for delta in (*announced, *(StreamAssembler().logged(written) or ())):
         for part in reading.read(delta):
             whole.add(part)
-    return Glimpse(whole, bool(log) or bool(state.keys() & {b"attempt", b"running"}), b"cancel" in state)
+    return LogSnapshot(whole, bool(log) or bool(state.keys() & {b"attempt", b"running"}), b"cancel" in asked)
 
 
-async def has_result(record: Record) -> bool:
+async def has_result(record: RequestRecord) -> bool:
     """Whether the result backend says how the first task has ended."""
     try:
         return bool(await LOOKUPS.run(celery_app.AsyncResult(record.tasks[0]).ready))

@@ -11,22 +11,22 @@ import msgspec
 
 from petiole.gateway.core.caller import caller
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.core.record import Record, dump, load
-from petiole.gateway.serving.patience import patiently
+from petiole.gateway.core.record import RequestRecord, dump, load
+from petiole.gateway.serving.retry import patiently
 from petiole.tasks.keys import gateway_key
 from petiole.tasks.servers import connections
 
 
-def written(record: Record, keep_s: int) -> tuple[Any, ...]:
+def written(record: RequestRecord, keep_s: int) -> tuple[Any, ...]:
     """The command that writes it."""
     return "SET", _key(record.id), dump(record), "EX", keep_s
 
 
-async def put(record: Record, keep_s: int) -> None:
+async def put(record: RequestRecord, keep_s: int) -> None:
     await patiently(lambda: connections.aperform([written(record, keep_s)]))
 
 
-async def get(name: str, kind: str) -> Record:
+async def get(name: str, kind: str) -> RequestRecord:
     """Raises `Failure`: 404 if there is none of this kind."""
     missing = Failure(404, f"no {kind} with id {name[:128]!r} is known", code="not_found", param="id")
     if not re.fullmatch("[A-Za-z0-9_-]{1,128}", name):
@@ -41,12 +41,12 @@ async def get(name: str, kind: str) -> Record:
     return record
 
 
-async def known(names: Sequence[str]) -> dict[str, Record]:
-    """Those of these records that are there, and the caller's."""
+async def known(names: Sequence[str]) -> dict[str, RequestRecord]:
+    """The records of these names that exist and are the caller's."""
     if not names:
         return {}
     found = await patiently(lambda: connections.async_streams().mget([_key(name) for name in names]))
-    read: dict[str, Record] = {}
+    read: dict[str, RequestRecord] = {}
     for name, raw in zip(names, found, strict=True):
         with contextlib.suppress(msgspec.MsgspecError):
             if isinstance(raw, bytes):

@@ -13,11 +13,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.core.streams import Frame, Stream
+from petiole.gateway.core.streams import ClientStream, Frame
 from petiole.gateway.serving.generations import Generation
 from petiole.tasks.settings import settings
 
 T = TypeVar("T")
+
+_BREAKS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
+"""Characters at which readers of lines, such as httpx's, break a line, and their escapes in JSON."""
 
 ALIVE = b": alive\n"
 """A comment. An empty line after it would be an event to openai-python, one with the `id` of the last and without
@@ -32,13 +35,21 @@ class ClientGone(Exception):  # noqa: N818
     """Nobody waits for the answer any more."""
 
 
+def on_one_line(part: bytes) -> bytes:
+    """Events whose JSON has no character at which any client breaks lines."""
+    for character, escape in _BREAKS:
+        if character in part:
+            part = part.replace(character, escape)
+    return part
+
+
 def written(frames: Sequence[Frame]) -> bytes:
     """Events as they go over the wire."""
     return _written(frames[0]) if len(frames) == 1 else b"".join(map(_written, frames))
 
 
 def _written(frame: Frame) -> bytes:
-    """Its data has no line breaks, being JSON."""
+    """A frame as bytes. Its data is JSON, which has no line breaks."""
     event = b"id: %b\ndata: %b\n\n" % (frame.cursor.encode(), frame.data)
     return event if frame.name is None else b"event: %b\n%b" % (frame.name.encode(), event)
 
@@ -73,7 +84,7 @@ async def _left(receive: Receive) -> None:
 
 
 async def events(
-    generation: Generation, stream: Stream, failed: Callable[[Failure], bytes], end: bytes = b""
+    generation: Generation, stream: ClientStream, failed: Callable[[Failure], bytes], end: bytes = b""
 ) -> AsyncGenerator[bytes, None]:
     """A generation's events as they go over the wire, and comments where nothing happens, or nothing that is
     shown, such as a long thought that the client does not want. What goes wrong once the stream has begun is an
@@ -128,6 +139,6 @@ class EventStream(Response):
             await send(start)
             through = send
             async for part in parts:
-                await through({"type": "http.response.body", "body": part, "more_body": True})
+                await through({"type": "http.response.body", "body": on_one_line(part), "more_body": True})
                 through = outermost
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -5,16 +5,15 @@ A *turn* is what one request has told and got: its input items, and its output i
 are items that were put into a conversation. What comes before a turn is a list of turns (`before`), whether they
 are joined by `previous_response_id` or by a conversation.
 
-endpoints      the handlers of /responses
-socket         the same over a WebSocket
-dialogues      the handlers of /conversations
-submitting     from a request to a generation
-turns          turns and conversations in Redis
-request        the request of a response: a plan
-view           the answer as events
-resource       the answer as an object
-tools          tools as clients write them, and as a task takes them
-items          items as clients write them, as they are kept, and as messages of a task
-compaction     a dialogue made short
-listing        lists in pages
+websocket           the same over a WebSocket
+conversations       the handlers of /conversations
+submitting          from a request to a generation
+conversation_store  turns and conversations in Redis
+request             the request of a response: a plan
+view                the answer as events
+resource            the answer as an object
+tools               tools as clients write them, and as a task takes them
+items               items as clients write them, as they are kept, and as messages of a task
+compaction          a dialogue made short
+listing             lists in pages
 """

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from petiole.tasks.errors import InvalidRequest, shorten
+from petiole.contract.errors import shorten
+from petiole.tasks.errors import InvalidRequest
 
 KIND = "response.compaction"
 MOST_TOKENS = 1024

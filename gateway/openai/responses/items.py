@@ -12,15 +12,24 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from petiole.gateway.core.asking import NONE, Images, image
+from petiole.contract.errors import shorten
+from petiole.gateway.core.foreign import text_tools
+from petiole.gateway.core.requests import NONE, Images, image
 from petiole.gateway.openai.responses import compaction, tools
-from petiole.tasks.errors import InvalidRequest, shorten
+from petiole.tasks.errors import InvalidRequest
 
 Item = dict[str, Any]
 
 MOST = 10_000
+_TOLD = (
+    "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
+    "local_shell_call", "local_shell_call_output", "reasoning", "compaction", "item_reference",
+)  # fmt: skip
+"""The types of items that a model is told. Others, such as searches of other providers, are kept and skipped."""
 ROLES = ("user", "assistant", "system", "developer")
-_PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
+_PREFIXES = {
+             "message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_",
+             "custom_tool_call": "ctc_", "custom_tool_call_output": "ctco_"}  # fmt: skip
 
 
 def new_id(kind: str) -> str:
@@ -85,7 +94,12 @@ def _item(field: str, given: object, fetched: Images) -> Item:
             if given.get("namespace") is not None:
                 texts["namespace"] = _text(field, given, "namespace")
             return {**item, "status": "completed", **texts}
-        case "function_call_output":
+        case "custom_tool_call":
+            texts = {name: _text(field, given, name) for name in ("call_id", "name", "input")}
+            if given.get("namespace") is not None:
+                texts["namespace"] = _text(field, given, "namespace")
+            return {**item, "status": "completed", **texts}
+        case "function_call_output" | "custom_tool_call_output":
             output = given.get("output")
             if not isinstance(output, str):
                 output = _parts(f"{field}.output", "user", output, fetched)
@@ -99,8 +113,15 @@ def _item(field: str, given: object, fetched: Images) -> Item:
             return {**item, "encrypted_content": packed}
         case "item_reference":
             return {"type": kind, "id": _text(field, given, "id")}
-    known = "message, function_call, function_call_output, reasoning, compaction or item_reference"
-    raise InvalidRequest(f"{field}.type", f"must be {known}", shorten(kind))
+        case str():
+            return {**given, **item}
+    raise InvalidRequest(f"{field}.type", "must be text", shorten(kind))
+
+
+def skipped(given: object) -> list[str]:
+    """The items that no model here is told, by their types."""
+    kinds = [one.get("type") for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+    return list(dict.fromkeys(f"input.{kind}" for kind in kinds if isinstance(kind, str) and kind not in _TOLD))
 
 
 def _text(field: str, given: Item, name: str) -> str:
@@ -168,26 +189,38 @@ def messages(instructions: str | None, before: Sequence[Item], own: Sequence[Ite
                     found[-1] = {"role": "system", "content": f"{found[-1]['content']}\n\n{content}"}
                 else:
                     found.append({"role": role, "content": content})
-            case "function_call":
+            case "function_call" | "custom_tool_call" as kind:
                 calls.add(item["call_id"])
                 name = tools.Name(item.get("namespace"), item["name"]).joined
-                function = {"name": name, "arguments": item["arguments"]}
+                called = item["arguments"] if kind == "function_call" else text_tools.arguments(item["input"])
+                function = {"name": name, "arguments": called}
                 call = {"id": item["call_id"], "type": "function", "function": function}
                 if not found or found[-1]["role"] != "assistant" or thoughts:
                     found.append({"role": "assistant", "content": "", **_thinking(thoughts)})
                     thoughts = []
                 found[-1] = {**found[-1], "tool_calls": [*found[-1].get("tool_calls", ()), call]}
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output":
                 if item["call_id"] not in calls:
-                    limit = "must be that of a function_call before it"
+                    limit = "must be that of a call before it"
                     raise InvalidRequest(f"input[{place}].call_id", limit, shorten(item["call_id"]))
                 output = item["output"] if isinstance(item["output"], str) else _shown(item["output"])
                 found.append({"role": "tool", "tool_call_id": item["call_id"], "content": output})
+            case "local_shell_call":
+                found.append({"role": "assistant", "content": _command(item.get("action"))})
+            case "local_shell_call_output" if isinstance(item.get("output"), str):
+                found.append({"role": "user", "content": item["output"]})
             case "compaction":
                 found.append({"role": "user", "content": compaction.told(item["encrypted_content"])})
     if not found:
         raise InvalidRequest("input", "must have a message", "none")
     return found
+
+
+def _command(action: object) -> str:
+    """What a shell was asked to run, as text."""
+    command = action.get("command") if isinstance(action, dict) else None
+    words = command if isinstance(command, list) else [command]
+    return f"$ {' '.join(word for word in words if isinstance(word, str))}"
 
 
 def _thought(item: Item) -> list[str]:

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from petiole.gateway.core.asking import NONE, Asked, Images
-from petiole.gateway.core.plan import Call, Plan
-from petiole.gateway.core.record import Record
-from petiole.gateway.openai import formats, sampling
+from petiole.contract.errors import shorten
+from petiole.contract.limits import MAX_TOOLS
+from petiole.contract.requests.bounds import Entries, Object
+from petiole.gateway.core.foreign import spellings
+from petiole.gateway.core.record import RequestRecord
+from petiole.gateway.core.requests import NONE, Images, RequestBody
+from petiole.gateway.core.task_plan import Plan, TaskCall
+from petiole.gateway.openai import response_format, sampling_options
 from petiole.gateway.openai.responses import items, tools
 from petiole.gateway.openai.responses.items import Item
-from petiole.gateway.openai.sampling import MOST_LOGPROBS, Sampling
-from petiole.tasks.errors import InvalidRequest, shorten
-from petiole.tasks.fleet.models import Found
+from petiole.gateway.openai.sampling_options import MOST_LOGPROBS, SamplingBody
+from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.fleet.models import ModelRoute
 
 KIND = "response"
 PREFIX = "resp_"
 
 NAMES = {
-    **sampling.NAMES,
+    **sampling_options.NAMES,
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "logprobs": "top_logprobs",
@@ -36,7 +40,7 @@ _SHORTEST_S = 3600
 
 
 @dataclass(frozen=True)
-class Before:
+class History:
     """What comes before a request: its turns, oldest first, by their names and as items. `seen`: how many entries
     the list of its conversation has."""
 
@@ -54,14 +58,14 @@ class Times:
     keep_s: int
 
 
-class Told(Asked):
+class ItemsBody(RequestBody):
     """What all requests with items share."""
 
     input: Any = Field(default_factory=list)
     instructions: str | None = None
     previous_response_id: str | None = Field(default=None, max_length=128)
     conversation: Any = None
-    tools: list[dict[str, Any]] = Field(default_factory=list, max_length=1024)
+    tools: Annotated[list[Object], Entries(MAX_TOOLS)] = Field(default_factory=list)
     tool_choice: Any = None
 
     @property
@@ -98,37 +102,54 @@ class Told(Asked):
         choice = tools.choice(self.tool_choice)
         return {"tools": functions} | ({} if choice in (None, "auto") else {"tool_choice": choice})
 
+    def skipped(self) -> list[str]:
+        return [*tools.skipped(self.tools), *items.skipped(self.input)]
+
     def own(self, fetched: Images = NONE) -> list[Item]:
         """Raises `InvalidRequest`."""
         return items.kept("input", self.input, fetched)
 
 
-class CreateResponse(Sampling, Told):
+class CreateResponse(SamplingBody, ItemsBody):
     """The body of a request."""
 
-    REFUSED: ClassVar = Sampling.REFUSED | {
+    REFUSED: ClassVar = SamplingBody.REFUSED | {
         "n": "is not served: a response has one output",
         "prompt": "is not served: give instructions and input",
         "response_format": "is not a parameter of responses: use text.format",
         "context_management": "is not served: use /responses/compact",
         "return_token_ids": "is not served for responses",
     }
-    IGNORED: ClassVar = Sampling.IGNORED | {"access_programs", "background_options", "client_metadata", "image"}
+    IGNORED: ClassVar = SamplingBody.IGNORED | {
+        "access_programs",
+        "background_options",
+        "client_metadata",
+        "image",
+    }
 
     background: bool = False
     store: bool = True
-    expires_after: dict[str, Any] | None = None
+    expires_after: Object | None = None
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
     parallel_tool_calls: bool = True
-    include: list[str] = Field(default_factory=list)
+    include: Annotated[list[str], Entries(64)] = Field(default_factory=list)
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
-    reasoning: dict[str, Any] | None = None
+    reasoning: Object | None = None
     thinking_token_budget: int | None = None
-    text: dict[str, Any] = Field(default_factory=dict)
+    text: Object = Field(default_factory=dict)
     truncation: Literal["auto", "disabled"] = "disabled"
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    metadata: dict[str, str] = Field(default_factory=dict)
+    chat_template_kwargs: Object = Field(default_factory=dict)
+
+    @classmethod
+    def translated(cls, given: dict[str, Any]) -> dict[str, Any]:
+        own = {name: given[name] for name in ("reasoning",) if name in given}
+        rest = {name: value for name, value in super().translated(given).items() if name not in own}
+        rest = spellings.thinking(rest)
+        effort = rest.pop("reasoning_effort", None)
+        if effort is not None and not own:
+            own = {"reasoning": {"effort": effort}}
+        return rest | own
 
     @model_validator(mode="after")
     def _sensible(self) -> Any:
@@ -152,14 +173,14 @@ class CreateResponse(Sampling, Told):
         asked = self.expires_after["seconds"] if self.expires_after else times.keep_s
         return min(asked, times.keep_s)
 
-    def constraint(self) -> formats.Constraint | None:
-        return formats.constraint(self.text.get("format"), self.structured_outputs, "text.format")
+    def constraint(self) -> response_format.FormatOption | None:
+        return response_format.constraint(self.text.get("format"), self.structured_outputs, "text.format")
 
     def plan(
-        self, name: str, times: Times, found: Found, stays: bool, before: Before, own: Sequence[Item]
+        self, name: str, times: Times, found: ModelRoute, stays: bool, before: History, own: Sequence[Item]
     ) -> Plan:
-        """What it becomes, under this id. `stays`: it goes on when its client has gone. `own`: its items. Raises
-        `InvalidRequest`."""
+        """The task that the request becomes, under this id. `stays`: the task goes on when its client has gone.
+        `own`: the request's items. Raises `InvalidRequest`."""
         likeliest = self.top_logprobs or 0 if _LOGPROBS in self.include or self.top_logprobs else None
         options, names = self.options(found, stays, likeliest)
         options["messages"] = items.messages(self.instructions, before.items, own)
@@ -173,7 +194,7 @@ class CreateResponse(Sampling, Told):
             options["reasoning_effort"] = effort
         if self.thinking_token_budget is not None:
             options["max_reasoning_tokens"] = self.thinking_token_budget
-        record = Record(
+        record = RequestRecord(
             id=name,
             kind=KIND,
             created=times.now,
@@ -184,11 +205,11 @@ class CreateResponse(Sampling, Told):
             readers=not stays,
             patient=self.background,
         )
-        call = Call("chat", {**options, **self.sampling(0)})
+        call = TaskCall("chat", {**options, **self.sampling(0)})
         submission = self.submission() | ({"registered": True} if self.background else {})  # known while it waits
         return Plan(record, [call], submission, {**NAMES, **names}, self.kept_s(times))
 
-    def _shown(self, times: Times, before: Before, likeliest: int | None) -> dict[str, Any]:
+    def _shown(self, times: Times, before: History, likeliest: int | None) -> dict[str, Any]:
         """What the view reads. What is as it is by default is left out."""
         known = {
             **{name: getattr(self, name) for name in _SHOWN},
@@ -198,6 +219,7 @@ class CreateResponse(Sampling, Told):
             "text": self.text or None,
             "tools": tools.shown(self.tools),
             "parts": True,
+            "custom": tools.custom(self.tools),
             "logprobs": self.beside(likeliest),
             "before": list(before.turns),
             "conversation": before.conversation,
@@ -215,7 +237,7 @@ _SHOWN = (
 """What a response says of its request under the same name."""
 
 
-class CountInput(Told):
+class CountInput(ItemsBody):
     """The body of input_tokens. All else that a response may be asked changes no number."""
 
     IGNORED: ClassVar = frozenset(
@@ -223,9 +245,9 @@ class CountInput(Told):
     )
 
     model: str | None = Field(default=None, min_length=1, max_length=1024)
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: Object = Field(default_factory=dict)
 
-    def options(self, before: Before, own: Sequence[Item]) -> Mapping[str, Any]:
+    def options(self, before: History, own: Sequence[Item]) -> Mapping[str, Any]:
         """The options of the count. Raises `InvalidRequest`."""
         told = {"messages": items.messages(self.instructions, before.items, own)}
         if functions := self.calling().get("tools"):
@@ -233,7 +255,7 @@ class CountInput(Told):
         return told | ({"chat_template_kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {})
 
 
-class Compact(Told):
+class Compact(ItemsBody):
     """The body of compact."""
 
     IGNORED: ClassVar = frozenset({"prompt_cache_options", "prompt_cache_retention", "service_tier", "image"})

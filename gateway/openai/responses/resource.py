@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+from petiole.contract.results.outputs import Usage
 from petiole.gateway.core.failures import Failure, failure_of
-from petiole.gateway.core.parts import Ended, Kind, Piece, Placed, Whole
-from petiole.gateway.core.record import Record
+from petiole.gateway.core.parts import CollectedOutput, Kind, OutputEnded, OutputItem, PositionedToken
+from petiole.gateway.core.record import RequestRecord
 from petiole.gateway.openai import logprobs
 from petiole.gateway.openai.answers import usage
 from petiole.gateway.openai.responses import tools
 from petiole.gateway.openai.responses.items import Item, output_id
 from petiole.gateway.openai.responses.request import NAMES
-from petiole.outputs import Usage
 from petiole.tasks import errors
 
-ITEMS: dict[Kind, str] = {"content": "message", "reasoning": "reasoning", "call": "function_call"}
+ITEMS: dict[Kind, str] = {
+    "content": "message",
+    "reasoning": "reasoning",
+    "call": "function_call",
+    "custom": "custom_tool_call",
+}
 """By what an output is made of: the type of an item."""
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -48,7 +53,7 @@ _FIXED: dict[str, Any] = {
 }
 
 
-def status_of(ended: Ended) -> Status:
+def status_of(ended: OutputEnded) -> Status:
     match ended.finish_reason:
         case "error":
             return "failed"
@@ -59,11 +64,11 @@ def status_of(ended: Ended) -> Status:
     return "incomplete"
 
 
-def failure(ended: Ended) -> Failure | None:
+def failure(ended: OutputEnded) -> Failure | None:
     return None if ended.error is None else failure_of(errors.rebuild(ended.error), NAMES)
 
 
-def resource(record: Record, status: Status, whole: Whole) -> dict[str, Any]:
+def resource(record: RequestRecord, status: Status, whole: CollectedOutput) -> dict[str, Any]:
     """The response. `completed_at` is null where a worker of an earlier version has not said when it ended."""
     asked, ended = record.asked, whole.ended
     failed = None if ended is None else failure(ended)
@@ -86,7 +91,7 @@ def resource(record: Record, status: Status, whole: Whole) -> dict[str, Any]:
     }
 
 
-def finished(record: Record, whole: Whole) -> dict[str, Any]:
+def finished(record: RequestRecord, whole: CollectedOutput) -> dict[str, Any]:
     """The response when its output has ended."""
     assert whole.ended is not None
     return resource(record, status_of(whole.ended), whole)
@@ -114,7 +119,7 @@ def text_of(asked: dict[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- output
 
 
-def output(record: Record, pieces: Sequence[Piece], ended_as: Status | None) -> list[Item]:
+def output(record: RequestRecord, pieces: Sequence[OutputItem], ended_as: Status | None) -> list[Item]:
     """The items of these pieces. `ended_as`: None while the output goes on. All but the last are complete."""
     last = {None: "in_progress", "completed": "completed"}.get(ended_as, "incomplete")
     return [
@@ -123,7 +128,7 @@ def output(record: Record, pieces: Sequence[Piece], ended_as: Status | None) -> 
     ]
 
 
-def item(record: Record, index: int, piece: Piece, status: str) -> Item:
+def item(record: RequestRecord, index: int, piece: OutputItem, status: str) -> Item:
     kind = ITEMS[piece.kind]
     known = {"id": output_id(record.id, kind, index), "type": kind, "status": status}
     match piece.kind:
@@ -131,19 +136,20 @@ def item(record: Record, index: int, piece: Piece, status: str) -> Item:
             return {**known, "role": "assistant", "content": [part(record, piece)]}
         case "reasoning":
             return {**known, "summary": [], "content": [part(record, piece)]}
-        case "call":
+        case "call" | "custom":
+            text = "arguments" if piece.kind == "call" else "input"
             name = tools.names(record.asked.get("tools", ())).get(piece.name, tools.Name(None, piece.name))
-            return {**known, "call_id": piece.call_id, **name.said, "arguments": piece.text}
+            return {**known, "call_id": piece.call_id, **name.said, text: piece.text}
 
 
-def part(record: Record, piece: Piece) -> dict[str, Any]:
+def part(record: RequestRecord, piece: OutputItem) -> dict[str, Any]:
     if piece.kind == "reasoning":
         return {"type": "reasoning_text", "text": piece.text}
     tokens = shown(record, piece.tokens)
     return {"type": "output_text", "text": piece.text, "annotations": [], "logprobs": tokens}
 
 
-def shown(record: Record, tokens: Iterable[Placed]) -> list[dict[str, Any]]:
+def shown(record: RequestRecord, tokens: Iterable[PositionedToken]) -> list[dict[str, Any]]:
     """Tokens of a message with their log-probabilities, if they were asked for. The end token is not shown."""
     likeliest = record.asked.get("logprobs")
     if likeliest is None:

@@ -8,46 +8,46 @@ import time
 from collections.abc import Sequence
 
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.openai.responses import items, turns
+from petiole.gateway.openai.responses import conversation_store, items
 from petiole.gateway.openai.responses.items import Item
-from petiole.gateway.openai.responses.request import KIND, NAMES, PREFIX, Before, CreateResponse, Times, Told
-from petiole.gateway.serving import generations, kept
+from petiole.gateway.openai.responses.request import KIND, NAMES, PREFIX, CreateResponse, History, ItemsBody, Times
+from petiole.gateway.serving import generations, store
 from petiole.gateway.serving.answering import checked, fetched, new_id
-from petiole.gateway.serving.callers import retries
+from petiole.gateway.serving.auth import idempotency
 from petiole.gateway.serving.catalogue import catalogue
 from petiole.gateway.serving.generations import Generation
 from petiole.tasks.settings import settings
 
 
-async def told(asked: Told) -> list[Item]:
+async def told(asked: ItemsBody) -> list[Item]:
     """The request's own items. Raises `Failure`."""
     pictures = await fetched(items.to_fetch("input", asked.input))
     own: list[Item] = checked(lambda: asked.own(pictures), NAMES)
-    return await turns.referred(own)
+    return await conversation_store.referred(own)
 
 
-async def before(asked: Told) -> Before:
+async def before(asked: ItemsBody) -> History:
     """Raises `Failure`."""
     if asked.previous_response_id is not None:
-        return await turns.after_response(asked.previous_response_id)
+        return await conversation_store.after_response(asked.previous_response_id)
     if asked.conversation_id is not None:
-        return await turns.in_conversation(asked.conversation_id)
-    return Before()
+        return await conversation_store.in_conversation(asked.conversation_id)
+    return History()
 
 
 async def once(asked: CreateResponse) -> Generation:
     """What answers the request: the response to an earlier one that it repeats, or a new one. Raises `Failure`."""
     name = new_id(PREFIX)
     try:
-        if (earlier := await retries.earlier(name, KIND)) is not None:
+        if (earlier := await idempotency.earlier(name, KIND)) is not None:
             return generations.again(earlier)
         return await begin(asked, await told(asked), await before(asked), name)
     except BaseException:  # a client that leaves, too
-        await retries.abandon(name)
+        await idempotency.abandon(name)
         raise
 
 
-async def begin(asked: CreateResponse, own: Sequence[Item], past: Before, name: str | None = None) -> Generation:
+async def begin(asked: CreateResponse, own: Sequence[Item], past: History, name: str | None = None) -> Generation:
     """Keep the turn, let it join its conversation, and submit its task. Raises `Failure`; then the turn is
     gone."""
     found = await catalogue().find(asked.model)
@@ -56,13 +56,13 @@ async def begin(asked: CreateResponse, own: Sequence[Item], past: Before, name: 
     plan = checked(lambda: asked.plan(name, times, found, stay, past, own), NAMES)
     if not asked.store:
         return await generations.begin(plan)
-    await turns.tell(name, own, asked.kept_s(times))
+    await conversation_store.tell(name, own, asked.kept_s(times))
     try:
         if past.conversation is not None:
-            await turns.join(past.conversation, name, past.seen)
+            await conversation_store.join(past.conversation, name, past.seen)
         return await generations.begin(plan)
     except BaseException:
         with contextlib.suppress(Failure):
-            if not retries.submitting():
-                await kept.forget(f"{name}:input")
+            if not idempotency.submitting():
+                await store.forget(f"{name}:input")
         raise

@@ -1,17 +1,22 @@
 """Tools as clients of responses write them, and as a task takes them. Pure.
 
 A tool of type `namespace` has functions under names of its own. The model sees `namespace__name`; the client says
-and gets the two apart. Tools of other types are skipped: a client offers what it has, and the model uses none of
-them."""
+and gets the two apart. A tool of type `custom` takes text (`foreign.text_tools`). Tools of other types are
+skipped: a client offers what it has, and the model uses none of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from petiole.tasks.errors import InvalidRequest, shorten
+from petiole.contract.errors import shorten
+from petiole.gateway.core.foreign import text_tools
+from petiole.tasks.errors import InvalidRequest
 
 Tool = Mapping[str, Any]
+
+CALLED = ("function", "custom")
+"""The types of tools that become functions."""
 
 _DEFAULTS: dict[str, Any] = {"description": None, "parameters": None, "strict": None}
 
@@ -42,14 +47,28 @@ def functions(given: Sequence[Tool]) -> list[dict[str, Any]]:
     for field, name, tool in _functions(given):
         if name.joined in found:
             raise InvalidRequest(f"{field}.name", "must be the only function with this name", shorten(name.joined))
-        known = {key: tool[key] for key in _DEFAULTS if tool.get(key) is not None}
-        found[name.joined] = {"type": "function", "function": {"name": name.joined, **known}}
+        if tool["type"] == "custom":
+            made = text_tools.function(field, name.joined, tool)
+        else:
+            made = {"name": name.joined} | {key: tool[key] for key in _DEFAULTS if tool.get(key) is not None}
+        found[name.joined] = {"type": "function", "function": made}
     return [*found.values()]
 
 
 def names(given: Sequence[Tool]) -> dict[str, Name]:
     """By the model's name of a function: the client's."""
     return {name.joined: name for _, name, _ in _functions(given)}
+
+
+def custom(given: Sequence[Tool]) -> list[str]:
+    """The model's names of the tools that take text."""
+    return [name.joined for _, name, tool in _functions(given) if tool["type"] == "custom"]
+
+
+def skipped(given: Sequence[Tool]) -> list[str]:
+    """The tools that no model here can call, by their types."""
+    known = (*CALLED, "namespace")
+    return list(dict.fromkeys(f"tools.{tool.get('type')}" for tool in given if tool.get("type") not in known))
 
 
 def shown(given: Sequence[Tool]) -> list[dict[str, Any]]:
@@ -61,15 +80,13 @@ def shown(given: Sequence[Tool]) -> list[dict[str, Any]]:
 def choice(given: Any) -> Any:
     """`tool_choice` as a task takes it, which checks it. Raises `InvalidRequest`."""
     match given:
-        case {"type": "function", "name": str(name)}:
+        case {"type": "function" | "custom", "name": str(name)}:
             return {"type": "function", "name": _joined(given, name)}
         case {"type": "allowed_tools", "tools": [*allowed]}:
             kept = [
                 {"type": "function", "name": _joined(tool, tool["name"])}
                 for tool in allowed
-                if isinstance(tool, Mapping)
-                and tool.get("type") == "function"
-                and isinstance(tool.get("name"), str)
+                if isinstance(tool, Mapping) and tool.get("type") in CALLED and isinstance(tool.get("name"), str)
             ]
             if not kept:
                 raise InvalidRequest("tool_choice.tools", "must have a function", shorten(allowed))
@@ -87,12 +104,12 @@ def _functions(given: Sequence[Tool]) -> Iterator[tuple[str, Name, Tool]]:
     for place, tool in enumerate(given):
         field = f"tools[{place}]"
         match tool:
-            case {"type": "function"}:
+            case {"type": "function" | "custom"}:
                 yield field, Name(None, _name(field, tool)), tool
             case {"type": "namespace", "tools": [*inner]}:
                 namespace = _name(field, tool)
                 for k, one in enumerate(inner):
-                    if isinstance(one, Mapping) and one.get("type") == "function":
+                    if isinstance(one, Mapping) and one.get("type") in CALLED:
                         name = Name(namespace, _name(f"{field}.tools[{k}]", one))
                         yield f"{field}.tools[{k}]", name, _told(tool, one)
 

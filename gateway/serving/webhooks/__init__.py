@@ -2,8 +2,8 @@
 or for `waiting.TRIED_FOR_S`, whichever gateway dies meanwhile. Background responses that run are *watched*: the
 script that ends a task makes its response due at once, and each is also looked at now and then.
 
-courier    looks at what is watched, and sends what is due: one in each gateway
-waiting    watched responses and notices in Redis. What ends in another way calls its `notify`
-receivers  where each tenant's notices go
-sending    one try: a POST to an address that was checked
+dispatcher  looks at what is watched, and sends what is due: one in each gateway
+queue       watched responses and notices in Redis. What ends in another way calls its `notify`
+receivers   where each tenant's notices go
+http        one try: a POST to an address that was checked
 """

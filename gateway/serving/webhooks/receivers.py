@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from petiole.gateway.core.notices import Webhook, problem
-from petiole.gateway.serving.callers.keys import WEBHOOKS, of_settings
-from petiole.gateway.serving.patience import patiently
+from petiole.gateway.core.webhook_events import Webhook, problem
+from petiole.gateway.serving.auth.api_keys import WEBHOOKS, of_settings
+from petiole.gateway.serving.retry import patiently
 from petiole.tasks.servers import connections
 
 

@@ -1,0 +1,6 @@
+"""What clients of other servers send. Pure.
+
+unknown     parameters that are unknown: which are ignored, which are refused
+spellings   what has another name here
+text_tools  tools that take text: as functions, and back
+"""

@@ -1,0 +1,82 @@
+"""vLLM's /tokenize and /detokenize: text or a conversation to token ids, and back. Pure.
+
+A prompt is counted as completions would count it, with the special tokens that the tokenizer adds; a conversation
+as chat/completions would, as its template renders it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from petiole.contract.limits import MAX_MESSAGES, MAX_TOOLS
+from petiole.contract.requests.bounds import Entries, Object
+from petiole.contract.requests.count import MOST, CountDict
+from petiole.gateway.core.requests import Ids, RequestBody
+from petiole.gateway.openai import conversation
+from petiole.tasks.errors import InvalidRequest
+
+NAMES = {"texts": "prompt", "token_ids": "tokens"}
+_OF_A_CHAT = ("messages", "tools", "chat_template_kwargs", "continue_final_message")
+
+
+def of_a_chat(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the count of what `chat` with these options is given."""
+    return {name: options[name] for name in _OF_A_CHAT if name in options} | {"with_ids": True}
+
+
+class Tokenize(RequestBody):
+    """Either a prompt or messages."""
+
+    model: str = Field(min_length=1, max_length=1024)
+    prompt: str | None = None
+    messages: Annotated[list[Object], Entries(MAX_MESSAGES)] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: Object = Field(default_factory=dict)
+    tools: Annotated[list[Object], Entries(MAX_TOOLS)] | None = None
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _one_subject(self) -> Any:
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequest("prompt", "exactly one of prompt and messages must be given", "none or both")
+        if self.prompt is not None and not self.add_special_tokens:
+            raise InvalidRequest("add_special_tokens", "must be true: prompts have the tokenizer's", False)
+        if self.messages is not None and not self.add_generation_prompt and not self.continue_final_message:
+            raise InvalidRequest("add_generation_prompt", "must be true unless a message is continued", False)
+        return self
+
+    def options(self) -> dict[str, Any]:
+        """The options of the count. Raises `InvalidRequest`."""
+        if self.messages is None:
+            return {"texts": [self.prompt], "with_ids": True}
+        given = {name: value for name in _OF_A_CHAT if (value := getattr(self, name))}
+        return of_a_chat(given | {"messages": conversation.messages(self.messages)})
+
+    def one_by_one(self, counted: CountDict) -> dict[str, Any]:
+        """The options of the count that gives each token's text. Raises `InvalidRequest`."""
+        ids = counted["token_ids"][0]
+        if len(ids) > MOST:
+            limit = f"can be given for at most {MOST} tokens"
+            raise InvalidRequest("return_token_strs", limit, f"{len(ids)} tokens")
+        return {"token_ids": [[max(0, token)] for token in ids], "skip_special_tokens": False}
+
+
+class Detokenize(RequestBody):
+    model: str = Field(min_length=1, max_length=1024)
+    tokens: Ids
+
+    def options(self) -> dict[str, Any]:
+        return {"token_ids": [self.tokens], "skip_special_tokens": False}
+
+
+def tokenized(counted: CountDict, texts: list[str] | None) -> dict[str, Any]:
+    return {
+        "count": counted["counts"][0],
+        "max_model_len": counted["max_model_len"],
+        "tokens": counted["token_ids"][0],
+        "token_strs": texts,
+    }

@@ -1,0 +1,9 @@
+"""The handlers of each interface's paths. They hold nothing but rooms together: bodies, plans, generations, views.
+
+batches     /files and /batches
+responses   /responses
+openai      all other paths of OpenAI's, and those that vLLM added
+embeddings  /v1/embeddings, /rerank, /score and /classify
+anthropic   /messages, and /models for clients of Anthropic's
+page        the page: its files, the fleet as JSON, cancel
+"""

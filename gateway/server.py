@@ -1,0 +1,85 @@
+"""`petiole serve`: the application under uvicorn, in one process. Start more of them for more cores: each serves
+any request, and goes on with the streams of those that have died."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import socket
+
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from petiole import plain
+from petiole.gateway.application import app
+from petiole.gateway.connections import LimitedHttpProtocol
+from petiole.gateway.serving.auth import api_keys, hosts, manage
+from petiole.tasks.settings import settings
+
+LOOPBACK = "127.0.0.1"
+_OBJECTS = 20_000
+"""More than before, after which Python looks for cycles: some MB."""
+
+
+async def served(scope: Scope, receive: Receive, send: Send) -> None:
+    """The application. When the time to drain is over, uvicorn cancels what still runs: its connection is cut, so
+    that its client knows that the answer is not whole, and asks another gateway for the rest."""
+    with contextlib.suppress(asyncio.CancelledError):
+        await app(scope, receive, send)
+
+
+def run(host: str | None, port: int | None, greeting: str = "") -> int:
+    """Serve until a signal ends the process. What is None comes from the settings. `greeting`: printed when it
+    serves, with its `{url}`. Raises OSError if the address cannot be had, and `PetioleError` if it must be known
+    whether there are keys, and Redis does not say."""
+    known = settings()
+    host = known.gateway_host if host is None else host
+    if not (hosts.is_loopback(host) or known.gateway_open):
+        if manage.any_keys():
+            api_keys.require()
+        else:
+            print(
+                f"no key exists, so this gateway listens on {LOOPBACK} alone, not on {host}. `petiole keys add "
+                "NAME` makes a key; then start it again. With PETIOLE_GATEWAY_OPEN=true it serves everybody",
+                flush=True,
+            )
+            host = LOOPBACK
+    if known.gateway_hosts or (hosts.is_loopback(host) and not known.gateway_open):
+        hosts.guard()
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.create_server((host, known.gateway_port if port is None else port), family=family)
+    plain.install()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    config = uvicorn.Config(
+        served,
+        access_log=False,  # the application writes its own
+        log_config=None,
+        log_level="warning",
+        http=LimitedHttpProtocol,
+        server_header=False,
+        ws_max_size=known.gateway_max_body_bytes,
+        ws_max_queue=1,
+        ws_per_message_deflate=False,  # few bytes could become a thousand times as many
+        timeout_graceful_shutdown=max(1, round(known.gateway_drain_s)),
+    )
+    shown = f"[{host}]" if ":" in host else host
+    root = f"http://{shown}:{listening.getsockname()[1]}/"
+    url = f"{root}v1"
+    server = uvicorn.Server(config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, server.handle_exit)  # from now on; uvicorn raises it again when the server has ended
+    print(f"serving {url} (a page: {root}){greeting.format(url=url)}", flush=True)
+    _collect_less()
+    server.run(sockets=[listening])
+    return 0
+
+
+def _collect_less() -> None:
+    """What a delta makes dies by its count of references. By default Python looks for cycles after each 700
+    objects, and so every few deltas. What is there now stays: nothing looks at it again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_OBJECTS, 20, 20)

@@ -1,0 +1,189 @@
+"""Keys in Redis, made, changed, listed and revoked: `petiole keys`. A key is shown once, when it is made."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import structs
+
+from petiole.gateway.core.caller import BUDGETS, NAME, Key, Limits, Tenant
+from petiole.gateway.core.webhook_events import Webhook, new_secret, problem
+from petiole.gateway.serving.auth.api_keys import KEYS, TENANTS, WEBHOOKS, digest_of, name_of, new, of_settings
+from petiole.tasks.errors import InvalidRequest, PetioleError, Unavailable
+from petiole.tasks.servers import connections
+from petiole.tasks.settings import settings
+from petiole.tasks.urls import redacted
+
+
+class ListedKey(NamedTuple):
+    """A key as it is listed. `where`: "redis" or "settings". `webhook`: the URL of its tenant's."""
+
+    name: str
+    key: Key
+    tenant: Tenant
+    where: str
+    webhook: str = ""
+
+
+def any_keys() -> bool:
+    """Whether any key exists. Raises `Unavailable` if Redis does not say."""
+    if of_settings().keys:
+        return True
+    try:
+        return bool(connections.streams().exists(KEYS))
+    except connections.LOST as error:
+        raise Unavailable(redacted(settings().streams_url), str(error)) from None
+
+
+def add(
+    tenant: str,
+    of_tenant: Mapping[str, Any],
+    limits: Mapping[str, int],
+    key_limits: Mapping[str, int],
+    note: str = "",
+    expires: int = 0,
+) -> str:
+    """A new key of this tenant, which is made or changed as `of_tenant` and `limits` say: what they do not name
+    stays. Raises `InvalidRequest`."""
+    if not re.fullmatch(NAME, tenant):
+        raise InvalidRequest("tenant", f"must be a name of the form {NAME}", tenant)
+    _checked(of_tenant)
+    client, key = connections.streams(), new()
+    stored = client.hget(TENANTS, tenant)
+    before = _decoded(stored, Tenant) if stored is not None else Tenant(salt=secrets.token_hex(16))
+    changed = structs.replace(before, limits=structs.replace(before.limits, **_limits(limits)), **of_tenant)
+    made = Key(
+        tenant, created=int(time.time()), limits=Limits(**_limits(key_limits, False)), note=note, expires=expires
+    )
+    with client.pipeline(transaction=True) as pipe:
+        pipe.hset(TENANTS, tenant, msgspec.json.encode(changed))
+        pipe.hset(KEYS, digest_of(key), msgspec.json.encode(made))
+        pipe.execute()
+    return key
+
+
+def change(name: str, changes: Mapping[str, Any], limits: Mapping[str, int]) -> str:
+    """Change the tenant of this name, or else the key that `revoke` would forget. What is not named stays. Returns
+    what was changed, in words. Raises `InvalidRequest`. A key that is revoked meanwhile stays revoked."""
+    client = connections.streams()
+    is_tenant = client.hget(TENANTS, name) is not None
+    hash_key, field = (TENANTS, name) if is_tenant else (KEYS, _key_of(name))
+    kind: type[Any] = Tenant if is_tenant else Key
+    if wrong := sorted(set(changes) - set(kind.__struct_fields__)):
+        limit = "must be given for a key" if is_tenant else "must be given for a tenant"
+        raise InvalidRequest(wrong[0], limit, changes[wrong[0]])
+    _checked(changes)
+    changed_limits = _limits(limits, is_tenant)
+
+    def replaced(pipe: Any) -> None:
+        stored = pipe.hget(hash_key, field)
+        if stored is None:
+            raise InvalidRequest("name", "must be a tenant or a key in Redis", name)
+        before = _decoded(stored, kind)
+        after = structs.replace(before, limits=structs.replace(before.limits, **changed_limits), **changes)
+        pipe.multi()
+        pipe.hset(hash_key, field, msgspec.json.encode(after))
+
+    client.transaction(replaced, hash_key)
+    return f"tenant {name}" if is_tenant else f"key {name_of(field)}"
+
+
+def document(tenant: str) -> tuple[str, str]:
+    """A new key, and the JSON for `PETIOLE_GATEWAY_KEYS` that knows it. Nothing is stored."""
+    key = new()
+    made = {
+        "tenants": {tenant: Tenant(salt=secrets.token_hex(16))},
+        "keys": {digest_of(key): Key(tenant, created=int(time.time()))},
+    }
+    return key, msgspec.json.encode(made).decode()
+
+
+def listed() -> list[ListedKey]:
+    client, own = connections.streams(), of_settings()
+    tenants = {_text(name): _decoded(raw, Tenant) for name, raw in client.hgetall(TENANTS).items()}
+    keys = {_text(digest): _decoded(raw, Key) for digest, raw in client.hgetall(KEYS).items()}
+    stored = {_text(name): _decoded(raw, Webhook) for name, raw in client.hgetall(WEBHOOKS).items()}
+    urls = {name: webhook.url for name, webhook in {**stored, **own.webhooks}.items()}
+    of_both = [
+        *((digest, key, own.tenants[key.tenant], "settings") for digest, key in own.keys.items()),
+        *((digest, key, tenants.get(key.tenant, Tenant()), "redis") for digest, key in keys.items()),
+    ]
+    found = [
+        ListedKey(name_of(digest), key, tenant, where, urls.get(key.tenant, ""))
+        for digest, key, tenant, where in of_both
+    ]
+    return sorted(found, key=lambda known: (known.key.tenant, known.key.created))
+
+
+def revoke(name: str) -> str:
+    """Forget the key of this name, or the key itself. Returns its tenant. Raises `InvalidRequest`."""
+    client, digest = connections.streams(), _key_of(name)
+    stored = client.hget(KEYS, digest)
+    client.hdel(KEYS, digest)
+    tenant: str = "" if stored is None else _decoded(stored, Key).tenant
+    return tenant
+
+
+def webhook(tenant: str, url: str) -> str:
+    """Where the tenant's notices go from now on. Returns a new secret. The one before it signs, too, until the
+    next. Raises `InvalidRequest`."""
+    client, secret = connections.streams(), new_secret()
+    if tenant and client.hget(TENANTS, tenant) is None:
+        raise InvalidRequest("tenant", "must be one that has keys in Redis", tenant)
+    stored = client.hget(WEBHOOKS, tenant)
+    before = () if stored is None else _decoded(stored, Webhook).secrets
+    made = Webhook(url, [secret, *before[:1]])
+    if (found := problem(made)) is not None:
+        raise InvalidRequest(*found, url)
+    client.hset(WEBHOOKS, tenant, msgspec.json.encode(made))
+    return secret
+
+
+def no_webhook(tenant: str) -> bool:
+    """The tenant's notices go nowhere from now on. Returns whether it had a webhook."""
+    return bool(connections.streams().hdel(WEBHOOKS, tenant))
+
+
+def _key_of(name: str) -> str:
+    """The SHA-256 of the key of this name, or of the key itself. Raises `InvalidRequest`."""
+    whole = digest_of(name)
+    known = map(_text, connections.streams().hkeys(KEYS))
+    found = [one for one in known if one == whole or (len(name) >= 4 and one.startswith(name))]
+    if len(found) != 1:
+        limit = "must be the name of one key in Redis, as `petiole keys list` shows it"
+        raise InvalidRequest("key", limit, f"{len(found)} of that name")
+    return found[0]
+
+
+def _checked(of_tenant: Mapping[str, Any]) -> None:
+    priority = of_tenant.get("priority")
+    if priority is not None and not 0 <= priority <= 9:
+        raise InvalidRequest("priority", "must be from 0 to 9", priority)
+
+
+def _limits(given: Mapping[str, int], of_tenant: bool = True) -> dict[str, int | None]:
+    """0 takes a limit away."""
+    for name, value in given.items():
+        if name in BUDGETS and not of_tenant:
+            raise InvalidRequest(f"limit {name}", "must be given for a tenant", value)
+        if name not in Limits.__struct_fields__:
+            raise InvalidRequest("limit", f"must be one of {', '.join(Limits.__struct_fields__)}", name)
+        if value < 0:
+            raise InvalidRequest(f"limit {name}", "must be at least 0", value)
+    return {name: value or None for name, value in given.items()}
+
+
+def _text(raw: bytes | str) -> str:
+    return raw.decode() if isinstance(raw, bytes) else raw
+
+
+def _decoded(raw: bytes | str, kind: type[Any]) -> Any:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.DecodeError as error:
+        raise PetioleError(f"what is stored of a {kind.__name__.lower()} cannot be read: {error}") from None

@@ -1,0 +1,113 @@
+"""A request's body as JSON. What is not JSON, too large or too deep is refused by name before anything else is
+done with it. A large one is read on a thread: others are served meanwhile.
+
+A body may be large, and the gateway rarely looks for cycles of references. So no frame keeps an error that it
+raises: the error knows the frame, and with it the body."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from petiole.contract.errors import shorten
+from petiole.contract.requests.bounds import MOST_VALUES, Bounded, too_many_in
+from petiole.gateway.core import caller
+from petiole.gateway.core.failures import Failure, invalid
+from petiole.gateway.core.foreign import unknown
+from petiole.gateway.core.requests import RequestBody
+from petiole.gateway.serving.sse import ClientGone
+from petiole.tasks.app.thread_executor import ProcessThreads
+from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.settings import settings
+
+M = TypeVar("M", bound=Bounded)
+
+LARGE_BYTES = 256 * 2**10
+"""A body of so many bytes takes milliseconds."""
+
+_LARGE = ProcessThreads("bodies", size=2, most=100_000)
+
+
+async def read(request: Request, kind: type[M]) -> M:
+    """The body as a request of this kind. Raises `Failure`."""
+    body = await _bytes(request)
+    asked = _request(body, kind) if len(body) < LARGE_BYTES else await _LARGE.run(_request, body, kind)
+    if isinstance(asked, RequestBody) and asked.ignored:
+        caller.tell(unknown.HEADER, unknown.told(asked.ignored))
+    return asked
+
+
+def _request(body: bytes, kind: type[M]) -> M:
+    value = decoded(body)
+    if (made := caller.request()) is not None:
+        made.has(body)
+    return as_request(value, kind)
+
+
+async def _bytes(request: Request) -> bytes:
+    most = settings().gateway_max_body_bytes
+    declared = request.headers.get("content-length", "")
+    if declared.isascii() and declared.isdecimal() and int(declared) > most:
+        raise _too_large(f"{most} bytes")
+    parts, size = [], 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > most:
+                raise _too_large(f"{most} bytes")
+            parts.append(part)
+    except ClientDisconnect:
+        raise ClientGone from None
+    return b"".join(parts)
+
+
+def _too_large(most: str) -> Failure:
+    return Failure(413, f"the body must have at most {most}", code="request_too_large")
+
+
+def decoded(body: bytes) -> dict[str, Any]:
+    """The object in a body. Raises `Failure`."""
+    if values := too_many_in(body):
+        raise _too_large(f"{MOST_VALUES} lists, objects and commas, got {values}")
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        what = "is nested too deeply" if isinstance(error, RecursionError) else "is not JSON in UTF-8"
+        raise invalid(None, f"the body {what}", "invalid_json") from None
+    if not isinstance(value, dict):
+        raise invalid(None, f"the body must be a JSON object, got {shorten(value)}", "invalid_json")
+    return value
+
+
+def as_request(value: dict[str, Any], kind: type[M]) -> M:
+    """Raises `Failure` for its first error; unknown fields are reported first."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        refused = _refused(error, kind)
+    try:
+        raise refused
+    finally:
+        del refused
+
+
+def _refused(error: ValidationError, kind: type[Bounded]) -> Failure:
+    details = error.errors(include_url=False)
+    first = min(details, key=lambda detail: detail["type"] != "extra_forbidden")
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidRequest):
+        return invalid(cause.field, str(cause), "invalid_value")
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])[1:]
+    match first["type"]:
+        case "extra_forbidden":
+            hint = unknown.hint(field, kind.model_fields)
+            told = f"{field}: is not a parameter of this endpoint{hint and f': {hint}'}"
+            return invalid(field, told, "unknown_parameter")
+        case "missing":
+            return invalid(field, f"{field}: is required", "missing_required_parameter")
+        case _:
+            limit = first["msg"].removeprefix("Value error, ").replace("Input should", "must", 1)
+            return invalid(field, f"{field}: {limit}, got {shorten(first['input'])}", "invalid_type")

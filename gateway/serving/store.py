@@ -1,0 +1,90 @@
+"""What is kept beside the records: values as JSON, and lists that only grow. All of it expires, and a
+tenant finds its own.
+
+A list is an append-only log like a task's. Two gateways that append at once do not overwrite each other: whoever
+appends says how many entries it has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import redis
+
+from petiole.gateway.core.caller import caller
+from petiole.gateway.serving.retry import patiently
+from petiole.tasks.keys import gateway_key
+from petiole.tasks.servers import connections
+
+
+def _key(name: str) -> str:
+    return gateway_key(caller().place_of(name))
+
+
+async def put(name: str, value: Any, keep_s: int) -> None:
+    raw = msgspec.json.encode(value)
+    await patiently(lambda: connections.async_streams().set(_key(name), raw, ex=keep_s))
+
+
+async def get(*names: str) -> list[Any]:
+    """The values; None for one that is not there, or cannot be read."""
+    if not names:
+        return []
+    found = await patiently(lambda: connections.async_streams().mget([_key(name) for name in names]))
+    return [_decoded(raw) for raw in found]
+
+
+def _decoded(raw: object) -> Any:
+    try:
+        return msgspec.json.decode(raw) if isinstance(raw, bytes) else None
+    except msgspec.MsgspecError:
+        return None
+
+
+def _text(entry: bytes | str) -> str:
+    return entry.decode() if isinstance(entry, bytes) else entry
+
+
+async def forget(*names: str) -> None:
+    await patiently(lambda: connections.async_streams().delete(*map(_key, names)))
+
+
+async def keep(longer: Mapping[str, int]) -> None:
+    """Let each of these names expire after this many seconds from now."""
+
+    async def renewed() -> None:
+        async with connections.async_streams().pipeline(transaction=False) as pipe:
+            for name, keep_s in longer.items():
+                pipe.expire(_key(name), keep_s)
+            await pipe.execute()
+
+    if longer:
+        await patiently(renewed)
+
+
+async def entries(name: str) -> list[str]:
+    found = await patiently(lambda: connections.async_streams().lrange(_key(name), 0, -1))
+    return [_text(entry) for entry in found]
+
+
+async def append(name: str, new: Sequence[str], seen: int, keep_s: int) -> bool:
+    """Append these entries after the `seen` ones. False if there are others after them."""
+    key = _key(name)
+
+    async def appended() -> bool:
+        async with connections.async_streams().pipeline(transaction=True) as pipe:
+            await pipe.watch(key)
+            behind = [_text(entry) for entry in await pipe.lrange(key, seen, -1)]
+            if behind or await pipe.llen(key) != seen:
+                return behind == [*new]  # an earlier try may have done it, and lost its answer
+            pipe.multi()  # type: ignore[no-untyped-call]
+            pipe.rpush(key, *new)
+            pipe.expire(key, keep_s)
+            try:
+                await pipe.execute()
+            except redis.WatchError:
+                return False
+            return True
+
+    return await patiently(appended)
