@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.__main__ import WORKLOADS
-from bench.report import number
+from bench.__main__ import MODULES, WORKLOADS
+from bench.harness.report import number
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -206,7 +206,7 @@ def section(name: str, run: Run, notes: Mapping[str, Any], device: str, where: s
     ]
     flag = " --device cuda" if device == "cuda" and name == "engine" else ""
     absent = "\n".join(f"{peer}: {why}" for peer, why in run.get("absent", {}).items())
-    repeat = f"`python -m bench.{called(name, run)}{flag}`, at commit {run['commit']}"
+    repeat = f"`python -m {called(name, run)}{flag}`. Recorded at commit {run['commit']}"
     older = str(notes.get("older", {}).get(device, ""))
     where = f"Recorded elsewhere: {where}." if where else ""
     parts = [f"### {name}: {run['title']}", about, older, where, table, absent]
@@ -214,13 +214,13 @@ def section(name: str, run: Run, notes: Mapping[str, Any], device: str, where: s
 
 
 def called(name: str, run: Run) -> str:
-    """The module and its arguments, as the record has them; without: the workload's name."""
-    module, _, arguments = run.get("command", "").partition(".py")
-    return module + arguments if arguments.startswith(" ") and module.isidentifier() and module[0] != "_" else name
+    """The workload's module, where it lies now, and the arguments that the record has."""
+    workload, _, arguments = run.get("command", "").partition(".py")
+    return MODULES[workload] + arguments if workload in MODULES else MODULES.get(name, f"bench.{name}")
 
 
 def took(run: Run) -> str:
-    return f", which took {run['seconds']:.0f} s" if "seconds" in run else ""
+    return f", in {run['seconds']:.0f} s" if "seconds" in run else ""
 
 
 def picture(file: str) -> bool:

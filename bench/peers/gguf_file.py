@@ -33,7 +33,7 @@ class _Tensor:
 
     @property
     def is_wide(self) -> bool:
-        """It is float32 in every file."""
+        """Whether the tensor is float32 in every file."""
         return self.wide or len(self.shape) == 1
 
 

@@ -1,155 +1,90 @@
-"""llama.cpp as a peer, through the low-level interface of `llama-cpp-python`: batched decodes, greedy, no text.
+"""llama.cpp as a peer, in a process of its own: batched decodes, greedy, no text.
 
-Optional: if `llama_cpp` or `gguf` is not installed, `open_peer` returns None. The model is written as GGUF, with
-random weights of the same type, or in four bits."""
+Optional: `llama_cpp` and `gguf` may be missing. `BENCH_LLAMA_PYTHON` may name another Python that has `llama_cpp`.
+The model is written as GGUF, with random weights of the same type, or in four bits, or is a file that exists. A
+build that dies with its buffers of rearranged weights computes without them."""
 
 from __future__ import annotations
 
-import ctypes
+import os
+import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from bench.harness.report import NotAvailableError, Report
+from bench.peers.children.child import Child
 
-_CONTEXT_STEP = 256
-"""llama.cpp rounds the room of a sequence to a multiple of this."""
-_TURNS = 12
-"""How often a model with states may be asked to decode."""
+_SCRIPT = Path(__file__).parent / "children/llama_cpp_child.py"
+_TRIALS = ((1, 8), (8, 40), (1, 512))
+"""Sequences and tokens of each, on which a build may die."""
 
 
 class LlamaCpp:
-    """One model. `decode` and `prefill` try attention with and without flash, and keep the faster one."""
+    """One model. Methods raise NotAvailableError once the process has died."""
 
     name = "llama.cpp"
 
-    def __init__(self, raw: Mapping[str, Any], dtype: str, threads: int, *, four_bits: bool) -> None:
-        import llama_cpp
+    def __init__(self, path: Path, vocab: int, threads: int, *, states: bool = False) -> None:
+        asked = {"path": str(path), "vocab": vocab, "threads": threads, "states": states}
+        try:
+            self._child = self._started({**asked, "extra": True})
+        except NotAvailableError as error:
+            if "died" not in str(error):
+                raise
+            self._child = self._started({**asked, "extra": False})
 
-        from bench.peers import gguf_file
-
-        self._lib: Any = llama_cpp
-        self._quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
-        llama_cpp.llama_log_set(self._quiet, ctypes.c_void_p(0))
-        self._threads, self._vocab = threads, raw["vocab_size"]
-        self._flash: dict[tuple[int, int], bool] = {}
-        self._turns = _TURNS if "linear_num_key_heads" in raw else 1
-        with tempfile.TemporaryDirectory(prefix="petiole-gguf-") as scratch:
-            path = Path(scratch) / "model.gguf"
-            gguf_file.write(raw, dtype, four_bits, path)
-            settings = llama_cpp.llama_model_default_params()
-            settings.n_gpu_layers = 0
-            self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), settings)
-        if not self._model:
-            raise RuntimeError("llama.cpp does not load the model")
+    @staticmethod
+    def _started(asked: Mapping[str, Any]) -> Child:
+        child = Child(os.environ.get("BENCH_LLAMA_PYTHON") or sys.executable, _SCRIPT, "llama.cpp", asked)
+        try:
+            for n, length in _TRIALS:
+                child.ask({"do": "whole", "prompts": [[5 + i % 7 for i in range(length)]] * n, "tokens": 2})
+        except NotAvailableError:
+            child.close()
+            raise
+        return child
 
     def decode(self, prompts: Sequence[Sequence[int]], n_tokens: int) -> Callable[[], float]:
         """Computes the prompts. Returns a function that decodes `n_tokens` for each and returns the seconds."""
-        tried = [_Batch(self, prompts, flash, 2 + self._turns * n_tokens) for flash in (False, True)]
-        for batch in tried:
-            batch.fill()
-            batch.decode(2)
-        batch = self._faster(tried, [batch.decode(n_tokens) for batch in tried])
-        return lambda: batch.decode(n_tokens)
+        return self._work("decode", prompts, n_tokens)
 
     def prefill(self, prompt: Sequence[int]) -> Callable[[], float]:
-        tried = [_Batch(self, [prompt], flash, 0) for flash in (False, True)]
-        return self._faster(tried, [batch.fill() for batch in tried]).fill
+        return self._work("prefill", [prompt], 0)
 
     def whole(self, prompts: Sequence[Sequence[int]], n_tokens: int) -> float:
         """Seconds from the first prompt to the last of `n_tokens` for each, by the attention that was faster in
         the first load of this size."""
-        load = len(prompts), n_tokens
-        found: dict[bool, float] = {}
-        for flash in [self._flash[load]] if load in self._flash else [False, True]:
-            batch = _Batch(self, prompts, flash, n_tokens)
-            found[flash] = batch.fill() + batch.decode(n_tokens - 1)
-            batch.close()
-        self._flash[load] = min(found, key=lambda flash: found[flash])
-        return min(found.values())
+        return float(self._child.ask({"do": "whole", "prompts": prompts, "tokens": n_tokens})["seconds"])
 
-    def _faster(self, tried: list[_Batch], seconds: list[float]) -> _Batch:
-        best = seconds.index(min(seconds))
-        tried[1 - best].close()
-        return tried[best]
+    def _work(self, kind: str, prompts: Sequence[Sequence[int]], n_tokens: int) -> Callable[[], float]:
+        work = self._child.ask({"do": kind, "prompts": prompts, "tokens": n_tokens})["work"]
+        return partial(self._run, work)
+
+    def _run(self, work: int) -> float:
+        return float(self._child.ask({"do": "run", "work": work})["seconds"])
 
     def close(self) -> None:
-        self._lib.llama_model_free(self._model)
+        self._child.close()
 
 
-class _Batch:
-    """One context: a sequence for each prompt, and room for `n_tokens` after it. Methods return the seconds that
-    they took."""
-
-    def __init__(self, peer: LlamaCpp, prompts: Sequence[Sequence[int]], flash: bool, n_tokens: int) -> None:
-        self._lib, self._vocab, self._prompts = peer._lib, peer._vocab, prompts
-        settings = self._lib.llama_context_default_params()
-        each = max(map(len, prompts)) + n_tokens
-        settings.n_ctx = len(prompts) * -(-each // _CONTEXT_STEP) * _CONTEXT_STEP
-        settings.n_batch = settings.n_ubatch = 512
-        settings.n_seq_max = len(prompts)
-        settings.n_threads = settings.n_threads_batch = peer._threads
-        settings.flash_attn_type = int(flash)
-        self._context = self._lib.llama_init_from_model(peer._model, settings)
-        if not self._context:
-            raise RuntimeError("llama.cpp gives no context")
-        self._batch = self._lib.llama_batch_init(512, 0, 1)
-        self._tokens = [0] * len(prompts)
-        self._length = 0
-
-    def fill(self) -> float:
-        """All prompts from nothing, up to the first token of each."""
-        self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)
-        began = time.perf_counter()
-        for sequence, prompt in enumerate(self._prompts):
-            for at in range(0, len(prompt), 512):
-                part = prompt[at : at + 512]
-                self._run([(token, at + i, sequence) for i, token in enumerate(part)], last_only=True)
-            self._tokens[sequence] = self._drawn(len(part) - 1)
-        self._length = len(self._prompts[0])
-        return time.perf_counter() - began
-
-    def decode(self, n_tokens: int) -> float:
-        """Decode tokens after the prompts, and forget these tokens. States cannot forget them: the next tokens
-        follow."""
-        began = time.perf_counter()
-        for position in range(self._length, self._length + n_tokens):
-            self._run([(token, position, i) for i, token in enumerate(self._tokens)], last_only=False)
-            self._tokens = [self._drawn(i) for i in range(len(self._tokens))]
-        seconds = time.perf_counter() - began
-        memory = self._lib.llama_get_memory(self._context)
-        for sequence in range(len(self._tokens)):
-            if not self._lib.llama_memory_seq_rm(memory, sequence, self._length, -1):
-                self._length += n_tokens
-                break
-        return seconds
-
-    def _run(self, inputs: Sequence[tuple[int, int, int]], *, last_only: bool) -> None:
-        batch = self._batch
-        batch.n_tokens = len(inputs)
-        for i, (token, position, sequence) in enumerate(inputs):
-            batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position, 1
-            batch.seq_id[i][0] = sequence
-            batch.logits[i] = not last_only or i == len(inputs) - 1
-        if self._lib.llama_decode(self._context, batch):
-            raise RuntimeError("llama.cpp does not decode the batch")
-
-    def _drawn(self, i: int) -> int:
-        logits = self._lib.llama_get_logits_ith(self._context, i)
-        return int(np.ctypeslib.as_array(logits, shape=(self._vocab,)).argmax())
-
-    def close(self) -> None:
-        self._lib.llama_batch_free(self._batch)
-        self._lib.llama_free(self._context)
-
-
-def open_peer(raw: Mapping[str, Any], dtype: str, threads: int, *, four_bits: bool = False) -> LlamaCpp | None:
-    """raw: the model's `config.json`."""
-    try:
-        import gguf  # noqa: F401
-        import llama_cpp  # noqa: F401
-    except (ImportError, OSError, RuntimeError):
+def open_peer(
+    raw: Mapping[str, Any], dtype: str, threads: int, report: Report, *, four_bits: bool = False
+) -> LlamaCpp | None:
+    """raw: the model's `config.json`. None: it does not run, and the report says why."""
+    if find_spec("gguf") is None:
+        report.absent[LlamaCpp.name] = "not installed: gguf"
         return None
-    return LlamaCpp(raw, dtype, threads, four_bits=four_bits)
+    from bench.peers import gguf_file
+
+    with tempfile.TemporaryDirectory(prefix="petiole-gguf-") as scratch:
+        path = Path(scratch) / "model.gguf"
+        gguf_file.write(raw, dtype, four_bits, path)
+        try:
+            return LlamaCpp(path, raw["vocab_size"], threads, states="linear_num_key_heads" in raw)
+        except NotAvailableError as error:
+            report.absent[LlamaCpp.name] = str(error)
+            return None

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from bench.report import NotAvailableError
+from bench.harness.report import NotAvailableError
 
 
 class Reference:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.report import NotAvailableError
+from bench.harness.report import NotAvailableError
 
 CHUNKS = 33
 MODEL = "mock"

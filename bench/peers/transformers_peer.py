@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from bench.report import NotAvailableError
+from bench.harness.report import NotAvailableError
 
 PAGE = 256
 GIVE_UP_S = 120.0

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from bench.report import NotAvailableError
+from bench.harness.report import NotAvailableError
 from petiole.gpu_worker.request import Request
 
 

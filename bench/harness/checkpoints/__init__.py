@@ -1,0 +1,7 @@
+"""Models of random weights, whose values do not change the speed.
+
+moondream       a Moondream 2 of any size, in the published layout
+encoders        encoders of texts, as files
+decoders        shapes of decoders, what a step of each reads and computes, and their files
+random_weights  weights that are made where they go, without a file
+"""

@@ -1,0 +1,145 @@
+"""Runtimes that stand in for a model, to measure the engine around it.
+
+`NullRuntime` computes nothing, so only the scheduler's own cost is left. `TimedRuntime` only takes time, as a GPU
+seems to for the host, so it shows what overlaps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from petiole.gpu_worker.runtime.device.device import SpanHook
+from petiole.gpu_worker.runtime.interface import (
+    LoadWeights,
+    ModelLimits,
+    Progress,
+    StepBatch,
+    StepOutput,
+    TokenMask,
+    Transfer,
+    nothing,
+)
+
+
+class _Due:
+    """A transfer that arrives at `at`, seconds of `time.perf_counter`."""
+
+    __slots__ = ("_at", "_output")
+
+    def __init__(self, output: StepOutput, at: float = 0.0) -> None:
+        self._output, self._at = output, at
+
+    def wait(self) -> StepOutput:
+        left = self._at - time.perf_counter()
+        if left > 0:  # even a sleep of 0 s releases the interpreter
+            time.sleep(left)
+        return self._output
+
+
+class NullRuntime:
+    """Samples token `token_id` for ever, and accepts every draft."""
+
+    def __init__(
+        self,
+        *,
+        rows: int = 256,
+        n_pages: int = 1 << 19,
+        page_size: int = 1,
+        max_model_len: int = 4096,
+        token_id: int = 7,
+    ) -> None:
+        self.limits = ModelLimits(
+            model="null",
+            fingerprint="null",
+            vocab_size=1024,
+            max_model_len=max_model_len,
+            n_pages=n_pages,
+            page_size=page_size,
+            max_batch_size=rows + 1,
+            eos_token_ids=frozenset({0}),
+        )
+        self._token_id = token_id
+        self.progress: Progress = nothing
+
+    def launch_forward(self, slot_id: int, batch: StepBatch) -> None:
+        pass
+
+    def launch_sampling(self, slot_id: int, batch: StepBatch, mask: TokenMask | None) -> Transfer:
+        return _Due(self._output(batch))
+
+    def _output(self, batch: StepBatch) -> StepOutput:
+        tokens = np.full(int(batch.outputs.sum()), self._token_id, np.int32)
+        return StepOutput(tokens, batch.outputs)
+
+    def forget_images(self, keys: Sequence[int]) -> None:
+        pass
+
+    def expert_tokens(self) -> Sequence[Sequence[int]]:
+        return ()
+
+    def adapter_key(self, adapter: str) -> str:
+        return adapter
+
+    def adapter_at_hand(self, adapter: str) -> bool:
+        return True
+
+    def load_adapter(self, adapter: str, slot: int) -> None:
+        pass
+
+    def prepare_reload(self, model: str) -> LoadWeights:
+        return lambda *progress: None
+
+    def synchronize(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class TimedRuntime(NullRuntime):
+    """A device that only keeps time: each step takes `device_s`, whatever the host does meanwhile. Like a GPU, and
+    unlike a thread that sleeps, it waits for neither the interpreter nor a processor.
+
+    `launch` does the host's work of a launch. The tokens repeat `token_ids`. `on_span`: see `Device.on_span`.
+    """
+
+    def __init__(
+        self,
+        device_s: float,
+        launch: Callable[[], object] = lambda: None,
+        *,
+        rows: int = 8,
+        token_ids: Sequence[int] = (7,),
+    ) -> None:
+        super().__init__(rows=rows)
+        self.device_s = device_s
+        self.on_span: SpanHook | None = None
+        self._launch = launch
+        self._token_ids = np.array(token_ids, np.int32)
+        self._sampled = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from the next step on. `idle_s`: seconds without work since the first of `steps`."""
+        self.steps, self.idle_s, self._free_at = 0, 0.0, float("inf")
+
+    def launch_forward(self, slot_id: int, batch: StepBatch) -> None:
+        self._launch()
+        now = time.perf_counter()
+        self.idle_s += max(0.0, now - self._free_at)
+        start = max(now, self._free_at) if self.steps else now
+        self.steps += 1
+        self._free_at = start + self.device_s
+        if self.on_span is not None:
+            self.on_span("compute", "forward", start, self._free_at)
+
+    def launch_sampling(self, slot_id: int, batch: StepBatch, mask: TokenMask | None) -> Transfer:
+        return _Due(self._output(batch), self._free_at)
+
+    def _output(self, batch: StepBatch) -> StepOutput:
+        n = int(batch.outputs.sum())
+        tokens = self._token_ids.take(np.arange(self._sampled, self._sampled + n), mode="wrap")
+        self._sampled += n
+        return StepOutput(tokens, batch.outputs)
