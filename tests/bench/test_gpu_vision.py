@@ -9,11 +9,11 @@ from io import BytesIO
 import pytest
 from PIL import Image
 
-from bench import gpu_vision
-from bench.cuda import Card
-from bench.gpu_vision import PUBLISHED, SIZES, UNIQUE, chart, deep_queue
-from bench.moondream import FULL_BF16, Seeing
-from bench.report import Report
+from bench.gpu import vision as gpu_vision
+from bench.gpu.card import Card
+from bench.gpu.vision import PUBLISHED, SIZES, UNIQUE, chart, deep_queue
+from bench.harness.checkpoints.moondream import FULL_BF16, Seeing
+from bench.harness.report import Report
 from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 
 NAME = "petiole-tiny-vision"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.peers.outside import Outside
-from bench.report import NotAvailableError
+from bench.harness.report import NotAvailableError
+from bench.peers.children.outside import Outside
 from tests.support.site import eventually
 
 FAKE_VLLM = """

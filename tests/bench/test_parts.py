@@ -14,11 +14,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench import gpu, parts, report
-from bench.cuda import Card
-from bench.gpu_serving import peer_rate
-from bench.parts import Parts, apart, beside, failed, read
-from bench.report import Report
+from bench.gpu import steps as gpu
+from bench.gpu.card import Card
+from bench.gpu.serving import peer_rate
+from bench.harness import parts, report
+from bench.harness.parts import Parts, apart, beside, failed, read
+from bench.harness.report import Report
 
 
 @pytest.fixture

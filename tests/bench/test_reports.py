@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from bench import render, report
-from bench.checkpoints import MIXTURE, QWEN3_06B, SMALL, TINY, Shape, checkpoint
-from bench.report import Measurement, NotFiniteError, Report, best_of, command, compare, median_of, percentile
+from bench import render
+from bench.harness import report
+from bench.harness.checkpoints.decoders import MIXTURE, QWEN3_06B, SMALL, TINY, Shape, checkpoint
+from bench.harness.report import (
+    Measurement,
+    NotFiniteError,
+    Report,
+    best_of,
+    command,
+    compare,
+    median_of,
+    percentile,
+)
 
 
 def test_a_target_bounds_the_ratio_where_there_is_one() -> None:
@@ -219,3 +231,11 @@ def test_the_tables_of_the_scaling_page_are_those_of_the_results() -> None:
 def test_a_record_says_what_was_called_and_no_place_of_the_machine() -> None:
     argv = ["/home/me/models.py", "--json", "/data/models.json", "--plots=/data", "--only", "small", "--quick"]
     assert command(argv) == "models.py --only small --quick"
+    assert command(["/home/me/bench/gpu/__main__.py", "--only", "8b"]) == "gpu.py --only 8b"
+
+
+def test_a_record_is_repeated_by_the_module_of_today() -> None:
+    assert render.called("batch_many", {"command": "batch.py --only growth"}) == "bench.queue.batch --only growth"
+    assert render.called("batch", {"command": "__main__.py batch"}) == "bench.queue.batch"
+    printed = re.findall(r"`python -m (bench\.[\w.]+)", render.RECORD.read_text())
+    assert [module for module in printed if find_spec(module) is None] == []

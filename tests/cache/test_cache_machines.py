@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from petiole.cache import CacheNamespace, CacheToken, CacheTokens, CoordToken, ImageToken, SizeToken, TextToken
-from petiole.cache.pages.pool import CACHED
+from petiole.cache.pages.page_pool import CACHED
 from petiole.cache.tokens import page_boundary, reuse_limit
 from tests.cache.toy_kv import PAGE_SIZES, ToyEngine, ToySequence, fingerprints
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from petiole.cache import KVAllocation, OutOfRowsError, build_manager
-from petiole.cache.errors import RowError
+from petiole.cache.exceptions import RowError
 
 ROWS = 5
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from petiole.cache import CacheTokens, ConservationError
-from petiole.cache.groups import states
-from petiole.cache.groups.states import FIRST_ENDS, LAST_ENDS
+from petiole.cache.groups import recurrent_states
+from petiole.cache.groups.recurrent_states import FIRST_ENDS, LAST_ENDS
 from tests.cache.test_groups import DICE, STEP, Engine, GroupMachine, budget
 
 
@@ -51,7 +51,7 @@ TestBlockStateMachine.settings = budget
 def test_a_long_walk_under_load(
     machine: type[StateMachine], windows: tuple[int, ...], spare: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(states, "EVERY", 30)
+    monkeypatch.setattr(recurrent_states, "EVERY", 30)
     walk, dice = machine(), random.Random(f"{machine.kind} {windows} {spare}")
     walk.build(windows, spare)
     busy = [

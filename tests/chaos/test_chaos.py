@@ -4,21 +4,30 @@ After it every task has exactly one result, equal token for token to an undistur
 came, has read exactly that; no key stays without a time to live; nobody holds a message; all pages are free; and
 the worker that is never ended, only stopped and cut off, is no bigger than a fresh one.
 `PETIOLE_CHAOS_MINUTES` says for how long, `PETIOLE_CHAOS_SEED` repeats a run.
+
+The same with a Redis that keeps nothing on disk, and so loses all when it restarts: then of all later tasks; with
+a disk that is full now and then; and with workers whose memory ends: then a task may fail, with an end in its log.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import resource
 import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from celery.result import AsyncResult
+from kombu.exceptions import OperationalError
 
 from petiole.tasks.keys import AFFINITY_HEADER
 from petiole.tasks.servers import connections, embedded
@@ -40,11 +49,50 @@ OTHER_KEYS = 40
 BINARIES = {"embedded": embedded.server_binary(), "system": shutil.which("redis-server")}
 
 
-class Chaos:
-    """A seeded schedule of accidents."""
+@dataclass(frozen=True)
+class Mode:
+    """`redis`: its options. `more`: accidents beside the usual ones."""
 
-    def __init__(self, site: Site, proxy: Proxy, seed: int) -> None:
-        self.site, self.proxy, self.random = site, proxy, random.Random(seed)
+    redis: tuple[str, ...] = ("--appendfsync", "always")
+    more: tuple[str, ...] = ()
+    loses: bool = False
+    disk: bool = False
+    may_fail: bool = False
+
+
+MODES = {
+    "usual": Mode(),
+    "without AOF": Mode(("--appendonly", "no", "--save", ""), ("restart_redis",), loses=True),
+    "full disk": Mode(("--appendfsync", "everysec"), ("fill_the_disk",), disk=True),
+    "little memory": Mode(more=("end_its_memory",), may_fail=True),
+}
+DISK = "48m"
+MORE_BYTES = (0, 2**20, 2**23)
+"""What a worker may allocate before its memory ends."""
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A disk of `DISK`."""
+    folder.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mounting, check=False, capture_output=True).returncode:
+        pytest.skip("no disk can be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+class Chaos:
+    """A seeded schedule of accidents. `disk`: where Redis writes, if that is a small one. `tasks`: by their names,
+    their lengths; `readers`: theirs."""
+
+    def __init__(self, site: Site, proxy: Proxy, seed: int, mode: Mode, disk: Path) -> None:
+        self.site, self.proxy, self.random, self.mode, self.disk = site, proxy, random.Random(seed), mode, disk
+        self.tasks: dict[str, int] = {}
+        self.readers: list[Reader] = []
+        self.submitted = 0
         self.done: dict[str, int] = {}
         self.newest: list[str] = []
         self.revoked: set[str] = set()
@@ -59,6 +107,7 @@ class Chaos:
             (self.flood, 2),
             (self.revoke, 2),
             (self.restart_redis, 1),
+            *((getattr(self, name), 4) for name in self.mode.more),
         ]
         chosen = self.random.choices([one for one, _ in accidents], [weight for _, weight in accidents])[0]
         self.done[chosen.__name__] = self.done.get(chosen.__name__, 0) + 1
@@ -110,67 +159,100 @@ class Chaos:
 
     def restart_redis(self) -> None:
         self.site.server.restart()
+        if self.mode.loses:
+            self.tasks.clear()
+            self.readers.clear()
+
+    def fill_the_disk(self) -> None:
+        """For longer than Redis waits before it writes."""
+        filler = self.disk / "filler"
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(2**16))
+        time.sleep(1 + self.random.random())
+        filler.unlink()
+        with_retries(lambda: self.site.redis.set("chaos", "", ex=1))
+
+    def end_its_memory(self) -> None:
+        worker = self.victim()
+        with suppress(ProcessLookupError, FileNotFoundError):
+            most = worker.memory_bytes("VmSize") + self.random.choice(MORE_BYTES)
+            _, hard = resource.prlimit(worker.process.pid, resource.RLIMIT_AS)
+            resource.prlimit(worker.process.pid, resource.RLIMIT_AS, (most, hard))
 
 
 def with_retries(work: Callable[[], Any]) -> Any:
     def attempt() -> Any:
         try:
             return work(), True
-        except (*LOST, OSError):
+        except (*LOST, OSError, redis.ResponseError, OperationalError):
             return None
 
     return eventually(attempt, "Redis answers")[0]
 
 
-@pytest.mark.parametrize("binary", [name for name, path in BINARIES.items() if path])
-def test_chaos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, binary: str) -> None:
+KINDS = [("usual", name) for name, path in BINARIES.items() if path]
+KINDS += [(mode, KINDS[0][1]) for mode in MODES if mode != "usual"]
+
+
+@pytest.mark.parametrize(("mode", "binary"), KINDS)
+def test_chaos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, binary: str) -> None:
     seed = int(os.environ.get("PETIOLE_CHAOS_SEED", str(random.randrange(10**6))))
-    print(f"\nPETIOLE_CHAOS_SEED={seed} ({binary} Redis)")
-    options = {
+    print(f"\nPETIOLE_CHAOS_SEED={seed} ({binary} Redis, {mode})")
+    if MODES[mode].disk:
+        with small_disk(tmp_path / "disk") as disk:
+            whole_trial(tmp_path, monkeypatch, seed, MODES[mode], binary, disk)
+    else:
+        whole_trial(tmp_path, monkeypatch, seed, MODES[mode], binary, tmp_path)
+
+
+def whole_trial(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int, mode: Mode, binary: str, disk: Path
+) -> None:
+    settled = {
         "PETIOLE_VISIBILITY_TIMEOUT_S": LEASE_S,
         "PETIOLE_DRAIN_SECONDS": 0.2,
         "PETIOLE_MAX_ATTEMPTS": 1000,
         "PETIOLE_MAX_NUM_SEQS": 16,
     }
-    with Site(tmp_path, binary=BINARIES[binary], options=("--appendfsync", "always"), **options) as site:
+    options = ("--dir", str(disk), *mode.redis)
+    with Site(folder, binary=BINARIES[binary], options=options, **settled) as site:
         monkeypatch.setenv("PETIOLE_BROKER_URL", site.url)
         settings.cache_clear()
-        proxy = Proxy(tmp_path / "p.sock", site.server.socket)
-        chaos = Chaos(site, proxy, seed)
+        proxy = Proxy(folder / "p.sock", site.server.socket)
+        chaos = Chaos(site, proxy, seed, mode, disk)
         chaos.tend()
         for worker in list(site.workers):
             worker.ready()
-        tasks, readers = run(site, chaos, MINUTES * 60 / sum(map(bool, BINARIES.values())))
+        run(site, chaos, MINUTES * 60 / len(KINDS))
         settle(site, chaos)
-        verify(site, tasks, readers, chaos.revoked)
+        verify(site, chaos)
         verify_rest(site, chaos)
-        print(f"{len(tasks)} tasks, {len(readers)} readers; {chaos.done}")
+        print(f"{chaos.submitted} tasks, {len(chaos.readers)} readers; {chaos.done}")
         proxy.close()
     connections._streams.cache_clear()
     settings.cache_clear()
 
 
-def run(site: Site, chaos: Chaos, seconds: float) -> tuple[dict[str, int], list[Reader]]:
+def run(site: Site, chaos: Chaos, seconds: float) -> None:
     """Tasks and readers come all the time; accidents come between them."""
     ends_at = time.monotonic() + seconds
     next_accident = time.monotonic() + 1
-    tasks: dict[str, int] = {}
-    readers: list[Reader] = []
     while time.monotonic() < ends_at:
         if site.unfinished() < 300 if answers(site) else False:
             for _ in range(20):
-                name = f"chaos-{len(tasks)}"
+                name = f"chaos-{chaos.submitted}"
                 length = chaos.random.choice([1, 3, 10, 50, 200, 400])
                 submit(site, name, length)
-                tasks[name] = length
+                chaos.submitted += 1
+                chaos.tasks[name] = length
                 chaos.newest = [*chaos.newest[-4:], name]
-                if len(readers) < 200 and chaos.random.random() < 0.1:
-                    readers += [Reader(site, name, delay) for delay in (0.0, chaos.random.random() * 5)]
+                if len(chaos.readers) < 200 and chaos.random.random() < 0.1:
+                    chaos.readers += [Reader(site, name, delay) for delay in (0.0, chaos.random.random() * 5)]
         if time.monotonic() >= next_accident:
             chaos.accident()
             next_accident = time.monotonic() + 0.3 + 0.6 * chaos.random.random()
         time.sleep(0.05)
-    return tasks, readers
 
 
 def answers(site: Site) -> bool:
@@ -214,19 +296,25 @@ def story(site: Site, name: str, revoked: bool) -> str:
     return "\n".join([told, *sorted(lines, key=lambda line: line[line.find("[") :])])
 
 
-def verify(site: Site, tasks: dict[str, int], readers: list[Reader], revoked: set[str]) -> None:
-    for name, length in tasks.items():
+def verify(site: Site, chaos: Chaos) -> None:
+    revoked, failed = chaos.revoked, 0
+    for name, length in chaos.tasks.items():
         result = AsyncResult(name, app=site.app)
         truth, written = expected(name, length, length), site.tokens(name)
         ends = [delta["finish_reason"] for delta in site.log(name) if delta["finish_reason"] is not None]
         if name in revoked and ends == ["cancelled"]:
             assert result.state == "REVOKED", name
             assert written == truth[: len(written)], name
+        elif chaos.mode.may_fail and ends == ["error"]:
+            assert result.state == "FAILURE", story(site, name, name in revoked)
+            assert written == truth[: len(written)], name
+            failed += 1
         else:
             assert ends == ["length"], story(site, name, name in revoked)
             assert result.state == "SUCCESS", f"{name} is {result.state}: {result.result!r}"
             assert result.result["token_ids"] == written == truth, name
-    for reader in readers:
+    print(f"{failed} tasks failed")
+    for reader in chaos.readers:
         reader.join(PATIENCE_S)
         assert reader.error is None, f"{reader.task_id}: {reader.error!r}"
         seen = (

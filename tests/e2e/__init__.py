@@ -6,12 +6,14 @@ What users ask for:
     test_asyncio             the same for asyncio programs
     test_chat_command        `petiole chat`
     test_batch               `petiole batch`: killed clients and workers, a full disk, bad rows
+    test_batch_from_python   batches of tables and in `async for`, callers that stop, mistakes of all rows
     test_batch_trials        twenty thousand rows of a batch, each once, whoever dies
     test_detached_batch      `petiole batch --detach`: the workers run it, whoever dies
     test_two_apps            chains and chords of a team's own app and Petiole's
     test_one_process         the same with threads, greenlets and forks, and each version of Celery
     test_foreign_tasks       tasks of the same app that are no generations
     test_exporter            `petiole metrics`, scraped
+    test_doctor              `petiole doctor`: each fault of a real fleet is named
     test_steering            pause, resume, reload
     test_models              a task finds its workers by the name of their model
     test_gpt_oss             channels and end tokens of gpt-oss, on a small model
@@ -30,6 +32,7 @@ With a real model:
     test_states              a model whose layers keep states
     test_text_options        options of chat templates and of special tokens
     test_adapters            adapters whose files change
+    test_applications        the applications in examples/
     test_vision              skills of the small vision model
     test_embeddings          vectors of texts: results, streams, deaths, canvas
     test_outputs_of_tokens   what BGE-M3 makes of each token beside a vector
@@ -40,6 +43,7 @@ With a real model:
 What may go wrong:
 
     test_recovery            a worker ends in any way at any time
+    test_command_rights      every command under its documented user of Redis
     test_completing          two workers find that a task has ended
     test_cut_connections     a connection is cut at any command that follows the end of a task
     test_refused_results     a result that the backend refuses
@@ -49,6 +53,7 @@ What may go wrong:
     test_control_commands    who may command a worker, and where its answers go
     test_discretion          no text of a user in the log
     test_damaged_broker      keys of the broker that somebody has written into
+    test_runners             runners that are killed, outlive nothing, and open only what they may
     test_damaged_logs        keys of a task that somebody has written into
     test_named_faults        each fault has a figure that names it
 
@@ -57,6 +62,6 @@ Other servers:
     test_rabbitmq            RabbitMQ as broker
     test_scores              `rerank`, `score` and `classify`; embeddings, rerank and score over HTTP
     test_sentinel            a Redis that is watched by Sentinel
-    test_rights              the Redis users of docs/security.md, on each Redis
+    test_rights              the Redis users of docs/access-lists.md, on each Redis
     test_security            a Redis over TLS; pickle
 """

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from petiole.tasks.errors import ModelChanged
+from petiole.tasks.errors import InvalidRequest, ModelChanged
 from tests.support.site import Site
 
 ENGINE = {
@@ -18,6 +19,7 @@ ENGINE = {
     "PETIOLE_DEVICE": "cpu",
     "PETIOLE_DTYPE": "float32",
     "PETIOLE_LORA_SLOTS": 1,
+    "PETIOLE_LORA_FILES": tempfile.gettempdir(),
 }
 LONG = 1500
 
@@ -34,6 +36,22 @@ def write_adapter(folder: Path, seed: int) -> Path:
     save_file(weights, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 4}))
     return folder
+
+
+def test_a_request_names_adapters_that_the_workers_settings_name_and_no_other_folder(own_site: Site) -> None:
+    site = own_site
+    allowed, elsewhere = (write_adapter(site.folder / name, seed=1) for name in ("allowed", "elsewhere"))
+    (allowed / "linked").symlink_to(elsewhere)
+    (site.folder / "served").symlink_to(elsewhere)
+    served = f"sql={site.folder / 'served'}"
+    site.worker(**ENGINE | {"PETIOLE_LORA_FILES": f"{allowed},acme", "PETIOLE_SERVED_ADAPTERS": served})
+    for adapter in (allowed, site.folder / "served"):
+        assert site.get(site.generate("x", adapter=str(adapter), max_tokens=1))["token_ids"]
+    for adapter in (elsewhere, allowed / "linked", allowed / ".." / "elsewhere", "/proc/self", "acme2/x"):
+        result = site.generate("x", adapter=str(adapter), max_tokens=1)
+        with pytest.raises(InvalidRequest, match="PETIOLE_LORA_FILES or PETIOLE_SERVED_ADAPTERS") as caught:
+            site.get(result)
+        assert (caught.value.field, caught.value.value) == ("adapter", str(adapter))
 
 
 @pytest.mark.parametrize("changed", [False, True], ids=["the same", "others"])

@@ -11,9 +11,13 @@ from uuid import uuid4
 import pytest
 from celery.exceptions import NotRegistered
 
+from petiole import plain
+from petiole.contract.requests.count import queue_of
+from petiole.contract.tasks import COUNT
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.servers.connections import connect
 from tests.support.fake_engine import expected
+from tests.support.hostile import FORGED
 from tests.support.site import RedisServer, Site, Worker, eventually
 
 pytestmark = pytest.mark.usefixtures("worker")
@@ -147,8 +151,12 @@ def test_an_unknown_task_fails(site: Site) -> None:
         {"stamps": 7, "stamped_headers": ["stamps"]},
         {"shadow": 7},
         {"ignore_result": "yes"},
+        {"mine": [{"deep": "\ud800"}]},
+        {"\ud800": 1},
+        {"mine": "x" * 300_000},
+        {"body": [[], {"prompt": "p"}, {"mine": "\ud800"}]},
     ],
-    ids=repr,
+    ids=lambda changes: ascii(changes)[:60],
 )
 def test_a_message_that_celery_cannot_take_is_put_aside_and_answered(
     site: Site, worker: Worker, changes: dict[str, Any]
@@ -204,13 +212,48 @@ def test_a_task_without_a_usable_id_is_put_aside(site: Site, worker: Worker, tas
     assert worker.alive()
 
 
+OWN_AND_WRONG: tuple[dict[str, Any], ...] = (
+    {"petiole-sent": 10**400},
+    {"petiole-affinity": "x" * 10_000},
+    {"petiole-held": ["key", 10**400, -1, 0.5]},
+    {"petiole-held": 5},
+    {"petiole-held": ["\ud800", 1, 2, 3]},
+    {"tenant": "\ud800"},
+    {"tenant": 5},
+    {"tenant": "x" * 10_000},
+)
+
+
 def test_headers_that_would_replace_celerys_own_do_no_harm(site: Site) -> None:
     """Three of them took the three threads that complete tasks."""
     odd: list[dict[str, Any]] = [{"_children": 5}] * 3
-    for headers in (*odd, {"get": 5}, {"is_eager": True}, {"delivery_info": {"a": 1}}, {"petiole-sent": 10**400}):
+    for headers in (*odd, {"get": 5}, {"is_eager": True}, {"delivery_info": {"a": 1}}, *OWN_AND_WRONG):
         message = envelope(**headers)
         put(site, message)
         assert site.get(site.app.AsyncResult(message["headers"]["id"]))["finish_reason"] == "length"
+
+
+def test_a_name_in_a_message_begins_no_line_of_the_log(site: Site, worker: Worker) -> None:
+    """An id, a task, a shadow, a queue: the worker logs each."""
+    message = envelope(task_id=f"an id {FORGED}", shadow=FORGED, argsrepr=FORGED, origin=FORGED, tenant=FORGED)
+    unknown = envelope(task=FORGED)
+    for one in (message, unknown):
+        put(site, one)
+    site.app.control.revoke(f"another {FORGED}", terminate=True, reply=True, timeout=10)
+    assert site.get(site.app.AsyncResult(message["headers"]["id"]))["finish_reason"] == "length"
+    with pytest.raises(NotRegistered):
+        site.get(site.app.AsyncResult(unknown["headers"]["id"]))
+    eventually(lambda: r"an id a\n[2026" in worker.output, "logged")
+    assert all(plain.is_plain(line) and not line.startswith("[2026-01-01") for line in worker.output.split("\n"))
+
+
+def test_a_count_that_cannot_be_inflated_keeps_no_other_waiting(site: Site) -> None:
+    bad, good = envelope(task=COUNT, compression="gzip"), envelope(task=COUNT, body=[[], {"texts": ["a"]}, {}])
+    for one in (bad, good):
+        site.redis.lpush(queue_of("petiole"), json.dumps(one))
+    with pytest.raises(InvalidRequest):
+        site.get(site.app.AsyncResult(bad["headers"]["id"]))
+    assert site.get(site.app.AsyncResult(good["headers"]["id"]))
 
 
 def test_garbage_with_an_id_is_answered(site: Site) -> None:

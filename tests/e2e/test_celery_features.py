@@ -117,7 +117,7 @@ def test_a_revocation_outlives_the_worker_that_holds_its_task_for_its_eta(own_si
     result = own_site.generate("never", max_tokens=1, submission={"countdown": 60})
     eventually(lambda: f"[{result.id}] received" in first.output, "it waits for its eta")
     result.revoke(terminate=True)
-    eventually(lambda: own_site.state(result).get("cancel"), "flagged")
+    eventually(lambda: own_site.cancelled(result), "flagged")
     first.stop()
 
 
@@ -126,7 +126,7 @@ def test_a_revocation_is_there_before_its_task_however_long(own_site: Site) -> N
     first = own_site.worker(PETIOLE_STREAM_TTL_S=1)
     others = [f"other {i}" for i in range(2500)]
     own_site.app.control.revoke([*others, "to come"], terminate=True)
-    eventually(lambda: all(own_site.state(one).get("cancel") for one in [*others, "to come"]), "flagged")
+    eventually(lambda: all(own_site.cancelled(one) for one in [*others, "to come"]), "flagged")
     first.kill()
     own_site.redis.set("as long as a stream is kept", 1, ex=1)
     eventually(lambda: not own_site.redis.exists("as long as a stream is kept"), "a stream would have expired")
@@ -248,7 +248,7 @@ def test_the_fleet_view_shows_the_worker(site: Site, worker: Worker) -> None:
 def test_cancelling_by_the_flag_ends_a_running_task(site: Site) -> None:
     result = site.generate("flagged", max_tokens=LONG)
     site.streaming(result)
-    site.redis.hset(stream_keys(result.id).state, "cancel", 1)
+    site.redis.hset(stream_keys(result.id).asked, "cancel", 1)
     with pytest.raises(TaskRevokedError):
         site.get(result)
     assert site.log(result)[-1]["finish_reason"] == "cancelled"

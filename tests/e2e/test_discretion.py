@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from celery.exceptions import TimeoutError as StillPendingError
 
+from petiole.contract.tasks import TASKS
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.requests.kinds import SCHEMAS
-from petiole.tasks.requests.names import CHAT, GENERATE
 from tests.e2e.test_bad_input import envelope, put, quarantined
 from tests.e2e.test_real_engine import ENGINE
 from tests.support.site import Site, Worker, eventually
@@ -58,20 +57,22 @@ def outcome(site: Site, result: Any) -> BaseException | None:
 
 def test_bad_requests_of_every_kind(site: Site, worker: Worker) -> None:
     valid: dict[str, dict[str, Any]] = {
-        GENERATE: {"prompt": SECRET},
-        CHAT: {"messages": [{"role": "user", "content": SECRET}]},
+        "tasks.generate": {"prompt": SECRET},
+        "tasks.chat": {"messages": [{"role": "user", "content": SECRET}]},
     }
     sent = [
         site.app.send_task(name, kwargs={"max_tokens": 2, **options, option: wrong})
         for name, options in valid.items()
-        for option in (*SCHEMAS[name].model_fields, SECRET)
+        for option in (*TASKS[name].request.model_fields, SECRET)
         for wrong in WRONG
     ]
     sent += [
-        site.app.send_task(name, kwargs={SECRET: SECRET, **dict.fromkeys(SCHEMAS[name].model_fields, SECRET)})
-        for name in SCHEMAS
+        site.app.send_task(
+            name, kwargs={SECRET: SECRET, **dict.fromkeys(TASKS[name].request.model_fields, SECRET)}
+        )
+        for name in TASKS
     ]
-    sent += [site.app.send_task(name, args=[SECRET, SECRET], kwargs={}) for name in SCHEMAS]
+    sent += [site.app.send_task(name, args=[SECRET, SECRET], kwargs={}) for name in TASKS]
     outcomes = [outcome(site, result) for result in sent]
     assert sum(isinstance(error, InvalidRequest) for error in outcomes) > len(sent) / 2
     assert any(SECRET in str(error) for error in outcomes), "results have the values"

@@ -14,11 +14,11 @@ import pytest
 import tokenizers
 from celery import chain, chord, group
 
+from petiole.contract.results.task_result import GenerationResult
+from petiole.contract.results.vectors import Vectors
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.keys import stream_keys
-from petiole.tasks.requests.results import GenerationResult
 from petiole.tasks.worker.completion.claims import RETIRING_MS
-from petiole.vectors import Vectors
 from tests.support.site import REPOSITORY, Site, eventually
 from tests.support.text_models import cosine, reference, write_qwen3_embedder
 from tests.support.trials import rest

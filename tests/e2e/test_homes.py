@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from petiole.tasks.requests.affinity import key
-from petiole.tasks.requests.schemas import ChatRequest, validate
+from petiole.contract.requests.generation import ChatRequest
+from petiole.contract.requests.validation import validate
+from petiole.tasks.messages.affinity import key
 from tests.support.site import Site, Worker, eventually
 
 TURNS = 6

@@ -106,10 +106,10 @@ def test_a_reload_changes_what_the_queue_answers_to(site: Site, generate: Any) -
     worker.signal(signal.SIGTERM)
 
 
-def test_two_models_on_one_queue_have_common_names_only(site: Site, generate: Any) -> None:
-    site.start_worker(PETIOLE_MODEL="a/one", PETIOLE_SERVED_NAMES="one,chat")
-    site.start_worker(PETIOLE_MODEL="a/two", PETIOLE_SERVED_NAMES="two,chat")
+def test_two_models_on_one_queue_have_common_names_and_their_own(site: Site, generate: Any) -> None:
+    for name in ("one", "two"):
+        site.start_worker(PETIOLE_MODEL=f"a/{name}", PETIOLE_SERVED_NAMES=f"{name},chat")
     eventually(lambda: {"one", "two"} <= {*known()}, "both live")
-    assert generate.delay(prompt="hello", max_tokens=1, model="chat").submitted_to == "petiole"
-    with pytest.raises(InvalidRequest, match="must be a name of all models of its queue; queue 'petiole' has two"):
-        generate.delay(prompt="hello", max_tokens=1, model="one")
+    for name, queue in (("one", "petiole.model.one"), ("two", "petiole.model.two"), ("chat", "petiole")):
+        result = generate.delay(prompt="hello", max_tokens=3, model=name)
+        assert (result.submitted_to, len(result.get(timeout=60)["token_ids"])) == (queue, 3)

@@ -91,7 +91,7 @@ def test_stuck_completions_are_named(own_site: Site) -> None:
 
 def owns_tasks_and_counts(site: Site) -> None:
     """Its death is one death."""
-    eventually(lambda: site.redis.scard("petiole:owners") == 2, "it is the owner of tasks, and of counts")
+    eventually(lambda: site.redis.scard("petiole:owners") == 3, "it owns tasks, and counts of two queues")
 
 
 def test_a_death_a_redelivery_and_what_was_resumed_are_counted(own_site: Site) -> None:

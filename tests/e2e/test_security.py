@@ -14,7 +14,7 @@ import pytest
 
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
-from petiole.tasks.streams.definitions import stream
+from petiole.tasks.streams.api import stream
 from tests.support.certificates import Certificates, server_with_tls
 from tests.support.fake_engine import expected
 from tests.support.site import Site, eventually

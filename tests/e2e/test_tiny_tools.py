@@ -15,10 +15,10 @@ from typing import Any
 import openai
 import pytest
 
+from petiole.contract.results.task_result import GenerationResult
 from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 from petiole.gpu_worker.text import load_tokenizer
 from petiole.tasks.fleet import models
-from petiole.tasks.requests.results import GenerationResult
 from tests.e2e.test_tools import same
 from tests.support.gateway import Gateway
 from tests.support.site import PATIENCE_S, REPOSITORY, Site, eventually

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from petiole.contract.results.task_result import GenerationResult, StreamDelta
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.fleet import models
-from petiole.tasks.requests.results import GenerationResult, StreamDelta
-from petiole.tasks.streams.showing import Showing
+from petiole.tasks.streams.presentation import StreamPresentation
 from tests.support.site import Site, eventually
 from tests.support.tooled import tooled
 from tests.support.trials import rest
@@ -55,7 +55,7 @@ def chat(site: Site, **options: Any) -> Any:
 def streamed(site: Site, result: Any) -> dict[str, Any]:
     """What a reader of the stream makes of it."""
     prepared = StreamDelta.model_validate_json(site.state(result)["prepared"])
-    showing, found = Showing(result.id), {"content": "", "reasoning": "", "tool_calls": []}
+    showing, found = StreamPresentation(result.id), {"content": "", "reasoning": "", "tool_calls": []}
     showing.show(prepared)
     for entry in site.log(result):
         delta = showing.show(StreamDelta.model_validate(entry))

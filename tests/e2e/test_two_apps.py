@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from petiole.tasks.app import two_apps
+from petiole.tasks.app import interop
 from tests.support.client import client
 from tests.support.fake_engine import expected, word
 from tests.support.site import REPOSITORY, Site, eventually
@@ -186,8 +186,8 @@ def test_a_thread_knows_the_routes_of_the_users_app(own_site: Site) -> None:
 @pytest.mark.slow
 def test_a_thread_reports_no_mistake_where_there_is_none(own_site: Site) -> None:
     own_site.environment["SHOP_URL"] = own_site.url
-    body = "(fetch_article.s(1) | generate.s(prompt='x')).delay(); said.extend(two_apps._reported)"
-    assert client(own_site, "from petiole.tasks.app import two_apps\n" + THREAD.format(body=body), FIRST) == []
+    body = "(fetch_article.s(1) | generate.s(prompt='x')).delay(); said.extend(interop._reported)"
+    assert client(own_site, "from petiole.tasks.app import interop\n" + THREAD.format(body=body), FIRST) == []
 
 
 # ------------------------------------------------------------ which queue
@@ -306,13 +306,13 @@ def test_an_error_says_which_prefix_differs(transport: str, is_chord: bool) -> N
     one, other = (
         Celery(name, broker="redis://redis", backend="redis://redis", set_as_current=False) for name in "ab"
     )
-    assert list(two_apps._different(one, other, is_chord)) == []
+    assert list(interop._different(one, other, is_chord)) == []
     other.conf[transport] = {"global_keyprefix": "portal-"}
     whose = "of the app 'b', 'portal-', whose tasks are in one chain or chord with a generation"
     matters = is_chord or transport == "broker_transport_options"
-    found = list(two_apps._different(one, other, is_chord))
+    found = list(interop._different(one, other, is_chord))
     assert found == [f"global_keyprefix of {transport}: must be that {whose}, got ''"] * matters
-    assert (two_apps._lists(one) != two_apps._lists(other)) == (transport == "broker_transport_options")
+    assert (interop._lists(one) != interop._lists(other)) == (transport == "broker_transport_options")
 
 
 @pytest.mark.slow
@@ -348,4 +348,4 @@ def test_queues_that_the_app_would_not_declare_or_not_so(own_site: Site) -> None
     ],
 )
 def test_whether_two_urls_name_the_same_place(one: str, other: str, elsewhere: bool) -> None:
-    assert two_apps._elsewhere(one, other) == elsewhere
+    assert interop._elsewhere(one, other) == elsewhere

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from petiole.contract.requests import images
+from petiole.contract.results.task_result import GenerationResult
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.requests import images
-from petiole.tasks.requests.results import GenerationResult
+from petiole.tasks.keys import image_key
 from tests.support.pictures import MODEL, file
 from tests.support.site import REPOSITORY, Site
 from tests.support.trials import rest
@@ -207,15 +208,15 @@ def test_a_model_of_text_has_no_skills(site: Site) -> None:
 
 def test_images_of_handles_are_kept_for_some_time_after_their_use(site: Site) -> None:
     handle = images.handle_of(file(8))
-    site.redis.set(images.key_of(handle), file(8), ex=60)
+    site.redis.set(image_key(handle), file(8), ex=60)
     site.get(send(site, "query", image=handle))
-    assert site.redis.ttl(images.key_of(handle)) > 3000
+    assert site.redis.ttl(image_key(handle)) > 3000
 
 
 def test_a_count_sees_pictures_as_a_conversation_does(site: Site) -> None:
     """One in the message, and one by its handle. A handle of nothing is named."""
     handle = images.handle_of(file(4))
-    site.redis.set(images.key_of(handle), file(4), ex=60)
+    site.redis.set(image_key(handle), file(4), ex=60)
     for picture in (PICTURE, handle):
         content = [{"type": "image", "image": picture}, {"type": "text", "text": "How many?"}]
         messages = [{"role": "user", "content": content}]

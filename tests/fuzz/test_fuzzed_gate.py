@@ -19,9 +19,11 @@ from celery import Celery
 from celery.app.trace import build_tracer, trace_task_ret
 from celery.worker.request import Request
 
+from petiole.contract.tasks import COUNT, TASKS
 from petiole.tasks.worker.broker import gate
 from petiole.tasks.worker.broker.gate import bodies
 from petiole.tasks.worker.completion import claims
+from tests.support import hostile
 from tests.support.hostile import Hostile, message, raw, received
 
 SEED = int(os.environ.get("PETIOLE_FUZZ_SEED") or random.SystemRandom().randrange(2**31))
@@ -90,16 +92,16 @@ class Pipeline:
         assert not failed or value.exception is not None
         return Handle()
 
-    def run(self, text: bytes) -> gate.Refused | str:
+    def run(self, text: bytes) -> gate.RefusedMessage | str:
         read = gate.envelope(text)
-        if isinstance(read, gate.Refused):
+        if isinstance(read, gate.RefusedMessage):
             return read
         arrived = received(read.payload)
         if arrived.errors:
             assert "compression" in arrived.headers
-            return gate.Refused("compression")
+            return gate.RefusedMessage("compression")
         admitted = gate.task(arrived)
-        if isinstance(admitted, gate.Refused):
+        if isinstance(admitted, gate.RefusedMessage):
             return admitted
         arrived.headers, arrived._decoded_cache = admitted.headers, admitted.body
         assert gate.is_id(admitted.id)
@@ -119,14 +121,14 @@ def pipeline() -> Iterator[Pipeline]:
 
 def test_what_the_gate_lets_through_is_handled(pipeline: Pipeline) -> None:
     print(f"PETIOLE_FUZZ_SEED={SEED}")
-    hostile, refused, passed = Hostile(SEED, task=TASK), 0, 0
+    supply, refused, passed = Hostile(SEED, task=TASK), 0, 0
     for number in range(MESSAGES):
-        text = hostile.message(f"id-{number}")
+        text = supply.message(f"id-{number}")
         try:
             outcome = pipeline.run(text)
         except BaseException as error:
             raise AssertionError(f"seed {SEED}, message {number}: {text[:3000]!r}") from error
-        if isinstance(outcome, gate.Refused):
+        if isinstance(outcome, gate.RefusedMessage):
             refused += 1
             assert outcome.reason
             outcome.reason.encode()
@@ -134,6 +136,10 @@ def test_what_the_gate_lets_through_is_handled(pipeline: Pipeline) -> None:
             passed += 1
     print(f"{passed} passed, {refused} were refused, {len(pipeline.ran)} ran")
     assert passed > MESSAGES / 10 < refused
+
+
+def test_every_task_has_its_turn() -> None:
+    assert {"tasks.generate", *hostile.NEEDED} == {*TASKS, COUNT}
 
 
 def test_a_valid_message_runs_as_it_is(pipeline: Pipeline) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.fake_engine import expected
 from tests.support.hostile import message, raw
-from tests.support.site import Site, Worker, eventually
+from tests.support.site import Site, eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -46,12 +46,6 @@ def hostile(number: int, bombs: dict[str, bytes]) -> bytes:
     return raw({**given, "body": wrong[number % len(wrong)]})
 
 
-def memory(worker: Worker, name: str) -> int:
-    """Bytes: `VmRSS` now, `VmHWM` the most so far."""
-    lines = Path(f"/proc/{worker.process.pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_refused_messages_leave_memory_as_it_was(tmp_path: Path) -> None:
     bombs = compressed()
@@ -63,8 +57,8 @@ def test_refused_messages_leave_memory_as_it_was(tmp_path: Path) -> None:
         for first in range(0, MESSAGES, BATCH):
             site.redis.lpush("petiole", *(hostile(number, bombs) for number in range(first, first + BATCH)))
             eventually(lambda: site.unfinished() == 0, f"what follows {first} is settled", 300)
-            sizes.append(memory(worker, "VmRSS"))
+            sizes.append(worker.memory_bytes())
         assert site.get(site.generate("alive", max_tokens=3, seed=1))["token_ids"] == expected("alive", 1, 3)
-        print(json.dumps([size // MiB for size in sizes]), "MiB; at most", memory(worker, "VmHWM") // MiB)
+        print(json.dumps([size // MiB for size in sizes]), "MiB; at most", worker.memory_bytes("VmHWM") // MiB)
         assert max(sizes) - sizes[0] < FLAT
-        assert memory(worker, "VmHWM") - sizes[0] < FLAT
+        assert worker.memory_bytes("VmHWM") - sizes[0] < FLAT

@@ -20,8 +20,8 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from websockets.sync.client import connect
 
 from petiole.gateway import application
-from petiole.gateway.authorizing import is_open
-from petiole.gateway.serving.callers.keys import digest_of
+from petiole.gateway.authentication import is_open
+from petiole.gateway.serving.auth.api_keys import digest_of
 from tests.support.gateway import Gateway
 from tests.support.site import Site, eventually
 
@@ -246,7 +246,9 @@ ASKED: Mapping[str, Any] = {
             "classify": {"input": "x"},
         }.items()
     },
+    "POST /v2/rerank": {"model": MODEL, "query": "x", "documents": ["y"]},
     "POST /v1/embeddings": {"model": MODEL, "input": "x"},
+    "GET /version": None,
 }
 """By route, a request that it takes; None: it takes no JSON."""
 
@@ -256,7 +258,7 @@ REFERRING = ("POST /v1/responses", "POST /v1/responses/compact", "POST /v1/respo
 
 def test_every_route_is_asked() -> None:
     assert {" ".join(one) for one in REST} == set(ASKED), "say what an attacker gets of it"
-    assert {one.path for one in OPEN} == {"/", "/health", "/ready", "/metrics", "/page/{name}"}
+    assert {one.path for one in OPEN} == {"/", "/health", "/ping", "/ready", "/metrics", "/page/{name}"}
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)

@@ -26,7 +26,7 @@ import jsonschema
 import openai
 import pytest
 
-from petiole.gateway.serving.callers.keys import digest_of
+from petiole.gateway.serving.auth.api_keys import digest_of
 from petiole.tasks.fleet import models, usage
 from tests.gateway.conftest import REAL
 from tests.support import trials

@@ -1,26 +1,42 @@
-"""Requests that are nearly right, between good ones: each has an answer, none is the gateway's fault, and no text
-of them is in a log."""
+"""Bodies that are nearly right, between good ones: each has an answer, none is the gateway's fault, none holds up
+the others, the gateway stays as large as it is, and no text of them is in a log.
+
+`PETIOLE_FUZZ_SEED` repeats a run, `PETIOLE_FUZZ_BODIES` sets the number."""
 
 from __future__ import annotations
 
-import copy
-import json
 import os
 import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
 
+from tests.support.bodies import Bodies
 from tests.support.gateway import Gateway
 
-REQUESTS = int(os.environ.get("FUZZED_REQUESTS", "500"))
-SEED = int(os.environ.get("FUZZ_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
+BODIES = int(os.environ.get("PETIOLE_FUZZ_BODIES", "300"))
+SEED = int(os.environ.get("PETIOLE_FUZZ_SEED") or random.SystemRandom().randrange(1, 2**31))
 if "CI" in os.environ:
     SEED = 1
+TRIAL = BODIES >= 5000
+GROWTH = 100 * 2**20
+"""The most bytes that the gateway may grow by."""
+STALL_S = 0.5
+"""The most processor time that the loop may take for what it does before it answers another request."""
+CLIENTS = 4
 
 SECRET = "the-secret-of-a-fuzzed-request"
+MODEL = "petiole-tiny"
+FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
 CHAT: dict[str, Any] = {
-    "model": "petiole-tiny",
+    "model": MODEL,
     "messages": [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": SECRET}]},
@@ -42,10 +58,10 @@ CHAT: dict[str, Any] = {
     "metadata": {"a": "b"},
     "chat_template_kwargs": {"enable_thinking": False},
     "priority": 3,
-    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+    "tools": [{"type": "function", "function": FUNCTION}],
 }
 COMPLETION: dict[str, Any] = {
-    "model": "petiole-tiny",
+    "model": MODEL,
     "prompt": [SECRET, "b"],
     "max_tokens": 3,
     "logprobs": 2,
@@ -58,7 +74,7 @@ COMPLETION: dict[str, Any] = {
     "return_token_ids": True,
 }
 MESSAGE: dict[str, Any] = {
-    "model": "petiole-tiny",
+    "model": MODEL,
     "messages": [
         {"role": "user", "content": [{"type": "text", "text": SECRET}]},
         {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {"a": SECRET}}]},
@@ -75,74 +91,118 @@ MESSAGE: dict[str, Any] = {
     "metadata": {"user_id": SECRET},
     "stream": True,
 }
-BASES = {
+ITEMS: list[Any] = [
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": SECRET}]},
+    {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "1", "output": SECRET},
+]
+ASKED: dict[str, Any] = {"model": MODEL, "input": ITEMS, "instructions": "Be brief.", "tools": []}
+RESPONSE: dict[str, Any] = {
+    **ASKED,
+    "max_output_tokens": 3,
+    "tools": [{"type": "function", "strict": True, **FUNCTION}],
+    "tool_choice": "auto",
+    "stream": True,
+    "store": False,
+    "reasoning": {"effort": "low", "summary": "auto"},
+    "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "integer"}}},
+    "include": ["message.output_text.logprobs"],
+    "top_logprobs": 2,
+    "metadata": {"a": "b"},
+}
+TOKENS: dict[str, Any] = {"model": MODEL, "messages": CHAT["messages"], "return_token_strs": True}
+RERANK: dict[str, Any] = {"model": MODEL, "query": "a", "documents": [SECRET, "b"], "top_n": 1}
+SCORE: dict[str, Any] = {"model": MODEL, "text_1": "a", "text_2": [SECRET, "b"]}
+CLASSIFY: dict[str, Any] = {"model": MODEL, "input": [SECRET, "b"]}
+DETOKENIZE: dict[str, Any] = {"model": MODEL, "tokens": [1, 2, 3]}
+EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETION,
     "/v1/messages": MESSAGE,
     "/v1/messages/count_tokens": {name: MESSAGE[name] for name in ("model", "messages", "system", "tools")},
-    "/tokenize": {"model": "petiole-tiny", "messages": CHAT["messages"], "return_token_strs": True},
-    "/detokenize": {"model": "petiole-tiny", "tokens": [1, 2, 3]},
+    "/v1/responses": RESPONSE,
+    "/v1/responses/input_tokens": ASKED,
+    "/v1/responses/compact": ASKED,
+    "/v1/conversations": {"items": ITEMS, "metadata": {"a": "b"}},
+    "/v1/conversations/{id}": {"metadata": {"a": "b"}},
+    "/v1/conversations/{id}/items": {"items": ITEMS},
+    "/v1/embeddings": {"model": MODEL, "input": [SECRET, "b"], "encoding_format": "float", "dimensions": 8},
+    "/v1/batches": {"input_file_id": "file-x", "endpoint": "/v1/completions", "completion_window": "24h"},
+    **dict.fromkeys(("/tokenize", "/v1/tokenize"), TOKENS),
+    **dict.fromkeys(("/detokenize", "/v1/detokenize"), DETOKENIZE),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), RERANK),
+    **dict.fromkeys(("/score", "/v1/score"), SCORE),
+    **dict.fromkeys(("/classify", "/v1/classify"), CLASSIFY),
 }
-VALUES: list[Any] = [
-    None, True, False, 0, 1, -1, 2**31, 2**63, 2**64, -(2**70), 0.5, 1e308, "", "x", SECRET, "\x00", "😀" * 50,
-    [], [[]], [None], {}, {"type": "text"}, {"type": 3}, {"a": {"b": [1, {"c": None}]}}, "9" * 400, [1, "a", None],
-]  # fmt: skip
 
 
-def places(value: Any) -> list[tuple[Any, Any]]:
-    """Every container in a value, with a key of it."""
-    found: list[tuple[Any, Any]] = []
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in items:
-        found.append((value, key))
-        found += places(inner)
-    return found
+class Watched:
+    """A gateway that is asked for its health all the time. `longest_s`: the most processor time that its loop took
+    before an answer, and the longest time on the clock."""
 
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway, self.longest_s = gateway, (0.0, 0.0)
+        pid = gateway.process.pid
+        self._loop, self._memory = Path(f"/proc/{pid}/task/{pid}/stat"), Path(f"/proc/{pid}/status")
 
-def fuzzed(base: dict[str, Any], chance: random.Random) -> bytes:
-    body = copy.deepcopy(base)
-    for name in [name for name in body if name not in ("model", "messages", "prompt", "max_tokens", "tokens")]:
-        if chance.random() < 0.6:
-            del body[name]
-    for _ in range(chance.choice([1, 1, 1, 2, 3])):
-        if not (there := places(body)):
-            break
-        container, key = chance.choice(there)
-        match chance.randrange(5):
-            case 0 if key != "max_tokens":
-                del container[key]
-            case 1 if isinstance(container, dict):
-                container[chance.choice(["x", "", "type", "role", "😀", "a" * 300])] = copy.deepcopy(
-                    chance.choice(VALUES)
-                )
-            case 2 if isinstance(container, list):
-                container.insert(key, copy.deepcopy(chance.choice(VALUES)))
-            case _ if key != "max_tokens":
-                container[key] = copy.deepcopy(chance.choice(VALUES))
-    raw = json.dumps(body).encode()
-    if chance.random() < 0.15:
-        at = chance.randrange(len(raw))
-        raw = raw[:at] + bytes([chance.randrange(256)]) + raw[at + chance.choice([0, 1, 5]) :]
-    return raw
+    def _took_s(self) -> float:
+        user, system = self._loop.read_text().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+    def bytes(self) -> int:
+        lines = self._memory.read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        over = threading.Event()
+
+        def ask() -> None:
+            with httpx2.Client(base_url=self._gateway.root, timeout=60) as http:
+                while not over.wait(0.02):
+                    before, began = self._took_s(), time.monotonic()
+                    http.get("/health")
+                    took = self._took_s() - before, time.monotonic() - began
+                    self.longest_s = max(self.longest_s[0], took[0]), max(self.longest_s[1], took[1])
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        try:
+            yield
+        finally:
+            over.set()
+            asking.join()
 
 
 def test_fuzzed_requests_have_answers_and_leave_the_gateway_whole(gateway: Gateway) -> None:
-    print(f"FUZZ_SEED={SEED}")
-    chance = random.Random(SEED)
-    statuses = set()
-    with httpx2.Client(base_url=gateway.root, timeout=60) as http:
-        for number in range(REQUESTS):
-            path = chance.choice(list(BASES))
-            body = fuzzed(BASES[path], chance)
-            answer = http.post(path, content=body)
-            assert answer.status_code < 500, (answer.text, body)
-            statuses.add(answer.status_code)
+    print(f"PETIOLE_FUZZ_SEED={SEED} PETIOLE_FUZZ_BODIES={BODIES}")
+    bodies, watched, sizes = Bodies(SEED, EXAMPLES), Watched(gateway), list[int]()
+    answers = Counter[str]()
+    with httpx2.Client(base_url=gateway.root, timeout=120) as http, ThreadPoolExecutor(CLIENTS) as pool:
+        talk = http.post("/v1/conversations", json={}).json()["id"]
+
+        def ask(given: tuple[str, bytes]) -> None:
+            path, body = given
+            answer = http.post(path.replace("{id}", talk), content=body)
+            answers[f"{path} {answer.status_code}"] += 1
+            assert answer.status_code < 500, (SEED, path, answer.text, body[:5000])
             if answer.status_code >= 400:
                 more = set() if path.startswith("/v1/messages") else {"param", "code"}
                 assert answer.json()["error"].keys() == {"message", "type", *more}
-            if number % 50 == 0:
-                good = {"model": "petiole-tiny", "prompt": "Count from 1 to 5.", "temperature": 0}
+
+        with watched.asked():
+            for first in range(0, BODIES, 100):
+                [*pool.map(ask, [bodies.next() for _ in range(min(100, BODIES - first))])]
+                good = {"model": MODEL, "prompt": "Count from 1 to 5.", "temperature": 0}
                 whole = http.post("/v1/completions", json=good).json()
                 assert "1, 2, 3" in whole["choices"][0]["text"]
-    assert statuses >= {200, 400}
+                sizes.append(watched.bytes())
+                if TRIAL:
+                    told = f"{[size >> 20 for size in (sizes[0], sizes[-1])]} MiB, {watched.longest_s}"
+                    print(f"{first + 100}: {told}", flush=True)
+    assert {path.split()[1] for path in answers} >= {"200", "400"}
     assert SECRET not in gateway.output
+    print(f"{BODIES} bodies: {dict(answers)}, a loop of {watched.longest_s} s, {max(sizes) - sizes[0] >> 20} MiB")
+    if TRIAL:
+        assert max(sizes) - sizes[0] < GROWTH, [size >> 20 for size in sizes]
+        assert watched.longest_s[0] < STALL_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +13,14 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from petiole.gateway.core import of_tenant
+from petiole.gateway.core import tenant
 from petiole.gateway.core.caller import Caller, Key, Tenant
-from petiole.gateway.serving.callers import hosts, keys
-from petiole.gateway.serving.callers.hosts import is_loopback
-from petiole.tasks.errors import InvalidSettings
+from petiole.gateway.core.failures import Failure
+from petiole.gateway.serving.auth import api_keys, hosts, manage
+from petiole.gateway.serving.auth.hosts import is_loopback
+from petiole.tasks.errors import InvalidRequest, InvalidSettings
 from petiole.tasks.keys import account_keys, stream_keys
+from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from tests.support.gateway import Gateway
 from tests.support.nursery import petiole
@@ -32,10 +35,10 @@ DOCUMENT = {
         "small": {"salt": "s", "limits": {"requests": 2, "output_tokens": 1000, "concurrent": 5}},
     },
     "keys": {
-        keys.digest_of(ACME): {"tenant": "acme"},
-        keys.digest_of(INITECH): {"tenant": "globex"},
-        keys.digest_of("few"): {"tenant": "initech"},
-        keys.digest_of("little"): {"tenant": "small"},
+        api_keys.digest_of(ACME): {"tenant": "acme"},
+        api_keys.digest_of(INITECH): {"tenant": "globex"},
+        api_keys.digest_of("few"): {"tenant": "initech"},
+        api_keys.digest_of("little"): {"tenant": "small"},
     },
 }
 CHAT: dict[str, Any] = {
@@ -87,6 +90,7 @@ def test_no_page_of_another_origin_is_let_in(http: httpx2.Client) -> None:
     asked = {"origin": "https://evil.example", "access-control-request-method": "POST"}
     answer = http.options("/v1/models", headers=asked)
     assert not [name for name in answer.headers if name.startswith("access-control")]
+    assert "PETIOLE_GATEWAY_ORIGINS" in answer.json()["error"]["message"]
     sent = json.dumps(CHAT)
     for headers in (
         {"origin": "https://evil.example"},
@@ -212,20 +216,20 @@ def test_a_tenant_is_no_more_urgent_than_it_may_be(url: str, monkeypatch: pytest
     asks = Caller("acme", "", Tenant(salt="x", priority=3))
     first = (lambda number: number) if url.startswith("redis") else (lambda number: 9 - number)
     found = [
-        of_tenant.submission(asks, given)["priority"]
+        tenant.submission(asks, given)["priority"]
         for given in ({}, {"priority": first(0)}, {"priority": first(7)})
     ]
     assert found == [first(3), first(3), first(7)]
-    assert of_tenant.submission(asks, {"headers": {"a": 1}})["headers"] == {"a": 1, "tenant": "acme"}
+    assert tenant.submission(asks, {"headers": {"a": 1}})["headers"] == {"a": 1, "tenant": "acme"}
     settings.cache_clear()
 
 
 def test_salts_of_tenants_meet_nowhere() -> None:
     """Neither with a salt of the client's own, nor with one that is made like another tenant's."""
     acme, globex = (Caller(name, "", Tenant(salt=salt)) for name, salt in (("acme", "a"), ("globex", "ab")))
-    of_acme = of_tenant.options(acme, {})["salt"]
+    of_acme = tenant.options(acme, {})["salt"]
     tried = ["", "a", "a\0", of_acme, "\0", "b"]
-    found = [of_tenant.options(asks, {"salt": salt})["salt"] for asks in (acme, globex) for salt in tried]
+    found = [tenant.options(asks, {"salt": salt})["salt"] for asks in (acme, globex) for salt in tried]
     assert len(set(found)) == len(found)
     assert of_acme not in found[1:]
     assert max(map(len, found)) <= 256
@@ -257,7 +261,7 @@ def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
             assert petiole("keys", "webhook", "acme", **told).returncode == 1
             assert petiole("keys", "webhook", "acme", "--remove", **told).stdout == "removed\n"
             assert petiole("keys", "revoke", "zzzz", **told).returncode == 1
-            assert petiole("keys", "revoke", keys.name_of(keys.digest_of(key)), **told).returncode == 0
+            assert petiole("keys", "revoke", api_keys.name_of(api_keys.digest_of(key)), **told).returncode == 0
             eventually(lambda: http.get("/v1/models", headers=bearer(key)).status_code == 401, "it is revoked")
             assert http.get("/v1/models", headers=bearer(other)).status_code == 200
             petiole("keys", "revoke", other, **told)
@@ -266,6 +270,83 @@ def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
         assert petiole("keys", "add", "a/b", **told).returncode == 1
         assert petiole("keys", "add", "acme", "--limit", "more=1", **told).returncode == 1
     finally:
+        redis.kill()
+
+
+def test_a_tenant_and_a_key_are_changed_without_a_new_key(tmp_path: Path) -> None:
+    redis = RedisServer(tmp_path)
+    try:
+        told = {"PETIOLE_BROKER_URL": redis.url}
+        more = ("--limit", "requests=60", "--key-limit", "requests=5", "--note", "old")
+        key = petiole("keys", "add", "acme", *more, **told).stdout.strip()
+        name = api_keys.name_of(api_keys.digest_of(key))
+
+        def changed(*options: str) -> tuple[int, str]:
+            done = petiole("keys", "set", *options, **told)
+            return done.returncode, done.stdout + done.stderr
+
+        assert changed("acme", "--limit", "requests=7", "--limit", "concurrent=2") == (0, "changed: tenant acme\n")
+        assert changed(name, "--limit", "requests=0", "--note", "new") == (0, f"changed: key {name}\n")
+        assert changed(name, "--expires", "2020-01-31")[0] == 0
+        shown = petiole("keys", "list", **told).stdout
+        assert "requests 7, concurrent 2" in shown
+        assert "2020-01-31T00:00Z" in shown
+        assert ("requests 5" in shown, "new" in shown, "old" in shown) == (False, True, False)
+    finally:
+        redis.kill()
+
+
+def test_an_expired_key_is_told_when_it_expired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    redis = RedisServer(tmp_path)
+    monkeypatch.setenv("PETIOLE_BROKER_URL", redis.url)
+    settings.cache_clear()
+
+    def asked() -> Caller:
+        return asyncio.run(api_keys.KeyCache().of(key))
+
+    try:
+        key = manage.add("acme", {}, {}, {})
+        for name in ("acme", key):
+            manage.change(name, {"expires": 1_600_000_000}, {})
+            with pytest.raises(Failure, match="expired at 2020-09-13T12:26:40Z"):
+                asked()
+            manage.change(name, {"expires": 0}, {})
+            assert asked().name == "acme"
+    finally:
+        settings.cache_clear()
+        redis.kill()
+
+
+def test_a_change_that_cannot_be_is_refused_and_brings_no_revoked_key_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redis = RedisServer(tmp_path)
+    monkeypatch.setenv("PETIOLE_BROKER_URL", redis.url)
+    settings.cache_clear()
+    try:
+        key = manage.add("acme", {}, {}, {})
+        for name, changes, limits, why in (
+            (key, {"models": ["a"]}, {}, "models: must be given for a tenant"),
+            ("acme", {"note": "x"}, {}, "note: must be given for a key"),
+            ("acme", {"priority": 10}, {}, "priority: must be from 0 to 9, got 10"),
+            ("acme", {}, {"more": 1}, "limit: must be one of .*, got more"),
+            (key, {}, {"day_tokens": 1}, "limit day_tokens: must be given for a tenant, got 1"),
+            ("nobody", {}, {}, "key: must be the name of one key"),
+        ):
+            with pytest.raises(InvalidRequest, match=why):
+                manage.change(name, changes, limits)
+        decoded = manage._decoded
+
+        def revoked_meanwhile(raw: bytes, kind: type[Any]) -> Any:
+            connections.streams().hdel(api_keys.KEYS, api_keys.digest_of(key))
+            return decoded(raw, kind)
+
+        monkeypatch.setattr(manage, "_decoded", revoked_meanwhile)
+        with pytest.raises(InvalidRequest, match="name: must be a tenant or a key in Redis"):
+            manage.change(key, {"note": "x"}, {})
+        assert not connections.streams().hlen(api_keys.KEYS)
+    finally:
+        settings.cache_clear()
         redis.kill()
 
 
@@ -288,7 +369,7 @@ def test_a_revoked_key_ends_its_websocket(tmp_path: Path) -> None:
                 with pytest.raises(ConnectionClosed) as closed:
                     socket.recv(60)
                 assert closed.value.rcvd is not None
-                assert closed.value.rcvd.code == keys.DENIED
+                assert closed.value.rcvd.code == api_keys.DENIED
     finally:
         redis.kill()
 
@@ -297,7 +378,7 @@ def test_a_key_is_printed_with_its_settings() -> None:
     done = petiole("keys", "add", "acme", "--print-settings")
     key, setting = done.stdout.splitlines()
     document = json.loads(setting.removeprefix("PETIOLE_GATEWAY_KEYS=").strip("'"))
-    assert [*document["keys"]] == [keys.digest_of(key)]
+    assert [*document["keys"]] == [api_keys.digest_of(key)]
     assert key not in setting
 
 
@@ -315,7 +396,7 @@ def test_settings_that_are_no_keys_are_refused_by_name(document: str, monkeypatc
     monkeypatch.setenv("PETIOLE_GATEWAY_KEYS", document)
     settings.cache_clear()
     with pytest.raises(InvalidSettings, match="PETIOLE_GATEWAY_KEYS: must"):
-        keys.of_settings()
+        api_keys.of_settings()
     settings.cache_clear()
 
 

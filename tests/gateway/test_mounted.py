@@ -17,8 +17,8 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from petiole.gateway import app as gateway
-from petiole.gateway.core.notices import Webhook, new_secret
-from petiole.gateway.serving.callers.keys import WEBHOOKS
+from petiole.gateway.core.webhook_events import Webhook, new_secret
+from petiole.gateway.serving.auth.api_keys import WEBHOOKS
 from petiole.tasks.settings import settings
 from tests.support.gateway import Gateway
 from tests.support.receiver import Receiver

@@ -14,14 +14,14 @@ from typing import Any
 import httpx2
 import pytest
 
-from petiole.gateway.core.caller import Caller, Request, asking
+from petiole.gateway.core.caller import Caller, ClientRequest, as_caller
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.core.plan import Plan
-from petiole.gateway.core.record import Record
+from petiole.gateway.core.record import RequestRecord
+from petiole.gateway.core.task_plan import Plan
 from petiole.gateway.openai.responses import submitting
 from petiole.gateway.openai.responses.request import CreateResponse
 from petiole.gateway.serving import records
-from petiole.gateway.serving.callers import retries
+from petiole.gateway.serving.auth import idempotency
 from petiole.gateway.serving.generations import begin
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
@@ -110,16 +110,15 @@ def test_the_order_of_its_fields_makes_no_other_request(http: httpx2.Client) -> 
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "idempotency_key_reused")
 
 
-def test_a_claim_of_the_version_before_is_known_by_its_body() -> None:
-    """It has no `sense`, and the version before reads what this one writes."""
-    made = Request("/v1/x", "key")
+def test_a_body_is_known_by_its_bytes_and_one_of_json_by_its_sense() -> None:
+    made = ClientRequest("/v1/x", "key")
     made.has(b'{"a":1,"b":2}')
     assert made.says(made.digest, "")
-    turned = Request("/v1/x", "key")
+    turned = ClientRequest("/v1/x", "key")
     turned.has(b'{"b":2, "a":1}')
     assert not turned.says(made.digest, "")
     assert turned.says(made.digest, made.sense)
-    odd = Request("/v1/x", "key")
+    odd = ClientRequest("/v1/x", "key")
     odd.has(b"no JSON")
     assert not odd.says("", ""), "nothing is like nothing"
 
@@ -203,7 +202,7 @@ def test_a_retry_joins_no_other_body_no_other_key_and_nothing_that_has_ended(
     theirs = {**bearer(INITECH), "x-stainless-retry-count": "1"}
     others = [begun(idle, tried(1), {**asked, "seed": 14}), begun(idle, theirs, asked)]
     assert name not in {one for _, one in others}
-    site.redis.hset(stream_keys(name).state, "cancel", "1")
+    site.redis.hset(stream_keys(name).asked, "cancel", "1")
     others.append(begun(idle, tried(1), asked))
     assert others[-1][1] != name
     for one, _ in others:
@@ -228,7 +227,7 @@ def test_what_was_cancelled_because_its_client_left_is_made_anew(idle: httpx2.Cl
     stream, name = begun(idle, once(key), STREAM)
     again, joined = begun(idle, once(key), STREAM)
     assert joined == name
-    site.redis.hset(stream_keys(name).state, "cancel", "1")
+    site.redis.hset(stream_keys(name).asked, "cancel", "1")
     for one in (stream, again):
         one.__exit__(None, None, None)
     another, new = begun(idle, once(key), STREAM)
@@ -237,11 +236,11 @@ def test_what_was_cancelled_because_its_client_left_is_made_anew(idle: httpx2.Cl
 
 
 @pytest.fixture
-def made(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Request]:
+def made(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClientRequest]:
     """A request with a key, in this process."""
     monkeypatch.setenv("PETIOLE_BROKER_URL", site.url)
     settings.cache_clear()
-    yield Request("/v1/responses", uuid.uuid4().hex, digest="x")
+    yield ClientRequest("/v1/responses", uuid.uuid4().hex, digest="x")
     settings.cache_clear()
 
 
@@ -249,23 +248,25 @@ def claimed(site: Site) -> set[bytes]:
     return set(site.redis.scan_iter("petiole:gateway:here/once:*"))
 
 
-def test_a_key_is_its_requests_for_as_long_as_its_record_is_kept(made: Request, site: Site) -> None:
+def test_a_key_is_its_requests_for_as_long_as_its_record_is_kept(made: ClientRequest, site: Site) -> None:
     """A gateway that is killed before it has written the record keeps a key for a moment only."""
-    record = Record(id="chatcmpl-kept", kind="chat", created=1, model="petiole-tiny", tasks=["chatcmpl-kept"])
+    record = RequestRecord(
+        id="chatcmpl-kept", kind="chat", created=1, model="petiole-tiny", tasks=["chatcmpl-kept"]
+    )
 
     async def kept() -> None:
-        with asking(Caller("here"), made):
-            assert await retries.earlier(record.id, record.kind) is None
+        with as_caller(Caller("here"), made):
+            assert await idempotency.earlier(record.id, record.kind) is None
             [key] = claimed(site)
-            assert 0 < site.redis.ttl(key) <= retries.SUBMITTED_WITHIN_S
-            await connections.aperform([records.written(record, 1000), *retries.keeping(record, 1000)])
-            assert retries.SUBMITTED_WITHIN_S < site.redis.ttl(key) <= 1000
-            found = await retries.earlier("chatcmpl-later", record.kind)
+            assert 0 < site.redis.ttl(key) <= idempotency.SUBMITTED_WITHIN_S
+            await connections.aperform([records.written(record, 1000), *idempotency.keeping(record, 1000)])
+            assert idempotency.SUBMITTED_WITHIN_S < site.redis.ttl(key) <= 1000
+            found = await idempotency.earlier("chatcmpl-later", record.kind)
             assert found is not None
             assert found.id == record.id
-            await retries.forget("chatcmpl-later")
+            await idempotency.forget("chatcmpl-later")
             assert claimed(site) == {key}, "it is not this one's"
-            await retries.forget(record.id)
+            await idempotency.forget(record.id)
             await records.forget(record.id)
 
     asyncio.run(kept())
@@ -274,10 +275,10 @@ def test_a_key_is_its_requests_for_as_long_as_its_record_is_kept(made: Request, 
 
 @pytest.mark.parametrize("of", ["a response", "others"])
 def test_a_client_that_leaves_while_its_key_is_claimed_leaves_no_claim(
-    made: Request, site: Site, monkeypatch: pytest.MonkeyPatch, of: str
+    made: ClientRequest, site: Site, monkeypatch: pytest.MonkeyPatch, of: str
 ) -> None:
     """Redis has taken the claim, and nobody has read its reply."""
-    of_key = retries._of_key
+    of_key = idempotency._of_key
 
     async def cut(*given: Any) -> None:
         assert await of_key(*given) is None
@@ -285,26 +286,28 @@ def test_a_client_that_leaves_while_its_key_is_claimed_leaves_no_claim(
         raise asyncio.CancelledError
 
     async def ended() -> None:
-        record = Record(id="chatcmpl-cut", kind="chat", created=1, model="petiole-tiny", tasks=["chatcmpl-cut"])
+        record = RequestRecord(
+            id="chatcmpl-cut", kind="chat", created=1, model="petiole-tiny", tasks=["chatcmpl-cut"]
+        )
         begun = submitting.once(CreateResponse(**RESPONSE)) if of == "a response" else begin(Plan(record, []))
-        with asking(Caller("here"), made), pytest.raises(asyncio.CancelledError):
+        with as_caller(Caller("here"), made), pytest.raises(asyncio.CancelledError):
             await begun
 
-    monkeypatch.setattr(retries, "_of_key", cut)
+    monkeypatch.setattr(idempotency, "_of_key", cut)
     asyncio.run(ended())
     assert not claimed(site)
 
 
 @pytest.mark.parametrize("fault", [asyncio.CancelledError, Failure(400, "x"), ValueError])
 def test_a_request_that_ends_before_its_submission_has_no_key(
-    made: Request, site: Site, monkeypatch: pytest.MonkeyPatch, fault: BaseException | type[BaseException]
+    made: ClientRequest, site: Site, monkeypatch: pytest.MonkeyPatch, fault: BaseException | type[BaseException]
 ) -> None:
     async def told(_: object) -> None:
         assert claimed(site)
         raise fault
 
     async def ended() -> None:
-        with asking(Caller("here"), made), pytest.raises(BaseException) as raised:
+        with as_caller(Caller("here"), made), pytest.raises(BaseException) as raised:
             await submitting.once(CreateResponse(**RESPONSE))
         assert raised.value is fault or raised.type is fault
 

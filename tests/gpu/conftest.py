@@ -79,8 +79,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[
 
 @pytest.fixture
 def open_runtime() -> Iterator[Callable[..., Any]]:
-    from bench.cuda import release
-    from petiole.gpu_worker.config import EngineConfig
+    from bench.gpu.card import release
+    from petiole.contract.settings.engine import EngineConfig
     from petiole.gpu_worker.runtime.runtime import ModelRuntime
 
     opened: list[ModelRuntime] = []

@@ -27,14 +27,15 @@ from triton.runtime.cache import get_cache_manager
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from petiole.gpu_worker.models.checkpoint.codes import E2M1, SIGNED, UNSIGNED
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeights, part_of
 from petiole.gpu_worker.models.parts.recurrent.states import RUN, Rounded
 from petiole.gpu_worker.models.parts.rotary import Rotation
 from petiole.gpu_worker.models.plan import DeltaNet, Norm, Router
-from petiole.gpu_worker.models.weights.coded import E2M1, SIGNED, UNSIGNED, Coded, Form
 from petiole.gpu_worker.models.weights.linear import DenseLinear
-from petiole.gpu_worker.models.weights.quantising import int4_form
+from petiole.gpu_worker.models.weights.quantization import int4_form
+from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout
 from petiole.gpu_worker.runtime.cuda.fused import (
     accept,
     adapters,
@@ -46,9 +47,9 @@ from petiole.gpu_worker.runtime.cuda.fused import (
     routing,
 )
 from petiole.gpu_worker.runtime.cuda.fused import norms as fused_norms
-from petiole.gpu_worker.runtime.cuda.fused import states as fused_states
+from petiole.gpu_worker.runtime.cuda.fused import recurrent as fused_states
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
-from petiole.gpu_worker.runtime.step.sampling import Choice
+from petiole.gpu_worker.runtime.step.sampling import SamplingMetadata
 
 VOCAB = 151_936
 TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -145,15 +146,17 @@ def output(*arguments: str) -> str:
 def draw(dtype: torch.dtype) -> None:
     n = 64
     half = torch.full((n,), 0.5)
-    choice = Choice(half, torch.zeros((n, 2), dtype=torch.int32), torch.ones(n, dtype=torch.int64), half, half)
+    choice = SamplingMetadata(
+        half, torch.zeros((n, 2), dtype=torch.int32), torch.ones(n, dtype=torch.int64), half, half
+    )
     choose.choose(torch.empty((n, VOCAB), dtype=dtype), choice)
 
 
-def heads(width: int, normed: bool, dtype: torch.dtype) -> None:
+def heads(width: int, normed: bool, dtype: torch.dtype, near: bool = False) -> None:
     n, n_heads, n_kv_heads = 16, 16, 8
     q, k, v = (torch.empty((n, many, width), dtype=torch.bfloat16) for many in (n_heads, n_kv_heads, n_kv_heads))
     norms = (torch.empty(width, dtype=torch.bfloat16),) * 2 if normed else None
-    rotation = Rotation(norms, 1e-6, torch.zeros(n, dtype=torch.int32), torch.empty(4096, width))
+    rotation = Rotation(norms, 1e-6, torch.zeros(n, dtype=torch.int32), torch.empty(4096, width), near)
     keys, values = (torch.empty((4096, n_kv_heads, width), dtype=dtype) for _ in range(2))
     layers.rotate_and_store(q, k, v, rotation, keys, values, torch.zeros(n, dtype=torch.int64))
 
@@ -216,7 +219,7 @@ def short() -> None:
     fused_states.convolve(x, kernel, None, inputs, places, bounds, of, copies)
 
 
-def residual(hidden: int) -> products.Residual:
+def residual(hidden: int) -> products.FusedResidual:
     x, norm = torch.empty((16, hidden), dtype=torch.bfloat16), torch.empty(hidden, dtype=torch.bfloat16)
     return products.begin(x, (norm, 1e-6))
 
@@ -239,7 +242,7 @@ def added(hidden: int, inner: int) -> None:
     products.added(x, dense(hidden, inner), residual(hidden), (norm, 1e-6))
 
 
-def coded(form: Form, rows: int) -> None:
+def coded(form: CodeLayout, rows: int) -> None:
     weight = form.empty(lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype))
     weight = weight.put_in_runs() if form.table else weight
     grouped.multiply(torch.empty((rows, form.inputs), dtype=torch.bfloat16), weight, None)
@@ -251,7 +254,7 @@ def norms() -> None:
     fused_norms.rms_norm(x, weight, 1e-6, added=x)
 
 
-def experts(rows: int, form_of: Callable[[int, int], Form] | None = None) -> None:
+def experts(rows: int, form_of: Callable[[int, int], CodeLayout] | None = None) -> None:
     """Of Qwen3-30B-A3B."""
 
     def weight(outputs: int, inputs: int) -> Tensor | Coded:
@@ -272,12 +275,12 @@ def experts(rows: int, form_of: Callable[[int, int], Form] | None = None) -> Non
 
 CODED = {
     "int4": int4_form(12_288, 4096),
-    "gptq": Form(12_288, 4096, 128, UNSIGNED, scales=torch.float16, zeros=torch.uint8),
-    "channels": Form(12_288, 4096, 4096, SIGNED, scales=torch.bfloat16),
-    "nvfp4": Form(12_288, 4096, 16, E2M1, scales=torch.float8_e4m3fn, multiplier=True),
-    "mxfp4": Form(5760, 2880, 32, E2M1, scales=torch.float8_e8m0fnu),
-    "int8": Form(12_288, 4096, 4096, codes=torch.int8),
-    "fp8": Form(12_288, 4096, 128, codes=torch.float8_e4m3fn),
+    "gptq": CodeLayout(12_288, 4096, 128, UNSIGNED, scales=torch.float16, zeros=torch.uint8),
+    "channels": CodeLayout(12_288, 4096, 4096, SIGNED, scales=torch.bfloat16),
+    "nvfp4": CodeLayout(12_288, 4096, 16, E2M1, scales=torch.float8_e4m3fn, multiplier=True),
+    "mxfp4": CodeLayout(5760, 2880, 32, E2M1, scales=torch.float8_e8m0fnu),
+    "int8": CodeLayout(12_288, 4096, 4096, codes=torch.int8),
+    "fp8": CodeLayout(12_288, 4096, 128, codes=torch.float8_e4m3fn),
 }
 
 
@@ -316,7 +319,9 @@ VARIANTS: dict[str, Callable[[], Tensor | None]] = {
     "of experts, few rows": lambda: experts(16),
     "of experts, many rows": lambda: experts(2048),
     "of experts in int4, few rows": lambda: experts(16, int4_form),
-    "of experts in fp8, many rows": lambda: experts(2048, lambda n, k: Form(n, k, k, codes=torch.float8_e4m3fn)),
+    "of experts in fp8, many rows": lambda: experts(
+        2048, lambda n, k: CodeLayout(n, k, k, codes=torch.float8_e4m3fn)
+    ),
 }
 
 FEW = (

@@ -10,15 +10,15 @@ import torch
 from petiole.gpu_worker.models.parts.experts import ExpertWeights, RouterWeights, mixed_experts
 from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.plan import Experts, FeedForward, Router
-from petiole.gpu_worker.models.weights.coded import RUN, Coded, CodedLinear, Form, KernelLinear
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Fp8Linear, Linear, quantize_fp8
-from petiole.gpu_worker.models.weights.quantising import int4_form, quantise_int4
+from petiole.gpu_worker.models.weights.quantization import int4_form, quantise_int4
+from petiole.gpu_worker.models.weights.quantized import RUN, Coded, CodedLinear, CodeLayout, KernelLinear
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.fused import grouped, routing
 from petiole.gpu_worker.runtime.cuda.fused.experts import mix_experts
 from petiole.gpu_worker.runtime.cuda.fused.routing import choose_experts
-from petiole.gpu_worker.runtime.cuda.known import has_kernel
+from petiole.gpu_worker.runtime.cuda.supported import has_kernel, with_kernel
 from tests.gpu.test_fused import DEVICE, some  # skips this module where Triton does not run
 from tests.support.coded import FORMS, random_weight
 
@@ -26,7 +26,7 @@ DTYPE, NEAR = (torch.bfloat16, 1e-2) if DEVICE == "cuda" else (torch.float16, 2e
 """The interpreter multiplies no bfloat16."""
 
 
-def sized(form: Form, outputs: int | None = None, inputs: int | None = None) -> Form:
+def sized(form: CodeLayout, outputs: int | None = None, inputs: int | None = None) -> CodeLayout:
     """Of other sizes, or of whole runs of four-bit codes."""
     inputs = inputs or (-(-form.inputs // RUN) * RUN if form.table else form.inputs)
     group = inputs if form.group == form.inputs else form.group
@@ -57,9 +57,20 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def test_forms_without_a_kernel_are_few():
-    assert set(FORMS) - set(KNOWN) == {"groups of 48"}
+    of_gguf = {name for name, form in FORMS.items() if form.steps or form.offsets}
+    assert set(FORMS) - set(KNOWN) == {"groups of 48", "a table of integers", *of_gguf}
     parts_of_runs = {"groups of 16, zeros", "channels", "channels, zeros", "a short last group"}
     assert {name for name in KNOWN if not has_kernel(FORMS[name])} == parts_of_runs
+
+
+def test_integers_of_a_table_without_a_kernel_are_held_in_eight_bits():
+    held = {name: with_kernel(form) for name, form in FORMS.items()}
+    assert {name for name in FORMS if held[name] != FORMS[name]} >= {"a table of integers"}
+    weight = random_weight(FORMS["a table of integers"], torch.Generator().manual_seed(5))
+    wider = held["a table of integers"].empty(lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype))
+    weight.put_into(wider)
+    assert has_kernel(wider.form)
+    assert torch.equal(wider.values(), weight.values())
 
 
 @pytest.mark.parametrize("name", [name for name in KNOWN if FORMS[name].table])

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import tokenizers
 
+from petiole.contract.results.vectors import Vectors
 from petiole.gpu_worker import Embedding, Engine, EngineConfig, Request
-from petiole.vectors import Vectors
 from tests.support.text_models import ENCODERS, cosine, reference, write_encoder
 
 TEXTS = ["a" * n for n in (1, 30, 50, 2, 50)] + ["what is behind the door", "a key"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from petiole.gpu_worker.config import EngineConfig
+from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 from tests.support.families import build_model

@@ -23,7 +23,7 @@ from celery.bin.celery import celery
 from celery.worker.control import Panel
 from starlette.routing import BaseRoute, Match, Mount
 
-from bench.__main__ import WORKLOADS
+from bench.__main__ import SHARE, WORKLOADS
 from petiole.gateway.application import make as make_gateway
 from petiole.tasks import settings
 from petiole.tasks.commands import cli
@@ -44,14 +44,17 @@ HERE: dict[str, tuple[int, ...]] = {"docs/deploying.md": (1,)}
 ELSEWHERE: dict[str, dict[int, str]] = {
     "README.md": {
         0: "tests/project/test_ci.py",
-        1: "tests/project/test_wheel.py",
-        2: "tests/gateway/test_program.py",
-        3: "tests/gateway/openai/test_chat.py",
-        4: "tests/tasks/servers/test_embedded.py",
-        5: "tests/tasks/servers/test_embedded.py",
-        6: "needs a large model",
+        1: "tests/tasks/servers/test_embedded.py",
+        2: "tests/tasks/servers/test_embedded.py",
+        3: "tests/project/test_wheel.py",
+        4: "tests/gateway/test_server.py",
+        5: "tests/gateway/openai/test_chat.py",
     },
-    "docs/batch.md": {0: "tests/e2e/test_batch.py", 1: "tests/e2e/test_detached_batch.py"},
+    "docs/batch.md": {
+        0: "tests/e2e/test_batch.py",
+        1: "tests/e2e/test_batch_from_python.py",
+        2: "tests/e2e/test_detached_batch.py",
+    },
     "docs/celery.md": {0: "tests/project/test_examples.py"},
     "docs/embeddings.md": {0: "tests/tasks/test_end_to_end.py"},
     "docs/deploying.md": {
@@ -66,7 +69,7 @@ ELSEWHERE: dict[str, dict[int, str]] = {
         3: "tests/project/test_wheel.py",
     },
     "docs/gateway.md": {
-        0: "tests/gateway/test_program.py",
+        0: "tests/gateway/test_server.py",
         1: "tests/gateway/test_survival.py",
         2: "tests/gateway/test_keys.py",
         3: "tests/gateway/test_keys.py",
@@ -76,9 +79,23 @@ ELSEWHERE: dict[str, dict[int, str]] = {
     "docs/models.md": {0: "tests/e2e/test_plan_command.py"},
     "docs/monitoring.md": {0: "some of them end when they are stopped"},
     "docs/operations.md": {0: "tests/e2e/test_recovery.py"},
+    "docs/recipes.md": {
+        0: "tests/gateway/test_keys.py",
+        1: "tests/e2e/test_models.py",
+        2: "tests/e2e/test_adapters.py",
+    },
     "docs/security.md": {0: "tests/e2e/test_rights.py"},
     "docs/settings.md": {0: "tests/e2e/test_sentinel.py"},
     "docs/streams.md": {0: "tests/tasks/streams/test_wire_format.py"},
+    "docs/tutorial.md": {
+        0: "tests/project/test_wheel.py",
+        1: "tests/tasks/servers/test_embedded.py",
+        2: "tests/tasks/servers/test_embedded.py",
+        3: "tests/e2e/test_applications.py",
+        4: "needs a model from the hub",
+        5: "needs a model from the hub",
+        6: "tests/e2e/test_recovery.py",
+    },
     "docs/vision.md": {0: "tests/tasks/commands/test_vision_demo.py"},
 }
 """By page: the tests that run the other blocks, or the same commands; or why nothing here can."""
@@ -123,7 +140,7 @@ def export(words: Sequence[str], page: str) -> None:
 
 def petiole(words: Sequence[str], page: str) -> None:
     if words[:1] == ["bench"]:
-        assert {word for word in words[1:] if re.fullmatch(r"[a-z_]+", word)} <= set(WORKLOADS)
+        assert {word for word in words[1:] if re.fullmatch(r"[a-z_]+", word)} <= {*WORKLOADS, SHARE}
         return
     said = io.StringIO()
     refused = contextlib.suppress(SystemExit)
@@ -168,6 +185,9 @@ def pip(words: Sequence[str], page: str) -> None:
 
 
 def python(words: Sequence[str], page: str) -> None:
+    if words[0].endswith(".py"):
+        assert (REPOSITORY / "examples" / Path(words[0]).name).exists()
+        return
     assert words[0] == "-m"
     module, rest = words[1], words[2:]
     if module in ("venv", "pytest"):
@@ -175,15 +195,26 @@ def python(words: Sequence[str], page: str) -> None:
         assert [path for path in paths if not (REPOSITORY / path).exists()] == []
         return
     found = importlib.util.find_spec(module)
-    if found is not None and found.submodule_search_locations:
-        found = importlib.util.find_spec(f"{module}.__main__")
     assert found is not None, module
-    assert found.origin is not None, module
-    package = REPOSITORY / module.partition(".")[0]
-    sources = [Path(found.origin), *package.glob("*.py")]
-    source = "".join(path.read_text() for path in sources)
+    program = f"{module}.__main__" if found.submodule_search_locations else module
+    source = "".join(sources(program).values())
     options = [word for word in rest if word.startswith("--")]
     assert [option for option in options if f'"{option}"' not in source] == []
+
+
+def sources(module: str, found: dict[str, str] | None = None) -> dict[str, str]:
+    """The text of a module, and of what it imports of its own package."""
+    found = {} if found is None else found
+    spec = importlib.util.find_spec(module)
+    assert spec is not None, module
+    assert spec.origin is not None, module
+    found[module] = Path(spec.origin).read_text()
+    for at, names in re.findall(rf"^from ({module.partition('.')[0]}[\w.]*) import (.*)", found[module], re.M):
+        inner = [f"{at}.{name}" for name in names.split(", ") if (REPOSITORY / at.replace(".", "/")).is_dir()]
+        for one in inner or [at]:
+            if one not in found and importlib.util.find_spec(one) is not None:
+                sources(one, found)
+    return found
 
 
 def docker(words: Sequence[str], page: str) -> None:
@@ -240,7 +271,7 @@ PROGRAMS: dict[str, Callable[[Sequence[str], str], None]] = {
     "petiole": petiole,
     "pip": pip,
     "python": python,
-    **dict.fromkeys((".", "chmod", "echo", "install", "redis-cli", "uvicorn"), any_words),
+    **dict.fromkeys((".", "chmod", "echo", "install", "kill", "redis-cli", "uvicorn"), any_words),
 }
 
 
@@ -278,7 +309,7 @@ def test_programs_take_what_the_text_names(page: str) -> None:
 def subcommands() -> dict[str, str]:
     """By sub-command of `petiole`, its help, with that of its own sub-commands."""
     root = cli.parser()
-    found = {"bench": (REPOSITORY / "bench" / "__main__.py").read_text()}
+    found = {"bench": "".join((REPOSITORY / "bench" / name).read_text() for name in ("__main__.py", "share.py"))}
     for name, parser in nested(root):
         found.setdefault(name, parser.format_help() + "".join(inner.format_help() for _, inner in nested(parser)))
     return found

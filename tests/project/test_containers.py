@@ -63,6 +63,19 @@ def test_profile_cpu_replaces_the_gpu_worker() -> None:
     assert services["worker-cpu"]["environment"]["PETIOLE_DEVICE"] == "cpu"
 
 
+def test_profile_monitoring_has_what_it_mounts() -> None:
+    services = compose()["services"]
+    assert {name for name, service in services.items() if service.get("profiles") == ["monitoring"]} == {
+        "metrics",
+        "prometheus",
+        "grafana",
+    }
+    mounts = [volume for service in services.values() for volume in service.get("volumes", ()) if volume[0] == "."]
+    assert mounts
+    for mount in mounts:
+        assert (ROOT / mount.partition(":")[0]).exists(), mount
+
+
 def test_redis_persists_never_evicts_queued_tasks_and_has_a_limit() -> None:
     command = " ".join(compose()["services"]["redis"]["command"])
     for option in ("--appendonly yes", "--maxmemory-policy noeviction", "--maxmemory ${REDIS_MAXMEMORY:-1gb}"):
@@ -78,8 +91,12 @@ def test_no_container_has_more_rights_or_memory_than_it_needs() -> None:
 
 
 def test_no_password_is_in_the_environment_or_on_a_command_line() -> None:
-    for name, service in compose()["services"].items():
-        assert "broker_url" in service["secrets"], name
+    services = compose()["services"]
+    assert {name for name, service in services.items() if "broker_url" not in service.get("secrets", ())} == {
+        "prometheus",
+        "grafana",
+    }
+    for name, service in services.items():
         assert "PETIOLE_BROKER_URL" not in service.get("environment", {}), name
     default = compose()["secrets"]["broker_url"]["file"].partition(":-")[2].removesuffix("}")
     assert (ROOT / default).read_text() == "redis://redis:6379/0\n"
@@ -177,7 +194,7 @@ def test_every_base_image_can_get_a_digest(tmp_path: Path) -> None:
             ["sh", "images/pin.sh"], cwd=tmp_path, check=True, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}
         )
         changed = (tmp_path / "Dockerfile").read_text() + (tmp_path / "docker-compose.yml").read_text()
-        assert changed.count(f"@{digest}") == 3
+        assert changed.count(f"@{digest}") == 5
         before = (ROOT / "Dockerfile").read_text() + (ROOT / "docker-compose.yml").read_text()
         assert re.sub("@sha256:[0-9a-f]{64}", "", changed) == re.sub("@sha256:[0-9a-f]{64}", "", before)
 

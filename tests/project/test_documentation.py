@@ -1,4 +1,4 @@
-"""Types and tables follow from the declarations in `tasks.requests`: `python -m docs.render` writes them."""
+"""Types and tables follow from the declarations in `petiole.contract`: `python -m docs.render` writes them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 from pydantic import BaseModel
 
 from docs import render
-from petiole.tasks.requests.kinds import SCHEMAS
-from petiole.tasks.requests.results import GenerationResult
+from petiole.contract.results.task_result import GenerationResult
+from petiole.contract.tasks import TASKS
 
 WRITE = "run: python -m docs.render"
 
 
 def test_the_types_are_the_rendered_ones() -> None:
     assert render.TYPES.read_text() == render.types(), WRITE
-    assert render.TASKS.read_text() == render.typed_tasks(), WRITE
+    assert render.TYPED.read_text() == render.typed_tasks(), WRITE
 
 
 @pytest.mark.parametrize("path", render.PAGES, ids=lambda path: path.name)
@@ -24,6 +24,8 @@ def test_the_tables_are_the_rendered_ones(path: Path) -> None:
     assert path.read_text() == render.page(path.read_text(), path.name), WRITE
 
 
-@pytest.mark.parametrize("model", [*SCHEMAS.values(), GenerationResult], ids=lambda model: model.__name__)
+@pytest.mark.parametrize(
+    "model", [*(task.request for task in TASKS.values()), GenerationResult], ids=lambda model: model.__name__
+)
 def test_every_field_says_what_it_means(model: type[BaseModel]) -> None:
     assert [name for name in model.model_fields if not render.text_of(model, name)] == []

@@ -26,9 +26,11 @@ HERE: dict[str, tuple[int, ...]] = {
     "docs/celery.md": (0, 3),
     "docs/constraints.md": (0,),
     "docs/engine.md": (0,),
+    "docs/recipes.md": (0, 2),
     "docs/requests.md": (0, 1, 2, 3),
     "docs/streams.md": (1, 0, 2),
     "docs/tools.md": (3,),
+    "docs/tutorial.md": (0, 1),
 }
 """By page: the examples that one process runs, one after the other."""
 
@@ -56,6 +58,7 @@ ELSEWHERE: dict[str, dict[int, str]] = {
     },
     "docs/models.md": {0: "tests/e2e/test_adapters.py"},
     "docs/monitoring.md": {0: "needs python-json-logger"},
+    "docs/recipes.md": {1: "tests/gateway/test_sdks.py"},
     "docs/testing.md": dict.fromkeys(range(4), "tests/project/test_pages.py"),
     "docs/tools.md": dict.fromkeys(range(3), "tests/e2e/test_tiny_tools.py"),
     "docs/vision.md": dict.fromkeys(range(4), "tests/e2e/test_vision.py"),

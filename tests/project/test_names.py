@@ -104,6 +104,7 @@ def test_a_checkout_without_links_works_as_well(tmp_path: Path) -> None:
     (tmp_path / "petiole").mkdir()
     for file in (REPOSITORY / "petiole").glob("*.py"):
         shutil.copy(file, tmp_path / "petiole" / file.name)
+    shutil.copytree(REPOSITORY / "petiole" / "contract", tmp_path / "petiole" / "contract")
     for folder in ("gateway", "tasks", "gpu_worker", "cache"):
         (tmp_path / folder).symlink_to(REPOSITORY / folder)
         (tmp_path / "petiole" / folder).write_text(f"../{folder}")
@@ -133,7 +134,9 @@ def test_type_checkers_see_the_names_that_are_imported_later() -> None:
     tree = ast.parse((REPOSITORY / "tasks" / "__init__.py").read_text())
     seen = {
         alias.asname or alias.name: f"{node.module}:{alias.name}"
-        for node in ast.walk(tree)
+        for guarded in tree.body
+        if isinstance(guarded, ast.If)
+        for node in ast.walk(guarded)
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("petiole.")
         for alias in node.names
     }

@@ -80,6 +80,10 @@ class More(TransactionTestCase):
     def asked(self):
         return self.client.post("/ask", {"question": "Who are you?"}).json()["id"]
 
+    def test_a_question_without_its_field_is_the_callers_mistake(self):
+        self.client.raise_request_exception = False
+        assert self.client.post("/ask", {}).status_code == 400
+
     def events(self, path, **headers):
         return b"".join(self.client.get(path, headers=headers).streaming_content).decode().split("\\n\\n")
 
@@ -139,7 +143,7 @@ def test_a_django_project(project: Path) -> None:
         tests.write(MORE_TESTS)
     ran = run(project, "manage.py", "test", "--verbosity=2")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "Ran 9 tests" in ran.stderr
+    assert "Ran 10 tests" in ran.stderr
 
 
 WATCHED = """

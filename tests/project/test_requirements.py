@@ -6,15 +6,14 @@ import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable
-from importlib.metadata import packages_distributions, requires
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.support.site import REPOSITORY, RedisServer
+from tests.support.wheels import brought_by
 
 # argv: the names of modules that a fresh environment lacks, as JSON. They cannot be imported here.
 PRODUCER = """
@@ -44,21 +43,6 @@ for read_it in (lambda: next(stream(result, timeout_s=0.1)), lambda: asyncio.run
 cancel(result)
 print(main(["settings"]), main(["status"]), result.state)
 """
-
-
-def brought_by(requirements: Iterable[str]) -> set[str]:
-    """The distributions that `pip install` of `requirements` brings into an empty environment."""
-    waiting = [(Requirement(line), "") for line in requirements]
-    seen: set[tuple[str, str]] = set()
-    while waiting:
-        requirement, extra = waiting.pop()
-        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
-            continue
-        for wanted in {"", *requirement.extras}:
-            if (key := (canonicalize_name(requirement.name), wanted)) not in seen:
-                seen.add(key)
-                waiting += [(Requirement(line), wanted) for line in requires(requirement.name) or []]
-    return {name for name, _ in seen}
 
 
 def test_a_producer_runs_on_what_it_declares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

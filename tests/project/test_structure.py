@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,25 +16,38 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FLOORS = ("gateway", "tasks", "gpu_worker", "cache")
+BESIDE = ("bench", "training")
+"""Folders that no wheel has, and that obey the same rules."""
+
 MOST_ROOMS = 13
 MOST_ON_A_FLOOR = 16
 """`tasks` and `gpu_worker` themselves: what all of a floor may use lies there."""
+MOST_FILES_OF_ONE_NAME = 2
+MOST_NAMES_OF_TWO_CLASSES = 30
+"""Public ones, kombu's own (Channel, Transport), and models whose dictionaries have their names."""
 
 
 def modules() -> dict[str, Path]:
     found = {f"petiole.{path.stem}": path for path in (ROOT / "petiole").glob("*.py")}
     found["petiole"] = found.pop("petiole.__init__")
-    for floor in (*FLOORS, "petiole/testing"):
+    for floor in (*FLOORS, "petiole/contract", "petiole/testing"):
         for path in (ROOT / floor).rglob("*.py"):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            parts = parts[parts[0] == "petiole" :]
-            found[".".join(("petiole", *(parts[:-1] if parts[-1] == "__init__" else parts)))] = path
+            found[named("petiole", *path.relative_to(ROOT).parts)] = path
+    for folder in BESIDE:
+        found |= {named(*path.relative_to(ROOT).parts): path for path in (ROOT / folder).rglob("*.py")}
     return found
+
+
+def named(*parts: str) -> str:
+    """The module of a file: petiole once, and no `__init__`."""
+    parts = parts[parts[:2] == ("petiole", "petiole") :]
+    return ".".join(parts).removesuffix(".py").removesuffix(".__init__")
 
 
 MODULES = modules()
 C_FILES = sorted(path for kind in ("c", "h") for floor in FLOORS for path in (ROOT / floor).rglob(f"*.{kind}"))
 FOLDERS = sorted(name for name, path in MODULES.items() if path.name == "__init__.py" and name != "petiole")
+PRODUCT = [name for name in FOLDERS if name.startswith("petiole.")]
 
 
 def imported(name: str) -> Iterator[str]:
@@ -49,6 +62,9 @@ def imported(name: str) -> Iterator[str]:
                 if module in MODULES:
                     yield module
                 elif node.module in MODULES:
+                    assert re.search(rf"\b{alias.name}\b", MODULES[node.module].read_text()), (
+                        f"{name}: no {module}"
+                    )
                     yield str(node.module)
 
 
@@ -138,6 +154,24 @@ def test_there_is_no_circle_in_c() -> None:
     assert circles(folders_of(edges)) == []
 
 
+def defined(text: str) -> set[str]:
+    """The functions that a file of C defines; several variants of one, for processors, are one."""
+    return set(re.findall(r"^(?!#|typedef)\w[\w *]*?\b(\w+)\([^;{}]*\)\s*\{", text, re.MULTILINE))
+
+
+def test_a_function_of_c_is_found() -> None:
+    text = "INLINE vp a(vp x) { return x; }\nstatic void b(int m,\n  int n) {\n  c(m);\n}\nint d(int m);\n"
+    assert defined(text) == {"a", "b"}
+
+
+def test_no_two_functions_of_c_have_one_name() -> None:
+    """A source and its header are one room, which may have one variant in each."""
+    found = {(name, path.with_suffix("")) for path in C_FILES for name in defined(path.read_text())}
+    names = Counter(name for name, _ in found)
+    assert len(names) > 200
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def rooms(folder: str) -> set[str]:
     """The modules and folders in a folder, those of C too. Files that are no code have no line of their own, and
     neither have families of models, which are all of one kind: a table in the docs lists them."""
@@ -165,22 +199,40 @@ def test_a_folder_of_tests_that_mirrors_none_opens_with_a_map_too(folder: str) -
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_folder_has_as_many_rooms_as_one_takes_in(folder: str) -> None:
-    assert len(rooms(folder)) <= (MOST_ON_A_FLOOR if folder.count(".") == 1 else MOST_ROOMS)
+    assert len(rooms(folder)) <= (MOST_ON_A_FLOOR if folder in PRODUCT and folder.count(".") == 1 else MOST_ROOMS)
+
+
+def test_no_file_name_stands_for_more_than_two_files() -> None:
+    product = (path for name, path in MODULES.items() if name.startswith("petiole."))
+    names = Counter(path.name for path in product if path.name != "__init__.py")
+    assert {name: count for name, count in names.items() if count > MOST_FILES_OF_ONE_NAME} == {}
+
+
+def test_hardly_a_class_name_stands_for_two_classes() -> None:
+    product = [path for name, path in MODULES.items() if name.startswith("petiole.")]
+    nodes = (node for path in product for node in ast.walk(ast.parse(path.read_text())))
+    names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    assert len(names) > 800
+    twice = sorted(name for name, count in names.items() if count > 1)
+    assert len(twice) <= MOST_NAMES_OF_TWO_CLASSES, twice
 
 
 def test_one_familys_values_are_known_to_its_folder_and_to_the_cache_that_names_them() -> None:
     """The engine knows kinds of values (`gpu_worker.request.values`), whatever they stand for."""
     words = re.compile(r"coordinate|CoordToken|SizeToken", re.IGNORECASE)
-    known = {name for name, path in MODULES.items() if words.search(path.read_text())}
+    petiole = {name: path for name, path in MODULES.items() if name.startswith("petiole.")}
+    known = {name for name, path in petiole.items() if words.search(path.read_text())}
     own = {name for name in known if name.startswith("petiole.gpu_worker.models.moondream")}
     assert known - own == {"petiole.cache", "petiole.cache.tokens", "petiole.gpu_worker.models"}
 
 
 def test_the_tests_mirror_the_folders() -> None:
     folders = {name.removeprefix("petiole.").replace(".", "/") for name in FOLDERS}
-    mirrored = [path for floor in FLOORS for path in (ROOT / "tests" / floor).rglob("*") if path.is_dir()]
+    mirrored = [
+        path for floor in (*FLOORS, *BESIDE) for path in (ROOT / "tests" / floor).rglob("*") if path.is_dir()
+    ]
     names = {str(path.relative_to(ROOT / "tests")) for path in mirrored if path.name != "__pycache__"}
-    assert names - folders <= {"gpu_worker/engine"}
+    assert names <= folders
 
 
 def test_contributing_shows_the_same_house() -> None:
@@ -195,4 +247,4 @@ def test_contributing_shows_the_same_house() -> None:
             depth = len(match[1]) // 2 - 1
             path[depth:] = [match[2]]
             shown.add(".".join(("petiole", *path)))
-    assert shown == set(FOLDERS)
+    assert shown == set(PRODUCT)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from petiole.tasks.requests import schemas
-from petiole.tasks.requests.celery_options import SUBMISSION
+from petiole.contract.requests import generation
+from petiole.contract.requests.submission import SUBMISSION
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -115,5 +115,5 @@ def test_right_uses_pass_a_type_checker_and_wrong_ones_do_not(tmp_path: Path) ->
 
 
 def test_the_options_of_a_submission_are_those_of_no_request() -> None:
-    own = schemas.GenerateRequest.model_fields.keys() | schemas.ChatRequest.model_fields.keys()
+    own = generation.GenerateRequest.model_fields.keys() | generation.ChatRequest.model_fields.keys()
     assert not SUBMISSION & own

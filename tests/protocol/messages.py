@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from petiole.tasks.worker.broker.presence import QUIET_MS
+from petiole.tasks.worker.broker.liveness import QUIET_MS
 from tests.protocol.scripts import Scripts
 from tests.protocol.state import (
+    ASKED,
     AT_WORK,
     LEASE,
     MESSAGE,
@@ -14,7 +15,6 @@ from tests.protocol.state import (
     PRESENT,
     QUEUE,
     SERVER,
-    TASK_STATE,
     UNACKED,
     Job,
     State,
@@ -41,8 +41,8 @@ class Messages:
             broker = with_key(s.broker, QUEUE, (MESSAGE, *value(s.broker, QUEUE, ())))
             yield "a message is sent", s._replace(broker=broker, to_send=s.to_send - 1), 0
         elif s.to_revoke:
-            fields = value(s.task, TASK_STATE, frozenset()) | {("cancel", "1")}
-            after = s._replace(task=with_key(s.task, TASK_STATE, fields), to_revoke=s.to_revoke - 1)
+            fields = frozenset({("cancel", "1")})
+            after = s._replace(task=with_key(s.task, ASKED, fields), to_revoke=s.to_revoke - 1)
             for i, w in enumerate(s.workers):
                 if w.current:
                     after = after.put_job(i, w.current, ending=True)

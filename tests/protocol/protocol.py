@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from petiole.tasks.record.scripts import Publish
+from petiole.tasks.record.scripts import PublishReply
 from tests.protocol.messages import TTL_MS, Messages, process_of, read, replaced
 from tests.protocol.scripts import Scripts
 from tests.protocol.state import (
+    ASKED,
     AT_WORK,
     CHANNEL,
     COMPLETION,
@@ -26,6 +27,7 @@ from tests.protocol.state import (
     Steps,
     Worker,
     blamed,
+    value,
 )
 
 TOKENS = 2
@@ -58,7 +60,7 @@ class Protocol:
         w = s.workers[i]
         if job.at == "queued" and not w.draining:
             args = [TTL_MS, self.model(i), int(self.scenario.room), job.call_name, 0, "message", 0]
-            task, replies = self.run("begin", s.task, [LOG, TASK_STATE, COMPLETION], args)
+            task, replies = self.run("begin", s.task, [LOG, TASK_STATE, COMPLETION, ASKED], args)
             begun = s._replace(task=task)
             yield f"{w.channel} begins", begun.put_job(i, number, at="begun", reply=replies[0]), 0
             if s.faults:
@@ -109,7 +111,7 @@ class Protocol:
         if job.call is not None:
             yield f"{name}'s publisher reads the reply", self._answered(s, i, number, job), 0
             return
-        mark, flagged = job.admitted and not job.marked, bool(s.field("cancel")) and not job.ending
+        mark, flagged = job.admitted and not job.marked, bool(value(s.task, ASKED, ())) and not job.ending
         if job.sent < job.tokens or job.final or job.released or mark or flagged or self._announces(s, job):
             task, call = self._publish(s, i, job, mark)
             after = s._replace(task=task)
@@ -131,16 +133,16 @@ class Protocol:
         operations = " ".join(word for word, true in words.items() if true)
         turn = [0, operations, json.dumps(job.final) if job.final else "", json.dumps(by), ""]
         args = [TTL_MS, 1, job.attempt, entries, payload, CHANNEL, *turn]
-        task, reply = self.run("publish", s.task, [LOG, TASK_STATE], args)
+        task, reply = self.run("publish", s.task, [LOG, TASK_STATE, ASKED], args)
         return task, (reply, job.tokens, entries, operations)
 
     def _answered(self, s: State, i: int, number: int, job: Job) -> State:
         reply, tokens, entries, operations = job.call
         code, length, ends = reply[1:4] if reply else (0, 0, 0)
         s = s.put_job(i, number, call=None)
-        if code == Publish.STALE:
+        if code == PublishReply.STALE:
             return s.put_job(i, number, at="stale", over=True).post(i, "stand by", number)
-        if code == Publish.GAP:
+        if code == PublishReply.GAP:
             return s.put_job(i, number, sent=ends, entries=length, marked=False, announced=False)
         done = {
             "marked": job.marked or "admitted" in operations,
@@ -151,7 +153,7 @@ class Protocol:
             return s.put_job(i, number, at="ended")
         if "released" in operations:
             return s.put_job(i, number, at="released", over=True)
-        return s.put_job(i, number, ending=True) if code == Publish.FLAGGED else s
+        return s.put_job(i, number, ending=True) if code == PublishReply.FLAGGED else s
 
     # ------------------------------------------------------------ completion threads
 

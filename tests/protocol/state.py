@@ -143,7 +143,7 @@ class State(NamedTuple):
 
 QUEUE = "petiole"
 OWNERS, LEASE, UNACKED, _, PRESENT, SERVER = LedgerKeys.under("")
-LOG, CHANNEL, TASK_STATE, _, COMPLETION, *_ = stream_keys("t")
+LOG, CHANNEL, TASK_STATE, ASKED, _, COMPLETION, *_ = stream_keys("t")
 MESSAGE = '{"properties": {"delivery_info": {"exchange": ""}}}'
 
 AT_WORK = ("begun", "replaying", "ended", "complete", "called", "stored", "settle")

@@ -26,8 +26,8 @@ import amqp
 import redis
 from amqp.transport import _AbstractTransport as AmqpTransport
 
-from petiole.gpu_worker.config import EngineConfig
-from petiole.tasks.servers.masters import MasterPool
+from petiole.contract.settings.engine import EngineConfig
+from petiole.tasks.servers.failover import MasterPool
 from petiole.tasks.worker.broker.ledger import Ledger
 from petiole.tasks.worker.completion import threads
 from petiole.tasks.worker.completion.completion import Completion

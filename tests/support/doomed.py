@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from petiole.gpu_worker.config import EngineConfig
+from petiole.contract.settings.engine import EngineConfig
 from petiole.tasks.keys import MARKER_PREFIX
 from tests.support.fake_engine import FakeEngine
 
@@ -78,10 +78,10 @@ POINTS = {
 OF_A_REVOCATION = {
     "to be flagged": Point("petiole.tasks.fleet.control", "flag_cancel", True),
     "flagged": Point("petiole.tasks.fleet.control", "flag_cancel", False),
-    "to be announced": Point("petiole.tasks.worker.delivery.revoking", "Request.announce", True),
+    "to be announced": Point("petiole.tasks.worker.delivery.revocation", "Request.announce", True),
     "to be stored": Point("celery.backends.redis", "RedisBackend._set", True, _of_a_result),
     "stored": Point("celery.backends.redis", "RedisBackend._set", False, _of_a_result),
-    "announced": Point("petiole.tasks.worker.delivery.revoking", "Request.announce", False),
+    "announced": Point("petiole.tasks.worker.delivery.revocation", "Request.announce", False),
 }
 
 OF_A_FAILURE = {

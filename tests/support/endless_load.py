@@ -6,7 +6,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
-from petiole.gpu_worker.config import EngineConfig
+from petiole.contract.settings.engine import EngineConfig
 
 
 class EndlessLoad:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker import Engine
-from petiole.gpu_worker.config import EngineConfig
 from petiole.gpu_worker.scheduling.state import Generated
-from petiole.gpu_worker.threads import text as text_thread
+from petiole.gpu_worker.threads import detokenization as text_thread
 
 
 class FailingText(Engine):

@@ -22,12 +22,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from petiole.gpu_worker.config import Batching, EngineConfig
-from petiole.gpu_worker.errors import EngineError, HandedBack, InvalidRequest, ModelError
-from petiole.gpu_worker.handle import Handle
+from petiole.contract.results.outputs import Prepared
+from petiole.contract.settings.engine import Batching, EngineConfig
+from petiole.gpu_worker.exceptions import EngineError, HandedBack, InvalidRequest, ModelError
 from petiole.gpu_worker.request import Delta, FinishReason, Request, Result, Timing, Usage
+from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.runtime.interface import ModelLimits
-from petiole.outputs import Prepared
 
 MAX_MODEL_LEN = 4096
 

@@ -25,14 +25,14 @@ from petiole.gpu_worker.models.parts.kernels import rms_norm as plain_norm
 from petiole.gpu_worker.models.parts.recurrent.convolution import convolved
 from petiole.gpu_worker.models.parts.recurrent.delta_inputs import convolution_inputs, rule_gates, rule_heads
 from petiole.gpu_worker.models.parts.recurrent.delta_rule import delta_rule
-from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear
+from petiole.gpu_worker.models.weights.quantized import Coded, CodedLinear
 from petiole.gpu_worker.runtime.cuda import executor, fused, graphs
 from petiole.gpu_worker.runtime.cuda.attention import installed
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.capture import eager
 from petiole.gpu_worker.runtime.cuda.executor import CudaExecutor
-from petiole.gpu_worker.runtime.cuda.known import has_kernel
-from petiole.gpu_worker.runtime.cuda.texts import CudaTextExecutor
+from petiole.gpu_worker.runtime.cuda.supported import has_kernel
+from petiole.gpu_worker.runtime.cuda.whole_texts import CudaTextExecutor
 from petiole.gpu_worker.runtime.step.sampling import choose
 from petiole.gpu_worker.runtime.step.verify import accept
 
@@ -101,9 +101,11 @@ def rotate_and_store(q, k, v, rotation, keys, values, slots):
         wide = x.float()
         if norm is not None:
             wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + rotation.eps) * norm.float()
-        half = cos.shape[-1]
-        low, high, rest = torch.split(wide, [half, half, x.shape[2] - 2 * half], dim=-1)
-        return torch.cat([low * cos - high * sin, high * cos + low * sin, rest], dim=-1)
+        turned, rest = wide.split([2 * cos.shape[-1], x.shape[2] - 2 * cos.shape[-1]], dim=-1)
+        near = rotation.neighbours
+        low, high = turned.unflatten(-1, (-1, 2) if near else (2, -1)).unbind(-1 if near else -2)
+        pairs = torch.stack([low * cos - high * sin, high * cos + low * sin], dim=-1 if near else -2)
+        return torch.cat([pairs.flatten(-2), rest], dim=-1)
 
     q_norm, k_norm = rotation.norms or (None, None)
     q.copy_(rotated(q, q_norm))
@@ -157,7 +159,7 @@ def add_terms(x, y, a, b, slots, ranks):
             first += matrix.shape[1]
 
 
-# ---------------------------------------------------------------- gpu_worker.runtime.cuda.fused.states
+# ---------------------------------------------------------------- gpu_worker.runtime.cuda.fused.recurrent
 
 
 def check_rows(places, bounds, copies, n):
@@ -548,7 +550,7 @@ def install(monkeypatch):
     layers = (rotate_and_store, write_pages, gather_pages, token_slots, quantize_rows)
     module("petiole.gpu_worker.runtime.cuda.fused.layers", *layers)
     module("petiole.gpu_worker.runtime.cuda.fused.adapters", add_terms)
-    module("petiole.gpu_worker.runtime.cuda.fused.states", convolve, prepare, apply_delta_rule)
+    module("petiole.gpu_worker.runtime.cuda.fused.recurrent", convolve, prepare, apply_delta_rule)
     module("petiole.gpu_worker.runtime.cuda.fused.chunks", apply_delta_rule_in_chunks)
     module("petiole.gpu_worker.runtime.cuda.fused.norms", rms_norm, gated_rms_norm)
     module("petiole.gpu_worker.runtime.cuda.fused.grouped", multiply, gather_product, scatter_product, combined)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,12 @@ LONGROPE = {
     "long_factor": [2.0 + i for i in range(6)],
 }
 _QWEN3_MOE = {"head_dim": 32, "num_experts": 7, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_QWEN2_MOE = {
+    "num_experts": 7,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
 _MINISTRAL3 = _YARN | {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1}
 _OLMO3 = {_LOCAL: {"rope_type": "default", "rope_theta": 10_000.0}, _FULL: _YARN}
 
@@ -128,6 +135,40 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         _GEMMA4 | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 32},
     ),
 }
+_GRANITE4 = {
+    "num_local_experts": 0,
+    "layer_types": [_FULL] * 3,
+    "shared_intermediate_size": 80,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+}
+_MAMBA2 = {
+    "layer_types": ["linear_attention", _FULL, "linear_attention"],
+    "mamba_n_heads": 8,
+    "mamba_d_state": 24,
+}
+FAMILIES |= {
+    "gemma1": ("Gemma", {"head_dim": 32, "hidden_act": "gelu_pytorch_tanh"}),
+    "gemma2": ("Gemma2", {"head_dim": 32, "sliding_window": 7, "query_pre_attn_scalar": 24, "pad_token_id": 0}),
+    "granite4": (
+        "GraniteMoeHybrid",
+        _GRANITE4 | {"shared_intermediate_size": 96, "position_embedding_type": "rope"},
+    ),
+    "granite4-moe": ("GraniteMoeHybrid", _GRANITE4 | {"num_local_experts": 7}),
+    "gpt2": ("GPT2", {"n_inner": 96, "activation_function": "gelu_new", "n_positions": 256}),
+    "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "pad_token_id": 0}),
+    "cohere": ("Cohere", {"logit_scale": 0.5, "pad_token_id": 0}),
+    "cohere2": (
+        "Cohere2",
+        {"sliding_window": 7, "layer_types": [_LOCAL, _FULL, _LOCAL], "logit_scale": 0.5, "pad_token_id": 0},
+    ),
+    "qwen2-moe": ("Qwen2Moe", _QWEN2_MOE | {"mlp_only_layers": [1]}),
+    "olmoe": ("Olmoe", {"num_experts": 7, "num_experts_per_tok": 2, "pad_token_id": 0}),
+    "gemma4-unified": (
+        "Gemma4Unified",
+        {key: value for key, value in _GEMMA4.items() if "per_layer_input" not in key},
+    ),
+}
 _LINEAR = {
     "num_hidden_layers": 4,
     "head_dim": 32,
@@ -147,9 +188,23 @@ WITH_STATES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5": ("Qwen3_5", _LINEAR),
     "qwen3.5-moe": ("Qwen3_5Moe", _LINEAR | _MIXED),
     "qwen3-next": ("Qwen3Next", _LINEAR | _MIXED | {"mlp_only_layers": [1], "tie_word_embeddings": True}),
+    "lfm2-moe": (
+        "Lfm2Moe",
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+        },
+    ),
     "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16}),
+    "granite4-h": ("GraniteMoeHybrid", _GRANITE4 | _MAMBA2 | {"mamba_proj_bias": True, "mamba_n_groups": 2}),
+    "granite4-h-moe": ("GraniteMoeHybrid", _GRANITE4 | _MAMBA2 | {"num_local_experts": 7}),
 }
 """Families some of whose layers keep a state."""
+IN_TORCH = ("granite4-h", "granite4-h-moe")
+"""Families whose states only torch computes, on the CPU."""
 
 EVERY_FAMILY = FAMILIES | WITH_STATES
 OF_EACH_KIND = (
@@ -164,9 +219,11 @@ OF_EACH_KIND = (
     "glm4-moe",
     "qwen3.5",
     "lfm2",
+    "granite4-h",
 )
 """A family of each kind: norms of heads, windows, shared keys and inputs of layers, long rotations, multipliers,
-layers without rotation, growing queries, sinks, groups of experts beside shared ones, delta nets, convolutions."""
+layers without rotation, growing queries, sinks, groups of experts beside shared ones, delta nets, convolutions,
+scans."""
 
 
 def by_family(*more: Any) -> list[Any]:
@@ -186,25 +243,42 @@ MIXTURES = {
     "gemma4-experts",
     "qwen3.5-moe",
     "qwen3-next",
+    "qwen2-moe",
+    "olmoe",
+    "lfm2-moe",
+    "granite4-moe",
+    "granite4-h-moe",
 }
 """The families with experts."""
 
 _CONFIGURATIONS = {
     "Gemma3": "Gemma3TextConfig",
     "Gemma4": "Gemma4TextConfig",
+    "Gemma4Unified": "Gemma4UnifiedTextConfig",
     "Qwen3_5": "Qwen3_5TextConfig",
     "Qwen3_5Moe": "Qwen3_5MoeTextConfig",
 }
+_MODELS = {"GPT2": "GPT2LMHeadModel"}
+
+
+def configuration(name: str, **changes: Any) -> tuple[str, Any]:
+    """The kind of a family, as transformers names it, and its configuration. `changes` override the shape."""
+    kind, extra = EVERY_FAMILY[name]
+    return kind, getattr(transformers, _CONFIGURATIONS.get(kind, f"{kind}Config"))(**SHAPE | extra | changes)
 
 
 def build_model(name: str, **changes: Any) -> Any:
     """A random model of transformers whose logits differ enough from each other to be worth comparing.
     `changes` override the shape."""
-    kind, extra = EVERY_FAMILY[name]
+    kind, config = configuration(name, **changes)
     torch.manual_seed(sum(name.encode()))
-    config = getattr(transformers, _CONFIGURATIONS.get(kind, f"{kind}Config"))(**SHAPE | extra | changes)
     config._attn_implementation = "eager"
-    return redrawn(getattr(transformers, f"{kind}ForCausalLM")(config))
+    return redrawn(getattr(transformers, _MODELS.get(kind, f"{kind}ForCausalLM"))(config))
+
+
+def configuration_of(name: str, **changes: Any) -> Any:
+    """Of a family, as an object of transformers."""
+    return configuration(name, **changes)[1]
 
 
 def drawn(model: Any, name: str) -> Any:
@@ -219,7 +293,8 @@ def redrawn(model: Any) -> Any:
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             spread = 0.3 if parameter.dim() > 1 else 0.2
-            parameter.normal_(1.0 if "norm" in parameter_name else 0.0, spread)
+            is_norm = re.search(r"norm(?!.*bias)|\bln_\w+\.weight", parameter_name)
+            parameter.normal_(1.0 if is_norm else 0.0, spread)
         for module in model.modules():
             if hasattr(module, "q_norm") and module.scaling == 1.0:  # the trained norm has the scale of scores
                 module.q_norm.weight.mul_(module.q_norm.weight.numel() ** -0.5)

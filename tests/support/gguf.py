@@ -3,18 +3,46 @@
 from __future__ import annotations
 
 import math
-import random
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-NUMBERS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14, "BF16": 30}
+NUMBERS = {
+    "F32": 0,
+    "F16": 1,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q5_0": 6,
+    "Q5_1": 7,
+    "Q8_0": 8,
+    "BF16": 30,
+    "Q2_K": 10,
+    "Q3_K": 11,
+    "Q4_K": 12,
+    "Q5_K": 13,
+    "Q6_K": 14,
+    "IQ4_NL": 20,
+    "IQ4_XS": 23,
+    "Q1_0": 41,
+    "IQ2_XXS": 16,
+    "IQ2_XS": 17,
+    "IQ3_XXS": 18,
+    "IQ1_S": 19,
+    "IQ3_S": 21,
+    "IQ2_S": 22,
+    "IQ1_M": 29,
+    "TQ1_0": 34,
+    "TQ2_0": 35,
+    "MXFP4": 39,
+    "NVFP4": 40,
+}
 ALIGNMENT = 32
 
+KindOf = Mapping[str, str] | Callable[[str, int], str]
 Blocks = tuple[bytes, list[float]]
 """The bytes of a row, and the numbers that they stand for."""
 
@@ -43,6 +71,90 @@ def _q4_0(block: Sequence[float]) -> Blocks:
     return struct.pack("<e", d) + packed, [d * (code - 8) for code in codes]
 
 
+def _low_bits(codes: Sequence[int]) -> bytes:
+    return bytes(codes[j] & 15 | (codes[j + 16] & 15) << 4 for j in range(16))
+
+
+def _fifth_bits(codes: Sequence[int]) -> bytes:
+    return struct.pack("<I", sum((code >> 4) << j for j, code in enumerate(codes)))
+
+
+def _q5_0(block: Sequence[float]) -> Blocks:
+    d = half(max(map(abs, block)) / 15 or 1.0)
+    codes = [min(31, max(0, round(value / d) + 16)) for value in block]
+    return struct.pack("<e", d) + _fifth_bits(codes) + _low_bits(codes), [d * (code - 16) for code in codes]
+
+
+def _between(block: Sequence[float], top: int) -> tuple[float, float, list[int]]:
+    m = half(min(block))
+    d = half((max(block) - m) / top or 1.0)
+    return d, m, [min(top, max(0, round((value - m) / d))) for value in block]
+
+
+def _q4_1(block: Sequence[float]) -> Blocks:
+    d, m, codes = _between(block, 15)
+    return struct.pack("<ee", d, m) + _low_bits(codes), [d * code + m for code in codes]
+
+
+def _q5_1(block: Sequence[float]) -> Blocks:
+    d, m, codes = _between(block, 31)
+    return struct.pack("<ee", d, m) + _fifth_bits(codes) + _low_bits(codes), [d * code + m for code in codes]
+
+
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+def _iq4_nl(block: Sequence[float]) -> Blocks:
+    d = half(max(map(abs, block)) / 113 or 1.0)
+    codes = [min(range(16), key=lambda i: abs(d * _IQ4[i] - value)) for value in block]
+    return struct.pack("<e", d) + _low_bits(codes), [d * _IQ4[code] for code in codes]
+
+
+def _q2_k(block: Sequence[float]) -> Blocks:
+    runs = [block[at : at + 16] for at in range(0, 256, 16)]
+    lows = [max(0.0, -min(run)) for run in runs]
+    spans = [max(run) + low for run, low in zip(runs, lows, strict=True)]
+    d, dmin = half(max(spans) / 3 / 15 or 1.0), half(max(lows) / 15 or 1.0)
+    steps = [
+        (min(15, round(span / 3 / d)), min(15, round(low / dmin))) for span, low in zip(spans, lows, strict=True)
+    ]
+    codes, values = [], []
+    for run, (scale, minimum) in zip(runs, steps, strict=True):
+        of_run = [min(3, max(0, round((value + dmin * minimum) / (d * scale or 1.0)))) for value in run]
+        codes += of_run
+        values += [d * scale * code - dmin * minimum for code in of_run]
+    packed = bytes(scale | minimum << 4 for scale, minimum in steps)
+    return packed + _two_bits(codes) + struct.pack("<ee", d, dmin), values
+
+
+def _two_bits(codes: Sequence[int]) -> bytes:
+    """Four runs of 32 in 32 bytes."""
+    found = [0] * 64
+    for i, code in enumerate(codes):
+        found[i // 128 * 32 + i % 32] |= (code & 3) << (i % 128 // 32 * 2)
+    return bytes(found)
+
+
+def _q3_k(block: Sequence[float]) -> Blocks:
+    runs = [block[at : at + 16] for at in range(0, 256, 16)]
+    peaks = [max(map(abs, run)) for run in runs]
+    d = half(max(peaks) / 3 / 31 or 1.0)
+    steps = [min(63, 32 + round(peak / 3 / d)) for peak in peaks]
+    codes = [
+        min(7, max(0, round(value / (d * (step - 32) or 1.0)) + 4))
+        for run, step in zip(runs, steps, strict=True)
+        for value in run
+    ]
+    high, scales = [0] * 32, [0] * 12
+    for i, code in enumerate(codes):
+        high[i % 32] |= (code >> 2) << (i // 32)
+    for j, step in enumerate(steps):
+        scales[j % 8] |= (step & 15) << (j // 8 * 4)
+        scales[8 + j % 4] |= (step >> 4) << (j // 4 * 2)
+    values = [d * (steps[i // 16] - 32) * (code - 4) for i, code in enumerate(codes)]
+    return bytes(high) + _two_bits(codes) + bytes(scales) + struct.pack("<e", d), values
+
+
 def _q8_0(block: Sequence[float]) -> Blocks:
     d = half(max(map(abs, block)) / 127 or 1.0)
     codes = [min(127, max(-128, round(value / d))) for value in block]
@@ -50,18 +162,29 @@ def _q8_0(block: Sequence[float]) -> Blocks:
 
 
 def _q4_k(block: Sequence[float]) -> Blocks:
+    head, codes, values = _with_minimums(block, 15)
+    return head + _nibbles(codes), values
+
+
+def _q5_k(block: Sequence[float]) -> Blocks:
+    head, codes, values = _with_minimums(block, 31)
+    high = bytes(sum((codes[i][j] >> 4) << i for i in range(8)) for j in range(32))
+    return head + high + _nibbles([[code & 15 for code in run] for run in codes]), values
+
+
+def _with_minimums(block: Sequence[float], top: int) -> tuple[bytes, list[list[int]], list[float]]:
     runs = [block[at : at + 32] for at in range(0, 256, 32)]
     lows = [max(0.0, -min(run)) for run in runs]
     spans = [max(run) + low for run, low in zip(runs, lows, strict=True)]
-    d, dmin = half(max(spans) / 15 / 63 or 1.0), half(max(lows) / 63 or 1.0)
-    scales = [min(63, max(0, round(span / 15 / d))) for span in spans]
+    d, dmin = half(max(spans) / top / 63 or 1.0), half(max(lows) / 63 or 1.0)
+    scales = [min(63, max(0, round(span / top / d))) for span in spans]
     minimums = [min(63, max(0, round(low / dmin))) for low in lows]
     codes, values = [], []
     for run, scale, minimum in zip(runs, scales, minimums, strict=True):
-        of_run = [min(15, max(0, round((value + dmin * minimum) / (d * scale or 1.0)))) for value in run]
+        of_run = [min(top, max(0, round((value + dmin * minimum) / (d * scale or 1.0)))) for value in run]
         codes.append(of_run)
         values += [d * scale * code - dmin * minimum for code in of_run]
-    return struct.pack("<ee", d, dmin) + _six_bits(scales, minimums) + _nibbles(codes), values
+    return struct.pack("<ee", d, dmin) + _six_bits(scales, minimums), codes, values
 
 
 def _nibbles(codes: Sequence[Sequence[int]]) -> bytes:
@@ -96,19 +219,21 @@ def _q6_k(block: Sequence[float]) -> Blocks:
     return bytes(low) + bytes(high) + struct.pack("<16be", *scales, d), values
 
 
-_BLOCK = {"Q4_0": _q4_0, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q6_K": _q6_k}
-
-
-def random_row(kind: str, draw: random.Random, n_blocks: int) -> bytes:
-    """Any bits, with finite factors."""
-    size, factors = {"Q4_0": (18, [0]), "Q8_0": (34, [0]), "Q4_K": (144, [0, 2]), "Q6_K": (210, [208])}[kind]
-    blocks = bytearray()
-    for _ in range(n_blocks):
-        block = bytearray(draw.randbytes(size))
-        for at in factors:
-            block[at : at + 2] = struct.pack("<e", draw.choice([0.0, 6e-8, draw.uniform(-0.1, 0.1)]))
-        blocks += block
-    return bytes(blocks)
+_BLOCK = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "IQ4_NL": _iq4_nl,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}
+WRITTEN = tuple(_BLOCK)
+"""Types that are written here."""
 
 
 def packed(kind: str, tensor: Tensor) -> tuple[bytes, Tensor]:
@@ -118,6 +243,50 @@ def packed(kind: str, tensor: Tensor) -> tuple[bytes, Tensor]:
         return stored.view(-1).view(torch.uint8).numpy().tobytes(), stored.float()
     rows = [row_of(kind, row) for row in tensor.tolist()]
     return b"".join(one for one, _ in rows), torch.tensor([values for _, values in rows])
+
+
+# ------------------------------------------------------------ mixes
+
+_FALLBACKS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+_MOST = {"Q2_K": "Q2_K", "Q3_K_M": "Q3_K", "Q4_0": "Q4_0", "Q5_K_M": "Q5_K"} | dict.fromkeys(
+    ("Q4_K_S", "Q4_K_M"), "Q4_K"
+)
+MIXES = (*_MOST, "IQ4_NL")
+
+
+def mixed(mix: str, layers: int) -> Callable[[str, int], str]:
+    """The types of a file, as llama.cpp's quantiser chooses them, with an importance matrix."""
+
+    def wanted(part: str, layer: int) -> str:
+        first, last = layer < max(1, layers // 8), layer >= 7 * layers // 8
+        more = first or last or (layer - layers // 8) % 3 == 2
+        if part in ("output", "token_embd"):
+            return "Q6_K"
+        if part == "attn_v":
+            of_values = {
+                "Q2_K": "Q4_K",
+                "Q3_K_M": "Q5_K" if layer < 2 else "Q4_K",
+                "Q4_K_S": "Q5_K",
+                "IQ4_NL": "Q5_K",
+            }
+            return of_values.get(mix, "Q6_K" if mix.endswith("K_M") and more else _MOST.get(mix, mix))
+        if part == "ffn_down":
+            of_first = {"Q4_K_S": "Q5_K", "Q4_0": "Q4_1", "IQ4_NL": "Q5_K", "Q3_K_M": "Q5_K"}
+            if mix in ("Q2_K", "Q3_K_M") and not (first and mix in of_first):
+                return {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K"}[mix]
+            if first and mix in of_first:
+                return of_first[mix]
+            return "Q6_K" if mix in ("Q4_K_M", "Q5_K_M") and more else _MOST.get(mix, mix)
+        if part == "attn_output" and mix in ("Q2_K", "Q3_K_M"):
+            return {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K"}[mix]
+        return _MOST.get(mix, mix)
+
+    def kind_of(name: str, inputs: int) -> str:
+        whole = name.split(".")
+        kind = wanted(whole[2], int(whole[1])) if whole[0] == "blk" else wanted(whole[0], 0)
+        return kind if inputs % 256 == 0 else _FALLBACKS.get(kind, kind)
+
+    return kind_of
 
 
 # ------------------------------------------------------------ files
@@ -135,7 +304,7 @@ def write(
         data += bytes(-len(data) % ALIGNMENT)
         sizes = struct.pack(f"<{len(shape)}Q", *reversed(shape))
         head += _text(name) + struct.pack("<I", len(shape)) + sizes
-        head += struct.pack("<IQ", NUMBERS.get(kind, 13), len(data))
+        head += struct.pack("<IQ", NUMBERS[kind], len(data))
         data += raw
     path.write_bytes(bytes(head) + bytes(-len(head) % ALIGNMENT) + bytes(data))
     return path
@@ -249,16 +418,21 @@ def llama3_factors(rope: Mapping[str, Any], width: int) -> Tensor:
     return torch.tensor(factors)
 
 
-def save_model(path: Path, model: Any, architecture: str, kind_of: Mapping[str, str], default: str) -> Any:
+def save_model(path: Path, model: Any, architecture: str, kind_of: KindOf, default: str) -> Any:
     """Write a model of transformers, whose weights become those that the file stands for. kind_of: types by the
-    part of a name; default: of all other matrices. Returns the metadata."""
+    part of a name, or a function of a matrix's name in the file and its inputs; default: of all other matrices.
+    Returns the metadata."""
     config = model.config
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     tensors: dict[str, tuple[str, Sequence[int], bytes]] = {}
     for name, parameter in model.named_parameters():
         tensor = parameter.data.float()
         part = name.split(".")[-2]
-        kind = next((kind for one, kind in kind_of.items() if one in name), default) if tensor.ndim > 1 else "F32"
+        kind = "F32"
+        if tensor.ndim > 1 and callable(kind_of):
+            kind = kind_of(name_of(name, architecture), tensor.shape[1])
+        elif tensor.ndim > 1 and not callable(kind_of):
+            kind = next((kind for one, kind in kind_of.items() if one in name), default)
         whose = heads.get(part) if architecture == "llama" else None
         if whose is not None:
             tensor = turned(tensor, whose)

@@ -1,5 +1,8 @@
 """Messages as no producer sends them: a valid one with one or more of its keys left out or replaced, its body or
-its envelope damaged. All of it follows from the generator's seed."""
+its envelope damaged. All of it follows from the generator's seed.
+
+Half of them are a valid message with one value of `JUNK` at one place, in turn: each header, property and option
+that the code reads (`reading`) gets each value, as long as there are enough messages."""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from typing import Any
 from kombu import message as kombu
 from kombu.transport import redis, virtual
 
-from petiole.tasks.worker.broker.gate.messages import Bounded, RedisMessage
+from petiole.contract.tasks import COUNT
+from petiole.tasks.worker.broker.gate.messages import BrokerMessage, RedisMessage
+from tests.support import reading
 
 SIGNATURE = {
     "task": "tasks.nothing",
@@ -25,7 +30,18 @@ SIGNATURE = {
     "immutable": True,
 }
 
+FORGED = "a\n[2026-01-01 00:00:00,000: CRITICAL/MainProcess] FORGED \x1b[2J\x9b31m\r\u2028\u202e"
+"""A name that would begin a line of a log, and clear a terminal."""
+
 JUNK: tuple[Any, ...] = (
+    FORGED,
+    [FORGED],
+    {FORGED: FORGED},
+    ["key", 1, 2, 3],
+    ["\ud800", 1, 2, 3],
+    ["key", 10**400, -1, 0.5],
+    "x" * 300,
+    "\u0661",
     None,
     True,
     False,
@@ -75,38 +91,24 @@ JUNK: tuple[Any, ...] = (
     {"__type__": "uuid", "__value__": {"hex": 5}},
 )
 
-RESERVED = (
-    "_children",
-    "_protected",
-    "args",
-    "as_execution_options",
-    "called_directly",
-    "callbacks",
-    "chain",
-    "children",
-    "chord",
-    "clear",
-    "correlation_id",
-    "delivery_info",
-    "errbacks",
-    "get",
-    "headers",
-    "hostname",
-    "is_eager",
-    "kwargs",
-    "logfile",
-    "properties",
-    "reply_to",
-    "soft_time_limit",
-    "taskset",
-    "time_limit",
-    "update",
-    "utc",
-    "__class__",
-    "__dict__",
-)
-CUSTOM = ("petiole-sent", "petiole-affinity", "compression", "x-death", "self", "\ud800", "")
-OPTIONS = ("self", "\ud800", "max_tokens", "seed", "messages", "prompt")
+CUSTOM = ("x-death", "self", "\ud800", "", FORGED)
+"""Names that nobody reads."""
+
+
+_TEXTS = ["a text", "another"]
+NEEDED: dict[str, dict[str, Any]] = {
+    "tasks.chat": {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2},
+    "tasks.query": {"question": "what?", "image": "https://nowhere"},
+    "tasks.caption": {"image": "data:image/png;base64,AAAA"},
+    "tasks.point": {"image": "", "object": "cat"},
+    "tasks.detect": {"image": "", "object": "cat"},
+    "tasks.embed": {"texts": _TEXTS},
+    "tasks.rerank": {"query": "a", "documents": _TEXTS},
+    "tasks.score": {"pairs": [_TEXTS]},
+    "tasks.classify": {"texts": _TEXTS},
+    COUNT: {"texts": _TEXTS},
+}
+"""By task, options that it needs."""
 
 
 def headers(task_id: str, task: str = "tasks.generate") -> dict[str, Any]:
@@ -167,7 +169,12 @@ def raw(envelope: Any) -> bytes:
     return json.dumps(envelope).encode()
 
 
-class Received(Bounded, kombu.Message):  # type: ignore[misc]
+SECTIONS = ("envelope", "headers", "properties", "delivery_info", "options", "embed")
+"""The places of a valid message, in the order of `_places`."""
+PROPERTIES = (*message("", "")["properties"], "expiration", "message_id", "type", "user_id", "petiole-message")
+
+
+class Received(BrokerMessage, kombu.Message):  # type: ignore[misc]
     """As both brokers' messages are, without a broker."""
 
 
@@ -184,13 +191,22 @@ def received(payload: dict[str, Any]) -> RedisMessage:
 class Hostile:
     """An endless supply. `next` returns a message's text and the id that it says, if it says one."""
 
-    def __init__(self, seed: int, queue: str = "petiole", task: str = "tasks.generate") -> None:
+    def __init__(self, seed: int, queue: str = "petiole", task: str = "") -> None:
+        """`task`: empty: any task of Petiole's."""
         self.random, self.queue, self.task = random.Random(seed), queue, task
+        self._swept = self._sweep()
 
     def message(self, task_id: str) -> bytes:
         """One with at least one fault, most of which a worker must refuse."""
         chance = self.random.random()
-        given = message(task_id, f"prompt {task_id}", self.queue, self.task)
+        given = message(task_id, f"prompt {task_id}", self.queue, self.task or "tasks.generate")
+        if not self.task and self.random.random() < 0.5:
+            given["headers"]["task"] = self.random.choice(sorted(NEEDED))
+            given["body"][1] = copy.deepcopy(NEEDED[given["headers"]["task"]])
+        if chance > 0.5:
+            section, name, value = next(self._swept)
+            dict(zip(SECTIONS, self._places(given), strict=True))[section][name] = copy.deepcopy(value)
+            return raw(given)
         if chance < 0.05:
             return self._damaged(raw(given))
         if chance < 0.10:
@@ -202,6 +218,20 @@ class Hostile:
         for _ in range(self.random.choice((1, 1, 1, 2, 5))):
             self._change(given)
         return raw(given)
+
+    def _sweep(self) -> Iterator[tuple[str, str, Any]]:
+        """Every value at every place, in random order, again and again."""
+        known = {
+            "headers": [*reading.names(), *CUSTOM],
+            "properties": (*PROPERTIES, *CUSTOM),
+            "delivery_info": ("exchange", "routing_key", "priority", "redelivered", *CUSTOM),
+            "options": (*reading.options(), *CUSTOM),
+            "embed": (*embed(), *CUSTOM),
+        }
+        places = [(section, name, value) for section in known for name in known[section] for value in JUNK]
+        while True:
+            self.random.shuffle(places)
+            yield from places
 
     def junk(self, levels: int = 2) -> Any:
         if levels and self.random.random() < 0.15:
@@ -233,7 +263,7 @@ class Hostile:
         elif action < 0.7 and place:
             place[choose.choice(list(place))] = self.junk()
         elif action < 0.9:
-            place[choose.choice((*RESERVED, *CUSTOM, *OPTIONS))] = self.junk()
+            place[choose.choice((*reading.names(), *CUSTOM, *reading.options()))] = self.junk()
         elif isinstance(given.get("body"), list) and given["body"]:
             given["body"][choose.randrange(len(given["body"]))] = self.junk()
         else:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-CALLERS = ("/petiole/gpu_worker/", "/petiole/cache/allocation.py")
-"""Whose calls fail: the engine's, and those of the KV manager to the page table and the caches."""
+CALLERS = ("/petiole/gpu_worker/", "/petiole/cache/")
+"""Whose calls fail: those of the engine, and those of the page table and the caches."""
 
 
 class InjectedFaultError(Exception):

@@ -12,14 +12,14 @@ from celery.worker.request import Request
 from kombu.message import Message
 from kombu.serialization import dumps
 
-from petiole.gpu_worker.config import EngineConfig
+from petiole.contract.settings.engine import EngineConfig
 from petiole.tasks.settings import Settings
 from petiole.tasks.worker.completion.completion import Completion
 from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.generation.driver import Services
 from petiole.tasks.worker.output.outcomes import Ending, Outcome
 from petiole.tasks.worker.output.publisher import Publisher
-from petiole.tasks.worker.reports.tally import Tally
+from petiole.tasks.worker.reports.histograms import TaskHistograms
 from tests.support.fake_engine import FakeEngine
 
 RESULT = {"text": "some", "token_ids": [1, 2], "finish_reason": "length"}
@@ -58,7 +58,9 @@ def services(publisher: Publisher) -> Services:
     threads: Any = [Turned() for _ in range(3)]
     completions, mailbox, events = threads
     engine = FakeEngine(EngineConfig(model="model"))
-    return Services(Settings(), engine, publisher, completions, mailbox, Tally(), lambda: LARGE, events=events)
+    return Services(
+        Settings(), engine, publisher, completions, mailbox, TaskHistograms(), lambda: LARGE, events=events
+    )
 
 
 def turn(services: Services) -> None:
@@ -93,6 +95,7 @@ class Delivered:
     redelivered = False
     priority_step = 0
     soft_timeout_s = timeout_s = ending = None
+    retries = 0
 
     @property
     def message(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from petiole.gpu_worker.config import EngineConfig
+from petiole.contract.settings.engine import EngineConfig
 from petiole.tasks.servers import connections
 from petiole.tasks.worker.completion.completion import Completion
 from tests.support.fake_engine import FakeEngine

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from petiole.gpu_worker.config import EngineConfig
+from petiole.contract.settings.engine import EngineConfig
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.worker.generation.intake import Intake

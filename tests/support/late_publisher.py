@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any
 
-from petiole.gpu_worker.config import EngineConfig
+from petiole.contract.settings.engine import EngineConfig
 from petiole.tasks.worker.generation.driver import JobDriver
 from petiole.tasks.worker.output.publisher import Publisher
 from tests.support.fake_engine import FakeEngine

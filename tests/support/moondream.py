@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from bench.moondream import shapes
+from bench.harness.checkpoints.moondream import shapes
 from petiole.gpu_worker.models.moondream.crops import CropGeometry
-from petiole.gpu_worker.request.images import PreparedImage
+from petiole.gpu_worker.request.prepared_images import PreparedImage
 
 NARROW: dict[str, Any] = {
     "text": {"dim": 128, "ff_dim": 256, "n_layers": 3, "vocab_size": 512, "n_heads": 2, "n_kv_heads": 2},

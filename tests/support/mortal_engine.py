@@ -16,8 +16,8 @@ from typing import Any
 
 from petiole.gpu_worker import Delta
 from petiole.gpu_worker.engine import Engine
-from petiole.gpu_worker.handle import Handle
 from petiole.gpu_worker.request import Request
+from petiole.gpu_worker.request.handle import Handle
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers.connections import connect
 from petiole.tasks.settings import settings

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from petiole.gpu_worker.models.plan import Attention, FeedForward, Layer, ModelPlan, Norm, Rotary
+from petiole.gpu_worker.models.weights.formats.unread import is_beside_codes
 
 
 def plan_of(
@@ -56,7 +57,7 @@ class Drawn:
         self._seed, self._spread = seed, spread
 
     def __contains__(self, name: str) -> bool:
-        return True
+        return not is_beside_codes(name)
 
     def copy(self, name: str, into: torch.Tensor) -> int:
         generator = torch.Generator().manual_seed(self._seed + sum(name.encode()) * 31 + into.numel())

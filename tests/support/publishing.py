@@ -10,9 +10,9 @@ from typing import Any
 import redis
 
 from petiole.tasks.keys import stream_keys
-from petiole.tasks.record.codec import Written
+from petiole.tasks.record.codec import LoggedOutput
 from petiole.tasks.worker import scripts
-from petiole.tasks.worker.generation.attempts import Begun
+from petiole.tasks.worker.generation.attempts import BeginReply
 from petiole.tasks.worker.output.outcomes import Outcome
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
 
@@ -44,6 +44,9 @@ class Heard:
     def on_released(self) -> None:
         self._hear("released")
 
+    def on_fault(self, error: Exception) -> None:
+        self._hear(type(error).__name__)
+
     def on_mismatch(self) -> None:
         self._hear("given up")
 
@@ -60,11 +63,11 @@ def begin(
     again: int = 0,
     message: str = "a-message",
     call: str = "",
-) -> Begun:
+) -> BeginReply:
     """Each call without a name is another."""
-    keys, name = [KEYS.log, KEYS.state, KEYS.completion], call or uuid.uuid4().hex
+    keys, name = [KEYS.log, KEYS.state, KEYS.completion, KEYS.asked], call or uuid.uuid4().hex
     args = [60_000, model, at_once, name, retries, message, again]
-    return Begun.parse(scripts.load(client, "begin")(keys, args)[0])
+    return BeginReply.parse(scripts.load(client, "begin")(keys, args)[0])
 
 
 def attempt(publisher: Publisher, client: redis.Redis, **options: Any) -> tuple[Outbox, Heard]:
@@ -77,7 +80,7 @@ def log(client: redis.Redis) -> list[dict[str, Any]]:
 
 
 def written(client: redis.Redis) -> list[int]:
-    return Written.of(client.lrange(KEYS.log, 0, -1)).token_ids
+    return LoggedOutput.of(client.lrange(KEYS.log, 0, -1)).token_ids
 
 
 class Flaky:

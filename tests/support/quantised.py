@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from petiole.gpu_worker.models.checkpoint.safetensors import SafetensorsFile
-from petiole.gpu_worker.models.weights.coded import Coded
-from petiole.gpu_worker.models.weights.formats.beside import Beside
-from petiole.gpu_worker.models.weights.formats.declared import declared_by
 from petiole.gpu_worker.models.weights.formats.find import format_of
+from petiole.gpu_worker.models.weights.formats.layer_tensors import LayerTensors
+from petiole.gpu_worker.models.weights.formats.quantization_config import declared_by
+from petiole.gpu_worker.models.weights.quantized import Coded
 
 Tensors = dict[str, Tensor]
 Packed = tuple[Tensors, Tensor]
@@ -48,8 +48,8 @@ class OneFile:
         return self.entry(name).end - self.entry(name).start
 
 
-def beside(path: Path, at: str, outputs: int, inputs: int, raw: Mapping[str, Any]) -> Beside:
-    return Beside(OneFile(path), at, outputs, inputs, declared_by(raw))
+def beside(path: Path, at: str, outputs: int, inputs: int, raw: Mapping[str, Any]) -> LayerTensors:
+    return LayerTensors(OneFile(path), at, outputs, inputs, declared_by(raw))
 
 
 def read_layer(path: Path, at: str, outputs: int, inputs: int, raw: Mapping[str, Any]) -> tuple[str, Coded]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from petiole.tasks.streams.definitions import stream
+from petiole.tasks.streams.api import stream
 from tests.support.site import Site
 
 

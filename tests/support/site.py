@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -118,6 +119,11 @@ class Worker:
         eventually(is_ready, f"{self.name} is ready", 120.0)
         return self
 
+    def memory_bytes(self, name: str = "VmRSS") -> int:
+        """Its memory: `VmRSS` now, `VmHWM` the most so far. Only on Linux."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
     def alive(self) -> bool:
         return self.process.poll() is None
 
@@ -167,6 +173,7 @@ class Site:
         self.environment = {
             "PETIOLE_ENGINE_FACTORY": "tests.support.fake_engine:FakeEngine",
             "PETIOLE_MAX_NUM_SEQS": "8",
+            "PETIOLE_BATCH_FILES": tempfile.gettempdir(),
             "OMP_NUM_THREADS": "1",
             **{name: str(value) for name, value in environment.items()},
         }
@@ -247,6 +254,10 @@ class Site:
     def state(self, task: AsyncResult | str) -> dict[str, str]:
         key = stream_keys(task if isinstance(task, str) else task.id).state
         return {name.decode(): value.decode() for name, value in self.redis.hgetall(key).items()}
+
+    def cancelled(self, task: AsyncResult | str) -> bool:
+        """Whether the cancel flag is set."""
+        return bool(self.redis.hexists(stream_keys(task if isinstance(task, str) else task.id).asked, "cancel"))
 
     def tokens(self, task: AsyncResult | str) -> list[int]:
         """All tokens in the log; asserts that each delta begins where the one before ends."""

@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench.stand_ins import NullRuntime
+from bench.harness.stand_ins import NullRuntime
 from petiole.cache import KVCacheManager, PageTable
 from petiole.cache.prefix.factory import build_prefix_cache
+from petiole.contract.settings.engine import BATCHING
 from petiole.gpu_worker import EngineConfig, Request, SamplingParams
-from petiole.gpu_worker.config import BATCHING
 from petiole.gpu_worker.runtime.interface import StepBatch
 from petiole.gpu_worker.scheduling.batching import StepPlan
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
-from petiole.gpu_worker.scheduling.scheduled import Arrival, ScheduledSequence, SequenceInputs
+from petiole.gpu_worker.scheduling.scheduled_sequence import Arrival, ScheduledSequence, SequenceInputs
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
 from petiole.gpu_worker.scheduling.stopping import StopRules
 

@@ -20,18 +20,29 @@ from tests.support.families import SHAPE, drawn
 transformers = pytest.importorskip("transformers")
 
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
+OF_MPNET = ("<s>", "<pad>", "</s>", "<unk>")
+"""Its class numbers positions by where the token 1 is."""
 PROMPTS = {"query": "find: ", "document": ""}
 
 QWEN3 = SHAPE | {"head_dim": 32, "tie_word_embeddings": True}
 
 Pool = Callable[[torch.Tensor], torch.Tensor]
-POOLS: dict[str, Pool] = {"mean": lambda x: x.mean(0), "cls": lambda x: x[0], "lasttoken": lambda x: x[-1]}
+POOLS: dict[str, Pool] = {
+    "mean": lambda x: x.mean(0),
+    "cls": lambda x: x[0],
+    "lasttoken": lambda x: x[-1],
+    "max": lambda x: x.max(0).values,
+    "mean_sqrt_len_tokens": lambda x: x.sum(0) / len(x) ** 0.5,
+    "weightedmean": lambda x: torch.arange(1.0, len(x) + 1) @ x / sum(range(len(x) + 1)),
+}
 
 
-def write_tokenizer(folder: Path, single: str, pair: str) -> tokenizers.Tokenizer:
+def write_tokenizer(
+    folder: Path, single: str, pair: str, special: Sequence[str] = SPECIAL
+) -> tokenizers.Tokenizer:
     """Of bytes: ids 4 to 259 are bytes. single, pair: what stands around a text, and around two."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {text: k for k, text in enumerate([*SPECIAL, *alphabet])}
+    vocab = {text: k for k, text in enumerate([*special, *alphabet])}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -113,12 +124,34 @@ GEMMA = SHAPE | {
     "use_bidirectional_attention": True,
     "max_position_embeddings": 256,
 }
+MPNET = BERT | {"pad_token_id": 1, "max_position_embeddings": 200}
+DISTILBERT = {"dim": 64, "hidden_dim": 96, "n_layers": 3, "n_heads": 4, "vocab_size": 320}
+DISTILBERT |= {"max_position_embeddings": 66, "pad_token_id": 0}
+ALBERT = BERT | {"embedding_size": 32, "num_hidden_layers": 4, "num_hidden_groups": 2}
+DEBERTA = BERT | {
+    "relative_attention": True,
+    "position_buckets": 8,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
 ENCODERS: dict[str, tuple[str, dict[str, Any], str]] = {
     "bert-mean": ("Bert", BERT, "mean"),
     "bert-cls": ("Bert", BERT | {"hidden_act": "gelu_new"}, "cls"),
     "xlm-roberta": ("XLMRoberta", BERT | {"pad_token_id": 3, "type_vocab_size": 1}, "cls"),
     "modernbert": ("ModernBert", MODERN, "mean"),
     "embedding-gemma": ("Gemma3Text", GEMMA, "mean"),
+    "camembert": ("Camembert", BERT | {"pad_token_id": 1, "max_position_embeddings": 68}, "mean"),
+    "electra": ("Electra", BERT | {"embedding_size": 48}, "cls"),
+    "electra-base": ("Electra", BERT | {"embedding_size": 64}, "mean"),
+    "mpnet": ("MPNet", MPNET, "mean"),
+    "distilbert": ("DistilBert", DISTILBERT, "mean"),
+    "albert": ("Albert", ALBERT, "mean"),
+    "deberta-v2": ("DebertaV2", DEBERTA | {"position_biased_input": True, "pos_att_type": ["c2p"]}, "mean"),
+    "deberta-v3": ("DebertaV2", DEBERTA, "mean"),
+    "nomic-bert": ("NomicBert", BERT | {"max_position_embeddings": 128}, "mean"),
 }
 """By name: the kind, its configuration, how it is pooled. The longest text of BERT has 66 tokens."""
 
@@ -172,6 +205,11 @@ CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert-mean": ("ModernBert", MODERN | {"classifier_pooling": "mean"}),
     "modernbert-cls": ("ModernBert", MODERN | {"classifier_pooling": "cls"}),
     "qwen3": ("Qwen3", QWEN3 | {"pad_token_id": 0}),
+    "electra": ("Electra", BERT | {"embedding_size": 48}),
+    "mpnet": ("MPNet", MPNET),
+    "distilbert": ("DistilBert", DISTILBERT),
+    "albert": ("Albert", ALBERT),
+    "deberta-v3": ("DebertaV2", DEBERTA),
 }
 """By name: the kind, and its configuration."""
 
@@ -188,7 +226,8 @@ def write_classifier(folder: Path, name: str, n_labels: int = 1, **changes: Any)
     config._attn_implementation = "eager"
     model = drawn(getattr(transformers, f"{kind}ForSequenceClassification")(config), name)
     model.save_pretrained(folder)
-    write_tokenizer(folder, "<s> $A </s>", "<s> $A </s> $B:1 </s>:1")
+    special = OF_MPNET if name == "mpnet" else SPECIAL
+    write_tokenizer(folder, "<s> $A </s>", "<s> $A </s> $B:1 </s>:1", special)
     if name == "qwen3":
         (folder / "chat_template.jinja").write_text(TEMPLATE)
     return model

@@ -27,11 +27,11 @@ from petiole.gpu_worker.models.families.registry import ARCHITECTURES
 from petiole.gpu_worker.models.moondream.values import value_kinds
 from petiole.gpu_worker.models.parts.rotary import Rotation
 from petiole.gpu_worker.models.plan import Attention, FeedForward, Layer, ModelPlan, Norm, Rotary
-from petiole.gpu_worker.request.images import ImageLimits
+from petiole.gpu_worker.request.prepared_images import ImageLimits
 from petiole.gpu_worker.request.values import NO_NUMBER, Numbers
 from petiole.gpu_worker.runtime.device.cpu import CpuDevice
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
-from petiole.gpu_worker.runtime.step.values import embed_found, made_found
+from petiole.gpu_worker.runtime.step.token_values import embed_found, made_found
 
 VOCAB, WIDTH, MAX_POSITIONS = 48, 16, 96
 COORDINATE_ID, SIZE_ID = 5, 6

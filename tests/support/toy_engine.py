@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from petiole.gpu_worker import Delta, Engine, EngineConfig, FinishReason, Request, Result, SamplingParams
-from petiole.gpu_worker.handle import Handle
+from petiole.gpu_worker.preparation.preparation import resolve_seed
+from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.scheduling.stopping import Finish
 from petiole.gpu_worker.speculation import NgramDrafter
-from petiole.gpu_worker.threads.preparation import resolve_seed
 from tests.support.toy_runtime import ToyRuntime, toy_continuation
 from tests.support.toy_text import ToyConstraint, ToyDetokenizer, ToyTokenizer, compile_toy
 

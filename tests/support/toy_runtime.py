@@ -21,12 +21,12 @@ import numpy as np
 from petiole.cache import WindowPages
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.device.cpu import CpuDevice
-from petiole.gpu_worker.runtime.device.interface import DeviceError
+from petiole.gpu_worker.runtime.device.device import DeviceError
 from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
 from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
 from petiole.gpu_worker.runtime.interface import (
     PENDING,
-    Load,
+    LoadWeights,
     ModelLimits,
     Progress,
     RowBinding,
@@ -159,7 +159,7 @@ class ToyRuntime:
     def load_adapter(self, adapter: str, slot: int) -> None:
         self.adapters[slot] = adapter
 
-    def prepare_reload(self, model: str) -> Load:
+    def prepare_reload(self, model: str) -> LoadWeights:
         def load(progress: Progress = nothing, /) -> None:
             self.weights += 1
 

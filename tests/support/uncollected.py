@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from petiole.gpu_worker.config import EngineConfig
+from petiole.contract.settings.engine import EngineConfig
 from petiole.tasks.worker.generation.driver import JobDriver
 from tests.support.fake_engine import FakeEngine
 

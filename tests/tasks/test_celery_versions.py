@@ -33,6 +33,7 @@ pytestmark = pytest.mark.e2e
 DECLARED: list[str] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"]
 PINNED = {
     "5.4": ("celery==5.4.0", "kombu==5.4.0", "redis==4.5.2"),
+    "5.4-redis-py-5": ("celery==5.4.0", "redis==5.0.8"),  # pip picks the kombu, 5.6.2
     "5.5": ("celery==5.5.3", "kombu==5.5.2", "redis==5.2.1"),
     "5.6": ("celery==5.6.0", "kombu==5.6.0", "redis==6.4.0"),
     "5.7": ("celery==5.7.0", "kombu==5.7.0"),  # and the newest redis-py

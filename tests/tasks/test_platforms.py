@@ -42,8 +42,8 @@ for module, names in absent.items():
         if hasattr(module, name):
             delattr(module, name)
 
-from petiole.tasks.app import awaiting
-awaiting.select = object()  # has no poll()
+from petiole.tasks.app import result_consumer
+result_consumer.select = object()  # has no poll()
 """
 
 

@@ -8,22 +8,16 @@ from dataclasses import replace
 import pytest
 from celery.exceptions import TimeLimitExceeded
 
-from petiole.gpu_worker.errors import InvalidRequest as EngineInvalidRequest
+from petiole.contract.requests.generation import RESERVED_VARIABLES, ChatRequest, GenerateRequest, Options
+from petiole.contract.requests.sampling import check
+from petiole.contract.requests.validation import validate
+from petiole.gpu_worker.exceptions import InvalidRequest as EngineInvalidRequest
 from petiole.gpu_worker.request import SamplingParams
-from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.text import chat as chat_templates
-from petiole.gpu_worker.threads.preparation import check_sampling
 from petiole.tasks import InvalidRequest, chat, errors, generate
 from petiole.tasks.app.application import make_app
-from petiole.tasks.requests.kinds import SCHEMAS
-from petiole.tasks.requests.names import TASKS
-from petiole.tasks.requests.schemas import RESERVED_VARIABLES, ChatRequest, GenerateRequest, Options, validate
 from petiole.tasks.submission.parsing import parse
-from petiole.tasks.worker.generation.requests import engine_request
-
-
-def test_every_task_has_a_schema() -> None:
-    assert SCHEMAS.keys() == TASKS
+from petiole.tasks.worker.generation.engine_requests import engine_request
 
 
 @pytest.mark.parametrize(
@@ -38,6 +32,7 @@ def test_every_task_has_a_schema() -> None:
         ({"prompt": [1, "2"]}, "prompt[1]: must be a token id, got 2"),
         ({"prompt": "a\udcff"}, "prompt: must be valid Unicode, got '\\udcff' at 1"),
         ({"prompt": "x" * 10_000_000}, "prompt: must have at most 4000000 characters, got 10000000"),
+        ({"prompt": [1] * 500_001}, "prompt: must have at most 500000 tokens, got 500001"),
         ({"max_tokens": 0}, "max_tokens: must be at least 1, got 0"),
         ({"max_tokens": "all"}, "max_tokens: must be an integer, or \"rest\", got 'all'"),
         ({"max_tokens": "5"}, "max_tokens: must be an integer, or \"rest\", got '5'"),
@@ -169,10 +164,11 @@ def test_all_options_of_a_task_reach_the_engine() -> None:
 
 
 def test_sampling_options_are_the_engines_own() -> None:
-    """Same names, same defaults: neither side may drift."""
-    sampling = validate(GenerateRequest, {"prompt": "Hello"}).sampling()
-    engine = SamplingParams()
-    assert {name: _plain(getattr(engine, name)) for name in SamplingParams.__dataclass_fields__} == sampling
+    """Same names, same defaults, and each reaches the engine."""
+    assert validate(GenerateRequest, {"prompt": "Hello"}).sampling() == SamplingParams()
+    given = {"max_tokens": "rest", "top_k": 3, "stop": "a", "logit_bias": {"7": 1}, "banned_token_ids": (1, 2)}
+    told = SamplingParams(max_tokens="rest", top_k=3, stop=["a"], logit_bias={7: 1.0}, banned_token_ids=[1, 2])
+    assert validate(GenerateRequest, {"prompt": "Hello", **given}).sampling() == told
 
 
 @pytest.mark.parametrize(
@@ -188,13 +184,8 @@ def test_sampling_limits_are_the_engines_own(name: str, value: float) -> None:
         return None
 
     sampling = replace(SamplingParams(), **{name: value})  # type: ignore[arg-type]
-    limits = ModelLimits("m", "f", 48, 96, 100, 1, 9)
-    there = refusal(lambda: check_sampling(sampling, limits))
+    there = refusal(lambda: check(sampling))
     assert refusal(lambda: validate(GenerateRequest, {"prompt": "x", name: value})) == there
-
-
-def _plain(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def test_json_is_taken_as_it_comes() -> None:

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from petiole.gpu_worker.config import EngineConfig
+from petiole.contract.settings.engine import SWITCHES, EngineConfig
 from petiole.tasks import worker_side
 from petiole.tasks.app.application import App, make_app
 from petiole.tasks.app.configuration import celery_url, configuration
-from petiole.tasks.commands.cli import settings_page
 from petiole.tasks.errors import InvalidSettings
 from petiole.tasks.servers.connections import redis_url
 from petiole.tasks.settings import IGNORED_URLS, IN_FILES, PREFIX, Settings, misspelt, settings
@@ -33,17 +32,28 @@ def _read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     settings.cache_clear()
 
 
-def test_the_engines_settings_are_the_engines_own() -> None:
-    """Same names, same defaults: neither side may drift. But a worker refuses nothing that it has taken, and its
-    streams are read over a network."""
-    defaults = EngineConfig(max_waiting=sys.maxsize, stream_interval_ms=Settings().stream_interval_ms)
-    assert Settings().engine() == {name: getattr(defaults, name) for name in EngineConfig.__dataclass_fields__}
+def test_a_worker_gives_its_engine_the_defaults_of_an_engine() -> None:
+    """But a worker refuses nothing that it has taken, and its streams are read over a network."""
+    assert EngineConfig(**Settings().engine()) == EngineConfig(max_waiting=sys.maxsize, stream_interval_ms=25)
 
 
-def test_every_setting_is_described_and_documented() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "settings.md").read_text()
+def test_settings_of_the_engine_are_declared_once() -> None:
+    """Declared as `EngineSettings`; a worker narrows one further."""
+    narrower = {"stream_interval_ms", "image_max_bytes"}
+    assert Settings.__annotations__.keys() & EngineConfig.__dataclass_fields__.keys() == narrower
+
+
+@pytest.mark.parametrize(("name", "most"), [("NUM_THREADS", 1024), ("PAGE_SIZE", 2**31 - 1)])
+def test_the_environment_is_under_the_limits_of_the_engine(
+    monkeypatch: pytest.MonkeyPatch, name: str, most: int
+) -> None:
+    monkeypatch.setenv(PREFIX + name, str(most + 1))
+    with pytest.raises(InvalidSettings, match=f"{name}: must be less than or equal to {most}, got '{most + 1}'"):
+        settings()
+
+
+def test_every_setting_is_described() -> None:
     assert all(field.description for field in Settings.model_fields.values())
-    assert settings_page() in page, "run: petiole settings --markdown"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +175,8 @@ def test_a_result_backend_that_keeps_results_from_others_is_a_wrong_setting(
 
 
 def test_a_misspelt_setting_is_named_with_the_nearest_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", {"PETIOLE_MAX_NUM_SEQ": "3", "PETIOLE_XYZ": "", "PETIOLE_NATIVE": "off"})
+    switches = {f"PETIOLE_{name.upper()}": "off" for name in SWITCHES}
+    monkeypatch.setattr(os, "environ", {"PETIOLE_MAX_NUM_SEQ": "3", "PETIOLE_XYZ": "", **switches})
     assert misspelt() == [
         "PETIOLE_MAX_NUM_SEQ is not a setting; did you mean PETIOLE_MAX_NUM_SEQS?",
         "PETIOLE_XYZ is not a setting",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import signal
 import time
@@ -12,17 +14,22 @@ from typing import Any
 
 import pytest
 from celery import chain
+from hypothesis import given
+from hypothesis import strategies as st
 from kombu.exceptions import OperationalError
 
+from petiole.contract.requests import bounds
+from petiole.contract.requests.bounds import check_values
 from petiole.tasks import InvalidRequest, Unavailable, chat, generate
 from petiole.tasks.app.application import make_app
 from petiole.tasks.app.backend import RedisBackend
-from petiole.tasks.app.configuration import CALLERS_PATIENCE
+from petiole.tasks.app.configuration import PUBLISH_RETRY_POLICY
 from petiole.tasks.errors import GenerationFailed
 from petiole.tasks.keys import AFFINITY_HEADER, SENT_HEADER
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.parsing import parse
 from petiole.tasks.submission.task import GenerationTask
+from petiole.tasks.worker.broker.gate import bodies
 from tests.support.fake_engine import expected
 from tests.support.site import Site
 
@@ -116,7 +123,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 @pytest.fixture
 def task(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """`generate` of a producer that waits no longer than the test needs to."""
-    monkeypatch.setitem(CALLERS_PATIENCE, "max_retries", 1)
+    monkeypatch.setitem(PUBLISH_RETRY_POLICY, "max_retries", 1)
     monkeypatch.setenv("PETIOLE_BROKER_URL", site.url)
     settings.cache_clear()
     app = make_app()
@@ -188,7 +195,7 @@ def test_tls_has_the_same_manners() -> None:
 
 
 def test_callers_do_not_wait_for_long() -> None:
-    policy = CALLERS_PATIENCE
+    policy = PUBLISH_RETRY_POLICY
     pauses = [min(n * policy["interval_step"], policy["interval_max"]) for n in range(int(policy["max_retries"]))]
     assert 2 <= sum(pauses) <= 4
 
@@ -273,4 +280,56 @@ def test_an_unknown_option_of_any_name_is_named(
     refused = caught.value
     assert (refused.field, refused.limit, refused.value) == (field, "is not an option of this task", "5")
     str(refused).encode()
+    assert sent == []
+
+
+LARGE: list[dict[str, Any]] = [
+    {"prompt": [1] * 500_000, "stop": ["a"] * 60},
+    {"prompt": [1] * 400_000, "allowed_token_ids": [1] * 119_000},
+    {"prompt": "a," * 500_000, "logit_bias": {str(k): 1.0 for k in range(18_000)}},
+    {"prompt": "x", "json_schema": {"enum": list(range(200_000)), "description": "[" * 100_000}},
+    {"prompt": "{" * 500_000},
+]
+
+
+@pytest.mark.parametrize("options", LARGE, ids=range(len(LARGE)))
+def test_what_a_producer_accepts_passes_the_workers_gate(options: dict[str, Any], sent: list[str]) -> None:
+    """The largest requests."""
+    check_values(options)
+    body = json.dumps([[], options, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}])
+    bodies.check_size("body", body)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(alphabet="a,[{é\ud800"),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(alphabet="a,[{"), inner),
+)
+
+
+@given(st.dictionaries(st.text(alphabet="ab"), JSON))
+def test_what_is_short_has_no_more_values_than_bytes(options: dict[str, Any]) -> None:
+    """So short requests are not counted."""
+    counted = 2 * len(options) + sum(map(bounds._values_of, options.values()))
+    assert counted <= bounds._marshalled(options)
+    assert bounds._marshalled({**options, "odd": object()}) > bounds.MOST_VALUES_OF_A_REQUEST
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"prompt": "a," * 600_000}, "prompt"),
+        ({"prompt": [1] * 490_000, "allowed_token_ids": [1] * 100_000}, "prompt"),
+        ({"prompt": "x", "json_schema": {"enum": [[]] * 300_000}}, "json_schema"),
+        ({"prompt": "[" * 600_000}, "prompt"),
+    ],
+)
+def test_what_the_workers_gate_does_not_take_is_refused_by_the_producer(
+    options: dict[str, Any], field: str, sent: list[str]
+) -> None:
+    with pytest.raises(bodies.RefusedError):
+        bodies.check_size("body", json.dumps(options))
+    limit = "with the rest must have at most 520192 lists, objects and commas"
+    for submit in (lambda: generate.delay(**options), lambda: asyncio.run(generate.adelay(**options))):
+        with pytest.raises(InvalidRequest, match=f"^{field}: {limit}, got [0-9]{{6}}"):
+            submit()
     assert sent == []

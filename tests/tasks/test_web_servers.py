@@ -15,7 +15,7 @@ from billiard import util
 from celery.result import GroupResult
 
 from petiole.tasks import Unavailable
-from petiole.tasks.app import awaiting
+from petiole.tasks.app import result_consumer
 from petiole.tasks.app.application import make_app
 from petiole.tasks.fleet import control
 from petiole.tasks.settings import settings
@@ -122,7 +122,7 @@ def test_one_thread_reconnects_for_all_that_wait(consumer: Any, monkeypatch: pyt
         with pytest.raises(Unavailable), consumer.reconnect_on_error():
             raise redis.ConnectionError("closed")
     assert len(attempts) == 1
-    consumer._failed_at -= awaiting.FAILED_FOR_ALL_S
+    consumer._failed_at -= result_consumer.FAILED_FOR_ALL_S
     with pytest.raises(Unavailable), consumer.reconnect_on_error():
         raise redis.ConnectionError("closed")
     assert len(attempts) == 2
@@ -151,7 +151,7 @@ def test_on_message_hears_of_its_own_results_whoever_else_waits(site: Site, app:
     second.get(timeout=60)
     list(waiting)
     assert set(heard) == {first.id}
-    assert set(awaiting.nodes(GroupResult("g", [first, GroupResult("h", [second])]))) == {first, second}
+    assert set(result_consumer.nodes(GroupResult("g", [first, GroupResult("h", [second])]))) == {first, second}
     assert consumer._listeners == []
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from petiole.contract.results.vectors import Vectors
 from petiole.gpu_worker import Embedding, Engine, EngineConfig, Request
 from petiole.tasks.commands.demos.search import ASKED, PASSAGES, nearest
-from petiole.vectors import Vectors
 from training.embed.pairs import DRAWS, Pair, draw, split_of
 
 pytest.importorskip("transformers")

@@ -8,13 +8,14 @@ import torch
 from safetensors import safe_open
 
 from tests.support.trials import rest
-from training import card, dialogue
+from training import card
 from training.decode import greedy, load_folder
 from training.evaluate import answers, held_out
 from training.export import MODEL_FOLDER, export
 from training.model import Qwen3, Shape
-from training.skills import DRAWS
-from training.tokenizer import END_OF_TEXT_ID, IM_END_ID
+from training.text import dialogue
+from training.text.skills import DRAWS
+from training.text.tokenizer import END_OF_TEXT_ID, IM_END_ID
 
 LARGEST_MB = 8
 ASKED = 20

@@ -8,8 +8,9 @@ from random import Random
 
 import pytest
 
-from training import card, grammar, words
-from training.skills import DRAWS, HELD_OUT_ONE_IN, Example, draw, split_of
+from training import card
+from training.text import grammar, words
+from training.text.skills import DRAWS, HELD_OUT_ONE_IN, Example, draw, split_of
 
 DRAWN = 300
 

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from training import dialogue, words
-from training.data import row_of
 from training.export import MODEL_FOLDER
-from training.skills import DRAWS, draw
-from training.tokenizer import END_OF_TEXT_ID, IM_END_ID, IM_START_ID, VOCAB_SIZE, build
+from training.text import dialogue, words
+from training.text.data import row_of
+from training.text.skills import DRAWS, draw
+from training.text.tokenizer import END_OF_TEXT_ID, IM_END_ID, IM_START_ID, VOCAB_SIZE, build
 
 TOKENIZER = build()
 

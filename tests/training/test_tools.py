@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from petiole.gpu_worker.models.checkpoint.finding import fingerprint, resolve_model
-from petiole.gpu_worker.text.loading import load_tokenizer
+from petiole.gpu_worker.text.tokenizer_files import load_tokenizer
 from petiole.tasks.templates.formats import FAMILIES
 from petiole.tasks.templates.message import read
 from tests.support.trials import rest
-from training import dialogue
 from training.decode import load_folder
-from training.skills import split_of
-from training.tokenizer import build
+from training.text import dialogue
+from training.text.skills import split_of
+from training.text.tokenizer import build
 from training.tools.conversations import DRAWS, draw, joined
 from training.tools.evaluate import turns, wrong
 from training.tools.export import MODEL_FOLDER

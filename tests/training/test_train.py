@@ -7,10 +7,10 @@ from random import Random
 import pytest
 import torch
 
-from training.data import draw_batches
 from training.optimizer import orthogonal
-from training.skills import DRAWS
-from training.tokenizer import IM_END_ID, build
+from training.text.data import draw_batches
+from training.text.skills import DRAWS
+from training.text.tokenizer import IM_END_ID, build
 from training.train import DECAY_SHARE, WARMUP_STEPS, Progress, learning_rate_factor, load_model, train
 
 TOKENIZER = build()

@@ -21,7 +21,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from bench.checkpoints import write_tokenizer
+from bench.harness.checkpoints.decoders import write_tokenizer
 from tests.support.moondream import weights
 from tests.support.site import REPOSITORY, Site, eventually
 from tests.upgrade.recording import Recording, dump

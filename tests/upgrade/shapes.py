@@ -30,7 +30,10 @@ def paths(recording: Recording) -> set[str]:
         if entry["type"] == "file":
             found.add(key)
             continue
-        found.update(f"{key}{path}" for path in _of_value(entry["value"], fields=entry["key"].endswith(":state")))
+        found.update(
+            f"{key}{path}"
+            for path in _of_value(entry["value"], fields=entry["key"].endswith((":state", ":asked")))
+        )
     return found
 
 

@@ -16,18 +16,18 @@ import redis
 from celery.result import AsyncResult
 
 from petiole import gpu_worker
+from petiole.contract.results.task_result import FinishReason
 from petiole.gpu_worker.models.checkpoint.finding import fingerprint
 from petiole.gpu_worker.request import Request, SamplingParams
 from petiole.gpu_worker.runtime.step.noise import noise_keys
 from petiole.gpu_worker.text.assembler import TextAssembler
-from petiole.gpu_worker.text.loading import load_tokenizer
+from petiole.gpu_worker.text.tokenizer_files import load_tokenizer
 from petiole.tasks.app.configuration import configuration
 from petiole.tasks.keys import AFFINITY_HEADER
-from petiole.tasks.requests.results import FinishReason
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import Settings, settings
 from petiole.tasks.worker import scripts
-from petiole.tasks.worker.generation.requests import seed_of
+from petiole.tasks.worker.generation.engine_requests import seed_of
 from tests.support.fake_engine import expected, token
 from tests.support.reader import Reader
 from tests.support.site import PATIENCE_S, Site, eventually

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from celery.result import AsyncResult
 
+from petiole.contract.requests import images
+from petiole.contract.results.task_result import GenerationResult, StreamDelta
 from petiole.gpu_worker.models.checkpoint.finding import fingerprint
-from petiole.tasks.keys import AFFINITY_HEADER
-from petiole.tasks.record.codec import Written
-from petiole.tasks.requests import affinity, images
-from petiole.tasks.requests.results import GenerationResult, StreamDelta
+from petiole.tasks.keys import AFFINITY_HEADER, image_key
+from petiole.tasks.messages import affinity
+from petiole.tasks.record.codec import LoggedOutput
 from petiole.tasks.submission.parsing import parse
 from tests.support.site import Site, eventually
 from tests.upgrade import pictures
@@ -48,7 +49,7 @@ LOG = [
 
 def test_a_handle_names_an_image_for_all_versions() -> None:
     assert images.handle_of(DATA) == HANDLE
-    assert images.key_of(HANDLE) == "petiole:image:db16f7898bb435e0a14504cc903a7805"
+    assert image_key(HANDLE) == "petiole:image:db16f7898bb435e0a14504cc903a7805"
 
 
 def test_options_of_skills_are_read() -> None:
@@ -66,7 +67,7 @@ def test_an_image_in_a_message_is_base64() -> None:
 
 
 def test_a_log_with_and_without_items_is_resumed_bin_for_bin() -> None:
-    written = Written.of(LOG)
+    written = LoggedOutput.of(LOG)
     assert written.token_ids == [5, 5, 6, 5]
     assert [list(bins or ()) for bins in written.entries("bins")] == [[512], [256], [686, 788], [768]]
     deltas = [StreamDelta.model_validate_json(entry) for entry in LOG]

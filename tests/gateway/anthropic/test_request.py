@@ -9,9 +9,9 @@ import pytest
 from petiole.gateway.anthropic import blocks
 from petiole.gateway.anthropic.request import CreateMessage
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.serving.bodies import as_request
+from petiole.gateway.serving.request_body import as_request
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.fleet.models import Found
+from petiole.tasks.fleet.models import ModelRoute
 
 ASKED: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}
 TOOL = {"name": "weather", "description": "of a city", "input_schema": {"type": "object"}, "cache_control": {}}
@@ -27,7 +27,7 @@ FIRST = "messages[0].content[0]"
 
 
 def options(**more: Any) -> dict[str, Any]:
-    plan = as_request({**ASKED, **more}, CreateMessage).plan("msg_1", 1, Found("q", None))
+    plan = as_request({**ASKED, **more}, CreateMessage).plan("msg_1", 1, ModelRoute("q", None))
     return dict(plan.calls[0].options)
 
 
@@ -131,7 +131,7 @@ def test_choices_of_tools(choice: dict[str, Any], found: dict[str, Any]) -> None
     ("given", "param"),
     [
         ({"max_tokens": None}, "max_tokens"),
-        ({"perhaps": 1}, "perhaps"),
+        ({"max_token": 1}, "max_token"),
         ({"container": "c"}, "container"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice"),

@@ -12,21 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from petiole.contract.results.outputs import Prepared, Usage
+from petiole.contract.results.task_result import StreamDelta
 from petiole.gateway.anthropic import view
 from petiole.gateway.anthropic.view import MessagesView
-from petiole.gateway.core.parts import Whole
-from petiole.gateway.core.reading import Reading
-from petiole.gateway.core.record import Record
-from petiole.gateway.core.streams import Frame, Stream
-from petiole.outputs import Prepared, Usage
-from petiole.tasks.requests.results import StreamDelta
+from petiole.gateway.core.assembly import OutputAssembler
+from petiole.gateway.core.parts import CollectedOutput
+from petiole.gateway.core.record import RequestRecord
+from petiole.gateway.core.streams import ClientStream, Frame
 from petiole.tasks.templates.message import call_id
 
 TEXT = (
     "<think>\nhm é\n</think>\n\nI look.\n"
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 )
-RECORD = Record(id="msg_1", kind="message", created=1, model="m", tasks=["t"], asked={"parts": True})
+RECORD = RequestRecord(id="msg_1", kind="message", created=1, model="m", tasks=["t"], asked={"parts": True})
 
 
 def log(cuts: Sequence[int], text: str = TEXT, **end: Any) -> list[StreamDelta]:
@@ -41,13 +41,15 @@ def log(cuts: Sequence[int], text: str = TEXT, **end: Any) -> list[StreamDelta]:
     return [*found, delta(index=len(found), token_ids=[], text="", **last)]
 
 
-def frames(deltas: Sequence[StreamDelta], after: Sequence[int] = (), record: Record = RECORD) -> list[Frame]:
-    stream = Stream(MessagesView(record), record, after)
+def frames(
+    deltas: Sequence[StreamDelta], after: Sequence[int] = (), record: RequestRecord = RECORD
+) -> list[Frame]:
+    stream = ClientStream(MessagesView(record), record, after)
     return [*stream.begin(), *(frame for delta in deltas for frame in stream.read(0, delta))]
 
 
-def whole(deltas: Sequence[StreamDelta], record: Record = RECORD) -> dict[str, Any]:
-    output, reading = Whole(), Reading.of(record, 0)
+def whole(deltas: Sequence[StreamDelta], record: RequestRecord = RECORD) -> dict[str, Any]:
+    output, reading = CollectedOutput(), OutputAssembler.of(record, 0)
     for delta in deltas:
         for part in reading.read(delta):
             output.add(part)

@@ -16,12 +16,12 @@ import httpx2
 import openai
 import pytest
 
-from petiole.gateway.batches import place
+from petiole.gateway.batches import file_storage
 from petiole.gateway.batches.lines import BatchLines
-from petiole.gateway.serving.callers import keys
-from petiole.gateway.serving.webhooks import waiting
+from petiole.gateway.serving.auth import api_keys
+from petiole.gateway.serving.webhooks import queue
 from petiole.tasks.settings import settings
-from petiole.tasks.submission.batches import storage
+from petiole.tasks.submission.batches.files import storage
 from tests.e2e.test_detached_batch import paused
 from tests.gateway.test_sdks import is_fine
 from tests.support.gateway import Gateway
@@ -35,8 +35,8 @@ ENDED = ("completed", "failed", "expired", "cancelled")
 DOCUMENT = {
     "tenants": {"acme": {"salt": "one"}, "initech": {"salt": "other", "models": ["other-*"]}},
     "keys": {
-        keys.digest_of("of-acme"): {"tenant": "acme"},
-        keys.digest_of("of-initech"): {"tenant": "initech"},
+        api_keys.digest_of("of-acme"): {"tenant": "acme"},
+        api_keys.digest_of("of-initech"): {"tenant": "initech"},
     },
 }
 
@@ -260,12 +260,12 @@ def test_what_is_left_of_expired_batches_and_dead_processes_is_swept(tmp_path: P
             f"a-output.{ends}.pages/00000001-00000000",
         ):
             storage.write(str(tmp_path / name), b"rows")
-    for age_s in (0, 2 * place.UNFINISHED_FOR_S):
+    for age_s in (0, 2 * file_storage.UNFINISHED_FOR_S):
         left = tmp_path / f"file-{age_s:.0f}.{now + 999}.0123.unfinished"
         left.write_bytes(b"rows")
         os.utime(left, (now - age_s, now - age_s))
     (tmp_path / "petiole-files").write_text("marker")
-    place.remove_expired(str(tmp_path))
+    file_storage.remove_expired(str(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         f"a-output.{now + 999}",
         f"a-output.{now + 999}.pages",
@@ -297,7 +297,7 @@ def test_gateways_that_begin_together_agree_on_one_marker(
     settings.cache_clear()
 
     async def begin() -> list[str]:
-        return await asyncio.gather(*(place.Place().root() for _ in range(8)))
+        return await asyncio.gather(*(file_storage.FileStorage().root() for _ in range(8)))
 
     try:
         assert asyncio.run(begin()) == [str(tmp_path)] * 8
@@ -315,7 +315,7 @@ def test_a_worker_tells_webhooks_that_only_the_gateways_settings_name(
         for watched, notices in ((False, []), (True, [b"batch_0"])):
             form = BatchLines(caller={"name": "told-by-settings"}, watched=watched)
             form.told("batch_0", "completed", 1)
-            found = asyncio.run(waiting.take("told-by-settings", 9))
+            found = asyncio.run(queue.take("told-by-settings", 9))
             assert [json.loads(one)["about"].encode() for one in found] == notices
     finally:
         settings.cache_clear()
@@ -401,7 +401,7 @@ def test_a_tenant_has_so_many_files_and_open_batches(site: Site, tmp_path: Path)
     limits = {"files": 3, "file_bytes": 2000, "batches": 1, "batch_rows": 3}
     document = {
         "tenants": {"umbrella": {"salt": "one", "limits": limits}},
-        "keys": {keys.digest_of("of-umbrella"): {"tenant": "umbrella"}},
+        "keys": {api_keys.digest_of("of-umbrella"): {"tenant": "umbrella"}},
     }
     told = {"PETIOLE_GATEWAY_KEYS": json.dumps(document), "PETIOLE_GATEWAY_FILES": tmp_path / "files"}
     with (

@@ -80,6 +80,7 @@ def test_bodies_are_those_of_http(site: Site, gateway: Gateway, tmp_path: Path) 
         for row, line in zip(rows, lines, strict=False):
             answer = http.post(row["url"], json=row["body"])
             assert (line["custom_id"], line["error"]) == (row["custom_id"], None)
+            assert line["response"].get("ignored") == ("mistake" if "mistake" in row["body"] else None)
             assert line["response"]["status_code"] == answer.status_code
             assert comparable(line["response"]["body"]) == comparable(answer.json())
     for line in lines[len(rows) :]:

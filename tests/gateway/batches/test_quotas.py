@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from petiole.gateway.batches import files, jobs
-from petiole.gateway.batches.files import Ends, File
-from petiole.gateway.core.caller import Caller, Limits, Tenant, asking
+from petiole.gateway.batches.files import File, FileExpiry
+from petiole.gateway.core.caller import Caller, Limits, Tenant, as_caller
 from petiole.gateway.core.failures import Failure
+from petiole.tasks.fleet.usage import days
+from petiole.tasks.keys import usage_keys
+from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.batches.durable import records
 from tests.support.site import RedisServer
@@ -42,7 +45,7 @@ async def all_of(*made: Awaitable[Any]) -> list[str]:
 
 
 def a_file() -> Awaitable[File]:
-    return files.create(io.BytesIO(b"{}\n"), "in.jsonl", "batch", Ends())
+    return files.create(io.BytesIO(b"{}\n"), "in.jsonl", "batch", FileExpiry())
 
 
 def test_of_files_and_batches_made_at_once_so_many_stay(server: RedisServer) -> None:
@@ -56,5 +59,18 @@ def test_of_files_and_batches_made_at_once_so_many_stay(server: RedisServer) -> 
         assert [one.id for one in records.listed("umbrella")] == [one.id for one in reversed(await jobs.listed())]
         assert {one.id for one in await jobs.listed()} == {*begun}
 
-    with asking(UMBRELLA):
+    with as_caller(UMBRELLA):
         asyncio.run(at_once())
+
+
+def test_no_batch_is_made_when_a_budget_is_used_up(server: RedisServer) -> None:
+    async def refused() -> None:
+        made = await a_file()
+        body = jobs.CreateBatch(input_file_id=made.id, endpoint="/v1/chat/completions", completion_window="24h")
+        connections.streams().hset(usage_keys(days(1)[0])[1], '["initrode", "m"] output', 5)
+        with pytest.raises(Failure, match="day_tokens: the tenant's budget must be at most 5 tokens, got 5"):
+            await jobs.create(body)
+        assert await jobs.listed() == []
+
+    with as_caller(Caller("initrode", tenant=Tenant(limits=Limits(day_tokens=5)))):
+        asyncio.run(refused())

@@ -10,38 +10,47 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from petiole.gateway.core.events import Event
+from petiole.contract.results.outputs import Prepared, TokenLogprobs, Usage
+from petiole.contract.results.task_result import StreamDelta
+from petiole.gateway.core.assembly import OutputAssembler
+from petiole.gateway.core.events import StreamEvent
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.core.parts import Begun, Closed, Ended, Opened, Part, Prompted, Text, Whole
-from petiole.gateway.core.reading import Reading
-from petiole.gateway.core.record import Record, dump, load
-from petiole.gateway.core.streams import Frame, Stream, cursor_of
-from petiole.outputs import Prepared, TokenLogprobs, Usage
-from petiole.tasks.requests.results import StreamDelta
+from petiole.gateway.core.parts import (
+    CollectedOutput,
+    ItemDone,
+    ItemStarted,
+    OutputEnded,
+    OutputStarted,
+    Part,
+    PromptTokens,
+    TextDelta,
+)
+from petiole.gateway.core.record import RequestRecord, dump, load
+from petiole.gateway.core.streams import ClientStream, Frame, cursor_of
 
-RECORD = Record(id="x-1", kind="test", created=1, model="m", tasks=["t"])
+RECORD = RequestRecord(id="x-1", kind="test", created=1, model="m", tasks=["t"])
 
 
 class Plain:
     """The least view: an event for each part, as JSON."""
 
-    def begin(self, choice: int) -> Iterable[Event]:
-        return [Event("begin"), Event("more")]
+    def begin(self, choice: int) -> Iterable[StreamEvent]:
+        return [StreamEvent("begin"), StreamEvent("more")]
 
-    def events(self, choice: int, part: Part) -> Iterable[Event]:
-        if isinstance(part, Text):
-            return [Event("text", None, part.text, part.tokens)]
-        fields = [placed.token.token_id for placed in part.tokens] if isinstance(part, Ended) else None
-        return [Event(type(part).__name__, fields)]
+    def events(self, choice: int, part: Part) -> Iterable[StreamEvent]:
+        if isinstance(part, TextDelta):
+            return [StreamEvent("text", None, part.text, part.tokens)]
+        fields = [placed.token.token_id for placed in part.tokens] if isinstance(part, OutputEnded) else None
+        return [StreamEvent(type(part).__name__, fields)]
 
-    def finish(self) -> Iterable[Event]:
-        return [Event("finish")]
+    def finish(self) -> Iterable[StreamEvent]:
+        return [StreamEvent("finish")]
 
-    def encode(self, choice: int, number: int, event: Event) -> bytes:
+    def encode(self, choice: int, number: int, event: StreamEvent) -> bytes:
         ids = [placed.token.token_id for placed in event.tokens]
         return json.dumps([choice, number, event.name, event.text, event.fields, ids]).encode()
 
-    def event_name(self, event: Event) -> str | None:
+    def event_name(self, event: StreamEvent) -> str | None:
         return event.name
 
 
@@ -79,7 +88,7 @@ def deltas(text: str, cuts: Sequence[int], logprobs: bool = True) -> list[Stream
 
 
 def frames(log: Iterable[StreamDelta], after: Sequence[int] = ()) -> list[Frame]:
-    stream = Stream(Plain(), RECORD, after)
+    stream = ClientStream(Plain(), RECORD, after)
     found = stream.begin()
     for delta in log:
         found += stream.read(0, delta)
@@ -157,7 +166,7 @@ def test_every_token_comes_once_in_order_with_its_first_character(text: str, cut
 def test_streamed_and_whole_are_the_same(text: str, cuts: list[int], others: list[int]) -> None:
     wholes = []
     for split in (cuts, others):
-        reading, whole = Reading(), Whole()
+        reading, whole = OutputAssembler(), CollectedOutput()
         for delta in deltas(text, split):
             for part in reading.read(delta):
                 whole.add(part)
@@ -169,27 +178,27 @@ def test_streamed_and_whole_are_the_same(text: str, cuts: list[int], others: lis
 
 def test_parts_open_and_close_and_a_failed_output_just_ends() -> None:
     def parts(*log: StreamDelta) -> list[str]:
-        reading = Reading()
+        reading = OutputAssembler()
         return [type(part).__name__ for delta in log for part in reading.read(delta)]
 
-    assert parts(*deltas("abc", [1])) == ["Opened", "Text", "Text", "Closed", "Ended"]
-    assert parts(*deltas("", [])) == ["Opened", "Closed", "Ended"]
+    assert parts(*deltas("abc", [1])) == ["ItemStarted", "TextDelta", "TextDelta", "ItemDone", "OutputEnded"]
+    assert parts(*deltas("", [])) == ["ItemStarted", "ItemDone", "OutputEnded"]
     begun, last = deltas("abcdef", [1])[0], deltas("", [])[0]
     failed = last.model_copy(update={"finish_reason": "error", "error": {"type": "WorkersLost"}})
-    assert parts(begun, failed) == ["Opened", "Text", "Ended"]
+    assert parts(begun, failed) == ["ItemStarted", "TextDelta", "OutputEnded"]
     prepared = deltas("", [])[0].model_copy(update={"prepared": Prepared("m", "f", 3, ""), "finish_reason": None})
-    assert [*Reading("t").read(prepared)] == [Begun(3)]
+    assert [*OutputAssembler("t").read(prepared)] == [OutputStarted(3)]
     of_prompt = begun.model_copy(update={"index": -1, "text": ""})
-    assert parts(of_prompt, begun) == ["Prompted", "Opened", "Text"]
-    assert {Begun, Prompted, Opened, Text, Closed, Ended} == set(Part.__args__)
+    assert parts(of_prompt, begun) == ["PromptTokens", "ItemStarted", "TextDelta"]
+    assert {OutputStarted, PromptTokens, ItemStarted, TextDelta, ItemDone, OutputEnded} == set(Part.__args__)
 
 
 def test_choices_have_numbers_of_their_own() -> None:
-    record = Record(id="x-1", kind="test", created=1, model="m", tasks=["t0", "t1"])
+    record = RequestRecord(id="x-1", kind="test", created=1, model="m", tasks=["t0", "t1"])
     log = deltas("abc", [1, 2], logprobs=False)
 
     def read(order: str, after: Sequence[int] = ()) -> list[tuple[str, list[object]]]:
-        stream, left = Stream(Plain(), record, after), {"0": list(log), "1": list(log)}
+        stream, left = ClientStream(Plain(), record, after), {"0": list(log), "1": list(log)}
         found = stream.begin()
         for choice in order:
             found += stream.read(int(choice), left[choice].pop(0))
@@ -201,7 +210,7 @@ def test_choices_have_numbers_of_their_own() -> None:
         for choice in (0, 1):
             of = [event for _, event in [*one[: cut + 1], *rest] if event[0] == choice]
             assert "".join(str(event[3] or "") for event in of) == "abc"
-            assert sum(event[2] == "Ended" for event in of) == 1
+            assert sum(event[2] == "OutputEnded" for event in of) == 1
 
 
 @pytest.mark.parametrize("text", ["", "1.2", "x", "1e3", "-2", "९", "1" * 17])
@@ -212,6 +221,6 @@ def test_a_cursor_that_is_none_is_refused_by_name(text: str) -> None:
 
 
 def test_a_record_survives_its_codec_and_a_later_versions_fields() -> None:
-    record = Record(id="x", kind="k", created=2, model="m", tasks=["a", "b"], asked={"n": 2}, readers=True)
+    record = RequestRecord(id="x", kind="k", created=2, model="m", tasks=["a", "b"], asked={"n": 2}, readers=True)
     assert load(dump(record)) == record
     assert load(dump(record)[:-1] + b',"later":{"x":1}}') == record

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from petiole.gateway.core.parts import Whole
-from petiole.gateway.core.reading import Reading
-from petiole.gateway.core.record import Record
-from petiole.gateway.core.streams import Frame, Stream
+from petiole.contract.results.outputs import Prepared, Usage
+from petiole.contract.results.task_result import StreamDelta
+from petiole.gateway.core.assembly import OutputAssembler
+from petiole.gateway.core.parts import CollectedOutput
+from petiole.gateway.core.record import RequestRecord
+from petiole.gateway.core.streams import ClientStream, Frame
 from petiole.gateway.openai import chat_view
 from petiole.gateway.openai.chat_view import ChatView
-from petiole.outputs import Prepared, Usage
-from petiole.tasks.requests.results import StreamDelta
 from tests.gateway.core.test_streams import CUTS, deltas, spelled
 
 CITY = {"enum": ["Paris", "Rome"]}
@@ -30,7 +30,7 @@ TEXT = (
     "<think>\nhm é\n</think>\n\nI look.\n"
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 )
-RECORD = Record(id="c", kind="chat.completion", created=1, model="m", tasks=["t"], asked={"parts": True})
+RECORD = RequestRecord(id="c", kind="chat.completion", created=1, model="m", tasks=["t"], asked={"parts": True})
 
 
 def log(cuts: Sequence[int]) -> list[StreamDelta]:
@@ -46,7 +46,7 @@ def log(cuts: Sequence[int]) -> list[StreamDelta]:
 
 
 def frames(deltas: Sequence[StreamDelta], after: Sequence[int] = ()) -> list[Frame]:
-    stream = Stream(ChatView(RECORD), RECORD, after)
+    stream = ClientStream(ChatView(RECORD), RECORD, after)
     return [*stream.begin(), *(frame for delta in deltas for frame in stream.read(0, delta))]
 
 
@@ -82,7 +82,11 @@ def test_from_each_number_a_client_gets_the_rest_however_the_text_was_split(
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
 def test_a_setting_leaves_one_name_of_reasoning_when_a_request_comes(name: str) -> None:
     record = structs.replace(RECORD, asked={"parts": True, "reasoning_as": name})
-    stream, whole, reading = Stream(ChatView(record), record), Whole(), Reading.of(record, 0)
+    stream, whole, reading = (
+        ClientStream(ChatView(record), record),
+        CollectedOutput(),
+        OutputAssembler.of(record, 0),
+    )
     sent = [frame for delta in log([9]) for frame in stream.read(0, delta)]
     for delta in log([9]):
         for part in reading.read(delta):
@@ -96,7 +100,11 @@ def test_a_setting_leaves_one_name_of_reasoning_when_a_request_comes(name: str) 
 
 def test_reasoning_is_left_out_where_a_request_says_so() -> None:
     record = structs.replace(RECORD, asked={"parts": True, "unthought": True})
-    stream, whole, reading = Stream(ChatView(record), record), Whole(), Reading.of(record, 0)
+    stream, whole, reading = (
+        ClientStream(ChatView(record), record),
+        CollectedOutput(),
+        OutputAssembler.of(record, 0),
+    )
     for delta in log([9]):
         for part in reading.read(delta):
             whole.add(part)
@@ -120,14 +128,14 @@ def test_log_probabilities_are_those_of_the_content_and_ids_those_of_all_tokens(
 ) -> None:
     asked = {"parts": True, "top_logprobs": 0, "token_ids": True}
     record = structs.replace(RECORD, asked=asked)
-    announced, reading, whole = log([])[0], Reading.of(record, 0), Whole()
+    announced, reading, whole = log([])[0], OutputAssembler.of(record, 0), CollectedOutput()
     for delta in [announced, *deltas(text, cuts)]:
         for part in reading.read(delta):
             whole.add(part)
     [choice] = chat_view.whole(record, [whole])["choices"]
 
     def streamed(cuts: list[int], after: int = -1) -> list[Frame]:
-        stream = Stream(ChatView(record), record, [after])
+        stream = ClientStream(ChatView(record), record, [after])
         log = [announced, *deltas(text, cuts)]
         return [*stream.begin(), *(frame for delta in log for frame in stream.read(0, delta))]
 

@@ -143,7 +143,7 @@ def test_prompts_in_all_their_forms(client: openai.OpenAI, http: httpx2.Client) 
         ({"prompt": [1, "x"]}, "prompt"),
         ({"prompt": 7}, "prompt"),
         ({"suffix": "x"}, "suffix"),
-        ({"logprobs": 6}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
@@ -189,7 +189,19 @@ def test_a_prompt_that_is_too_long_is_cut_as_by_vllm(client: openai.OpenAI) -> N
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == 2048 - ASKED["max_tokens"]
     assert 2000 < chat.usage.prompt_tokens < 2048
-    for wrong in ({"truncate_prompt_tokens": 5}, {**cut, "echo": True}):
+    for side, text in ((None, "five."), ("right", "One")):
+        body = {
+            "truncate_prompt_tokens": 5,
+            "return_token_ids": True,
+            **({"truncation_side": side} if side else {}),
+        }
+        short = client.completions.create(**ASKED | {"prompt": "One, two, three, four, five."}, extra_body=body)
+        assert short.usage is not None
+        assert short.usage.prompt_tokens == 5
+        ids = short.choices[0].prompt_token_ids  # type: ignore[attr-defined]
+        told = client.post("/detokenize", body={"model": "petiole-tiny", "tokens": ids}, cast_to=object)
+        assert text in told["prompt"]  # type: ignore[index]
+    for wrong in ({"truncate_prompt_tokens": 0}, {"truncate_prompt_tokens": -2}, {**cut, "echo": True}):
         with pytest.raises(openai.BadRequestError, match="truncate_prompt_tokens"):
             client.completions.create(**ASKED, extra_body=wrong)
 

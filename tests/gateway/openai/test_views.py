@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from petiole.contract.results.outputs import TokenLogprobs
+from petiole.contract.results.task_result import StreamDelta
+from petiole.gateway.core.assembly import OutputAssembler
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.core.parts import Whole
-from petiole.gateway.core.reading import Reading
-from petiole.gateway.core.record import Record
-from petiole.gateway.core.streams import Frame, Stream, View
+from petiole.gateway.core.parts import CollectedOutput
+from petiole.gateway.core.record import RequestRecord
+from petiole.gateway.core.streams import ClientStream, Frame, View
 from petiole.gateway.openai import chat_view, completions_view
 from petiole.gateway.openai.chat_view import ChatView
 from petiole.gateway.openai.completions_view import CompletionsView
-from petiole.outputs import TokenLogprobs
-from petiole.tasks.requests.results import StreamDelta
 from tests.gateway.core.test_streams import CUTS, TEXTS, deltas, spelled
 
-Show = Callable[[Record, Sequence[Whole]], dict[str, Any]]
-CASES: dict[str, tuple[Callable[[Record], View], Show, dict[str, Any]]] = {
+Show = Callable[[RequestRecord, Sequence[CollectedOutput]], dict[str, Any]]
+CASES: dict[str, tuple[Callable[[RequestRecord], View], Show, dict[str, Any]]] = {
     "chat": (ChatView, chat_view.whole, {"usage": True}),
     "chat with tokens": (ChatView, chat_view.whole, {"top_logprobs": 0, "token_ids": True, "prompt_ids": [7]}),
     "completion": (CompletionsView, completions_view.whole, {"each": 1, "usage": True}),
@@ -46,8 +46,8 @@ CASES: dict[str, tuple[Callable[[Record], View], Show, dict[str, Any]]] = {
 }
 
 
-def record(asked: dict[str, Any]) -> Record:
-    return Record(id="x-1", kind="k", created=1, model="m", tasks=["t"], asked=asked)
+def record(asked: dict[str, Any]) -> RequestRecord:
+    return RequestRecord(id="x-1", kind="k", created=1, model="m", tasks=["t"], asked=asked)
 
 
 def of_prompt(text: str, cuts: list[int]) -> list[StreamDelta]:
@@ -81,8 +81,8 @@ def test_a_prompt_is_echoed_with_its_tokens_at_their_characters() -> None:
     assert (offsets[0], offsets[1], max(offsets)) == (0, 0, len(choice["text"]))
 
 
-def whole_of(show: Show, of: Record, log: Sequence[StreamDelta]) -> dict[str, Any]:
-    reading, whole = Reading(), Whole()
+def whole_of(show: Show, of: RequestRecord, log: Sequence[StreamDelta]) -> dict[str, Any]:
+    reading, whole = OutputAssembler(), CollectedOutput()
     for delta in log:
         for part in reading.read(delta):
             whole.add(part)
@@ -91,9 +91,9 @@ def whole_of(show: Show, of: Record, log: Sequence[StreamDelta]) -> dict[str, An
 
 
 def streamed(
-    view: Callable[[Record], View], of: Record, log: Sequence[StreamDelta], after: int = -1
+    view: Callable[[RequestRecord], View], of: RequestRecord, log: Sequence[StreamDelta], after: int = -1
 ) -> list[Frame]:
-    stream = Stream(view(of), of, [after])
+    stream = ClientStream(view(of), of, [after])
     frames = stream.begin()
     for delta in log:
         frames += stream.read(0, delta)

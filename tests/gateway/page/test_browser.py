@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
-from petiole.gateway.serving.callers.keys import digest_of
+from petiole.gateway.serving.auth.api_keys import digest_of
 from tests.support.gateway import Gateway
 from tests.support.site import Site
 
@@ -256,3 +257,132 @@ def test_it_is_used_without_a_mouse_and_fits_a_phone(browser: Any, slow_gateway:
     page.keyboard.press("Escape")
     page.locator(".answer .facts", has_text="stopped").wait_for()
     context.close()
+
+
+RICH = """\
+| a | b |
+|---|--:|
+| 1 | <i>2</i> |
+
+- one
+  1. first
+  2. second
+- two
+
+---
+```python
+print(1)
+```"""
+
+
+def test_tables_nested_lists_rules_and_code_are_shown(page: Any) -> None:
+    page.evaluate(
+        """async (text) => {
+          const { write } = await import("./page/words.js");
+          const where = Object.assign(document.createElement("div"), { id: "tried", className: "words" });
+          document.body.append(where);
+          write(where, text);
+        }""",
+        RICH,
+    )
+    tried = page.locator("#tried")
+    assert tried.locator("td").all_inner_texts() == ["1", "<i>2</i>"]
+    assert tried.locator("td.right").count() == 1
+    assert tried.locator("ul > li > ol > li").all_inner_texts() == ["first", "second"]
+    assert tried.locator("hr").count() == 1
+    assert tried.locator(".code .note").inner_text() == "python"
+
+
+def test_two_tabs_keep_two_conversations(page: Any) -> None:
+    tune(page, max_output_tokens="3")
+    text_of(say(page, "one"))
+    other = page.context.new_page()
+    other.goto(page.url)
+    other.locator("#model option[value='petiole-tiny']").wait_for(state="attached")
+    text_of(say(other, "two"))
+    for tab, said in ((page, "one"), (other, "two")):
+        tab.reload()
+        assert tab.locator(".bubble").all_inner_texts() == [said]
+    page.get_by_role("button", name="Talks").click()
+    page.locator("#past-list li", has_text="two").get_by_role("button").first.click()
+    assert page.locator(".bubble").all_inner_texts() == ["two"]
+    page.get_by_role("button", name="Talks").click()
+    page.get_by_role("button", name="Forget two").click()
+    assert page.locator("#past-list li").count() == 1
+    assert page.locator(".bubble").count() == 0
+
+
+def test_a_message_is_edited_and_sent_again(page: Any) -> None:
+    tune(page, max_output_tokens="3")
+    text_of(say(page, "one"))
+    text_of(say(page, "two"))
+    page.locator(".said").first.hover()
+    page.get_by_role("button", name="Edit").first.click()
+    page.get_by_label("Message", exact=True).last.fill("uno")
+    page.keyboard.press("Enter")
+    page.locator(".answer .facts").wait_for()
+    assert page.locator(".bubble").all_inner_texts() == ["uno"]
+
+
+def test_a_conversation_that_the_gateway_has_forgotten_goes_on(page: Any, slow_gateway: Gateway) -> None:
+    tune(page, max_output_tokens="3")
+    text_of(say(page, "one"))
+    name = page.evaluate("Object.entries(localStorage).find(([key]) => key.startsWith('petiole.talk.'))[1]")
+    before = json.loads(name)["turns"][0]["answer"]["id"]
+    httpx2.delete(f"{slow_gateway.url}/responses/{before}").raise_for_status()
+    again = page.context.new_page()  # a browser complains of the gateway's refusal
+    again.goto(page.url)
+    again.get_by_role("button", name="Talks").click()
+    again.locator("#past-list li").get_by_role("button").first.click()
+    assert text_of(say(again, "two"))
+
+
+@pytest.mark.parametrize("kept", ["{", "[]", '{"turns": [{}, 3, null, {"answer": {"parts": 1}}]}', "null"])
+def test_what_is_damaged_in_storage_is_left_out(page: Any, kept: str) -> None:
+    page.evaluate(
+        """(kept) => {
+          sessionStorage.setItem("petiole.open", "x");
+          for (const key of ["petiole.talk.x", "petiole.ways", "petiole.chat"]) localStorage.setItem(key, kept);
+        }""",
+        kept,
+    )
+    page.reload()
+    page.locator("#model option[value='petiole-tiny']").wait_for(state="attached")
+    tune(page, max_output_tokens="3")
+    assert text_of(say(page, "one"))
+
+
+def test_a_full_storage_drops_the_oldest_conversations(page: Any) -> None:
+    page.evaluate(
+        """() => {
+          const turns = "x".repeat(1 << 20);
+          const old = (at) => localStorage.setItem(`petiole.talk.${at}`, JSON.stringify({ at, turns }));
+          [0, 1, 2, 3].forEach(old);
+          let rest = 1 << 20;
+          for (; rest; rest >>= 1) try { localStorage.setItem(`other${rest}`, "x".repeat(rest)); } catch {}
+        }"""
+    )
+    tune(page, max_output_tokens="3")
+    text_of(say(page, "one"))
+    page.reload()
+    assert page.locator(".bubble").all_inner_texts() == ["one"]
+    assert page.evaluate("localStorage.getItem('petiole.talk.0')") is None
+
+
+def test_text_is_copied_over_plain_http_and_files_of_text_are_sent(page: Any) -> None:
+    tune(page, max_output_tokens="3")
+    page.locator("#file").set_input_files(files=[{"name": "a.md", "mimeType": "text/markdown", "buffer": b"# Hi"}])
+    answer = say(page, "read it")
+    assert "a.md" in page.locator(".said").inner_text()
+    said = text_of(answer)
+    page.evaluate(
+        """() => {
+          Object.defineProperty(navigator, "clipboard", { value: undefined });
+          document.addEventListener("copy", () => { window.copied = document.activeElement.value; });
+        }"""
+    )
+    answer.get_by_role("button", name="Copy").click()
+    answer.get_by_text("Copied").wait_for()
+    assert page.evaluate("window.copied").strip() == said
+    page.locator("#file").set_input_files(files=[{"name": "b.bin", "mimeType": "", "buffer": b"\xff\x00"}])
+    page.locator("#refused", has_text="b.bin: must be text in UTF-8.").wait_for()

@@ -11,8 +11,9 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from petiole.gateway.core.caller import Caller
-from petiole.gateway.core.record import Record
-from petiole.gateway.page import endpoints, fleet
+from petiole.gateway.core.record import RequestRecord
+from petiole.gateway.page import fleet
+from petiole.gateway.routes import page as endpoints
 from petiole.tasks.fleet.models import ModelFacts
 from petiole.tasks.fleet.queues import QueueReport
 from petiole.tasks.fleet.reports import Generating, WorkerReport
@@ -74,7 +75,7 @@ def test_what_is_shown_of_the_fleet() -> None:
         WorkerReport(worker="c", age_s=0, model="m", generations=[Generating(task_id="chatcmpl-1-0", age_s=7)]),
     ]
     queues = [QueueReport(queue="q", waiting=2, by_priority={0: 2}, workers=2)]
-    records = {"resp_1": Record(id="resp_1", kind="response", created=1, model="mine", tasks=["resp_1"])}
+    records = {"resp_1": RequestRecord(id="resp_1", kind="response", created=1, model="mine", tasks=["resp_1"])}
     shown = fleet.shown(reports, queues, [ModelFacts(fingerprint="f", names=["mine"], chat=True)], records)
     assert [(one["worker"], one["state"]) for one in shown["workers"]] == [
         ("a", "ready"),
@@ -102,7 +103,7 @@ def test_a_tenant_sees_what_is_its_own() -> None:
         ModelFacts(fingerprint="f", names=["m"], queues=["embed"]),
         ModelFacts(fingerprint="g"),
     ]  # as the catalogue has them
-    records = {"resp_1": Record(id="resp_1", kind="response", created=1, model="m", tasks=["resp_1"])}
+    records = {"resp_1": RequestRecord(id="resp_1", kind="response", created=1, model="m", tasks=["resp_1"])}
     shown = fleet.shown(reports, queues, models, records, Caller(name="acme"))
     assert [one["worker"] for one in shown["workers"]] == ["a"]
     assert [one["age_s"] for one in shown["generations"]] == [3]

@@ -9,12 +9,12 @@ import struct
 import threading
 from typing import Any
 
-from petiole.gateway.core.record import Record
+from petiole.gateway.core.record import RequestRecord
+from petiole.gateway.pooling.interfaces import Embeddings, PoolingResult
 from petiole.gateway.serving.answering import large_answer, piecewise
-from petiole.gateway.texts.requests import Embeddings, Made
 
 VECTORS = [base64.b64encode(struct.pack("<2f", k, -0.5)).decode() for k in range(3)]
-RECORD = Record(id="x-1", kind="embed", created=1, model="m", tasks=["t"])
+RECORD = RequestRecord(id="x-1", kind="embed", created=1, model="m", tasks=["t"])
 
 
 def test_entries_of_an_iterator_are_encoded_one_by_one() -> None:
@@ -27,7 +27,7 @@ def test_entries_of_an_iterator_are_encoded_one_by_one() -> None:
 def test_vectors_are_numbers_or_base64() -> None:
     for form, shown in (("float", [[0.0, -0.5], [1.0, -0.5], [2.0, -0.5]]), ("base64", VECTORS)):
         asked = Embeddings(model="m", input="x", encoding_format=form)  # type: ignore[arg-type]
-        answer = json.loads(piecewise(asked.answer(RECORD, Made(vectors=VECTORS, prompt_tokens=7))))
+        answer = json.loads(piecewise(asked.answer(RECORD, PoolingResult(vectors=VECTORS, prompt_tokens=7))))
         assert [one["embedding"] for one in answer["data"]] == shown
         assert [one["index"] for one in answer["data"]] == [0, 1, 2]
         assert answer["usage"]["prompt_tokens"] == 7

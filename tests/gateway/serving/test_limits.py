@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import redis
 
-from petiole.gateway.core.caller import ANYBODY, Caller, Limits, Tenant, asking
+from petiole.gateway.core.caller import ANYBODY, Caller, Limits, Tenant, as_caller
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.core.plan import Call, Plan
-from petiole.gateway.core.record import Record
-from petiole.gateway.serving.callers import limits, usage
+from petiole.gateway.core.record import RequestRecord
+from petiole.gateway.core.task_plan import Plan, TaskCall
+from petiole.gateway.serving.auth import rate_limits, usage_report
 from petiole.tasks.fleet.usage import days
-from petiole.tasks.keys import account_keys, stream_keys, usage_keys
-from petiole.tasks.record.ledger import HELD_HEADER, SLOT_MS
+from petiole.tasks.keys import HELD_HEADER, account_keys, usage_keys
+from petiole.tasks.record.ledger import SLOT_MS
 from petiole.tasks.settings import settings
-from petiole.tasks.submission.envelopes import Letter
+from petiole.tasks.submission.message_templates import PreparedMessage
 from tests.support.site import RedisServer
 
 CLIENTS = 200
@@ -50,14 +50,14 @@ def caller(of_tenant: Limits, of_key: Limits | None = None, key: str = "key") ->
 def plan(n: int = 1, characters: int = 40, max_tokens: int | str = 10) -> Plan:
     name = f"chatcmpl-{uuid.uuid4().hex}"
     tasks = [f"{name}-{choice}" for choice in range(n)]
-    record = Record(id=name, kind="chat.completion", created=0, model="m", tasks=tasks, queue="petiole")
+    record = RequestRecord(id=name, kind="chat.completion", created=0, model="m", tasks=tasks, queue="petiole")
     options = {"messages": [{"role": "user", "content": "x" * characters}], "max_tokens": max_tokens}
-    return Plan(record, [Call("chat", options)] * n)
+    return Plan(record, [TaskCall("chat", options)] * n)
 
 
 def run(work: Callable[[], Awaitable[Any]], who: Caller) -> tuple[Any, dict[str, str]]:
     async def asked() -> tuple[Any, dict[str, str]]:
-        with asking(who) as told:
+        with as_caller(who) as told:
             return await work(), told
 
     return asyncio.run(asked())
@@ -65,7 +65,7 @@ def run(work: Callable[[], Awaitable[Any]], who: Caller) -> tuple[Any, dict[str,
 
 async def outcome(of: Plan) -> dict[str, Any] | Failure:
     try:
-        return await limits.admit(of)
+        return await rate_limits.admit(of)
     except Failure as failure:
         return failure
 
@@ -163,37 +163,17 @@ def test_a_greedy_key_leaves_the_others_of_its_tenant_their_part(client: redis.R
 def test_a_request_that_generates_nothing_counts_as_one_and_runs_no_task(client: redis.Redis) -> None:
     who = caller(Limits(requests=2, concurrent=1))
     assert not isinstance(run(lambda: outcome(plan()), who)[0], Failure)
-    run(lambda: limits.admit_brief("petiole"), who)
+    run(lambda: rate_limits.admit_brief("petiole"), who)
     with pytest.raises(Failure) as refused:
-        run(lambda: limits.admit_brief("petiole"), who)
+        run(lambda: rate_limits.admit_brief("petiole"), who)
     assert refused.value.status == 429
     assert client.zcard(account_keys("acme")[1]) == 1
-    run(lambda: limits.admit_brief("petiole"), ANYBODY)
+    run(lambda: rate_limits.admit_brief("petiole"), ANYBODY)
 
 
 def test_a_limit_of_0_in_the_settings_is_none(client: redis.Redis) -> None:
     who = caller(Limits(requests=0, input_tokens=0, output_tokens=0, concurrent=0), Limits(requests=9))
     assert not isinstance(run(lambda: outcome(plan()), who)[0], Failure)
-
-
-def test_what_a_worker_of_the_version_before_has_ended_counts_no_longer(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its script leaves the task among those that run."""
-    who, plans = caller(Limits(concurrent=3), Limits(concurrent=3)), [plan() for _ in range(3)]
-    for one in plans:
-        assert not isinstance(run(lambda: outcome(one), who)[0], Failure)  # noqa: B023
-    assert isinstance(run(lambda: outcome(plan()), who)[0], Failure), "all run"
-    for one in plans[:2]:
-        client.hset(stream_keys(one.record.tasks[0]).state, mapping={"attempt": 1, "done": "{}"})
-
-    async def again() -> list[Any]:
-        return [await outcome(plan()) for _ in range(3)]
-
-    outcomes, _ = run(again, who)
-    assert [isinstance(one, Failure) for one in outcomes] == [False, False, True]
-    for key in ("", "key"):
-        assert client.zcard(account_keys("acme", key)[1]) == 3
 
 
 def test_keys_of_a_tenant_share_its_limit_and_other_tenants_do_not(client: redis.Redis) -> None:
@@ -215,8 +195,8 @@ def test_choices_run_one_by_one_and_too_many_of_them_are_refused_at_once(client:
     first = plan()
 
     async def released() -> None:
-        await limits.admit(first)
-        await limits.release(first.record)
+        await rate_limits.admit(first)
+        await rate_limits.release(first.record)
 
     run(released, who)
     assert client.zcard(account_keys("acme")[1]) == 2
@@ -230,10 +210,10 @@ def test_what_is_written_of_a_request_is_written_if_it_is_admitted(client: redis
         raw = b"\0\xff a record"  # any bytes
         return [("SET", of.record.id, raw, "EX", 60), ("ZADD", f"watched:{of.record.id}", "NX", 5, "x")]
 
-    assert HELD_HEADER in run(lambda: limits.admit(first, written(first)), caller(most))[0]
+    assert HELD_HEADER in run(lambda: rate_limits.admit(first, written(first)), caller(most))[0]
     with pytest.raises(Failure):
-        run(lambda: limits.admit(second, written(second)), caller(most))
-    assert run(lambda: limits.admit(free, written(free)), ANYBODY)[0] == {}
+        run(lambda: rate_limits.admit(second, written(second)), caller(most))
+    assert run(lambda: rate_limits.admit(free, written(free)), ANYBODY)[0] == {}
     for of in (first, free):
         assert client.get(of.record.id) == b"\0\xff a record"
         assert client.zscore(f"watched:{of.record.id}", "x") == 5
@@ -244,15 +224,18 @@ def test_what_is_written_of_a_request_is_written_if_it_is_admitted(client: redis
 def test_what_is_submitted_is_submitted_if_it_is_admitted(client: redis.Redis, n: int) -> None:
     """The message says what is held, and in which slot, as a submission of Celery's is told to."""
     asked, who = plan(n), caller(Limits(requests=1, concurrent=5))
-    letters = [Letter("tasks", f'{{"headers": {{"id": "{task}"', '}, "body": "é"}') for task in asked.record.tasks]
-    held, _ = run(lambda: limits.admit(asked, [("SET", "written", "1")], letters), who)
+    letters = [
+        PreparedMessage("tasks", f'{{"headers": {{"id": "{task}"', '}, "body": "é"}')
+        for task in asked.record.tasks
+    ]
+    held, _ = run(lambda: rate_limits.admit(asked, [("SET", "written", "1")], letters), who)
     found = [json.loads(message) for message in client.lrange("tasks", 0, -1)]
     tasks = [*reversed(asked.record.tasks)]
     assert found == [{"headers": {"id": task, HELD_HEADER: held[HELD_HEADER]}, "body": "é"} for task in tasks]
     with pytest.raises(Failure):
-        run(lambda: limits.admit(plan(), (), letters), who)
+        run(lambda: rate_limits.admit(plan(), (), letters), who)
     assert client.llen("tasks") == n
-    assert run(lambda: limits.admit(plan(), (), letters[:1]), ANYBODY)[0] == {}
+    assert run(lambda: rate_limits.admit(plan(), (), letters[:1]), ANYBODY)[0] == {}
     assert json.loads(client.lindex("tasks", 0)) == {"headers": {"id": asked.record.tasks[0]}, "body": "é"}
 
 
@@ -287,13 +270,33 @@ def test_what_was_used_over_a_minute_ago_counts_no_longer(client: redis.Redis) -
 
 
 def test_an_answer_has_no_more_sums_of_usage_than_a_bound(client: redis.Redis) -> None:
-    for name, number in (("acme", 3), ("globex", usage.MOST_ROWS)):
+    for name, number in (("acme", 3), ("globex", usage_report.MOST_ROWS)):
         sums = {json.dumps([name, f"m{one}"]) + " requests": 1 for one in range(number)}
         client.hset(usage_keys(days(2)[1])[1], mapping=sums)
     with pytest.raises(Failure, match="days: must be so few"):
-        run(lambda: usage.used("3"), ANYBODY)
-    rows, _ = run(lambda: usage.used("3"), caller(Limits()))
+        run(lambda: usage_report.used("3"), ANYBODY)
+    rows, _ = run(lambda: usage_report.used("3"), caller(Limits()))
     assert [row["model"] for row in rows] == ["m0", "m1", "m2"]
+
+
+@pytest.mark.parametrize("most", [Limits(day_tokens=50), Limits(month_tokens=50)], ids=["day", "month"])
+def test_a_budget_that_is_used_up_says_when_it_begins_anew(client: redis.Redis, most: Limits) -> None:
+    """The ledger's sums of all models count, and no other tenant's."""
+    totals, field = usage_keys(days(1)[0])[1], "day_tokens" if most.day_tokens else "month_tokens"
+    client.hset(
+        totals, mapping={'["acme", "a"] prompt': 30, '["acme", "b"] output': 19, '["globex", "a"] output': 99}
+    )
+    assert not isinstance(run(lambda: outcome(plan()), caller(most))[0], Failure)
+    client.hincrby(totals, '["acme", "b"] output', 3)
+    refused, told = run(lambda: outcome(plan()), caller(most))
+    assert (refused.status, refused.code, refused.kind) == (429, "insufficient_quota", "insufficient_quota")
+    assert told == {"x-should-retry": "false"}
+    assert (
+        f"{field}: the tenant's budget must be at most 50 tokens, got 52; it begins anew at 2" in refused.message
+    )
+    assert 0 < refused.retry_after_s <= (1 if most.day_tokens else 31) * 86_400
+    with pytest.raises(Failure, match=field):
+        run(lambda: rate_limits.admit_brief("petiole"), caller(most))
 
 
 def test_a_queue_that_is_too_long_is_not_joined(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,8 +314,8 @@ def test_the_wait_is_estimated_from_what_workers_end(client: redis.Redis, monkey
     client.rpush("petiole", *range(50))
 
     async def asked(rate: float) -> Any:
-        limits.line()._rates = {"petiole": rate}
-        limits.line()._read_at = float("inf")
+        rate_limits.line()._rates = {"petiole": rate}
+        rate_limits.line()._read_at = float("inf")
         return await outcome(plan())
 
     assert not isinstance(run(lambda: asked(0.0), ANYBODY)[0], Failure), "nothing is known"
@@ -325,8 +328,8 @@ def test_the_wait_is_estimated_from_what_workers_end(client: redis.Redis, monkey
     ("options", "tokens"),
     [
         ({"prompt": "x" * 400, "max_tokens": 7}, (100, 7)),
-        ({"prompt": [1, 2, 3], "max_tokens": "rest"}, (3, limits.UNKNOWN_OUTPUT)),
-        ({"messages": [{"role": "user", "content": "x" * 40}]}, (10, limits.UNKNOWN_OUTPUT)),
+        ({"prompt": [1, 2, 3], "max_tokens": "rest"}, (3, rate_limits.UNKNOWN_OUTPUT)),
+        ({"messages": [{"role": "user", "content": "x" * 40}]}, (10, rate_limits.UNKNOWN_OUTPUT)),
         (
             {
                 "messages": [
@@ -348,7 +351,7 @@ def test_the_wait_is_estimated_from_what_workers_end(client: redis.Redis, monkey
     ],
 )
 def test_tokens_are_estimated(options: dict[str, Any], tokens: tuple[int, int]) -> None:
-    assert limits.estimated([options]) == tokens
+    assert rate_limits.estimated([options]) == tokens
 
 
 @pytest.mark.parametrize(
@@ -358,13 +361,13 @@ def test_a_request_that_is_admitted_again_is_counted_once(client: redis.Redis, m
     """The script has run, and the connection was lost before its reply came."""
     asked, who = plan(2), caller(most)
     written = [("SET", asked.record.id, "its record"), ("SET", "more", "1")]
-    held, _ = run(lambda: limits.admit(asked, written), who)
+    held, _ = run(lambda: rate_limits.admit(asked, written), who)
     client.delete("more")
     before = client.hgetall(account_keys("acme")[0])
-    assert run(lambda: limits.admit(asked, written), who)[0].keys() == held.keys()
+    assert run(lambda: rate_limits.admit(asked, written), who)[0].keys() == held.keys()
     assert client.get("more") == b"1"
     used, running = account_keys("acme")
     assert client.zcard(running) == (2 if most.concurrent else 0)
     assert client.hgetall(used) == before
     with pytest.raises(Failure, match=r"(requests|output tokens) a minute"):
-        run(lambda: limits.admit(plan()), who)
+        run(lambda: rate_limits.admit(plan()), who)

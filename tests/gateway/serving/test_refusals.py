@@ -16,14 +16,14 @@ import redis
 from websockets.sync.client import ClientConnection, connect
 
 from petiole.gateway.application import app
-from petiole.gateway.core.caller import ANYBODY, Request, asking
+from petiole.gateway.core.caller import ANYBODY, ClientRequest, as_caller
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.core.plan import Call, Plan
-from petiole.gateway.core.record import Record
-from petiole.gateway.serving import generations, patience, records
-from petiole.gateway.serving.callers import keys
+from petiole.gateway.core.record import RequestRecord
+from petiole.gateway.core.task_plan import Plan, TaskCall
+from petiole.gateway.serving import generations, records, retry
+from petiole.gateway.serving.auth import api_keys
 from petiole.tasks.settings import settings
-from petiole.tasks.submission.envelopes import Letter
+from petiole.tasks.submission.message_templates import PreparedMessage
 from tests.support.gateway import Gateway
 from tests.support.site import RedisServer, Site, eventually
 
@@ -154,9 +154,9 @@ def until_the_end(socket: ClientConnection) -> dict[str, Any]:
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
     server = RedisServer(tmp_path)
     monkeypatch.setenv("PETIOLE_BROKER_URL", server.url)
-    monkeypatch.setattr(patience, "WAIT_S", 0.3)
+    monkeypatch.setattr(retry, "WAIT_S", 0.3)
     monkeypatch.setattr(generations, "_letters", letters)  # Celery's app may be another server's in this process
-    patience._told_at.clear()
+    retry._told_at.clear()
     settings.cache_clear()
     yield server
     settings.cache_clear()
@@ -169,18 +169,18 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
         yield client
 
 
-async def letters(plan: Plan) -> list[Letter]:
-    return [Letter("petiole", f'{{"headers": {{"id": "{task}"', "}}") for task in plan.record.tasks]
+async def letters(plan: Plan) -> list[PreparedMessage]:
+    return [PreparedMessage("petiole", f'{{"headers": {{"id": "{task}"', "}}") for task in plan.record.tasks]
 
 
 def begun() -> Failure:
     """How a request fails. Nothing of it is left."""
     name = "cmpl-1"
-    record = Record(id=name, kind="text_completion", created=0, model="m", tasks=[name], queue="petiole")
+    record = RequestRecord(id=name, kind="text_completion", created=0, model="m", tasks=[name], queue="petiole")
 
     async def ask() -> Failure:
-        with asking(ANYBODY, Request("/v1/completions")), pytest.raises(Failure) as failed:
-            await generations.begin(Plan(record, [Call("generate", {"prompt": "x"})]))
+        with as_caller(ANYBODY, ClientRequest("/v1/completions")), pytest.raises(Failure) as failed:
+            await generations.begin(Plan(record, [TaskCall("generate", {"prompt": "x"})]))
         return failed.value
 
     return asyncio.run(ask())
@@ -214,7 +214,7 @@ def test_a_queue_that_is_no_list_is_a_503_and_leaves_nothing(server: RedisServer
 def test_keys_that_are_no_hash_are_a_503_before_any_path(
     server: RedisServer, client: redis.Redis, anthropic: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client.set(keys.KEYS, "somebody else's")
+    client.set(api_keys.KEYS, "somebody else's")
     key = "ptl-" + "k" * 43
     with caplog.at_level(logging.ERROR, "petiole.gateway"):
         for _ in range(3):
@@ -315,9 +315,9 @@ def test_a_redis_that_knows_no_such_user_is_named(server: RedisServer, monkeypat
 def test_a_refusal_has_redis_s_own_word(
     error: redis.RedisError, word: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    patience._told_at.clear()
+    retry._told_at.clear()
     with caplog.at_level(logging.ERROR, "petiole.gateway"):
-        failure = patience.refused(error)
+        failure = retry.refused(error)
     assert failure.status == 503
     assert failure.message.count(f"({word})") == 1
     assert word in caplog.text

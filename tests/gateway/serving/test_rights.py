@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,38 +10,38 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.support.rights import BINARIES, SECRET, binary_of, grant, version_of
+from tests.support.rights import BINARIES, SECRET, binary_of, grant, grant_gateway
 from tests.support.site import REPOSITORY, RedisServer
 from tests.support.trials import rest
 
 ASKED = """
 import asyncio
-from petiole.gateway.core.caller import ANYBODY, Caller, Limits, Request, Tenant, asking
-from petiole.gateway.core.plan import Call, Plan
-from petiole.gateway.core.record import Record
+from petiole.gateway.core.caller import ANYBODY, Caller, Limits, ClientRequest, Tenant, as_caller
+from petiole.gateway.core.task_plan import TaskCall, Plan
+from petiole.gateway.core.record import RequestRecord
 from petiole.gateway.serving import generations, records
-from petiole.gateway.serving.callers import limits, retries
+from petiole.gateway.serving.auth import idempotency, rate_limits
 
 most = Limits(requests=9, input_tokens=10**6, output_tokens=10**6, concurrent=2)
 tenant = Caller("acme", "key", Tenant(salt="secret", limits=most), most)
 
 def plan(name):
     known = {"kind": "text_completion", "created": 0, "model": "m", "queue": "petiole", "readers": True}
-    record = Record(id=name, tasks=[name], **known)
-    return Plan(record, [Call("generate", {"prompt": "x", "max_tokens": 1})])
+    record = RequestRecord(id=name, tasks=[name], **known)
+    return Plan(record, [TaskCall("generate", {"prompt": "x", "max_tokens": 1})])
 
 async def ask():
     for number in range(6):
         who, name = (ANYBODY, tenant)[number % 2], f"cmpl-{number}"
-        with asking(who, Request("/v1/completions", idempotency_key=name)):
+        with as_caller(who, ClientRequest("/v1/completions", idempotency_key=name)):
             generation = await generations.begin(plan(name))
             assert (await records.get(name, "text_completion")).id == name
             again = await generations.begin(plan(name + "-again"))
             assert again.record.id == name
             await again.aclose()
             await generation.aclose()
-            await retries.forget(name)
-            await limits.release(generation.record)
+            await idempotency.forget(name)
+            await rate_limits.release(generation.record)
 
 asyncio.run(ask())
 print("all of it")
@@ -56,12 +55,8 @@ def test_a_gateway_can_do_its_work(which: str, tmp_path: Path) -> None:
     try:
         with redis.Redis(unix_socket_path=str(server.socket)) as client:
             grant(client)
-            page = (REPOSITORY / "docs" / "gateway.md").read_text()
-            rule = re.search(r"one rule more: `(.*?)`", page, re.DOTALL)
-            assert rule is not None
-            words = rule[1] if version_of(client) >= (7,) else re.sub("[()]", "", rule[1])
-            client.execute_command("ACL", "SETUSER", "webapp", *words.split())
-            url = f"redis+socket://webapp:{SECRET}@{server.socket}?virtual_host=0"
+            grant_gateway(client)
+            url = f"redis+socket://gateway:{SECRET}@{server.socket}?virtual_host=0"
             ran = subprocess.run(
                 [sys.executable, "-c", ASKED],
                 env={**os.environ, "PETIOLE_BROKER_URL": url},

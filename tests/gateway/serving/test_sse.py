@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from petiole.gateway.core.record import Record
-from petiole.gateway.core.streams import Stream
+from petiole.contract.results.task_result import StreamDelta
+from petiole.gateway.core.events import encode
+from petiole.gateway.core.record import RequestRecord
+from petiole.gateway.core.streams import ClientStream
 from petiole.gateway.openai.chat_view import ChatView
 from petiole.gateway.serving import sse
-from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.settings import settings
 
-RECORD = Record(
+RECORD = RequestRecord(
     id="c", kind="chat.completion", created=1, model="m", tasks=["t"], asked={"parts": True, "unthought": True}
 )
 SECONDS = 4
@@ -50,7 +52,7 @@ def test_a_client_that_wants_no_thought_gets_a_comment_meanwhile(monkeypatch: py
     monkeypatch.setattr(sse, "settings", lambda: settings().model_copy(update={"gateway_heartbeat_s": SECONDS}))
 
     async def read() -> list[bytes]:
-        stream = Stream(ChatView(RECORD), RECORD)
+        stream = ClientStream(ChatView(RECORD), RECORD)
         return [part async for part in sse.events(Thinking(clock), stream, lambda _: b"")]  # type: ignore[arg-type]
 
     parts = asyncio.run(read())
@@ -58,3 +60,11 @@ def test_a_client_that_wants_no_thought_gets_a_comment_meanwhile(monkeypatch: py
     said = b"".join(parts)
     assert b"thought" not in said
     assert b"answer" in said
+
+
+def test_no_event_has_a_character_at_which_clients_break_lines() -> None:
+    text = "a\u2028b\u2029c\u0085d"
+    part = b"data: " + encode({"text": text}) + b"\n\n"
+    sent = sse.on_one_line(part).decode()
+    assert sent.splitlines() == [sent.strip(), ""]
+    assert json.loads(sent.removeprefix("data: "))["text"] == text

@@ -15,14 +15,14 @@ import pytest
 import redis
 from openai import InvalidWebhookSignatureError
 
-from petiole.gateway.core import notices
-from petiole.gateway.core.caller import Caller, asking
+from petiole.gateway.core import webhook_events
+from petiole.gateway.core.caller import Caller, as_caller
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.core.notices import Notice, Webhook, problem
-from petiole.gateway.serving.callers.keys import TENANTS, WEBHOOKS, of_settings
-from petiole.gateway.serving.callers.manage import no_webhook, webhook
-from petiole.gateway.serving.webhooks import sending, waiting
-from petiole.gateway.serving.webhooks.courier import Courier
+from petiole.gateway.core.webhook_events import Notice, Webhook, problem
+from petiole.gateway.serving.auth.api_keys import TENANTS, WEBHOOKS, of_settings
+from petiole.gateway.serving.auth.manage import no_webhook, webhook
+from petiole.gateway.serving.webhooks import http, queue
+from petiole.gateway.serving.webhooks.dispatcher import WebhookDispatcher
 from petiole.tasks.errors import InvalidRequest, InvalidSettings
 from petiole.tasks.keys import watched_key
 from petiole.tasks.record import ledger, scripts
@@ -30,7 +30,7 @@ from petiole.tasks.settings import settings
 from tests.support.receiver import Receiver
 from tests.support.site import PATIENCE_S, RedisServer
 
-SECRET = notices.new_secret()
+SECRET = webhook_events.new_secret()
 TENANT = "acme"
 NOW = int(time.time())
 
@@ -69,25 +69,25 @@ def told(
     *before: Callable[[], Awaitable[Any]],
     ended_as: Callable[[str], Awaitable[str | None]] = runs,
 ) -> Counter[str]:
-    """What a courier counts until this is true. `before`: what the tenant does first."""
+    """What a dispatcher counts until this is true. `before`: what the tenant does first."""
     counted: Counter[str] = Counter()
     tenant(*before)
 
-    async def courier() -> None:
-        own = Courier(ended_as, lambda outcome: counted.update([outcome]))
+    async def dispatcher() -> None:
+        own = WebhookDispatcher(ended_as, lambda outcome: counted.update([outcome]))
         async with asyncio.timeout(PATIENCE_S):
             await own.round()
             while not until() or own._telling:
                 await asyncio.sleep(0.01)
                 await own.round()
 
-    asyncio.run(courier())
+    asyncio.run(dispatcher())
     return counted
 
 
 def tenant(*does: Callable[[], Awaitable[Any]]) -> None:
     async def done() -> None:
-        with asking(Caller(TENANT)):
+        with as_caller(Caller(TENANT)):
             for work in does:
                 await work()
 
@@ -95,12 +95,12 @@ def tenant(*does: Callable[[], Awaitable[Any]]) -> None:
 
 
 def ended(number: int = 1, type: str = "batch.completed") -> Callable[[], Awaitable[int]]:
-    return lambda: waiting.notify(type, f"batch_{number}", NOW)
+    return lambda: queue.notify(type, f"batch_{number}", NOW)
 
 
 def test_a_notice_is_signed_as_openais_client_checks_it(client: redis.Redis, receiver: Receiver) -> None:
     secret = webhook(TENANT, receiver.url)
-    told(lambda: not client.exists(waiting._key(TENANT)), ended(), ended())
+    told(lambda: not client.exists(queue._key(TENANT)), ended(), ended())
     [got] = receiver.got
     event = got.event(secret)
     assert (got.path, event.type, event.data.id) == ("/told?by=petiole", "batch.completed", "batch_1")
@@ -119,11 +119,11 @@ def test_a_notice_is_signed_as_openais_client_checks_it(client: redis.Redis, rec
 def test_it_is_told_again_with_the_same_id_until_it_is_taken(
     client: redis.Redis, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "pause_s", lambda age_s: 0.0)
+    monkeypatch.setattr(queue, "pause_s", lambda age_s: 0.0)
     for status in (500, 302, 404, 204):
         receiver.answers.put(status)
     webhook(TENANT, receiver.url)
-    counted = told(lambda: not client.exists(waiting._key(TENANT)), ended())
+    counted = told(lambda: not client.exists(queue._key(TENANT)), ended())
     assert counted == {"failed": 3, "delivered": 1}
     assert len(set(receiver.ids())) == 1
     assert {one.path for one in receiver.got} == {"/told?by=petiole"}, "no redirect is followed"
@@ -134,15 +134,15 @@ def test_what_a_dead_gateway_has_taken_is_told_by_another(client: redis.Redis, r
     webhook(TENANT, receiver.url)
 
     async def dies() -> None:
-        assert await waiting.take(TENANT, 8)
+        assert await queue.take(TENANT, 8)
 
     tenant(ended(), dies)
     told(lambda: True)
     assert not receiver.got
-    [(_, due_at)] = client.zrange(waiting._key(TENANT), 0, -1, withscores=True)
-    assert 0 < due_at - 1000 * time.time() <= 1000 * waiting.LEASE_S
+    [(_, due_at)] = client.zrange(queue._key(TENANT), 0, -1, withscores=True)
+    assert 0 < due_at - 1000 * time.time() <= 1000 * queue.LEASE_S
     _time_passes(client)
-    told(lambda: not client.exists(waiting._key(TENANT)))
+    told(lambda: not client.exists(queue._key(TENANT)))
     assert len(receiver.got) == 1
 
 
@@ -165,37 +165,37 @@ def test_a_watched_response_is_told_when_it_has_ended(client: redis.Redis, recei
         at = time.time()
         entry = ledger.entry(account, name, 1, {"finish_reason": "stop"}, 1, 1, at)
         of_task = scripts.SOURCES["close"]
-        keys = [f"log:{name}", f"state:{name}", *ledger.keys_of(account, at)]
+        keys = [f"log:{name}", f"state:{name}", f"asked:{name}", *ledger.keys_of(account, at)]
         client.eval(of_task, len(keys), *keys, 60_000, "channel", "{", "", "}", "done", entry)
     told(lambda: bool(receiver.got), ended_as=ended_as)
     assert sorted(asked) == ["resp_2", "resp_3", "resp_4"]
     assert receiver.got[0].event(secret).type == "response.failed"
     assert client.zrange(watched_key(), 0, -1) == [b"acme/resp_4", b"acme/resp_1"]
-    assert client.zscore(watched_key(), "acme/resp_4") <= 1000 * (time.time() + waiting.LEASE_S)
+    assert client.zscore(watched_key(), "acme/resp_4") <= 1000 * (time.time() + queue.LEASE_S)
 
 
 def test_a_dead_server_leaves_no_more_than_a_bound(
     client: redis.Redis, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "MOST_NOTICES", 5)
+    monkeypatch.setattr(queue, "MOST_NOTICES", 5)
     webhook(TENANT, receiver.url)
     tenant(*(ended(number) for number in range(5)))
-    client.zincrby(waiting._key(TENANT), 1e9, client.zrange(waiting._key(TENANT), 0, 0)[0])  # has failed often
+    client.zincrby(queue._key(TENANT), 1e9, client.zrange(queue._key(TENANT), 0, 0)[0])  # has failed often
     gone: list[int] = []
 
     async def one_more() -> None:
         gone.append(await ended(5)())
 
     tenant(one_more)
-    left = {msgspec.json.decode(one)["about"] for one in client.zrange(waiting._key(TENANT), 0, -1)}
+    left = {msgspec.json.decode(one)["about"] for one in client.zrange(queue._key(TENANT), 0, -1)}
     assert (gone, left) == ([1], {f"batch_{number}" for number in (1, 2, 3, 4, 5)})
-    assert 0 < client.ttl(waiting._key(TENANT)) <= waiting.TRIED_FOR_S
+    assert 0 < client.ttl(queue._key(TENANT)) <= queue.TRIED_FOR_S
 
-    monkeypatch.setattr(waiting, "TRIED_FOR_S", -1)
+    monkeypatch.setattr(queue, "TRIED_FOR_S", -1)
     for _ in range(5):
         receiver.answers.put(500)
     _time_passes(client)
-    assert told(lambda: not client.exists(waiting._key(TENANT))) == {"dropped": 5}
+    assert told(lambda: not client.exists(queue._key(TENANT))) == {"dropped": 5}
     _time_passes(client)
     told(lambda: not client.keys("petiole:gateway:/notices*"))
 
@@ -208,7 +208,7 @@ def test_a_slow_server_holds_up_nobody_elses_notices(client: redis.Redis, receiv
         webhook("slow", slow.url)
 
         async def both() -> None:
-            with asking(Caller("slow")):
+            with as_caller(Caller("slow")):
                 for number in range(20):
                     await ended(number)()
             for number in range(20):
@@ -230,7 +230,7 @@ def test_who_does_not_know_where_to_leaves_it_to_others(client: redis.Redis, rec
     tenant(ended())
     assert no_webhook(TENANT)
     told(lambda: True)
-    assert client.zscore(waiting.TENANTS, TENANT) > 1000 * time.time(), "not looked at all the time"
+    assert client.zscore(queue.TENANTS, TENANT) > 1000 * time.time(), "not looked at all the time"
     client.hset(WEBHOOKS, TENANT, known)
     _time_passes(client)
     told(lambda: bool(receiver.got))
@@ -240,7 +240,7 @@ def test_what_cannot_be_read_holds_up_nothing(client: redis.Redis, receiver: Rec
     webhook(TENANT, receiver.url)
 
     async def damaged() -> None:
-        client.zadd(waiting._key(TENANT), {b"\xff": 0, b"{}": 0, b'"resp"': 0})
+        client.zadd(queue._key(TENANT), {b"\xff": 0, b"{}": 0, b'"resp"': 0})
 
     told(lambda: not client.keys("petiole:gateway:/notices*"), damaged, ended())
     assert len(receiver.got) == 1
@@ -254,8 +254,8 @@ def test_what_cannot_be_read_holds_up_nothing(client: redis.Redis, receiver: Rec
 
 def posted(url: str) -> str:
     try:
-        asyncio.run(sending.post(url, {}, b"{}"))
-    except sending.NotTaken as why:
+        asyncio.run(http.post(url, {}, b"{}"))
+    except http.NotTaken as why:
         return str(why)
     return ""
 
@@ -310,8 +310,8 @@ def test_a_server_that_speaks_no_http_has_not_taken_it(client: redis.Redis, answ
 
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            with pytest.raises(sending.NotTaken, match=r"RemoteProtocolError|Connection"):
-                await sending.post(f"http://127.0.0.1:{port}/", {}, b"{}")
+            with pytest.raises(http.NotTaken, match=r"RemoteProtocolError|Connection"):
+                await http.post(f"http://127.0.0.1:{port}/", {}, b"{}")
 
     asyncio.run(tried())
 
@@ -319,7 +319,7 @@ def test_a_server_that_speaks_no_http_has_not_taken_it(client: redis.Redis, answ
 def test_a_server_that_answers_byte_by_byte_has_a_time(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sending, "WAIT_S", 0.2)
+    monkeypatch.setattr(http, "WAIT_S", 0.2)
 
     async def tried() -> None:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -330,8 +330,8 @@ def test_a_server_that_answers_byte_by_byte_has_a_time(
 
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            with pytest.raises(sending.NotTaken, match=r"no answer within 0\.2 s"):
-                await sending.post(f"http://127.0.0.1:{port}/", {}, b"{}")
+            with pytest.raises(http.NotTaken, match=r"no answer within 0\.2 s"):
+                await http.post(f"http://127.0.0.1:{port}/", {}, b"{}")
 
     asyncio.run(tried())
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from bench import moondream
-from bench.checkpoints import Shape, write, write_adapter
-from bench.checkpoints import config as shape_config
-from bench.cuda import release
-from bench.driver import Driver
-from bench.host import counts
-from petiole.gpu_worker.config import EngineConfig
+from bench.gpu.card import release
+from bench.gpu.host import counts
+from bench.harness.checkpoints import moondream
+from bench.harness.checkpoints.decoders import Shape, write, write_adapter
+from bench.harness.checkpoints.decoders import config as shape_config
+from bench.harness.driver import Driver
+from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.engine import Engine
 from petiole.gpu_worker.request import Constraint, FinishReason, Request, SamplingParams
 from petiole.gpu_worker.request.skills import SkillCall

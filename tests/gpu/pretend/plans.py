@@ -20,8 +20,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from bench import checkpoints
-from petiole.gpu_worker.config import EngineConfig
+from bench.harness.checkpoints import decoders as checkpoints
+from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.models.families.registry import model_of
 from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
@@ -33,7 +33,7 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
 )
 from petiole.gpu_worker.runtime.cuda.graphs import new_wrappers, step_lengths
 from petiole.gpu_worker.runtime.cuda.shapes import Shape, append_shapes, uniform_shapes
-from petiole.gpu_worker.runtime.device.interface import staged
+from petiole.gpu_worker.runtime.device.device import staged
 from petiole.gpu_worker.runtime.memory.kv import new_kv_cache
 
 HEADS = ((16, 8, 128), (32, 8, 128), (64, 8, 128), (5, 1, 64), (8, 1, 128), (2, 2, 64), (14, 2, 64))

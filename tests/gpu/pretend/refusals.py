@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench.checkpoints import Shape, config, write
+from bench.harness.checkpoints.decoders import Shape, config, write
 from petiole.gpu_worker import models
 from tests.gpu.pretend.check import WIDE
 

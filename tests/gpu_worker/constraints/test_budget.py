@@ -13,7 +13,7 @@ import pytest
 from petiole.gpu_worker import Constraint, Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.constraints import BudgetState, compile_constraint
 from petiole.gpu_worker.models.checkpoint.finding import resolve_model
-from petiole.gpu_worker.protocols import ConstraintState
+from petiole.gpu_worker.request.protocols import ConstraintState
 from petiole.gpu_worker.text import load_tokenizer
 from petiole.tasks.templates.writing import WRITINGS, composed
 from tests.support.toy_engine import BoldProposer

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from petiole.gpu_worker.constraints import compile_constraint
-from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.constraints.calls import shortest
+from petiole.gpu_worker.exceptions import InvalidRequest
 from petiole.gpu_worker.request import Constraint
 from petiole.gpu_worker.text import Tokenizer
 from petiole.tasks.templates.formats import FAMILIES
@@ -199,3 +200,20 @@ def test_a_schema_that_cannot_be_compiled_is_refused_where_the_tool_is_strict(to
                 accepted(tokenizer, grammar, text)
         else:
             assert accepted(tokenizer, grammar, text)
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen-xml"])
+def test_with_a_strict_tool_no_text_is_read_as_a_call(tokenizer: Tokenizer, name: str) -> None:
+    call = '{"name": "weather", "arguments": {"city": 7}}'
+    given = asked(name, least=0)
+    for text in (f"```json\n{call}\n```", call, f"[{call}]", f"\n```\n{call}\n```"):
+        assert not accepted(tokenizer, given, text)
+        assert accepted(tokenizer, {**given, "whole": ""}, text)
+    for text in ("```python\nprint([1])\n```", f"See {call}", "Hello {you}"):
+        assert accepted(tokenizer, given, text)
+
+
+@pytest.mark.parametrize("name", ENFORCED)
+def test_the_shortest_call_is_one(tokenizer: Tokenizer, name: str) -> None:
+    given = asked(name)
+    assert accepted(tokenizer, given, shortest(given), "closed")

@@ -23,9 +23,9 @@ from petiole.gpu_worker.constraints import (
     warm_up,
 )
 from petiole.gpu_worker.constraints import grammar as grammars
-from petiole.gpu_worker.constraints.compile import MAX_BYTES
+from petiole.gpu_worker.constraints.compiler import MAX_BYTES
 from petiole.gpu_worker.constraints.grammar import vocabulary_of
-from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.exceptions import InvalidRequest
 from petiole.gpu_worker.request import Constraint
 from petiole.gpu_worker.text import Tokenizer
 from tests.gpu_worker.constraints.walking import (
@@ -129,6 +129,15 @@ def test_nothing_but_eos_is_consumed_after_the_end() -> None:
     assert state.consume(0)
     assert state.finished
     assert set(allowed(state)) == tokenizer().eos_token_ids
+
+
+def test_an_allowed_token_that_takes_a_grammar_to_its_limits_is_the_callers_mistake() -> None:
+    state = compiled("grammar", "start: " + " | ".join(f'%json {{"const": {k}}}' for k in range(2000)))
+    token = tokenizer().encode("1")[0]
+    assert token in allowed(state)
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="must have fewer alternatives"):
+            state.consume(token)
 
 
 def test_tokens_that_only_the_model_has_are_never_allowed() -> None:

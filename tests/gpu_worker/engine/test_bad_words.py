@@ -15,7 +15,7 @@ import pytest
 from petiole.gpu_worker import Constraint, Engine, EngineConfig, InvalidRequest, Request, SamplingParams
 from petiole.gpu_worker.constraints import BannedState, Bans, fill_draft_masks
 from petiole.gpu_worker.models.checkpoint.finding import resolve_model
-from petiole.gpu_worker.protocols import set_bits
+from petiole.gpu_worker.request.protocols import set_bits
 from petiole.gpu_worker.text import load_tokenizer
 from tests.support.toy_engine import BoldProposer
 from tests.support.trials import rest
@@ -125,7 +125,7 @@ def test_what_a_constraint_allows_is_banned_all_the_same() -> None:
 def test_bad_words_are_refused_by_name() -> None:
     with tiny() as engine:
         for words, error in (
-            ("word", "bad_words: must be a list of strings"),
+            ("word", "bad_words: must be a list, got"),
             (["a", ""], r"bad_words\[1\]: must not be empty"),
             (["\ud800"], r"bad_words\[0\]: must be valid Unicode"),
             ([f"{n} {'~' * 100}" for n in range(400)], "bad_words: must have at most 16384 tokens in all"),

@@ -19,8 +19,8 @@ from petiole.gpu_worker import (
     ModelError,
     Request,
 )
-from petiole.gpu_worker.handle import Handle
-from petiole.gpu_worker.runtime.interface import Load, Progress, nothing
+from petiole.gpu_worker.request.handle import Handle
+from petiole.gpu_worker.runtime.interface import LoadWeights, Progress, nothing
 from tests.support.toy_engine import VOCAB, Expected, Watch, expected, request, toy_engine
 from tests.support.toy_runtime import ToyRuntime
 from tests.support.toy_text import LETTERS
@@ -218,7 +218,7 @@ def test_a_long_reload_shows_signs_of_life() -> None:
     ages: list[tuple[float, float]] = []
 
     class Slow(ToyRuntime):
-        def prepare_reload(self, model: str) -> Load:
+        def prepare_reload(self, model: str) -> LoadWeights:
             def load(progress: Progress = nothing, /) -> None:
                 threading.Event().wait(0.05)
                 before = engine.heartbeat_age_s()
@@ -239,7 +239,7 @@ def test_a_long_reload_shows_signs_of_life() -> None:
 )
 def test_a_reload_that_fails_raises_and_the_old_weights_serve_on(error: Exception) -> None:
     class Picky(ToyRuntime):
-        def prepare_reload(self, model: str) -> Load:
+        def prepare_reload(self, model: str) -> LoadWeights:
             raise error
 
     with toy_engine(runtime=Picky(jitter=slow)) as engine:
@@ -283,7 +283,7 @@ def test_cancel_preempt_and_pause_together() -> None:
 
 def test_a_reload_while_constrained_requests_run_and_wait() -> None:
     class Steady(ToyRuntime):
-        def prepare_reload(self, model: str) -> Load:
+        def prepare_reload(self, model: str) -> LoadWeights:
             def load(progress: Progress = nothing, /) -> None:
                 self.kv[:] = 0  # the same weights: the KV must be computed anew, and nothing else changes
 

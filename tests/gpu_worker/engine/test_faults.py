@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from petiole.cache import WindowPages
 from petiole.gpu_worker import AdapterError, Constraint, Engine, EngineError, Request
-from petiole.gpu_worker.handle import Handle
+from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.scheduling import admission, launching
-from petiole.gpu_worker.threads import text as text_thread
+from petiole.gpu_worker.threads import detokenization as text_thread
 from tests.support.interrupted import Interrupted
 from tests.support.toy_engine import VOCAB, Expected, expected, request, toy_engine
 from tests.support.toy_runtime import ToyRuntime
@@ -217,6 +218,15 @@ CACHES: dict[str, dict[str, Any]] = {
     "radix": {"prefix_cache": "radix", "speculative_tokens": 3, "lora_slots": 1},
     "blocks": {"prefix_cache": "block", "page_size": 16, "lora_slots": 1, "reserve": "full"},
     "drained": {"prefix_cache": "block", "prefill_policy": "drain", "lora_slots": 1},
+    "windows": {"prefix_cache": "radix", "lora_slots": 1, "machine": {"windows": [WindowPages(8, 300)]}},
+    "states": {"prefix_cache": "block", "lora_slots": 1, "machine": {"snapshots": 12}},
+    "windows and states": {
+        "prefix_cache": "radix",
+        "lora_slots": 1,
+        "machine": {"n_pages": 120, "windows": [WindowPages(8, 90), WindowPages(20, 150)], "snapshots": 4},
+    },
+    "few pages": {"prefix_cache": "radix", "lora_slots": 1, "machine": {"n_pages": 120}},
+    "few blocks": {"prefix_cache": "block", "page_size": 16, "lora_slots": 1, "machine": {"n_pages": 14}},
 }
 
 
@@ -245,7 +255,7 @@ def test_a_fault_anywhere_in_an_admission_fails_that_request_alone(
 
             setattr(owner, name, call)
 
-        watch(engine, "_accept")
+        watch(engine._requests, "_accept")
         for name in ("_admit", "_awaits_chunks", "_is_long", "_fits", "_pages_to_start"):
             watch(planner, name)
         for at in count(1):

@@ -10,17 +10,17 @@ from collections.abc import Iterator
 import pytest
 
 from petiole.gpu_worker import FinishReason
-from petiole.gpu_worker.handle import Handle
-from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.request.handle import Handle
+from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from tests.support.toy_engine import request, toy_engine
 
 OURS = {
     "petiole.cache.tokens",
-    "petiole.gpu_worker.handle",
+    "petiole.gpu_worker.request.handle",
     "petiole.gpu_worker.request",
-    "petiole.gpu_worker.scheduling.scheduled",
+    "petiole.gpu_worker.scheduling.scheduled_sequence",
     "petiole.gpu_worker.text.assembler",
-    "petiole.gpu_worker.threads.text",
+    "petiole.gpu_worker.threads.detokenization",
 }
 
 

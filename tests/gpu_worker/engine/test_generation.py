@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from petiole.gpu_worker import Delta, FinishReason, InvalidRequest
-from petiole.gpu_worker.loading import warm_up
+from petiole.gpu_worker.engine.loading import warm_up
 from tests.support.toy_engine import Expected, Watch, expected, request, toy_engine
 from tests.support.toy_runtime import ToyRuntime
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from petiole.gpu_worker import Engine, InvalidRequest
-from petiole.gpu_worker.errors import ModelError
-from petiole.gpu_worker.request.images import ImagePlace, PreparedImage, Region, whole_regions
+from petiole.gpu_worker.exceptions import ModelError
+from petiole.gpu_worker.request.prepared_images import ImagePlace, PreparedImage, Region, whole_regions
 from petiole.gpu_worker.scheduling import admission
 from tests.support.toy_decoder import (
     LeadingToyDecoder,

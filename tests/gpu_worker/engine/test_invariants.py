@@ -18,16 +18,16 @@ import pytest
 
 from petiole.cache import ConservationError
 from petiole.gpu_worker import Engine, EngineClosed, EngineError, FinishReason
-from petiole.gpu_worker.handle import Handle
+from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.runtime.device.cpu import CpuDevice
-from petiole.gpu_worker.runtime.device.interface import Event
+from petiole.gpu_worker.runtime.device.device import DeviceEvent
 from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
 from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
 from petiole.gpu_worker.scheduling.outcomes import NotIdle
 from petiole.gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit, PipelineState
-from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence, SequenceInputs
+from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence, SequenceInputs
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
-from petiole.gpu_worker.scheduling.state import Ended, SchedulerState
+from petiole.gpu_worker.scheduling.state import SchedulerState, SequenceEnded
 from petiole.gpu_worker.scheduling.stopping import Finish
 from tests.support.toy_engine import Expected, expected, request, toy_engine
 from tests.support.toy_runtime import ToyRuntime
@@ -119,7 +119,7 @@ def blocked_behind_a_step() -> Iterator[SimpleNamespace]:
         device.close()
 
 
-def start(parts: SimpleNamespace, anchor: Event) -> Any:
+def start(parts: SimpleNamespace, anchor: DeviceEvent) -> Any:
     return parts.render.start_transfer(anchor, parts.staging, {"token_ids": 1, "accepted": 1})
 
 
@@ -319,7 +319,7 @@ def test_i8_a_lost_end_is_made_up_for_at_shutdown(monkeypatch: pytest.MonkeyPatc
 
     def lose(self: SchedulerState, seq: ScheduledSequence, end: Any) -> None:
         finalize(self, seq, end)
-        self.emissions = [one for one in self.emissions if not isinstance(one, Ended)]  # broken: unheard
+        self.emissions = [one for one in self.emissions if not isinstance(one, SequenceEnded)]  # broken: unheard
 
     monkeypatch.setattr(SchedulerState, "finalize", lose)
     engine = toy_engine().start()

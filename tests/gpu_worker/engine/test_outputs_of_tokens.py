@@ -12,11 +12,11 @@ import pytest
 import tokenizers
 import torch
 
+from petiole.contract.results.vectors import MOST_BYTES, SparseVectors, TokenVectors, Vectors, how_many_fit
 from petiole.gpu_worker import Embedding, Engine, EngineConfig, InvalidRequest, ModelError, Request, SamplingParams
-from petiole.gpu_worker.errors import EngineError
+from petiole.gpu_worker.exceptions import EngineError
 from petiole.gpu_worker.models.families.registry import find_model
-from petiole.gpu_worker.request.texts import Pooled, TextLimits
-from petiole.vectors import MOST_BYTES, SparseVectors, TokenVectors, Vectors, how_many_fit
+from petiole.gpu_worker.request.embeddings import Pooled, TextLimits
 from tests.support.text_models import PROMPTS, cosine, write_encoder, write_m3
 
 ALL = ("dense", "sparse", "colbert")

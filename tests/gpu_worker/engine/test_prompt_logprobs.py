@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from petiole.contract.results.outputs import Delta
 from petiole.gpu_worker import Engine, EngineConfig, InvalidRequest, Request, SamplingParams
 from petiole.gpu_worker.request import Result
 from petiole.gpu_worker.scheduling import planning
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
-from petiole.outputs import Delta
 from tests.gpu_worker.models.test_logits import reference, tokens
 from tests.support.families import WITH_STATES
 from tests.support.trials import rest
@@ -129,7 +129,7 @@ def test_what_is_refused_is_named(checkpoint: Any, open_runtime: Any, monkeypatc
             with pytest.raises(InvalidRequest) as raised:
                 engine.generate([change(Request(prompt=PROMPTS[0], sampling=ASKED))])
             assert raised.value.field == field
-        monkeypatch.setattr("petiole.gpu_worker.threads.preparation.MOST_SCORES", 3 * len(PROMPTS[0]) - 1)
+        monkeypatch.setattr("petiole.gpu_worker.preparation.preparation.MOST_SCORES", 3 * len(PROMPTS[0]) - 1)
         with pytest.raises(
             InvalidRequest, match=r"prompt_logprobs: must give at most 98 .* got '?2 for 33 tokens"
         ):

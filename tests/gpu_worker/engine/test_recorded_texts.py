@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from petiole.contract.results.vectors import Vectors
 from petiole.gpu_worker import Embedding, Engine, EngineConfig, Request, Scoring
-from petiole.vectors import Vectors
 
 HERE = Path(__file__).parent
 TOKENIZER = HERE.parents[2] / "gpu_worker/models/petiole_tiny/embed"

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from petiole.contract.requests.sampling import check
 from petiole.gpu_worker import Constraint, InvalidRequest, Request, SamplingParams
-from petiole.gpu_worker.runtime.interface import ModelLimits
-from petiole.gpu_worker.threads.preparation import check_sampling, resolve_seed
+from petiole.gpu_worker.preparation.preparation import check_tokens, resolve_seed
 from tests.support.toy_engine import Expected, expected, request, toy_engine
 
 BAD: dict[str, tuple[Request, str]] = {
@@ -120,13 +120,9 @@ def test_a_huge_prompt_is_refused_in_a_short_message() -> None:
 
 def test_more_log_probabilities_than_tokens_are_refused() -> None:
     """A device that is asked for them fails, and the engine with it."""
-    tiny = ModelLimits("m", "f", vocab_size=12, max_model_len=96, n_pages=100, page_size=1, max_batch_size=9)
-    check_sampling(SamplingParams(logprobs=12), tiny)
+    check_tokens(SamplingParams(logprobs=12), 12)
     with pytest.raises(InvalidRequest, match="logprobs: must be at most the size of the vocabulary, 12"):
-        check_sampling(SamplingParams(logprobs=13), tiny)
-
-
-LIMITS = ModelLimits("m", "f", 48, 96, 100, 1, 9)
+        check_tokens(SamplingParams(logprobs=13), 12)
 
 
 @settings(max_examples=300, deadline=None)
@@ -145,7 +141,8 @@ def test_any_value_of_any_sampling_field_is_taken_or_refused_by_name(field: str,
     sampling = replace(SamplingParams(), **{field: value})
     refusal = ""
     try:
-        check_sampling(sampling, LIMITS)
+        check(sampling)
+        check_tokens(sampling, 48)
     except InvalidRequest as error:
         refusal = error.field
     assert refusal.startswith(field) or not refusal

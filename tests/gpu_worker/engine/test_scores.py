@@ -25,9 +25,10 @@ from petiole.gpu_worker import (
     Scoring,
 )
 from petiole.gpu_worker.models.families.registry import find_model, model_of
-from petiole.gpu_worker.threads.pairs import JUDGE, shortened
+from petiole.gpu_worker.preparation.pairs import JUDGE, shortened
 from tests.support.text_models import (
     BERT,
+    CLASSIFIERS,
     RANKING_TEMPLATE,
     write_classifier,
     write_encoder,
@@ -35,7 +36,7 @@ from tests.support.text_models import (
 )
 
 PAIRS = [("who", "the doorman"), ("what is behind it", "a" * 40), ("x", "y"), ("a door", "it is open, or closed")]
-ENCODERS = ("bert", "xlm-roberta", "modernbert-mean", "modernbert-cls")
+ENCODERS = (*(name for name in CLASSIFIERS if name != "qwen3"),)
 
 Made = Callable[..., tuple[Path, Any]]
 
@@ -77,7 +78,11 @@ def logits(folder: Path, model: Any, *texts: str, most: int | None = None) -> to
     if most is not None:
         tokenizer.enable_truncation(most)
     encoded = tokenizer.encode(*texts)
-    types = {"token_type_ids": torch.tensor([encoded.type_ids])} if model.config.model_type == "bert" else {}
+    types = (
+        {"token_type_ids": torch.tensor([encoded.type_ids])}
+        if getattr(model.config, "type_vocab_size", 0) > 1
+        else {}
+    )
     with torch.no_grad():
         found: torch.Tensor = model(torch.tensor([encoded.ids]), **types).logits[0]
     return found
@@ -91,6 +96,16 @@ def test_the_score_of_a_pair_is_that_of_transformers(name: str, made: Made) -> N
         for pair, (score,) in zip(PAIRS * 3, found, strict=True):
             assert score == pytest.approx(torch.sigmoid(logits(folder, model, *pair)).item(), abs=1e-5)
         assert [scores(engine, [pair])[0] for pair in PAIRS] == found[: len(PAIRS)]
+
+
+@pytest.mark.parametrize("name", [*CLASSIFIERS])
+def test_a_classifiers_own_layers_are_not_left_out(
+    name: str, made: Made, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, _ = made(write_classifier, name, 3)
+    with caplog.at_level("INFO", "petiole"), open_engine(folder):
+        pass
+    assert "without" not in caplog.text
 
 
 @pytest.mark.parametrize("name", ENCODERS)

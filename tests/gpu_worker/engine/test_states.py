@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from petiole.gpu_worker import Engine, EngineConfig, FinishReason, Request, SamplingParams
-from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.exceptions import InvalidRequest
 from petiole.gpu_worker.models.plan import DeltaNet, FeedForward, Layer, ModelPlan, Norm
-from petiole.gpu_worker.runtime.derived import require_states_alone
+from petiole.gpu_worker.runtime.derived_settings import require_states_alone
 from tests.support.families import build_model
 from tests.support.toy_engine import EOS, Expected, expected, request, toy_engine
 

@@ -18,6 +18,7 @@ import os
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -30,26 +31,29 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from petiole.cache import WindowPages, most_pages
-from petiole.cache.groups import states
+from petiole.cache.groups import recurrent_states
 from petiole.gpu_worker import (
+    AdapterError,
     Constraint,
     Engine,
     EngineConfig,
+    EngineError,
     FinishReason,
     HandedBack,
     Request,
     SamplingParams,
 )
-from petiole.gpu_worker.handle import Handle
-from petiole.gpu_worker.runtime.interface import Load, Progress, nothing
+from petiole.gpu_worker.request.handle import Handle
+from petiole.gpu_worker.runtime.interface import LoadWeights, Progress, nothing
 from petiole.gpu_worker.scheduling import admission
+from tests.support.swept import Swept, at_random, is_injected
 from tests.support.toy_engine import EOS, VOCAB, Expected, Watch, expected
 from tests.support.toy_runtime import ToyRuntime
 from tests.support.toy_text import LETTERS, ToyTokenizer, compile_toy
 from tests.support.trials import rest
 
 WORKLOADS = 300
-RUN_TOKENS, EVERY = admission.RUN_TOKENS, states.EVERY
+RUN_TOKENS, EVERY = admission.RUN_TOKENS, recurrent_states.EVERY
 
 
 @dataclass
@@ -65,7 +69,7 @@ class Workload:
         default_factory=dict
     )  # request index -> of the request whose answer it goes on with
     run_tokens: int = 64
-    every: int = states.EVERY
+    every: int = recurrent_states.EVERY
 
 
 # ---------------------------------------------------------------- drawing
@@ -197,7 +201,7 @@ class Delays:
 class SteadyRuntime(ToyRuntime):
     """Reloads the weights that it has: everything is computed anew, and comes out the same."""
 
-    def prepare_reload(self, model: str) -> Load:
+    def prepare_reload(self, model: str) -> LoadWeights:
         def load(progress: Progress = nothing, /) -> None:
             self.kv[:] = 0
 
@@ -243,10 +247,14 @@ def open_engine(workload: Workload, pipeline: str, delays: float) -> Engine:
     return engine
 
 
-def run(workload: Workload, pipeline: str, delays: float) -> None:
+def run(
+    workload: Workload, pipeline: str, delays: float, harm: Callable[[Engine], Swept] | None = None
+) -> Counter[str]:
+    """harm: puts faults into the engine. Each ends one request at most. Returns where they were."""
     rng = random.Random(workload.seed)
-    admission.RUN_TOKENS, states.EVERY = workload.run_tokens, workload.every
+    admission.RUN_TOKENS, recurrent_states.EVERY = workload.run_tokens, workload.every
     engine = open_engine(workload, pipeline, delays)
+    swept, failed = None if harm is None else harm(engine), 0
     try:
         watches = [Watch() for _ in workload.requests]
         handles = []
@@ -261,7 +269,12 @@ def run(workload: Workload, pipeline: str, delays: float) -> None:
         for i, how in workload.disturb.items():
             handles[i].cancel() if how == "cancel" else handles[i].hand_back()
         for i, (handle, watch) in enumerate(zip(handles, watches, strict=True)):
-            check(engine, handle, watch, workload, cancelled=workload.disturb.get(i) == "cancel")
+            try:
+                check(engine, handle, watch, workload, cancelled=workload.disturb.get(i) == "cancel")
+            except (EngineError, AdapterError) as error:
+                if not is_injected(error):
+                    raise
+                failed += 1
         engine._text.flush()
         engine.check_invariants()
         assert [watch.ends for watch in watches] == [1] * len(watches), "I8: every request ends exactly once"
@@ -269,8 +282,11 @@ def run(workload: Workload, pipeline: str, delays: float) -> None:
         engine.check_invariants()
     finally:
         engine.shutdown(drain=False)
-        admission.RUN_TOKENS, states.EVERY = RUN_TOKENS, EVERY
+        admission.RUN_TOKENS, recurrent_states.EVERY = RUN_TOKENS, EVERY
     assert engine.failure is None, engine.failure
+    raised = Counter[str]() if swept is None else swept.raised
+    assert failed <= raised.total(), "a fault ends one request at most"
+    return raised
 
 
 def wait_until_released(engine: Engine) -> None:
@@ -340,11 +356,35 @@ def test_for_an_hour() -> None:
         run_both(seed)
 
 
+def harmed(seed: int, often: float = 0.002) -> Counter[str]:
+    """A workload with faults of the host."""
+    workload = draw(seed)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def harm(engine: Engine) -> Swept:
+            swept = Swept(engine, at_random(seed, often))
+            swept.patch_classes(patch)
+            return swept
+
+        try:
+            return run(workload, "off" if seed % 3 == 0 else "on", workload.delays, harm)
+        except BaseException:
+            print(f"stress workload with faults failed: --seed {seed} --faults\n{workload}")
+            raise
+
+
+@pytest.mark.parametrize("batch", rest(range(10)))
+def test_faults_of_the_host_end_one_request_at_most_and_change_no_token(batch: int) -> None:
+    raised = sum((harmed(seed) for seed in range(batch * 20, (batch + 1) * 20)), Counter[str]())
+    assert len(raised) > 20
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run stress workloads.")
     parser.add_argument("--seed", type=int, help="one workload")
     parser.add_argument("--count", type=int, default=WORKLOADS)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--faults", action="store_true", help="with faults of the host")
     arguments = parser.parse_args()
     seeds = (
         [arguments.seed]
@@ -353,7 +393,10 @@ def main() -> None:
     )
     for seed in seeds:
         print(f"seed {seed}", flush=True)
-        run_both(seed)
+        if arguments.faults:
+            print(harmed(seed).total(), "faults")
+        else:
+            run_both(seed)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ from petiole.gpu_worker import (
     SamplingParams,
     models,
 )
-from petiole.gpu_worker.handle import Handle
+from petiole.gpu_worker.preparation.output import RequestOutput
+from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.scheduling.stopping import StopRules
 from petiole.gpu_worker.text import Tokenizer, load_tokenizer
-from petiole.gpu_worker.threads.text import RequestOutput
 from tests.support import tokenizers as samples
 
 TINY = Path(models.__file__).parent / "petiole_tiny"
@@ -50,7 +50,9 @@ def mixed(tokenizer: Tokenizer) -> SamplingParams:
     """Special tokens and text in turns; the text has incomplete characters."""
     text = [tokenizer.backend.token_to_id(token) for token in ("a", "1", "Ġ", "ð")]
     allowed = (*tokenizer.special_token_ids, *text)
-    return SamplingParams(64, temperature=100, allowed_token_ids=allowed, seed=5, skip_special_tokens=False)
+    return SamplingParams(
+        max_tokens=64, temperature=100, allowed_token_ids=allowed, seed=5, skip_special_tokens=False
+    )
 
 
 def test_special_tokens_are_in_the_text_but_not_the_one_that_ends_it(
@@ -113,7 +115,7 @@ def test_an_end_token_is_text_if_stops_are_included_and_special_tokens_shown(
     end = min(tokenizer.eos_token_ids)
     for shown, text in ((False, tokenizer.decode([end], skip_special_tokens=False)), (True, "")):
         sampling = SamplingParams(
-            4, temperature=0, allowed_token_ids=[end], include_stop=True, skip_special_tokens=shown
+            max_tokens=4, temperature=0, allowed_token_ids=[end], include_stop=True, skip_special_tokens=shown
         )
         result = engine.generate([Request(prompt="a", sampling=sampling)])[0]
         assert (result.text, result.stop_reason) == (text, "eos")

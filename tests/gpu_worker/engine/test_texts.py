@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import tokenizers
 
+from petiole.contract.results.vectors import MOST_BYTES, Vectors, most_texts, n_bytes
 from petiole.gpu_worker import Embedding, Engine, EngineConfig, FinishReason, HandedBack, InvalidRequest, Request
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
-from petiole.vectors import MOST_BYTES, Vectors, most_texts, n_bytes
 from tests.support.text_models import PROMPTS, cosine, reference, write_qwen3_embedder
 
 WIDTH = 64
@@ -215,8 +215,8 @@ def test_a_shutdown_ends_requests_of_texts(embedder: tuple[Path, Any]) -> None:
     engine.shutdown(drain=False, handback=True)
     with pytest.raises(HandedBack):
         handle.result(0)
-    assert not engine._parts
-    assert not engine._runs
+    assert not engine._requests.parts
+    assert not engine._requests.runs
 
 
 def test_two_requests_take_turns(engine: Engine) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from petiole.gpu_worker import Embedding, Engine, EngineConfig, FinishReason, Request, Result
-from petiole.gpu_worker.errors import HandedBack, ModelChanged
-from petiole.gpu_worker.handle import Handle
+from petiole.gpu_worker.exceptions import HandedBack, ModelChanged
 from petiole.gpu_worker.request import Scoring
+from petiole.gpu_worker.request.handle import Handle
 from tests.support.text_models import PROMPTS, write_judge, write_qwen3_embedder
 
 TEXTS = [f"text {k}" for k in range(6)]
@@ -108,8 +108,8 @@ def test_a_request_that_has_delivered_some_ends_with_what_changed(
     whole, so_far = engine.generate([make(MANY[: len(sent(handle))])])[0], sent(handle)
     assert 0 < len(so_far) < len(MANY)
     assert so_far == made(whole), "nothing of the new model was delivered"
-    assert not engine._runs
-    assert not engine._parts
+    assert not engine._requests.runs
+    assert not engine._requests.parts
 
 
 def test_a_reload_of_the_same_model_changes_nothing(served: tuple[Engine, Make, list[Path]]) -> None:
@@ -181,5 +181,5 @@ def test_no_request_mixes_two_models(served: tuple[Engine, Make, list[Path]]) ->
             else:
                 assert result.answer is not None
                 assert made(result) == sent(handle) == expected[result.answer["fingerprint"]][:n]
-    assert not engine._runs
-    assert not engine._parts
+    assert not engine._requests.runs
+    assert not engine._requests.parts

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.driver import Driver
+from bench.harness.driver import Driver
 from petiole.cache import CoordToken
 from petiole.gpu_worker import Engine, InvalidRequest, Request
 from petiole.gpu_worker.constraints import PositionalConstraint, SkillConstraint
@@ -26,7 +26,7 @@ from petiole.gpu_worker.runtime.interface import VALUES as VALUES_BESIDE
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 from petiole.gpu_worker.runtime.step.inputs import StepStates
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
-from petiole.gpu_worker.runtime.step.values import made_found
+from petiole.gpu_worker.runtime.step.token_values import made_found
 from tests.support import fake_flashinfer
 from tests.support.toy_decoder import (
     COORDINATE_ID,

@@ -17,8 +17,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from petiole.gpu_worker import AdapterError, Engine, EngineConfig, Request, SamplingParams
-from petiole.gpu_worker.errors import AdapterChanged
+from petiole.gpu_worker.exceptions import AdapterChanged
 from petiole.gpu_worker.models.adapters import store
+from petiole.gpu_worker.models.adapters.files import is_below
 from petiole.gpu_worker.models.adapters.lora import AdaptedModel, read_adapter
 from petiole.gpu_worker.models.adapters.store import AdapterStore
 from petiole.gpu_worker.models.checkpoint.safetensors import SafetensorsFile
@@ -197,13 +198,13 @@ def test_an_adapter_of_what_is_no_number_ends_its_request(value: float, open_eng
 
 
 BROKEN: dict[str, tuple[Any, str]] = {
-    "an alpha that is no number": ({"lora_alpha": math.nan}, "lora_alpha must be a number to 1e[+]30, got nan"),
-    "an endless alpha": ({"lora_alpha": 10**400}, "lora_alpha must be a number to 1e[+]30, got 1000"),
-    "a rank that is no number": ({"r": True}, "r must be a whole number, got True"),
-    "no rank": ({"r": None}, "r must be a whole number, got None"),
-    "a rank in words": ({"r": "four"}, "r must be a whole number, got 'four'"),
-    "no alpha": ({"lora_alpha": None}, "lora_alpha must be a number to 1e[+]30, got None"),
-    "another kind": ({"peft_type": "IA3"}, "peft_type must be LORA, got IA3"),
+    "an alpha that is no number": ({"lora_alpha": math.nan}, "lora_alpha must be a number to 1e[+]30"),
+    "an endless alpha": ({"lora_alpha": 10**400}, "lora_alpha must be a number to 1e[+]30$"),
+    "a rank that is no number": ({"r": True}, "r must be a whole number"),
+    "no rank": ({"r": None}, "r must be a whole number"),
+    "a rank in words": ({"r": "four"}, "r must be a whole number"),
+    "no alpha": ({"lora_alpha": None}, "lora_alpha must be a number to 1e[+]30"),
+    "another kind": ({"peft_type": "IA3"}, "peft_type must be LORA$"),
     "one for other base weights": ({"init_lora_weights": "pissa_niter_4"}, "changes the base weights"),
     "one that begins at certain tokens": ({"alora_invocation_tokens": [5]}, "alora_invocation_tokens is not"),
     "too many": ({"r": 65}, "rank must be 1 to 64"),
@@ -212,6 +213,10 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "a tensor that is not as long as its shape": (
         safetensors('{"x": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 16]}}'),
         r"16 bytes for F32 \[4, 4\]",
+    ),
+    "a tensor of another kind": (
+        safetensors('{"secret": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'),
+        "a tensor is no lora_A.weight and no lora_B.weight$",
     ),
 }
 
@@ -273,3 +278,21 @@ def test_what_is_known_of_adapters_is_bounded(
     assert adapters.at_hand(names[0])
     assert not adapters.at_hand(names[1])
     assert adapters.key(names[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "below"),
+    [
+        ("acme", True),
+        ("acme/sql", True),
+        ("acme2/sql", False),
+        ("acme/../other/sql", False),
+        ("org/one", True),
+        ("org/one2", False),
+        ("org", False),
+        ("/proc/self", False),
+        ("acme\0", False),
+    ],
+)
+def test_which_hub_ids_requests_may_name(name: str, below: bool) -> None:
+    assert is_below(name, ("acme", "org/one")) is below

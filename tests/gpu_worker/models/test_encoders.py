@@ -11,16 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from bench.driver import Driver
+from bench.harness.driver import Driver
+from petiole.contract.results.vectors import Vectors
+from petiole.contract.settings.engine import BATCHING
 from petiole.gpu_worker import Embedding, Engine, EngineConfig, InvalidRequest, ModelError, Request
-from petiole.gpu_worker.config import BATCHING
 from petiole.gpu_worker.models.families.registry import find_model, model_of
+from petiole.gpu_worker.models.loading import LoadOptions, load_model
+from petiole.gpu_worker.models.parts.attention import bias_table, vector_places
+from petiole.gpu_worker.models.plan import Disentangled, DistanceBias
 from petiole.gpu_worker.runtime.interface import VECTORS
 from petiole.gpu_worker.runtime.memory.kv import new_kv_cache
 from petiole.gpu_worker.runtime.memory.room import page_bytes, pool_bytes
-from petiole.vectors import Vectors
 from tests.support.families import FAMILIES, SHAPE, drawn
 from tests.support.text_models import (
     BERT,
@@ -192,23 +195,14 @@ def test_pooling_is_read_in_old_and_new_names(mode: str, kind: str, new_names: b
     write_modules(tmp_path, mode, new_names=new_names, normalize=mode == "cls", max_seq_length=30)
     model = find_model(tmp_path)
     assert model.plan.pooling is not None
-    assert (model.plan.pooling.kind, model.plan.pooling.normalize) == (kind, mode == "cls")
+    assert (model.plan.pooling.kinds, model.plan.pooling.normalize) == ((kind,), mode == "cls")
     assert model.texts is not None
     assert model.texts.max_tokens == 30
 
 
 FILES: list[tuple[str, Any, str]] = [
-    (
-        "1_Pooling/config.json",
-        {"pooling_mode_max_tokens": True},
-        r"pooling_mode must be one of cls, .* got \['max'\]",
-    ),
-    (
-        "1_Pooling/config.json",
-        {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
-        r"pooling_mode must be one of",
-    ),
-    ("1_Pooling/config.json", {"pooling_mode": "mean", "include_prompt": False}, "include_prompt must be true"),
+    ("1_Pooling/config.json", {"pooling_mode": ["mean", "min"]}, r"pooling_mode must be of cls, .*, 'min'"),
+    ("1_Pooling/config.json", {"pooling_mode_max_tokens": False}, r"pooling_mode must be of .*, got \[\]"),
     ("modules.json", [{"type": "x.Transformer", "path": ""}, {"type": "x.LSTM"}], r"modules must be .*'x.LSTM'"),
     (
         "modules.json",
@@ -244,20 +238,116 @@ def test_files_that_are_not_computed_are_refused(name: str, content: Any, messag
         find_model(tmp_path)
 
 
-def test_a_decoder_that_was_trained_to_see_everything_is_refused(tmp_path: Path) -> None:
-    """Its vectors would be plausible and wrong."""
-    raw = {"architectures": ["Qwen2ForCausalLM"], **BERT, "rms_norm_eps": 1e-6, "is_causal": False}
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-    write_modules(tmp_path, "lasttoken")
-    with pytest.raises(ModelError, match="is_causal must be true, got false"):
+DECODERS = {
+    "Llama": (SHAPE, None, "mean"),
+    "Mistral": (SHAPE | {"sliding_window": None}, "lasttoken", "lasttoken"),
+    "Qwen2": (SHAPE | {"is_causal": False, "use_sliding_window": False}, "lasttoken", "lasttoken"),
+}
+"""By kind: its configuration, what its files say of pooling, and how it is pooled."""
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_a_decoder_is_pooled_and_may_see_everything(
+    kind: str, tmp_path: Path, open_runtime: Callable[..., Any]
+) -> None:
+    settings, told, mode = DECODERS[kind]
+    config = getattr(transformers, f"{kind}Config")(**settings)
+    config._attn_implementation = "eager"
+    model = drawn(getattr(transformers, f"{kind}Model")(config), kind)
+    model.save_pretrained(tmp_path)
+    if told is not None:
+        write_modules(tmp_path, told)
+    found = made(Driver(open_runtime(tmp_path)), *LENGTHS)
+    for n, vector in zip(LENGTHS, found, strict=True):
+        assert cosine(vector, reference(model, tokens(n), mode)) > 0.9999999
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"architectures": ["Qwen2ForCausalLM"]}, "is_causal must be true but for a model of vectors"),
+        ({"architectures": ["MistralModel"], "sliding_window": 7}, "is_causal must be true for layers with a"),
+    ],
+)
+def test_a_decoder_that_sees_everything_is_refused_where_that_is_not_computed(
+    raw: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SHAPE, "is_causal": False, **raw}))
+    with pytest.raises(ModelError, match=message):
         find_model(tmp_path)
+
+
+def test_poolings_are_joined_in_their_order(tmp_path: Path, open_runtime: Callable[..., Any]) -> None:
+    model = write_encoder(tmp_path, "bert-mean")
+    modes = ["lasttoken", "weightedmean", "mean_sqrt_len_tokens", "mean", "max", "cls"]
+    told = {"embedding_dimension": 64, "pooling_mode": modes}
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(told))
+    runtime = open_runtime(tmp_path)
+    assert runtime.limits.texts.dimensions == 6 * 64
+    for n, vector in zip(LENGTHS, made(Driver(runtime), *LENGTHS), strict=True):
+        expected = np.concatenate([reference(model, tokens(n), mode) for mode in modes])
+        assert np.allclose(vector, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_prompt_may_stay_out_of_the_pooling(tmp_path: Path) -> None:
+    """As sentence-transformers counts its tokens: with the first special one, without the last."""
+    model = write_encoder(tmp_path, "bert-mean")
+    told = {"embedding_dimension": 64, "pooling_mode": "mean", "include_prompt": False}
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(told))
+    config = EngineConfig(model=str(tmp_path), device="cpu", debug=True)
+    with Engine(config) as engine:
+        asked = [Request(texts=["aab", "b"], embedding=Embedding(prompt_name=name)) for name in ("query", None)]
+        results = engine.generate(asked)
+        ids = engine.tokens_of(Request(prompt="find: aab"))
+    with torch.no_grad():
+        hidden = model(torch.tensor([ids])).last_hidden_state[0]
+    n_prompt = len("<s>find: ".removeprefix("<s>")) + 1
+    assert results[0].vectors is not None
+    assert results[1].vectors is not None
+    assert cosine(Vectors(results[0].vectors, 64)[0], hidden[n_prompt:].mean(0)) > 0.99999
+    with torch.no_grad():
+        bare = model(torch.tensor([[ids[0], *ids[-4:]]])).last_hidden_state[0]
+    assert cosine(Vectors(results[1].vectors, 64)[0], bare.mean(0)) > 0.99999
+
+
+def test_distances_share_buckets_as_in_mpnet_and_deberta() -> None:
+    from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+    from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
+
+    n = 700
+    far = torch.arange(-(n - 1), n)
+    table = bias_table(DistanceBias(), torch.arange(32.0)[:, None], n).table[0]
+    assert torch.equal(table.long(), MPNetEncoder.relative_position_bucket(far))
+    theirs = make_log_bucket_position(far, 256, 512).long()
+    ours = vector_places(Disentangled(span=512, buckets=256), n, torch.device("cpu"))
+    assert torch.equal(ours, (theirs + 256).clamp(0, 511))
+
+
+def test_norms_of_tensorflow_are_read(tmp_path: Path, open_runtime: Callable[..., Any]) -> None:
+    model = write_encoder(tmp_path, "bert-mean")
+    stored = load_file(tmp_path / "model.safetensors")
+    named = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    for new, old in named.items():
+        stored = {name.replace(new, old): tensor for name, tensor in stored.items()}
+    save_file(stored, tmp_path / "model.safetensors")
+    (vector,) = made(Driver(open_runtime(tmp_path)), 33)
+    assert cosine(vector, reference(model, tokens(33), "mean")) > 0.9999999
+
+
+def test_layers_that_are_stored_once_are_read_once(tmp_path: Path) -> None:
+    write_encoder(tmp_path, "albert")
+    model = find_model(tmp_path)
+    decoder = load_model(tmp_path, model, LoadOptions(torch.device("cpu"), torch.float32, 66))
+    assert model.plan.stored_layers == (0, 0, 1, 1)
+    first, second, third, fourth = decoder.layers
+    assert (first is second, second is third, third is fourth) == (True, False, True)
 
 
 @pytest.mark.parametrize(
     ("architecture", "raw", "message"),
     [
         ("BertModel", {"position_embedding_type": "relative_key"}, "position_embedding_type must be absolute"),
-        ("BertModel", {"hidden_act": "relu"}, "hidden_act must be gelu"),
+        ("BertModel", {"hidden_act": "mish"}, "hidden_act must be gelu"),
         ("BertModel", {"is_decoder": True}, "is_decoder must be false"),
         ("XLMRobertaModel", {"max_position_embeddings": 2, "pad_token_id": 1}, "must be above 2, got 2"),
         ("BertForSequenceClassification", {"id2label": {"1": "a"}}, "id2label must name"),

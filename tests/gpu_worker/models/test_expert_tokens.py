@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench.driver import Driver
-from petiole.gpu_worker.engine import imbalance
+from bench.harness.driver import Driver
+from petiole.gpu_worker.engine.statistics import imbalance
 from tests.gpu_worker.models.test_logits import ALL, tokens
 
 

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import pytest
 import torch
 
-from bench.driver import Driver
+from bench.harness.driver import Driver
 from petiole.gpu_worker.request import SamplingParams
 from tests.support.families import by_family
 from tests.support.trials import rest

@@ -8,7 +8,7 @@ import sys
 import pytest
 from packaging.version import Version
 
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.runtime.cuda.attention import installed
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.driver import Driver
+from bench.harness.driver import Driver
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.cpu.native import build, stack
 from tests.support.families import EVERY_FAMILY, MIXTURES, WITH_STATES, by_family

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bench.driver import Driver
+from bench.harness.driver import Driver
 from petiole.gpu_worker import ModelError, SamplingParams
-from petiole.gpu_worker.errors import AdapterError
+from petiole.gpu_worker.exceptions import AdapterError
 from petiole.gpu_worker.models.adapters.lora import AdaptedModel, AdapterBank, read_adapter
 from petiole.gpu_worker.models.families.registry import find_model
 from petiole.gpu_worker.models.loading import LoadOptions, load_model
@@ -140,7 +140,10 @@ def test_an_adapter_is_one_copy_to_the_device_and_two_operations_there(kind, che
 
 ATTENTION = r".*\.self_attn\.(q|k|v|o)_proj"  # PEFT takes other names for those of experts
 PRODUCTS = r".*\.(self_attn|mlp)\.(q|k|v|o|qkv|gate|up|gate_up|down)_proj"
-NAMES = {"lfm2": r".*\.(self_attn\.(q|k|v|out)_proj|feed_forward\.w[123])"}
+NAMES = {
+    "lfm2": r".*\.(self_attn\.(q|k|v|out)_proj|feed_forward\.w[123])",
+    "gpt2": r".*\.(c_attn|c_proj|c_fc)",
+}
 
 
 @pytest.mark.parametrize("family", by_family())

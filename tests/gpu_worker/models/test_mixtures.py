@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.driver import Driver
-from petiole.gpu_worker.models.weights.coded import CodedLinear
-from petiole.gpu_worker.models.weights.described import formats_of
+from bench.harness.driver import Driver
+from petiole.gpu_worker.models.weights.description import formats_of
+from petiole.gpu_worker.models.weights.quantized import CodedLinear
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
 from tests.gpu_worker.models.weights.test_experts import dequantised, mxfp4_as_released, rewritten
-from tests.gpu_worker.models.weights.test_quantising import requantised
+from tests.gpu_worker.models.weights.test_quantization import requantised
 from tests.gpu_worker.runtime.cpu.test_batch_invariance import prompts, trace
 from tests.support.quantised import FORMATS
 from tests.support.trials import rest

@@ -18,23 +18,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bench.checkpoints import write_tokenizer
-from bench.driver import Driver
+from bench.harness.checkpoints.decoders import write_tokenizer
+from bench.harness.driver import Driver
 from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.constraints import PositionalConstraint
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.families.registry import find_model
 from petiole.gpu_worker.models.loading import LoadOptions, load_model
 from petiole.gpu_worker.models.moondream.config import parse_moondream_config
 from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder
 from petiole.gpu_worker.models.weights.linear import DenseLinear, quantize_int8
-from petiole.gpu_worker.request.images import ImagePlace, PreparedImage
+from petiole.gpu_worker.request.prepared_images import ImagePlace, PreparedImage
 from petiole.gpu_worker.runtime.interface import VALUES, StepBatch
-from petiole.gpu_worker.runtime.platform import Executor
+from petiole.gpu_worker.runtime.platforms import Executor
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 from petiole.gpu_worker.runtime.step.inputs import StepStates
 from tests.gpu_worker.models.test_logits import relative_error
-from tests.gpu_worker.models.weights.test_quantising import requantised
+from tests.gpu_worker.models.weights.test_quantization import requantised
 from tests.support.moondream import (
     KINDS,
     NARROW,

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.families.registry import model_of
 from petiole.gpu_worker.models.parts.rotary import rotary_table
 

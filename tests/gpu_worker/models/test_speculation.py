@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.driver import Driver
+from bench.harness.driver import Driver
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.interface import TokenMask
 

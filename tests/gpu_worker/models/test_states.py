@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from bench.driver import Driver
-from petiole.gpu_worker.config import BATCHING, EngineConfig
-from petiole.gpu_worker.errors import InvalidRequest, ModelError
+from bench.harness.driver import Driver
+from petiole.contract.settings.engine import BATCHING, EngineConfig
+from petiole.gpu_worker.exceptions import InvalidRequest, ModelError
 from petiole.gpu_worker.models.families.registry import find_model, model_of
 from petiole.gpu_worker.models.parts.recurrent.convolution import convolved
 from petiole.gpu_worker.models.parts.recurrent.delta_rule import CHUNK, delta_rule
+from petiole.gpu_worker.models.parts.recurrent.scan import scan
 from petiole.gpu_worker.runtime.memory.room import (
     LEAST_SNAPSHOTS,
     page_bytes,
@@ -67,6 +68,24 @@ def test_what_fades_at_once_and_what_never_fades(fading):
     outputs, after = delta_rule(*given)
     expected, stored = by_definition(*given)
     assert relative_error(outputs, expected) < 1e-5
+    assert relative_error(after, stored) < 1e-5
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("fading", [1.0, 0.0, 40.0])
+def test_the_scan_is_its_definition(n, fading):
+    rows, groups, heads, state, width = 2, 2, 6, 8, 5
+    q, k = (drawn(rows, n, groups, state, seed=seed) for seed in (0, 1))
+    v, g = drawn(rows, n, heads, width, seed=2), -fading * drawn(rows, n, heads, seed=3).exp()
+    stored = drawn(rows, heads, state, width, seed=4)
+    outputs, after = scan(q, k, v, g, stored)
+    q, k, v, g, stored = (x.double() for x in (q, k, v, g, stored))
+    q, k = (x.repeat_interleave(heads // groups, dim=2) for x in (q, k))
+    expected = []
+    for i in range(n):
+        stored = stored * g[:, i, :, None, None].exp() + torch.einsum("nhs,nhw->nhsw", k[:, i], v[:, i])
+        expected.append(torch.einsum("nhs,nhsw->nhw", q[:, i], stored))
+    assert relative_error(outputs, torch.stack(expected, 1)) < 1e-5
     assert relative_error(after, stored) < 1e-5
 
 
@@ -210,6 +229,32 @@ RAW = SHAPE | {
 def test_configurations_that_make_no_sense_are_refused_by_name(changes, message):
     with pytest.raises(ModelError, match=message):
         model_of(RAW | changes)
+
+
+GRANITE = SHAPE | {"architectures": ["GraniteMoeHybridForCausalLM"], "mamba_n_heads": 8}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layer_types": ["conv"] * 3}, "layer_types must be attention or .* got conv"),
+        ({"mamba_d_head": 24}, "mamba_d_head must be mamba_expand times hidden_size, 128, .* got 24"),
+        ({"mamba_n_groups": 3}, "mamba_n_groups must divide 8 heads, got 3"),
+        ({"time_step_limit": [0.1, 1.0]}, "time_step_limit must be 0 to infinity"),
+        ({"mamba_d_conv": 0}, "mamba_d_conv must be a whole number"),
+        ({"num_local_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok must be at most 2"),
+    ],
+)
+def test_configurations_of_mamba_that_make_no_sense_are_refused_by_name(changes, message):
+    with pytest.raises(ModelError, match=message):
+        model_of(GRANITE | changes)
+
+
+def test_names_of_layers_in_older_and_newer_configurations():
+    kinds = ["mamba", "attention", "mamba"], ["linear_attention", "full_attention", "linear_attention"]
+    old, new = (model_of(GRANITE | {"layer_types": one}).plan for one in kinds)
+    assert old == new
+    assert [i for i, _ in old.recurrent] == [0, 2]
 
 
 def test_layers_without_a_list_of_kinds():

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from petiole.gpu_worker import EngineConfig, InvalidRequest
-from petiole.gpu_worker.errors import MachineError, ModelError
+from petiole.gpu_worker.exceptions import MachineError, ModelError
 from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 from petiole.gpu_worker.runtime import building
 from petiole.gpu_worker.runtime.cpu import platform

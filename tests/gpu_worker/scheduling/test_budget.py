@@ -19,12 +19,12 @@ from petiole.gpu_worker.scheduling.priorities.budget import (
     PROBED,
     PROBES,
     Costs,
-    Load,
+    StepLoad,
     StepTimes,
 )
-from petiole.gpu_worker.scheduling.priorities.lately import LATELY_S, PART, Lately
-from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
-from petiole.gpu_worker.scheduling.state import Ended
+from petiole.gpu_worker.scheduling.priorities.recent import PART, RECENT_S, RecentDemand
+from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
+from petiole.gpu_worker.scheduling.state import SequenceEnded
 from petiole.gpu_worker.scheduling.stopping import Finish
 from tests.support.stepped import Bench, sequence
 from tests.support.trials import examples
@@ -39,9 +39,9 @@ class KnownTimes(StepTimes):
 
     def __init__(self, costs: Costs, widest: int) -> None:
         super().__init__(costs, widest)
-        self.measured: list[Load] = []
+        self.measured: list[StepLoad] = []
 
-    def observe(self, load: Load, seconds: float, *, alone: bool = False) -> None:
+    def observe(self, load: StepLoad, seconds: float, *, alone: bool = False) -> None:
         self.measured.append(load)
 
 
@@ -61,12 +61,12 @@ class Machine(Bench):
         self.limited.append(self.budget.lowest is not None)
         self.exempt.append(self.budget.exempt)
 
-    def share(self, i: int, lowest: bool) -> Load:
+    def share(self, i: int, lowest: bool) -> StepLoad:
         """What the lowest class, or the others, compute in a step."""
         plan, batch = self.plans[i], self.batches[i]
         kept = [k for k, seq in enumerate(plan.sequences) if (seq.rank[0] == BATCH) == lowest]
         rows, positions, context = (int(x[kept].sum()) for x in (batch.outputs, batch.lengths, batch.starts))
-        return Load(rows, positions, context, sum(k >= plan.n_decodes for k in kept))
+        return StepLoad(rows, positions, context, sum(k >= plan.n_decodes for k in kept))
 
     def turns(self) -> list[int]:
         """The limited steps with decodes of chats."""
@@ -111,7 +111,7 @@ def test_the_seconds_of_steps_are_learned(costs: tuple[float, ...], seed: int) -
     loads = []
     for i in range(200):
         rows, chunk_positions = rng.randint(1, 64), rng.choice([0, 0, 7, 64])
-        loads.append(Load(rows, rows + chunk_positions, rng.randint(0, 50_000), chunk_positions > 0))
+        loads.append(StepLoad(rows, rows + chunk_positions, rng.randint(0, 50_000), chunk_positions > 0))
         times.observe(loads[-1], true.step + true.more(loads[-1]), alone=i % 8 == 0)
     for load in loads[-20:]:
         assert times.seconds(load) == pytest.approx(true.step + true.more(load), rel=0.02)
@@ -122,29 +122,29 @@ def test_two_sizes_of_steps_suffice_for_these() -> None:
     times = StepTimes()
     for i in range(100):
         alone = i % 32 == 0
-        load = Load(1, 1, 50 + i) if alone else Load(4, 4, 200 + 4 * i)
+        load = StepLoad(1, 1, 50 + i) if alone else StepLoad(4, 4, 200 + 4 * i)
         times.observe(load, 1.0 if alone else 1.2, alone=alone)
-    assert times.seconds(Load(1, 1, 150)) == pytest.approx(1.0, rel=0.03)
-    assert times.seconds(Load(4, 4, 600)) == pytest.approx(1.2, rel=0.03)
+    assert times.seconds(StepLoad(1, 1, 150)) == pytest.approx(1.0, rel=0.03)
+    assert times.seconds(StepLoad(4, 4, 600)) == pytest.approx(1.2, rel=0.03)
 
 
 def test_steps_that_another_process_delays_say_little_and_are_soon_forgotten() -> None:
     times = StepTimes()
     for i in range(100):
-        times.observe(Load(2, 2, 0), 1000.0 if i % 8 == 7 else 1.0)
-    assert times.seconds(Load(2, 2, 0)) == pytest.approx(1.0, rel=0.02)
+        times.observe(StepLoad(2, 2, 0), 1000.0 if i % 8 == 7 else 1.0)
+    assert times.seconds(StepLoad(2, 2, 0)) == pytest.approx(1.0, rel=0.02)
 
 
 def test_what_the_last_steps_leave_open_stays_as_it_was() -> None:
     times = StepTimes()
     true = Costs(step=1.0, row=0.05, position=0.05)
     for i in range(64):
-        load = Load(1 + i % 8, 1 + i % 8)
+        load = StepLoad(1 + i % 8, 1 + i % 8)
         times.observe(load, true.step + true.more(load))
-    before = times.seconds(Load(8, 8))
+    before = times.seconds(StepLoad(8, 8))
     for _ in range(1000):
-        times.observe(Load(4, 4), true.step + true.more(Load(4, 4)))
-    assert times.seconds(Load(8, 8)) == pytest.approx(before, rel=0.03)
+        times.observe(StepLoad(4, 4), true.step + true.more(StepLoad(4, 4)))
+    assert times.seconds(StepLoad(8, 8)) == pytest.approx(before, rel=0.03)
 
 
 def test_steps_with_rows_that_take_long_whatever_their_number_make_those_without_no_longer() -> None:
@@ -152,20 +152,20 @@ def test_steps_with_rows_that_take_long_whatever_their_number_make_those_without
     for i in range(400):
         alone = i % 16 == 0
         n = 8 if alone else 8 + rng.randint(1, 16)
-        times.observe(Load(n, n, 50 * n), (1.0 if alone else 3.0) * rng.lognormvariate(0, 0.1), alone=alone)
-    assert times.seconds(Load(8, 8, 400)) == pytest.approx(1.0, rel=0.15)
+        times.observe(StepLoad(n, n, 50 * n), (1.0 if alone else 3.0) * rng.lognormvariate(0, 0.1), alone=alone)
+    assert times.seconds(StepLoad(8, 8, 400)) == pytest.approx(1.0, rel=0.15)
 
 
 def test_chunks_are_tried_again_after_delayed_ones_made_them_dear() -> None:
     times = StepTimes()
     for _ in range(8):
-        times.observe(Load(4, 4, 0), 1.0, alone=True)
-        times.observe(Load(5, 8, 0, 1), 3.0)
-    dear = times.costs.more(Load(1, 4, 0, 1))
+        times.observe(StepLoad(4, 4, 0), 1.0, alone=True)
+        times.observe(StepLoad(5, 8, 0, 1), 3.0)
+    dear = times.costs.more(StepLoad(1, 4, 0, 1))
     for i in range(400):
-        times.observe(Load(4 + i % 3, 4 + i % 3, 0), 1.0 + 0.1 * (i % 3))
-    assert times.costs.more(Load(1, 4, 0, 1)) < dear / 2
-    assert times.seconds(Load(4, 4, 0)) == pytest.approx(1.0, rel=0.02)
+        times.observe(StepLoad(4 + i % 3, 4 + i % 3, 0), 1.0 + 0.1 * (i % 3))
+    assert times.costs.more(StepLoad(1, 4, 0, 1)) < dear / 2
+    assert times.seconds(StepLoad(4, 4, 0)) == pytest.approx(1.0, rel=0.02)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -178,19 +178,19 @@ def test_with_a_long_tail_of_step_times_rows_still_add_what_they_may(seed: int, 
     ratios, estimates = [], []
     for turn in range(2000):
         chat, context = 8, 8 * (32 + turn % 48)
-        alone = Load(chat, chat, context)
+        alone = StepLoad(chat, chat, context)
         room_s, load = 0.25 * times.seconds(alone), alone
         if turn < FIRST or turn % PROBED < PROBES:
             pass
         elif turn % 3 == 0:
-            room_s -= times.costs.more(Load(1, 0, 0, 1))
+            room_s -= times.costs.more(StepLoad(1, 0, 0, 1))
             positions = min(64, int(room_s / times.costs.position)) if times.costs.position else 64
             if positions > 0:
-                load = Load(chat + 1, chat + positions, context, 1)
+                load = StepLoad(chat + 1, chat + positions, context, 1)
         else:
-            row = times.costs.more(Load(1, 1, 50))
+            row = times.costs.more(StepLoad(1, 1, 50))
             n = min(24, int(room_s / row)) if row else 24
-            load = Load(chat + n, chat + n, context + 50 * n)
+            load = StepLoad(chat + n, chat + n, context + 50 * n)
         seconds = true.step + true.more(load)
         late = 1 + rng.paretovariate(1.3) if rng.random() < tail else 1.0
         times.observe(load, seconds * late * rng.lognormvariate(0, 0.1), alone=load == alone)
@@ -273,7 +273,7 @@ def test_a_chunk_leaves_the_decodes_beside_it_their_pages(n_pages: int) -> None:
     bench.run(6)
     bench.submit(row)
     bench.run()
-    ends = [one.end for one in bench.scheduler.state.emissions if isinstance(one, Ended)]
+    ends = [one.end for one in bench.scheduler.state.emissions if isinstance(one, SequenceEnded)]
     assert [type(end) for end in ends] == [Finish, Finish]
 
 
@@ -419,12 +419,12 @@ def test_prompts_of_rows_fill_their_steps_again_once_no_chat_has_come_for_a_whil
     bench.submit(chat(0, max_tokens=4), *rows(1, 200))
     bench.run()
     assert widest(300) == 1
-    now[0] = LATELY_S + 1
+    now[0] = RECENT_S + 1
     assert widest(400) == 8
 
 
 def test_chats_fill_their_steps_whatever_rows_there_were() -> None:
-    lately = Lately()
+    lately = RecentDemand()
     lately.see(CHAT, BATCH, now=0.0)
     assert lately.most(CHAT, 512, 512, now=1.0) == 512
     assert lately.most(BATCH, 512, 512, now=1.0) == 512 // PART

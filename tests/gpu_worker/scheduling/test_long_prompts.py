@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from petiole.gpu_worker.scheduling.batching import StepPlan
-from petiole.gpu_worker.scheduling.scheduled import ScheduledSequence
+from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from tests.support.stepped import Bench, sequence
 from tests.support.trials import examples
 

@@ -14,8 +14,8 @@ from petiole.gpu_worker import AdapterError, FinishReason, SamplingParams
 from petiole.gpu_worker.runtime.interface import PENDING
 from petiole.gpu_worker.scheduling.admission import DelayGate, ResidentAdapters, WaitingQueue, can_reuse
 from petiole.gpu_worker.scheduling.batching import page_updates
-from petiole.gpu_worker.scheduling.scheduled import Arrival, ScheduledSequence, SequenceInputs
-from petiole.gpu_worker.scheduling.state import Ended, Extras
+from petiole.gpu_worker.scheduling.scheduled_sequence import Arrival, ScheduledSequence, SequenceInputs
+from petiole.gpu_worker.scheduling.state import Extras, SequenceEnded
 from petiole.gpu_worker.scheduling.stopping import Finish, StopRules
 from tests.support.stepped import Bench, sequence
 
@@ -83,7 +83,7 @@ def test_a_sequence_at_its_budget_is_not_planned_again() -> None:
     bench.commit()
     assert bench.scheduler.schedule_decode_step() is None
     bench.commit()
-    assert bench.scheduler.state.emissions[-1] == Ended(seq, Finish(FinishReason.LENGTH, "max_tokens"))
+    assert bench.scheduler.state.emissions[-1] == SequenceEnded(seq, Finish(FinishReason.LENGTH, "max_tokens"))
     assert bench.scheduler.state.num_allocated == 0
 
 

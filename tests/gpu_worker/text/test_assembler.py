@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.exceptions import InvalidRequest
 from petiole.gpu_worker.text import TextAssembler, Tokenizer
 from petiole.gpu_worker.text.detokenizer import LibraryDetokenizer, PieceDetokenizer
 from tests.support import tokenizers as samples

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import transformers
 
-from petiole.gpu_worker.errors import InvalidRequest, ModelError
-from petiole.gpu_worker.text import Tokenizer, _template_process, load_tokenizer, sandbox
+from petiole.gpu_worker.children import Child
+from petiole.gpu_worker.exceptions import InvalidRequest, ModelError
+from petiole.gpu_worker.text import Tokenizer, load_tokenizer
+from petiole.gpu_worker.text.foreign import _template_process, sandbox
 from tests.support import tokenizers as samples
 from tests.support.site import eventually
 
@@ -331,17 +333,14 @@ def test_a_template_without_bounds_fails_its_request_and_the_next_is_served(tmp_
 @pytest.fixture
 def little_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The process of the templates has a fifth of its time; nothing else is changed."""
-    script = tmp_path / "little_time.py"
-    script.write_text(
-        f"import sys; sys.path.append({str(Path(_template_process.__file__).parent)!r})\n"
-        "import _template_process as process\n"
-        f"process.CPU_S = {_template_process.CPU_S / 5}; process.main()\n"
-    )
-    monkeypatch.setattr(_template_process, "__file__", str(script))
-    monkeypatch.setattr(sandbox, "_process", None)
+    job = tmp_path / "little_time.py"
+    source = Path(_template_process.__file__).read_text()
+    assert f"CPU_S = {_template_process.CPU_S}" in source
+    job.write_text(source.replace(f"CPU_S = {_template_process.CPU_S}", f"CPU_S = {_template_process.CPU_S / 5}"))
+    child = Child(str(job))
+    monkeypatch.setattr(sandbox, "_child", child)
     yield
-    if sandbox._process is not None:
-        sandbox._process.communicate()
+    child.close()
 
 
 @pytest.mark.parametrize(
@@ -365,9 +364,9 @@ def test_a_template_that_computes_without_end_while_it_is_compiled_is_the_models
 
 def test_the_process_of_the_templates_ends_with_its_user(tmp_path: Path) -> None:
     code = """
-from petiole.gpu_worker.text import sandbox
+from petiole.gpu_worker.text.foreign import sandbox
 assert sandbox.render("{{ a }}", {"a": 1}) == "1"
-print(sandbox._process.pid)
+print(sandbox._child.process.pid)
 import os, signal
 os.kill(os.getpid(), signal.SIGKILL)
 """

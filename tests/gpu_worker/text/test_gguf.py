@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,9 @@ import tokenizers
 import transformers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.text import load_tokenizer
+from petiole.gpu_worker.text.gguf_tokenizer.cuts import CUTS
 from tests.support import gguf
 
 CORPUS = [
@@ -63,7 +66,7 @@ def same(path: Path, original: Any) -> None:
 
 
 def load_model_tokenizer(path: Path) -> tokenizers.Tokenizer:
-    from petiole.gpu_worker.text.gguf import tokenizer_of
+    from petiole.gpu_worker.text.gguf_tokenizer.reading import tokenizer_of
 
     return tokenizer_of(path)[0]
 
@@ -81,8 +84,6 @@ def byte_level(pre_tokenizer: Any, normalizer: Any = None, **options: Any) -> to
 
 
 def merges_of(tokenizer: tokenizers.Tokenizer) -> list[Any]:
-    import json
-
     return list(json.loads(tokenizer.to_str())["model"]["merges"])
 
 
@@ -116,6 +117,138 @@ def test_llama3(tmp_path: Path) -> None:
         tmp_path, original, "gpt2", pre="llama-bpe", merges=joined, bos_token_id=bos, add_bos_token=False
     )
     assert load_model_tokenizer(path).encode("a").ids == original.encode("a").ids[1:]
+
+
+def words_of(name: str) -> Any:
+    """What cuts words in a tokenizer.json with this cut, by another source than ours."""
+    in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+    def split(*patterns: str) -> Any:
+        parts = [pre_tokenizers.Split(tokenizers.Regex(one), "isolated") for one in patterns]
+        return pre_tokenizers.Sequence([*parts, in_bytes])
+
+    if name in ("gpt-2", "olmo"):
+        return gpt2
+    if name in ("smollm", "starcoder", "refact", "command-r"):
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
+    if name == "qwen35":
+        return transformers.Qwen3_5Tokenizer().backend_tokenizer.pre_tokenizer
+    if name == "dbrx":
+        from transformers.convert_slow_tokenizer import TikTokenConverter
+
+        return split(TikTokenConverter().pattern)
+    endings = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    upper, lower = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+    of_gpt4o = [  # as `tiktoken` has o200k_base
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{upper}]*[{lower}]+{endings}",
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{upper}]+[{lower}]*{endings}",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ]
+    return split("|".join(of_gpt4o))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gpt-2", "olmo", "smollm", "starcoder", "refact", "command-r", "qwen35", "dbrx", "gpt-4o", "llama4"],
+)
+def test_words_are_cut_as_in_the_source(tmp_path: Path, name: str) -> None:
+    original = byte_level(words_of(name))
+    joined = [" ".join(merge) for merge in merges_of(original)]
+    path = written(tmp_path, original, "gpt2", pre=name, merges=joined)
+    composed = [unicodedata.normalize("NFC", text) if CUTS[name].composed else text for text in TEXTS]
+    found = load_model_tokenizer(path)
+    for text, same_text in zip(TEXTS, composed, strict=True):
+        assert found.encode(text, add_special_tokens=False).ids == original.encode(same_text).ids, text
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_every_cut_keeps_all_text(name: str) -> None:
+    for text in TEXTS:
+        for part in CUTS[name].parts:
+            cut = pre_tokenizers.Split(tokenizers.Regex(part), "isolated")
+            assert "".join(word for word, _ in cut.pre_tokenize_str(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("llama-bpe", "lfm2"), ("llama-bpe", "pixtral"), ("qwen2", "deepseek-r1-qwen"), ("glm4", "chatglm-bpe")],
+)
+def test_aliases(one: str, other: str) -> None:
+    assert CUTS[one] == CUTS[other]
+
+
+def test_gemma4_has_pieces_and_merges(tmp_path: Path) -> None:
+    """The space between two pieces of a merge is not one within them."""
+    spaces = normalizers.Replace(" ", "▁")
+    original = sentencepiece(
+        spaces, decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    )
+    joined = [" ".join(merge) for merge in merges_of(original)]
+    same(
+        written(tmp_path, original, "gemma4", merges=joined, unknown_token_id=0, bos_token_id=1, eos_token_id=2),
+        original,
+    )
+
+
+def test_wordpiece(tmp_path: Path) -> None:
+    """The original is transformers' own; the file has `▁` where it has no `##`, as llama.cpp's has."""
+    trained = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    trained.normalizer, trained.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trained.train_from_iterator(CORPUS, trainers.WordPieceTrainer(vocab_size=500, special_tokens=special))
+    vocab = trained.get_vocab()
+    original = transformers.BertTokenizer(vocab=vocab).backend_tokenizer
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    stored = [t if t in special else t[2:] if t.startswith("##") else f"▁{t}" for t in tokens]
+    metadata = {
+        "general.architecture": "bert",
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.tokens": stored,
+        "tokenizer.ggml.token_type": [3 if t in special else 1 for t in tokens],
+        **{f"tokenizer.ggml.{key}_token_id": special.index(t) for key, t in BERT_ROLES.items()},
+    }
+    path = gguf.write(tmp_path / "t.gguf", metadata, {})
+    same(path, original)
+    found = load_model_tokenizer(path)
+    one, other = found.encode("a dog", "the fox"), original.encode("a dog", "the fox")
+    assert (one.ids, one.type_ids) == (other.ids, other.type_ids)
+
+
+BERT_ROLES = {"padding": "[PAD]", "unknown": "[UNK]", "bos": "[CLS]", "seperator": "[SEP]", "mask": "[MASK]"}
+
+
+def test_unigrams(tmp_path: Path) -> None:
+    """The original is transformers' own of XLM-RoBERTa, with what SentencePiece makes of characters first."""
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    trained = tokenizers.Tokenizer(models.Unigram())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace()
+    trained.train_from_iterator(
+        CORPUS, trainers.UnigramTrainer(vocab_size=400, special_tokens=special, unk_token="<unk>")
+    )
+    pieces = json.loads(trained.to_str())["model"]["vocab"]
+    original = transformers.XLMRobertaTokenizer(vocab=[tuple(one) for one in pieces]).backend_tokenizer
+    tokens = [token for token, _ in json.loads(original.to_str())["model"]["vocab"]]
+    scores = [float(score) for _, score in json.loads(original.to_str())["model"]["vocab"]]
+    ids = {key: tokens.index(t) for key, t in (("bos", "<s>"), ("padding", "<pad>"), ("eos", "</s>"))}
+    metadata = {
+        "general.architecture": "bert",
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": [3 if t in special or t == "<mask>" else 1 for t in tokens],
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.unknown_token_id": tokens.index("<unk>"),
+        **{f"tokenizer.ggml.{key}_token_id": i for key, i in ids.items()},
+    }
+    found = load_model_tokenizer(gguf.write(tmp_path / "t.gguf", metadata, {}))
+    for text in TEXTS:
+        if "\n" not in text and "\x00" not in text:  # which the original's normalizer removes
+            assert found.encode(text).ids == original.encode(text).ids, text
 
 
 def sentencepiece(normalizer: Any, decoder: Any) -> tokenizers.Tokenizer:
@@ -205,8 +338,9 @@ def gguf_metadata(path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"pre": "falcon"}, "tokenizer.ggml.pre must be llama-bpe or qwen2 for gpt2, got 'falcon'"),
-        ({"model": "t5"}, "tokenizer.ggml.model must be gpt2 or llama, got 't5'"),
+        ({"pre": "llama-bp"}, "such as llama-bpe"),
+        ({"pre": "kimi-k2"}, "tokenizer.ggml.pre must be one of"),
+        ({"model": "rwkv"}, "tokenizer.ggml.model must be gpt2 or llama or gemma4 or bert or t5, got 'rwkv'"),
         ({"merges": ["a b c"]}, "merges"),
         ({"merges": 5}, "merges must be a list of str"),
         ({"token_type": [1]}, "token_type must have one for each of"),

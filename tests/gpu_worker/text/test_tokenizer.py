@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 from petiole.gpu_worker import models
-from petiole.gpu_worker.errors import InvalidRequest, ModelError
+from petiole.gpu_worker.exceptions import InvalidRequest, ModelError
 from petiole.gpu_worker.text import TextAssembler, Tokenizer, load_tokenizer
 from petiole.gpu_worker.text.checks import check_token_ids
 from tests.support import tokenizers as samples

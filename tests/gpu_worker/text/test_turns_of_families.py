@@ -15,7 +15,7 @@ import pytest
 
 from petiole.gpu_worker.models.checkpoint.configuration import end_token_ids
 from petiole.gpu_worker.models.families.registry import find_model
-from petiole.gpu_worker.text.loading import load_tokenizer
+from petiole.gpu_worker.text.tokenizer_files import load_tokenizer
 from tests.support import tokenizers as samples
 from tests.support.families import SHAPE
 

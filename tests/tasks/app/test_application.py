@@ -26,7 +26,7 @@ def test_its_tasks_are_its_own_whatever_names_another_app_has(late: bool, monkey
 
     if late:
         ours.finalize()
-    task = definitions._task("tasks.generate", lambda: GenerateTask)(generate)
+    task = definitions._task(lambda: GenerateTask)(generate)
     ours.finalize()
     assert isinstance(task, GenerateTask)
     assert ours.tasks["tasks.generate"] == task

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import redis
 
+from petiole.contract.results.task_result import StreamDelta
 from petiole.tasks.app.application import App, make_app
-from petiole.tasks.commands import cli, steering
+from petiole.tasks.commands import cli
+from petiole.tasks.commands import control as steering
 from petiole.tasks.fleet import control, reports
 from petiole.tasks.fleet.reports import WorkerReport
 from petiole.tasks.keys import WORKERS_KEY, stream_keys
-from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from tests.support.site import RedisServer
@@ -132,7 +133,7 @@ def test_a_worker_that_ended_is_not_shown_and_a_dead_one_is_forgotten(run: Run, 
     reports.withdraw(client, "a@host")
     client.hset(WORKERS_KEY, "b@host", f"{client.time()[0] - 4000}.0 {{}}")
     status, out, _ = run("status")
-    assert (status, out.splitlines()[0]) == (1, "No worker has reported within the last hour.")
+    assert (status, out.splitlines()[0]) == (1, "No worker is running.")
     reports.forget_lost(client)
     assert client.hlen(WORKERS_KEY) == 0
 
@@ -157,39 +158,39 @@ def test_cancel_reaches_running_and_future_deliveries(
         "t1: cancelled\nt2: not known to any worker; cancelled if it waits in a queue\n",
     )
     assert revoked == [("t1", True), ("t2", True)]
-    assert client.hget(stream_keys("t1").state, "cancel") == b"1"
+    assert client.hget(stream_keys("t1").asked, "cancel") == b"1"
     for task_id in ("t1", "t2"):
-        assert 0 < client.ttl(stream_keys(task_id).state) <= control.CANCELLED_FOR_S
+        assert 0 < client.ttl(stream_keys(task_id).asked) <= control.CANCELLED_FOR_S
 
 
 def test_a_cancelled_task_may_wait_for_longer_than_a_stream_is_kept(client: redis.Redis) -> None:
-    state = stream_keys("t").state
+    keys = stream_keys("t")
     control.flag_cancel("t")
-    assert client.ttl(state) > 86_400
-    client.hset(state, "done", "{}")
-    client.expire(state, 10)
+    assert client.ttl(keys.asked) > 86_400
+    client.hset(keys.state, "done", "{}")
+    client.expire(keys.asked, 10)
     control.flag_cancel("t")
-    assert 10 < client.ttl(state) <= settings().stream_ttl_s
+    assert 10 < client.ttl(keys.asked) <= settings().stream_ttl_s
 
 
 def test_a_task_that_ends_while_it_is_cancelled_is_forgotten_with_its_stream(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends after the state was read, and before the flag is set."""
-    state, executed = stream_keys("t").state, redis.client.Pipeline.execute
-    client.hset(state, "attempt", 1)
+    keys, executed = stream_keys("t"), redis.client.Pipeline.execute
+    client.hset(keys.state, "attempt", 1)
 
     def execute(pipe: Any, *args: Any, **options: Any) -> Any:
         answers = executed(pipe, *args, **options)
-        if not client.hexists(state, "done"):
-            client.hset(state, "done", "{}")
-            client.expire(state, 10)
+        if not client.hexists(keys.state, "done"):
+            client.hset(keys.state, "done", "{}")
+            client.expire(keys.asked, 10)
         return answers
 
     monkeypatch.setattr(redis.client.Pipeline, "execute", execute)
     control.flag_cancel("t")
-    assert client.hget(state, "cancel") == b"1"
-    assert 0 < client.ttl(state) <= settings().stream_ttl_s
+    assert client.hget(keys.asked, "cancel") == b"1"
+    assert 0 < client.ttl(keys.asked) <= settings().stream_ttl_s
 
 
 def test_who_may_only_read_sees_the_fleet_after_a_worker_has_died(client: redis.Redis) -> None:
@@ -212,16 +213,16 @@ def test_who_may_only_read_sees_the_fleet_after_a_worker_has_died(client: redis.
 
 
 def test_a_damaged_state_holds_up_no_other_cancel(client: redis.Redis) -> None:
-    client.set(stream_keys("damaged").state, "somebody's")
+    client.set(stream_keys("damaged").asked, "somebody's")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         control.flag_cancel("damaged", "t")
-    assert client.hget(stream_keys("t").state, "cancel") == b"1"
+    assert client.hget(stream_keys("t").asked, "cancel") == b"1"
 
 
 def test_what_has_ended_cannot_be_cancelled(run: Run, client: redis.Redis) -> None:
     client.set("celery-task-meta-t", json.dumps({"task_id": "t", "status": "SUCCESS", "result": {}}))
     assert run("cancel", "t")[:2] == (0, "t: has ended (SUCCESS)\n")
-    assert not client.exists(stream_keys("t").state)
+    assert not client.exists(stream_keys("t").asked)
 
 
 def test_drain_asks_known_workers_only(run: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:

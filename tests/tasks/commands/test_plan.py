@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -95,3 +96,20 @@ def test_without_the_packages_of_a_worker_it_says_so(run: Run, monkeypatch: pyte
     code, out, err = run("--memory", "1GiB")
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert err.startswith("petiole: a plan needs 'petiole[worker]': ")
+
+
+def test_models_can_says_how_a_configuration_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By config.json alone; what is refused is refused in one line that names the nearest architecture."""
+    told = {"architectures": ["MPNetModel"], "vocab_size": 30, "hidden_size": 16, "intermediate_size": 32}
+    told |= {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 66}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(told))
+    assert cli.main(["models", "--can", str(file)]) == 0
+    assert capsys.readouterr().out == "yes: MPNetModel makes vectors of up to 64 tokens, on CPU and CUDA\n"
+    assert cli.main(["models", "--can", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["makes"] == "vectors"
+    file.write_text(json.dumps(told | {"architectures": ["MPNetForTokens"]}))
+    assert cli.main(["models", "--can", str(file)]) == 1
+    said = capsys.readouterr().err
+    assert "architecture MPNetForTokens is not supported, the nearest that is: MPNetFor" in said
+    assert len(said) < 300

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.fleet import models
-from petiole.tasks.fleet.models import KEPT_S, Found, ModelFacts, find, served
+from petiole.tasks.fleet.models import KEPT_S, ModelFacts, ModelRoute, find, own_queue, served
 from petiole.tasks.fleet.reports import LOST_AFTER_S
 from petiole.tasks.keys import MODELS_KEY
 from petiole.tasks.servers.connections import connect
@@ -66,8 +66,8 @@ def test_what_is_no_name_is_no_model(name: Any) -> None:
 
 def test_an_adapters_name_leads_to_queue_and_adapter() -> None:
     known = [facts("a", adapters={"sql": "org/sql"})]
-    assert find(known, "sql", "petiole") == Found("q", "org/sql")
-    assert find(known, "a", "petiole") == Found("q", None)
+    assert find(known, "sql", "petiole") == ModelRoute("q", "org/sql")
+    assert find(known, "a", "petiole") == ModelRoute("q", None)
 
 
 def test_two_models_on_one_queue_are_found_by_common_names_only() -> None:
@@ -75,6 +75,23 @@ def test_two_models_on_one_queue_are_found_by_common_names_only() -> None:
     assert find(known, "chat", "petiole").queue == "q"
     with pytest.raises(InvalidRequest, match=r"must be a name of all models of its queue; queue 'q' has b, too"):
         find(known, "a", "petiole")
+
+
+def test_each_of_two_models_on_one_queue_has_a_queue_beside_it() -> None:
+    beside = {name: own_queue("q", name) for name in ("a", "org/b")}
+    known = [facts(name, "chat", own_queues=[queue]) for name, queue in beside.items()]
+    assert find(known, "chat", "petiole").queue == "q"
+    assert {name: find(known, name, "petiole").queue for name in beside} == beside
+    assert find(known, "a", "petiole", "q").queue == beside["a"], "the only queue of a tenant has it beside it"
+    assert find(known[:1], "a", "petiole").queue == "q", "alone, it is asked for on the common one"
+    assert all(queue.startswith("q.model.") and "/" not in queue for queue in beside.values())
+
+
+def test_an_adapter_of_one_of_two_models_is_found() -> None:
+    known = [facts("a", own_queues=[own_queue("q", "a")], adapters={"sql": "org/sql"}), facts("b")]
+    assert find(known, "sql", "petiole") == (own_queue("q", "a"), "org/sql")
+    with pytest.raises(InvalidRequest, match="queue 'q' has a, too"):
+        find(known, "b", "petiole")
 
 
 def test_a_queue_of_its_own_is_better_than_a_shared_one() -> None:

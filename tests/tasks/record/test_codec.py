@@ -10,17 +10,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from petiole.contract.results.outputs import Timing, TokenLogprobs, Usage
+from petiole.contract.results.task_result import End, GenerationResult, ResultSummary, ShownPiece, StreamDelta
 from petiole.gpu_worker.request import Delta
-from petiole.outputs import Timing, TokenLogprobs, Usage
 from petiole.tasks.record import codec
-from petiole.tasks.record.codec import A_TOKEN, Written, joined, merged, opening, without
-from petiole.tasks.requests.results import (
-    Answer,
-    End,
-    GenerationResult,
-    ShownPiece,
-    StreamDelta,
-)
+from petiole.tasks.record.codec import A_TOKEN, LoggedOutput, joined, merged, opening, without
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 logs = st.floats(codec.LEAST, 0)
@@ -102,7 +96,10 @@ def test_however_a_log_is_split_it_is_the_same_output(pieces: list[Delta], data:
         n = data.draw(st.integers(1, len(rest)))
         log.append(merged(opening("t", 1), rest[0].index, rest[:n]))
         rest = rest[n:]
-    written, whole = Written.of([entry.encode() for entry in log]), Written.of([b"%b" % merged_whole(pieces)])
+    written, whole = (
+        LoggedOutput.of([entry.encode() for entry in log]),
+        LoggedOutput.of([b"%b" % merged_whole(pieces)]),
+    )
     assert (written.token_ids, written.text, written.unreadable) == (whole.token_ids, whole.text, 0)
     for name in A_TOKEN:
         assert [entry or None for entry in written.entries(name)] == whole.entries(name)
@@ -134,9 +131,9 @@ def test_a_result_is_the_log_and_the_end(
     result = codec.result(Made(), **end)
     kept = json.loads(json.dumps(codec.end_of(result)))
     log = [merged_whole(pieces), merged(opening("t", 1), len(Made.token_ids), [], kept).encode()]
-    assert Written.of(log).result(kept) == json.loads(json.dumps(result))
-    assert Written.of(log).result({**kept, **unknown}) == {**json.loads(json.dumps(result)), **unknown}
-    assert kept.keys() <= Answer.model_fields.keys()
+    assert LoggedOutput.of(log).result(kept) == json.loads(json.dumps(result))
+    assert LoggedOutput.of(log).result({**kept, **unknown}) == {**json.loads(json.dumps(result)), **unknown}
+    assert kept.keys() <= ResultSummary.model_fields.keys()
     read = End.model_validate({**kept, **unknown})
     last = StreamDelta.model_validate_json(json.dumps({**json.loads(log[-1]), **unknown}))
     for name in StreamDelta.model_fields.keys() & end.keys() - {"attempt"}:

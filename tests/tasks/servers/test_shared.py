@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import redis
 
-from petiole.tasks.servers import connections, masters, shared
-from petiole.tasks.servers.answers import DamagedKey
+from petiole.tasks.servers import connections, failover, shared
+from petiole.tasks.servers.replies import DamagedKey
 from petiole.tasks.settings import settings
 from tests.support.site import RedisServer, eventually
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_sent_harms_nobody(server: RedisServer) -> None:
 
 def test_a_demoted_master_is_left(server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on to answer reads, with what is old: the check that goes ahead of the commands finds out."""
-    monkeypatch.setattr(masters, "CHECK_S", 0.0)
+    monkeypatch.setattr(failover, "CHECK_S", 0.0)
 
     async def main() -> None:
         assert await ask(("GET", "a")) == [None]

@@ -12,14 +12,14 @@ import pytest
 import redis
 from celery import Celery
 
+from petiole.contract.results.task_result import StreamDelta
 from petiole.tasks import errors
 from petiole.tasks.app.application import make_app
 from petiole.tasks.keys import stream_keys
-from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.servers import embedded
 from petiole.tasks.settings import settings
-from petiole.tasks.streams import following, readers
-from petiole.tasks.streams.handing import HandingStream
+from petiole.tasks.streams import protocol, readers
+from petiole.tasks.streams.callback_reader import CallbackStream
 from tests.support.site import RedisServer
 
 
@@ -101,7 +101,7 @@ def app(server: Server) -> Celery:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second of silence passes at once."""
-    monkeypatch.setattr(following, "SILENCE_S", 0.01)
+    monkeypatch.setattr(protocol, "SILENCE_S", 0.01)
 
 
 Read = Callable[..., list[StreamDelta]]
@@ -153,7 +153,7 @@ def read(request: pytest.FixtureRequest, app: Celery) -> Read:
             deltas.append(delta)
             between()
 
-        reader = HandingStream(task_id, take, app=app, **options)
+        reader = CallbackStream(task_id, take, app=app, **options)
         await reader.open()
         during()
         await reader.run()

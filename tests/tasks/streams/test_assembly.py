@@ -8,7 +8,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from petiole.tasks.requests.results import StreamDelta
+from petiole.contract.results.task_result import StreamDelta
 from petiole.tasks.streams.assembly import StreamAssembler, without
 
 

@@ -10,12 +10,12 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from petiole.outputs import Prepared
+from petiole.contract.results.outputs import Prepared
+from petiole.contract.results.task_result import StreamDelta
 from petiole.tasks.errors import StreamExpired
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.record import codec
-from petiole.tasks.requests.results import StreamDelta
-from petiole.tasks.streams.following import PROBES, Following
+from petiole.tasks.streams.protocol import PROBES, StreamProtocol
 from tests.tasks.streams.conftest import Read, Writer, text, token_ids
 
 KEYS = stream_keys("t")
@@ -94,7 +94,7 @@ def test_the_entry_of_a_token_is_found_without_reading_the_log(lengths: list[int
     for n in lengths:
         index = log[-1].end if log else 0
         log.append(StreamDelta(task_id="t", attempt=1, index=index, token_ids=[7] * n, text="x"))
-    following, asked = Following("t", None, start=token), 0
+    following, asked = StreamProtocol("t", None, start=token), 0
     seeking = following.seek(token)
     reply: Any = None
     try:
@@ -114,7 +114,7 @@ def test_the_entry_of_a_token_is_found_without_reading_the_log(lengths: list[int
 
 def test_what_is_before_a_number_cannot_be_read(client: redis.Redis) -> None:
     with pytest.raises(ValueError, match="start: must be at least 0, got -1"):
-        Following("t", None, start=-1)
+        StreamProtocol("t", None, start=-1)
 
 
 def test_a_result_has_no_text_of_a_token(client: redis.Redis) -> None:
@@ -122,10 +122,10 @@ def test_a_result_has_no_text_of_a_token(client: redis.Redis) -> None:
     timing = {"queue_ms": 0, "prefill_ms": 0, "ttft_ms": None, "total_ms": 0}
     end = {"finish_reason": "stop", "stop_reason": "eos", "usage": usage, "timing": timing, "model": "m"}
     result = {"text": "abc", "token_ids": [1, 2, 3], "attempt": 1, **end}
-    [last] = Following("t", None, start=3).end_as("SUCCESS", result)
+    [last] = StreamProtocol("t", None, start=3).end_as("SUCCESS", result)
     assert (last.token_ids, last.text, last.usage.completion_tokens) == ([], "", 3)
     with pytest.raises(StreamExpired, match="before token 1"):
-        next(Following("t", None, start=1).end_as("SUCCESS", result))
+        next(StreamProtocol("t", None, start=1).end_as("SUCCESS", result))
 
 
 # ------------------------------------------------------------ what announces a task
@@ -183,7 +183,6 @@ def test_a_later_attempt_announces_the_task_anew(read: Read, client: redis.Redis
 
 
 def test_what_announced_another_attempt_is_not_that_of_these_tokens(read: Read, client: redis.Redis) -> None:
-    """A worker of the version before, which announces nothing, has generated them."""
     announce(client)
     Writer(client, "t", attempt=2).finish(1)
     assert events(read("t", prepared=True)) == [(2, [1])]

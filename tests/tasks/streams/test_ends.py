@@ -99,9 +99,9 @@ def test_a_reader_that_goes_away_cancels_its_task(app: Celery, client: redis.Red
     with readers.Stream("t", cancel_on_disconnect=True, app=app) as reader:
         next(reader)
         assert client.ttl(keys.interest) > 0
-        assert client.hget(keys.state, "cancel") is None
-    assert client.hget(keys.state, "cancel") == b"1"
-    assert client.ttl(keys.state) > 0
+        assert client.hget(keys.asked, "cancel") is None
+    assert client.hget(keys.asked, "cancel") == b"1"
+    assert client.ttl(keys.asked) > 0
 
 
 def test_an_asynchronous_reader_that_is_cancelled_at_every_turn_cancels_its_task(
@@ -124,7 +124,7 @@ def test_an_asynchronous_reader_that_is_cancelled_at_every_turn_cancels_its_task
             reading.cancel()
             await asyncio.sleep(0)
         async with asyncio.timeout(60):
-            while client.hget(keys.state, "cancel") is None or client.pubsub_channels(keys.channel):
+            while client.hget(keys.asked, "cancel") is None or client.pubsub_channels(keys.channel):
                 await asyncio.sleep(0.01)
 
     asyncio.run(abandon())
@@ -133,4 +133,4 @@ def test_an_asynchronous_reader_that_is_cancelled_at_every_turn_cancels_its_task
 def test_a_stream_read_to_its_end_cancels_nothing(read: Read, client: redis.Redis) -> None:
     Writer(client, "t").finish(1)
     read("t", cancel_on_disconnect=True)
-    assert client.hget(stream_keys("t").state, "cancel") is None
+    assert client.hget(stream_keys("t").asked, "cancel") is None

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from petiole.tasks import InvalidRequest, StreamDelta, Unavailable, UnknownTask, asse, sse
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
-from petiole.tasks.streams import following
+from petiole.tasks.streams import protocol
 from petiole.tasks.streams.events import ALIVE, END, Events
 from tests.support.site import eventually
 from tests.tasks.streams.conftest import Server, Writer
@@ -110,7 +110,7 @@ def test_a_failed_task_is_an_event(ask: Ask, writer: Writer, app: Any) -> None:
 def test_if_only_the_reader_fails_the_client_may_ask_again(
     ask: Ask, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "SILENCE_S", 0.01)
+    monkeypatch.setattr(protocol, "SILENCE_S", 0.01)
     writer.write(1)
     events = ask("t", timeout_s=0.05, heartbeat_s=0.01)
     assert [event["id"] for event in parsed(events)] == ["1"]

@@ -9,11 +9,11 @@ import pytest
 import redis
 from celery import Celery
 
+from petiole.contract.results.task_result import StreamDelta
 from petiole.tasks import errors
-from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
-from petiole.tasks.streams import following, readers
+from petiole.tasks.streams import protocol, readers
 from tests.support.proxy import Proxy
 from tests.tasks.streams.conftest import Read, Server, Writer, token_ids
 
@@ -37,19 +37,19 @@ def test_a_subscription_that_cannot_be_made_anew_costs_no_token() -> None:
         StreamDelta(task_id="t", attempt=1, index=k, token_ids=[k], text="", finish_reason=reason)
         for k, reason in enumerate((None, "stop"))
     )
-    reading = following.read("t", timeout_s=None)
+    reading = protocol.read("t", timeout_s=None)
     assert next(reading) == ("subscribe",)
     assert reading.send(None) == ("read_log", 0)
     operation, left_s = reading.send(([], 0))  # type: ignore[misc]
     assert operation == "receive"
-    assert 0 < left_s() <= following.SILENCE_S
+    assert 0 < left_s() <= protocol.SILENCE_S
     assert reading.send(None) == ("outcome",)
     assert reading.send((None, None)) == ("read_log", 0)
     assert reading.send(([first.model_dump_json()], 1)) == first
     assert next(reading) == ("hears",)
     assert reading.send(False) == ("distrust",)
     assert reading.send(None) == ("subscribe",)
-    assert reading.throw(following.Lost(OSError()))[0] == "pause"
+    assert reading.throw(protocol.ConnectionLost(OSError()))[0] == "pause"
     assert next(reading) == ("subscribe",)
     assert reading.send(None) == ("read_log", 0)
     assert reading.send(([delta.model_dump_json() for delta in (first, second)], 2)) == second
@@ -80,7 +80,7 @@ def test_a_master_that_became_a_replica_and_keeps_its_connections_is_left(
     old, new = (redis.Redis.from_url(one.url) for one in (server, promoted))
     monkeypatch.setenv("PETIOLE_BROKER_URL", address.url)
     settings.cache_clear()
-    monkeypatch.setattr(following, "SILENCE_S", 0.1)
+    monkeypatch.setattr(protocol, "SILENCE_S", 0.1)
     several = [readers.Stream(name, app=app) for name in "uvw"]
     for reader in several:
         reader.open()
@@ -98,7 +98,7 @@ def test_a_master_that_became_a_replica_and_keeps_its_connections_is_left(
 
     try:
         assert token_ids(read("t", between=fail_over)) == [1, 2]
-        monkeypatch.setattr(following, "SILENCE_S", 3600.0)
+        monkeypatch.setattr(protocol, "SILENCE_S", 3600.0)
         with readers.Stream("u", app=app) as first:
             first.open()  # takes the newest subscription
             writer = Writer(new, "v")

@@ -12,7 +12,7 @@ import redis
 from celery import Celery
 
 from petiole import End, StreamError, UnknownTask, aend, end, generate
-from petiole.outputs import Timing, Usage
+from petiole.contract.results.outputs import Timing, Usage
 from petiole.tasks.fleet.control import state_of
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.record import codec
@@ -51,7 +51,7 @@ def test_an_end_of_the_version_before_has_what_that_wrote(ask: Ask, client: redi
 
 def test_the_end_of_a_refused_message_has_its_error(ask: Ask, client: redis.Redis) -> None:
     keys, error = stream_keys("t"), {"type": "InvalidRequest", "message": "no", "args": ["a", "b", "c"]}
-    load(client, "close")([keys.log, keys.state], [60_000, keys.channel, *codec.closing("t", error)])
+    load(client, "close")([keys.log, keys.state, keys.asked], [60_000, keys.channel, *codec.closing("t", error)])
     known = ask("t")
     assert known is not None
     assert (known.finish_reason, known.error) == ("error", error)
@@ -76,7 +76,7 @@ def test_an_unknown_id_is_told_from_a_task_that_waits(ask: Ask, app: Celery, cli
         ask(task.delay(prompt="hello").id)
     with pytest.raises(UnknownTask, match="task nobody's: Redis has nothing of it"):
         ask("nobody's")
-    assert client.ttl(stream_keys("named").state) > 86_400
+    assert client.ttl(stream_keys("named").asked) > 86_400
 
 
 def test_a_record_that_is_none_is_an_error(ask: Ask, client: redis.Redis) -> None:

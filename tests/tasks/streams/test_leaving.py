@@ -9,11 +9,11 @@ import pytest
 import redis
 from celery import Celery
 
+from petiole.contract.results.task_result import StreamDelta
 from petiole.tasks.keys import stream_keys
-from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
-from petiole.tasks.streams.handing import HandingStream
+from petiole.tasks.streams.callback_reader import CallbackStream
 from tests.tasks.streams.conftest import Writer, token_ids
 
 
@@ -24,7 +24,7 @@ def test_who_has_read_a_stream_for_others_leaves_its_channel_soon(app: Celery, c
         return [number for _, number in client.pubsub_numsub(*(stream_keys(name).channel for name in names))]
 
     async def read(name: str) -> None:
-        reader = HandingStream(name, lambda _: None, app=app)
+        reader = CallbackStream(name, lambda _: None, app=app)
         await reader.open()
         reading = asyncio.create_task(reader.run())
         Writer(client, name).finish(1)
@@ -33,7 +33,7 @@ def test_who_has_read_a_stream_for_others_leaves_its_channel_soon(app: Celery, c
 
     async def leave() -> None:
         await read("first")
-        staying = HandingStream("staying", lambda _: None, app=app)
+        staying = CallbackStream("staying", lambda _: None, app=app)
         await staying.open()
         assert heard("first", "staying") == [0, 1]
         await staying.aclose()
@@ -55,11 +55,11 @@ def test_readers_that_are_cancelled_between_any_two_turns_of_the_loop_end(
 ) -> None:
     async def leave() -> list[int]:
         staying: list[StreamDelta] = []
-        reader = HandingStream("stays", staying.append, app=app)
+        reader = CallbackStream("stays", staying.append, app=app)
         await reader.open()
         reading = asyncio.create_task(reader.run())
         for turns in range(TURNS):
-            streams = [HandingStream(f"t{turns}-{k}", lambda _: None, app=app, prepared=True) for k in range(20)]
+            streams = [CallbackStream(f"t{turns}-{k}", lambda _: None, app=app, prepared=True) for k in range(20)]
             leaving = [asyncio.create_task(stream.run()) for stream in streams]
             for _ in range(turns):
                 await asyncio.sleep(0)

@@ -9,10 +9,10 @@ import redis
 from celery import Celery
 
 from petiole import tasks
+from petiole.contract.results.task_result import StreamDelta
 from petiole.tasks import errors
 from petiole.tasks.keys import stream_keys
-from petiole.tasks.requests.results import StreamDelta
-from petiole.tasks.streams import following, readers
+from petiole.tasks.streams import protocol, readers
 from tests.tasks.streams.conftest import Read, Writer, text, token_ids
 
 
@@ -59,7 +59,7 @@ def test_what_the_log_had_is_not_repeated_by_the_channel(read: Read, client: red
 def test_a_gap_is_filled_from_the_log_at_once(
     read: Read, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "SILENCE_S", 3600.0)
+    monkeypatch.setattr(protocol, "SILENCE_S", 3600.0)
     writer = Writer(client, "t")
     writer.write(1)
 

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from petiole.tasks.keys import stream_keys
-from petiole.tasks.servers import connections, masters
+from petiole.tasks.servers import connections, failover
 from petiole.tasks.settings import settings as worker_settings
-from petiole.tasks.streams import async_subscriptions, following, readers
+from petiole.tasks.streams import async_subscriptions, protocol, readers
 from tests.support.proxy import Proxy
 from tests.support.site import eventually
 from tests.tasks.streams.conftest import Server, Writer, token_ids
@@ -80,7 +80,7 @@ def test_one_of_two_readers_of_a_task_leaves(app: Celery, client: redis.Redis) -
 def test_a_reader_that_is_far_behind_reads_the_log(
     app: Celery, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "SILENCE_S", 3600.0)
+    monkeypatch.setattr(protocol, "SILENCE_S", 3600.0)
     monkeypatch.setattr(async_subscriptions, "MAX_BEHIND", 5)
 
     async def read() -> list[int]:
@@ -101,7 +101,7 @@ def test_what_comes_just_after_a_silence_costs_nobody_the_connection(
     app: Celery, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is read in the log before it is heard, as if it had been missed."""
-    monkeypatch.setattr(following, "SILENCE_S", 0.001)
+    monkeypatch.setattr(protocol, "SILENCE_S", 0.001)
     writer = Writer(client, "t")
 
     async def write() -> None:
@@ -192,7 +192,7 @@ def test_who_is_cancelled_while_a_command_is_sent_leaves_the_pool_no_answer_of_a
     app: Celery, client: redis.Redis, later: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """redis-py closes a connection whose command was cut off, and opens it again for the next command."""
-    monkeypatch.setattr(masters, "SOON_WRITTEN", 0)  # the sender waits
+    monkeypatch.setattr(failover, "SOON_WRITTEN", 0)  # the sender waits
 
     async def turns(n: int) -> None:
         for _ in range(n):

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from petiole.tasks.templates.formats import FAMILIES
 from petiole.tasks.templates.parser import (
-    CallArguments,
-    CallBegun,
+    ArgumentsDelta,
     CallEnded,
-    Content,
+    CallStarted,
+    ContentDelta,
     Event,
     Parser,
-    Reasoning,
+    ReasoningDelta,
     joined,
 )
 from petiole.tasks.templates.template import Template
@@ -39,7 +39,7 @@ def read(template: Template, pieces: Sequence[str], prompt_end: str = "") -> lis
     parser, whole = Parser(template, prompt_end=prompt_end, tools=TOOLS), "".join(pieces)
     events = [event for text in pieces for event in parser.push(text)] + parser.finish()
     for event in events:
-        if isinstance(event, Content | Reasoning):
+        if isinstance(event, ContentDelta | ReasoningDelta):
             assert whole.startswith(event.text, event.at), "a text is where it is said to be"
     return joined(events)
 
@@ -50,12 +50,12 @@ def split(text: str, cuts: Sequence[int]) -> list[str]:
 
 
 def said(events: Sequence[Event]) -> Said:
-    content = "".join(event.text for event in events if isinstance(event, Content))
-    reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))
-    names = [event.name for event in events if isinstance(event, CallBegun)]
+    content = "".join(event.text for event in events if isinstance(event, ContentDelta))
+    reasoning = "".join(event.text for event in events if isinstance(event, ReasoningDelta))
+    names = [event.name for event in events if isinstance(event, CallStarted)]
     given = [""] * len(names)
     for event in events:
-        if isinstance(event, CallArguments):
+        if isinstance(event, ArgumentsDelta):
             given[event.call] += event.text
     return Said(content, reasoning, [(name, json.loads(text)) for name, text in zip(names, given, strict=True)])
 
@@ -66,12 +66,12 @@ def check(events: Sequence[Event]) -> None:
     open_call = None
     for event in events:
         match event:
-            case CallBegun(index, name):
+            case CallStarted(index, name):
                 assert open_call is None
                 assert index == len(begun)
                 assert name
                 open_call, begun[index] = index, ""
-            case CallArguments(index, text):
+            case ArgumentsDelta(index, text):
                 assert index == open_call
                 assert text
                 begun[index] += text
@@ -205,11 +205,15 @@ def test_any_text_in_a_format_of_short_marks(text: str, cuts: list[int]) -> None
 @pytest.mark.parametrize(
     ("end", "text", "expected"),
     [
-        ("<|im_start|>assistant\n<think>\n", "hm\n</think>\n\nYes", [Reasoning("hm", 0), Content("Yes", 13)]),
-        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "Yes", [Content("Yes", 0)]),
-        ("<|im_start|>user\n<think><|im_end|>\n<|im_start|>assistant\n", " a", [Content(" a", 0)]),
-        ("…user\nwhat is <think>", "x", [Reasoning("x", 0)]),
-        ("<|im_start|>assistant\nI am", " here", [Content(" here", 0)]),
+        (
+            "<|im_start|>assistant\n<think>\n",
+            "hm\n</think>\n\nYes",
+            [ReasoningDelta("hm", 0), ContentDelta("Yes", 13)],
+        ),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "Yes", [ContentDelta("Yes", 0)]),
+        ("<|im_start|>user\n<think><|im_end|>\n<|im_start|>assistant\n", " a", [ContentDelta(" a", 0)]),
+        ("…user\nwhat is <think>", "x", [ReasoningDelta("x", 0)]),
+        ("<|im_start|>assistant\nI am", " here", [ContentDelta(" here", 0)]),
     ],
 )
 def test_the_end_of_the_prompt_says_where_the_output_begins(end: str, text: str, expected: list[Event]) -> None:
@@ -223,34 +227,40 @@ def ended(index: int, complete: bool = True) -> CallEnded:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("use <tool_call> here", [Content("use <tool_call> here", 0)]),
-        ("<tool_call>{}</tool_call>", [Content("<tool_call>{}</tool_call>", 0)]),
-        ('<tool_call>{"name": ""}', [Content('<tool_call>{"name": ""}', 0)]),
-        ('a <tool_call>{"na', [Content('a <tool_call>{"na', 0)]),
-        ('<tool_call>{"name": "now"}</tool_call>', [CallBegun(0, "now"), CallArguments(0, "{}"), ended(0)]),
+        ("use <tool_call> here", [ContentDelta("use <tool_call> here", 0)]),
+        ("<tool_call>{}</tool_call>", [ContentDelta("<tool_call>{}</tool_call>", 0)]),
+        ('<tool_call>{"name": ""}', [ContentDelta('<tool_call>{"name": ""}', 0)]),
+        ('a <tool_call>{"na', [ContentDelta('a <tool_call>{"na', 0)]),
+        ('<tool_call>{"name": "now"}</tool_call>', [CallStarted(0, "now"), ArgumentsDelta(0, "{}"), ended(0)]),
         (
             '<tool_call>{"name": "now", "arguments": {"a": tru</tool_call> b',
-            [CallBegun(0, "now"), CallArguments(0, '{"a": tru'), ended(0, False), Content("b", 62)],
+            [CallStarted(0, "now"), ArgumentsDelta(0, '{"a": tru'), ended(0, False), ContentDelta("b", 62)],
         ),
         (
             '<tool_call>{"name": "now", "arguments": {"a": "\\u00e9\\',
-            [CallBegun(0, "now"), CallArguments(0, '{"a": "\\u00e9\\'), ended(0, False)],
+            [CallStarted(0, "now"), ArgumentsDelta(0, '{"a": "\\u00e9\\'), ended(0, False)],
         ),
         (
             '<tool_call>{"arguments": {"a": 1}, "name": "now"}}</tool_call> b',
-            [CallBegun(0, "now"), CallArguments(0, '{"a": 1}'), ended(0), Content("}", 49), Content(" b", 62)],
+            [
+                CallStarted(0, "now"),
+                ArgumentsDelta(0, '{"a": 1}'),
+                ended(0),
+                ContentDelta("}", 49),
+                ContentDelta(" b", 62),
+            ],
         ),
         (
             '<tool_call>{"name": "now", "arguments": "{\\"a\\": 1}"}</tool_call>',
-            [CallBegun(0, "now"), CallArguments(0, '{"a": 1}'), ended(0)],
+            [CallStarted(0, "now"), ArgumentsDelta(0, '{"a": 1}'), ended(0)],
         ),
         (
             '<tool_call>{"name": "now", "arguments": [1]}</tool_call>',
-            [CallBegun(0, "now"), CallArguments(0, "[1]"), ended(0, False)],
+            [CallStarted(0, "now"), ArgumentsDelta(0, "[1]"), ended(0, False)],
         ),
         (
             '<tool_call>\n<tool_call>{"name": "now", "arguments": {"a": "x\ny"}}</tool_call>',
-            [Content("<tool_call>", 0), CallBegun(0, "now"), CallArguments(0, '{"a": "x\\ny"}'), ended(0)],
+            [ContentDelta("<tool_call>", 0), CallStarted(0, "now"), ArgumentsDelta(0, '{"a": "x\\ny"}'), ended(0)],
         ),
     ],
 )
@@ -262,7 +272,7 @@ def test_without_tools_marks_of_calls_are_text_and_reasoning_is_divided() -> Non
     text = hermes(Said("Hi", "hm", [("now", {})]))
     parser = Parser(FAMILIES["hermes"].template)
     at = text.index("Hi")
-    expected = [Reasoning("hm", text.index("hm")), Content(text[at:], at)]
+    expected = [ReasoningDelta("hm", text.index("hm")), ContentDelta(text[at:], at)]
     assert joined([*parser.push(text), *parser.finish()]) == expected
 
 
@@ -270,7 +280,7 @@ def test_arguments_come_before_the_call_ends() -> None:
     parser = Parser(FAMILIES["qwen-xml"].template, tools=TOOLS)
     text = qwen_xml(Said(calls=[("get_weather", {"city": "Paris in spring"})]))
     events = parser.push(text[: text.index(" spring")])
-    assert events[-1] == CallArguments(0, "Paris in")
+    assert events[-1] == ArgumentsDelta(0, "Paris in")
 
 
 @pytest.mark.parametrize(
@@ -302,3 +312,59 @@ def test_floods_of_spaces_and_half_marks_are_read_in_linear_time() -> None:
             for begin in range(0, len(text), 997):
                 parser.push(text[begin : begin + 997])
             parser.finish()
+
+
+WEATHER = '{"name": "get_weather", "arguments": {"city": "Rome"}}'
+WHOLE = [
+    f"```json\n{WEATHER}\n```",
+    f"\n```json\n{WEATHER}\n```\n<|im_end|>",
+    f"```\n{WEATHER}```",
+    f"<think>\nHm.\n</think>\n\n```json\n[{WEATHER}]\n```",
+    WEATHER,
+    '```json\n{\n  "arguments": {"city": "Rome"},\n  "name": "get_weather"\n}\n```',
+]
+NOT_WHOLE = [
+    f"Here:\n```json\n{WEATHER}\n```",
+    f"```json\n{WEATHER}\n```\nThat is the call.",
+    f"```json\n{WEATHER}",
+    f"```json\n{WEATHER}\n```\n```json\n{WEATHER}\n```",
+    '```json\n{"name": "other", "arguments": {}}\n```',
+    '```json\n{"name": "get_weather"}\n```',
+    '```json\n{"name": "get_weather", "arguments": [1]}\n```',
+    '```json\n{"city": "Rome"}\n```',
+    "```python\nprint()\n```",
+    "`get_weather` is a tool",
+    "{}",
+]
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen-xml"])
+@pytest.mark.parametrize("text", WHOLE)
+def test_a_whole_message_of_json_that_names_a_tool_is_a_call(name: str, text: str) -> None:
+    for pieces in ([text], list(text)):
+        found = said(read(FAMILIES[name].template, pieces))
+        assert found == Said("", "Hm." if "think" in text else "", [("get_weather", {"city": "Rome"})])
+
+
+@pytest.mark.parametrize("text", NOT_WHOLE)
+def test_other_messages_with_such_a_block_stay_content(text: str) -> None:
+    for pieces in ([text], list(text)):
+        assert said(read(FAMILIES["hermes"].template, pieces)) == Said(text, "", [])
+
+
+def test_text_that_cannot_be_a_call_is_told_at_once() -> None:
+    parser = Parser(FAMILIES["hermes"].template, tools=TOOLS)
+    assert parser.push("```json\n{") == []
+    assert joined(parser.push('"city"')) == [ContentDelta('```json\n{"city"', 0)]
+    assert parser.push(": 1") == [ContentDelta(": 1", 15)]
+
+
+def test_a_message_that_the_prompt_has_begun_is_no_whole_one() -> None:
+    events = read(FAMILIES["hermes"].template, [WEATHER], prompt_end="<|im_start|>assistant\nThe call: ")
+    assert said(events) == Said(WEATHER, "", [])
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - {"hermes", "qwen-xml", "llama"}))
+def test_other_formats_read_such_a_message_as_text(name: str) -> None:
+    text = f"```json\n{WEATHER}\n```"
+    assert said(read(FAMILIES[name].template, [text])).calls == []

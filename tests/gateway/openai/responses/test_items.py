@@ -9,10 +9,10 @@ import pytest
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.openai.responses import compaction, items, tools
 from petiole.gateway.openai.responses.listing import listed
-from petiole.gateway.openai.responses.request import Before, CreateResponse, Times
-from petiole.gateway.serving.bodies import as_request
+from petiole.gateway.openai.responses.request import CreateResponse, History, Times
+from petiole.gateway.serving.request_body import as_request
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.fleet.models import Found
+from petiole.tasks.fleet.models import ModelRoute
 
 IMAGE = "data:image/png;base64,AAAA"
 
@@ -97,7 +97,7 @@ def test_a_call_may_stand_in_an_earlier_turn() -> None:
     call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "1", "output": "d"}
     assert messages([output], before=[call])[-1]["content"] == "d"
-    with pytest.raises(InvalidRequest, match=r"input\[1\]\.call_id: must be that of a function_call before it"):
+    with pytest.raises(InvalidRequest, match=r"input\[1\]\.call_id: must be that of a call before it"):
         messages([{"role": "user", "content": "x"}, output])
 
 
@@ -123,7 +123,7 @@ def test_a_call_may_stand_in_an_earlier_turn() -> None:
         ([{"type": "function_call_output", "call_id": "1"}], "input[0].output"),
         ([{"type": "compaction", "encrypted_content": "x"}], "input[0].encrypted_content"),
         ([{"type": "compaction", "encrypted_content": "petiole-1.é"}], "input[0].encrypted_content"),
-        ([{"type": "web_search_call", "id": "x"}], "input[0].type"),
+        ([{"type": "custom_tool_call", "call_id": "1", "name": "f"}], "input[0].input"),
         ([{"type": ["message"]}], "input[0].type"),
         ([{"id": 7}], "input[0].id"),
     ],
@@ -172,14 +172,14 @@ CALLED: list[Any] = [
     {"type": "web_search"},
     {"type": "function", "name": "f", "description": "It is f.", "parameters": SCHEMA, "strict": True},
     {"type": "namespace", "name": "mcp__map", "description": "Maps.", "tools": [
-        {"type": "function", "name": "f", "description": "Another f."}, {"type": "custom", "name": "g"}]},
+        {"type": "function", "name": "f", "description": "Another f."}, {"type": "of_others", "name": "g"}]},
 ]  # fmt: skip
 
 
 def plan(**given: Any) -> Any:
     asked = as_request({"model": "m", "input": "x", **given}, CreateResponse)
-    found = Found("q", None)
-    return asked.plan("resp_1", Times(5, 86_400), found, True, Before(), asked.own())
+    found = ModelRoute("q", None)
+    return asked.plan("resp_1", Times(5, 86_400), found, True, History(), asked.own())
 
 
 def test_a_request_becomes_a_task() -> None:

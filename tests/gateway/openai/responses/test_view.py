@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from petiole.contract.results.outputs import Prepared, Timing
+from petiole.contract.results.task_result import StreamDelta, ToolCall
 from petiole.gateway.core.failures import Failure, unavailable
-from petiole.gateway.core.record import Record
-from petiole.gateway.core.streams import Frame, Stream
+from petiole.gateway.core.record import RequestRecord
+from petiole.gateway.core.streams import ClientStream, Frame
 from petiole.gateway.openai.responses import resource
 from petiole.gateway.openai.responses.view import DELTA, ResponsesView, error_event
-from petiole.outputs import Prepared, Timing
-from petiole.tasks.requests.results import StreamDelta, ToolCall
 from tests.gateway.core.test_streams import CUTS, TEXTS, deltas
 from tests.support.trials import examples
 
@@ -35,8 +35,8 @@ STRUCTURE = [
 ]
 
 
-def record(**asked: Any) -> Record:
-    return Record(id=NAME, kind="response", created=1, model="m", tasks=[NAME], asked=asked)
+def record(**asked: Any) -> RequestRecord:
+    return RequestRecord(id=NAME, kind="response", created=1, model="m", tasks=[NAME], asked=asked)
 
 
 def log(text: str, cuts: list[int], reason: str = "stop") -> list[StreamDelta]:
@@ -45,8 +45,8 @@ def log(text: str, cuts: list[int], reason: str = "stop") -> list[StreamDelta]:
     return [*pieces, last.model_copy(update={"finish_reason": reason, "error": error})]
 
 
-def frames(of: Record, deltas: Iterable[StreamDelta], after: int = -1) -> list[Frame]:
-    stream = Stream(ResponsesView(of), of, [after])
+def frames(of: RequestRecord, deltas: Iterable[StreamDelta], after: int = -1) -> list[Frame]:
+    stream = ClientStream(ResponsesView(of), of, [after])
     found = stream.begin()
     for delta in deltas:
         found += stream.read(0, delta)
@@ -195,7 +195,7 @@ def test_the_last_event_has_the_response_as_it_is_asked_for_later(
 ) -> None:
     of, entries = record(**asked), log(text, cuts, reason)
     view = ResponsesView(of)
-    stream = Stream(view, of)
+    stream = ClientStream(view, of)
     last = [*stream.begin(), *(frame for delta in entries for frame in stream.read(0, delta))][-1]
     assert json.loads(last.data)["response"] == json.loads(json.dumps(resource.finished(of, view.whole)))
 

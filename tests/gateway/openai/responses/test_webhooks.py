@@ -11,8 +11,8 @@ import httpx2
 import openai
 import pytest
 
-from petiole.gateway.core.notices import new_secret
-from petiole.gateway.serving.callers.keys import digest_of
+from petiole.gateway.core.webhook_events import new_secret
+from petiole.gateway.serving.auth.api_keys import digest_of
 from petiole.tasks.fleet import models
 from petiole.tasks.keys import watched_key
 from tests.support.gateway import Gateway

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import UnsatisfiedAssumption
 
-from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.exceptions import InvalidRequest
 from tests.gpu_worker.constraints.schemas import bound
 from tests.gpu_worker.constraints.walking import ConstraintState, accepts, compiled, draw
 

@@ -22,7 +22,7 @@ import pytest
 from pydantic import BaseModel, Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from petiole.gpu_worker.constraints.schema import formats
+from petiole.gpu_worker.constraints.schema import string_formats
 from tests.gpu_worker.constraints.walking import compiled, draw
 
 
@@ -148,7 +148,7 @@ def test_the_walk_is_over_most_types() -> None:
     assert len(PUBLIC) > 35
 
 
-@pytest.mark.parametrize("kind", sorted(formats.expressions().keys() | formats.UNENFORCED))
+@pytest.mark.parametrize("kind", sorted(string_formats.expressions().keys() | string_formats.UNENFORCED))
 def test_a_format_is_served(kind: str) -> None:
     assert draw(compiled("json_schema", {"type": "string", "format": kind}), random.Random(3))
 

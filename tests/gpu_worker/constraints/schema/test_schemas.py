@@ -11,10 +11,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from petiole.gpu_worker.constraints.schema import reading
-from petiole.gpu_worker.constraints.schema.keys import MAX_PATTERNS
-from petiole.gpu_worker.constraints.schema.meeting import MAX_ALTERNATIVES
-from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.constraints.schema import parsing
+from petiole.gpu_worker.constraints.schema.intersection import MAX_ALTERNATIVES
+from petiole.gpu_worker.constraints.schema.object_keys import MAX_PATTERNS
+from petiole.gpu_worker.exceptions import InvalidRequest
 from tests.gpu_worker.constraints.schemas import random_schema
 from tests.gpu_worker.constraints.walking import ConstraintState, accepts, compiled, draw
 from tests.support.trials import rest
@@ -233,7 +233,7 @@ def test_a_pattern_takes_time_in_proportion_to_a_key() -> None:
     assert accepts(of(schema), json.dumps({key: 1, "aa": 2}, separators=(",", ":")))
 
 
-@pytest.mark.parametrize("keyword", sorted(reading.REFUSED))
+@pytest.mark.parametrize("keyword", sorted(parsing.REFUSED))
 def test_what_cannot_be_enforced_is_said_by_name(keyword: str) -> None:
     with pytest.raises(InvalidRequest, match=rf"items\.{keyword.replace('$', '.')}: cannot be enforced"):
         of({"type": "array", "items": {keyword: {}}})

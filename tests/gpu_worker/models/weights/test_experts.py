@@ -15,15 +15,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.safetensors import Checkpoint
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.families.registry import find_model
 from petiole.gpu_worker.models.loading import LoadOptions, load_model
-from petiole.gpu_worker.models.weights.coded import CodedLinear
-from petiole.gpu_worker.models.weights.formats.declared import declared_by
+from petiole.gpu_worker.models.weights.formats.quantization_config import declared_by
 from petiole.gpu_worker.models.weights.fused import ExpertTensors
 from petiole.gpu_worker.models.weights.linear import DenseLinear, JoinedLinear
+from petiole.gpu_worker.models.weights.quantized import CodedLinear
 from petiole.gpu_worker.models.weights.source import CheckpointWeights
 from petiole.gpu_worker.models.weights.stacked import StackedLinear, outputs_of, rows_of
 from tests.support.quantised import FORMATS

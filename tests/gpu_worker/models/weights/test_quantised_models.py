@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bench.driver import Driver
-from petiole.gpu_worker.errors import ModelError
+from bench.harness.driver import Driver
+from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.finding import fingerprint
-from petiole.gpu_worker.models.weights.coded import CodedLinear
-from petiole.gpu_worker.models.weights.described import form_name
+from petiole.gpu_worker.models.weights.description import form_name
 from petiole.gpu_worker.models.weights.linear import DenseLinear, JoinedLinear
+from petiole.gpu_worker.models.weights.quantized import CodedLinear
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
 from tests.support.families import write_adapter
 from tests.support.quantised import FORMATS, Choose, Quantised, layers_in, quantised
@@ -173,7 +173,7 @@ def test_what_is_wrong_is_said_before_memory_is_taken(
     def taken(*_: object) -> None:
         raise AssertionError("memory was taken")
 
-    monkeypatch.setattr("petiole.gpu_worker.models.weights.coded.Coded.put", taken)
+    monkeypatch.setattr("petiole.gpu_worker.models.weights.quantized.Coded.put", taken)
     with pytest.raises(ModelError, match=r"^tensor model\.layers\.2\.mlp\.down_proj\.scales must have finite"):
         open_runtime(found.folder)
     path.write_bytes(path.read_bytes()[:-100])

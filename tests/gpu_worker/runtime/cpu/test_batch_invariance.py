@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from bench.checkpoints import Shape, write_adapter
-from bench.checkpoints import checkpoint as bench_checkpoint
-from bench.driver import Driver
+from bench.harness.checkpoints.decoders import Shape, write_adapter
+from bench.harness.checkpoints.decoders import checkpoint as bench_checkpoint
+from bench.harness.driver import Driver
 from petiole.gpu_worker.request import SamplingParams
+from petiole.gpu_worker.runtime.cpu.native import stack
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from tests.gpu_worker.models.weights.test_quantised_models import quantise  # noqa: F401 - a fixture
+from tests.support.processors import FEWER, kernels_for
 from tests.support.quantised import FORMATS
 
 ALL = SamplingParams(temperature=0.0, logprobs=320)
@@ -69,6 +71,20 @@ def test_a_sequence_gets_the_same_bits_alone_and_in_a_batch(family, settings, ch
     alone = [trace(driver, [driver.sequence(p, ALL)])[0] for p in prompts()]
     together = trace(driver, [driver.sequence(p, ALL) for p in prompts()])
     assert together == alone
+
+
+@pytest.mark.parametrize("processor", FEWER)
+@pytest.mark.parametrize("family", ["qwen3", "gpt-oss", *WITH_STATES])
+@pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16", "weight_quantization": "int4"}], ids=str)
+def test_a_sequence_gets_the_same_bits_on_a_processor_with_fewer_instructions(
+    processor, family, settings, cpu_path, checkpoint, open_runtime, monkeypatch
+):
+    """Alone, in a batch and in chunks."""
+    monkeypatch.setattr(stack, "load_library", lambda: kernels_for(processor))
+    driver = Driver(open_runtime(checkpoint(family)[0], **settings))
+    alone = [trace(driver, [driver.sequence(p, ALL)])[0] for p in prompts()]
+    assert trace(driver, [driver.sequence(p, ALL) for p in prompts()]) == alone
+    assert [trace(driver, [driver.sequence(p, ALL)], 5)[0] for p in prompts()] == alone
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.driver import Driver
+from bench.harness.driver import Driver
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.models.weights.linear import DenseLinear

@@ -19,6 +19,7 @@ from torch import Tensor
 from petiole.gpu_worker.models.decoder import Decoder, Forward
 from petiole.gpu_worker.models.loading import LoadOptions, Model, read_decoder
 from petiole.gpu_worker.models.plan import ModelPlan
+from petiole.gpu_worker.models.weights.formats.unread import is_beside_codes
 from petiole.gpu_worker.models.weights.names import LLAMA
 from petiole.gpu_worker.runtime.cpu.attention import PagedAttention
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
@@ -64,7 +65,7 @@ class Drawn:
         self._generator = torch.Generator().manual_seed(0)
 
     def __contains__(self, name: str) -> bool:
-        return True
+        return not is_beside_codes(name)
 
     def copy(self, name: str, into: Tensor) -> int:
         drawn = torch.randn(into.shape, generator=self._generator) * into.shape[-1] ** -0.5

@@ -305,3 +305,14 @@ def test_what_an_image_brings_is_checked_like_what_was_compiled_here(ahead, spoi
     with caplog.at_level(logging.WARNING):
         assert load() is None
     assert "no C compiler" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("half", "permitted", "name"),
+    [(True, True, "amx"), (True, False, "avx512-bf16"), (False, True, "avx512-bf16")],
+)
+def test_amx_is_named_only_where_products_are_made_on_tiles(half, permitted, name, monkeypatch):
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(build, "_processor", lambda: AMX)
+    monkeypatch.setattr(build, "_may_use_tiles", lambda: permitted)
+    assert build.instructions.__wrapped__(half=half) == name

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.moondream.config import VisionConfig
 from petiole.gpu_worker.models.moondream.crops import CropGeometry
-from petiole.gpu_worker.models.moondream.encoder import Mlp, VisionEncoder
+from petiole.gpu_worker.models.moondream.vision_encoder import Mlp, VisionEncoder
 from petiole.gpu_worker.models.parts.attention import AttentionWeights
 from petiole.gpu_worker.models.parts.feed_forward import FeedForwardWeights
 from petiole.gpu_worker.models.parts.layer import LayerWeights

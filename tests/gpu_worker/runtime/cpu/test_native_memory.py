@@ -17,7 +17,7 @@ A_LITTLE_MORE_EACH_TIME = """
 import resource, sys
 from pathlib import Path
 import torch
-from petiole.gpu_worker.config import EngineConfig
+from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 
 def in_use():

@@ -20,6 +20,7 @@ from petiole.gpu_worker.models.loading import LoadOptions, Model, read_decoder
 from petiole.gpu_worker.models.moondream.config import HEAD_DIM, text_plan
 from petiole.gpu_worker.models.moondream.decoder import MoondreamDecoder
 from petiole.gpu_worker.models.plan import ModelPlan
+from petiole.gpu_worker.models.weights.formats.unread import is_beside_codes
 from petiole.gpu_worker.runtime.cpu.attention import PagedAttention
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.forward import NativeDecoder, native_decoder
@@ -74,7 +75,7 @@ class Drawn:
         self._generator = torch.Generator().manual_seed(0)
 
     def __contains__(self, name: str) -> bool:
-        return True
+        return not is_beside_codes(name)
 
     def copy(self, name: str, into: Tensor) -> int:
         drawn = torch.randn(into.shape, generator=self._generator) * into.shape[-1] ** -0.5

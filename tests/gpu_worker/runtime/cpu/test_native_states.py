@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from petiole.gpu_worker.models.decoder import Decoder, Forward
-from petiole.gpu_worker.models.families import lfm2, qwen_next
+from petiole.gpu_worker.models.families.hybrids import lfm2, qwen_next
 from petiole.gpu_worker.models.loading import LoadOptions, Model, read_decoder
 from petiole.gpu_worker.models.plan import (
     Attention,

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from bench.checkpoints import Shape, write_adapter
-from bench.driver import Driver
-from petiole.gpu_worker.errors import InvalidRequest
-from petiole.gpu_worker.models.weights.linear import Int8Linear
+from bench.harness.checkpoints.decoders import Shape, write_adapter
+from bench.harness.driver import Driver
+from petiole.gpu_worker.exceptions import InvalidRequest
+from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear
 from petiole.gpu_worker.runtime.cpu.native import build, forward, stack
 from petiole.gpu_worker.runtime.cpu.native.products import choice as products
 from petiole.gpu_worker.runtime.cpu.native.products.choice import RUNGS, decide, gain
@@ -28,6 +28,7 @@ from tests.gpu_worker.models.test_logits import (
     tokens,
 )
 from tests.support.families import FAMILIES
+from tests.support.processors import PROCESSORS, kernels_for
 
 SHAPE = Shape("qwen3", "bfloat16", 320, 64, 96, 3, 4, 2, 32)
 KINDS = ("qkv", "out", "gate_up", "down", "head")
@@ -137,9 +138,8 @@ def test_a_processor_with_fewer_instructions_computes_the_same(
         test_a_prompt_of_several_blocks_of_keys(dtype, checkpoint, open_runtime)
 
 
-def product(linear, x):
+def product(library, linear, x):
     """x Wt by the C kernels."""
-    library = build.load_library()
     library.petiole_linear_scratch.restype = ctypes.c_int64
     weights = Weights(library)
     packed = weights.linear(linear)
@@ -153,9 +153,10 @@ def product(linear, x):
     return y
 
 
-def test_bytes_meet_inputs_as_precise_as_the_model_is(cpu_path):
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_bytes_meet_inputs_as_precise_as_the_model_is(processor):
     """Rounded to bfloat16 where the processor multiplies it; the same bits with any number of rows."""
-    library = build.load_library()
+    library = kernels_for(processor)
     generator = torch.Generator().manual_seed(0)
     weight = torch.randint(-127, 128, (70, 600), dtype=torch.int8, generator=generator)
     scale = torch.rand(70, generator=generator).bfloat16()
@@ -164,10 +165,25 @@ def test_bytes_meet_inputs_as_precise_as_the_model_is(cpu_path):
         halves = dtype == torch.bfloat16 and library.petiole_halves()
         inputs = x.bfloat16() if halves else x
         exact = inputs.double() @ weight.double().T * scale.double()
-        all_rows = product(Int8Linear(weight.clone(), scale.to(dtype)), x)
+        all_rows = product(library, Int8Linear(weight.clone(), scale.to(dtype)), x)
         assert (all_rows - exact).abs().max() < 1e-5 * exact.abs().max()
         for rows in (1, 7, 12, 25, 49):
-            assert torch.equal(product(Int8Linear(weight.clone(), scale.to(dtype)), x[:rows]), all_rows[:rows])
+            some = product(library, Int8Linear(weight.clone(), scale.to(dtype)), x[:rows])
+            assert torch.equal(some, all_rows[:rows])
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_row_gets_the_same_bits_beside_any_others(processor, dtype):
+    library, generator = kernels_for(processor), torch.Generator().manual_seed(0)
+    weight = torch.randn(70, 600, generator=generator).to(dtype)
+    x = torch.randn(60, 600, generator=generator)
+    all_rows = product(library, DenseLinear(weight.clone()), x)
+    assert (all_rows - x @ weight.float().T).abs().max() < 2e-2 * all_rows.abs().max()
+    for rows in (1, 2, 3, 7, 12, 25, 49):
+        assert torch.equal(product(library, DenseLinear(weight.clone()), x[:rows]), all_rows[:rows]), (
+            f"{rows} rows"
+        )
 
 
 # -- the choice

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.driver import Driver
-from petiole.gpu_worker.config import EngineConfig
+from bench.harness.driver import Driver
+from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.runtime.cpu.native import build, stack
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from petiole.contract.settings.engine import BATCHING
 from petiole.gpu_worker import EngineConfig
-from petiole.gpu_worker.config import BATCHING
 from petiole.gpu_worker.runtime.cpu.platform import CpuPlatform
 from petiole.gpu_worker.runtime.cuda.executor import working_bytes
 from petiole.gpu_worker.runtime.cuda.platform import CudaPlatform
-from petiole.gpu_worker.runtime.platform import Platform
+from petiole.gpu_worker.runtime.platforms import Platform
 
 FREE = 8 * 2**30
 

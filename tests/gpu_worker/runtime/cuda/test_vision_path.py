@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+from petiole.contract.settings.engine import BATCHING
 from petiole.gpu_worker import Engine, EngineConfig, Request, Result, SamplingParams
-from petiole.gpu_worker.config import BATCHING
 from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 from petiole.gpu_worker.models.moondream.config import text_plan
-from petiole.gpu_worker.request.images import PreparedImage
+from petiole.gpu_worker.request.prepared_images import PreparedImage
 from petiole.gpu_worker.request.skills import SkillCall
 from petiole.gpu_worker.runtime.cuda import encoder
 from petiole.gpu_worker.runtime.cuda.encoder import crop_ladder

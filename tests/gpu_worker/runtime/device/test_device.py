@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.runtime.device.cpu import CpuDevice
 from petiole.gpu_worker.runtime.device.cuda import CudaDevice
-from petiole.gpu_worker.runtime.device.interface import DeviceError, packed, unpacked
+from petiole.gpu_worker.runtime.device.device import DeviceError, packed, unpacked
 from petiole.gpu_worker.runtime.device.opening import open_device
 from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer

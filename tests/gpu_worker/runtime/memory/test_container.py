@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from petiole.gpu_worker.config import EngineConfig
+from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.runtime.memory import container
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.cpu.executor import choose
 from petiole.gpu_worker.runtime.cpu.native.draw import draw as compiled_draw
-from petiole.gpu_worker.runtime.device.interface import packed, unpacked
+from petiole.gpu_worker.runtime.device.device import packed, unpacked
 from petiole.gpu_worker.runtime.interface import PENDING, PageUpdates, RowBinding, StepBatch, TokenMask
 from petiole.gpu_worker.runtime.step import rows
 from petiole.gpu_worker.runtime.step.inputs import lay_out

@@ -13,43 +13,45 @@ import pytest
 from petiole.tasks.app.application import app
 from petiole.tasks.errors import BatchError, InvalidRequest, Unavailable
 from petiole.tasks.submission.batches import batch as loop
+from petiole.tasks.submission.batches import progress
 from petiole.tasks.submission.batches.batch import Batch
-from petiole.tasks.submission.batches.exchange import Exchange, Fleet
-from petiole.tasks.submission.batches.flight import Sent
-from petiole.tasks.submission.batches.forms import Call, Line, Outcome, Requests, Work
-from petiole.tasks.submission.batches.journal import Output
+from petiole.tasks.submission.batches.client import BatchClient, Fleet
+from petiole.tasks.submission.batches.in_flight import RowInFlight
+from petiole.tasks.submission.batches.journal import OutputFiles
+from petiole.tasks.submission.batches.progress import FirstRows, Progress
+from petiole.tasks.submission.batches.row_types import OutputLine, RequestRows, RowTask, RowWork, TaskOutcome
 from petiole.tasks.submission.batches.rows.sources import Row, Source
 
 ROWS = 40
 
 
-class Prompt(Exchange):
+class Prompt(BatchClient):
     """Workers that have ended a task as soon as it is sent, and of two tasks the second one later."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.ended: dict[str, Outcome] = {}
+        self.ended: dict[str, TaskOutcome] = {}
         self.sent: list[str] = []
 
     def fleet(self) -> Fleet:
         return Fleet(8)
 
-    def send(self, rows: Iterable[Sent]) -> Iterator[tuple[Sent, Exception | None]]:
+    def send(self, rows: Iterable[RowInFlight]) -> Iterator[tuple[RowInFlight, Exception | None]]:
         for sent in rows:
             self.sent += sent.ids
             yield sent, None
 
-    def outcomes(self, task_ids: Sequence[str]) -> dict[str, Outcome]:
+    def outcomes(self, task_ids: Sequence[str]) -> dict[str, TaskOutcome]:
         found = {task_id: self.ended[task_id] for task_id in task_ids if task_id in self.ended}
-        self.ended |= {task_id: Outcome({"usage": {"prompt_tokens": 1}}) for task_id in self.sent[::2]}
+        self.ended |= {task_id: TaskOutcome({"usage": {"prompt_tokens": 1}}) for task_id in self.sent[::2]}
         if found or not self.sent[::2]:
-            self.ended |= {task_id: Outcome({"usage": {"prompt_tokens": 1}}) for task_id in self.sent}
+            self.ended |= {task_id: TaskOutcome({"usage": {"prompt_tokens": 1}}) for task_id in self.sent}
         return found
 
     def forget(self, task_ids: Sequence[str]) -> None: ...
 
 
-class Failing(Requests):
+class Failing(RequestRows):
     """`away`: by the calls of this form, counted, those that find Redis away. A row of every five is refused."""
 
     def __init__(self, away: dict[str, set[int]]) -> None:
@@ -61,27 +63,27 @@ class Failing(Requests):
         if self._count[what] in self._away.get(what, ()):
             raise Unavailable("redis://nowhere", "away")
 
-    def work(self, row: Row) -> Work:
+    def work(self, row: Row) -> RowWork:
         if row.number % 5 == 3:
             raise InvalidRequest("prompt", "must be good", "bad")
         self._asks("work")
-        return Work([Call("tasks.generate", {"prompt": "a"})] * 2, partial(self.made, row))
+        return RowWork([RowTask("tasks.generate", {"prompt": "a"})] * 2, partial(self.made, row))
 
-    def made(self, row: Row, outcomes: Sequence[Outcome]) -> Line:
+    def made(self, row: Row, outcomes: Sequence[TaskOutcome]) -> OutputLine:
         self._asks("line")
         assert len(outcomes) == 2
-        return Line(True, {"row": row.number})
+        return OutputLine(True, {"row": row.number})
 
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Batch]:
-    monkeypatch.setattr(loop, "Exchange", Prompt)
+    monkeypatch.setattr(loop, "BatchClient", Prompt)
     for pause in ("AWAY_PAUSE_S", "SHORTEST_PAUSE_S", "LONGEST_PAUSE_S"):
         monkeypatch.setattr(loop, pause, 0.0)
 
     def made(form: Failing, rows: Iterator[Row] | None = None, **given: Any) -> Batch:
         rows = rows or (Row(k, {"k": k}) for k in range(ROWS))
-        return Batch(app, Source("rows", rows), form, Output(str(tmp_path / "out.jsonl")), **given)
+        return Batch(app, Source("rows", rows), form, OutputFiles(str(tmp_path / "out.jsonl")), **given)
 
     return made
 
@@ -139,3 +141,67 @@ def test_an_output_without_all_rows_is_not_made(
     with pytest.raises(BatchError, match=f"rows has {ROWS} rows, and .*journal has {ROWS - 1} results"):
         batch.run()
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def of(prompts: Iterable[object]) -> Iterator[Row]:
+    return (Row(number, {"prompt": prompt}) for number, prompt in enumerate(prompts))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "ends"),
+    [
+        ([None] * 40, True),
+        ([None] * 10, True),
+        ([None] * 9, False),
+        ([None] * 9 + ["a"] * 31, False),
+        (["a"] + [None] * 39, False),
+        ([None] * 5 + [3] * 35, True),
+    ],
+)
+def test_the_first_ten_rows_that_fail_alike_end_it_and_leave_nothing(
+    make: Callable[..., Batch], tmp_path: Path, prompts: list[object], ends: bool
+) -> None:
+    """Whatever value each of them has."""
+
+    class Checked(RequestRows):
+        def work(self, row: Row) -> RowWork:
+            if not isinstance(prompt := row.value()["prompt"], str):
+                raise InvalidRequest("prompt", "must be text", repr(prompt))
+            return super().work(row)
+
+    batch = make(Checked(), of(prompts), first=FirstRows())
+    if not ends:
+        assert batch.run().failed == prompts.count(None)
+        return
+    alike = "the first 10 rows have failed alike: row 0: prompt: must be text, got None. Nothing was written"
+    with pytest.raises(BatchError, match=alike):
+        batch.run()
+    assert not list(tmp_path.iterdir())
+    assert make(Checked(), of(prompts)).run().failed == sum(not isinstance(prompt, str) for prompt in prompts)
+
+
+def test_an_option_of_no_task_and_a_column_of_no_row_are_refused_before_the_first_row() -> None:
+    for form, columns, field in (
+        (RequestRows(options={"max_tokes": 4}), None, "max_tokes"),
+        (RequestRows("chat", {"question": "a"}, prompt="{a}"), None, "question"),
+        (RequestRows(prompt="{a} {b}"), ["a"], "b"),
+        (RequestRows(columns={"prompt": "b"}), ["a"], "b"),
+        (RequestRows(columns={"prompts": "a"}), ["a"], "prompts"),
+        (RequestRows(), ["prompt", "b"], "b"),
+        (RequestRows(fields=["texts"]), None, "fields"),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            form.check(columns)
+        assert refused.value.field == field
+    RequestRows(options={"question": "a"}, fields=["row", "text"]).check(["task", "x"])
+    RequestRows("shop.summarize", options={"any": 1}, fields=["summary"]).check(["other"])
+    RequestRows(prompt="{a}").check(["a", "b"])
+
+
+def test_a_batch_that_ends_draws_how_far_it_is() -> None:
+    drawn: list[int] = []
+    with progress._now_and_then(lambda shown: drawn.append(shown.ended)) as show:
+        for ended in range(100):
+            show(Progress(ended=ended))
+    assert drawn[0] == 0
+    assert drawn[-1] == 99

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from petiole.tasks.errors import BatchError
-from petiole.tasks.submission.batches.journal import Entry, Journal, Output
-from petiole.tasks.submission.batches.tape import FileTape
+from petiole.tasks.submission.batches.journal import Journal, JournalEntry, OutputFiles
+from petiole.tasks.submission.batches.segments import FileStore
 
 
-def entry(row: int, good: bool = True, word: str = "") -> Entry:
-    return Entry(row, 2**63 + row, good, json.dumps({"row": row, "good": good, "word": word}).encode())
+def entry(row: int, good: bool = True, word: str = "") -> JournalEntry:
+    return JournalEntry(row, 2**63 + row, good, json.dumps({"row": row, "good": good, "word": word}).encode())
 
 
 def opened(output: Path, about: dict[str, str], name: str = "id") -> Journal:
-    return Journal(FileTape(str(output)), about, name)
+    return Journal(FileStore(str(output)), about, name)
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -43,7 +43,7 @@ def test_cut_anywhere_it_goes_on_and_every_row_is_once_in_the_output(
             if random_.random() < 0.3:
                 break
         else:
-            journal.join(Output(str(output)), in_order)
+            journal.join(OutputFiles(str(output)), in_order)
             journal.conclude()
             journal.close()
             break
@@ -72,7 +72,7 @@ def test_rows_that_failed_may_be_sent_again_and_their_last_line_counts(tmp_path:
     assert [bool(journal.digest_of(row)) for row in range(3)] == [True, True, False]
     journal.append([entry(2, good=False)])
     assert journal.failed == 1
-    journal.join(Output(str(output)), in_order=False)
+    journal.join(OutputFiles(str(output)), in_order=False)
     assert [(line["row"], line["good"]) for line in lines(output)] == [(0, True), (1, True), (2, False)]
 
 
@@ -81,7 +81,7 @@ def test_one_process_has_it_and_one_batch(tmp_path: Path) -> None:
     with pytest.raises(BatchError, match="another process"):
         opened(tmp_path / "out.jsonl", {"task": "generate"})
     journal.close()
-    with pytest.raises(BatchError, match='task was "generate" and is "chat"'):
+    with pytest.raises(BatchError, match="journal is of another batch: task was another"):
         opened(tmp_path / "out.jsonl", {"task": "chat"})
     (tmp_path / "other.jsonl").write_text("mine")
     with pytest.raises(BatchError, match="exists"):

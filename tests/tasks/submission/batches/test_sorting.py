@@ -13,11 +13,11 @@ from typing import IO, Any
 import pytest
 
 from petiole.tasks.errors import BatchError, InvalidRequest
-from petiole.tasks.submission.batches import forms
-from petiole.tasks.submission.batches.definitions import batch
+from petiole.tasks.submission.batches import row_types
+from petiole.tasks.submission.batches.api import batch
 from petiole.tasks.submission.batches.durable.runner import form_of
 from petiole.tasks.submission.batches.durable.submitting import spec_of
-from petiole.tasks.submission.batches.forms import Requests
+from petiole.tasks.submission.batches.row_types import RequestRows
 from petiole.tasks.submission.batches.rows import sorting
 from petiole.tasks.submission.batches.rows.sorting import Sort
 from petiole.tasks.submission.batches.rows.sources import Row
@@ -36,7 +36,7 @@ def rows_of(seed: int, count: int) -> list[Row]:
 
 
 def sorted_by(rows: list[Row], sort: Sort) -> Iterator[Row]:
-    return sorting.in_order(rows, sort, Requests().beginning, lambda: False)
+    return sorting.in_order(rows, sort, RequestRows().beginning, lambda: False)
 
 
 @pytest.mark.parametrize("run_bytes", [1, 600, 2000, 2**20])
@@ -49,7 +49,7 @@ def test_whatever_fits_into_memory_the_order_is_the_same(
     found = list(sorted_by(rows, sort))
     assert sorted(one.number for one in found) == list(range(150))
     assert all(rows[one.number] == one for one in found)
-    keys = [(Requests().beginning(one), one.number) for one in found]
+    keys = [(RequestRows().beginning(one), one.number) for one in found]
     assert keys == sorted(keys, key=lambda key: key if sort == "prefix" else (-len(key[0]), key[1]))
 
 
@@ -67,7 +67,7 @@ def test_a_row_is_written_once_a_level(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sorting, "_written", counted)
     monkeypatch.setattr(sorting, "RUN_BYTES", 1)
     monkeypatch.setattr(sorting, "MOST_RUNS", 3)
-    found = [Requests().beginning(one) for one in sorted_by(rows_of(5, 300), "prefix")]
+    found = [RequestRows().beginning(one) for one in sorted_by(rows_of(5, 300), "prefix")]
     assert found == sorted(found)
     assert 300 < written <= 300 * 6
 
@@ -93,7 +93,7 @@ def test_rows_that_share_a_cache_are_together() -> None:
 
 def test_lines_of_openai_begin_as_their_bodies_do() -> None:
     pytest.importorskip("msgspec")
-    form = forms.openai_lines()
+    form = row_types.openai_lines()
     same = {"role": "system", "content": "be brief"}
     bodies = [{"model": "m", "messages": [same, {"role": "user", "content": text}]} for text in "ab"]
     one, other = (form.beginning(row(0, custom_id="a", url="", body=body)) for body in bodies)
@@ -104,7 +104,7 @@ def test_lines_of_openai_begin_as_their_bodies_do() -> None:
 
 def test_a_stopped_batch_does_not_wait_for_its_order() -> None:
     with pytest.raises(sorting.Stopped):
-        list(sorting.in_order(rows_of(0, 3), "length", Requests().beginning, lambda: True))
+        list(sorting.in_order(rows_of(0, 3), "length", RequestRows().beginning, lambda: True))
 
 
 def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +132,6 @@ def test_a_host_of_the_version_before_does_not_know_the_form_of_a_sorted_batch(t
     spec, plain = map(spec_of, made)
     assert (spec.sort, plain.sort) == ("length", None)
     assert form_of(spec).about() == form_of(plain).about()
-    assert Requests(**plain.form)
+    assert RequestRows(**plain.form)
     with pytest.raises(TypeError, match="sort"):
-        Requests(**spec.form)
+        RequestRows(**spec.form)

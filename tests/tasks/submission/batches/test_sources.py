@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import io
+import subprocess
+import sys
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,12 @@ import pytest
 from fsspec.spec import AbstractBufferedFile  # type: ignore[import-untyped]
 
 from petiole.tasks.errors import BatchError, InvalidRequest
-from petiole.tasks.submission.batches import storage
-from petiole.tasks.submission.batches.forms import Outcome, Requests
+from petiole.tasks.submission.batches.files import storage
+from petiole.tasks.submission.batches.files.storage import StorageError
+from petiole.tasks.submission.batches.row_types import RequestRows, TaskOutcome
 from petiole.tasks.submission.batches.rows import sources
 from petiole.tasks.submission.batches.rows.sources import Row, source_of
-from petiole.tasks.submission.batches.rows.template import Template
-from petiole.tasks.submission.batches.storage import StorageError
+from petiole.tasks.submission.batches.rows.template import RowTemplate
 
 
 def values(rows: object, **options: Any) -> list[Any]:
@@ -65,20 +67,12 @@ def test_csv_rows_have_all_columns_or_a_fault(tmp_path: Path) -> None:
     assert "UTF-8" in no_text
 
 
-def test_parquet(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet.write_table(pyarrow.table({"id": [1, 2], "text": ["a", None]}), tmp_path / "in.parquet")
-    assert source_of(tmp_path / "in.parquet").total == 2
-    assert values(tmp_path / "in.parquet") == [{"id": 1, "text": "a"}, {"id": 2, "text": None}]
-
-
 def test_iterables_and_what_is_none() -> None:
     assert values([{"a": 1}, "hello"]) == [{"a": 1}, {"prompt": "hello"}]
     assert "not int" in values([3])[0]
     with pytest.raises(InvalidRequest, match="rows"):
         source_of(3)
-    with pytest.raises(InvalidRequest, match=r"format: must be one of jsonl, csv, parquet for in\.txt"):
+    with pytest.raises(InvalidRequest, match=r"format: must be one of jsonl, csv, tsv, parquet for in\.txt"):
         source_of("in.txt")
 
 
@@ -90,41 +84,41 @@ def test_a_digest_is_of_the_content() -> None:
 @pytest.mark.parametrize("text", ["{}", "{a!r}", "{a:>3}", "{", "}"])
 def test_a_prompt_with_other_braces_than_columns_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="prompt"):
-        Template(text).fill({"a": ""})
+        RowTemplate(text).fill({"a": ""})
 
 
 def test_a_prompt_takes_columns() -> None:
-    template = Template("{{{a}}} of {b}")
+    template = RowTemplate("{{{a}}} of {b}")
     assert template.fill({"a": "x{b}", "b": 2}) == "{x{b}} of 2"
     with pytest.raises(InvalidRequest, match="b: must be a column"):
         template.fill({"a": "x"})
-    with pytest.raises(InvalidRequest, match="b: must be text or a number, got None"):
+    with pytest.raises(InvalidRequest, match="b: must have a value, got None"):
         template.fill({"a": "x", "b": None})
 
 
 def test_a_line_is_json_whatever_an_id_is() -> None:
     line = (
-        Requests()
+        RequestRows()
         .work(Row(0, {"id": date(2026, 11, 26), "prompt": "a"}))
-        .line([Outcome({"text": "\ud800é", "timing": {}})])
+        .line([TaskOutcome({"text": "\ud800é", "timing": {}})])
     )
     assert line.json == '{"row": 0, "id": "2026-11-26", "text": "?é"}'.encode()
 
 
 def test_a_row_is_a_request_of_any_task_or_data_for_a_prompt() -> None:
-    form = Requests(options={"max_tokens": 3, "seed": 1})
+    form = RequestRows(options={"max_tokens": 3, "seed": 1})
     (call,) = form.work(Row(0, {"prompt": "a", "seed": 2, "id": 7})).calls
     assert call == ("tasks.generate", {"max_tokens": 3, "prompt": "a", "seed": 2})
-    (call,) = Requests().work(Row(0, {"task": "embed", "input": "a"})).calls
+    (call,) = RequestRows().work(Row(0, {"task": "embed", "input": "a"})).calls
     assert call == ("tasks.embed", {"input": "a"})
-    form = Requests("chat", prompt="Hi {x}", system="Be kind", columns={"seed": "n"})
+    form = RequestRows("chat", prompt="Hi {x}", system="Be kind", columns={"seed": "n"})
     (call,) = form.work(Row(0, {"x": "you", "n": 3, "prompt": "not an option"})).calls
     said = [{"role": "system", "content": "Be kind"}, {"role": "user", "content": "Hi you"}]
     assert call == ("tasks.chat", {"seed": 3, "messages": said})
     with pytest.raises(InvalidRequest, match="queue: is of the batch"):
-        Requests().work(Row(0, {"prompt": "a", "queue": "b"}))
+        RequestRows().work(Row(0, {"prompt": "a", "queue": "b"}))
     with pytest.raises(InvalidRequest, match="prompt: has no place in caption"):
-        Requests("caption", prompt="{x}")
+        RequestRows("caption", prompt="{x}")
 
 
 def test_a_broken_file_is_told_from_one_that_cannot_be_read_now(
@@ -186,3 +180,31 @@ def test_files_in_buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name:
     fsspec.register_implementation("bucket", Bucket, clobber=True)
     found = [dict(row.value()) for row in source_of(f"bucket://rows/{name}")]
     assert found == [{"prompt": "a"}, {"prompt": "b"}]
+
+
+INFLATED = """
+import gzip, resource, sys
+from petiole.tasks.submission.batches.rows.sources import source_of
+
+name, kind = sys.argv[1:]
+with gzip.open(name, "wb", compresslevel=1) as file:
+    file.write(b'{"prompt": "' if kind == "jsonl" else b"prompt\\n")
+    for _ in range(1024):
+        file.write(bytes(2**20))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    found = [row.fault for row in source_of(name)]
+except Exception as error:
+    found = [str(error)]
+print(found, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_a_gzip_bomb_costs_bounded_memory(tmp_path: Path, kind: str) -> None:
+    """A gigabyte of one row in five megabytes."""
+    name = tmp_path / f"in.{kind}.gz"
+    ran = subprocess.run([sys.executable, "-c", INFLATED, name, kind], capture_output=True, text=True, check=True)
+    found, grown_mib = ran.stdout.rsplit(" ", 1)
+    assert "at most 67108864" in found
+    assert int(grown_mib) < 600

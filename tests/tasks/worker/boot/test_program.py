@@ -15,8 +15,8 @@ from celery import Celery
 from celery.exceptions import WorkerShutdown
 
 from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.worker.boot.bootstep import freeze
 from petiole.tasks.worker.boot.program import Connection, figures_for_text
-from petiole.tasks.worker.boot.step import freeze
 from petiole.tasks.worker.output.outcomes import Outcome, at_hand
 from petiole.tasks.worker.pool.pool import EnginePool
 from tests.support.site import Site, eventually

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from kombu import Connection, Consumer, Queue
 from kombu.asynchronous import Hub
 
+from petiole.contract.requests.generation import ChatRequest, GenerateRequest
+from petiole.contract.requests.validation import validate
 from petiole.tasks.keys import AFFINITY_HEADER
-from petiole.tasks.requests import affinity
-from petiole.tasks.requests.schemas import ChatRequest, GenerateRequest, validate
+from petiole.tasks.messages import affinity
 from petiole.tasks.worker.broker.ledger import Ledger
 from petiole.tasks.worker.broker.transport import LEFT_PAUSE_S, Transport
 from tests.support.site import RedisServer, eventually
@@ -55,6 +56,13 @@ def test_it_is_left_to_its_home(client: redis.Redis) -> None:
     assert (take(client, other), other.left) == (["free", "another"], 1)
     assert (take(client, home), home.left) == (["second"], 0)
     assert (take(client, other), other.left) == ([], 0)
+
+
+def test_a_key_that_is_too_long_has_no_home(client: redis.Redis) -> None:
+    put(client, "a", key="x" * 255)
+    put(client, "b", key="x" * 256)
+    assert take(client, ledger()) == ["a", "b"]
+    assert len([name for name in client.scan_iter() if b"x" * 255 in name]) == 1
 
 
 def test_other_priorities_of_a_queue_have_the_same_home_and_other_queues_have_not(client: redis.Redis) -> None:

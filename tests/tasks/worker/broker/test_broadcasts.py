@@ -56,8 +56,8 @@ def message(body: Any, headers: Any = None, routing_key: str = "") -> Received:
     )
 
 
-def reason(answer: gate.Refused | None) -> str:
-    assert isinstance(answer, gate.Refused)
+def reason(answer: gate.RefusedMessage | None) -> str:
+    assert isinstance(answer, gate.RefusedMessage)
     answer.reason.encode()
     return answer.reason
 
@@ -162,7 +162,7 @@ def test_what_celery_itself_sends_passes(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_nothing_makes_the_gate_for_commands_fail(body: dict[str, Any], clock: Any) -> None:
     given = message(b"{}", {"clock": clock})
     given._decoded_cache = {**COMMAND, **copy.deepcopy(body)}
-    assert isinstance(broadcasts.control(given), gate.Refused | None)
+    assert isinstance(broadcasts.control(given), gate.RefusedMessage | None)
 
 
 # ---------------------------------------------------------------- events
@@ -202,7 +202,7 @@ def test_events_of_tasks_are_not_read() -> None:
 def test_nothing_makes_the_gate_for_events_fail(body: dict[str, Any]) -> None:
     given = message(b"{}", routing_key="worker.elect")
     given._decoded_cache = {**EVENT, **copy.deepcopy(body)}
-    assert isinstance(broadcasts.event(given), gate.Refused | None)
+    assert isinstance(broadcasts.event(given), gate.RefusedMessage | None)
 
 
 # ---------------------------------------------------------------- replies

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from petiole.tasks.worker.broker import damage
+from petiole.tasks.worker.broker import corruption
 
 
 def test_the_keys_that_were_named_are_remembered_up_to_a_limit(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(damage, "_reported_at", {})
-    n_keys = damage._REMEMBERED + 100
+    monkeypatch.setattr(corruption, "_reported_at", {})
+    n_keys = corruption._REMEMBERED + 100
     for key in range(n_keys):
-        damage.report(f"key{key}", "a list")
-    damage.report(f"key{n_keys - 1}", "a list")
-    assert len(damage._reported_at) == damage._REMEMBERED
-    named = [record for record in caplog.records if record.name == damage.__name__]
+        corruption.report(f"key{key}", "a list")
+    corruption.report(f"key{n_keys - 1}", "a list")
+    assert len(corruption._reported_at) == corruption._REMEMBERED
+    named = [record for record in caplog.records if record.name == corruption.__name__]
     assert len(named) == n_keys, "the last one is not named twice"

@@ -12,7 +12,7 @@ from kombu import Connection, Consumer, Queue
 
 from petiole.tasks.keys import LedgerKeys, stream_keys
 from petiole.tasks.worker import scripts
-from petiole.tasks.worker.broker import damage
+from petiole.tasks.worker.broker import corruption
 from petiole.tasks.worker.broker.ledger import Ledger, sweep
 from petiole.tasks.worker.broker.transport import Transport
 from petiole.tasks.worker.completion import claims
@@ -26,8 +26,8 @@ NAMES = LedgerKeys.under("")
 def aside(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, str]]:
     """What was put aside, and from which key."""
     items: list[tuple[bytes, str]] = []
-    monkeypatch.setattr(damage, "_reported_at", {})
-    monkeypatch.setattr(damage, "quarantine", lambda item, key, reason: items.append((item, key)))
+    monkeypatch.setattr(corruption, "_reported_at", {})
+    monkeypatch.setattr(corruption, "quarantine", lambda item, key, reason: items.append((item, key)))
     return items
 
 

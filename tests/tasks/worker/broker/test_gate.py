@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu import compression
 
+from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.messages.headers import check_submission
 from petiole.tasks.worker.broker import gate
 from petiole.tasks.worker.broker.gate import bodies
 from tests.support import hostile
@@ -34,8 +36,8 @@ def message(headers: Any, body: Any = ((), {}, {}), content_type: str = "applica
     )
 
 
-def refused(given: Any) -> gate.Refused:
-    assert isinstance(given, gate.Refused), given
+def refused(given: Any) -> gate.RefusedMessage:
+    assert isinstance(given, gate.RefusedMessage), given
     given.reason.encode()
     return given
 
@@ -57,7 +59,7 @@ def envelope(**changes: Any) -> bytes:
 
 def test_a_valid_envelope_passes_with_its_body_decoded() -> None:
     read = gate.envelope(envelope())
-    assert isinstance(read, gate.Envelope)
+    assert isinstance(read, gate.MessageArguments)
     args, kwargs, embed = json.loads(read.payload["body"])
     assert (args, kwargs["prompt"], embed) == ([], "hello", EMBED)
     assert "body_encoding" not in read.payload["properties"]
@@ -112,24 +114,24 @@ def test_garbage_is_refused(raw: bytes) -> None:
 
 def test_what_a_stock_producer_may_leave_out_may_be_missing() -> None:
     read = gate.envelope(envelope(priority=None, reply_to=None, delivery_info=None, correlation_id=None))
-    assert isinstance(read, gate.Envelope)
+    assert isinstance(read, gate.MessageArguments)
 
 
 def test_a_priority_as_text_is_one_as_for_kombu() -> None:
     read = gate.envelope(envelope(priority="3"))
-    assert isinstance(read, gate.Envelope)
+    assert isinstance(read, gate.MessageArguments)
     assert read.payload["properties"]["priority"] == 3
 
 
 def test_a_consumer_tag_in_the_message_is_not_kombus() -> None:
     read = gate.envelope(envelope(delivery_info={"routing_key": "petiole", "consumer_tag": [1]}))
-    assert isinstance(read, gate.Envelope)
+    assert isinstance(read, gate.MessageArguments)
     assert read.payload["properties"]["delivery_info"] == {"routing_key": "petiole"}
 
 
 @given(st.binary(max_size=50) | json_values.map(lambda value: json.dumps(value).encode()))
 def test_the_gate_itself_never_fails(raw: bytes) -> None:
-    assert isinstance(gate.envelope(raw), gate.Refused)
+    assert isinstance(gate.envelope(raw), gate.RefusedMessage)
 
 
 # ---------------------------------------------------------------- what Celery reads
@@ -200,6 +202,11 @@ def test_the_older_protocol_is_taken() -> None:
         ({**GOOD, "id": "\ud800"}, [[], {}, {}], "headers.id must be text of 1 to 255 bytes"),
         ({**GOOD, "id": "ä" * 128}, [[], {}, {}], "headers.id must be text of 1 to 255 bytes"),
         ({**GOOD, "id": "x" * 10_000}, [[], {}, {}], "(10000 in all)"),
+        ({**GOOD, "mine": [{"\ud800": 1}]}, [[], {}, {}], "headers must have only text that UTF-8 can encode"),
+        ({**GOOD, "\ud800": 1}, [[], {}, {}], "headers must have only text that UTF-8 can encode"),
+        ({**GOOD, "mine": "x" * 262_144}, [[], {}, {}], "headers must have at most 262144 characters"),
+        (GOOD, [[], {}, {"mine": "\ud800"}], "body.embed must have only text"),
+        (GOOD, [[], {}, {"chain": [{"task": "t", "options": {"queue": "\ud800"}}]}], "body.embed.chain.options"),
         ({}, [[], {}, {}], "must name a task"),
         ({}, {"task": "t", "id": 5}, "body.id"),
         ({"id": 5}, {"task": "t", "id": "x"}, "headers.id"),
@@ -231,6 +238,29 @@ def test_a_header_that_would_replace_an_attribute_of_celerys_request_is_left_out
     assert taken(gate.task(message({**GOOD, name: 5, "mine": 1}))).headers == {**GOOD, "mine": 1}
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("tenant", value) for value in ("", 5, ["acme"], "x" * 256, "\ud800")),
+        *(
+            ("petiole-held", value)
+            for value in (5, ["key"], ["key", 1, 2, 10**400], ["key", 1, 2, True], ["\ud800", 1, 2, 3])
+        ),
+        *(("petiole-sent", value) for value in ("now", float("nan"), -1, 10**400)),
+        ("petiole-affinity", "x" * 256),
+    ],
+)
+def test_a_wrong_header_of_petioles_own_is_left_out_and_refused_to_a_producer(name: str, value: Any) -> None:
+    assert taken(gate.task(message({**GOOD, name: value}))).headers == GOOD
+    with pytest.raises(InvalidRequest, match=f"headers.{name}"):
+        check_submission({"headers": {name: value}}, ["json"])
+
+
+def test_text_in_arguments_is_the_tasks_own_affair() -> None:
+    body = [["\ud800"], {"\ud800": "\ud800"}, {"chain": [{"task": "t", "kwargs": {"a": "\ud800"}}]}]
+    assert taken(gate.task(message({**GOOD, "argsrepr": "\ud800"}, body))).body == body
+
+
 def test_what_canvases_send_is_taken() -> None:
     app = Celery(set_as_current=False)
 
@@ -257,7 +287,7 @@ def test_what_canvases_send_is_taken() -> None:
     body=json_values | st.binary(max_size=10),
 )
 def test_nothing_makes_the_gate_for_tasks_fail(headers: dict[str, Any], body: Any) -> None:
-    assert isinstance(gate.task(message(headers, body)), gate.Task | gate.Refused)
+    assert isinstance(gate.task(message(headers, body)), gate.Task | gate.RefusedMessage)
 
 
 # ---------------------------------------------------------------- compression
@@ -313,7 +343,7 @@ def test_json_that_would_fill_the_memory_is_refused_before_it_is_parsed(monkeypa
     monkeypatch.setattr(bodies, "MOST_VALUES", 100)
     monkeypatch.setattr(bodies.json, "loads", lambda text: pytest.fail("it is parsed"))
     refused = gate.envelope(b"[" + b"[]," * 100 + b"[]]")
-    assert isinstance(refused, gate.Refused)
+    assert isinstance(refused, gate.RefusedMessage)
     assert "at most 100 lists, objects and commas, got 202" in refused.reason
 
 
@@ -321,5 +351,5 @@ def test_a_body_that_would_fill_the_memory_is_refused(monkeypatch: pytest.Monkey
     given = message({"task": "tasks.generate", "id": "a"}, [[], {"prompt": [1] * 100}, {}])
     monkeypatch.setattr(bodies, "MOST_VALUES", 100)
     refused = gate.task(given)
-    assert isinstance(refused, gate.Refused)
+    assert isinstance(refused, gate.RefusedMessage)
     assert "body must have at most 100 lists, objects and commas" in refused.reason

@@ -15,7 +15,7 @@ from celery import Celery
 from celery.exceptions import BackendStoreError
 
 from petiole.tasks.keys import LedgerKeys, stream_keys
-from petiole.tasks.worker.broker import damage
+from petiole.tasks.worker.broker import corruption
 from petiole.tasks.worker.broker import quarantine as module
 from petiole.tasks.worker.broker.ledger import Ledger, sweep
 from petiole.tasks.worker.broker.quarantine import Quarantine, put_aside
@@ -154,7 +154,7 @@ def test_a_sweep_does_not_wait_for_the_quarantine(
     aside: Aside, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sweep is on the thread that renews the leases."""
-    monkeypatch.setattr(damage, "quarantine", put_aside)
+    monkeypatch.setattr(corruption, "quarantine", put_aside)
     aside.backend.open.clear()
     aside.start()
     dead = Ledger(prefix="", visibility_timeout_s=60)

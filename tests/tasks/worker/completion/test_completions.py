@@ -17,10 +17,10 @@ from petiole.tasks.worker.completion import claims
 from petiole.tasks.worker.completion import threads as completions
 from petiole.tasks.worker.completion.backend import BACKENDS
 from petiole.tasks.worker.completion.completion import FEW_LOGPROBS, Completion
-from petiole.tasks.worker.completion.reports import Completed, Hopeless, NotStored, Report
+from petiole.tasks.worker.completion.reports import Completed, NeverStored, NotStored, Report
 from petiole.tasks.worker.completion.threads import THREADS, Completions, store_together
 from petiole.tasks.worker.delivery.messages import Messages
-from petiole.tasks.worker.once import Once, Refusal
+from petiole.tasks.worker.idempotency import IdempotentCompletion, ServerUnavailable
 from petiole.tasks.worker.output.outcomes import Outcome, Success, ended
 from tests.support.jobs import RESULT, SUCCESS, delivery_of, nothing
 from tests.support.site import RedisServer
@@ -159,7 +159,7 @@ def test_what_the_backend_refuses_together_is_stored_together_later(
 def test_after_a_refusal_a_try_stores_no_failure_in_place_of_the_success(
     app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend, sent, once = app.backend, [], Once("a")
+    backend, sent, once = app.backend, [], IdempotentCompletion("a")
 
     def refuse(*_: object, **__: object) -> None:
         sent.append(1)
@@ -167,10 +167,10 @@ def test_after_a_refusal_a_try_stores_no_failure_in_place_of_the_success(
 
     monkeypatch.setattr(redis.client.Pipeline, "execute", refuse)
     with once.trying():
-        with pytest.raises(Refusal, match="away"):
+        with pytest.raises(ServerUnavailable, match="away"):
             backend.mark_as_done("a", RESULT, Context(id="a"))
         monkeypatch.undo()  # it answers again
-        with pytest.raises(Refusal, match="away"):
+        with pytest.raises(ServerUnavailable, match="away"):
             backend.mark_as_failure("a", ValueError("not stored"), request=Context(id="a"))
     assert sent == [1], "it is not tried again by sleeping"
     assert backend.get_task_meta("a", cache=False)["status"] == states.PENDING
@@ -304,7 +304,7 @@ def test_a_refused_success_is_tried_again(app: Celery) -> None:
     def target(*_: object) -> tuple[bool, object, float]:
         states_met.append(app.AsyncResult("a").state)
         if len(states_met) == 1:
-            raise Refusal(redis.ConnectionError("away"))
+            raise ServerUnavailable(redis.ConnectionError("away"))
         app.backend.mark_as_done("a", RESULT)
         return False, RESULT, 0.0
 
@@ -332,4 +332,4 @@ def test_what_cannot_even_fail_is_hopeless(app: Celery, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(claims, "fail", broken)
     (report,) = reports_of(app, SUCCESS, target=broken)
-    assert isinstance(report, Hopeless)
+    assert isinstance(report, NeverStored)

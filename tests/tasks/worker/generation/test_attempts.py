@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from petiole.tasks import errors
-from petiole.tasks.record.codec import Written
-from petiole.tasks.submission.taking import take_result
-from petiole.tasks.worker.generation.attempts import Begun
-from petiole.tasks.worker.generation.requests import engine_request, seed_of
+from petiole.tasks.record.codec import LoggedOutput
+from petiole.tasks.submission.task_body import take_result
+from petiole.tasks.worker.generation.attempts import BeginReply
+from petiole.tasks.worker.generation.engine_requests import engine_request, seed_of
 from petiole.tasks.worker.output.outcomes import Outcome, at_hand, recorded, within
 
 DELTAS = [
@@ -22,9 +22,9 @@ DELTAS = [
 ]
 
 
-def begun(**changes: Any) -> Begun:
+def begun(**changes: Any) -> BeginReply:
     reply = {"attempt": 2, "deaths": 0, "cancel": b"", "model": b"m", "adapter": b"", "done": b"", "log": []}
-    return Begun.parse(list({**reply, **changes}.values()))
+    return BeginReply.parse(list({**reply, **changes}.values()))
 
 
 @pytest.mark.parametrize(
@@ -105,13 +105,13 @@ def test_a_recorded_result_is_the_result() -> None:
     }
     record = json.loads(json.dumps(Outcome(result, None, "stop", "eos").record))
     assert not {"text", "token_ids"} & set(record)
-    assert recorded(record, Written.of(DELTAS)).result == result
-    assert isinstance(recorded(record, Written.of([*DELTAS, b"garbage"])).error, errors.GenerationFailed)
+    assert recorded(record, LoggedOutput.of(DELTAS)).result == result
+    assert isinstance(recorded(record, LoggedOutput.of([*DELTAS, b"garbage"])).error, errors.GenerationFailed)
 
 
 def test_a_recorded_failure_is_the_failure() -> None:
     error = errors.InvalidRequest("prompt", "must not be empty", "''")
-    outcome = recorded(json.loads(json.dumps(Outcome(error=error).record)), Written())
+    outcome = recorded(json.loads(json.dumps(Outcome(error=error).record)), LoggedOutput())
     assert isinstance(outcome.error, errors.InvalidRequest)
     assert outcome.error.args == error.args
 
@@ -135,7 +135,7 @@ def test_a_result_fails_exactly_if_its_json_is_larger_than_the_limit(
     else:
         assert isinstance(outcome.error, errors.ResultTooLarge)
         assert (outcome.error.size, outcome.error.limit) == (size, limit)
-        again = recorded(json.loads(json.dumps(outcome.record)), Written())
+        again = recorded(json.loads(json.dumps(outcome.record)), LoggedOutput())
         assert str(again.error) == str(outcome.error)
 
 
@@ -149,7 +149,7 @@ def test_the_body_of_a_task_finds_its_own_outcome_and_no_other() -> None:
 
 
 def test_a_request_is_the_same_on_every_worker() -> None:
-    from petiole.tasks.requests.schemas import GenerateRequest
+    from petiole.contract.requests.generation import GenerateRequest
 
     asked = GenerateRequest(prompt="hello", choice=["a", "b"], salt="tenant")
     one, other = (engine_request("task", asked, priority=3) for _ in range(2))

@@ -7,7 +7,7 @@ import redis
 
 from petiole.gpu_worker.request import Delta
 from petiole.tasks.errors import ModelChanged
-from petiole.tasks.servers.masters import caused_by_call
+from petiole.tasks.servers.failover import caused_by_call
 from petiole.tasks.worker.broker.quarantine import end_stream
 from petiole.tasks.worker.output.publisher import Publisher
 from tests.support.publishing import END, KEYS, TASK, attempt, begin, log

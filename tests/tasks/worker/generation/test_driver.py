@@ -8,7 +8,7 @@ import redis
 from petiole.gpu_worker.request import Request, SamplingParams
 from petiole.tasks.worker.generation.driver import JobDriver
 from petiole.tasks.worker.generation.job import State
-from petiole.tasks.worker.generation.limits import TimeLimits
+from petiole.tasks.worker.generation.time_limits import TimeLimits
 from petiole.tasks.worker.output.outcomes import ended
 from petiole.tasks.worker.output.publisher import Publisher
 from tests.support.jobs import Delivered, services, turn

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from petiole.gpu_worker.errors import InvalidRequest
+from petiole.gpu_worker.exceptions import InvalidRequest
 from petiole.tasks.settings import Settings
 from petiole.tasks.worker.generation import engines
 

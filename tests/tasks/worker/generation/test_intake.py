@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from petiole.tasks.worker.generation.attempts import Begun
+from petiole.tasks.worker.generation.attempts import BeginReply
 from petiole.tasks.worker.generation.driver import JobDriver
 from petiole.tasks.worker.generation.intake import Intake
 from petiole.tasks.worker.output.publisher import Publisher
@@ -21,7 +21,7 @@ class Recorder(JobDriver):
 
     outcome: object = None
 
-    def begin(self, begun: Begun, *_: Any, **__: Any) -> None:
+    def begin(self, begun: BeginReply, *_: Any, **__: Any) -> None:
         self.outcome = begun
 
     def fail(self, error: Exception) -> None:
@@ -42,7 +42,7 @@ def jobs_of(intake: Intake, *task_ids: str) -> list[Recorder]:
 def test_a_task_whose_keys_cannot_be_named_fails_alone(intake: Intake) -> None:
     jobs = jobs_of(intake, "a", "\ud800", "b")
     intake._take([*jobs])
-    assert [type(job.outcome) for job in jobs] == [Begun, UnicodeEncodeError, Begun]
+    assert [type(job.outcome) for job in jobs] == [BeginReply, UnicodeEncodeError, BeginReply]
 
 
 def test_a_call_that_redis_refuses_for_one_task_fails_that_one(
@@ -58,7 +58,7 @@ def test_a_call_that_redis_refuses_for_one_task_fails_that_one(
     monkeypatch.setattr(intake, "_begin", refusing)
     jobs = jobs_of(intake, "bad", "a", "b")
     intake._take([*jobs])
-    assert [type(job.outcome) for job in jobs] == [redis.ResponseError, Begun, Begun]
+    assert [type(job.outcome) for job in jobs] == [redis.ResponseError, BeginReply, BeginReply]
 
 
 def test_an_error_of_the_intake_itself_fails_the_tasks_at_hand_and_not_the_worker(

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from petiole.gpu_worker.request import Request
-from petiole.tasks.worker.completion.reports import Completed, Hopeless, NotStored, OtherDelivery
+from petiole.tasks.worker.completion.reports import Completed, NeverStored, NotStored, OtherDelivery
 from petiole.tasks.worker.generation.effects import (
     Accept,
+    Action,
     Complete,
     Count,
-    Do,
     Effects,
     GiveUp,
     Park,
@@ -21,7 +21,7 @@ from petiole.tasks.worker.generation.effects import (
     WriteEnd,
 )
 from petiole.tasks.worker.generation.job import PARKED_FOR_S, Job, JobError, State
-from petiole.tasks.worker.generation.limits import TimeLimits
+from petiole.tasks.worker.generation.time_limits import TimeLimits
 from petiole.tasks.worker.output.outcomes import Outcome, ended
 from tests.support.jobs import LARGE, SUCCESS
 
@@ -71,7 +71,7 @@ def test_a_generation_goes_all_the_way() -> None:
     job = Job("task", taken_at=10.0)
     assert job.begun(REQUEST, NO_LIMITS, None) == [Submit(REQUEST)]
     assert job.admitted(12.0, None) == [Accept(12.0)]
-    assert job.accepted() == [Do.STORE_STARTED]
+    assert job.accepted() == [Action.STORE_STARTED]
     assert job.started_stored() == []
     assert job.generated(SUCCESS, LARGE) == [WriteEnd(SUCCESS)]
     assert job.written() == [Count(SUCCESS), Complete(replay=False)]
@@ -79,7 +79,9 @@ def test_a_generation_goes_all_the_way() -> None:
     assert job.over
 
 
-STOPPED: dict[State, Effects] = {state: [Do.FLAG] for state in State} | {State.GENERATING: [Do.FLAG, Do.CANCEL]}
+STOPPED: dict[State, Effects] = {state: [Action.FLAG] for state in State} | {
+    State.GENERATING: [Action.FLAG, Action.CANCEL]
+}
 
 
 @pytest.mark.parametrize("state", State)
@@ -92,7 +94,7 @@ def test_a_stop_in_any_state_sets_the_flag_and_cancels_what_generates(state: Sta
 
 
 def test_who_expires_needs_no_flag() -> None:
-    assert job_in(State.GENERATING).stop("expired") == [Do.CANCEL]
+    assert job_in(State.GENERATING).stop("expired") == [Action.CANCEL]
 
 
 def test_a_generation_that_ends_after_a_stop_is_revoked_however_it_ended() -> None:
@@ -110,7 +112,7 @@ def test_a_stop_after_the_end_changes_nothing() -> None:
 @pytest.mark.parametrize("flagged", [True, False])
 def test_a_flag_revokes_and_the_lack_of_readers_only_cancels(flagged: bool) -> None:
     job = job_in(State.GENERATING)
-    assert job.cancel_asked(flagged=flagged) == [Do.CANCEL]
+    assert job.cancel_asked(flagged=flagged) == [Action.CANCEL]
     cancelled = Outcome({"text": "", "token_ids": []}, finish_reason="cancelled")
     assert job.generated(cancelled, LARGE) == [WriteEnd(ended("revoked") if flagged else cancelled)]
 
@@ -123,14 +125,14 @@ def test_a_task_that_was_stopped_before_its_attempt_is_not_generated() -> None:
 
 def test_a_task_that_expired_while_it_waited_in_the_engine_is_not_accepted() -> None:
     job = job_in(State.GENERATING)
-    assert job.admitted(12.0, "expired") == [Do.CANCEL]
+    assert job.admitted(12.0, "expired") == [Action.CANCEL]
     assert job.accepted() == []
 
 
 HANDED_BACK: dict[State, tuple[Effects, State]] = {
     **{state: ([], state) for state in State},
     State.QUEUED: ([], State.HANDED_BACK),
-    State.GENERATING: ([Do.HAND_BACK], State.GENERATING),
+    State.GENERATING: ([Action.HAND_BACK], State.GENERATING),
     State.PARKED: ([], State.HANDED_BACK),
 }
 
@@ -143,14 +145,14 @@ def test_a_shutdown_in_any_state(state: State) -> None:
 
 def test_what_the_engine_hands_back_is_released_before_it_is_over() -> None:
     job = job_in(State.GENERATING)
-    assert (job.handed_back(), job.over) == ([Do.RELEASE], False)
+    assert (job.handed_back(), job.over) == ([Action.RELEASE], False)
     assert (job.released(), job.over) == ([], True)
 
 
 def test_an_attempt_that_begins_after_the_handback_is_released() -> None:
     job = job_in(State.QUEUED)
     job.hand_back()
-    assert job.begun(REQUEST, NO_LIMITS, None) == [Do.RELEASE]
+    assert job.begun(REQUEST, NO_LIMITS, None) == [Action.RELEASE]
     assert not job.over
     job.released()
     assert job.over
@@ -164,15 +166,19 @@ def test_a_task_whose_engine_failed_is_not_released_so_that_a_death_is_counted()
 @pytest.mark.parametrize("state", [State.GENERATING, State.RELEASING, State.ENDED])
 def test_who_has_lost_the_task_to_a_newer_attempt_completes_nothing(state: State) -> None:
     job = job_in(state)
-    cancel: Effects = [Do.CANCEL] if state is State.GENERATING else []
-    assert job.stale() == [*cancel, Do.STAND_BY]
+    cancel: Effects = [Action.CANCEL] if state is State.GENERATING else []
+    assert job.stale() == [*cancel, Action.STAND_BY]
     assert job.written() == job.generated(SUCCESS, LARGE) == job.released() == []
     assert job.over
 
 
 @pytest.mark.parametrize(
     ("report", "effects"),
-    [(OtherDelivery.COMPLETED, [Do.LEAVE]), (OtherDelivery.SILENT, [Do.REQUEUE]), (OtherDelivery.ANSWERED, [])],
+    [
+        (OtherDelivery.COMPLETED, [Action.LEAVE]),
+        (OtherDelivery.SILENT, [Action.REQUEUE]),
+        (OtherDelivery.ANSWERED, []),
+    ],
 )
 def test_who_stands_by_answers_once(report: Any, effects: Effects) -> None:
     job = job_in(State.STANDING_BY)
@@ -182,7 +188,7 @@ def test_who_stands_by_answers_once(report: Any, effects: Effects) -> None:
 
 def test_who_finds_the_completion_claimed_stands_by() -> None:
     job = job_in(State.COMPLETING)
-    assert (job.reported(OtherDelivery.CLAIMED, 20.0), job.state) == ([Do.STAND_BY], State.STANDING_BY)
+    assert (job.reported(OtherDelivery.CLAIMED, 20.0), job.state) == ([Action.STAND_BY], State.STANDING_BY)
 
 
 @pytest.mark.parametrize("state", [State.QUEUED, State.GENERATING, State.RELEASING, State.ENDED])
@@ -199,7 +205,7 @@ def test_a_refused_outcome_is_tried_again_and_says_so_once() -> None:
     job = job_in(State.COMPLETING)
     assert job.reported(NotStored(AWAY), 20.0) == [Park(AWAY)]
     assert job.parked
-    assert job.again() == [Do.GO_ON]
+    assert job.again() == [Action.GO_ON]
     assert job.reported(NotStored(AWAY), 21.0) == [Park()]
 
 
@@ -221,7 +227,7 @@ def test_a_refused_outcome_goes_back_at_a_shutdown() -> None:
 
 
 def test_what_cannot_even_fail_is_given_up() -> None:
-    assert job_in(State.COMPLETING).reported(Hopeless(AWAY), 20.0) == [GiveUp(AWAY)]
+    assert job_in(State.COMPLETING).reported(NeverStored(AWAY), 20.0) == [GiveUp(AWAY)]
 
 
 @pytest.mark.parametrize("state", State)

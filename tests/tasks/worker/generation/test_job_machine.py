@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from petiole.gpu_worker.request import Request
-from petiole.tasks.worker.completion.reports import Completed, Hopeless, NotStored, OtherDelivery, Report
+from petiole.tasks.worker.completion.reports import Completed, NeverStored, NotStored, OtherDelivery, Report
 from petiole.tasks.worker.generation import effects
-from petiole.tasks.worker.generation.effects import Do, Effect, Effects
+from petiole.tasks.worker.generation.effects import Action, Effect, Effects
 from petiole.tasks.worker.generation.job import Job, State
-from petiole.tasks.worker.generation.limits import TimeLimits
+from petiole.tasks.worker.generation.time_limits import TimeLimits
 from petiole.tasks.worker.output.outcomes import Ending, Outcome, ended
 from tests.support.jobs import LARGE, SUCCESS
 
@@ -32,7 +32,7 @@ REPORTS = st.sampled_from(
         OtherDelivery.CLAIMED,
         OtherDelivery.COMPLETED,
         OtherDelivery.ANSWERED,
-        Hopeless(ValueError()),
+        NeverStored(ValueError()),
     ]
     + [NotStored(ConnectionError())] * 4
 )
@@ -66,9 +66,9 @@ class JobMachine(RuleBasedStateMachine):
             case effects.Submit():
                 assert self.stop_first is None
                 self.owing |= {"engine", "admission", "publisher"}
-            case Do.CANCEL | Do.HAND_BACK:
+            case Action.CANCEL | Action.HAND_BACK:
                 assert "engine" in self.owing, "J2: only what generates is ended"
-            case Do.RELEASE:
+            case Action.RELEASE:
                 self.owing.add("publisher")
             case effects.WriteEnd(outcome):
                 assert self.to_write is None, "J1"
@@ -76,20 +76,20 @@ class JobMachine(RuleBasedStateMachine):
                 self.owing.add("publisher")
             case effects.Accept():
                 self.owing.add("acceptance")
-            case Do.STORE_STARTED:
+            case Action.STORE_STARTED:
                 self.owing.add("started")
             case effects.Complete(replay):
                 assert not self.owing & {"step", "started"}, "J4"
                 assert self.in_log is not None or self.recorded or replay, "J3"
                 self.owing.add("step")
-            case Do.GO_ON:
+            case Action.GO_ON:
                 assert not self.owing & {"step", "started"}, "J4"
                 self.owing.add("step")
             case effects.Park():
                 self.owing.add("timer")
-            case Do.STAND_BY:
+            case Action.STAND_BY:
                 self.owing.add("watch")
-            case effects.Settle() | Do.LEAVE | Do.REQUEUE:
+            case effects.Settle() | Action.LEAVE | Action.REQUEUE:
                 self.answers += 1
 
     # ------------------------------------------------------------ intake

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from petiole.gpu_worker.errors import InvalidRequest as InvalidEngine
+from petiole.gpu_worker.exceptions import InvalidRequest as InvalidEngine
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.settings import Settings, settings
 from petiole.tasks.submission.definitions import generate

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from petiole.contract.requests.generation import ChatRequest
+from petiole.contract.requests.validation import validate
 from petiole.gpu_worker.request import Request
-from petiole.tasks.requests.schemas import ChatRequest, validate
+from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.templates.formats import FAMILIES
 from petiole.tasks.worker.generation.presentation import Presentation
 
@@ -42,3 +44,74 @@ def test_a_budget_is_a_constraint_where_the_family_thinks() -> None:
     assert constraint("llama", max_reasoning_tokens=5) is None
     assert constraint("llama", max_reasoning_tokens=5, regex="a+") == ("regex", "a+")
     assert "budget" not in constraint("hermes", regex="a+")[1]
+
+
+def asked(name: str, tool: dict[str, Any], **options: Any) -> Any:
+    return constraint(name, tools=[{"type": "function", "function": tool}], **options)
+
+
+def parameters(key: str) -> dict[str, Any]:
+    return {"type": "object", "properties": {key: {"type": "integer"}}}
+
+
+OPENAIS = ["a", "9-lives", "-", "_" * 64, "Get-weather_2"]
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - {"think"}))
+def test_every_format_carries_the_names_that_openai_admits(name: str) -> None:
+    for one in OPENAIS:
+        asked(name, {"name": one, "parameters": parameters("File Path")})
+        asked(name, {"name": one, "parameters": parameters("größe")})
+
+
+@pytest.mark.parametrize(
+    ("name", "tool", "message"),
+    [
+        ("glm4", {"name": "a b"}, r"tools\[0\]\.function\.name: must not have ' ': .*glm4, got 'a b'"),
+        ("llama", {"name": 'a"b'}, "function.name: must not have '\"'"),
+        ("gemma4", {"name": "a{b"}, r"function.name: must not have '\{'"),
+        ("hermes", {"name": "a" * 257}, "must have 1 to 256 characters"),
+        ("glm-xml", {"name": " a"}, "no space at its ends"),
+        ("qwen-xml", {"name": "a", "parameters": parameters("a>b")}, "parameters.properties: must not have '>'"),
+        ("glm-xml", {"name": "a", "parameters": parameters("<")}, "parameters.properties: must not have '<'"),
+        ("gemma3", {"name": "a", "parameters": parameters("a=b")}, "parameters.properties: must not have '='"),
+        ("gemma4", {"name": "a", "parameters": {"properties": {"v": parameters("a:b")}}}, "must not have ':'"),
+    ],
+)
+def test_a_name_that_the_format_cannot_carry_is_refused(name: str, tool: dict[str, Any], message: str) -> None:
+    for strict in (False, True):
+        with pytest.raises(InvalidRequest, match=message):
+            asked(name, {**tool, "strict": strict})
+    asked(name, tool, tool_choice="none")
+    asked("hermes", {**tool, "name": "a"})
+
+
+QWEN_25 = "<|im_start|>{{ messages }}<tool_call>{{ tools }}"
+
+
+@pytest.mark.parametrize(
+    ("described", "thinks"),
+    [
+        ({"chat_template": QWEN_25}, False),
+        ({"chat_template": QWEN_25 + "{{ content.split('</think>') }}"}, True),
+        ({"chat_template": QWEN_25, "reasoning": True}, True),
+        ({"chat_template": "[TOOL_CALLS][ARGS]"}, False),
+        ({"chat_template": "[TOOL_CALLS][ARGS][THINK]"}, True),
+    ],
+)
+def test_an_enforced_call_has_a_thought_only_where_the_template_knows_one(
+    described: dict[str, Any], thinks: bool
+) -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    given = {"messages": SAID, "tools": [tool], "tool_choice": "required"}
+    own = Presentation.of(described)
+    kind, value = own.constraint(validate(ChatRequest, given)) or ("", {})
+    assert (kind, value["thought"] is not None) == ("calls", thinks)
+    asked_for = own.constraint(validate(ChatRequest, given | {"max_reasoning_tokens": 5})) or ("", {})
+    assert asked_for[1]["thought"] is not None, "a budget asks for it"
+
+
+def test_a_strict_tool_forbids_calls_without_marks() -> None:
+    assert asked("hermes", {"name": "f", "strict": True})[1]["whole"]
+    assert not asked("hermes", {"name": "f"}, parallel_tool_calls=False)[1]["whole"]
+    assert not asked("llama", {"name": "f"}, parallel_tool_calls=False)[1]["whole"]

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import redis
 
+from petiole.contract.requests.generation import GenerateRequest
+from petiole.contract.requests.validation import validate
 from petiole.gpu_worker import Delta, Engine, Request
-from petiole.tasks.requests.schemas import GenerateRequest, validate
-from petiole.tasks.worker.generation.requests import engine_request
+from petiole.tasks.worker.generation.engine_requests import engine_request
 from petiole.tasks.worker.output.publisher import Publisher
 from tests.support.publishing import TASK, attempt, begin
 from tests.support.toy_decoder import value_runtime

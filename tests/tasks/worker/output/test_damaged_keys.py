@@ -11,12 +11,12 @@ from celery import Celery
 
 from petiole.gpu_worker.request import Delta
 from petiole.tasks.keys import stream_keys
-from petiole.tasks.record.codec import Written
+from petiole.tasks.record.codec import LoggedOutput
 from petiole.tasks.worker import scripts
 from petiole.tasks.worker.completion import standby
 from petiole.tasks.worker.completion.reports import OtherDelivery
 from petiole.tasks.worker.delivery.messages import Messages
-from petiole.tasks.worker.generation.attempts import Begun
+from petiole.tasks.worker.generation.attempts import BeginReply
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
 from tests.support.jobs import Turned, delivery_of, nothing
 
@@ -35,11 +35,13 @@ NO_NUMBERS: list[Damage] = [
 TASKS = ["a", "b", "c"]
 
 
-def begin(client: redis.Redis) -> list[Begun | None]:
+def begin(client: redis.Redis) -> list[BeginReply | None]:
     names = [stream_keys(task) for task in TASKS]
-    keys = [key for name in names for key in (name.log, name.state, name.completion)]
+    keys = [key for name in names for key in (name.log, name.state, name.completion, name.asked)]
     facts = [0, "a-message", 0] * len(TASKS)
-    return [Begun.parse(reply) for reply in scripts.load(client, "begin")(keys, [60_000, "m", 3, "call", *facts])]
+    return [
+        BeginReply.parse(reply) for reply in scripts.load(client, "begin")(keys, [60_000, "m", 3, "call", *facts])
+    ]
 
 
 class Damaged:
@@ -68,7 +70,7 @@ def test_a_stream_that_is_damaged_is_dropped_and_the_others_are_written(
     begin(client)
     publisher = Publisher(client, ttl_s=60)
     listeners: list[Any] = [Damaged() for _ in TASKS]
-    outboxes = [Outbox(publisher, task, 1, Written(), listeners[i]) for i, task in enumerate(TASKS)]
+    outboxes = [Outbox(publisher, task, 1, LoggedOutput(), listeners[i]) for i, task in enumerate(TASKS)]
     client.delete(stream_keys("b").log)
     damage(client, "b")
     for _ in range(2):
@@ -77,13 +79,13 @@ def test_a_stream_that_is_damaged_is_dropped_and_the_others_are_written(
         publisher.flush([outbox for outbox in outboxes if not outbox.closed])
     assert [listener.heard for listener in listeners] == [False, True, False]
     for task in ("a", "c"):
-        assert Written.of(client.lrange(stream_keys(task).log, 0, -1)).token_ids == [5, 5]
+        assert LoggedOutput.of(client.lrange(stream_keys(task).log, 0, -1)).token_ids == [5, 5]
 
 
 def test_a_server_that_takes_no_writes_damages_no_stream(client: redis.Redis) -> None:
     begin(client)
     publisher, listener = Publisher(client, ttl_s=60), Damaged()
-    outbox = Outbox(publisher, "a", 1, Written(), listener)  # type: ignore[arg-type]
+    outbox = Outbox(publisher, "a", 1, LoggedOutput(), listener)  # type: ignore[arg-type]
     outbox.push(Delta(0, (5,), "x"))
     client.config_set("maxmemory", 1)
     try:
@@ -94,7 +96,7 @@ def test_a_server_that_takes_no_writes_damages_no_stream(client: redis.Redis) ->
         client.config_set("maxmemory", 0)
     assert (listener.heard, publisher.behind_s > 0) == (False, True)
     publisher.flush([outbox])
-    assert Written.of(client.lrange(stream_keys("a").log, 0, -1)).token_ids == [5]
+    assert LoggedOutput.of(client.lrange(stream_keys("a").log, 0, -1)).token_ids == [5]
 
 
 @pytest.mark.parametrize("damage", [WRONG_TYPES[1], WRONG_TYPES[2]])

@@ -13,7 +13,7 @@ import redis
 
 from petiole.gpu_worker.request import Delta
 from petiole.tasks.keys import stream_keys
-from petiole.tasks.record.codec import Written
+from petiole.tasks.record.codec import LoggedOutput
 from petiole.tasks.servers.connections import redis_url
 from petiole.tasks.worker.output.outcomes import Outcome
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
@@ -71,7 +71,7 @@ def test_what_waits_is_bounded_and_comes_once(hanging: RedisServer) -> None:
     publisher = Patient(client, ttl_s=60)
     publisher.start()
     ends = [Ends() for _ in range(STREAMS)]
-    outboxes = [Outbox(publisher, f"task-{i}", 1, Written(), listener) for i, listener in enumerate(ends)]
+    outboxes = [Outbox(publisher, f"task-{i}", 1, LoggedOutput(), listener) for i, listener in enumerate(ends)]
 
     def push(first: int) -> None:
         for token in range(first, first + TOKENS):
@@ -99,7 +99,7 @@ def test_what_waits_is_bounded_and_comes_once(hanging: RedisServer) -> None:
     assert [listener.words for listener in ends] == [["finished"]] * STREAMS
     for outbox in outboxes:
         entries = client.lrange(stream_keys(outbox.task_id).log, 0, -1)
-        log, written = list(map(json.loads, entries)), Written.of(entries)
+        log, written = list(map(json.loads, entries)), LoggedOutput.of(entries)
         assert written.token_ids == list(range(3 * TOKENS))
         assert written.text == "".join(f"{token} " for token in range(3 * TOKENS))
         assert [delta["index"] for delta in log] == sorted({delta["index"] for delta in log})

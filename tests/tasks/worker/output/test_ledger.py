@@ -11,15 +11,15 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from petiole.contract.results.outputs import Prepared
 from petiole.gpu_worker.request import Delta
-from petiole.outputs import Prepared
 from petiole.tasks.errors import WorkersLost
 from petiole.tasks.fleet import usage
 from petiole.tasks.keys import account_keys, usage_keys
 from petiole.tasks.record.ledger import SLOT_MS, SUMS, Account
 from petiole.tasks.worker.broker.quarantine import end_stream
 from petiole.tasks.worker.output.outcomes import Outcome, ended, failed
-from petiole.tasks.worker.output.publisher import Call, Publisher
+from petiole.tasks.worker.output.publisher import Publisher, ScriptCall
 from tests.support.publishing import TASK, attempt, begin
 
 ACCOUNT = Account("acme", ("key", 50, 60, 7), "m", "adapter")
@@ -106,7 +106,7 @@ def test_a_call_that_is_repeated_after_a_lost_reply_enters_nothing_twice(
     stream.finish(result(0))
     for _ in range(2):
         stream.closed = False
-        call = Call(60_000)
+        call = ScriptCall(60_000)
         stream.join(call, 0.0)
         call.send(publisher._pipe)
         publisher._pipe.receive()

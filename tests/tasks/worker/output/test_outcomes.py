@@ -12,15 +12,15 @@ import pytest
 import redis
 from celery import Celery
 
-from petiole.gpu_worker import errors as engine_errors
+from petiole.contract.results.task_result import StreamDelta
+from petiole.gpu_worker import exceptions as engine_errors
+from petiole.gpu_worker.preparation.prompts import NO_SKILLS
 from petiole.gpu_worker.request import Delta, FinishReason, Result, Timing, TokenLogprobs, Usage
-from petiole.gpu_worker.threads.subjects import NO_SKILLS
 from petiole.tasks.errors import InvalidRequest, ResultTooLarge
 from petiole.tasks.record.codec import merged, opening
-from petiole.tasks.requests.results import StreamDelta
 from petiole.tasks.worker.output.outcomes import (
+    LoggedOutput,
     Outcome,
-    Written,
     ended,
     largest,
     public,
@@ -34,13 +34,13 @@ RESULT = Result("r", "", (1, 2), FinishReason.LENGTH, None, Usage(1, 0, 2), Timi
 
 
 def of(text: str, reason: FinishReason = FinishReason.LENGTH) -> Outcome:
-    return succeeded(replace(RESULT, text=text, finish_reason=reason), 1, Written())
+    return succeeded(replace(RESULT, text=text, finish_reason=reason), 1, LoggedOutput())
 
 
 @pytest.mark.parametrize("value", [-math.inf, math.nan])
 def test_log_probabilities_are_json(value: float) -> None:
     entry = TokenLogprobs(1, value, ((2, value),))
-    whole = succeeded(replace(RESULT, logprobs=(entry, entry)), 1, Written()).result
+    whole = succeeded(replace(RESULT, logprobs=(entry, entry)), 1, LoggedOutput()).result
     assert whole is not None
     written = {"token_id": 1, "logprob": -3.4e38, "top": [[2, -3.4e38]]}
     assert json.loads(merged(opening("t", 1), 0, [Delta(0, (1,), "", None, (entry,))]))["logprobs"] == [written]
@@ -49,7 +49,7 @@ def test_log_probabilities_are_json(value: float) -> None:
 
 @pytest.mark.parametrize("ending", ["revoked", "expired"])
 def test_a_revocation_is_told_from_its_record(ending: Any) -> None:
-    assert recorded(ended(ending).record, Written()).revoked
+    assert recorded(ended(ending).record, LoggedOutput()).revoked
 
 
 @pytest.mark.parametrize("ending", ["revoked", "expired"])
@@ -65,7 +65,7 @@ def test_what_a_revoked_task_has_used_is_in_its_end(ending: Any) -> None:
 
 
 def test_a_generation_that_nobody_read_is_cancelled_but_not_revoked() -> None:
-    assert not recorded(of("unread", FinishReason.CANCELLED).record, Written()).revoked
+    assert not recorded(of("unread", FinishReason.CANCELLED).record, LoggedOutput()).revoked
 
 
 def test_what_the_backends_redis_does_not_take_is_too_large(server: RedisServer, client: redis.Redis) -> None:
@@ -97,7 +97,7 @@ def test_an_error_in_a_constraint_names_the_option_of_the_task(field: str) -> No
 def test_a_ranking_counts_what_earlier_attempts_have_scored() -> None:
     entry = '{"task_id":"t","attempt":1,"index":0,"token_ids":[7,7],"text":"","scores":[[0.25],[0.75]]}'
     made = replace(RESULT, text="", token_ids=(7, 7, 7, 7), scores=((0.5,), (0.75,)), best=3)
-    outcome = succeeded(made, 2, Written.of([entry.encode()]))
+    outcome = succeeded(made, 2, LoggedOutput.of([entry.encode()]))
     assert outcome.result is not None
     assert outcome.result["scores"] == [[0.25], [0.75], [0.5], [0.75]]
     ranking = [{"index": 1, "score": 0.75}, {"index": 3, "score": 0.75}, {"index": 2, "score": 0.5}]

@@ -12,13 +12,14 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from petiole.contract.results.outputs import Prepared
+from petiole.contract.results.task_result import StreamDelta
 from petiole.gpu_worker.request import Delta, FinishReason, TokenLogprobs
-from petiole.outputs import Prepared
-from petiole.tasks.record.codec import Written
-from petiole.tasks.requests.results import StreamDelta
+from petiole.tasks.record.codec import LoggedOutput
+from petiole.tasks.record.ledger import Account
 from petiole.tasks.worker.output import publisher as module
-from petiole.tasks.worker.output.publisher import Publisher
-from tests.support.publishing import END, KEYS, TASK, Flaky, attempt, begin, log, written
+from petiole.tasks.worker.output.publisher import Outbox, Publisher
+from tests.support.publishing import END, KEYS, TASK, Flaky, Heard, attempt, begin, log, written
 
 
 def test_a_connection_that_was_closed_while_it_was_idle_is_made_anew_without_a_word(
@@ -74,7 +75,7 @@ def test_bins_are_read_back_from_the_log(publisher: Publisher, client: redis.Red
     publisher.flush([stream])
     entries = client.lrange(KEYS.log, 0, -1)
     assert [json.loads(entry)["bins"] for entry in entries] == [[[256], None], [[921, 921], None]]
-    assert Written.of(entries).entries("bins") == [[256], None, [921, 921], None]
+    assert LoggedOutput.of(entries).entries("bins") == [[256], None, [921, 921], None]
 
 
 def test_a_log_of_text_has_no_bins(publisher: Publisher, client: redis.Redis) -> None:
@@ -83,7 +84,7 @@ def test_a_log_of_text_has_no_bins(publisher: Publisher, client: redis.Redis) ->
     publisher.flush([stream])
     entries = client.lrange(KEYS.log, 0, -1)
     assert "bins" not in json.loads(entries[0])
-    assert Written.of(entries).entries("bins") == []
+    assert LoggedOutput.of(entries).entries("bins") == []
 
 
 def test_an_older_attempt_cannot_write_and_is_told(publisher: Publisher, client: redis.Redis) -> None:
@@ -163,7 +164,7 @@ def test_a_failover_may_cost_the_log_the_end_of_an_earlier_attempt(
 
 def test_the_cancel_flag_reaches_the_listener(publisher: Publisher, client: redis.Redis) -> None:
     stream, heard = attempt(publisher, client)
-    client.hset(KEYS.state, "cancel", 1)
+    client.hset(KEYS.asked, "cancel", 1)
     stream.push(Delta(0, (1,), "a"))
     publisher.flush([stream])
     assert heard.words == ["flagged"]
@@ -378,3 +379,51 @@ def test_a_retry_of_celery_forgets_the_announcement(publisher: Publisher, client
     publisher.flush([stream])
     begin(client, retries=1)
     assert prepared(client) is None
+
+
+def test_output_that_cannot_be_encoded_fails_its_own_task(publisher: Publisher, client: redis.Redis) -> None:
+    """The gate lets no such tenant through. It ended the publisher, and so the worker."""
+    good, heard_good = attempt(publisher, client)
+    bad, heard_bad = (
+        Outbox(publisher, "other", 1, LoggedOutput.of([]), heard := Heard(), account=Account("\ud800")),
+        heard,
+    )
+    for stream in (bad, good):
+        stream.push(Delta(0, (1,), "a"))
+        stream.finish(END)
+    publisher.flush([bad, good, bad])
+    assert heard_good.words == ["finished"]
+    assert heard_bad.words == ["UnicodeEncodeError"]
+    assert written(client) == [1]
+
+
+def test_a_call_that_redis_refuses_for_one_task_fails_that_one(
+    publisher: Publisher, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, heard_good = attempt(publisher, client)
+    bad, heard_bad = Outbox(publisher, "other", 1, LoggedOutput.of([]), heard := Heard()), heard
+    monkeypatch.setattr(publisher, "_pipe", Refusing(publisher._pipe))
+    for stream in (bad, good):
+        stream.push(Delta(0, (1,), "a"))
+        stream.finish(END)
+    publisher.flush([bad, good])
+    assert (heard_good.words, heard_bad.words) == (["finished"], ["ResponseError"])
+    assert (written(client), publisher.behind_s) == ([1], 0.0)
+
+
+class Refusing:
+    """A pipe whose server refuses every call with this key."""
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe = pipe
+
+    def send(self, keys: Any, args: Any) -> None:
+        if any(b"other" in key for key in keys):
+            raise redis.ResponseError("ERR user_script:1: bad argument script: x, on @user_script:1.")
+        self.pipe.send(keys, args)
+
+    def receive(self) -> Any:
+        return self.pipe.receive()
+
+    def close(self) -> None:
+        self.pipe.close()

@@ -3,7 +3,7 @@ quantization_config in its metadata, and the weight as the library itself dequan
 
     python tests/gpu_worker/models/weights/formats/record.py compressed-tensors awq fp8
     python tests/gpu_worker/models/weights/formats/record.py gptq
-    python tests/gpu_worker/models/weights/formats/record.py gguf
+    python tests/gpu_worker/models/weights/formats/record.py gguf grids
 
 The libraries are none of the project's: this ran with torch 2.13 (CPU), transformers 5.24, compressed-tensors
 0.20, autoawq 0.2.9, gptqmodel 7.7 and gguf 0.19. The file imports nothing of the project."""
@@ -204,24 +204,72 @@ def gptq() -> None:
 
 
 def gguf() -> None:
-    """Blocks of any bits, with finite scales; and what the library makes of them."""
+    """Blocks of any bits with finite factors, the extremes among them; and what the library makes of them."""
     import numpy as np
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
+    corners = [0.0, -0.0, 6e-8, -6e-8, 6e-5, 1.0, 65504.0, -65504.0]
     draw, tensors = np.random.default_rng(7), {}
-    for kind, factors in (("Q4_0", [0]), ("Q8_0", [0]), ("Q4_K", [0, 2]), ("Q6_K", [208])):
+    for kind, factors in GGUF_FACTORS.items():
         number = GGMLQuantizationType[kind]
         size = GGML_QUANT_SIZES[number][1]
-        blocks = draw.integers(0, 256, (8, 2, size), dtype=np.uint8)
+        blocks = draw.integers(0, 256, (12, 1, size), dtype=np.uint8)
         for at in factors:
-            blocks[..., at : at + 2] = draw.normal(0, 0.01, (8, 2, 1)).astype(np.float16).view(np.uint8)
-        rows = blocks.reshape(8, 2 * size)
+            found = draw.normal(0, 0.01, (12, 1)).astype(np.float16)
+            found[draw.permutation(12)[:8], 0] = corners
+            blocks[..., at : at + 2] = found[..., None].view(np.uint8)
+        if kind == "IQ1_M":
+            blocks[..., 55] &= 0xBF  # an exponent that is finite
+        if kind == "NVFP4":
+            blocks[..., :4] &= 0x7F
+        if kind == "MXFP4":
+            blocks[..., 0] = np.minimum(blocks[..., 0], 254)
+            blocks[:4, 0, 0] = 0, 1, 2, 254
+        rows = blocks.reshape(12, size)
         tensors[f"{kind}.blocks"] = torch.from_numpy(rows)
         tensors[f"{kind}.values"] = torch.from_numpy(quants.dequantize(rows, number))
     save_file(tensors, str(FOLDER / "gguf.blocks"))
 
 
+GGUF_FACTORS = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
+    **dict.fromkeys(("IQ1_M", "MXFP4", "NVFP4"), ()),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+}
+"""By type of tensor: bytes of a block with factors in float16."""
+
+
+def grids() -> None:
+    """The grids of IQ types, as places among their sizes."""
+    import numpy as np
+    from gguf import quants
+
+    names = {"IQ1": quants.IQ1_S} | {
+        name: getattr(quants, name) for name in GGUF_FACTORS if name[:3] in ("IQ2", "IQ3")
+    }
+    tensors = {}
+    for name, kind in names.items():
+        kind.init_grid()
+        found = np.searchsorted(np.array(kind.grid_map, dtype=np.float32), kind.grid[0, 0])
+        tensors[name] = torch.from_numpy(found.astype(np.uint8))
+    folder = FOLDER.parents[4] / "gpu_worker/models/checkpoint/gguf"
+    save_file(tensors, str(folder / "grids.safetensors"))
+
+
 if __name__ == "__main__":
-    parts = {"gguf": gguf, "compressed-tensors": all_compressed_tensors, "awq": awq, "fp8": fp8, "gptq": gptq}
+    parts = {
+        "grids": grids,
+        "gguf": gguf,
+        "compressed-tensors": all_compressed_tensors,
+        "awq": awq,
+        "fp8": fp8,
+        "gptq": gptq,
+    }
     for part in sys.argv[1:]:
         parts[part]()

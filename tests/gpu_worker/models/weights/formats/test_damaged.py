@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from petiole.gpu_worker.errors import ModelError
+from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.families.registry import find_model
 from petiole.gpu_worker.models.loading import LoadOptions, load_model
 from tests.support.quantised import FORMATS

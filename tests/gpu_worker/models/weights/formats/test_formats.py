@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from petiole.gpu_worker.errors import ModelError
-from petiole.gpu_worker.models.weights.coded import Coded, CodedLinear, Form
+from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.weights.formats import packing
-from petiole.gpu_worker.models.weights.formats.beside import SUFFIXES
 from petiole.gpu_worker.models.weights.formats.find import format_of
+from petiole.gpu_worker.models.weights.formats.layer_tensors import SUFFIXES
+from petiole.gpu_worker.models.weights.quantized import Coded, CodedLinear, CodeLayout
 from tests.support.quantised import FORMATS, beside, int32, pairs, read_layer, save, words
 
 OUTPUTS, INPUTS = 64, 128
@@ -99,7 +99,7 @@ def test_many_outputs_are_widened_a_part_at_a_time(tmp_path: Path, monkeypatch: 
     _, found = read_layer(
         save(tmp_path / "a", "a", tensors), "a", OUTPUTS, INPUTS, {"quantization_config": config}
     )
-    monkeypatch.setattr("petiole.gpu_worker.models.weights.coded._VALUES_AT_ONCE", 5 * INPUTS)
+    monkeypatch.setattr("petiole.gpu_worker.models.weights.quantized._VALUES_AT_ONCE", 5 * INPUTS)
     x = torch.randn(2, 3, INPUTS)
     torch.testing.assert_close(CodedLinear(found)(x), x @ expected.t(), rtol=1e-5, atol=1e-4)
 
@@ -107,7 +107,7 @@ def test_many_outputs_are_widened_a_part_at_a_time(tmp_path: Path, monkeypatch: 
 # ------------------------------------------------------------ refusals
 
 
-def form_of(path: Path, raw: dict[str, Any]) -> Form:
+def form_of(path: Path, raw: dict[str, Any]) -> CodeLayout:
     there = beside(path, "a", OUTPUTS, INPUTS, raw)
     found = format_of(there)
     assert found is not None, "it was taken for a plain layer"
@@ -166,6 +166,7 @@ def test_groups_of_inputs_that_are_not_neighbours_are_refused(tmp_path: Path, at
     order[at] = value
     message = refusal(tmp_path, tensors | {".g_idx": order}, config)
     assert message.startswith("tensor a.g_idx must ")
+    assert "take the plain checkpoint" in message or "groups from 0" in message
     assert message.endswith(f"got {value}")
 
 
@@ -181,8 +182,10 @@ def test_groups_of_inputs_that_are_not_neighbours_are_refused(tmp_path: Path, at
             {"quant_method": "fp8"},
             "must be that of the tensors of a (GPTQ, gptq), got fp8",
         ),
-        ("awq", {"version": "gemv"}, "version of AWQ must be gemm, got 'gemv'"),
-        ("gptq 4 v1", {"quant_method": "bitsandbytes"}, "quant_method must be one of"),
+        ("awq", {"version": "gemv"}, "the format AWQ gemv is not read: take"),
+        ("gptq 4 v1", {"quant_method": "bitsandbytes"}, "the format bitsandbytes is not read: take"),
+        ("gptq 4 v1", {"quant_method": "mine"}, "quant_method must be one of"),
+        ("gptq 4 v1", {"bits": 2}, "the format GPTQ of 2 bits is not read: take"),
         ("gptq 4 v1", {"bits": "four"}, "bits must be"),
         ("fp8 blocks", {"weight_block_size": [48]}, "two whole numbers"),
         ("fp8 blocks", {"weight_block_size": [64, 64]}, "tensor a.weight_scale_inv must have shape [1, 2]"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from petiole.gpu_worker.models.weights.coded import CodedLinear
+from petiole.gpu_worker.models.weights.quantized import CodedLinear
 from tests.support.quantised import read_layer
 
 RECORDED = sorted(Path(__file__).parent.glob("*.safetensors"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,16 +17,17 @@ from petiole.tasks.app.application import app
 from petiole.tasks.errors import BatchError
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.batches import batch as loop
-from petiole.tasks.submission.batches import forms, journal, storage, tape
-from petiole.tasks.submission.batches.definitions import batch
-from petiole.tasks.submission.batches.durable import hosting, neighbours, records, runner, submitting
-from petiole.tasks.submission.batches.durable.records import Lease, LeaseLost, Record, Spec
+from petiole.tasks.submission.batches import journal, row_types, segments
+from petiole.tasks.submission.batches.api import batch
+from petiole.tasks.submission.batches.client import BatchClient, Fleet
+from petiole.tasks.submission.batches.durable import claims, fair_share, records, runner, submitting
+from petiole.tasks.submission.batches.durable.records import BatchRecord, Lease, LeaseLost, Spec
 from petiole.tasks.submission.batches.durable.runner import Runner
-from petiole.tasks.submission.batches.exchange import Exchange, Fleet
-from petiole.tasks.submission.batches.flight import Sent
-from petiole.tasks.submission.batches.forms import Outcome
+from petiole.tasks.submission.batches.files import storage
+from petiole.tasks.submission.batches.files.storage import StorageError
+from petiole.tasks.submission.batches.in_flight import RowInFlight
+from petiole.tasks.submission.batches.row_types import TaskOutcome
 from petiole.tasks.submission.batches.rows.sources import Row
-from petiole.tasks.submission.batches.storage import StorageError
 from tests.support.site import RedisServer
 
 ROWS = 40
@@ -52,11 +54,11 @@ class Workers:
 def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
     made = Workers()
 
-    class Prompt(Exchange):
+    class Prompt(BatchClient):
         def fleet(self) -> Fleet:
             return Fleet(4)
 
-        def send(self, rows: Iterable[Sent]) -> Iterator[tuple[Sent, Exception | None]]:
+        def send(self, rows: Iterable[RowInFlight]) -> Iterator[tuple[RowInFlight, Exception | None]]:
             for sent in rows:
                 for task_id in sent.ids:
                     assert task_id not in made.forgotten, "a finished row is not sent again"
@@ -64,12 +66,12 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
                 made.die()
                 yield sent, None
 
-        def outcomes(self, task_ids: Sequence[str]) -> dict[str, Outcome]:
+        def outcomes(self, task_ids: Sequence[str]) -> dict[str, TaskOutcome]:
             if made.idle:
                 return {}
             known = [task_id for task_id in task_ids if task_id in made.sent and task_id not in made.forgotten]
             usage = {"prompt_tokens": 2, "completion_tokens": 3}
-            return {task_id: Outcome({"text": task_id.split("-")[3], "usage": usage}) for task_id in known}
+            return {task_id: TaskOutcome({"text": task_id.split("-")[3], "usage": usage}) for task_id in known}
 
         def forget(self, task_ids: Sequence[str]) -> None:
             made.forgotten |= {*task_ids}
@@ -78,10 +80,10 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
         def cancel(self, task_ids: Sequence[str]) -> None:
             made.cancelled |= {*task_ids}
 
-    monkeypatch.setattr(loop, "Exchange", Prompt)
+    monkeypatch.setattr(loop, "BatchClient", Prompt)
     for pause in ("AWAY_PAUSE_S", "SHORTEST_PAUSE_S", "LONGEST_PAUSE_S"):
         monkeypatch.setattr(loop, pause, 0.0)
-    monkeypatch.setattr(tape.PagedTape, "sync_s", 0.0)
+    monkeypatch.setattr(segments.PageStore, "sync_s", 0.0)
     return made
 
 
@@ -95,6 +97,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 @pytest.fixture
 def client(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[redis.Redis]:
     monkeypatch.setenv("PETIOLE_BROKER_URL", server.url)
+    monkeypatch.setenv("PETIOLE_BATCH_FILES", f"{tempfile.gettempdir()},memory://bucket")
     settings.cache_clear()
     with redis.Redis(unix_socket_path=str(server.socket)) as client:
         client.flushall()
@@ -102,7 +105,7 @@ def client(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[red
     settings.cache_clear()
 
 
-def begun(folder: Path | str, rows: int = ROWS, **more: Any) -> Record:
+def begun(folder: Path | str, rows: int = ROWS, **more: Any) -> BatchRecord:
     location = storage.joined(str(folder), "in.jsonl")
     lines = "".join(json.dumps({"prompt": str(k)}) + "\n" for k in range(rows))
     storage.write(location, lines.encode())
@@ -110,17 +113,17 @@ def begun(folder: Path | str, rows: int = ROWS, **more: Any) -> Record:
     return submitting.begin(submitting.spec_of(made), **more)
 
 
-def ran(record: Record) -> str:
+def ran(record: BatchRecord) -> str:
     lease = Lease.claim(record.id, TTL_S)
     assert lease is not None
     return Runner(app, submitting.known(record.id), lease).run()
 
 
-def output(record: Record) -> list[dict[str, Any]]:
+def output(record: BatchRecord) -> list[dict[str, Any]]:
     return [json.loads(line) for line in storage.read(record.spec.output).splitlines()]
 
 
-def check(record: Record, rows: int = ROWS) -> None:
+def check(record: BatchRecord, rows: int = ROWS) -> None:
     assert output(record) == [{"row": k, "text": str(k)} for k in range(rows)]
 
 
@@ -167,6 +170,7 @@ def test_whatever_ends_a_runner_the_next_one_goes_on(
 
     workers.die = die
     monkeypatch.setattr(storage, "write", writing)
+    monkeypatch.setattr(runner, "MOST_DEATHS", 200)
     for _ in range(200):
         lease = Lease.claim(record.id, TTL_S)
         assert lease is not None
@@ -213,7 +217,7 @@ def test_a_batch_that_redis_has_forgotten_goes_on_where_its_pages_end(
             raise Killed
 
     workers.die = die
-    monkeypatch.setattr(tape, "_MOST_PAGES", 1)  # pages are read again
+    monkeypatch.setattr(segments, "_MOST_PAGES", 1)  # pages are read again
     with pytest.raises(Killed):
         ran(begun(tmp_path))
     workers.die = lambda: None
@@ -232,11 +236,11 @@ def test_two_runners_of_one_generation_write_no_page_over_each_other(
     """As when the primary of Redis dies with the claim that its replica has not heard of."""
     record = begun(tmp_path)
     leases = [Lease(record.id, "token", TTL_S, 1, 0) for _ in range(2)]
-    tapes = [tape.PagedTape(record.spec.output, lease) for lease in leases]
+    tapes = [segments.PageStore(record.spec.output, lease) for lease in leases]
     for k, one in enumerate(tapes):
         one.write(b"%d\n" % k)
         one.sync()
-    found = tape.PagedTape(record.spec.output, leases[0]).lines()
+    found = segments.PageStore(record.spec.output, leases[0]).lines()
     assert sorted(line for _, line in found) == [b"0\n", b"1\n"]
 
 
@@ -249,16 +253,75 @@ def test_a_batch_that_breaks_each_runner_fails(
         raise LookupError("of the form")
 
     workers.die = broken
-    for _ in range(runner.MOST_BREAKS - 1):
+    for deaths in range(runner.MOST_DEATHS):
+        found = submitting.known(record.id)
+        assert found.deaths == max(0, deaths - 1), "the last one is counted by the next claim"
         assert ran(record) in ("validating", "in_progress")
         assert "LookupError" in submitting.known(record.id).facts["note"]
         assert submitting.known(record.id).has_runner  # a pause until the next try
         client.delete(f"petiole:batches:{{all}}:lease:{record.id}")
-    assert ran(record) == "failed"
-    assert [fault["code"] for fault in submitting.known(record.id).errors] == ["internal_error"]
     workers.die = lambda: None
+    assert list(claims.claimed("w0", TTL_S)) == []
+    assert submitting.known(record.id).status == "failed"
+    [fault] = submitting.known(record.id).errors
+    assert (fault["code"], "LookupError" in fault["message"]) == ("runner_died", True)
     assert ran(submitting.resume(submitting.known(record.id))) == "completed"
     check(record)
+
+
+def test_runners_that_die_after_progress_are_not_counted_together(
+    client: redis.Redis, workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = begun(tmp_path, 400)
+
+    def die() -> None:
+        if workers.forgotten - finished:
+            raise Killed
+
+    workers.die = die
+    monkeypatch.setattr(loop, "window", lambda *_: 16)
+    for _ in range(runner.MOST_DEATHS + 1):
+        finished = {*workers.forgotten}
+        with pytest.raises(Killed):
+            ran(record)
+        client.delete(f"petiole:batches:{{all}}:lease:{record.id}")
+    assert submitting.known(record.id).deaths <= 1
+    workers.die = lambda: None
+    assert ran(record) == "completed"
+    check(record, 400)
+
+
+@pytest.mark.parametrize("checks_first", [False, True])
+def test_a_row_that_ends_two_runners_is_set_aside_and_the_rest_goes_on(
+    client: redis.Redis, workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks_first: bool
+) -> None:
+    record, poison, handled = begun(tmp_path), random.Random(5).sample(range(ROWS), 3), []
+    if checks_first:
+        spec = {**asdict(record.spec), "checks_first": True}
+        client.hset(f"petiole:batches:{{all}}:batch:{record.id}", "spec", json.dumps(spec, default=dict))
+    value = Row.value
+
+    def killing(row: Row) -> Any:
+        if row.number in poison and not row.fault:
+            handled.append(row.number)
+            raise MemoryError
+        return value(row)
+
+    monkeypatch.setattr(Row, "value", killing)
+    monkeypatch.setattr(row_types.RequestRows, "faults", lambda _, rows: iter([row.value() for row in rows][:0]))
+    for _ in range(2 * len(poison)):
+        assert ran(submitting.known(record.id)) in ("validating", "in_progress")
+        client.delete(f"petiole:batches:{{all}}:lease:{record.id}")
+    assert ran(submitting.known(record.id)) == "completed"
+    assert sorted(handled) == sorted(poison * 2)
+    found = output(record)
+    assert [line["row"] for line in found if "error" in line] == sorted(poison)
+    assert {line["error"]["message"].partition(",")[0] for line in found if "error" in line} == {
+        "row: ended 2 processes that handled it"
+    }
+    assert [line["text"] for line in found if "text" in line] == [str(k) for k in range(ROWS) if k not in poison]
+    assert submitting.known(record.id).aside == {*poison}
+    assert submitting.resume(submitting.known(record.id)).aside == frozenset()
 
 
 def test_a_batch_that_this_version_cannot_read_is_another_hosts(client: redis.Redis, tmp_path: Path) -> None:
@@ -266,8 +329,8 @@ def test_a_batch_that_this_version_cannot_read_is_another_hosts(client: redis.Re
     spec = json.loads(client.hget(f"petiole:batches:{{all}}:batch:{strange.id}", "spec") or b"")
     spec["form"]["of_a_later_version"] = 1
     client.hset(f"petiole:batches:{{all}}:batch:{strange.id}", "spec", json.dumps(spec))
-    assert [lease.name for lease in hosting.claimed("w0", TTL_S)] == [known.id]
-    list(hosting.claimed("w0", TTL_S))
+    assert [lease.name for lease in claims.claimed("w0", TTL_S)] == [known.id]
+    list(claims.claimed("w0", TTL_S))
     assert "of_a_later_version" in submitting.known(strange.id).blind["w0"]
 
 
@@ -298,10 +361,10 @@ def test_an_output_appears_only_by_the_runner_that_has_the_batch(
     submitting.cancel(record)
     old = Lease.claim(record.id, TTL_S)
     assert old is not None
-    refusal = forms.Requests.refusal
+    refusal = row_types.RequestRows.refusal
 
-    def standing(self: forms.Requests, row: Row, error: Exception) -> forms.Line:
-        monkeypatch.setattr(forms.Requests, "refusal", refusal)
+    def standing(self: row_types.RequestRows, row: Row, error: Exception) -> row_types.OutputLine:
+        monkeypatch.setattr(row_types.RequestRows, "refusal", refusal)
         client.delete(f"petiole:batches:{{all}}:lease:{record.id}")
         assert ran(submitting.known(record.id)) == "cancelled"
         workers.idle = False
@@ -309,7 +372,7 @@ def test_an_output_appears_only_by_the_runner_that_has_the_batch(
         old._until = 0.0  # its time is over, too
         return refusal(self, row, error)
 
-    monkeypatch.setattr(forms.Requests, "refusal", standing)
+    monkeypatch.setattr(row_types.RequestRows, "refusal", standing)
     assert Runner(app, submitting.known(record.id), old).run() != "cancelled"
     assert submitting.known(record.id).status == "completed"
     check(record)
@@ -448,17 +511,17 @@ def test_the_same_command_finds_its_batch_and_another_is_refused(
 def test_a_host_claims_what_it_can_run_and_says_why_not(client: redis.Redis, tmp_path: Path) -> None:
     record = begun(tmp_path)
     (tmp_path / "out.jsonl.pages" / "marker").write_text("of another folder")
-    assert list(hosting.claimed("w0", TTL_S)) == []
+    assert list(claims.claimed("w0", TTL_S)) == []
     assert list(submitting.known(record.id).blind) == ["w0"]
-    tape.mark(record.spec.output, record.spec.marker)
-    [lease] = hosting.claimed("w0", TTL_S)
+    segments.mark(record.spec.output, record.spec.marker)
+    [lease] = claims.claimed("w0", TTL_S)
     assert lease.name == record.id
     assert submitting.known(record.id).blind == {}
-    assert list(hosting.claimed("w1", TTL_S)) == []
+    assert list(claims.claimed("w1", TTL_S)) == []
     lease.release()
     (tmp_path / "in.jsonl").unlink()
     assert submitting.known(record.id).spec.beside
-    [lease] = hosting.claimed("w1", TTL_S)  # it sees the folder, so the input is nowhere
+    [lease] = claims.claimed("w1", TTL_S)  # it sees the folder, so the input is nowhere
     assert Runner(app, submitting.known(record.id), lease).run() == "failed"
     assert [fault["code"] for fault in submitting.known(record.id).errors] == ["input_file_missing"]
 
@@ -468,7 +531,7 @@ def test_an_input_elsewhere_may_be_seen_by_another_host(client: redis.Redis, tmp
     elsewhere = tmp_path / "more" / "in.jsonl"
     spec = {**json.loads(json.dumps(asdict(record.spec))), "input": str(elsewhere)}
     client.hset(f"petiole:batches:{{all}}:batch:{record.id}", "spec", json.dumps(spec))
-    assert list(hosting.claimed("w1", TTL_S)) == []
+    assert list(claims.claimed("w1", TTL_S)) == []
     assert submitting.known(record.id).blind == {"w1": f"{elsewhere}: no such file here"}
 
 
@@ -480,7 +543,7 @@ def test_a_batch_without_a_host_is_left_only_if_it_has_had_a_runner(
     with pytest.raises(BatchError, match="no worker can run"):
         submitting.taken(record)
     assert (records.get(record.id), records.listed()) == (None, [])
-    assert not Path(record.spec.output + tape.PAGES).exists()
+    assert not Path(record.spec.output + segments.PAGES).exists()
     record = begun(tmp_path)
     workers.die = lambda: killed() if workers.forgotten else None
     with pytest.raises(Killed):
@@ -496,16 +559,16 @@ def test_a_batch_without_a_host_is_left_only_if_it_has_had_a_runner(
 def test_two_clients_that_begin_a_batch_at_once_leave_the_marker_of_its_record(
     client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mark = tape.mark
+    mark = segments.mark
 
     def marking(output: str, token: str) -> None:
-        monkeypatch.setattr(tape, "mark", mark)
+        monkeypatch.setattr(segments, "mark", mark)
         begun(tmp_path)
         mark(output, token)
 
-    monkeypatch.setattr(tape, "mark", marking)
+    monkeypatch.setattr(segments, "mark", marking)
     record = begun(tmp_path)
-    assert tape.sees(record.spec.output, record.spec.marker) == ""
+    assert segments.sees(record.spec.output, record.spec.marker) == ""
 
 
 def test_rows_that_have_changed_fail_the_batch(client: redis.Redis, workers: Workers, tmp_path: Path) -> None:
@@ -525,7 +588,7 @@ def test_rows_that_have_changed_fail_the_batch(client: redis.Redis, workers: Wor
     assert "has changed since its result was written" in fault["message"]
 
 
-def of_tenants(folder: Path, *names: str) -> list[Record]:
+def of_tenants(folder: Path, *names: str) -> list[BatchRecord]:
     """Open batches; a tenant is the first letter of its batches' names."""
     (folder / "in.jsonl").write_text("{}\n")
     for name in names:
@@ -536,25 +599,25 @@ def of_tenants(folder: Path, *names: str) -> list[Record]:
 
 def test_tenants_take_turns_at_the_hosts(client: redis.Redis, tmp_path: Path) -> None:
     def claimed() -> Lease:
-        return next(iter(hosting.claimed("w", TTL_S)))
+        return next(iter(claims.claimed("w", TTL_S)))
 
     of_tenants(tmp_path, "a0", "a1", "a2", "a3", "a4", "b0")
     leases = {lease.name: lease for lease in (claimed() for _ in range(4))}
     assert [*leases] == ["batch_a0", "batch_b0", "batch_a1", "batch_a2"]
-    assert hosting.makes_room("w", leases) is None, "a has 3 runners, b one, and none of b waits"
+    assert claims.makes_room("w", leases) is None, "a has 3 runners, b one, and none of b waits"
     of_tenants(tmp_path, "c0")
-    assert hosting.makes_room("w", ["batch_b0"]) is None
-    assert hosting.makes_room("w", []) is None
+    assert claims.makes_room("w", ["batch_b0"]) is None
+    assert claims.makes_room("w", []) is None
     client.hset("petiole:batches:{all}:batch:batch_c0", "stuck", "1")
-    assert hosting.makes_room("w", leases) is None, "c's last runner could not write"
+    assert claims.makes_room("w", leases) is None, "c's last runner could not write"
     client.hset("petiole:batches:{all}:batch:batch_c0", "stuck", "")
-    assert hosting.makes_room("w", reversed([*leases])) == "batch_a2"
-    stopped = hosting.makes_room("w", leases)
+    assert claims.makes_room("w", reversed([*leases])) == "batch_a2"
+    stopped = claims.makes_room("w", leases)
     assert stopped == "batch_a0", "it runs for longest"
     leases.pop(stopped).release()
     leases |= {"batch_c0": claimed()}
     assert leases["batch_c0"].name == "batch_c0"
-    assert hosting.makes_room("w", leases) is None, "a has 2 runners: more than its share is waiting, not running"
+    assert claims.makes_room("w", leases) is None, "a has 2 runners: more than its share is waiting, not running"
 
 
 def test_a_batch_whose_output_cannot_be_written_is_stuck_until_a_runner_reads_it(
@@ -576,19 +639,38 @@ def test_a_batch_whose_output_cannot_be_written_is_stuck_until_a_runner_reads_it
     check(record)
 
 
-def test_batches_that_run_beside_each_other_share_by_tenant(client: redis.Redis, tmp_path: Path) -> None:
-    for one in of_tenants(tmp_path, "a0", "a1", "b0", "b1", "b2", "c0"):
-        lease = Lease.claim(one.id, TTL_S)
-        assert lease is not None
-        idle, elsewhere = one.id == "batch_b2", one.id == "batch_c0"
-        lease.hold(on_their_way=0 if idle else 5, rows_per_s=2.5, queue="other" if elsewhere else "q")
-    assert neighbours.sharing("batch_c0", "c", "other") == (1.0, 0.0)
-    for name in ("batch_a0", "batch_a1", "batch_b0"):
-        assert neighbours.sharing(name, name[6], "q") == (1 / 4, 7.5)
+def beside(name: str, tenant: str, queue: str, on_their_way: int = 5, rows_per_s: float = 2.5) -> Any:
+    """A batch with rows on their way: whom it shares with, and what is called at its end."""
+    made = batch([{"prompt": "x"}])
+    made.queue, made.progress.on_their_way, made.progress.rows_per_s = queue, on_their_way, rows_per_s
+    return fair_share.sharing_of(name, tenant, made)
+
+
+def test_batches_that_run_beside_each_other_share_by_tenant(client: redis.Redis) -> None:
+    names = ("batch_a0", "batch_a1", "batch_b0")
+    looks = {name: beside(name, name[6], "q")[0] for name in names}
+    beside("batch_b2", "b", "q", on_their_way=0)[0]()
+    elsewhere, _ = beside("batch_c0", "c", "other")
+    for look in looks.values():
+        look()
+    assert elsewhere() == (1.0, 0.0)
+    assert [look() for look in looks.values()] == [(1 / 4, 5.0), (1 / 4, 5.0), (1 / 2, 5.0)]
+
+
+def test_a_batch_that_a_runner_has_run_shares_with_nobody_any_more(
+    client: redis.Redis, workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "LOOK_S", 0.0)
+    told, seen = fair_share._tell, list[fair_share.RunningBatch]()
+    monkeypatch.setattr(fair_share, "_tell", lambda mine: (seen.append(mine), told(mine)))
+    record = begun(tmp_path)
+    assert ran(record) == "completed"
+    assert {one.id for one in seen} == {record.id}
+    assert not client.keys("petiole:batches:{all}:running*")
 
 
 def test_batches_that_processes_run_share_with_each_other_and_with_those_of_runners(
-    client: redis.Redis, workers: Workers, tmp_path: Path
+    client: redis.Redis, workers: Workers
 ) -> None:
     made = [batch([{"prompt": "x"}], queue=queue) for queue in ("q", "q", "other")]
     assert [one.sharing() for one in made] == [(1.0, 0.0)] * 3, "none has a row on its way"
@@ -597,16 +679,14 @@ def test_batches_that_processes_run_share_with_each_other_and_with_those_of_runn
     for one in made:
         one.sharing()
     assert [one.sharing() for one in made] == [(1 / 2, 2.0), (1 / 2, 2.0), (1.0, 0.0)]
-    [durable] = of_tenants(tmp_path, "a0")
-    lease = Lease.claim(durable.id, TTL_S)
-    assert lease is not None
-    lease.hold(on_their_way=5, rows_per_s=3.0, queue="q")
+    durable, left = beside("batch_a0", "a", "q", rows_per_s=3.0)
+    assert durable() == (1 / 2, 4.0)
     assert made[0].sharing() == (1 / 4, 5.0)
-    assert neighbours.sharing(durable.id, "a", "q") == (1 / 2, 4.0)
-    gone = next(key for key in client.keys("petiole:batches:{all}:running:*") if b'"q"' in client.get(key))
+    gone = next(key for key in client.keys("petiole:batches:{all}:running:process*") if b'"q"' in client.get(key))
     client.delete(gone)
-    assert neighbours.sharing(durable.id, "a", "q") == (1 / 2, 2.0)
-    assert client.scard("petiole:batches:{all}:running") == 2
+    assert durable() == (1 / 2, 2.0)
+    assert client.scard("petiole:batches:{all}:running") == 3
+    left()
     assert client.ttl("petiole:batches:{all}:running") > 0
     for one in made:
         one.left()
@@ -645,8 +725,9 @@ def test_open_batches_of_a_tenant_have_so_many_rows_in_all(
     lease = Lease.claim(found[0].id, TTL_S)
     assert lease is not None
     first = Runner(app, found[0], lease)
-    first.stop()
+    workers.die = first.stop
     first.run()
+    workers.die = lambda: None
     assert submitting.known(found[0].id).status == "in_progress"
     workers.idle = False
     assert [ran(one) for one in found[1:]] == ["failed", "failed"]
@@ -665,8 +746,8 @@ def test_a_process_that_may_not_see_batches_asks_once(
         asked.append(1)
         raise redis.exceptions.NoPermissionError("smembers")
 
-    monkeypatch.setattr(neighbours, "sharing", refused)
-    look, leave = neighbours.of_a_process(batch([{"prompt": "x"}]))
+    monkeypatch.setattr(fair_share, "running", refused)
+    look, leave = beside("process_x", "", "q", on_their_way=0)
     assert [look() for _ in range(3)] == [(1.0, 0.0)] * 3
     assert len(asked) == 1
     leave()

@@ -1,0 +1,196 @@
+"""Dashboards and alerts: each metric is shown, each query is one, and each named fault raises its alert alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from petiole.gateway.observability import METRICS
+from petiole.tasks.fleet import diagnosis, exporter
+from tests.support.site import REPOSITORY
+
+HERE = REPOSITORY / "deploy" / "monitoring"
+FLEET_WIDE = {
+    "petiole_redis_up",
+    "petiole_redis_writable",
+    "petiole_queue_messages",
+    "petiole_quarantine_messages",
+}
+USAGE = {"petiole_usage_requests", "petiole_usage_tokens"}
+_SUFFIX = re.compile(r"_(total|bucket|sum|count)$")
+
+
+def renderer() -> Any:
+    spec = importlib.util.spec_from_file_location("render", HERE / "render.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def exported() -> set[str]:
+    """The metrics of a fleet and of a gateway, without the suffixes of their samples."""
+    fleet = {metric.name for metric in (*exporter._lives({}), *exporter._states([]), *exporter._figures([]))}
+    return fleet | FLEET_WIDE | USAGE | {metric.name for metric in METRICS.collect()}
+
+
+def metrics_in(query: str) -> set[str]:
+    return {_SUFFIX.sub("", name) for name in re.findall(r"petiole_\w+", query)}
+
+
+def rules() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((HERE / "alerts.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def queries() -> list[str]:
+    return [
+        query
+        for board in renderer().DASHBOARDS.values()
+        for panel in board.panels
+        for query in panel.queries.values()
+    ]
+
+
+def promtool(*arguments: str) -> None:
+    tool = shutil.which("promtool")
+    if tool is None:
+        pytest.skip("promtool is not installed")
+    ran = subprocess.run([tool, *arguments], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_dashboards_are_those_that_are_declared() -> None:
+    render = renderer()
+    files = {path.stem: path.read_text() for path in (HERE / "dashboards").glob("*.json")}
+    assert files == {name: render.text_of(name) for name in render.DASHBOARDS}, (
+        "python deploy/monitoring/render.py"
+    )
+
+
+def test_each_metric_is_on_a_panel_and_each_panel_has_a_metric() -> None:
+    assert set[str]().union(*map(metrics_in, queries())) == exported()
+
+
+def test_no_alert_asks_for_a_metric_that_there_is_not() -> None:
+    assert set[str]().union(*(metrics_in(rule["expr"]) for rule in rules())) <= exported()
+
+
+def test_each_alert_and_each_finding_has_a_section_in_the_runbooks() -> None:
+    headings = re.findall(r"^### (\w+)$", (REPOSITORY / "docs" / "runbooks.md").read_text(), re.MULTILINE)
+    alerts = [rule["alert"] for rule in rules()]
+    found = re.findall(r'Finding\("(\w+)"', Path(diagnosis.__file__).read_text())
+    assert headings[: len(alerts)] == alerts
+    assert sorted(headings[len(alerts) :]) == sorted({*found} - {*alerts})
+
+
+def test_panels_do_not_overlap_and_have_names_of_their_own() -> None:
+    for board in (json.loads(path.read_text()) for path in (HERE / "dashboards").glob("*.json")):
+        places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
+        assert len({*places}) == len(places)
+        assert len({panel["title"] for panel in board["panels"]}) == len(board["panels"])
+
+
+def test_prometheus_takes_the_rules_and_the_configuration(tmp_path: Path) -> None:
+    for name in ("alerts.yml", "prometheus.yml"):
+        shutil.copy(HERE / name, tmp_path)
+    promtool("check", "rules", str(tmp_path / "alerts.yml"))
+    promtool("check", "config", str(tmp_path / "prometheus.yml"))
+
+
+def test_prometheus_takes_each_query_of_the_dashboards(tmp_path: Path) -> None:
+    said = [re.sub(r"\$__rate_interval", "5m", query).replace("$worker", ".*") for query in queries()]
+    recorded = [{"record": f"panel:{at}", "expr": query} for at, query in enumerate(said)]
+    (tmp_path / "panels.yml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": recorded}]}))
+    promtool("check", "rules", str(tmp_path / "panels.yml"))
+
+
+WORKER = 'worker="w1@host",model="m"'
+HEALTHY = {
+    'up{job="petiole",instance="e:9464"}': "1x60",
+    "petiole_redis_up": "1x60",
+    'petiole_redis_writable{redis="broker"}': "1x60",
+    'petiole_queue_messages{queue="petiole",priority="0"}': "3x60",
+    f"petiole_worker_up{{{WORKER}}}": "1x60",
+    f"petiole_worker_ready{{{WORKER}}}": "1x60",
+    'petiole_worker_starts_total{worker="w1@host"}': "1x60",
+    f"petiole_lease_age_seconds{{{WORKER}}}": "1x60",
+    f"petiole_lost_leases_total{{{WORKER}}}": "0x60",
+    f"petiole_memory_left_bytes{{{WORKER}}}": "4000000000x60",
+    f'petiole_failures_total{{{WORKER},fault="server"}}': "0x60",
+    f'petiole_failures_total{{{WORKER},fault="caller"}}': "0+9x60",
+    f"petiole_num_pending_completions{{{WORKER}}}": "0x60",
+    f"petiole_failed_chords_total{{{WORKER}}}": "0x60",
+    f"petiole_quarantined_total{{{WORKER}}}": "0x60",
+    f'petiole_broker_time_seconds_bucket{{{WORKER},priority="0",le="1.0"}}': "0+10x60",
+    f'petiole_broker_time_seconds_bucket{{{WORKER},priority="0",le="60.0"}}': "0+10x60",
+    f'petiole_broker_time_seconds_bucket{{{WORKER},priority="0",le="+Inf"}}': "0+10x60",
+    f"petiole_streams_behind_seconds{{{WORKER}}}": "0x60",
+    f"petiole_num_preemptions_total{{{WORKER}}}": "0x60",
+    'petiole_gateway_requests_total{instance="g:8000",status="200"}': "0+100x60",
+    'petiole_gateway_requests_total{instance="g:8000",status="500"}': "0+1x60",
+    'petiole_gateway_faults_total{instance="g:8000",type="KeyError"}': "0x60",
+    'petiole_gateway_notices_total{instance="g:8000",outcome="dropped"}': "0x60",
+}
+"""A fleet without a fault, a sample each 15 seconds: some tasks wait, and callers make mistakes."""
+
+FAULTS = {
+    "PetioleExporterDown": {'job="petiole"': "0x60"},
+    "PetioleRedisDown": {"petiole_redis_up": "0x60"},
+    "PetioleRedisReadOnly": {"petiole_redis_writable": "0x60"},
+    "PetioleNoWorker": {"petiole_worker_up": "", "petiole_worker_ready": ""},
+    "PetioleWorkerNotReady": {"petiole_worker_ready": "0x60", "petiole_queue_messages": "0x60"},
+    "PetioleWorkerRestarts": {"petiole_worker_starts": "1+1x60"},
+    "PetioleLeaseOld": {"petiole_lease_age": "0+15x60"},
+    "PetioleLeasesLost": {"petiole_lost_leases": "0+1x60"},
+    "PetioleMemoryLow": {"petiole_memory_left": "1000000x60"},
+    "PetioleTasksFail": {'fault="server"': "0+1x60"},
+    "PetioleResultsNotStored": {"petiole_num_pending": "2x60"},
+    "PetioleChordsFail": {"petiole_failed_chords": "0+1x60"},
+    "PetioleQuarantine": {"petiole_quarantined": "0+1x60"},
+    "PetioleWaitsLong": {'le="1.0"': "0x60"},
+    "PetioleStreamsLate": {"petiole_streams_behind": "3x60"},
+    "PetioleCacheTooSmall": {"petiole_num_preemptions": "0+20x60"},
+    "PetioleGatewayFaults": {"petiole_gateway_faults": "0+1x60"},
+    "PetioleGatewayErrors": {'status="500"': "0+50x60"},
+    "PetioleWebhooksDropped": {"petiole_gateway_notices": "0+1x60"},
+}
+"""By the alert that must be raised, alone: what the fault changes in the samples. Empty: there are none."""
+
+
+def case(changed: dict[str, str], raised: set[str]) -> dict[str, Any]:
+    """One test for promtool: after fifteen minutes exactly these alerts fire."""
+    series = []
+    for name, values in HEALTHY.items():
+        found = [value for part, value in changed.items() if part in name]
+        if values := found[0] if found else values:
+            series.append({"series": name, "values": values})
+    firing = {
+        "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+        "eval_time": "15m",
+        "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(raised)],
+    }
+    return {"interval": "15s", "input_series": series, "promql_expr_test": [firing]}
+
+
+def test_each_fault_raises_its_alert_and_no_other(tmp_path: Path) -> None:
+    shutil.copy(HERE / "alerts.yml", tmp_path)
+    lost = {"petiole_worker_up": "0x60", "petiole_worker_ready": "0x60", "petiole_queue_messages": "0x60"}
+    tests = [
+        case({}, set()),
+        case(lost, {"PetioleWorkerLost"}),
+        *(case(changed, {name}) for name, changed in FAULTS.items()),
+    ]
+    assert {*FAULTS, "PetioleWorkerLost"} == {rule["alert"] for rule in rules()}
+    file = tmp_path / "tests.yml"
+    file.write_text(yaml.safe_dump({"rule_files": ["alerts.yml"], "evaluation_interval": "15s", "tests": tests}))
+    promtool("test", "rules", str(file))

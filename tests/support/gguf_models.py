@@ -1,0 +1,117 @@
+"""Models of transformers as GGUF files: the package `gguf` names the tensors and writes the file, and what
+llama.cpp's converter changes in them is here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.support.gguf import turned
+
+_ROTATED_PAIRS = ("llama", "granite", "smollm3")
+_EXPERT = re.compile(r"(.*)\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
+_FUSED = re.compile(r"(.*experts)\.(gate_up_proj|down_proj)(_bias)?")
+
+
+def grid(model: Any) -> Any:
+    """The model with weights that Q8_0 holds exactly: in each block a largest one that is 127 steps."""
+    for parameter in model.parameters():
+        if parameter.ndim > 1 and parameter.shape[-1] % 32 == 0:
+            steps = torch.randint(-127, 128, parameter.shape)
+            steps[..., ::32] = 127
+            if parameter.ndim > 2:  # experts of gpt-oss are stored with inputs first
+                steps[..., ::32, :] = 127
+            parameter.data = steps / 512
+    return model
+
+
+def _as_converted(architecture: str, config: Any, stored: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors under the names that the converter looks up."""
+    experts: dict[str, dict[int, Tensor]] = {}
+    heads = {"q_proj": config.num_attention_heads, "k_proj": getattr(config, "num_key_value_heads", 0)}
+    for name, tensor in stored.items():
+        part = name.split(".")[-2] if "." in name else ""
+        if (expert := _EXPERT.fullmatch(name)) and "experts" in name:
+            at = "layers.{}.feed_forward.experts".format(name.split(".")[2]) if expert[3][0] == "w" else expert[1]
+            experts.setdefault(f"{at}.{expert[3]}.weight", {})[int(expert[2])] = tensor
+        elif fused := _FUSED.fullmatch(name):  # gpt-oss: inputs first, gate and up take turns
+            whole, kind = tensor if fused[3] else tensor.transpose(1, 2), "bias" if fused[3] else "weight"
+            if fused[2] == "down_proj":
+                yield f"{fused[1]}.down_proj.{kind}", whole
+            else:
+                yield f"{fused[1]}.gate_proj.{kind}", whole[:, ::2]
+                yield f"{fused[1]}.up_proj.{kind}", whole[:, 1::2]
+        elif "pooler" in name or "position_ids" in name:
+            continue
+        elif name.endswith("e_score_correction_bias"):
+            yield name.replace("e_score_correction_bias", "e_score_correction.bias"), tensor
+        elif name.endswith("shared_expert_gate.weight"):
+            yield name, tensor.squeeze(0)
+        elif name.endswith("sinks"):
+            yield f"{name}.weight", tensor
+        elif name.endswith("conv.conv.weight"):
+            yield name, tensor.squeeze(1)
+        elif architecture in _ROTATED_PAIRS and part in heads:
+            yield name, turned(tensor.view(len(tensor), -1), heads[part]).view(tensor.shape)
+        elif architecture.startswith("gemma") and name.endswith("norm.weight"):
+            yield name, tensor + 1
+        else:
+            yield name, tensor
+    for name, by_number in experts.items():
+        yield name, torch.stack([by_number[i] for i in range(len(by_number))])
+
+
+def save(
+    path: Path, model: Any, architecture: str, keys: dict[str, Any], kind: str = "F32", pieces: int = 1
+) -> list[Path]:
+    """Writes a model. keys: the architecture's own, without its name; kind: of matrices. Returns the files."""
+    import gguf
+
+    folder = path.parent / f"{path.stem}-hub"
+    model.save_pretrained(folder)
+    config = model.config
+    known: Any = {name: one for one, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(known[architecture], config.num_hidden_layers)
+    shape = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": getattr(config, "num_key_value_heads", config.num_attention_heads),
+        "attention.layer_norm_rms_epsilon": float(getattr(config, "rms_norm_eps", 1e-5)),
+    }
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=-(-60 // pieces) if pieces > 1 else 0)
+    put: dict[type, Callable[[str, Any], None]] = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
+    for key, value in (shape | keys).items():
+        put[type(value)](f"{architecture}.{key}", value)
+    writer.add_eos_token_id(2)
+    for name, tensor in _as_converted(architecture, config, load_file(folder / "model.safetensors")):
+        stem = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stem is not None, name
+        numbers = tensor.float().contiguous().numpy()
+        if kind != "F32" and tensor.ndim > 1 and tensor.shape[-1] % 32 == 0 and "norm" not in name:
+            number = gguf.GGMLQuantizationType[kind]
+            writer.add_tensor(stem, gguf.quants.quantize(numbers, number), raw_dtype=number)
+        else:
+            writer.add_tensor(stem, numbers.astype(np.float32))
+    for name, factors in getattr(model, "factors", {}).items():
+        writer.add_tensor(name, np.array(factors, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(path.parent.glob(f"{path.stem}*.gguf"))
