@@ -1,12 +1,14 @@
 """Writes what follows from the declarations of options and results: `python -m docs.render`.
 
-    tasks/requests/schemas.py         declares each option of a task, once
-    tasks/requests/skills.py          those of the skills of vision models
-    tasks/requests/results.py         each field of a delta and of a result
-    tasks/requests/celery_options.py  declares each option of a submission, once
-    tasks/fleet/models.py             each fact of a model
+    petiole/contract/requests                declares each option of a task and of a submission, once
+    petiole/contract/results/task_result.py  each field of a delta and of a result
+    petiole/contract/settings                each setting of the engine and of the gateway, and the switches
+    tasks/settings.py                        the other settings
+    tasks/fleet/models.py                    each fact of a model
+    tasks/fleet/reports.py                   each figure of a worker
+    gpu_worker/models/weights/formats/gguf.py    each type of GGUF files
 
-    tasks/requests/types.py           the same for type checkers and editors: all of it is written here
+    petiole/contract/types.py           the same for type checkers and editors: all of it is written here
     tasks/submission/typed.py         the methods of the tasks, with these types: all of it is written here
     docs/requests.md and others       the same for readers: the tables between `<!-- name -->` and `<!-- /name -->`
 
@@ -33,36 +35,44 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from petiole.tasks.fleet import models
+from petiole.contract.requests import count, generation, image_tasks, pooling_tasks, sampling, submission
+from petiole.contract.requests.count import CountRequest
+from petiole.contract.requests.generation import Common, Options
+from petiole.contract.requests.validation import Given
+from petiole.contract.results import task_result
+from petiole.contract.settings.engine import SWITCHES
+from petiole.contract.tasks import TASKS
+from petiole.gpu_worker.models.families.published import PUBLISHED
+from petiole.tasks.commands.cli import settings_page
+from petiole.tasks.fleet import models, reports
 from petiole.tasks.record.codec import AT_THE_END
-from petiole.tasks.requests import celery_options, counting, results, schemas, skills
-from petiole.tasks.requests.counting import CountRequest
-from petiole.tasks.requests.kinds import SCHEMAS
-from petiole.tasks.requests.schemas import Common, Options
+from petiole.tasks.settings import PREFIX
 
 ROOT = Path(__file__).resolve().parents[1]
-TYPES = ROOT / "tasks" / "requests" / "types.py"
-TASKS = ROOT / "tasks" / "submission" / "typed.py"
-PAGES = [ROOT / "docs" / name for name in ("requests.md", "streams.md", "vision.md", "models.md", "embeddings.md")]
+TYPES = ROOT / "petiole" / "contract" / "types.py"
+TYPED = ROOT / "tasks" / "submission" / "typed.py"
+_NAMES = ("requests.md", "streams.md", "vision.md", "models.md", "embeddings.md", "settings.md", "monitoring.md")
+PAGES = [ROOT / "docs" / name for name in _NAMES]
 WIDTH = 115
 
-HEAD = '''"""Options and results as type checkers and editors see them: `schemas` and `results`, as dictionaries.
+HEAD = '''"""Options and results as type checkers and editors see them: `requests` and `results` as dictionaries.
 
 A checker cannot derive a call's keyword arguments from a pydantic model. `python -m docs.render` writes this
-module from `schemas` and `results`: change these.
+module: change the declarations.
 """
 
 from typing import Any, Literal, NotRequired, TypedDict
 
 from pydantic import BaseModel
 
-from petiole.tasks.requests.celery_options import Submission
-from petiole.tasks.requests.results import FinishReason
+from petiole.contract.requests.submission import Submission
+from petiole.contract.results.task_result import FinishReason
 '''
 
 TASKS_HEAD = '''"""The tasks: what each takes, for type checkers.
 
-No generic class can say it: the keyword arguments of a method cannot depend on a type variable. `python -m
+A generic class could have these signatures as ParamSpecs, and type checkers would find the same mistakes. But
+editors show an option's meaning from the field of a TypedDict, and behind a ParamSpec they find none. `python -m
 docs.render` writes this module: change the template there.
 """
 # These methods take fewer options than the base's:
@@ -75,11 +85,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from celery.canvas import Signature
 
-from petiole.tasks.requests import types
-from petiole.tasks.requests.results import StreamDelta
+from petiole.contract import types
+from petiole.contract.results.task_result import StreamDelta
 from petiole.tasks.streams import readers
 from petiole.tasks.streams.readers import AsyncGeneration
-from petiole.tasks.submission.many import EmbeddingTask
+from petiole.tasks.submission.embed_many import EmbeddingTask
 from petiole.tasks.submission.task import GenerationTask
 '''
 
@@ -88,11 +98,11 @@ Model = type[BaseModel]
 
 def main() -> None:
     TYPES.write_text(types())
-    TASKS.write_text(typed_tasks())
+    TYPED.write_text(typed_tasks())
     for path in PAGES:
         path.write_text(page(path.read_text(), path.name))
         print(f"wrote the tables of {path.relative_to(ROOT)}")
-    print(f"wrote {TYPES.relative_to(ROOT)} and {TASKS.relative_to(ROOT)}")
+    print(f"wrote {TYPES.relative_to(ROOT)} and {TYPED.relative_to(ROOT)}")
 
 
 # ---------------------------------------------------------------- what is declared
@@ -110,7 +120,9 @@ def texts(module: ModuleType) -> dict[tuple[str, str], str]:
     return found
 
 
-TEXTS = texts(schemas) | texts(skills) | texts(results) | texts(celery_options) | texts(models) | texts(counting)
+_DECLARING = (generation, image_tasks, pooling_tasks, task_result, submission, models, count)
+TEXTS = reduce(or_, map(texts, _DECLARING))
+TEXTS |= {("Sampling", name): text for (_, name), text in texts(sampling).items()}
 
 
 def own(model: Model) -> dict[str, FieldInfo]:
@@ -141,11 +153,11 @@ def span(hint: Any) -> str:
     return ""
 
 
-# ---------------------------------------------------------------- tasks/requests/types.py
+# ---------------------------------------------------------------- petiole/contract/types.py
 
 
 def types() -> str:
-    tasks = list(SCHEMAS.values())
+    tasks = [task.request for task in TASKS.values()]
     shared = dict.fromkeys(model for task in tasks for model in lineage(task)[:-1])
     parts = [HEAD]
     parts += [
@@ -156,7 +168,7 @@ def types() -> str:
         parts += options_of(task)
     says = "What `count.delay` takes. Exactly one of `texts`, `messages` and `token_ids` must be given."
     parts += [typed_dict("CountCall", ["Submission"], CountRequest, CountRequest.model_fields, says, total=False)]
-    parts += [result_dict(model) for model in inner_models(results.GenerationResult)]
+    parts += [result_dict(model) for model in inner_models(task_result.GenerationResult)]
     return "\n\n".join(parts).rstrip() + "\n"
 
 
@@ -220,7 +232,7 @@ class {name}Task({base}):
 
 
 def typed_tasks() -> str:
-    names = [model.__name__.removesuffix("Request") for model in SCHEMAS.values()]
+    names = [task.name.capitalize() for task in TASKS.values()]
     return "\n".join(
         [TASKS_HEAD, *(TASK.format(name=name, task=name.lower(), base=based(name)) for name in names)]
     )
@@ -244,9 +256,10 @@ def typed_dict(
     lines = [f"class {name}({', '.join(heads)}):", quoted(says), ""]
     for key, field in fields.items():
         default = field.get_default(call_default_factory=True)
-        default = "" if field.is_required() or default in (None, "", [], {}) else f" Default: {shown(default)}."
+        absent = field.is_required() or default in (None, "", (), [], {})
+        default = "" if absent else f" Default: {shown(default)}."
         lines += [f"    {key}: {spelled(given(hints[key]))}", quoted(text_of(model, key) + default)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def given(hint: Any) -> Any:
@@ -254,7 +267,7 @@ def given(hint: Any) -> Any:
     if get_origin(hint) in (UnionType, Union):
         return reduce(or_, map(given, get_args(hint)))
     for extra in get_args(hint) if get_origin(hint) is Annotated else ():
-        if isinstance(extra, schemas.Given):
+        if isinstance(extra, Given):
             return extra.hint | get_args(hint)[0]
     return hint
 
@@ -276,7 +289,7 @@ def flat(hint: Any) -> Iterator[Any]:
 def result_dict(model: Model) -> str:
     """A field that is None by default is absent in the dictionary."""
     lines = [f"class {dictionary(model)}(TypedDict):"]
-    says = "What a task returns." if model is results.GenerationResult else inspect.getdoc(model)
+    says = "What a task returns." if model is task_result.GenerationResult else inspect.getdoc(model)
     lines += [quoted(says or ""), ""]
     defaults = defaults_of(model)
     for key, hint in get_type_hints(model).items():
@@ -286,11 +299,11 @@ def result_dict(model: Model) -> str:
         kind = spelled(hint).removesuffix(" | None") if absent else spelled(hint)
         lines += [f"    {key}: NotRequired[{kind}]" if absent else f"    {key}: {kind}"]
         lines += [quoted(text)] if (text := text_of(model, key)) else []
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def is_record(hint: Any) -> bool:
-    return isinstance(hint, type) and (issubclass(hint, results.Received) or dataclasses.is_dataclass(hint))
+    return isinstance(hint, type) and (issubclass(hint, task_result.ResultModel) or dataclasses.is_dataclass(hint))
 
 
 def defaults_of(model: Any) -> dict[str, Any]:
@@ -307,7 +320,7 @@ def dictionary(model: Model) -> str:
 
 def spelled(hint: Any) -> str:
     """A type as it is written in `types`, without limits."""
-    if hint == results.FinishReason:
+    if hint == task_result.FinishReason:
         return "FinishReason"
     if get_origin(hint) is Literal:
         return f"Literal[{', '.join(repr(one).replace(chr(39), chr(34)) for one in get_args(hint))}]"
@@ -316,7 +329,8 @@ def spelled(hint: Any) -> str:
     if get_origin(hint) in (UnionType, Union):
         return " | ".join(map(spelled, get_args(hint)))
     if arguments := get_args(hint):
-        return f"{get_origin(hint).__name__}[{', '.join(map(spelled, arguments))}]"
+        kind = {Sequence: list, Mapping: dict}.get(get_origin(hint), get_origin(hint))
+        return f"{kind.__name__}[{', '.join(map(spelled, arguments))}]"
     if hint is NoneType:
         return "None"
     if is_record(hint):
@@ -339,13 +353,15 @@ def page(text: str, page_name: str) -> str:
             continue
         opening, closing = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
         before, _, rest = text.partition(opening)
-        text = before + opening + table + closing + rest.partition(closing)[2]
+        _, end, after = rest.partition(closing)
+        assert end, f"{page_name}: no <!-- /{name} --> on a line below <!-- {name} -->"
+        text = before + opening + table + closing + after
     return text
 
 
 def tables(page_name: str) -> dict[str, str]:
     linked = partial(linked_from, page_name)
-    known = {name.rpartition(".")[2]: model for name, model in SCHEMAS.items()}
+    known = {task.name: task.request for task in TASKS.values()}
     tasks = {name: model for name, model in known.items() if issubclass(model, Options)}
     shared = set.intersection(*(set(lineage(model)) for model in tasks.values()))
     inputs = [
@@ -367,7 +383,7 @@ def tables(page_name: str) -> dict[str, str]:
         means the same to several tasks, once."""
         takers: dict[tuple[str, ...], list[str]] = {}
         for task, model in known.items():
-            if task not in tasks and issubclass(model, skills.Answering | skills.Finding) == sees:
+            if task not in tasks and issubclass(model, image_tasks.Answering | image_tasks.Finding) == sees:
                 for name, field in model.model_fields.items():
                     if name not in Common.model_fields:
                         row = (f"`{name}`", default_of(field), linked(text_of(model, name)))
@@ -375,7 +391,7 @@ def tables(page_name: str) -> dict[str, str]:
         return [(", ".join(names), *row) for row, names in takers.items()]
 
     submitted = [
-        (f"`{name}`", linked(TEXTS["Submission", name])) for name in celery_options.Submission.__annotations__
+        (f"`{name}`", linked(TEXTS["Submission", name])) for name in submission.Submission.__annotations__
     ]
 
     def fields(model: Model, hidden: Model, when: str = "") -> str:
@@ -385,16 +401,64 @@ def tables(page_name: str) -> dict[str, str]:
             rows.append((f"`{name}`", when + said[0].lower() + said[1:] if when and name in AT_THE_END else said))
         return markdown(("field", ""), rows)
 
+    switches = [
+        (f"`{PREFIX}{name.upper()}`", ", ".join(f"`{value}`" for value in one.values), one.meaning)
+        for name, one in SWITCHES.items()
+    ]
     return {
+        "settings": settings_page(),
+        "switches": markdown(("variable", "values, the default first", ""), switches),
         "inputs": markdown(("task", "option", ""), inputs),
         "options": markdown(("option", "default", ""), options),
         "skills": markdown(("task", "option", "default", ""), asked(sees=True)),
         "texts": markdown(("task", "option", "default", ""), asked(sees=False)),
         "submission": markdown(("option", ""), submitted),
-        "result": fields(results.GenerationResult, results.Shown),
+        "result": fields(task_result.GenerationResult, task_result.Shown),
+        "metrics": markdown(("by `worker` and `model`", ""), metrics()),
+        "families": markdown(("models", "`architectures`", "CPU", "CUDA", "compared"), families()),
+        **({"gguf": gguf_types()} if page_name == "models.md" else {}),
         "facts": fields(models.ModelFacts, BaseModel),
-        "delta": fields(results.StreamDelta, results.ShownPiece, "At the end: "),
+        "delta": fields(task_result.StreamDelta, task_result.ShownPiece, "At the end: "),
     }
+
+
+def metrics() -> Iterator[tuple[str, str]]:
+    """The metrics that are a figure of a worker's report each, and the histograms."""
+    for field in reports.WorkerReport.model_fields.values():
+        for one in field.metadata:
+            if isinstance(one, reports.Exported):
+                yield f"`petiole_{one.name}{'_total' if one.kind == 'counter' else ''}`", one.what
+    for histogram in reports.HISTOGRAMS.values():
+        yield f"`petiole_{histogram.name}`", f"Histogram. {histogram.what}"
+
+
+def families() -> Iterator[tuple[str, ...]]:
+    """What can be served. The tests of `families.published` hold it to the code."""
+    for one in PUBLISHED:
+        names = ", ".join(f"`{name}`" for name in one.architectures)
+        yield one.models, names, one.cpu, "yes" if one.cuda else "no", one.against
+
+
+def gguf_types() -> str:
+    """Types of GGUF files: what becomes of them, the smallest first."""
+    from petiole.gpu_worker.models.checkpoint.gguf.block_types import TYPES
+    from petiole.gpu_worker.models.weights.formats.gguf import FORMATS, layout
+    from petiole.gpu_worker.runtime.cpu.native.products.weights import unknown_form
+
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for kind in FORMATS:
+        form, stored = layout(kind, 32, 1024), TYPES[kind].n_bytes * 8 / TYPES[kind].values
+        scales = (
+            f"steps, a factor for {form.steps} of them" if form.steps else str(form.scales).removeprefix("torch.")
+        )
+        offsets = ", offsets" if form.offsets else ""
+        bits = form.n_bytes * 8 / form.outputs / form.inputs
+        known = "compiled" if unknown_form(form) is None else "torch"
+        row = f"{form.bits} bits", f"{form.group}", f"{scales}{offsets}", f"{bits:.3g}", known
+        rows.setdefault(row, []).append(f"`{kind}` ({stored:.3g})")
+    head = ("types (bits a weight)", "codes", "group", "scales", "bits in memory", "on the CPU")
+    ordered = sorted(rows.items(), key=lambda one: float(one[0][3]))
+    return markdown(head, [(", ".join(kinds), *row) for row, kinds in ordered])
 
 
 def default_of(field: FieldInfo) -> str:
@@ -402,6 +466,8 @@ def default_of(field: FieldInfo) -> str:
 
 
 def shown(default: object) -> str:
+    if default == ():
+        return "[]"
     return '""' if default == "" else repr(default)
 
 
