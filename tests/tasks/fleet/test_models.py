@@ -44,8 +44,8 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis.Redis]:
 
 def test_a_name_leads_to_its_queue() -> None:
     known = [facts("a", "org/a", queues="qa"), facts("b", queues="qb")]
-    assert find(known, "org/a", "petiole") == ("qa", None)
-    assert find(known, "b", "petiole") == ("qb", None)
+    assert find(known, "org/a", "petiole") == ModelRoute("qa", None)
+    assert find(known, "b", "petiole") == ModelRoute("qb", None)
 
 
 def test_an_unknown_name_is_told_the_known_ones() -> None:
@@ -89,7 +89,7 @@ def test_each_of_two_models_on_one_queue_has_a_queue_beside_it() -> None:
 
 def test_an_adapter_of_one_of_two_models_is_found() -> None:
     known = [facts("a", own_queues=[own_queue("q", "a")], adapters={"sql": "org/sql"}), facts("b")]
-    assert find(known, "sql", "petiole") == (own_queue("q", "a"), "org/sql")
+    assert find(known, "sql", "petiole") == ModelRoute(own_queue("q", "a"), "org/sql")
     with pytest.raises(InvalidRequest, match="queue 'q' has a, too"):
         find(known, "b", "petiole")
 
