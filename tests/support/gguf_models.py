@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tests.support.gguf import turned
 
+_NORMS_WITH_ONE = ("gemma", "qwen3next", "qwen35")
 _ROTATED_PAIRS = ("llama", "granite", "smollm3")
 _EXPERT = re.compile(r"(.*)\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
 _FUSED = re.compile(r"(.*experts)\.(gate_up_proj|down_proj)(_bias)?")
@@ -58,14 +59,48 @@ def _as_converted(architecture: str, config: Any, stored: dict[str, Tensor]) -> 
             yield f"{name}.weight", tensor
         elif name.endswith("conv.conv.weight"):
             yield name, tensor.squeeze(1)
+        elif ".linear_attn." in name:
+            yield from _delta_net(architecture, config, name, tensor)
         elif architecture in _ROTATED_PAIRS and part in heads:
             yield name, turned(tensor.view(len(tensor), -1), heads[part]).view(tensor.shape)
-        elif architecture.startswith("gemma") and name.endswith("norm.weight"):
+        elif architecture.startswith(_NORMS_WITH_ONE) and name.endswith("norm.weight"):
             yield name, tensor + 1
         else:
             yield name, tensor
     for name, by_number in experts.items():
         yield name, torch.stack([by_number[i] for i in range(len(by_number))])
+
+
+def _delta_net(architecture: str, config: Any, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """A tensor of a delta net. Heads of values take turns over the heads of keys in `qwen35`."""
+    keys, each = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
+    of_keys = 2 * keys * config.linear_key_head_dim
+
+    def in_turns(x: Tensor) -> Tensor:
+        """Rows of values, in the order of the file."""
+        if architecture == "qwen3next":
+            return x
+        return x.unflatten(0, (keys, each, -1)).transpose(0, 1).reshape(x.shape)
+
+    if "in_proj_qkvz" in name:
+        of_value = each * config.linear_value_head_dim
+        sizes = [config.linear_key_head_dim] * 2 + [of_value] * 2
+        q, k, v, z = (part.flatten(0, 1) for part in tensor.unflatten(0, (keys, -1)).split(sizes, dim=1))
+        yield name.replace("qkvz", "qkv"), torch.cat([q, k, v])
+        yield name.replace("qkvz", "z"), z
+    elif "in_proj_qkv" in name or "conv1d" in name:
+        x = tensor.squeeze(1) if "conv1d" in name else tensor
+        yield name, torch.cat([x[:of_keys], in_turns(x[of_keys:])])
+    elif name.endswith("A_log"):
+        yield name, in_turns(-tensor.exp())
+    elif name.endswith("dt_bias"):
+        yield name.replace("dt_bias", "dt_proj.bias"), in_turns(tensor)
+    elif name.endswith("out_proj.weight"):
+        yield name, in_turns(tensor.t()).t()
+    elif "norm" in name or "in_proj_ba" in name:
+        yield name, tensor
+    else:
+        yield name, in_turns(tensor)
 
 
 def save(

@@ -33,8 +33,6 @@ _END_TEXTS = frozenset(
     }
 )
 """The texts of tokens that end an output, whatever else the metadata name."""
-_MIXED = frozenset({"llama", "qwen2moe", "qwen3moe", "glm4moe", "gpt-oss"})
-"""Architectures with experts."""
 _END_OF_MESSAGE, _HARMONY = "<|end|>", "<|return|>"
 """The first one ends an output, too, but for a model that has the second one."""
 
@@ -69,7 +67,7 @@ class _Config:
 
     def config(self) -> dict[str, Any]:
         metadata, tensors = self._metadata, self._header.tensors
-        if self._name not in _MIXED and metadata.get("expert_count"):
+        if "ffn_gate_inp" not in self._hub.layer and metadata.get("expert_count"):
             raise metadata.wrong("expert_count", "be 0", metadata.get("expert_count"))
         n_heads = metadata.whole("attention.head_count")
         hidden, longest = metadata.whole("embedding_length"), metadata.whole("context_length")
@@ -176,6 +174,7 @@ class _Config:
         """For the weights that are not quantised, and for keys and values."""
         plain = {"F32": "float32", "F16": "float16"}
         kinds = self._kinds()
+        kinds = kinds - {"F32"} or kinds  # convolutions and routers are always F32
         return plain.get(next(iter(kinds)), "bfloat16") if len(kinds) == 1 else "bfloat16"
 
     def _ends(self) -> list[int]:

@@ -10,7 +10,7 @@ from petiole.gpu_worker.models.checkpoint.gguf.metadata import Metadata
 
 Config = dict[str, Any]
 
-_SLIDING, _FULL = "sliding_attention", "full_attention"
+_SLIDING, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_attention"
 _LARGE_GEMMAS = {"gemma2": 46, "gemma3": 62}
 """The one of this many layers scales its attention by the width of the model for each head."""
 _POOLING = {1: "mean", 2: "first", 3: "last"}
@@ -82,6 +82,37 @@ def _qwen3moe(metadata: Metadata, common: Config) -> Config:
         "moe_intermediate_size": metadata.whole("expert_feed_forward_length"),
         "norm_topk_prob": True,
     }
+
+
+def _delta_nets(metadata: Metadata, common: Config) -> Config:
+    n, heads = common["num_hidden_layers"], metadata.whole("ssm.time_step_rank")
+    every, inner = metadata.whole("full_attention_interval", 4), metadata.whole("ssm.inner_size")
+    if inner % heads:
+        raise metadata.wrong("ssm.inner_size", f"be a multiple of {heads}, the heads of values", inner)
+    recurrent = metadata.get("attention.recurrent_layers", [(i + 1) % every != 0 for i in range(n)])
+    if not isinstance(recurrent, list) or len(recurrent) < n or not all(type(one) is bool for one in recurrent):
+        limit = f"say of each of {n} layers whether it keeps a state"
+        raise metadata.wrong("attention.recurrent_layers", limit, shown(recurrent))
+    return {
+        "layer_types": [_LINEAR if keeps else _FULL for keeps in recurrent[:n]],
+        "linear_conv_kernel_dim": metadata.whole("ssm.conv_kernel"),
+        "linear_key_head_dim": metadata.whole("ssm.state_size"),
+        "linear_num_key_heads": metadata.whole("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": inner // heads,
+    }
+
+
+def _qwen35(metadata: Metadata, common: Config) -> Config:
+    return {**_delta_nets(metadata, common), "linear_value_heads_tiled": True}
+
+
+def _qwen35moe(metadata: Metadata, common: Config) -> Config:
+    return {**_qwen2moe(metadata, common), **_qwen35(metadata, common)}
+
+
+def _qwen3next(metadata: Metadata, common: Config) -> Config:
+    return {**_qwen2moe(metadata, common), **_delta_nets(metadata, common)}
 
 
 def _phi3(metadata: Metadata, common: Config) -> Config:
@@ -181,6 +212,9 @@ SPECIFICS: Mapping[str, Callable[[Metadata, Config], Config]] = {
     "llama": _mixtral,
     "qwen2moe": _qwen2moe,
     "qwen3moe": _qwen3moe,
+    "qwen3next": _qwen3next,
+    "qwen35": _qwen35,
+    "qwen35moe": _qwen35moe,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "phi3": _phi3,
@@ -194,5 +228,5 @@ SPECIFICS: Mapping[str, Callable[[Metadata, Config], Config]] = {
     "nomic-bert": _bert,
 }
 """By `general.architecture`."""
-PARTLY_TURNED = frozenset({"phi3", "glm4moe"})
+PARTLY_TURNED = frozenset({"phi3", "glm4moe", "qwen3next", "qwen35", "qwen35moe"})
 """Architectures that rotate a part of each head."""

@@ -24,6 +24,24 @@ _PATTERN = [_FULL, _LOCAL, _LOCAL]
 _WIDE = {"attention.key_length": 32, "attention.value_length": 32}
 _CAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}
 _PHI_LONG = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 256}
+_QWEN2_MOE_KEYS = {
+    "expert_count": 7,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 32,
+    "expert_shared_feed_forward_length": 48,
+}
+_WHOLE_BLOCKS = {"linear_value_head_dim": 32}
+"""Heads of values can be moved in Q8_0."""
+_DELTA_NET_KEYS = {
+    **_WIDE,
+    "rope.dimension_count": 8,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 16,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 4,
+    "ssm.inner_size": 128,
+    "full_attention_interval": 2,
+}
 MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama2", "llama", {}, {}),
     "mixtral": ("mixtral", "llama", {}, {"expert_count": 5, "expert_used_count": 2, "rope.freq_base": 1e6}),
@@ -32,12 +50,15 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         "qwen2-moe",
         "qwen2moe",
         {"mlp_only_layers": []},
-        {
-            "expert_count": 7,
-            "expert_used_count": 2,
-            "expert_feed_forward_length": 32,
-            "expert_shared_feed_forward_length": 48,
-        },
+        _QWEN2_MOE_KEYS,
+    ),
+    "qwen3.5": ("qwen3.5", "qwen35", _WHOLE_BLOCKS, _DELTA_NET_KEYS),
+    "qwen3.5-moe": ("qwen3.5-moe", "qwen35moe", _WHOLE_BLOCKS, _QWEN2_MOE_KEYS | _DELTA_NET_KEYS),
+    "qwen3-next": (
+        "qwen3-next",
+        "qwen3next",
+        {"mlp_only_layers": [], **_WHOLE_BLOCKS},
+        _QWEN2_MOE_KEYS | _DELTA_NET_KEYS,
     ),
     "qwen3": ("qwen3", "qwen3", {}, {"attention.key_length": 32, "attention.value_length": 32}),
     "qwen3moe": (
