@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from petiole.gpu_worker.models.checkpoint.configuration import shown
 from petiole.gpu_worker.models.checkpoint.gguf.block_types import TYPES
 from petiole.gpu_worker.models.checkpoint.gguf.header import GgufHeader, read_whole
 from petiole.gpu_worker.models.checkpoint.gguf.metadata import Metadata
-from petiole.gpu_worker.models.checkpoint.gguf.specifics import PARTLY_TURNED, SPECIFICS
+from petiole.gpu_worker.models.checkpoint.gguf.specifics import BY_LAYER, PARTLY_TURNED, SPECIFICS
 from petiole.gpu_worker.models.checkpoint.gguf.tensor_mapping import (
     ARCHITECTURES,
     FREQUENCIES,
@@ -81,7 +80,7 @@ class _Config:
         kv_heads = set(metadata.of_layers("attention.head_count_kv", n_layers, n_heads)) - {0}
         inner = set(metadata.of_layers("feed_forward_length", n_layers, hidden))
         for key, several in (("attention.head_count_kv", kv_heads), ("feed_forward_length", inner)):
-            if len(several) != 1:
+            if len(several) != 1 and self._name not in BY_LAYER:
                 raise metadata.wrong(key, "be the same in all layers", shown(sorted(several)))
         config: dict[str, Any] = {
             "architectures": [self._hub.hub],
@@ -89,9 +88,9 @@ class _Config:
             "vocab_size": self._vocab_size(),
             "hidden_size": hidden,
             "num_hidden_layers": n_layers,
-            "intermediate_size": inner.pop(),
+            "intermediate_size": min(inner),
             "num_attention_heads": n_heads,
-            "num_key_value_heads": kv_heads.pop(),
+            "num_key_value_heads": max(kv_heads),
             "head_dim": width,
             "partial_rotary_factor": turned / width,
             "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon", 1e-6),
@@ -118,8 +117,8 @@ class _Config:
         amplitude = {}
         if metadata.has("rope.scaling.attn_factor"):
             amplitude["attention_factor"] = metadata.number("rope.scaling.attn_factor", 1.0)
-        if FREQUENCIES in tensors:
-            factors = self._frequencies(FREQUENCIES, width // 2)
+        if FREQUENCIES in tensors and self._name not in BY_LAYER:  # whose layers differ in these, too
+            factors = metadata.floats(FREQUENCIES, width // 2)
             return {
                 "rope_type": "longrope",
                 "short_factor": factors,
@@ -130,8 +129,8 @@ class _Config:
         if LONG in tensors and SHORT in tensors:
             return amplitude | {
                 "rope_type": "longrope",
-                "short_factor": self._frequencies(SHORT, width // 2),
-                "long_factor": self._frequencies(LONG, width // 2),
+                "short_factor": metadata.floats(SHORT, width // 2),
+                "long_factor": metadata.floats(LONG, width // 2),
                 "original_max_position_embeddings": original,
             }
         kind = metadata.get("rope.scaling.type", "none")
@@ -148,15 +147,6 @@ class _Config:
                 "truncate": self._name != "gpt-oss",
             }
         return scaling
-
-    def _frequencies(self, name: str, n: int) -> list[float]:
-        stored = self._header.tensors[name]
-        if (stored.kind, stored.shape) != ("F32", (n,)):
-            got = f"{stored.kind} {list(stored.shape)}"
-            raise ModelError(f"{self._header.path}: tensor {name} must be F32 [{n}], got {got}")
-        with stored.path.open("rb") as file:
-            file.seek(stored.start)
-            return list(struct.unpack(f"<{n}f", file.read(4 * n)))
 
     def _vocab_size(self) -> int:
         stored = self._header.tensors.get(_EMBEDDING)

@@ -166,6 +166,31 @@ ARCHITECTURES = {
     "gemma": Architecture("GemmaForCausalLM", norms_with_one=True),
     "gemma2": _GEMMA2,
     "gemma3": replace(_GEMMA2, hub="Gemma3ForCausalLM", layer={**_GEMMA2.layer, **_NORMS}),
+    "gemma4": Architecture(
+        "Gemma4ForCausalLM",
+        layer={
+            **_GEMMA2.layer,
+            **_NORMS,
+            "ffn_gate_inp": "router.proj",
+            "ffn_gate_inp.scale": "router.scale",
+            "ffn_gate_up_exps": ("experts.{}.gate_proj", "experts.{}.up_proj"),
+            "ffn_down_exps": "experts.{}.down_proj",
+            "ffn_down_exps.scale": "router.per_expert_scale",
+            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+            "post_ffw_norm_1": "post_feedforward_layernorm_1",
+            "post_ffw_norm_2": "post_feedforward_layernorm_2",
+            "layer_output_scale.weight": "layer_scalar",
+            "inp_gate": "per_layer_input_gate",
+            "proj": "per_layer_projection",
+            "post_norm": "post_per_layer_input_norm",
+        },
+        whole={
+            **_WHOLE,
+            "per_layer_token_embd": "model.embed_tokens_per_layer",
+            "per_layer_model_proj": "model.per_layer_model_projection",
+            "per_layer_proj_norm": "model.per_layer_projection_norm",
+        },
+    ),
     "phi3": Architecture(
         "Phi3ForCausalLM", layer=_LAYER | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
     ),

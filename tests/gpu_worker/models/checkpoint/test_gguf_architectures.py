@@ -42,6 +42,17 @@ _DELTA_NET_KEYS = {
     "ssm.inner_size": 128,
     "full_attention_interval": 2,
 }
+_GEMMA4_KEYS = {
+    **_WIDE,
+    "attention.key_length_swa": 16,
+    "attention.value_length_swa": 16,
+    "attention.sliding_window": 7,
+    "attention.sliding_window_pattern": [True, True, False] * 2,
+    "final_logit_softcapping": 5.0,
+    "rope.freq_base": 1e6,
+    "rope.freq_base_swa": 1e4,
+    "rope.dimension_count": 32,
+}
 MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama2", "llama", {}, {}),
     "mixtral": ("mixtral", "llama", {}, {"expert_count": 5, "expert_used_count": 2, "rope.freq_base": 1e6}),
@@ -103,6 +114,30 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "attention.sliding_window_pattern": 2,
             "rope.freq_base": 1e6,
         },
+    ),
+    "gemma4": ("gemma4", "gemma4", {}, _GEMMA4_KEYS),
+    "gemma4-values-from-keys": (
+        "gemma4-values-from-keys",
+        "gemma4",
+        {},
+        _GEMMA4_KEYS | {"attention.head_count_kv": [2, 2, 1] * 2},
+    ),
+    "gemma4-per-layer": (
+        "gemma4-per-layer",
+        "gemma4",
+        {},
+        _GEMMA4_KEYS
+        | {
+            "attention.shared_kv_layers": 3,
+            "feed_forward_length": [96] * 3 + [192] * 3,
+            "embedding_length_per_layer_input": 8,
+        },
+    ),
+    "gemma4-experts": (
+        "gemma4-experts",
+        "gemma4",
+        {},
+        _GEMMA4_KEYS | {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 32},
     ),
     "phi3": ("phi3", "phi3", {}, {"attention.sliding_window": 7, "rope.dimension_count": 16}),
     "phi4-mini": (
@@ -194,6 +229,8 @@ def _made(name: str, kind: str) -> tuple[Any, str, dict[str, Any]]:
             "rope_factors_long.weight": LONGROPE["long_factor"],
             "rope_factors_short.weight": LONGROPE["short_factor"],
         }
+    if architecture == "gemma4":
+        model.factors = {"rope_freqs.weight": [1.0] * 4 + [1e30] * 12}
     theta = model.config.rope_parameters.get("rope_theta", 10_000.0)
     return model, architecture, {"rope.freq_base": float(theta)} | keys
 
