@@ -66,6 +66,8 @@ def _as_converted(architecture: str, config: Any, stored: dict[str, Tensor]) -> 
             yield f"blk.{name.split('.')[2]}.{part}.scale", tensor
         elif name.endswith("e_score_correction_bias"):
             yield name.replace("e_score_correction_bias", "e_score_correction.bias"), tensor
+        elif name.endswith("expert_bias"):
+            yield f"{name}.bias", tensor
         elif name.endswith("shared_expert_gate.weight"):
             yield name, tensor.squeeze(0)
         elif name.endswith("sinks"):

@@ -250,6 +250,41 @@ def _lfm2(metadata: Metadata, common: Config) -> Config:
     }
 
 
+def _lfm2moe(metadata: Metadata, common: Config) -> Config:
+    if metadata.whole("expert_gating_func", _SIGMOID, low=0) != _SIGMOID:
+        raise metadata.wrong("expert_gating_func", f"be {_SIGMOID}, sigmoid", metadata.get("expert_gating_func"))
+    return {
+        **_lfm2(metadata, common),
+        "num_experts": metadata.whole("expert_count"),
+        **_chosen(metadata),
+        "moe_intermediate_size": metadata.whole("expert_feed_forward_length"),
+        "num_dense_layers": metadata.whole("leading_dense_block_count", 2, low=0),
+        "norm_topk_prob": bool(metadata.get("expert_weights_norm", True)),
+        "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0),
+        "use_expert_bias": any(name.endswith("exp_probs_b.bias") for name in metadata.header.tensors),
+    }
+
+
+def _olmoe(metadata: Metadata, common: Config) -> Config:
+    return {"num_experts": metadata.whole("expert_count"), **_chosen(metadata), "norm_topk_prob": False}
+
+
+def _cohere(metadata: Metadata, common: Config) -> Config:
+    return {
+        "layer_norm_eps": metadata.number("attention.layer_norm_epsilon", 1e-5),
+        "logit_scale": metadata.number("logit_scale", 1.0),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in metadata.header.tensors,
+    }
+
+
+def _cohere2(metadata: Metadata, common: Config) -> Config:
+    return {
+        **_cohere(metadata, common),
+        "sliding_window": metadata.whole("attention.sliding_window", 4096),
+        "layer_types": _kinds(metadata, common["num_hidden_layers"], 4),
+    }
+
+
 def _bert(metadata: Metadata, common: Config) -> Config:
     pooling = metadata.whole("pooling_type", 1)
     if pooling not in _POOLING:
@@ -281,11 +316,15 @@ SPECIFICS: Mapping[str, Callable[[Metadata, Config], Config]] = {
     "glm4moe": _glm4moe,
     "gpt-oss": _gpt_oss,
     "lfm2": _lfm2,
+    "lfm2moe": _lfm2moe,
+    "olmoe": _olmoe,
+    "command-r": _cohere,
+    "cohere2": _cohere2,
     "bert": _bert,
     "nomic-bert": _bert,
 }
 """By `general.architecture`."""
 BY_LAYER = frozenset({"gemma4"})
 """Architectures whose layers differ in heads, feed-forwards and rotation."""
-PARTLY_TURNED = frozenset({"phi3", "glm4moe", "qwen3next", "qwen35", "qwen35moe"})
+PARTLY_TURNED = frozenset({"phi3", "glm4", "glm4moe", "qwen3next", "qwen35", "qwen35moe"})
 """Architectures that rotate a part of each head."""

@@ -137,6 +137,25 @@ _GEMMA2 = Architecture(
     layer=_LAYER | _OUT_NORMS | {"ffn_norm": "pre_feedforward_layernorm"},
     norms_with_one=True,
 )
+_LFM2 = Architecture(
+    "Lfm2ForCausalLM",
+    layer=_LAYER
+    | {
+        "attn_norm": "operator_norm",
+        "attn_output": "self_attn.out_proj",
+        "attn_q_norm": "self_attn.q_layernorm",
+        "attn_k_norm": "self_attn.k_layernorm",
+        "ffn_norm": "ffn_norm",
+        "ffn_gate": "feed_forward.w1",
+        "ffn_up": "feed_forward.w3",
+        "ffn_down": "feed_forward.w2",
+        "shortconv.conv": "conv.conv",
+        "shortconv.in_proj": "conv.in_proj",
+        "shortconv.out_proj": "conv.out_proj",
+    },
+    whole=_WHOLE | {"token_embd_norm": "model.embedding_norm"},
+)
+_COMMAND_R = Architecture("CohereForCausalLM")
 _QWEN35_MOE = Architecture(
     "Qwen3_5MoeForCausalLM",
     layer={
@@ -197,8 +216,18 @@ ARCHITECTURES = {
     "granite": replace(_LLAMA, hub="GraniteForCausalLM"),
     "smollm3": replace(_LLAMA, hub="SmolLM3ForCausalLM"),
     "olmo2": _OLMO2,
+    "olmoe": Architecture("OlmoeForCausalLM", layer=_LAYER | _NORMS | _EXPERTS),
     "starcoder2": Architecture(
         "Starcoder2ForCausalLM", layer=_LAYER | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+    ),
+    "glm4": Architecture(
+        "Glm4ForCausalLM",
+        layer=_LAYER
+        | {
+            "ffn_up": "mlp.gate_up_proj",
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
     ),
     "glm4moe": Architecture(
         "Glm4MoeForCausalLM",
@@ -223,24 +252,21 @@ ARCHITECTURES = {
             "attn_sinks.weight": "self_attn.sinks",
         },
     ),
-    "lfm2": Architecture(
-        "Lfm2ForCausalLM",
-        layer=_LAYER
+    "lfm2": _LFM2,
+    "lfm2moe": replace(
+        _LFM2,
+        hub="Lfm2MoeForCausalLM",
+        layer=_LFM2.layer
         | {
-            "attn_norm": "operator_norm",
-            "attn_output": "self_attn.out_proj",
-            "attn_q_norm": "self_attn.q_layernorm",
-            "attn_k_norm": "self_attn.k_layernorm",
-            "ffn_norm": "ffn_norm",
-            "ffn_gate": "feed_forward.w1",
-            "ffn_up": "feed_forward.w3",
-            "ffn_down": "feed_forward.w2",
-            "shortconv.conv": "conv.conv",
-            "shortconv.in_proj": "conv.in_proj",
-            "shortconv.out_proj": "conv.out_proj",
+            "exp_probs_b.bias": "feed_forward.expert_bias",
+            "ffn_gate_inp": "feed_forward.gate",
+            "ffn_gate_exps": "feed_forward.experts.{}.w1",
+            "ffn_up_exps": "feed_forward.experts.{}.w3",
+            "ffn_down_exps": "feed_forward.experts.{}.w2",
         },
-        whole=_WHOLE | {"token_embd_norm": "model.embedding_norm"},
     ),
+    "command-r": _COMMAND_R,
+    "cohere2": replace(_COMMAND_R, hub="Cohere2ForCausalLM"),
     "bert": Architecture(
         "BertModel",
         layer={

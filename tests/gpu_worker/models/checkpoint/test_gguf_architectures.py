@@ -53,6 +53,7 @@ _GEMMA4_KEYS = {
     "rope.freq_base_swa": 1e4,
     "rope.dimension_count": 32,
 }
+_COHERE_KEYS = {"attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.5}
 MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama2", "llama", {}, {}),
     "mixtral": ("mixtral", "llama", {}, {"expert_count": 5, "expert_used_count": 2, "rope.freq_base": 1e6}),
@@ -172,7 +173,26 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "rope.scaling.original_context_length": 64,
         },
     ),
+    "olmoe": (
+        "olmoe",
+        "olmoe",
+        {},
+        {"attention.layer_norm_rms_epsilon": 1e-5, "expert_count": 7, "expert_used_count": 2},
+    ),
+    "command-r": ("cohere", "command-r", {}, _COHERE_KEYS),
+    "cohere2": (
+        "cohere2",
+        "cohere2",
+        {},
+        _COHERE_KEYS | {"attention.sliding_window": 7, "attention.sliding_window_pattern": [True, False, True]},
+    ),
     "starcoder2": ("starcoder2", "starcoder2", {"sliding_window": None}, {"attention.layer_norm_epsilon": 1e-5}),
+    "glm4": (
+        "glm4",
+        "glm4",
+        {},
+        {**_WIDE, "rope.dimension_count": 16, "attention.layer_norm_rms_epsilon": 1.5625e-07},
+    ),
     "glm4moe": (
         "glm4-moe",
         "glm4moe",
@@ -214,6 +234,20 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         "lfm2",
         {},
         {"attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 3, "feed_forward_length": 64},
+    ),
+    "lfm2-moe": (
+        "lfm2-moe",
+        "lfm2moe",
+        {},
+        {
+            "attention.head_count_kv": [0, 2, 0],
+            "shortconv.l_cache": 3,
+            "expert_count": 6,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 32,
+            "expert_gating_func": 2,
+            "leading_dense_block_count": 1,
+        },
     ),
 }
 """The family of `tests.support.families`, its architecture in GGUF, how its configuration differs, the keys."""
