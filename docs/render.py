@@ -416,7 +416,7 @@ def tables(page_name: str) -> dict[str, str]:
         "result": fields(task_result.GenerationResult, task_result.Shown),
         "metrics": markdown(("by `worker` and `model`", ""), metrics()),
         "families": markdown(("models", "`architectures`", "CPU", "CUDA", "compared"), families()),
-        **({"gguf": gguf_types()} if page_name == "models.md" else {}),
+        **({"gguf": gguf_files()} if page_name == "models.md" else {}),
         "facts": fields(models.ModelFacts, BaseModel),
         "delta": fields(task_result.StreamDelta, task_result.ShownPiece, "At the end: "),
     }
@@ -439,9 +439,10 @@ def families() -> Iterator[tuple[str, ...]]:
         yield one.models, names, one.cpu, "yes" if one.cuda else "no", one.against
 
 
-def gguf_types() -> str:
-    """Types of GGUF files: what becomes of them, the smallest first."""
+def gguf_files() -> str:
+    """GGUF files: architectures, and what becomes of each type, the smallest first."""
     from petiole.gpu_worker.models.checkpoint.gguf.block_types import TYPES
+    from petiole.gpu_worker.models.checkpoint.gguf.tensor_mapping import ARCHITECTURES
     from petiole.gpu_worker.models.weights.formats.gguf import FORMATS, layout
     from petiole.gpu_worker.runtime.cpu.native.products.weights import unknown_form
 
@@ -458,7 +459,8 @@ def gguf_types() -> str:
         rows.setdefault(row, []).append(f"`{kind}` ({stored:.3g})")
     head = ("types (bits a weight)", "codes", "group", "scales", "bits in memory", "on the CPU")
     ordered = sorted(rows.items(), key=lambda one: float(one[0][3]))
-    return markdown(head, [(", ".join(kinds), *row) for row, kinds in ordered])
+    named = f"Architectures: {', '.join(f'`{name}`' for name in ARCHITECTURES)}.\n\n"
+    return named + markdown(head, [(", ".join(kinds), *row) for row, kinds in ordered])
 
 
 def default_of(field: FieldInfo) -> str:

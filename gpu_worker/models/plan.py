@@ -216,10 +216,11 @@ class DeltaNet:
         S *= exp(-exp(decay) * softplus(a + bias))
         S += key (x) sigmoid(b) * (value - S key);  output = norm(S query / sqrt(key_dim)) * silu(z)
 
-    Each head of keys serves value_heads / key_heads heads of values, one after the other. a, b, z: projections of
-    x, a and b with one number a head of values. kernel: positions that the convolution reads, its own included.
-    norm: of each head of the output, an RMS norm without a bias. grouped: the projections are stored by heads of
-    keys, [query | key | values | z] and [b | a] of each; else [queries | keys | values], z, b and a of all heads.
+    Each head of keys serves value_heads / key_heads heads of values. These follow one another or, if `tiled`, the
+    heads of values take turns over those of keys. a, b, z: projections of x, a and b with one number a head of
+    values. kernel: positions that the convolution reads, its own included. norm: of each head of the output, an
+    RMS norm without a bias. grouped: the projections are stored by heads of keys, [query | key | values | z] and
+    [b | a] of each; else [queries | keys | values], z, b and a of all heads.
 
     The state: S, float32, and the last kernel - 1 inputs of the convolution."""
 
@@ -230,11 +231,17 @@ class DeltaNet:
     kernel: int
     norm: Norm
     grouped: bool = False
+    tiled: bool = False
 
     @property
     def each(self) -> int:
         """Heads of values that a head of keys serves."""
         return self.value_heads // self.key_heads
+
+    @property
+    def run(self) -> int:
+        """Heads of values in a row that have the same keys: head i has those of i // run % key_heads."""
+        return 1 if self.tiled else self.each
 
     @property
     def key_size(self) -> int:

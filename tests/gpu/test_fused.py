@@ -591,6 +591,22 @@ def test_rows_that_decode_beside_a_prompt_in_chunks_have_the_bits_of_the_recurre
     assert torch.equal(beside[[0, 2]], alone[[0, 2]])
 
 
+@pytest.mark.parametrize("rule", [apply_delta_rule, apply_delta_rule_in_chunks])
+def test_heads_in_turns_are_those_in_rows_in_another_order(rule):
+    n, key_heads, each, size = CHUNK + 3, 2, 3, 32
+    turned = torch.arange(key_heads * each, device=DEVICE).view(key_heads, each).t().flatten()
+    q, k = (torch.nn.functional.normalize(normal(n, key_heads, size + i)[..., i:], dim=-1) for i in range(2))
+    v, g = normal(n, key_heads * each, size), -normal(n, key_heads * each).abs()
+    beta, stored = normal(n, key_heads * each).sigmoid(), normal(1, key_heads * each, size, size)
+    in_turns = stored[:, turned].contiguous()
+    step = int32(0), int32(0, n), torch.full((n,), -1, dtype=torch.int32, device=DEVICE)
+    expected = rule(packed(q, k, v), g, beta, stored, None, *step)
+    v, g, beta = (part[:, turned].contiguous() for part in (v, g, beta))
+    outputs = rule(packed(q, k, v), g, beta, in_turns, None, *step, tiled=True)
+    assert torch.equal(outputs, expected[:, turned])
+    assert torch.equal(in_turns, stored[:, turned])
+
+
 def test_states_of_other_sizes_than_the_step_are_refused():
     places, bounds, of, copies = rows_of_a_step()
     with pytest.raises(ValueError, match="must fit"):

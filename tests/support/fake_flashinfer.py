@@ -197,20 +197,21 @@ def prepare(plan, weights, projected, gates, inputs, places, bounds, of, copies)
     return torch.cat([part.flatten(1) for part in heads], 1), *rule_gates(plan, weights, gates)
 
 
-def parts_of_heads(qkv, matrices):
+def parts_of_heads(qkv, matrices, tiled):
     """Queries, keys and values of each head of values."""
     heads, key_dim, value_dim = matrices.shape[1:]
     q, k, v = qkv.tensor_split([(n := (qkv.shape[1] - heads * value_dim) // 2), 2 * n], dim=1)
     q, k = (part.unflatten(1, (-1, key_dim)) for part in (q, k))
-    q, k = (part.repeat_interleave(heads // part.shape[1], dim=1) for part in (q, k))
+    each = heads // q.shape[1]
+    q, k = (part.repeat(1, each, 1) if tiled else part.repeat_interleave(each, dim=1) for part in (q, k))
     return q, k, v.unflatten(1, (heads, value_dim))
 
 
-def apply_delta_rule(qkv, g, beta, matrices, rounded, places, bounds, copies):
+def apply_delta_rule(qkv, g, beta, matrices, rounded, places, bounds, copies, *, tiled=False):
     check_rows(places, bounds, copies, len(qkv))
     assert {part.dtype for part in (qkv, g, beta, matrices)} == {torch.float32}
     assert all(part.is_contiguous() for part in (qkv, g, beta, matrices))
-    q, k, v = parts_of_heads(qkv, matrices)
+    q, k, v = parts_of_heads(qkv, matrices, tiled)
     outputs = torch.full(v.shape, math.nan, device=v.device)
     for place, (first, end) in zip(places.tolist(), itertools.pairwise(bounds.tolist()), strict=True):
         stored = matrices[place : place + 1].clone()
@@ -225,9 +226,9 @@ def apply_delta_rule(qkv, g, beta, matrices, rounded, places, bounds, copies):
     return outputs
 
 
-def apply_delta_rule_in_chunks(qkv, g, beta, matrices, rounded, places, bounds, copies):
+def apply_delta_rule_in_chunks(qkv, g, beta, matrices, rounded, places, bounds, copies, *, tiled=False):
     check_rows(places, bounds, copies, len(qkv))
-    q, k, v = parts_of_heads(qkv, matrices)
+    q, k, v = parts_of_heads(qkv, matrices, tiled)
     outputs = torch.full(v.shape, math.nan, device=v.device)
     for place, (first, end) in zip(places.tolist(), itertools.pairwise(bounds.tolist()), strict=True):
         stored, start = matrices[place : place + 1].clone(), first

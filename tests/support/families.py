@@ -156,6 +156,8 @@ FAMILIES |= {
     ),
     "granite4-moe": ("GraniteMoeHybrid", _GRANITE4 | {"num_local_experts": 7}),
     "gpt2": ("GPT2", {"n_inner": 96, "activation_function": "gelu_new", "n_positions": 256}),
+    "glm": ("Glm", {"head_dim": 16, "attention_bias": True, "pad_token_id": 0}),
+    "glm4": ("Glm4", {"head_dim": 32, "attention_bias": True, "pad_token_id": 0}),
     "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "pad_token_id": 0}),
     "cohere": ("Cohere", {"logit_scale": 0.5, "pad_token_id": 0}),
     "cohere2": (

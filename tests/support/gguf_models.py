@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tests.support.gguf import turned
 
+_NORMS_WITH_ONE = ("gemma", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
 _ROTATED_PAIRS = ("llama", "granite", "smollm3")
 _EXPERT = re.compile(r"(.*)\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
 _FUSED = re.compile(r"(.*experts)\.(gate_up_proj|down_proj)(_bias)?")
@@ -32,15 +33,23 @@ def grid(model: Any) -> Any:
     return model
 
 
+def _kv_heads(config: Any) -> int:
+    """Of the whole model, where layers may differ."""
+    found: int = config.to_dict().get("num_key_value_heads", config.num_attention_heads)
+    return found
+
+
 def _as_converted(architecture: str, config: Any, stored: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Tensors under the names that the converter looks up."""
     experts: dict[str, dict[int, Tensor]] = {}
-    heads = {"q_proj": config.num_attention_heads, "k_proj": getattr(config, "num_key_value_heads", 0)}
+    heads = {"q_proj": config.num_attention_heads, "k_proj": _kv_heads(config)}
     for name, tensor in stored.items():
         part = name.split(".")[-2] if "." in name else ""
         if (expert := _EXPERT.fullmatch(name)) and "experts" in name:
             at = "layers.{}.feed_forward.experts".format(name.split(".")[2]) if expert[3][0] == "w" else expert[1]
             experts.setdefault(f"{at}.{expert[3]}.weight", {})[int(expert[2])] = tensor
+        elif architecture == "gemma4" and _FUSED.fullmatch(name):
+            yield f"{name}.weight", tensor
         elif fused := _FUSED.fullmatch(name):  # gpt-oss: inputs first, gate and up take turns
             whole, kind = tensor if fused[3] else tensor.transpose(1, 2), "bias" if fused[3] else "weight"
             if fused[2] == "down_proj":
@@ -50,22 +59,63 @@ def _as_converted(architecture: str, config: Any, stored: dict[str, Tensor]) -> 
                 yield f"{fused[1]}.up_proj.{kind}", whole[:, 1::2]
         elif "pooler" in name or "position_ids" in name:
             continue
+        elif name.endswith("layer_scalar"):
+            yield f"{name}.weight", tensor
+        elif name.endswith(("router.scale", "per_expert_scale")):
+            part = "ffn_gate_inp" if name.endswith("router.scale") else "ffn_down_exps"
+            yield f"blk.{name.split('.')[2]}.{part}.scale", tensor
         elif name.endswith("e_score_correction_bias"):
             yield name.replace("e_score_correction_bias", "e_score_correction.bias"), tensor
+        elif name.endswith("expert_bias"):
+            yield f"{name}.bias", tensor
         elif name.endswith("shared_expert_gate.weight"):
             yield name, tensor.squeeze(0)
         elif name.endswith("sinks"):
             yield f"{name}.weight", tensor
         elif name.endswith("conv.conv.weight"):
             yield name, tensor.squeeze(1)
+        elif ".linear_attn." in name:
+            yield from _delta_net(architecture, config, name, tensor)
         elif architecture in _ROTATED_PAIRS and part in heads:
             yield name, turned(tensor.view(len(tensor), -1), heads[part]).view(tensor.shape)
-        elif architecture.startswith("gemma") and name.endswith("norm.weight"):
+        elif architecture in _NORMS_WITH_ONE and name.endswith("norm.weight"):
             yield name, tensor + 1
         else:
             yield name, tensor
     for name, by_number in experts.items():
         yield name, torch.stack([by_number[i] for i in range(len(by_number))])
+
+
+def _delta_net(architecture: str, config: Any, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """A tensor of a delta net. Heads of values take turns over the heads of keys in `qwen35`."""
+    keys, each = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
+    of_keys = 2 * keys * config.linear_key_head_dim
+
+    def in_turns(x: Tensor) -> Tensor:
+        """Rows of values, in the order of the file."""
+        if architecture == "qwen3next":
+            return x
+        return x.view(keys, each, len(x) // keys // each, -1).transpose(0, 1).reshape(x.shape)
+
+    if "in_proj_qkvz" in name:
+        of_value = each * config.linear_value_head_dim
+        sizes = [config.linear_key_head_dim] * 2 + [of_value] * 2
+        q, k, v, z = (part.flatten(0, 1) for part in torch.split(tensor.view(keys, sum(sizes), -1), sizes, dim=1))
+        yield name.replace("qkvz", "qkv"), torch.cat([q, k, v])
+        yield name.replace("qkvz", "z"), z
+    elif "in_proj_qkv" in name or "conv1d" in name:
+        x = tensor.squeeze(1) if "conv1d" in name else tensor
+        yield name, torch.cat([x[:of_keys], in_turns(x[of_keys:])])
+    elif name.endswith("A_log"):
+        yield name, in_turns(-tensor.exp())
+    elif name.endswith("dt_bias"):
+        yield name.replace("dt_bias", "dt_proj.bias"), in_turns(tensor)
+    elif name.endswith("out_proj.weight"):
+        yield name, in_turns(tensor.t()).t()
+    elif "norm" in name or "in_proj_ba" in name:
+        yield name, tensor
+    else:
+        yield name, in_turns(tensor)
 
 
 def save(
@@ -85,7 +135,7 @@ def save(
         "embedding_length": config.hidden_size,
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": getattr(config, "num_key_value_heads", config.num_attention_heads),
+        "attention.head_count_kv": _kv_heads(config),
         "attention.layer_norm_rms_epsilon": float(getattr(config, "rms_norm_eps", 1e-5)),
     }
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=-(-60 // pieces) if pieces > 1 else 0)
@@ -100,7 +150,7 @@ def save(
         put[type(value)](f"{architecture}.{key}", value)
     writer.add_eos_token_id(2)
     for name, tensor in _as_converted(architecture, config, load_file(folder / "model.safetensors")):
-        stem = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        stem = name if name.startswith("blk.") else names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stem is not None, name
         numbers = tensor.float().contiguous().numpy()
         if kind != "F32" and tensor.ndim > 1 and tensor.shape[-1] % 32 == 0 and "norm" not in name:

@@ -55,6 +55,7 @@ PUBLISHED = (
     _causal("Gemma 4, with 26B-A4B, E2B, E4B", "Gemma4", f"Gemma4{_VISION}"),
     _causal("Gemma 4 12B", "Gemma4Unified", f"Gemma4Unified{_VISION}"),
     _causal("gpt-oss 20b, 120b, with MXFP4 experts or plain ones", "GptOss"),
+    _causal("GLM-4 9B, 32B", "Glm", "Glm4"),
     _causal("GLM-4.5, 4.6, Air", "Glm4Moe"),
     _causal("LFM2, LFM2.5", "Lfm2"),
     _causal("LFM2 with experts", "Lfm2Moe"),

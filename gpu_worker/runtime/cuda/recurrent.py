@@ -44,7 +44,8 @@ class StatesOnCuda:
         step = self.places, self.bounds, self.of, self.copies
         qkv, g, beta = prepare(plan, weights, projected, gates, state.inputs, *step)
         rule = apply_delta_rule_in_chunks if switch("exact") == "off" else apply_delta_rule
-        return rule(qkv, g, beta, state.matrices, state.rounded, self.places, self.bounds, self.copies)
+        at = self.places, self.bounds, self.copies
+        return rule(qkv, g, beta, state.matrices, state.rounded, *at, tiled=plan.tiled)
 
     def scan(self, i: int, q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
         raise NotImplementedError("executor.require_supported refuses layers with a scan")

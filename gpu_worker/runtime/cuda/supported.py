@@ -30,7 +30,9 @@ CAPTURED: Values = changed(
             "each": {FeedForward},
         },
         DeltaNet: {
-            **dict.fromkeys(("key_heads", "value_heads", "key_dim", "value_dim", "kernel", "grouped"), ANY),
+            **dict.fromkeys(
+                ("key_heads", "value_heads", "key_dim", "value_dim", "kernel", "grouped", "tiled"), ANY
+            ),
             "norm": {Norm},
         },
         ShortConvolution: dict.fromkeys(("channels", "kernel", "bias"), ANY),

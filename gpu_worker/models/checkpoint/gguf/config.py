@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from petiole.gpu_worker.models.checkpoint.configuration import shown
 from petiole.gpu_worker.models.checkpoint.gguf.block_types import TYPES
 from petiole.gpu_worker.models.checkpoint.gguf.header import GgufHeader, read_whole
 from petiole.gpu_worker.models.checkpoint.gguf.metadata import Metadata
-from petiole.gpu_worker.models.checkpoint.gguf.specifics import PARTLY_TURNED, SPECIFICS
+from petiole.gpu_worker.models.checkpoint.gguf.specifics import BY_LAYER, PARTLY_TURNED, SPECIFICS
 from petiole.gpu_worker.models.checkpoint.gguf.tensor_mapping import (
     ARCHITECTURES,
     FREQUENCIES,
@@ -33,8 +32,6 @@ _END_TEXTS = frozenset(
     }
 )
 """The texts of tokens that end an output, whatever else the metadata name."""
-_MIXED = frozenset({"llama", "qwen2moe", "qwen3moe", "glm4moe", "gpt-oss"})
-"""Architectures with experts."""
 _END_OF_MESSAGE, _HARMONY = "<|end|>", "<|return|>"
 """The first one ends an output, too, but for a model that has the second one."""
 
@@ -69,7 +66,7 @@ class _Config:
 
     def config(self) -> dict[str, Any]:
         metadata, tensors = self._metadata, self._header.tensors
-        if self._name not in _MIXED and metadata.get("expert_count"):
+        if "ffn_gate_inp" not in self._hub.layer and metadata.get("expert_count"):
             raise metadata.wrong("expert_count", "be 0", metadata.get("expert_count"))
         n_heads = metadata.whole("attention.head_count")
         hidden, longest = metadata.whole("embedding_length"), metadata.whole("context_length")
@@ -83,7 +80,7 @@ class _Config:
         kv_heads = set(metadata.of_layers("attention.head_count_kv", n_layers, n_heads)) - {0}
         inner = set(metadata.of_layers("feed_forward_length", n_layers, hidden))
         for key, several in (("attention.head_count_kv", kv_heads), ("feed_forward_length", inner)):
-            if len(several) != 1:
+            if len(several) != 1 and self._name not in BY_LAYER:
                 raise metadata.wrong(key, "be the same in all layers", shown(sorted(several)))
         config: dict[str, Any] = {
             "architectures": [self._hub.hub],
@@ -91,9 +88,9 @@ class _Config:
             "vocab_size": self._vocab_size(),
             "hidden_size": hidden,
             "num_hidden_layers": n_layers,
-            "intermediate_size": inner.pop(),
+            "intermediate_size": min(inner),
             "num_attention_heads": n_heads,
-            "num_key_value_heads": kv_heads.pop(),
+            "num_key_value_heads": max(kv_heads),
             "head_dim": width,
             "partial_rotary_factor": turned / width,
             "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon", 1e-6),
@@ -120,8 +117,8 @@ class _Config:
         amplitude = {}
         if metadata.has("rope.scaling.attn_factor"):
             amplitude["attention_factor"] = metadata.number("rope.scaling.attn_factor", 1.0)
-        if FREQUENCIES in tensors:
-            factors = self._frequencies(FREQUENCIES, width // 2)
+        if FREQUENCIES in tensors and self._name not in BY_LAYER:  # whose layers differ in these, too
+            factors = metadata.floats(FREQUENCIES, width // 2)
             return {
                 "rope_type": "longrope",
                 "short_factor": factors,
@@ -132,8 +129,8 @@ class _Config:
         if LONG in tensors and SHORT in tensors:
             return amplitude | {
                 "rope_type": "longrope",
-                "short_factor": self._frequencies(SHORT, width // 2),
-                "long_factor": self._frequencies(LONG, width // 2),
+                "short_factor": metadata.floats(SHORT, width // 2),
+                "long_factor": metadata.floats(LONG, width // 2),
                 "original_max_position_embeddings": original,
             }
         kind = metadata.get("rope.scaling.type", "none")
@@ -151,15 +148,6 @@ class _Config:
             }
         return scaling
 
-    def _frequencies(self, name: str, n: int) -> list[float]:
-        stored = self._header.tensors[name]
-        if (stored.kind, stored.shape) != ("F32", (n,)):
-            got = f"{stored.kind} {list(stored.shape)}"
-            raise ModelError(f"{self._header.path}: tensor {name} must be F32 [{n}], got {got}")
-        with stored.path.open("rb") as file:
-            file.seek(stored.start)
-            return list(struct.unpack(f"<{n}f", file.read(4 * n)))
-
     def _vocab_size(self) -> int:
         stored = self._header.tensors.get(_EMBEDDING)
         if stored is None or len(stored.shape) != 2:
@@ -176,6 +164,7 @@ class _Config:
         """For the weights that are not quantised, and for keys and values."""
         plain = {"F32": "float32", "F16": "float16"}
         kinds = self._kinds()
+        kinds = kinds - {"F32"} or kinds  # convolutions and routers are always F32
         return plain.get(next(iter(kinds)), "bfloat16") if len(kinds) == 1 else "bfloat16"
 
     def _ends(self) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,16 @@ class Metadata:
         if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e30:
             raise self.wrong(key, "be a number", shown(value))
         return float(value)
+
+    def floats(self, name: str, n: int) -> list[float]:
+        """The n numbers of a tensor of the file."""
+        stored = self.header.tensors[name]
+        if (stored.kind, stored.shape) != ("F32", (n,)):
+            got = f"{stored.kind} {list(stored.shape)}"
+            raise ModelError(f"{self.header.path}: tensor {name} must be F32 [{n}], got {got}")
+        with stored.path.open("rb") as file:
+            file.seek(stored.start)
+            return list(struct.unpack(f"<{n}f", file.read(4 * n)))
 
     def wrong(self, key: str, limit: str, got: object) -> ModelError:
         return ModelError(f"{self.header.path}: {self.name}.{key} must {limit}, got {got}")

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import shown
 from petiole.gpu_worker.models.checkpoint.gguf.metadata import Metadata
+from petiole.gpu_worker.models.checkpoint.gguf.tensor_mapping import FREQUENCIES
 
 Config = dict[str, Any]
 
-_SLIDING, _FULL = "sliding_attention", "full_attention"
+_SLIDING, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_attention"
 _LARGE_GEMMAS = {"gemma2": 46, "gemma3": 62}
 """The one of this many layers scales its attention by the width of the model for each head."""
+_PER_LAYER = "per_layer_token_embd.weight"
+_HUGE = 1e20
 _POOLING = {1: "mean", 2: "first", 3: "last"}
 _SIGMOID = 2
 
@@ -55,6 +59,58 @@ def _gemma3(metadata: Metadata, common: Config) -> Config:
     }
 
 
+def _gemma4(metadata: Metadata, common: Config) -> Config:
+    """key_length is of layers without a window, whose heads are wide, and of which a part is rotated."""
+    n, full = common["num_hidden_layers"], common["head_dim"]
+    kinds = _kinds(metadata, n, 6)
+    heads = dict(zip(kinds, metadata.of_layers("attention.head_count_kv", n, 1), strict=True))
+    inner, tensors = metadata.of_layers("feed_forward_length", n, 1), metadata.header.tensors
+    from_keys = f"blk.{kinds.index(_FULL) if _FULL in kinds else 0}.attn_v.weight" not in tensors
+    config = {
+        "head_dim": metadata.whole("attention.key_length_swa", full),
+        "global_head_dim": full,
+        "num_key_value_heads": heads.get(_SLIDING, heads[kinds[-1]]),
+        "num_global_key_value_heads": heads.get(_FULL),
+        "attention_k_eq_v": from_keys,
+        "sliding_window": metadata.whole("attention.sliding_window", 512),
+        "layer_types": kinds,
+        "num_kv_shared_layers": metadata.whole("attention.shared_kv_layers", 0, low=0),
+        "use_double_wide_mlp": max(inner) == 2 * min(inner),
+        "hidden_size_per_layer_input": metadata.whole("embedding_length_per_layer_input", 0, low=0),
+        "final_logit_softcapping": metadata.number("final_logit_softcapping", 0.0),
+        "rope_parameters": {
+            _FULL: {
+                "rope_type": "proportional",
+                "rope_theta": metadata.number("rope.freq_base", 1e6),
+                "partial_rotary_factor": _rotated(metadata, full // 2),
+            },
+            _SLIDING: {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base_swa", 1e4)},
+        },
+    }
+    if _PER_LAYER in tensors:
+        config["vocab_size_per_layer_input"] = tensors[_PER_LAYER].shape[0]
+    if metadata.get("expert_count"):
+        config |= {
+            "enable_moe_block": True,
+            "num_experts": metadata.whole("expert_count"),
+            "top_k_experts": metadata.whole("expert_used_count"),
+            "moe_intermediate_size": metadata.whole("expert_feed_forward_length"),
+        }
+    return config
+
+
+def _rotated(metadata: Metadata, n: int) -> float:
+    """The share of a head's n pairs that are rotated: the others' frequencies are divided by a huge number."""
+    if FREQUENCIES not in metadata.header.tensors:
+        return 1.0
+    factors = metadata.floats(FREQUENCIES, n)
+    rotated = factors.count(1.0)
+    if factors != sorted(factors) or not all(factor > _HUGE for factor in factors[rotated:]):
+        path, got = metadata.header.path, shown(factors)
+        raise ModelError(f"{path}: tensor {FREQUENCIES} must be 1 and then over {_HUGE:.0e}, got {got}")
+    return rotated / n
+
+
 def _mixtral(metadata: Metadata, common: Config) -> Config:
     if not metadata.get("expert_count"):
         return {}
@@ -82,6 +138,37 @@ def _qwen3moe(metadata: Metadata, common: Config) -> Config:
         "moe_intermediate_size": metadata.whole("expert_feed_forward_length"),
         "norm_topk_prob": True,
     }
+
+
+def _delta_nets(metadata: Metadata, common: Config) -> Config:
+    n, heads = common["num_hidden_layers"], metadata.whole("ssm.time_step_rank")
+    every, inner = metadata.whole("full_attention_interval", 4), metadata.whole("ssm.inner_size")
+    if inner % heads:
+        raise metadata.wrong("ssm.inner_size", f"be a multiple of {heads}, the heads of values", inner)
+    recurrent = metadata.get("attention.recurrent_layers", [(i + 1) % every != 0 for i in range(n)])
+    if not isinstance(recurrent, list) or len(recurrent) < n or not all(type(one) is bool for one in recurrent):
+        limit = f"say of each of {n} layers whether it keeps a state"
+        raise metadata.wrong("attention.recurrent_layers", limit, shown(recurrent))
+    return {
+        "layer_types": [_LINEAR if keeps else _FULL for keeps in recurrent[:n]],
+        "linear_conv_kernel_dim": metadata.whole("ssm.conv_kernel"),
+        "linear_key_head_dim": metadata.whole("ssm.state_size"),
+        "linear_num_key_heads": metadata.whole("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": inner // heads,
+    }
+
+
+def _qwen35(metadata: Metadata, common: Config) -> Config:
+    return {**_delta_nets(metadata, common), "linear_value_heads_tiled": True}
+
+
+def _qwen35moe(metadata: Metadata, common: Config) -> Config:
+    return {**_qwen2moe(metadata, common), **_qwen35(metadata, common)}
+
+
+def _qwen3next(metadata: Metadata, common: Config) -> Config:
+    return {**_qwen2moe(metadata, common), **_delta_nets(metadata, common)}
 
 
 def _phi3(metadata: Metadata, common: Config) -> Config:
@@ -163,6 +250,41 @@ def _lfm2(metadata: Metadata, common: Config) -> Config:
     }
 
 
+def _lfm2moe(metadata: Metadata, common: Config) -> Config:
+    if metadata.whole("expert_gating_func", _SIGMOID, low=0) != _SIGMOID:
+        raise metadata.wrong("expert_gating_func", f"be {_SIGMOID}, sigmoid", metadata.get("expert_gating_func"))
+    return {
+        **_lfm2(metadata, common),
+        "num_experts": metadata.whole("expert_count"),
+        **_chosen(metadata),
+        "moe_intermediate_size": metadata.whole("expert_feed_forward_length"),
+        "num_dense_layers": metadata.whole("leading_dense_block_count", 2, low=0),
+        "norm_topk_prob": bool(metadata.get("expert_weights_norm", True)),
+        "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0),
+        "use_expert_bias": any(name.endswith("exp_probs_b.bias") for name in metadata.header.tensors),
+    }
+
+
+def _olmoe(metadata: Metadata, common: Config) -> Config:
+    return {"num_experts": metadata.whole("expert_count"), **_chosen(metadata), "norm_topk_prob": False}
+
+
+def _cohere(metadata: Metadata, common: Config) -> Config:
+    return {
+        "layer_norm_eps": metadata.number("attention.layer_norm_epsilon", 1e-5),
+        "logit_scale": metadata.number("logit_scale", 1.0),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in metadata.header.tensors,
+    }
+
+
+def _cohere2(metadata: Metadata, common: Config) -> Config:
+    return {
+        **_cohere(metadata, common),
+        "sliding_window": metadata.whole("attention.sliding_window", 4096),
+        "layer_types": _kinds(metadata, common["num_hidden_layers"], 4),
+    }
+
+
 def _bert(metadata: Metadata, common: Config) -> Config:
     pooling = metadata.whole("pooling_type", 1)
     if pooling not in _POOLING:
@@ -181,8 +303,12 @@ SPECIFICS: Mapping[str, Callable[[Metadata, Config], Config]] = {
     "llama": _mixtral,
     "qwen2moe": _qwen2moe,
     "qwen3moe": _qwen3moe,
+    "qwen3next": _qwen3next,
+    "qwen35": _qwen35,
+    "qwen35moe": _qwen35moe,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
     "phi3": _phi3,
     "granite": _granite,
     "olmo2": _olmo2,
@@ -190,9 +316,15 @@ SPECIFICS: Mapping[str, Callable[[Metadata, Config], Config]] = {
     "glm4moe": _glm4moe,
     "gpt-oss": _gpt_oss,
     "lfm2": _lfm2,
+    "lfm2moe": _lfm2moe,
+    "olmoe": _olmoe,
+    "command-r": _cohere,
+    "cohere2": _cohere2,
     "bert": _bert,
     "nomic-bert": _bert,
 }
 """By `general.architecture`."""
-PARTLY_TURNED = frozenset({"phi3", "glm4moe"})
+BY_LAYER = frozenset({"gemma4"})
+"""Architectures whose layers differ in heads, feed-forwards and rotation."""
+PARTLY_TURNED = frozenset({"phi3", "glm4", "glm4moe", "qwen3next", "qwen35", "qwen35moe"})
 """Architectures that rotate a part of each head."""

@@ -4,10 +4,11 @@ converter has changed in them."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-_LAYER = {
+Named = dict[str, str | tuple[str, ...]]
+_LAYER: Named = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -18,15 +19,38 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-_OUT_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
-_EXPERTS = {
+_NORMS: Named = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_OUT_NORMS: Named = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_EXPERTS: Named = {
     "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_up_exps": ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
-_WHOLE = {
+_BESIDE: Named = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+"""Of the expert that every position takes."""
+_DELTA_NET: Named = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_ba": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+_WHOLE: Named = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
@@ -36,45 +60,44 @@ FREQUENCIES = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 """The same, where they depend on the length."""
 
-_IN_LAYER = re.compile(r"blk\.(\d{1,5})\.([\w.]+)\.(weight|bias)")
-_NAME = re.compile(r"([\w.]+)\.(weight|bias)")
+_IN_LAYER = re.compile(r"blk\.(\d{1,5})\.([\w.]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A tensor of Hugging Face, or one of several that the file has as one. which: of them."""
+    """A tensor of Hugging Face: part `which` of the equal `parts` of a tensor of the file. by_heads: the parts
+    take turns, head by head."""
 
     name: str
-    which: int | None = None
+    which: int = 0
+    parts: int = 1
+    by_heads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """hub: as config.json names it. whole, layer: names of tensors, and of a layer's; {} stands for an expert.
+    """hub: as config.json names it. whole, layer: names of tensors, and of a layer's; {} stands for an expert, and
+    several names share one tensor: each expert's, or each head's.
     before: the names of layers. turned: the rows of queries and keys are in the order of rotated pairs.
     norms_with_one: norms are stored as 1 + w."""
 
     hub: str
-    layer: Mapping[str, str] = field(default_factory=lambda: _LAYER)
-    whole: Mapping[str, str] = field(default_factory=lambda: _WHOLE)
+    layer: Named = field(default_factory=lambda: _LAYER)
+    whole: Named = field(default_factory=lambda: _WHOLE)
     before: str = "model.layers.{}."
     turned: bool = False
     norms_with_one: bool = False
 
     def places(self, name: str, n: int) -> Iterator[Place]:
         """Where Hugging Face's checkpoints keep a tensor whose outermost size is n; nowhere if there is none."""
-        within, found = _IN_LAYER.fullmatch(name), _NAME.fullmatch(name)
-        if within is not None:
-            layer, part, kind = within.groups()
-            at = self.layer.get(f"{part}.{kind}") or _with(self.layer.get(part), kind)
-            if at is not None:
-                at = self.before.format(int(layer)) + at
-        else:
-            at = found and _with(self.whole.get(found[1]), found[2])
-        if at and "{}" in at:
-            yield from (Place(at.format(i), i) for i in range(n))
-        elif at:
-            yield Place(at)
+        within = _IN_LAYER.fullmatch(name)
+        names = _named(self.whole, name) if within is None else _named(self.layer, within[2])
+        before = "" if within is None else self.before.format(int(within[1]))
+        of_experts = any("{}" in one for one in names)
+        for i in range(n if of_experts else 1):
+            for k, one in enumerate(names):
+                parts = len(names) * (n if of_experts else 1)
+                yield Place(before + one.format(i), i * len(names) + k, parts, parts > 1 and not of_experts)
 
     def order(self, name: str) -> str | None:
         """Whose heads the rows of this tensor of Hugging Face belong to: "q", "k", or None where the rows are as
@@ -83,8 +106,14 @@ class Architecture:
         return found[1] if self.turned and found else None
 
 
-def _with(name: str | None, kind: str) -> str | None:
-    return None if name is None else f"{name}.{kind}"
+def _named(names: Named, name: str) -> Sequence[str]:
+    """What a tensor is named, with the kind of its numbers if `names` does not name it whole."""
+    if name in names:
+        found, end = names[name], ""
+    else:
+        part, dot, kind = name.rpartition(".")
+        found, end = names.get(part, ()) if kind in ("weight", "bias") else (), dot + kind
+    return [one + end for one in ([found] if isinstance(found, str) else found)]
 
 
 _LLAMA = Architecture("LlamaForCausalLM", turned=True)
@@ -108,34 +137,97 @@ _GEMMA2 = Architecture(
     layer=_LAYER | _OUT_NORMS | {"ffn_norm": "pre_feedforward_layernorm"},
     norms_with_one=True,
 )
+_LFM2 = Architecture(
+    "Lfm2ForCausalLM",
+    layer=_LAYER
+    | {
+        "attn_norm": "operator_norm",
+        "attn_output": "self_attn.out_proj",
+        "attn_q_norm": "self_attn.q_layernorm",
+        "attn_k_norm": "self_attn.k_layernorm",
+        "ffn_norm": "ffn_norm",
+        "ffn_gate": "feed_forward.w1",
+        "ffn_up": "feed_forward.w3",
+        "ffn_down": "feed_forward.w2",
+        "shortconv.conv": "conv.conv",
+        "shortconv.in_proj": "conv.in_proj",
+        "shortconv.out_proj": "conv.out_proj",
+    },
+    whole=_WHOLE | {"token_embd_norm": "model.embedding_norm"},
+)
+_COMMAND_R = Architecture("CohereForCausalLM")
+_QWEN35_MOE = Architecture(
+    "Qwen3_5MoeForCausalLM",
+    layer={
+        **{key: name for key, name in _LAYER.items() if key != "ffn_norm"},
+        **_NORMS,
+        **_EXPERTS,
+        **_BESIDE,
+        **_DELTA_NET,
+        "post_attention_norm": "post_attention_layernorm",
+    },
+    norms_with_one=True,
+)
+"""Qwen3-Next's layers are the same, once its projections are in parts."""
 
 ARCHITECTURES = {
     "llama": _LLAMA,
     "qwen2": Architecture("Qwen2ForCausalLM"),
     "qwen2moe": Architecture(
         "Qwen2MoeForCausalLM",
-        layer=_LAYER
-        | _EXPERTS
-        | {
-            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-            "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-            "ffn_up_shexp": "mlp.shared_expert.up_proj",
-            "ffn_down_shexp": "mlp.shared_expert.down_proj",
-        },
+        layer=_LAYER | _EXPERTS | _BESIDE,
     ),
     "qwen3": Architecture("Qwen3ForCausalLM", layer=_LAYER | _NORMS),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", layer=_LAYER | _NORMS | _EXPERTS),
+    "qwen3next": _QWEN35_MOE,
+    "qwen35": replace(_QWEN35_MOE, hub="Qwen3_5ForCausalLM"),
+    "qwen35moe": _QWEN35_MOE,
     "gemma": Architecture("GemmaForCausalLM", norms_with_one=True),
     "gemma2": _GEMMA2,
     "gemma3": replace(_GEMMA2, hub="Gemma3ForCausalLM", layer={**_GEMMA2.layer, **_NORMS}),
+    "gemma4": Architecture(
+        "Gemma4ForCausalLM",
+        layer={
+            **_GEMMA2.layer,
+            **_NORMS,
+            "ffn_gate_inp": "router.proj",
+            "ffn_gate_inp.scale": "router.scale",
+            "ffn_gate_up_exps": ("experts.{}.gate_proj", "experts.{}.up_proj"),
+            "ffn_down_exps": "experts.{}.down_proj",
+            "ffn_down_exps.scale": "router.per_expert_scale",
+            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+            "post_ffw_norm_1": "post_feedforward_layernorm_1",
+            "post_ffw_norm_2": "post_feedforward_layernorm_2",
+            "layer_output_scale.weight": "layer_scalar",
+            "inp_gate": "per_layer_input_gate",
+            "proj": "per_layer_projection",
+            "post_norm": "post_per_layer_input_norm",
+        },
+        whole={
+            **_WHOLE,
+            "per_layer_token_embd": "model.embed_tokens_per_layer",
+            "per_layer_model_proj": "model.per_layer_model_projection",
+            "per_layer_proj_norm": "model.per_layer_projection_norm",
+        },
+    ),
     "phi3": Architecture(
         "Phi3ForCausalLM", layer=_LAYER | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
     ),
     "granite": replace(_LLAMA, hub="GraniteForCausalLM"),
     "smollm3": replace(_LLAMA, hub="SmolLM3ForCausalLM"),
     "olmo2": _OLMO2,
+    "olmoe": Architecture("OlmoeForCausalLM", layer=_LAYER | _NORMS | _EXPERTS),
     "starcoder2": Architecture(
         "Starcoder2ForCausalLM", layer=_LAYER | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+    ),
+    "glm4": Architecture(
+        "Glm4ForCausalLM",
+        layer=_LAYER
+        | {
+            "ffn_up": "mlp.gate_up_proj",
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
     ),
     "glm4moe": Architecture(
         "Glm4MoeForCausalLM",
@@ -160,24 +252,21 @@ ARCHITECTURES = {
             "attn_sinks.weight": "self_attn.sinks",
         },
     ),
-    "lfm2": Architecture(
-        "Lfm2ForCausalLM",
-        layer=_LAYER
+    "lfm2": _LFM2,
+    "lfm2moe": replace(
+        _LFM2,
+        hub="Lfm2MoeForCausalLM",
+        layer=_LFM2.layer
         | {
-            "attn_norm": "operator_norm",
-            "attn_output": "self_attn.out_proj",
-            "attn_q_norm": "self_attn.q_layernorm",
-            "attn_k_norm": "self_attn.k_layernorm",
-            "ffn_norm": "ffn_norm",
-            "ffn_gate": "feed_forward.w1",
-            "ffn_up": "feed_forward.w3",
-            "ffn_down": "feed_forward.w2",
-            "shortconv.conv": "conv.conv",
-            "shortconv.in_proj": "conv.in_proj",
-            "shortconv.out_proj": "conv.out_proj",
+            "exp_probs_b.bias": "feed_forward.expert_bias",
+            "ffn_gate_inp": "feed_forward.gate",
+            "ffn_gate_exps": "feed_forward.experts.{}.w1",
+            "ffn_up_exps": "feed_forward.experts.{}.w3",
+            "ffn_down_exps": "feed_forward.experts.{}.w2",
         },
-        whole=_WHOLE | {"token_embd_norm": "model.embedding_norm"},
     ),
+    "command-r": _COMMAND_R,
+    "cohere2": replace(_COMMAND_R, hub="Cohere2ForCausalLM"),
     "bert": Architecture(
         "BertModel",
         layer={

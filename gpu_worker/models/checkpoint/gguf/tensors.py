@@ -19,21 +19,23 @@ from petiole.gpu_worker.models.checkpoint.gguf.tensor_mapping import FREQUENCIES
 from petiole.gpu_worker.models.checkpoint.safetensors import TensorEntry, TensorFile
 
 _VALUES_AT_ONCE = 2**24
-_DROPPED = {".conv.conv.weight": 1, ".mlp.shared_expert_gate.weight": 0}
+_DROPPED = {".conv.conv.weight": 1, ".linear_attn.conv1d.weight": 1, ".mlp.shared_expert_gate.weight": 0}
 """The dimension of size 1 that the converter drops, by the end of a tensor's name."""
 
 
 def _entry(tensor: GgufTensor, place: Place) -> TensorEntry:
-    """A tensor's part that has this place."""
-    if place.which is None:
-        shape = tensor.shape
-        for end, at in _DROPPED.items():
-            if place.name.endswith(end):
-                shape = (*shape[:at], 1, *shape[at:])
-        return TensorEntry(tensor.kind, shape, tensor.start, tensor.end)
-    each = (tensor.end - tensor.start) // tensor.shape[0]
+    """A tensor's part that has this place: of one that several share by heads, as many bytes."""
+    shape = tensor.shape
+    for end, at in _DROPPED.items():
+        if place.name.endswith(end):
+            shape = (*shape[:at], 1, *shape[at:])
+    if place.parts > 1:
+        within = place.parts // (1 if place.by_heads else shape[0])
+        outer, *inner = shape if place.by_heads else shape[1:]
+        shape = (outer // within, *inner)
+    each = (tensor.end - tensor.start) // place.parts
     start = tensor.start + place.which * each
-    return TensorEntry(tensor.kind, tensor.shape[1:], start, start + each)
+    return TensorEntry(tensor.kind, shape, start, start + each)
 
 
 class GgufTensors(TensorFile):
@@ -45,6 +47,7 @@ class GgufTensors(TensorFile):
         header, config = read_whole(path), config_of(path)
         self._of = architecture_of(header)
         self._heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"]}
+        self._by_heads: dict[str, tuple[int, int, int]] = {}
         for given, tensor in read_header(path).tensors.items():
             if given in (FREQUENCIES, LONG, SHORT) or self._is_beyond(given, config["num_hidden_layers"]):
                 continue
@@ -53,6 +56,8 @@ class GgufTensors(TensorFile):
                 raise ModelError(f"{path}: tensor {shown(given)} is not one of a {self._of.hub}")
             for place in places:
                 self.entries[place.name] = _entry(tensor, place)
+                if place.by_heads:
+                    self._by_heads[place.name] = place.which, place.parts, config["linear_num_key_heads"]
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
@@ -80,12 +85,20 @@ class GgufTensors(TensorFile):
     def _values(self, name: str, rows: Tensor) -> Tensor:
         """Numbers [rows, inputs]."""
         values = values_of(rows, self.entries[name].dtype)
-        return values.float() - 1 if self._of.norms_with_one and name.endswith("norm.weight") else values
+        if name.endswith(".A_log"):
+            return values.float().neg().log()
+        with_one = self._of.norms_with_one and name.endswith("norm.weight") and ".linear_attn." not in name
+        return values.float() - 1 if with_one else values
 
     def _rows(self, name: str) -> Tensor:
         """uint8 [rows, bytes of a row]. A tensor of one dimension is one row, or rows of one number if turned."""
         entry, heads = self.entries[name], self._of.order(name)
-        flat = torch.frombuffer(self._map, dtype=torch.uint8, count=entry.end - entry.start, offset=entry.start)
+        n_bytes = entry.end - entry.start
+        if name in self._by_heads:
+            which, parts, n = self._by_heads[name]
+            whole = self._bytes(entry.start - which * n_bytes, parts * n_bytes)
+            return whole.view(n, parts, entry.shape[0] // n, -1)[:, which].flatten(0, 1)
+        flat = self._bytes(entry.start, n_bytes)
         if heads is None:
             return flat.view(entry.shape[0] if len(entry.shape) > 1 else 1, -1)
         n = self._heads[heads]
@@ -94,3 +107,6 @@ class GgufTensors(TensorFile):
                 f"{self.path}: tensor {name} must have rows for {n} heads of an even width, got {entry.shape[0]}"
             )
         return flat.view(n, entry.shape[0] // n // 2, 2, -1).transpose(1, 2).flatten(0, 2)
+
+    def _bytes(self, start: int, n: int) -> Tensor:
+        return torch.frombuffer(self._map, dtype=torch.uint8, count=n, offset=start)

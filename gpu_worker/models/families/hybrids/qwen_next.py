@@ -92,6 +92,7 @@ def _delta_net(raw: JsonObject, *, grouped: bool) -> DeltaNet:
         kernel=size("conv_kernel_dim", 4),
         norm=Norm(eps=config_keys.number(raw, "rms_norm_eps", 1e-6)),
         grouped=grouped,
+        tiled=bool(raw.get("linear_value_heads_tiled", False)),  # only in GGUF files
     )
 
 

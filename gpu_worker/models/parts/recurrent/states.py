@@ -154,7 +154,9 @@ class StepBySpans:
         (q, k, v), (g, beta) = rule_heads(plan, mixed), rule_gates(plan, weights, gates)
         state, outputs = self._of(i), torch.empty_like(v)
         assert state.matrices is not None
-        q, k = (part.repeat_interleave(plan.each, dim=1) if plan.each > 1 else part for part in (q, k))
+        if plan.each > 1:
+            of = torch.arange(plan.value_heads, device=q.device) // plan.run % plan.key_heads
+            q, k = q[:, of], k[:, of]
         for span in self.spans:
             self.progress()
             q_, k_, v_, g_, beta_ = (part[span.at] for part in (q, k, v, g, beta))

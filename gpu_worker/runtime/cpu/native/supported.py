@@ -41,6 +41,7 @@ VALUES = changed(
             **dict.fromkeys(("key_heads", "value_heads", "key_dim", "value_dim", "kernel"), ANY),
             "norm": {Norm},
             "grouped": _BOTH,
+            "tiled": _BOTH,
         },
         ShortConvolution: {"channels": ANY, "kernel": ANY, "bias": _BOTH},
         Experts: {

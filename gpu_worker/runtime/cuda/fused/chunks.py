@@ -50,16 +50,19 @@ def apply_delta_rule_in_chunks(
     places: Tensor,
     bounds: Tensor,
     copies: Tensor,
+    *,
+    tiled: bool = False,
 ) -> Tensor:
     """As `states.apply_delta_rule`, up to the order of sums. The host decides nothing but by shapes."""
     n, rows = len(qkv), len(places)
     given = qkv, g, beta, matrices, rounded, places, bounds, copies
     if n < CHUNK or n == rows or rounded is not None:  # n == rows: decodes
-        return apply_delta_rule(*given)
-    outputs = apply_delta_rule(*given, most=CHUNK - 1)
+        return apply_delta_rule(*given, tiled=tiled)
+    outputs = apply_delta_rule(*given, tiled=tiled, most=CHUNK - 1)
     key_heads, (heads, key_dim, value_dim) = key_heads_of(qkv, g, beta, matrices), matrices.shape[1:]
     sizes = {
         "EACH": heads // key_heads,
+        "RUN": 1 if tiled else heads // key_heads,
         "KEYS": max(16, triton.next_power_of_2(key_dim)),
         "CHUNK": CHUNK,
         "num_warps": 4,
@@ -129,6 +132,7 @@ def _square(
     key_dim,
     value_dim,
     EACH: tl.constexpr,
+    RUN: tl.constexpr,
     KEYS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
@@ -155,7 +159,7 @@ def _square(
     for begin in range(0, KEYS, _KEYS):
         key = begin + tl.arange(0, _KEYS)
         used = of_row[:, None] & (key < key_dim)[None, :]
-        at = head // EACH * key_dim + key
+        at = head // RUN % key_heads * key_dim + key
         names = _read(qkv, t, channels, of_keys + at, used)
         asked = _read(qkv, t, channels, at, used)
         a += tl.dot(names, tl.trans(names), input_precision=_OF_SQUARES)
@@ -188,6 +192,7 @@ def _follow(
     value_dim,
     VALUES: tl.constexpr,
     EACH: tl.constexpr,
+    RUN: tl.constexpr,
     KEYS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
@@ -208,8 +213,8 @@ def _follow(
         t = start + i
         of_row = t < end
         known, shown = of_row[:, None] & of_key[None, :], of_row[:, None] & of_value[None, :]
-        names = _read(qkv, t, channels, of_keys + head // EACH * key_dim + key, known)
-        asked = _read(qkv, t, channels, head // EACH * key_dim + key, known)
+        names = _read(qkv, t, channels, of_keys + head // RUN % key_heads * key_dim + key, known)
+        asked = _read(qkv, t, channels, head // RUN % key_heads * key_dim + key, known)
         wanted = _read(qkv, t, channels, 2 * of_keys + head * value_dim + value, shown)
         position = t.to(tl.int64) * heads + head
         total = tl.cumsum(tl.load(g + position, mask=of_row, other=0.0), 0)

@@ -278,10 +278,11 @@ def apply_delta_rule(
     bounds: Tensor,
     copies: Tensor,
     *,
+    tiled: bool = False,
     most: int = 2**31 - 1,
 ) -> Tensor:
     """`delta_rule`, position by position: float32 [T, value_heads, value_dim]; advances the matrices of the rows.
-    Rows of more than `most` positions are left out: their outputs are anything.
+    Rows of more than `most` positions are left out: their outputs are anything. tiled: see `DeltaNet`.
 
     qkv, g, beta: see `prepare`, contiguous; matrices: float32 [places, value_heads, key_dim, value_dim],
     contiguous; rounded: see `LayerState`.
@@ -293,8 +294,8 @@ def apply_delta_rule(
     _apply_delta_rule[(len(places), value_heads, triton.cdiv(value_dim, _VALUES))](
         qkv, g, beta, matrices, codes, scales, outputs, places, bounds, copies,
         len(matrices), key_heads, key_dim, value_dim, most,
-        ROUNDED=rounded is not None, EACH=value_heads // key_heads, KEYS=triton.next_power_of_2(key_dim),
-        VALUES=_VALUES, num_warps=4 if rounded is None else 8,
+        ROUNDED=rounded is not None, EACH=value_heads // key_heads, RUN=1 if tiled else value_heads // key_heads,
+        KEYS=triton.next_power_of_2(key_dim), VALUES=_VALUES, num_warps=4 if rounded is None else 8,
     )  # fmt: skip
     return outputs
 
@@ -330,6 +331,7 @@ def _apply_delta_rule(
     most,
     ROUNDED: tl.constexpr,
     EACH: tl.constexpr,
+    RUN: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
 ):
@@ -346,7 +348,7 @@ def _apply_delta_rule(
         return
     own = matrices + (tl.load(places + row).to(tl.int64) * heads + head) * size + at
     stored = tl.load(own, mask=used, other=0.0)
-    queries, values = qkv + head // EACH * key_dim, qkv + 2 * of_keys + head * value_dim
+    queries, values = qkv + head // RUN % key_heads * key_dim, qkv + 2 * of_keys + head * value_dim
     for t in range(first, end):
         position = tl.cast(t, tl.int64) * heads + head
         of_position = tl.cast(t, tl.int64) * channels

@@ -24,6 +24,36 @@ _PATTERN = [_FULL, _LOCAL, _LOCAL]
 _WIDE = {"attention.key_length": 32, "attention.value_length": 32}
 _CAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}
 _PHI_LONG = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 256}
+_QWEN2_MOE_KEYS = {
+    "expert_count": 7,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 32,
+    "expert_shared_feed_forward_length": 48,
+}
+_WHOLE_BLOCKS = {"linear_value_head_dim": 32}
+"""Heads of values can be moved in Q8_0."""
+_DELTA_NET_KEYS = {
+    **_WIDE,
+    "rope.dimension_count": 8,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 16,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 4,
+    "ssm.inner_size": 128,
+    "full_attention_interval": 2,
+}
+_GEMMA4_KEYS = {
+    **_WIDE,
+    "attention.key_length_swa": 16,
+    "attention.value_length_swa": 16,
+    "attention.sliding_window": 7,
+    "attention.sliding_window_pattern": [True, True, False] * 2,
+    "final_logit_softcapping": 5.0,
+    "rope.freq_base": 1e6,
+    "rope.freq_base_swa": 1e4,
+    "rope.dimension_count": 32,
+}
+_COHERE_KEYS = {"attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.5}
 MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama2", "llama", {}, {}),
     "mixtral": ("mixtral", "llama", {}, {"expert_count": 5, "expert_used_count": 2, "rope.freq_base": 1e6}),
@@ -32,12 +62,15 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         "qwen2-moe",
         "qwen2moe",
         {"mlp_only_layers": []},
-        {
-            "expert_count": 7,
-            "expert_used_count": 2,
-            "expert_feed_forward_length": 32,
-            "expert_shared_feed_forward_length": 48,
-        },
+        _QWEN2_MOE_KEYS,
+    ),
+    "qwen3.5": ("qwen3.5", "qwen35", _WHOLE_BLOCKS, _DELTA_NET_KEYS),
+    "qwen3.5-moe": ("qwen3.5-moe", "qwen35moe", _WHOLE_BLOCKS, _QWEN2_MOE_KEYS | _DELTA_NET_KEYS),
+    "qwen3-next": (
+        "qwen3-next",
+        "qwen3next",
+        {"mlp_only_layers": [], **_WHOLE_BLOCKS},
+        _QWEN2_MOE_KEYS | _DELTA_NET_KEYS,
     ),
     "qwen3": ("qwen3", "qwen3", {}, {"attention.key_length": 32, "attention.value_length": 32}),
     "qwen3moe": (
@@ -83,6 +116,30 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "rope.freq_base": 1e6,
         },
     ),
+    "gemma4": ("gemma4", "gemma4", {}, _GEMMA4_KEYS),
+    "gemma4-values-from-keys": (
+        "gemma4-values-from-keys",
+        "gemma4",
+        {},
+        _GEMMA4_KEYS | {"attention.head_count_kv": [2, 2, 1] * 2},
+    ),
+    "gemma4-per-layer": (
+        "gemma4-per-layer",
+        "gemma4",
+        {},
+        _GEMMA4_KEYS
+        | {
+            "attention.shared_kv_layers": 3,
+            "feed_forward_length": [96] * 3 + [192] * 3,
+            "embedding_length_per_layer_input": 8,
+        },
+    ),
+    "gemma4-experts": (
+        "gemma4-experts",
+        "gemma4",
+        {},
+        _GEMMA4_KEYS | {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 32},
+    ),
     "phi3": ("phi3", "phi3", {}, {"attention.sliding_window": 7, "rope.dimension_count": 16}),
     "phi4-mini": (
         "phi4-mini",
@@ -116,7 +173,26 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "rope.scaling.original_context_length": 64,
         },
     ),
+    "olmoe": (
+        "olmoe",
+        "olmoe",
+        {},
+        {"attention.layer_norm_rms_epsilon": 1e-5, "expert_count": 7, "expert_used_count": 2},
+    ),
+    "command-r": ("cohere", "command-r", {}, _COHERE_KEYS),
+    "cohere2": (
+        "cohere2",
+        "cohere2",
+        {},
+        _COHERE_KEYS | {"attention.sliding_window": 7, "attention.sliding_window_pattern": [True, False, True]},
+    ),
     "starcoder2": ("starcoder2", "starcoder2", {"sliding_window": None}, {"attention.layer_norm_epsilon": 1e-5}),
+    "glm4": (
+        "glm4",
+        "glm4",
+        {},
+        {**_WIDE, "rope.dimension_count": 16, "attention.layer_norm_rms_epsilon": 1.5625e-07},
+    ),
     "glm4moe": (
         "glm4-moe",
         "glm4moe",
@@ -159,6 +235,20 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         {},
         {"attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 3, "feed_forward_length": 64},
     ),
+    "lfm2-moe": (
+        "lfm2-moe",
+        "lfm2moe",
+        {},
+        {
+            "attention.head_count_kv": [0, 2, 0],
+            "shortconv.l_cache": 3,
+            "expert_count": 6,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 32,
+            "expert_gating_func": 2,
+            "leading_dense_block_count": 1,
+        },
+    ),
 }
 """The family of `tests.support.families`, its architecture in GGUF, how its configuration differs, the keys."""
 
@@ -173,6 +263,8 @@ def _made(name: str, kind: str) -> tuple[Any, str, dict[str, Any]]:
             "rope_factors_long.weight": LONGROPE["long_factor"],
             "rope_factors_short.weight": LONGROPE["short_factor"],
         }
+    if architecture == "gemma4":
+        model.factors = {"rope_freqs.weight": [1.0] * 4 + [1e30] * 12}
     theta = model.config.rope_parameters.get("rope_theta", 10_000.0)
     return model, architecture, {"rope.freq_base": float(theta)} | keys
 

@@ -82,7 +82,7 @@ static void copy_lines(const Recurrent *r, const float *stored, int64_t place, i
 /* The rule at up to PANEL dimensions, from `from` on, of head i of values. */
 static void store_values(const Recurrent *r, const Advance *a, const Stretch *s, int64_t i, int64_t from, float *room) {
   const int64_t head = i / r->each, within = i % r->each, d = r->key_dim, n = smaller(PANEL, r->value_dim - from);
-  const int64_t of_place = value_heads(r) * d * r->value_dim, at = d * (i * r->value_dim + from);
+  const int64_t of_place = value_heads(r) * d * r->value_dim, at = d * (i * r->value_dim + from), key = i / r->run % r->key_heads;
   float *own = r->matrices + s->row * of_place + at, *stored = own;
   if (n < PANEL) {
     stored = memset(room, 0, sizeof(float) * (size_t)(d * PANEL));
@@ -91,7 +91,7 @@ static void store_values(const Recurrent *r, const Advance *a, const Stretch *s,
   for (int64_t t = s->t; t < s->t + s->n; t++) {
     float *x = a->inputs + t * a->inputs_stride, *values = x + r->values.first + head * r->values.apart;
     const float *gates = a->gates + t * a->gates_stride;
-    const Change change = {x + r->queries.first + head * r->queries.apart, x + r->keys.first + head * r->keys.apart,
+    const Change change = {x + r->queries.first + key * r->queries.apart, x + r->keys.first + key * r->keys.apart,
                            gates[r->a.first + head * r->a.apart + within], gates[r->b.first + head * r->b.apart + within]};
     float some[PANEL] = {0};
     values += within * r->value_dim + from;

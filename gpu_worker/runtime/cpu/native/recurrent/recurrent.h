@@ -11,7 +11,7 @@ typedef struct {
  * convolution between two gates, whose inputs' matrix gives [b | c | x]. */
 typedef struct {
   Convolution convolution;
-  int32_t key_heads, each, key_dim, value_dim; /* each: heads of values that a head of keys serves */
+  int32_t key_heads, each, run, key_dim, value_dim; /* each: heads of values that a head of keys serves, run: in a row */
   Part queries, keys, values, z; /* among the outputs of the matrix of inputs */
   Part b, a;                     /* of the matrix of gates */
   const float *fading, *bias;    /* [heads of values] */

@@ -33,6 +33,7 @@ class RecurrentStruct(ctypes.Structure):
         ("convolution", ConvolutionStruct),
         ("key_heads", c_int32),
         ("each", c_int32),
+        ("run", c_int32),
         ("key_dim", c_int32),
         ("value_dim", c_int32),
         *((name, PartStruct) for name in ("queries", "keys", "values", "z", "b", "a")),
@@ -64,7 +65,7 @@ def recurrent_struct(
         return struct
     assert isinstance(weights, DeltaNetWeights)
     assert state.matrices is not None
-    struct.key_heads, struct.each = plan.key_heads, plan.each
+    struct.key_heads, struct.each, struct.run = plan.key_heads, plan.each, plan.run
     struct.key_dim, struct.value_dim = plan.key_dim, plan.value_dim
     for name, part in plan.parts.items():
         setattr(struct, name, PartStruct(part.first, part.apart))
