@@ -35,6 +35,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from docs.families import PUBLISHED
 from petiole.contract.requests import count, generation, image_tasks, pooling_tasks, sampling, submission
 from petiole.contract.requests.count import CountRequest
 from petiole.contract.requests.generation import Common, Options
@@ -42,7 +43,6 @@ from petiole.contract.requests.validation import Given
 from petiole.contract.results import task_result
 from petiole.contract.settings.engine import SWITCHES
 from petiole.contract.tasks import TASKS
-from petiole.gpu_worker.models.families.published import PUBLISHED
 from petiole.tasks.commands.cli import settings_page
 from petiole.tasks.fleet import models, reports
 from petiole.tasks.record.codec import AT_THE_END
@@ -65,7 +65,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from pydantic import BaseModel
 
-from petiole.contract.requests.submission import Submission
+from petiole.contract.requests.submission import Reading, Submission
 from petiole.contract.results.task_result import FinishReason
 '''
 
@@ -189,6 +189,7 @@ def options_of(task: Model) -> Iterator[str]:
     says = f"Options of `{name.lower()}` in a chain: the previous task may supply what is missing."
     yield typed_dict(f"Partial{name}Options", under, task, required, says, total=False)
     yield f'class {name}Call({name}Options, Submission):\n    """What `{name.lower()}.delay` takes."""\n'
+    yield f'class {name}Stream({name}Call, Reading):\n    """What `{name.lower()}.stream` takes."""\n'
 
 
 TASK = '''
@@ -199,10 +200,6 @@ class {name}Task({base}):
 
         def delay(self, **options: Unpack[types.{name}Call]) -> AsyncGeneration: ...
         async def adelay(self, **options: Unpack[types.{name}Call]) -> AsyncGeneration: ...
-        def delay_on_commit(self, **options: Unpack[types.{name}Call]) -> AsyncGeneration: ...
-        async def adelay_on_commit(self, **options: Unpack[types.{name}Call]) -> AsyncGeneration: ...
-        def s(self, **options: Unpack[types.Partial{name}Options]) -> Signature: ...
-        def si(self, **options: Unpack[types.{name}Options]) -> Signature: ...
         def apply_async(
             self,
             args: Sequence[object] | None = None,
@@ -210,24 +207,13 @@ class {name}Task({base}):
             *more: Any,
             **options: Any,
         ) -> AsyncGeneration: ...
-        def stream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.{name}Call],
-        ) -> readers.Stream: ...
-        def astream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.{name}Call],
-        ) -> AsyncGenerator[StreamDelta, None]: ...
+        def s(self, **options: Unpack[types.Partial{name}Options]) -> Signature: ...
+        def si(self, **options: Unpack[types.{name}Options]) -> Signature: ...
+        def stream(self, **options: Unpack[types.{name}Stream]) -> readers.Stream: ...
+        def astream(self, **options: Unpack[types.{name}Stream]) -> AsyncGenerator[StreamDelta, None]: ...
+
+        delay_on_commit = delay
+        adelay_on_commit = adelay
 '''
 
 
@@ -433,7 +419,7 @@ def metrics() -> Iterator[tuple[str, str]]:
 
 
 def families() -> Iterator[tuple[str, ...]]:
-    """What can be served. The tests of `families.published` hold it to the code."""
+    """What can be served. `tests.gpu_worker.models.test_published` holds it to the code."""
     for one in PUBLISHED:
         names = ", ".join(f"`{name}`" for name in one.architectures)
         yield one.models, names, one.cpu, "yes" if one.cuda else "no", one.against
