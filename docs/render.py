@@ -76,7 +76,7 @@ editors show an option's meaning from the field of a TypedDict, and behind a Par
 docs.render` writes this module: change the template there.
 """
 # These methods take fewer options than the base's:
-# mypy: disable-error-code="override"
+# mypy: disable-error-code="override, assignment"
 
 from __future__ import annotations
 

@@ -139,18 +139,6 @@ class PrefixCache(Protocol[Node]):
         sequence; the positions before it are not compared again.
         """
 
-    def extend(
-        self,
-        node: Node | None,
-        tokens: TokensLike,
-        pages: ArrayLike,
-        namespace: CacheNamespace | None,
-        token_idx: int,
-        page_idx: int,
-    ) -> InsertResult[Node]:
-        """`insert` after `node`, which ends at `token_idx` and `page_idx`. The caller's lock on it moves to the
-        result's node."""
-
     def withdraw(self, node: Node, keep_kv: int, pages: Pages, batch_idx: int) -> tuple[Node | None, int] | None:
         """Undo what row `batch_idx` (mapping `pages`) inserted between `keep_kv` and the end of `node`.
 
@@ -230,17 +218,6 @@ class NoPrefixCache:
         from_page_idx: int = 0,
     ) -> InsertResult[None]:
         return InsertResult(None, 0, from_page_idx, from_page_idx)
-
-    def extend(
-        self,
-        node: None,
-        tokens: TokensLike,
-        pages: ArrayLike,
-        namespace: CacheNamespace | None,
-        token_idx: int,
-        page_idx: int,
-    ) -> InsertResult[None]:
-        return InsertResult(None, 0, page_idx, page_idx)
 
     def withdraw(self, node: None, keep_kv: int, pages: Pages, batch_idx: int) -> tuple[None, int] | None:
         return None, keep_kv
