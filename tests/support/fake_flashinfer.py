@@ -20,8 +20,7 @@ import torch
 from packaging.version import Version
 
 from petiole.gpu_worker.models.decoder import Decoder
-from petiole.gpu_worker.models.parts.kernels import TorchKernels
-from petiole.gpu_worker.models.parts.kernels import rms_norm as plain_norm
+from petiole.gpu_worker.models.parts.kernels import TorchKernels, rms_norm as plain_norm
 from petiole.gpu_worker.models.parts.recurrent.convolution import convolved
 from petiole.gpu_worker.models.parts.recurrent.delta_inputs import convolution_inputs, rule_gates, rule_heads
 from petiole.gpu_worker.models.parts.recurrent.delta_rule import delta_rule

@@ -25,8 +25,7 @@ from petiole.contract.limits import (
     MAX_SCHEMA_CHARACTERS,
     MAX_TOOLS,
 )
-from petiole.contract.requests import images
-from petiole.contract.requests import tool_choice as choices
+from petiole.contract.requests import images, tool_choice as choices
 from petiole.contract.requests.bounds import Entries, Object
 from petiole.contract.requests.sampling import Sampling, SamplingParams
 from petiole.contract.requests.validation import Declared, Given, listed

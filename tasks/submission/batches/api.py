@@ -10,8 +10,7 @@ from petiole import _lazy
 from petiole.tasks.app.application import app as celery_app
 
 if TYPE_CHECKING:
-    from petiole.tasks.submission.batches import batch as loop
-    from petiole.tasks.submission.batches import journal, progress, row_types
+    from petiole.tasks.submission.batches import batch as loop, journal, progress, row_types
     from petiole.tasks.submission.batches.batch import Batch
     from petiole.tasks.submission.batches.durable import fair_share
     from petiole.tasks.submission.batches.rows import frames, sources

@@ -12,8 +12,7 @@ import pytest
 
 from petiole.tasks.app.application import app
 from petiole.tasks.errors import BatchError, InvalidRequest, Unavailable
-from petiole.tasks.submission.batches import batch as loop
-from petiole.tasks.submission.batches import progress
+from petiole.tasks.submission.batches import batch as loop, progress
 from petiole.tasks.submission.batches.batch import Batch
 from petiole.tasks.submission.batches.client import BatchClient, Fleet
 from petiole.tasks.submission.batches.in_flight import RowInFlight

@@ -17,8 +17,7 @@ import redis
 from petiole.tasks.app.application import app
 from petiole.tasks.errors import BatchError
 from petiole.tasks.settings import settings
-from petiole.tasks.submission.batches import batch as loop
-from petiole.tasks.submission.batches import journal, row_types, segments
+from petiole.tasks.submission.batches import batch as loop, journal, row_types, segments
 from petiole.tasks.submission.batches.api import batch
 from petiole.tasks.submission.batches.batch import Batch
 from petiole.tasks.submission.batches.client import BatchClient, Fleet
