@@ -10,6 +10,7 @@
 
     petiole/contract/types.py           the same for type checkers and editors: all of it is written here
     tasks/submission/typed.py         the methods of the tasks, with these types: all of it is written here
+    petiole/__init__.py, tasks/__init__.py   the names of the tasks among those that they offer
     docs/requests.md and others       the same for readers: the tables between `<!-- name -->` and `<!-- /name -->`
 
 The text below a field is what an editor shows and what stands in the table. In the table `docs/page.md#heading`
@@ -51,6 +52,11 @@ from petiole.tasks.settings import PREFIX
 ROOT = Path(__file__).resolve().parents[1]
 TYPES = ROOT / "petiole" / "contract" / "types.py"
 TYPED = ROOT / "tasks" / "submission" / "typed.py"
+OFFERING = {
+    ROOT / "petiole" / "__init__.py": "petiole.tasks",
+    ROOT / "tasks" / "__init__.py": "petiole.tasks.submission.definitions",
+}
+"""Packages that offer the tasks, and the room from which type checkers have them there."""
 _NAMES = ("requests.md", "streams.md", "vision.md", "models.md", "embeddings.md", "settings.md", "monitoring.md")
 PAGES = [ROOT / "docs" / name for name in _NAMES]
 WIDTH = 115
@@ -99,6 +105,8 @@ Model = type[BaseModel]
 def main() -> None:
     TYPES.write_text(types())
     TYPED.write_text(typed_tasks())
+    for path, room in OFFERING.items():
+        path.write_text(offering(path.read_text(), room))
     for path in PAGES:
         path.write_text(page(path.read_text(), path.name))
         print(f"wrote the tables of {path.relative_to(ROOT)}")
@@ -222,6 +230,18 @@ def typed_tasks() -> str:
     return "\n".join(
         [TASKS_HEAD, *(TASK.format(name=name, task=name.lower(), base=based(name)) for name in names)]
     )
+
+
+def offering(text: str, room: str) -> str:
+    """A package's text with all tasks among the names of this room."""
+    opening, closing = f"    from {room} import (\n", "    )\n"
+    before, _, rest = text.partition(opening)
+    listed, _, after = rest.partition(closing)
+    tasks = [f"        {task.name} as {task.name}," for task in TASKS.values()]
+    lines = sorted(
+        {*listed.splitlines(), *tasks}, key=lambda line: (line.islower(), not line.split()[0].isupper(), line)
+    )
+    return f"{before}{opening}" + "\n".join(lines) + f"\n{closing}{after}"
 
 
 def based(name: str) -> str:
