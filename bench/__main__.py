@@ -26,7 +26,6 @@ _ROOMS: dict[str, str] = {
     "engine": "the engine driven directly: batches, arrivals, prefixes, chat, constraints, speculation",
     "models.embeddings": "vectors of texts against others; scores of pairs with and without reuse",
     "queue.queued_texts": "vectors of texts through the queue, against the same engine alone",
-    "engine.tools": "a text divided into reasoning, content and calls; tools compiled, and enforced",
     "queue.transport": "the Redis transport against kombu's own",
     "queue.celery_noop": "one-token generations against Celery's no-op task",
     "queue.latency": "from delay() until a reader has the first delta",

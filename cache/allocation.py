@@ -166,14 +166,11 @@ class KVAllocation:
         if end <= self.published:
             return Published(self.published, self.published)
         start = self.published
-        result = manager.cache.extend(
-            self._node,
-            tokens.prefix(end),
-            table.get_pages(self.row, 0, end // table.page_size),
-            self.namespace,
-            tokens.token_index(start),
-            start // table.page_size,
-        )
+        pages = table.get_pages(self.row, 0, end // table.page_size)
+        at = tokens.token_index(start), start // table.page_size
+        result = manager.cache.insert(tokens.prefix(end), pages, self.namespace, self._node, *at)
+        manager.cache.lock(result.node)
+        manager.cache.unlock(self._node)
         self._node, self.published = result.node, max(start, result.end)
         return Published(result.start, result.end)
 

@@ -10,6 +10,7 @@
 
     petiole/contract/types.py           the same for type checkers and editors: all of it is written here
     tasks/submission/typed.py         the methods of the tasks, with these types: all of it is written here
+    petiole/__init__.py, tasks/__init__.py   the names of the tasks among those that they offer
     docs/requests.md and others       the same for readers: the tables between `<!-- name -->` and `<!-- /name -->`
 
 The text below a field is what an editor shows and what stands in the table. In the table `docs/page.md#heading`
@@ -35,6 +36,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from docs.families import PUBLISHED
 from petiole.contract.requests import count, generation, image_tasks, pooling_tasks, sampling, submission
 from petiole.contract.requests.count import CountRequest
 from petiole.contract.requests.generation import Common, Options
@@ -42,7 +44,6 @@ from petiole.contract.requests.validation import Given
 from petiole.contract.results import task_result
 from petiole.contract.settings.engine import SWITCHES
 from petiole.contract.tasks import TASKS
-from petiole.gpu_worker.models.families.published import PUBLISHED
 from petiole.tasks.commands.cli import settings_page
 from petiole.tasks.fleet import models, reports
 from petiole.tasks.record.codec import AT_THE_END
@@ -51,6 +52,11 @@ from petiole.tasks.settings import PREFIX
 ROOT = Path(__file__).resolve().parents[1]
 TYPES = ROOT / "petiole" / "contract" / "types.py"
 TYPED = ROOT / "tasks" / "submission" / "typed.py"
+OFFERING = {
+    ROOT / "petiole" / "__init__.py": "petiole.tasks",
+    ROOT / "tasks" / "__init__.py": "petiole.tasks.submission.definitions",
+}
+"""Packages that offer the tasks, and the room from which type checkers have them there."""
 _NAMES = ("requests.md", "streams.md", "vision.md", "models.md", "embeddings.md", "settings.md", "monitoring.md")
 PAGES = [ROOT / "docs" / name for name in _NAMES]
 WIDTH = 115
@@ -65,7 +71,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from pydantic import BaseModel
 
-from petiole.contract.requests.submission import Submission
+from petiole.contract.requests.submission import Reading, Submission
 from petiole.contract.results.task_result import FinishReason
 '''
 
@@ -76,7 +82,7 @@ editors show an option's meaning from the field of a TypedDict, and behind a Par
 docs.render` writes this module: change the template there.
 """
 # These methods take fewer options than the base's:
-# mypy: disable-error-code="override"
+# mypy: disable-error-code="override, assignment"
 
 from __future__ import annotations
 
@@ -99,6 +105,8 @@ Model = type[BaseModel]
 def main() -> None:
     TYPES.write_text(types())
     TYPED.write_text(typed_tasks())
+    for path, room in OFFERING.items():
+        path.write_text(offering(path.read_text(), room))
     for path in PAGES:
         path.write_text(page(path.read_text(), path.name))
         print(f"wrote the tables of {path.relative_to(ROOT)}")
@@ -189,6 +197,7 @@ def options_of(task: Model) -> Iterator[str]:
     says = f"Options of `{name.lower()}` in a chain: the previous task may supply what is missing."
     yield typed_dict(f"Partial{name}Options", under, task, required, says, total=False)
     yield f'class {name}Call({name}Options, Submission):\n    """What `{name.lower()}.delay` takes."""\n'
+    yield f'class {name}Stream({name}Call, Reading):\n    """What `{name.lower()}.stream` takes."""\n'
 
 
 TASK = '''
@@ -199,10 +208,6 @@ class {name}Task({base}):
 
         def delay(self, **options: Unpack[types.{name}Call]) -> AsyncGeneration: ...
         async def adelay(self, **options: Unpack[types.{name}Call]) -> AsyncGeneration: ...
-        def delay_on_commit(self, **options: Unpack[types.{name}Call]) -> AsyncGeneration: ...
-        async def adelay_on_commit(self, **options: Unpack[types.{name}Call]) -> AsyncGeneration: ...
-        def s(self, **options: Unpack[types.Partial{name}Options]) -> Signature: ...
-        def si(self, **options: Unpack[types.{name}Options]) -> Signature: ...
         def apply_async(
             self,
             args: Sequence[object] | None = None,
@@ -210,24 +215,13 @@ class {name}Task({base}):
             *more: Any,
             **options: Any,
         ) -> AsyncGeneration: ...
-        def stream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.{name}Call],
-        ) -> readers.Stream: ...
-        def astream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.{name}Call],
-        ) -> AsyncGenerator[StreamDelta, None]: ...
+        def s(self, **options: Unpack[types.Partial{name}Options]) -> Signature: ...
+        def si(self, **options: Unpack[types.{name}Options]) -> Signature: ...
+        def stream(self, **options: Unpack[types.{name}Stream]) -> readers.Stream: ...
+        def astream(self, **options: Unpack[types.{name}Stream]) -> AsyncGenerator[StreamDelta, None]: ...
+
+        delay_on_commit = delay
+        adelay_on_commit = adelay
 '''
 
 
@@ -236,6 +230,18 @@ def typed_tasks() -> str:
     return "\n".join(
         [TASKS_HEAD, *(TASK.format(name=name, task=name.lower(), base=based(name)) for name in names)]
     )
+
+
+def offering(text: str, room: str) -> str:
+    """A package's text with all tasks among the names of this room."""
+    opening, closing = f"    from {room} import (\n", "    )\n"
+    before, _, rest = text.partition(opening)
+    listed, _, after = rest.partition(closing)
+    tasks = [f"        {task.name} as {task.name}," for task in TASKS.values()]
+    lines = sorted(
+        {*listed.splitlines(), *tasks}, key=lambda line: (line.islower(), not line.split()[0].isupper(), line)
+    )
+    return f"{before}{opening}" + "\n".join(lines) + f"\n{closing}{after}"
 
 
 def based(name: str) -> str:
@@ -433,7 +439,7 @@ def metrics() -> Iterator[tuple[str, str]]:
 
 
 def families() -> Iterator[tuple[str, ...]]:
-    """What can be served. The tests of `families.published` hold it to the code."""
+    """What can be served. `tests.gpu_worker.models.test_published` holds it to the code."""
     for one in PUBLISHED:
         names = ", ".join(f"`{name}`" for name in one.architectures)
         yield one.models, names, one.cpu, "yes" if one.cuda else "no", one.against

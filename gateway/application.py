@@ -24,12 +24,14 @@ from petiole.gateway.cors import with_origins
 from petiole.gateway.dialects import error_answer
 from petiole.gateway.observability import METRICS, ObservabilityMiddleware, count_notice
 from petiole.gateway.openai.responses import conversation_store
-from petiole.gateway.routes import anthropic as messages
-from petiole.gateway.routes import batches as batches
-from petiole.gateway.routes import embeddings as texts
-from petiole.gateway.routes import openai
-from petiole.gateway.routes import page as page
-from petiole.gateway.routes import responses as responses
+from petiole.gateway.routes import (
+    anthropic as messages,
+    batches as batches,
+    embeddings as texts,
+    openai,
+    page as page,
+    responses as responses,
+)
 from petiole.gateway.serving.retry import refused
 from petiole.gateway.serving.sse import ClientGone
 from petiole.gateway.serving.webhooks.dispatcher import WebhookDispatcher

@@ -8,9 +8,10 @@ from starlette.types import Scope
 from petiole.gateway.anthropic import answers as _anthropic
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.openai import answers as _openai
+from petiole.gateway.serving.answering import json_answer
 
 
 def error_answer(scope: Scope, failure: Failure) -> Response:
-    if _anthropic.spoken(scope):
-        return _anthropic.error_answer(failure)
-    return _openai.error_answer(failure)
+    headers = {} if failure.retry_after_s is None else {"retry-after": str(failure.retry_after_s)}
+    spoken = _anthropic if _anthropic.spoken(scope) else _openai
+    return json_answer(spoken.error_body(failure), failure.status, headers)

@@ -8,8 +8,7 @@
 
 from __future__ import annotations
 
-from petiole.contract.errors import InvalidRequest as InvalidRequest
-from petiole.contract.errors import require as require
+from petiole.contract.errors import InvalidRequest as InvalidRequest, require as require
 
 
 class EngineError(RuntimeError):

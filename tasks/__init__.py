@@ -34,146 +34,105 @@ from petiole import _alias, _lazy
 from petiole.contract.tasks import TASKS as _TASKS
 
 if TYPE_CHECKING:
-    from petiole.contract.requests.generation import ChatRequest, GenerateRequest
-    from petiole.contract.requests.submission import Submission
-    from petiole.contract.results.task_result import End, GenerationResult, StreamDelta
-    from petiole.contract.results.vectors import SparseVectors, TokenVectors, Vectors
-    from petiole.contract.types import ChatCall, ChatOptions, GenerateCall, GenerateOptions, GenerationDict
-    from petiole.tasks.app.application import app as celery_app
+    from petiole.contract.requests.generation import ChatRequest as ChatRequest, GenerateRequest as GenerateRequest
+    from petiole.contract.requests.submission import Submission as Submission
+    from petiole.contract.results.task_result import (
+        End as End,
+        GenerationResult as GenerationResult,
+        StreamDelta as StreamDelta,
+    )
+    from petiole.contract.results.vectors import (
+        SparseVectors as SparseVectors,
+        TokenVectors as TokenVectors,
+        Vectors as Vectors,
+    )
+    from petiole.contract.types import (
+        ChatCall as ChatCall,
+        ChatOptions as ChatOptions,
+        GenerateCall as GenerateCall,
+        GenerateOptions as GenerateOptions,
+        GenerationDict as GenerationDict,
+    )
+    from petiole.tasks.app.application import App as _App
     from petiole.tasks.errors import (
-        BatchError,
-        GenerationFailed,
-        InvalidRequest,
-        ModelChanged,
-        NoWorker,
-        ResultTooLarge,
-        StreamError,
-        StreamExpired,
-        StreamTimeout,
-        Unavailable,
-        Unconfirmed,
-        UnknownTask,
-        WorkersLost,
+        BatchError as BatchError,
+        GenerationFailed as GenerationFailed,
+        InvalidRequest as InvalidRequest,
+        ModelChanged as ModelChanged,
+        NoWorker as NoWorker,
+        ResultTooLarge as ResultTooLarge,
+        StreamError as StreamError,
+        StreamExpired as StreamExpired,
+        StreamTimeout as StreamTimeout,
+        Unavailable as Unavailable,
+        Unconfirmed as Unconfirmed,
+        UnknownTask as UnknownTask,
+        WorkersLost as WorkersLost,
     )
-    from petiole.tasks.fleet.control import acancel, cancel
-    from petiole.tasks.streams.api import SSE_HEADERS, aend, asse, astream, end, sse, stream
-    from petiole.tasks.streams.readers import AsyncGeneration
-    from petiole.tasks.submission.batches.api import batch
+    from petiole.tasks.fleet.control import acancel as acancel, cancel as cancel
+    from petiole.tasks.streams.api import (
+        SSE_HEADERS as SSE_HEADERS,
+        aend as aend,
+        asse as asse,
+        astream as astream,
+        end as end,
+        sse as sse,
+        stream as stream,
+    )
+    from petiole.tasks.streams.readers import AsyncGeneration as AsyncGeneration
+    from petiole.tasks.submission.batches.api import batch as batch
     from petiole.tasks.submission.definitions import (
-        caption,
-        chat,
-        classify,
-        count,
-        detect,
-        embed,
-        generate,
-        point,
-        query,
-        rerank,
-        score,
+        caption as caption,
+        chat as chat,
+        classify as classify,
+        count as count,
+        detect as detect,
+        embed as embed,
+        generate as generate,
+        point as point,
+        query as query,
+        rerank as rerank,
+        score as score,
     )
-    from petiole.tasks.submission.put_image import put_image
+    from petiole.tasks.submission.put_image import put_image as put_image
 
-__all__ = [
-    "SSE_HEADERS",
-    "AsyncGeneration",
-    "BatchError",
-    "ChatCall",
-    "ChatOptions",
-    "ChatRequest",
-    "End",
-    "GenerateCall",
-    "GenerateOptions",
-    "GenerateRequest",
-    "GenerationDict",
-    "GenerationFailed",
-    "GenerationResult",
-    "InvalidRequest",
-    "ModelChanged",
-    "NoWorker",
-    "ResultTooLarge",
-    "SparseVectors",
-    "StreamDelta",
-    "StreamError",
-    "StreamExpired",
-    "StreamTimeout",
-    "Submission",
-    "TokenVectors",
-    "Unavailable",
-    "Unconfirmed",
-    "UnknownTask",
-    "Vectors",
-    "WorkersLost",
-    "acancel",
-    "aend",
-    "asse",
-    "astream",
-    "batch",
-    "cancel",
-    "caption",
-    "celery_app",
-    "chat",
-    "classify",
-    "count",
-    "detect",
-    "embed",
-    "end",
-    "generate",
-    "point",
-    "put_image",
-    "query",
-    "rerank",
-    "score",
-    "sse",
-    "stream",
-]
+    celery_app: _App
 
-_HOMES = {
-    "celery_app": "petiole.tasks.app.application:app",
-    "celery": "petiole.tasks.app.application:app",  # `celery -A tasks` looks for it: `app` is a folder
-    "GenerationFailed": "petiole.tasks.errors:GenerationFailed",
-    "InvalidRequest": "petiole.tasks.errors:InvalidRequest",
-    "ModelChanged": "petiole.tasks.errors:ModelChanged",
-    "NoWorker": "petiole.tasks.errors:NoWorker",
-    "ResultTooLarge": "petiole.tasks.errors:ResultTooLarge",
-    "WorkersLost": "petiole.tasks.errors:WorkersLost",
-    "StreamError": "petiole.tasks.errors:StreamError",
-    "StreamExpired": "petiole.tasks.errors:StreamExpired",
-    "StreamTimeout": "petiole.tasks.errors:StreamTimeout",
-    "Unavailable": "petiole.tasks.errors:Unavailable",
-    "Unconfirmed": "petiole.tasks.errors:Unconfirmed",
-    "acancel": "petiole.tasks.fleet.control:acancel",
-    "batch": "petiole.tasks.submission.batches.api:batch",
-    "BatchError": "petiole.tasks.errors:BatchError",
-    "UnknownTask": "petiole.tasks.errors:UnknownTask",
-    "cancel": "petiole.tasks.fleet.control:cancel",
-    "ChatRequest": "petiole.contract.requests.generation:ChatRequest",
-    "GenerateRequest": "petiole.contract.requests.generation:GenerateRequest",
-    "End": "petiole.contract.results.task_result:End",
-    "GenerationResult": "petiole.contract.results.task_result:GenerationResult",
-    "StreamDelta": "petiole.contract.results.task_result:StreamDelta",
-    "ChatCall": "petiole.contract.types:ChatCall",
-    "ChatOptions": "petiole.contract.types:ChatOptions",
-    "GenerateCall": "petiole.contract.types:GenerateCall",
-    "GenerateOptions": "petiole.contract.types:GenerateOptions",
-    "GenerationDict": "petiole.contract.types:GenerationDict",
-    "Submission": "petiole.contract.requests.submission:Submission",
-    "AsyncGeneration": "petiole.tasks.streams.readers:AsyncGeneration",
-    "aend": "petiole.tasks.streams.api:aend",
-    "astream": "petiole.tasks.streams.api:astream",
-    "end": "petiole.tasks.streams.api:end",
-    "stream": "petiole.tasks.streams.api:stream",
-    "sse": "petiole.tasks.streams.api:sse",
-    "asse": "petiole.tasks.streams.api:asse",
-    "SSE_HEADERS": "petiole.tasks.streams.api:SSE_HEADERS",
-    **{task.name: f"petiole.tasks.submission.definitions:{task.name}" for task in _TASKS.values()},
-    "count": "petiole.tasks.submission.definitions:count",
-    "put_image": "petiole.tasks.submission.put_image:put_image",
-    "SparseVectors": "petiole.contract.results.vectors:SparseVectors",
-    "TokenVectors": "petiole.contract.results.vectors:TokenVectors",
-    "Vectors": "petiole.contract.results.vectors:Vectors",
+_ROOMS = {
+    "petiole.contract.requests.generation": ["ChatRequest", "GenerateRequest"],
+    "petiole.contract.requests.submission": ["Submission"],
+    "petiole.contract.results.task_result": ["End", "GenerationResult", "StreamDelta"],
+    "petiole.contract.results.vectors": ["SparseVectors", "TokenVectors", "Vectors"],
+    "petiole.contract.types": ["ChatCall", "ChatOptions", "GenerateCall", "GenerateOptions", "GenerationDict"],
+    "petiole.tasks.errors": [
+        "BatchError",
+        "GenerationFailed",
+        "InvalidRequest",
+        "ModelChanged",
+        "NoWorker",
+        "ResultTooLarge",
+        "StreamError",
+        "StreamExpired",
+        "StreamTimeout",
+        "Unavailable",
+        "Unconfirmed",
+        "UnknownTask",
+        "WorkersLost",
+    ],
+    "petiole.tasks.fleet.control": ["acancel", "cancel"],
+    "petiole.tasks.streams.api": ["SSE_HEADERS", "aend", "asse", "astream", "end", "sse", "stream"],
+    "petiole.tasks.streams.readers": ["AsyncGeneration"],
+    "petiole.tasks.submission.batches.api": ["batch"],
+    "petiole.tasks.submission.definitions": [*(task.name for task in _TASKS.values()), "count"],
+    "petiole.tasks.submission.put_image": ["put_image"],
 }
-__getattr__ = _lazy.names(__name__, _HOMES)
+"""By room, the names that it offers."""
+_HOMES = {name: f"{home}:{name}" for home, names in _ROOMS.items() for name in names}
+_HOMES["celery_app"] = "petiole.tasks.app.application:app"
+__all__ = sorted(_HOMES)
+
+# `celery -A tasks` looks for `celery`: `app` is a folder
+__getattr__ = _lazy.names(__name__, {**_HOMES, "celery": _HOMES["celery_app"]})
 
 
 def __dir__() -> list[str]:

@@ -14,8 +14,7 @@ import celery.exceptions
 from click import ClickException
 from kombu.exceptions import OperationalError
 
-from petiole.contract.errors import InvalidRequest as InvalidRequest
-from petiole.contract.errors import PetioleError as PetioleError
+from petiole.contract.errors import InvalidRequest as InvalidRequest, PetioleError as PetioleError
 
 _CELERYS = {"TimeLimitExceeded", "SoftTimeLimitExceeded", "TaskRevokedError", "WorkerLostError"}
 

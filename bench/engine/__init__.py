@@ -5,7 +5,6 @@ features   the speed on a model, and the gain of each feature
 groups     models whose layers do not keep everything, beside a dense one
 chunks     prefill policies and chunk sizes
 beside     chat beside rows of a batch that fill the engine
-tools      a text divided into its parts; tools compiled, and enforced
 growth     how costs grow with numbers
 pace       a worker and its readers around a device as fast as a GPU, which only keeps time
 observed   an engine that watches the threads of its worker

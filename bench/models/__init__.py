@@ -3,7 +3,6 @@
 __main__    `python -m bench.models`
 mixtures    decode steps of mixtures of experts, and of models with states
 decoding    decode and prefill
-files       GGUF files that people have, beside llama.cpp
 batching    a whole load at once
 vision      questions about pictures
 embeddings  vectors and scores of texts

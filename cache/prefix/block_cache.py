@@ -208,20 +208,6 @@ class BlockCache(CountingCache[int, Pages]):
         self._heap.push(int(new[-1]))
         return extended
 
-    def extend(
-        self,
-        node: BlockChain | None,
-        tokens: TokensLike,
-        pages: ArrayLike,
-        namespace: CacheNamespace | None,
-        token_idx: int,
-        page_idx: int,
-    ) -> InsertResult[BlockChain]:
-        result = self.insert(tokens, pages, namespace, node, token_idx, page_idx)
-        self.lock(result.node)
-        self.unlock(node)
-        return result
-
     # ------------------------------------------------------------ locks
 
     def is_attached(self, node: BlockChain) -> bool:

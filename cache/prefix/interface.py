@@ -99,7 +99,8 @@ class CacheStats:
 
 
 class PrefixCache(Protocol[Node]):
-    """The protocol of `RadixPrefixCache`, `BlockCache` and `NoPrefixCache`."""
+    """The protocol of `RadixPrefixCache`, `BlockCache` and `NoPrefixCache`. The bodies are those of a cache that
+    matches nothing and stores nothing."""
 
     page_table: PagePool
     stats: CacheStats
@@ -107,22 +108,28 @@ class PrefixCache(Protocol[Node]):
     @property
     def total_cached_pages(self) -> int:
         """Number of pages that the cache owns."""
+        return 0
 
     @property
     def node_count(self) -> int:
         """Number of tree nodes or blocks."""
+        return 0
 
     def evictable_page_count(self) -> int:
         """Number of pages that `evict` could free. O(1)."""
+        return 0
 
     def peek(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> Peek:
         """The result that `match_prefix` would have. Changes nothing."""
+        return Peek(0, 0)
 
     def find(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> Pages:
         """The pages of the longest cached prefix. Changes nothing. Do not modify them."""
+        return NO_PAGES
 
     def match_prefix(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> MatchResult[Node]:
         """The longest cached prefix. Marks it as most recently used."""
+        return MatchResult(NO_PAGES, 0, 0, None)
 
     def insert(
         self,
@@ -138,18 +145,7 @@ class PrefixCache(Protocol[Node]):
         `from_node` is a locked node that ends at page `from_page_idx` (token `from_token_idx`) of the same
         sequence; the positions before it are not compared again.
         """
-
-    def extend(
-        self,
-        node: Node | None,
-        tokens: TokensLike,
-        pages: ArrayLike,
-        namespace: CacheNamespace | None,
-        token_idx: int,
-        page_idx: int,
-    ) -> InsertResult[Node]:
-        """`insert` after `node`, which ends at `token_idx` and `page_idx`. The caller's lock on it moves to the
-        result's node."""
+        return InsertResult(None, 0, from_page_idx, from_page_idx)
 
     def withdraw(self, node: Node, keep_kv: int, pages: Pages, batch_idx: int) -> tuple[Node | None, int] | None:
         """Undo what row `batch_idx` (mapping `pages`) inserted between `keep_kv` and the end of `node`.
@@ -160,117 +156,53 @@ class PrefixCache(Protocol[Node]):
         extended the inserted part, it only becomes unmatchable: the result is None, and the caller keeps its lock
         until it releases the row.
         """
+        return None, keep_kv
 
     def is_attached(self, node: Node) -> bool:
         """Whether a match can reach the node."""
+        return True
 
     def pages_of(self, node: Node) -> Pages:
         """The pages of the prefix that the node represents, from its first position. Do not modify them."""
+        return NO_PAGES
 
     def lock(self, node: Node | None) -> None:
         """Protect the node and its whole prefix from eviction. Locks are counted."""
+        return None
 
     def unlock(self, node: Node | None) -> None:
         """Undo one `lock`."""
+        return None
 
     def evict(self, needed_pages: int) -> int:
         """Free at least `needed_pages`, least recently used first. Returns the number freed."""
+        return 0
 
     def flush(self) -> int:
         """Make everything unmatchable. Returns the number of pages freed; the last unlock frees locked pages."""
+        return 0
 
     def owned_pages(self) -> Pages:
         """All pages that the cache owns, for the conservation check."""
+        return NO_PAGES
 
     def check(self) -> None:
         """Check the invariants of the cache (slow; for tests, debug mode and after a fault). Raises
         ConservationError."""
+        return None
 
     def check_locks(self, nodes: Iterable[Node]) -> None:
         """Check that these nodes hold one lock each, and nobody else any. Raises ConservationError."""
+        return None
 
     def reset(self) -> None:
         """Forget everything, locked or not. The caller frees the pages."""
+        return None
 
 
-class NoPrefixCache:
-    """The cache used when prefix caching is off: matches nothing and stores nothing."""
+class NoPrefixCache(PrefixCache[None]):
+    """The cache used when prefix caching is off."""
 
     def __init__(self, page_table: PagePool) -> None:
         self.page_table = page_table
         self.stats = CacheStats()
-
-    @property
-    def total_cached_pages(self) -> int:
-        return 0
-
-    @property
-    def node_count(self) -> int:
-        return 0
-
-    def evictable_page_count(self) -> int:
-        return 0
-
-    def peek(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> Peek:
-        return Peek(0, 0)
-
-    def find(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> Pages:
-        return NO_PAGES
-
-    def match_prefix(self, tokens: TokensLike, namespace: CacheNamespace | None = None) -> MatchResult[None]:
-        return MatchResult(NO_PAGES, 0, 0, None)
-
-    def insert(
-        self,
-        tokens: TokensLike,
-        pages: ArrayLike,
-        namespace: CacheNamespace | None = None,
-        from_node: None = None,
-        from_token_idx: int = 0,
-        from_page_idx: int = 0,
-    ) -> InsertResult[None]:
-        return InsertResult(None, 0, from_page_idx, from_page_idx)
-
-    def extend(
-        self,
-        node: None,
-        tokens: TokensLike,
-        pages: ArrayLike,
-        namespace: CacheNamespace | None,
-        token_idx: int,
-        page_idx: int,
-    ) -> InsertResult[None]:
-        return InsertResult(None, 0, page_idx, page_idx)
-
-    def withdraw(self, node: None, keep_kv: int, pages: Pages, batch_idx: int) -> tuple[None, int] | None:
-        return None, keep_kv
-
-    def is_attached(self, node: None) -> bool:
-        return True
-
-    def pages_of(self, node: None) -> Pages:
-        return NO_PAGES
-
-    def lock(self, node: None) -> None:
-        return None
-
-    def unlock(self, node: None) -> None:
-        return None
-
-    def evict(self, needed_pages: int) -> int:
-        return 0
-
-    def flush(self) -> int:
-        return 0
-
-    def owned_pages(self) -> Pages:
-        return NO_PAGES
-
-    def check(self) -> None:
-        return None
-
-    def check_locks(self, nodes: Iterable[None]) -> None:
-        return None
-
-    def reset(self) -> None:
-        return None

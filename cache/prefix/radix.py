@@ -159,20 +159,6 @@ class RadixPrefixCache(CountingCache[TreeNode, TreeNode | None]):
         self._reclaimable += len(pages)
         return leaf
 
-    def extend(
-        self,
-        node: TreeNode | None,
-        tokens: TokensLike,
-        pages: ArrayLike,
-        namespace: CacheNamespace | None,
-        token_idx: int,
-        page_idx: int,
-    ) -> InsertResult[TreeNode]:
-        result = self.insert(tokens, pages, namespace, node, token_idx, page_idx)
-        self.lock(result.node)
-        self.unlock(node)
-        return result
-
     # ------------------------------------------------------------ locks
 
     def is_attached(self, node: TreeNode) -> bool:

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
 from starlette.types import Scope
 
 from petiole.contract.results.outputs import Usage
 from petiole.gateway.core.events import encode
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.core.parts import OutputEnded
-from petiole.gateway.serving.answering import json_answer
 
 VERSION = "anthropic-version"
 """The header that all of Anthropic's clients send."""
@@ -83,8 +81,3 @@ def error_body(failure: Failure) -> dict[str, Any]:
 
 def error_event(failure: Failure) -> bytes:
     return b"event: error\ndata: %b\n\n" % encode(error_body(failure))
-
-
-def error_answer(failure: Failure) -> Response:
-    headers = {} if failure.retry_after_s is None else {"retry-after": str(failure.retry_after_s)}
-    return json_answer(error_body(failure), failure.status, headers)

@@ -26,6 +26,20 @@ Metadata = Annotated[dict[str, str], Entries(16)]
 """As many as OpenAI takes."""
 
 
+def one_or_many(field: str, given: object, most: int, noun: str, *, may_be_empty: bool) -> list[str | list[int]]:
+    """A text, token ids, or a list of either, as a list. `may_be_empty`: a list of ids. Raises
+    `InvalidRequest`."""
+    many = isinstance(given, list) and bool(given) and all(isinstance(one, str | list) for one in given)
+    found: list[Any] = given if many and isinstance(given, list) else [given]
+    if len(found) > most:
+        raise InvalidRequest(field, f"must have at most {most} {noun}", len(found))
+    for one in found:
+        ids = isinstance(one, list) and (may_be_empty or bool(one)) and all(type(token) is int for token in one)
+        if not isinstance(one, str) and not ids:
+            raise InvalidRequest(field, "must be text, token ids, or a list of either", shorten(one))
+    return found
+
+
 class RequestBody(Bounded):
     """Base of the requests. A parameter that is null counts as absent. One that is unknown is ignored, or refused
     (`unknown`)."""

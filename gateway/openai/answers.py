@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from starlette.responses import Response
-
 from petiole.contract.results.outputs import Usage
-from petiole.gateway.core.events import encode
-from petiole.gateway.core.failures import Failure
-from petiole.gateway.core.parts import OutputEnded
-from petiole.gateway.serving.answering import json_answer
+from petiole.gateway.core.events import StreamEvent, encode
+from petiole.gateway.core.failures import Failure, of_end
+from petiole.gateway.core.parts import CollectedOutput, OutputEnded
+from petiole.gateway.core.record import RequestRecord
 
 DONE = b"data: [DONE]\n\n"
 
@@ -51,6 +49,48 @@ def stop_reason(ended: OutputEnded) -> str | int | None:
     return None if ended.finish_reason != "stop" or reason in known else reason
 
 
+class ChoicesView:
+    """What streams of chat and of completions have alike: chunks with choices, how a choice ends, the usage."""
+
+    def __init__(self, record: RequestRecord, kind: str) -> None:
+        self._asked = record.asked
+        self._usage: list[Usage | None] = [None] * len(record.tasks)
+        self._failed = False
+        self._head = encode({**head(record), "object": kind})[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}' if self._asked.get("usage") else b"]}"
+
+    def _ended(self, choice: int, part: OutputEnded, fields: Any) -> list[StreamEvent]:
+        self._usage[choice] = part.usage
+        if (failure := of_end(part)) is not None:
+            self._failed = True
+            return [StreamEvent("error", failure)]
+        return [StreamEvent("end", fields)]
+
+    def finish(self) -> Iterable[StreamEvent]:
+        return [StreamEvent("usage")] if self._asked.get("usage") and not self._failed else []
+
+    def event_name(self, event: StreamEvent) -> str | None:
+        return None
+
+    def _last(self, event: StreamEvent, each: int | None = None) -> bytes:
+        """The usage, or an error."""
+        if event.name == "usage":
+            return self._head + b'],"usage":' + encode(usage(self._usage, each)) + b"}"
+        return encode(error_body(event.fields))
+
+
+def head(record: RequestRecord) -> dict[str, Any]:
+    return {"id": record.id, "object": record.kind, "created": record.created, "model": record.model}
+
+
+def ended(output: CollectedOutput) -> OutputEnded:
+    """The end of an output that has ended well. Raises `Failure`."""
+    assert output.ended is not None
+    if (failure := of_end(output.ended)) is not None:
+        raise failure
+    return output.ended
+
+
 def error_body(failure: Failure) -> dict[str, Any]:
     return {
         "error": {
@@ -64,8 +104,3 @@ def error_body(failure: Failure) -> dict[str, Any]:
 
 def error_event(failure: Failure) -> bytes:
     return b"data: %b\n\n" % encode(error_body(failure))
-
-
-def error_answer(failure: Failure) -> Response:
-    headers = {} if failure.retry_after_s is None else {"retry-after": str(failure.retry_after_s)}
-    return json_answer(error_body(failure), failure.status, headers)

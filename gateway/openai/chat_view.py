@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from petiole.contract.results.outputs import Usage
 from petiole.gateway.core.events import StreamEvent, encode
-from petiole.gateway.core.failures import of_end
 from petiole.gateway.core.parts import (
     CollectedOutput,
     ItemStarted,
@@ -20,12 +18,12 @@ from petiole.gateway.core.parts import (
 )
 from petiole.gateway.core.record import RequestRecord
 from petiole.gateway.openai import logprobs
-from petiole.gateway.openai.answers import error_body, finish_reason, stop_reason, usage
+from petiole.gateway.openai.answers import ChoicesView, ended, finish_reason, head, stop_reason, usage
 
 CALLS: tuple[Kind, ...] = ("call", "custom")
 
 
-class ChatView:
+class ChatView(ChoicesView):
     """Events of a chat completion:
 
     role       the first chunk of a choice
@@ -39,19 +37,9 @@ class ChatView:
     """
 
     def __init__(self, record: RequestRecord) -> None:
-        self._asked = record.asked
-        self._usage: list[Usage | None] = [None] * len(record.tasks)
-        self._failed = False
+        super().__init__(record, "chat.completion.chunk")
         self._open: list[Kind] = ["content"] * len(record.tasks)
         self._calls = [0] * len(record.tasks)
-        head = {
-            "id": record.id,
-            "object": "chat.completion.chunk",
-            "created": record.created,
-            "model": record.model,
-        }
-        self._head = encode(head)[:-1] + b',"choices":['
-        self._tail = b'],"usage":null}' if self._asked.get("usage") else b"]}"
         # The bytes around a text that comes without tokens.
         self._plain = not (self._asked.keys() & {"top_logprobs", "token_ids"})
         self._before = [
@@ -80,17 +68,7 @@ class ChatView:
             return [StreamEvent("call", _call(part, "", self._calls[choice] - 1))]
         if not isinstance(part, OutputEnded):
             return []
-        self._usage[choice] = part.usage
-        if (failure := of_end(part)) is not None:
-            self._failed = True
-            return [StreamEvent("error", failure)]
-        return [StreamEvent("end", (part, self._calls[choice] > 0))]
-
-    def finish(self) -> Iterable[StreamEvent]:
-        return [StreamEvent("usage")] if self._asked.get("usage") and not self._failed else []
-
-    def event_name(self, event: StreamEvent) -> str | None:
-        return None
+        return self._ended(choice, part, (part, self._calls[choice] > 0))
 
     def encode(self, choice: int, number: int, event: StreamEvent) -> bytes:
         match event.name:
@@ -112,25 +90,23 @@ class ChatView:
                     return first
                 return first[:-1] + b',"prompt_token_ids":' + encode(self._asked["prompt_ids"]) + b"}"
             case "end":
-                ended, called = event.fields
-                return self._chunk(choice, {}, ended.tokens, ended, called)
-            case "usage":
-                return self._head + b'],"usage":' + encode(usage(self._usage)) + b"}"
+                end, called = event.fields
+                return self._chunk(choice, {}, end.tokens, end, called)
             case _:
-                return encode(error_body(event.fields))
+                return self._last(event)
 
     def _chunk(
         self,
         choice: int,
         delta: dict[str, Any],
         tokens: Sequence[PositionedToken] = (),
-        ended: OutputEnded | None = None,
+        end: OutputEnded | None = None,
         called: bool = False,
     ) -> bytes:
         shown: dict[str, Any] = {"index": choice, "delta": delta, **_tokens(self._asked, tokens)}
-        shown["finish_reason"] = None if ended is None else _finish_reason(ended, called)
-        if ended is not None:
-            shown["stop_reason"] = stop_reason(ended)
+        shown["finish_reason"] = None if end is None else _finish_reason(end, called)
+        if end is not None:
+            shown["stop_reason"] = stop_reason(end)
         return self._head + encode(shown) + self._tail
 
 
@@ -138,24 +114,18 @@ def whole(record: RequestRecord, outputs: Sequence[CollectedOutput]) -> dict[str
     """The answer of a request whose outputs have all ended. Raises `Failure`."""
     choices = []
     for index, output in enumerate(outputs):
-        ended = output.ended
-        assert ended is not None
-        if (failure := of_end(ended)) is not None:
-            raise failure
+        end = ended(output)
         choices.append(
             {
                 "index": index,
                 "message": _message(record.asked, output),
                 **_tokens(record.asked, output.tokens),
-                "finish_reason": _finish_reason(ended, any(piece.kind in CALLS for piece in output.pieces)),
-                "stop_reason": stop_reason(ended),
+                "finish_reason": _finish_reason(end, any(piece.kind in CALLS for piece in output.pieces)),
+                "stop_reason": stop_reason(end),
             }
         )
     answer = {
-        "id": record.id,
-        "object": record.kind,
-        "created": record.created,
-        "model": record.model,
+        **head(record),
         "choices": choices,
         "usage": usage([output.ended.usage for output in outputs if output.ended]),
     }

@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
-from petiole.contract.errors import shorten
 from petiole.gateway.core.record import RequestRecord
-from petiole.gateway.core.requests import given
+from petiole.gateway.core.requests import given, one_or_many
 from petiole.gateway.core.task_plan import Plan, TaskCall
 from petiole.gateway.openai.answers import task_ids
 from petiole.gateway.openai.sampling_options import MOST_LOGPROBS, SamplingBody
@@ -42,16 +41,7 @@ class TextCompletion(SamplingBody):
     @field_validator("prompt", mode="after")
     @classmethod
     def _prompts(cls, prompt: object) -> list[Prompt]:
-        many = isinstance(prompt, list) and bool(prompt) and all(isinstance(one, str | list) for one in prompt)
-        prompts: list[Any] = prompt if many and isinstance(prompt, list) else [prompt]
-        if len(prompts) > MOST_PROMPTS:
-            raise InvalidRequest("prompt", f"must have at most {MOST_PROMPTS} prompts", len(prompts))
-        for one in prompts:
-            if not isinstance(one, str) and not (
-                isinstance(one, list) and all(type(token) is int for token in one)
-            ):
-                raise InvalidRequest("prompt", "must be text, token ids, or a list of either", shorten(one))
-        return prompts
+        return one_or_many("prompt", prompt, MOST_PROMPTS, "prompts", may_be_empty=True)
 
     @model_validator(mode="after")
     def _sensible(self) -> Any:

@@ -6,17 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from petiole.contract.results.outputs import Usage
 from petiole.gateway.core.events import StreamEvent, encode
-from petiole.gateway.core.failures import of_end
 from petiole.gateway.core.parts import CollectedOutput, OutputEnded, Part, PositionedToken, PromptTokens, TextDelta
 from petiole.gateway.core.record import RequestRecord
 from petiole.gateway.core.text_offsets import PromptText
 from petiole.gateway.openai import logprobs
-from petiole.gateway.openai.answers import error_body, finish_reason, stop_reason, usage
+from petiole.gateway.openai.answers import ChoicesView, ended, finish_reason, head, stop_reason, usage
 
 
-class CompletionsView:
+class CompletionsView(ChoicesView):
     """Events of a completion:
 
     text     a piece of the text, also of the prompt's; its field says how long the choice's text is behind it
@@ -26,14 +24,9 @@ class CompletionsView:
     """
 
     def __init__(self, record: RequestRecord) -> None:
-        self._asked = record.asked
+        super().__init__(record, record.kind)
         self._lengths = [0] * len(record.tasks)
-        self._usage: list[Usage | None] = [None] * len(record.tasks)
-        self._failed = False
         self._prompts: dict[int, PromptText] = {}
-        head = {"id": record.id, "object": record.kind, "created": record.created, "model": record.model}
-        self._head = encode(head)[:-1] + b',"choices":['
-        self._tail = b'],"usage":null}' if self._asked.get("usage") else b"]}"
 
     def begin(self, choice: int) -> Iterable[StreamEvent]:
         if self._asked.get("scored"):
@@ -48,11 +41,7 @@ class CompletionsView:
         if not isinstance(part, OutputEnded):
             return []
         part = _shown_end(self._asked, part)
-        self._usage[choice] = part.usage
-        if (failure := of_end(part)) is not None:
-            self._failed = True
-            return [StreamEvent("error", failure)]
-        return [StreamEvent("end", (self._lengths[choice], part))]
+        return self._ended(choice, part, (self._lengths[choice], part))
 
     def _of_prompt(self, choice: int, part: PromptTokens) -> Iterable[StreamEvent]:
         begins = choice not in self._prompts
@@ -64,12 +53,6 @@ class CompletionsView:
         self._lengths[choice] += len(text)
         return StreamEvent("text", self._lengths[choice], text, tokens)
 
-    def finish(self) -> Iterable[StreamEvent]:
-        return [StreamEvent("usage")] if self._asked.get("usage") and not self._failed else []
-
-    def event_name(self, event: StreamEvent) -> str | None:
-        return None
-
     def encode(self, choice: int, number: int, event: StreamEvent) -> bytes:
         match event.name:
             case "text":
@@ -78,28 +61,22 @@ class CompletionsView:
                 tokens = [PositionedToken(first + at, token) for at, token, _ in event.tokens]
                 return self._chunk(choice, event.text, tokens)
             case "end":
-                length, ended = event.fields
-                return self._chunk(choice, "", [PositionedToken(length, one.token) for one in ended.tokens], ended)
-            case "usage":
-                return self._head + b'],"usage":' + encode(usage(self._usage, self._asked["each"])) + b"}"
+                length, end = event.fields
+                return self._chunk(choice, "", [PositionedToken(length, one.token) for one in end.tokens], end)
             case _:
-                return encode(error_body(event.fields))
+                return self._last(event, self._asked["each"])
 
     def _chunk(
-        self, choice: int, text: str, tokens: Sequence[PositionedToken], ended: OutputEnded | None = None
+        self, choice: int, text: str, tokens: Sequence[PositionedToken], end: OutputEnded | None = None
     ) -> bytes:
-        return self._head + encode(shown(self._asked, choice, text, tokens, ended)) + self._tail
+        return self._head + encode(shown(self._asked, choice, text, tokens, end)) + self._tail
 
 
 def whole(record: RequestRecord, outputs: Sequence[CollectedOutput]) -> dict[str, Any]:
     """The answer of a request whose outputs have all ended. Raises `Failure`."""
     choices = []
     for index, output in enumerate(outputs):
-        ended = output.ended
-        assert ended is not None
-        if (failure := of_end(ended)) is not None:
-            raise failure
-        ended, prompt = _shown_end(record.asked, ended), output.prompt
+        end, prompt = _shown_end(record.asked, ended(output)), output.prompt
         before, text, of_prompt = echo(record.asked, index), output.text(), list[PositionedToken]()
         if record.asked.get("scored"):
             _, of_prompt[:] = PromptText(before).add(logprobs.of_prompt(output.prompt, begins=True), last=True)
@@ -108,16 +85,13 @@ def whole(record: RequestRecord, outputs: Sequence[CollectedOutput]) -> dict[str
         tokens = [
             PositionedToken(len(before) + at, token) for piece in output.pieces for at, token, _ in piece.tokens
         ]
-        rest = [PositionedToken(len(before) + len(text), one.token) for one in ended.tokens]
-        choice = shown(record.asked, index, before + text, [*of_prompt, *tokens, *rest], ended)
+        rest = [PositionedToken(len(before) + len(text), one.token) for one in end.tokens]
+        choice = shown(record.asked, index, before + text, [*of_prompt, *tokens, *rest], end)
         if (likeliest := record.asked.get("prompt_logprobs")) is not None:
             choice["prompt_logprobs"] = logprobs.by_id(prompt, likeliest)
         choices.append(choice)
     return {
-        "id": record.id,
-        "object": record.kind,
-        "created": record.created,
-        "model": record.model,
+        **head(record),
         "choices": choices,
         "usage": usage(
             [_shown_end(record.asked, output.ended).usage for output in outputs if output.ended],
@@ -126,13 +100,13 @@ def whole(record: RequestRecord, outputs: Sequence[CollectedOutput]) -> dict[str
     }
 
 
-def _shown_end(asked: dict[str, Any], ended: OutputEnded) -> OutputEnded:
+def _shown_end(asked: dict[str, Any], end: OutputEnded) -> OutputEnded:
     """The end as the client sees it: if the answer shows nothing of the output, nothing was generated."""
     if not asked.get("nothing_more"):
-        return ended
-    used = None if ended.usage is None else replace(ended.usage, completion_tokens=0)
-    reason = "length" if ended.finish_reason == "stop" else ended.finish_reason
-    return ended._replace(finish_reason=reason, usage=used, tokens=())
+        return end
+    used = None if end.usage is None else replace(end.usage, completion_tokens=0)
+    reason = "length" if end.finish_reason == "stop" else end.finish_reason
+    return end._replace(finish_reason=reason, usage=used, tokens=())
 
 
 def echo(asked: dict[str, Any], choice: int) -> str:
@@ -141,20 +115,20 @@ def echo(asked: dict[str, Any], choice: int) -> str:
 
 
 def shown(
-    asked: dict[str, Any], choice: int, text: str, tokens: Sequence[PositionedToken], ended: OutputEnded | None
+    asked: dict[str, Any], choice: int, text: str, tokens: Sequence[PositionedToken], end: OutputEnded | None
 ) -> dict[str, Any]:
     """A choice, or a piece of one."""
     likeliest = asked.get("logprobs")
     found: dict[str, Any] = {"index": choice, "text": text, "logprobs": None}
-    if likeliest is not None and (tokens or ended):
+    if likeliest is not None and (tokens or end):
         found["logprobs"] = _logprobs(tokens, likeliest, bool(asked.get("as_ids")))
     if asked.get("token_ids"):
         found["token_ids"] = [one.token.token_id for one in tokens]
-    if ended is not None and "prompt_ids" in asked:
+    if end is not None and "prompt_ids" in asked:
         found["prompt_token_ids"] = asked["prompt_ids"][choice // asked["each"]]
-    found["finish_reason"] = None if ended is None else finish_reason(ended)
-    if ended is not None:
-        found["stop_reason"] = stop_reason(ended)
+    found["finish_reason"] = None if end is None else finish_reason(end)
+    if end is not None:
+        found["stop_reason"] = stop_reason(end)
     return found
 
 

@@ -17,7 +17,7 @@ from petiole.contract.requests.bounds import Entries, Object
 from petiole.contract.requests.validation import listed
 from petiole.contract.results.vectors import MOST_TEXTS, Vectors
 from petiole.gateway.core.record import RequestRecord
-from petiole.gateway.core.requests import MostPromptTokens, RequestBody, cut_to, submission
+from petiole.gateway.core.requests import MostPromptTokens, RequestBody, cut_to, one_or_many, submission
 from petiole.gateway.core.task_plan import Plan, TaskCall
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.fleet.models import ModelRoute
@@ -101,16 +101,7 @@ class Embeddings(PoolingBody):
     @field_validator("input", mode="after")
     @classmethod
     def _texts(cls, given: object) -> list[str | list[int]]:
-        many = isinstance(given, list) and bool(given) and all(isinstance(one, str | list) for one in given)
-        texts: list[Any] = given if many and isinstance(given, list) else [given]
-        if len(texts) > MOST_TEXTS:
-            raise InvalidRequest("input", f"must have at most {MOST_TEXTS} texts", len(texts))
-        for one in texts:
-            if not isinstance(one, str) and not (
-                isinstance(one, list) and bool(one) and all(type(token) is int for token in one)
-            ):
-                raise InvalidRequest("input", "must be text, token ids, or a list of either", shorten(one))
-        return texts
+        return one_or_many("input", given, MOST_TEXTS, "texts", may_be_empty=False)
 
     @property
     def ids_to_spell(self) -> list[list[int]]:

@@ -3,7 +3,7 @@
 The engine's loop calls `scheduler`; the other modules are its parts.
 
     scheduler           the four verbs: schedule, launch, sample, commit
-    planning            selects the sequences of the next step
+    planning/           selects the sequences of the next step
     state               waiting, prefilling and running sequences, and the transitions between them
     admission           the waiting queue, the delay gate, adapter slots, images on their way to crops
     priorities/         who gives way when rows, pages or time run out

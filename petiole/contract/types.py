@@ -8,7 +8,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from pydantic import BaseModel
 
-from petiole.contract.requests.submission import Submission
+from petiole.contract.requests.submission import Reading, Submission
 from petiole.contract.results.task_result import FinishReason
 
 
@@ -171,6 +171,10 @@ class GenerateCall(GenerateOptions, Submission):
     """What `generate.delay` takes."""
 
 
+class GenerateStream(GenerateCall, Reading):
+    """What `generate.stream` takes."""
+
+
 class _ChatOptions(Options, total=False):
     """What none needs to give."""
 
@@ -213,6 +217,10 @@ class ChatCall(ChatOptions, Submission):
     """What `chat.delay` takes."""
 
 
+class ChatStream(ChatCall, Reading):
+    """What `chat.stream` takes."""
+
+
 class _QueryOptions(Answering, total=False):
     """What none needs to give."""
 
@@ -241,6 +249,10 @@ class QueryCall(QueryOptions, Submission):
     """What `query.delay` takes."""
 
 
+class QueryStream(QueryCall, Reading):
+    """What `query.stream` takes."""
+
+
 class _CaptionOptions(Answering, total=False):
     """What none needs to give."""
 
@@ -266,6 +278,10 @@ class CaptionCall(CaptionOptions, Submission):
     """What `caption.delay` takes."""
 
 
+class CaptionStream(CaptionCall, Reading):
+    """What `caption.stream` takes."""
+
+
 class PointOptions(Finding):
     """Options of `point`."""
 
@@ -288,6 +304,10 @@ class PointCall(PointOptions, Submission):
     """What `point.delay` takes."""
 
 
+class PointStream(PointCall, Reading):
+    """What `point.stream` takes."""
+
+
 class DetectOptions(Finding):
     """Options of `detect`."""
 
@@ -308,6 +328,10 @@ class PartialDetectOptions(Finding, total=False):
 
 class DetectCall(DetectOptions, Submission):
     """What `detect.delay` takes."""
+
+
+class DetectStream(DetectCall, Reading):
+    """What `detect.stream` takes."""
 
 
 class _EmbedOptions(OfTexts, total=False):
@@ -344,6 +368,10 @@ class EmbedCall(EmbedOptions, Submission):
     """What `embed.delay` takes."""
 
 
+class EmbedStream(EmbedCall, Reading):
+    """What `embed.stream` takes."""
+
+
 class _RerankOptions(Judged, total=False):
     """What none needs to give."""
 
@@ -373,6 +401,10 @@ class RerankCall(RerankOptions, Submission):
     """What `rerank.delay` takes."""
 
 
+class RerankStream(RerankCall, Reading):
+    """What `rerank.stream` takes."""
+
+
 class ScoreOptions(Judged):
     """Options of `score`."""
 
@@ -389,6 +421,10 @@ class PartialScoreOptions(Judged, total=False):
 
 class ScoreCall(ScoreOptions, Submission):
     """What `score.delay` takes."""
+
+
+class ScoreStream(ScoreCall, Reading):
+    """What `score.stream` takes."""
 
 
 class _ClassifyOptions(OfTexts, total=False):
@@ -410,6 +446,10 @@ class PartialClassifyOptions(_ClassifyOptions, total=False):
 
 class ClassifyCall(ClassifyOptions, Submission):
     """What `classify.delay` takes."""
+
+
+class ClassifyStream(ClassifyCall, Reading):
+    """What `classify.stream` takes."""
 
 
 class CountCall(Submission, total=False):

@@ -21,8 +21,7 @@ import petiole
 from petiole.contract.settings.engine import EngineSettings
 from petiole.contract.settings.gateway import GatewaySettings
 from petiole.tasks import settings, worker_side
-from petiole.tasks.commands import control as steering
-from petiole.tasks.commands import conversation, keys, models, plan, status, usage
+from petiole.tasks.commands import control as steering, conversation, keys, models, plan, status, usage
 from petiole.tasks.commands.batch import command as batch
 from petiole.tasks.commands.terminal import error_text, plainly, print_table
 from petiole.tasks.errors import InvalidSettings, PetioleError

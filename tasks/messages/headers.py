@@ -91,7 +91,7 @@ def _is_limits(value: object) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2 and all(map(is_limit, value))
 
 
-def _is_names(value: object) -> bool:
+def are_names(value: object) -> bool:
     return isinstance(value, list | tuple) and all(map(encodes, value))
 
 
@@ -152,7 +152,7 @@ KNOWN: dict[str, Header[Any]] = {
         Header[list[Any]]("timelimit", (_is_limits, f"must be two limits, each {_LIMIT}")),
         Header[bool]("ignore_result", (lambda value: isinstance(value, bool), "must be true or false")),
         Header[dict[str, Any]]("stamps", _OBJECT),
-        Header[list[str]]("stamped_headers", (_is_names, "must be a list of names")),
+        Header[list[str]]("stamped_headers", (are_names, "must be a list of names")),
         COMPRESSION,
         Header[dict[str, Any]]("headers", _OBJECT),
     )

@@ -22,8 +22,7 @@ from redis.retry import Retry
 from petiole.tasks.servers import redis_py
 from petiole.tasks.servers.failover import AsyncMasterPool, MasterPool
 from petiole.tasks.servers.sentinels import ASYNC, SYNC, options_for, pool_parameters
-from petiole.tasks.servers.shared import Commands as Commands
-from petiole.tasks.servers.shared import SharedConnection
+from petiole.tasks.servers.shared import Commands as Commands, SharedConnection
 from petiole.tasks.settings import settings
 from petiole.tasks.urls import EMBEDDED, SENTINEL, SentinelUrl, scheme, verified
 

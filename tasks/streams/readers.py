@@ -20,8 +20,7 @@ from kombu.exceptions import OperationalError
 
 from petiole.contract.results.task_result import StreamDelta
 from petiole.tasks.app import mixed_groups
-from petiole.tasks.app.application import App
-from petiole.tasks.app.application import app as celery_app
+from petiole.tasks.app.application import App, app as celery_app
 from petiole.tasks.app.thread_executor import LOOKUPS
 from petiole.tasks.errors import StreamError
 from petiole.tasks.fleet import control

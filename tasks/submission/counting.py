@@ -22,7 +22,7 @@ from petiole.tasks.errors import GenerationFailed, InvalidRequest
 from petiole.tasks.fleet import availability
 from petiole.tasks.messages.headers import check_submission
 from petiole.tasks.settings import warn_a_producer
-from petiole.tasks.streams.readers import AsyncGeneration, EagerGeneration
+from petiole.tasks.streams.readers import AsyncGeneration
 from petiole.tasks.submission import model
 from petiole.tasks.submission.task import SubmittedTask
 
@@ -108,11 +108,6 @@ class CountTask(SubmittedTask):
             raise GenerationFailed(f"{self.name} runs in a worker: submit it with delay or apply_async")
         found: CountDict = worker_side.load(worker_side.COUNT)(request_of(given, options))
         return found
-
-    def apply(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
-        result = super().apply(args, in_json(kwargs or {}), *more, **options)
-        result.__class__ = EagerGeneration
-        return result
 
 
 def request_of(given: Sequence[object], options: Mapping[str, Any]) -> CountRequest:

@@ -98,6 +98,11 @@ class SubmittedTask(Task):  # type: ignore[misc]
             reason = f"{SUBMISSIONS.most} submissions of this process wait already"
             raise Unavailable(redacted(str(self.app.conf.broker_url)), reason) from None
 
+    def apply(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+        result = super().apply(args, in_json(kwargs or {}), *more, **options)
+        result.__class__ = EagerGeneration
+        return result
+
     def _submit(
         self, given: Sequence[object], options: Mapping[str, Any], bundles: Bundles | None = None
     ) -> AsyncGeneration:
@@ -249,11 +254,6 @@ class GenerationTask(SubmittedTask):
         async with contextlib.aclosing(deltas):
             async for delta in deltas:
                 yield delta
-
-    def apply(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
-        result = super().apply(args, in_json(kwargs or {}), *more, **options)
-        result.__class__ = EagerGeneration
-        return result
 
     if TYPE_CHECKING:
 

@@ -5,7 +5,7 @@ editors show an option's meaning from the field of a TypedDict, and behind a Par
 docs.render` writes this module: change the template there.
 """
 # These methods take fewer options than the base's:
-# mypy: disable-error-code="override"
+# mypy: disable-error-code="override, assignment"
 
 from __future__ import annotations
 
@@ -29,10 +29,6 @@ class GenerateTask(GenerationTask):
 
         def delay(self, **options: Unpack[types.GenerateCall]) -> AsyncGeneration: ...
         async def adelay(self, **options: Unpack[types.GenerateCall]) -> AsyncGeneration: ...
-        def delay_on_commit(self, **options: Unpack[types.GenerateCall]) -> AsyncGeneration: ...
-        async def adelay_on_commit(self, **options: Unpack[types.GenerateCall]) -> AsyncGeneration: ...
-        def s(self, **options: Unpack[types.PartialGenerateOptions]) -> Signature: ...
-        def si(self, **options: Unpack[types.GenerateOptions]) -> Signature: ...
         def apply_async(
             self,
             args: Sequence[object] | None = None,
@@ -40,24 +36,13 @@ class GenerateTask(GenerationTask):
             *more: Any,
             **options: Any,
         ) -> AsyncGeneration: ...
-        def stream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.GenerateCall],
-        ) -> readers.Stream: ...
-        def astream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.GenerateCall],
-        ) -> AsyncGenerator[StreamDelta, None]: ...
+        def s(self, **options: Unpack[types.PartialGenerateOptions]) -> Signature: ...
+        def si(self, **options: Unpack[types.GenerateOptions]) -> Signature: ...
+        def stream(self, **options: Unpack[types.GenerateStream]) -> readers.Stream: ...
+        def astream(self, **options: Unpack[types.GenerateStream]) -> AsyncGenerator[StreamDelta, None]: ...
+
+        delay_on_commit = delay
+        adelay_on_commit = adelay
 
 
 class ChatTask(GenerationTask):
@@ -67,10 +52,6 @@ class ChatTask(GenerationTask):
 
         def delay(self, **options: Unpack[types.ChatCall]) -> AsyncGeneration: ...
         async def adelay(self, **options: Unpack[types.ChatCall]) -> AsyncGeneration: ...
-        def delay_on_commit(self, **options: Unpack[types.ChatCall]) -> AsyncGeneration: ...
-        async def adelay_on_commit(self, **options: Unpack[types.ChatCall]) -> AsyncGeneration: ...
-        def s(self, **options: Unpack[types.PartialChatOptions]) -> Signature: ...
-        def si(self, **options: Unpack[types.ChatOptions]) -> Signature: ...
         def apply_async(
             self,
             args: Sequence[object] | None = None,
@@ -78,24 +59,13 @@ class ChatTask(GenerationTask):
             *more: Any,
             **options: Any,
         ) -> AsyncGeneration: ...
-        def stream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.ChatCall],
-        ) -> readers.Stream: ...
-        def astream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.ChatCall],
-        ) -> AsyncGenerator[StreamDelta, None]: ...
+        def s(self, **options: Unpack[types.PartialChatOptions]) -> Signature: ...
+        def si(self, **options: Unpack[types.ChatOptions]) -> Signature: ...
+        def stream(self, **options: Unpack[types.ChatStream]) -> readers.Stream: ...
+        def astream(self, **options: Unpack[types.ChatStream]) -> AsyncGenerator[StreamDelta, None]: ...
+
+        delay_on_commit = delay
+        adelay_on_commit = adelay
 
 
 class QueryTask(GenerationTask):
@@ -105,10 +75,6 @@ class QueryTask(GenerationTask):
 
         def delay(self, **options: Unpack[types.QueryCall]) -> AsyncGeneration: ...
         async def adelay(self, **options: Unpack[types.QueryCall]) -> AsyncGeneration: ...
-        def delay_on_commit(self, **options: Unpack[types.QueryCall]) -> AsyncGeneration: ...
-        async def adelay_on_commit(self, **options: Unpack[types.QueryCall]) -> AsyncGeneration: ...
-        def s(self, **options: Unpack[types.PartialQueryOptions]) -> Signature: ...
-        def si(self, **options: Unpack[types.QueryOptions]) -> Signature: ...
         def apply_async(
             self,
             args: Sequence[object] | None = None,
@@ -116,24 +82,13 @@ class QueryTask(GenerationTask):
             *more: Any,
             **options: Any,
         ) -> AsyncGeneration: ...
-        def stream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.QueryCall],
-        ) -> readers.Stream: ...
-        def astream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.QueryCall],
-        ) -> AsyncGenerator[StreamDelta, None]: ...
+        def s(self, **options: Unpack[types.PartialQueryOptions]) -> Signature: ...
+        def si(self, **options: Unpack[types.QueryOptions]) -> Signature: ...
+        def stream(self, **options: Unpack[types.QueryStream]) -> readers.Stream: ...
+        def astream(self, **options: Unpack[types.QueryStream]) -> AsyncGenerator[StreamDelta, None]: ...
+
+        delay_on_commit = delay
+        adelay_on_commit = adelay
 
 
 class CaptionTask(GenerationTask):
@@ -143,10 +98,6 @@ class CaptionTask(GenerationTask):
 
         def delay(self, **options: Unpack[types.CaptionCall]) -> AsyncGeneration: ...
         async def adelay(self, **options: Unpack[types.CaptionCall]) -> AsyncGeneration: ...
-        def delay_on_commit(self, **options: Unpack[types.CaptionCall]) -> AsyncGeneration: ...
-        async def adelay_on_commit(self, **options: Unpack[types.CaptionCall]) -> AsyncGeneration: ...
-        def s(self, **options: Unpack[types.PartialCaptionOptions]) -> Signature: ...
-        def si(self, **options: Unpack[types.CaptionOptions]) -> Signature: ...
         def apply_async(
             self,
             args: Sequence[object] | None = None,
@@ -154,24 +105,13 @@ class CaptionTask(GenerationTask):
             *more: Any,
             **options: Any,
         ) -> AsyncGeneration: ...
-        def stream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.CaptionCall],
-        ) -> readers.Stream: ...
-        def astream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.CaptionCall],
-        ) -> AsyncGenerator[StreamDelta, None]: ...
+        def s(self, **options: Unpack[types.PartialCaptionOptions]) -> Signature: ...
+        def si(self, **options: Unpack[types.CaptionOptions]) -> Signature: ...
+        def stream(self, **options: Unpack[types.CaptionStream]) -> readers.Stream: ...
+        def astream(self, **options: Unpack[types.CaptionStream]) -> AsyncGenerator[StreamDelta, None]: ...
+
+        delay_on_commit = delay
+        adelay_on_commit = adelay
 
 
 class PointTask(GenerationTask):
@@ -181,10 +121,6 @@ class PointTask(GenerationTask):
 
         def delay(self, **options: Unpack[types.PointCall]) -> AsyncGeneration: ...
         async def adelay(self, **options: Unpack[types.PointCall]) -> AsyncGeneration: ...
-        def delay_on_commit(self, **options: Unpack[types.PointCall]) -> AsyncGeneration: ...
-        async def adelay_on_commit(self, **options: Unpack[types.PointCall]) -> AsyncGeneration: ...
-        def s(self, **options: Unpack[types.PartialPointOptions]) -> Signature: ...
-        def si(self, **options: Unpack[types.PointOptions]) -> Signature: ...
         def apply_async(
             self,
             args: Sequence[object] | None = None,
@@ -192,24 +128,13 @@ class PointTask(GenerationTask):
             *more: Any,
             **options: Any,
         ) -> AsyncGeneration: ...
-        def stream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.PointCall],
-        ) -> readers.Stream: ...
-        def astream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.PointCall],
-        ) -> AsyncGenerator[StreamDelta, None]: ...
+        def s(self, **options: Unpack[types.PartialPointOptions]) -> Signature: ...
+        def si(self, **options: Unpack[types.PointOptions]) -> Signature: ...
+        def stream(self, **options: Unpack[types.PointStream]) -> readers.Stream: ...
+        def astream(self, **options: Unpack[types.PointStream]) -> AsyncGenerator[StreamDelta, None]: ...
+
+        delay_on_commit = delay
+        adelay_on_commit = adelay
 
 
 class DetectTask(GenerationTask):
@@ -219,10 +144,6 @@ class DetectTask(GenerationTask):
 
         def delay(self, **options: Unpack[types.DetectCall]) -> AsyncGeneration: ...
         async def adelay(self, **options: Unpack[types.DetectCall]) -> AsyncGeneration: ...
-        def delay_on_commit(self, **options: Unpack[types.DetectCall]) -> AsyncGeneration: ...
-        async def adelay_on_commit(self, **options: Unpack[types.DetectCall]) -> AsyncGeneration: ...
-        def s(self, **options: Unpack[types.PartialDetectOptions]) -> Signature: ...
-        def si(self, **options: Unpack[types.DetectOptions]) -> Signature: ...
         def apply_async(
             self,
             args: Sequence[object] | None = None,
@@ -230,24 +151,13 @@ class DetectTask(GenerationTask):
             *more: Any,
             **options: Any,
         ) -> AsyncGeneration: ...
-        def stream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.DetectCall],
-        ) -> readers.Stream: ...
-        def astream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.DetectCall],
-        ) -> AsyncGenerator[StreamDelta, None]: ...
+        def s(self, **options: Unpack[types.PartialDetectOptions]) -> Signature: ...
+        def si(self, **options: Unpack[types.DetectOptions]) -> Signature: ...
+        def stream(self, **options: Unpack[types.DetectStream]) -> readers.Stream: ...
+        def astream(self, **options: Unpack[types.DetectStream]) -> AsyncGenerator[StreamDelta, None]: ...
+
+        delay_on_commit = delay
+        adelay_on_commit = adelay
 
 
 class EmbedTask(EmbeddingTask):
@@ -257,10 +167,6 @@ class EmbedTask(EmbeddingTask):
 
         def delay(self, **options: Unpack[types.EmbedCall]) -> AsyncGeneration: ...
         async def adelay(self, **options: Unpack[types.EmbedCall]) -> AsyncGeneration: ...
-        def delay_on_commit(self, **options: Unpack[types.EmbedCall]) -> AsyncGeneration: ...
-        async def adelay_on_commit(self, **options: Unpack[types.EmbedCall]) -> AsyncGeneration: ...
-        def s(self, **options: Unpack[types.PartialEmbedOptions]) -> Signature: ...
-        def si(self, **options: Unpack[types.EmbedOptions]) -> Signature: ...
         def apply_async(
             self,
             args: Sequence[object] | None = None,
@@ -268,24 +174,13 @@ class EmbedTask(EmbeddingTask):
             *more: Any,
             **options: Any,
         ) -> AsyncGeneration: ...
-        def stream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.EmbedCall],
-        ) -> readers.Stream: ...
-        def astream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.EmbedCall],
-        ) -> AsyncGenerator[StreamDelta, None]: ...
+        def s(self, **options: Unpack[types.PartialEmbedOptions]) -> Signature: ...
+        def si(self, **options: Unpack[types.EmbedOptions]) -> Signature: ...
+        def stream(self, **options: Unpack[types.EmbedStream]) -> readers.Stream: ...
+        def astream(self, **options: Unpack[types.EmbedStream]) -> AsyncGenerator[StreamDelta, None]: ...
+
+        delay_on_commit = delay
+        adelay_on_commit = adelay
 
 
 class RerankTask(GenerationTask):
@@ -295,10 +190,6 @@ class RerankTask(GenerationTask):
 
         def delay(self, **options: Unpack[types.RerankCall]) -> AsyncGeneration: ...
         async def adelay(self, **options: Unpack[types.RerankCall]) -> AsyncGeneration: ...
-        def delay_on_commit(self, **options: Unpack[types.RerankCall]) -> AsyncGeneration: ...
-        async def adelay_on_commit(self, **options: Unpack[types.RerankCall]) -> AsyncGeneration: ...
-        def s(self, **options: Unpack[types.PartialRerankOptions]) -> Signature: ...
-        def si(self, **options: Unpack[types.RerankOptions]) -> Signature: ...
         def apply_async(
             self,
             args: Sequence[object] | None = None,
@@ -306,24 +197,13 @@ class RerankTask(GenerationTask):
             *more: Any,
             **options: Any,
         ) -> AsyncGeneration: ...
-        def stream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.RerankCall],
-        ) -> readers.Stream: ...
-        def astream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.RerankCall],
-        ) -> AsyncGenerator[StreamDelta, None]: ...
+        def s(self, **options: Unpack[types.PartialRerankOptions]) -> Signature: ...
+        def si(self, **options: Unpack[types.RerankOptions]) -> Signature: ...
+        def stream(self, **options: Unpack[types.RerankStream]) -> readers.Stream: ...
+        def astream(self, **options: Unpack[types.RerankStream]) -> AsyncGenerator[StreamDelta, None]: ...
+
+        delay_on_commit = delay
+        adelay_on_commit = adelay
 
 
 class ScoreTask(GenerationTask):
@@ -333,10 +213,6 @@ class ScoreTask(GenerationTask):
 
         def delay(self, **options: Unpack[types.ScoreCall]) -> AsyncGeneration: ...
         async def adelay(self, **options: Unpack[types.ScoreCall]) -> AsyncGeneration: ...
-        def delay_on_commit(self, **options: Unpack[types.ScoreCall]) -> AsyncGeneration: ...
-        async def adelay_on_commit(self, **options: Unpack[types.ScoreCall]) -> AsyncGeneration: ...
-        def s(self, **options: Unpack[types.PartialScoreOptions]) -> Signature: ...
-        def si(self, **options: Unpack[types.ScoreOptions]) -> Signature: ...
         def apply_async(
             self,
             args: Sequence[object] | None = None,
@@ -344,24 +220,13 @@ class ScoreTask(GenerationTask):
             *more: Any,
             **options: Any,
         ) -> AsyncGeneration: ...
-        def stream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.ScoreCall],
-        ) -> readers.Stream: ...
-        def astream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.ScoreCall],
-        ) -> AsyncGenerator[StreamDelta, None]: ...
+        def s(self, **options: Unpack[types.PartialScoreOptions]) -> Signature: ...
+        def si(self, **options: Unpack[types.ScoreOptions]) -> Signature: ...
+        def stream(self, **options: Unpack[types.ScoreStream]) -> readers.Stream: ...
+        def astream(self, **options: Unpack[types.ScoreStream]) -> AsyncGenerator[StreamDelta, None]: ...
+
+        delay_on_commit = delay
+        adelay_on_commit = adelay
 
 
 class ClassifyTask(GenerationTask):
@@ -371,10 +236,6 @@ class ClassifyTask(GenerationTask):
 
         def delay(self, **options: Unpack[types.ClassifyCall]) -> AsyncGeneration: ...
         async def adelay(self, **options: Unpack[types.ClassifyCall]) -> AsyncGeneration: ...
-        def delay_on_commit(self, **options: Unpack[types.ClassifyCall]) -> AsyncGeneration: ...
-        async def adelay_on_commit(self, **options: Unpack[types.ClassifyCall]) -> AsyncGeneration: ...
-        def s(self, **options: Unpack[types.PartialClassifyOptions]) -> Signature: ...
-        def si(self, **options: Unpack[types.ClassifyOptions]) -> Signature: ...
         def apply_async(
             self,
             args: Sequence[object] | None = None,
@@ -382,21 +243,10 @@ class ClassifyTask(GenerationTask):
             *more: Any,
             **options: Any,
         ) -> AsyncGeneration: ...
-        def stream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.ClassifyCall],
-        ) -> readers.Stream: ...
-        def astream(
-            self,
-            *,
-            timeout_s: float | None = None,
-            heartbeat_s: float | None = None,
-            prepared: bool = False,
-            parsed: bool = False,
-            **options: Unpack[types.ClassifyCall],
-        ) -> AsyncGenerator[StreamDelta, None]: ...
+        def s(self, **options: Unpack[types.PartialClassifyOptions]) -> Signature: ...
+        def si(self, **options: Unpack[types.ClassifyOptions]) -> Signature: ...
+        def stream(self, **options: Unpack[types.ClassifyStream]) -> readers.Stream: ...
+        def astream(self, **options: Unpack[types.ClassifyStream]) -> AsyncGenerator[StreamDelta, None]: ...
+
+        delay_on_commit = delay
+        adelay_on_commit = adelay

@@ -1,8 +1,7 @@
 """The order of eviction, for the heap alone and as the caches use it."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from petiole.cache import EvictionError, ImageToken, StaleNodeError
 from petiole.cache.prefix.eviction import EvictionHeap

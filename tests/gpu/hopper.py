@@ -43,11 +43,11 @@ from petiole.gpu_worker.runtime.cuda.fused import (
     chunks,
     grouped,
     layers,
+    norms as fused_norms,
     products,
+    recurrent as fused_states,
     routing,
 )
-from petiole.gpu_worker.runtime.cuda.fused import norms as fused_norms
-from petiole.gpu_worker.runtime.cuda.fused import recurrent as fused_states
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import SamplingMetadata
 

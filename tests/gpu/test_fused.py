@@ -21,16 +21,14 @@ if DEVICE == "cpu" and not known:
     pytest.skip("numpy 2.4 is not known to the interpreter of Triton before 3.7", allow_module_level=True)
 
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.parts.kernels import TorchKernels
-from petiole.gpu_worker.models.parts.kernels import rms_norm as plain_norm
+from petiole.gpu_worker.models.parts.kernels import TorchKernels, rms_norm as plain_norm
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeights
 from petiole.gpu_worker.models.parts.recurrent.states import Rounded
 from petiole.gpu_worker.models.parts.rotary import Rotation
 from petiole.gpu_worker.models.plan import DeltaNet, Norm
 from petiole.gpu_worker.models.weights.linear import DenseLinear
-from petiole.gpu_worker.runtime.cuda.fused import choose as fused
-from petiole.gpu_worker.runtime.cuda.fused import products
+from petiole.gpu_worker.runtime.cuda.fused import choose as fused, products
 from petiole.gpu_worker.runtime.cuda.fused.accept import accept as fused_accept
 from petiole.gpu_worker.runtime.cuda.fused.adapters import add_terms
 from petiole.gpu_worker.runtime.cuda.fused.chunks import CHUNK, apply_delta_rule_in_chunks

@@ -17,6 +17,8 @@ WRITE = "run: python -m docs.render"
 def test_the_types_are_the_rendered_ones() -> None:
     assert render.TYPES.read_text() == render.types(), WRITE
     assert render.TYPED.read_text() == render.typed_tasks(), WRITE
+    for path, room in render.OFFERING.items():
+        assert path.read_text() == render.offering(path.read_text(), room), WRITE
 
 
 @pytest.mark.parametrize("path", render.PAGES, ids=lambda path: path.name)

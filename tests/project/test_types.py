@@ -24,7 +24,7 @@ from celery import chain
 from pydantic import BaseModel
 
 from petiole.tasks import GenerateOptions, GenerationDict, StreamDelta, astream, cancel, chat, generate, stream
-from petiole.tasks import caption, detect, point, put_image, query
+from petiole import caption, detect, point, put_image, query
 
 class Answer(BaseModel):
     number: int

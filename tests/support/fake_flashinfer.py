@@ -20,11 +20,10 @@ import torch
 from packaging.version import Version
 
 from petiole.gpu_worker.models.decoder import Decoder
-from petiole.gpu_worker.models.parts.kernels import TorchKernels
-from petiole.gpu_worker.models.parts.kernels import rms_norm as plain_norm
-from petiole.gpu_worker.models.parts.recurrent.convolution import convolved
+from petiole.gpu_worker.models.parts.kernels import TorchKernels, rms_norm as plain_norm
 from petiole.gpu_worker.models.parts.recurrent.delta_inputs import convolution_inputs, rule_gates, rule_heads
 from petiole.gpu_worker.models.parts.recurrent.delta_rule import delta_rule
+from petiole.gpu_worker.models.parts.recurrent.states import convolved
 from petiole.gpu_worker.models.weights.quantized import Coded, CodedLinear
 from petiole.gpu_worker.runtime.cuda import executor, fused, graphs
 from petiole.gpu_worker.runtime.cuda.attention import installed

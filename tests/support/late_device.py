@@ -28,8 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_map, tree_map_only
 
 from petiole.gpu_worker.runtime.cuda import executor as cuda
-from petiole.gpu_worker.runtime.device import device as interface
-from petiole.gpu_worker.runtime.device import transfer
+from petiole.gpu_worker.runtime.device import device as interface, transfer
 from petiole.gpu_worker.runtime.device.device import DeviceError
 from petiole.gpu_worker.runtime.memory import kv
 from petiole.gpu_worker.runtime.memory.kv import KVCache

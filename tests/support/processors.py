@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from petiole.gpu_worker.runtime.cpu.native import build
-from petiole.gpu_worker.runtime.cpu.native.levels import Level, fitting
+from petiole.gpu_worker.runtime.cpu.native.build import Level, fitting
 
 _TUNED = ("-mtune=znver3",)
 """For this processor gcc likes to round some products apart from their sums, and others not."""

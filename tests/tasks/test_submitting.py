@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 from celery import chain
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from kombu.exceptions import OperationalError
 
 from petiole.contract.requests import bounds

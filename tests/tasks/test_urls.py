@@ -9,8 +9,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from kombu.utils.url import parse_url
 from pydantic import ValidationError
 

@@ -14,8 +14,7 @@ from training.vision import tokens as tokens_
 from training.vision.evaluate import GEOMETRY, Answer, ask, overlaps, right_points
 from training.vision.export import export
 from training.vision.model import Moondream, RegionShape, Shape, TextShape, VisionShape
-from training.vision.pictures import COLORS, ask_all, draw_scene, paint
-from training.vision.pictures import Shape as Shape2
+from training.vision.pictures import COLORS, Shape as Shape2, ask_all, draw_scene, paint
 from training.vision.tokens import COORDINATE, EOS, SIZE, Row, row_of
 from training.vision.train import batch_of, draw_batch, hidden_of, load_model, nearby, train
 

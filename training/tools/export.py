@@ -6,8 +6,7 @@ The README in it is written by `training.tools.evaluate`.
 import argparse
 from pathlib import Path
 
-from training.export import MODEL_FOLDER as TINY
-from training.export import export
+from training.export import MODEL_FOLDER as TINY, export
 from training.tools.template import CHAT_TEMPLATE
 from training.tools.train import DEFAULT_CHECKPOINT
 from training.train import load_model

@@ -14,8 +14,7 @@ from tokenizers import Tokenizer
 
 from training.decode import load_folder
 from training.export import MODEL_FOLDER
-from training.text.data import MAX_ROW_TOKENS, Row, row_of
-from training.text.data import draw_row as draw_skill
+from training.text.data import MAX_ROW_TOKENS, Row, draw_row as draw_skill, row_of
 from training.text.skills import DRAWS as SKILLS
 from training.tools.conversations import DRAWS, draw, joined
 from training.tools.template import pieces

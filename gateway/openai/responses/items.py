@@ -89,16 +89,10 @@ def _item(field: str, given: object, fetched: Images) -> Item:
                 "content": _content(field, role, given.get("content"), fetched),
             }
             return item | ({"phase": given["phase"]} if isinstance(given.get("phase"), str) else {})
-        case "function_call":
-            texts = {name: _text(field, given, name) for name in ("call_id", "name", "arguments")}
-            if given.get("namespace") is not None:
-                texts["namespace"] = _text(field, given, "namespace")
-            return {**item, "status": "completed", **texts}
-        case "custom_tool_call":
-            texts = {name: _text(field, given, name) for name in ("call_id", "name", "input")}
-            if given.get("namespace") is not None:
-                texts["namespace"] = _text(field, given, "namespace")
-            return {**item, "status": "completed", **texts}
+        case "function_call" | "custom_tool_call":
+            said = ["call_id", "name", "arguments" if kind == "function_call" else "input"]
+            said += ["namespace"] if given.get("namespace") is not None else []
+            return {**item, "status": "completed", **{name: _text(field, given, name) for name in said}}
         case "function_call_output" | "custom_tool_call_output":
             output = given.get("output")
             if not isinstance(output, str):

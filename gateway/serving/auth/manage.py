@@ -105,9 +105,10 @@ def document(tenant: str) -> tuple[str, str]:
 
 def listed() -> list[ListedKey]:
     client, own = connections.streams(), of_settings()
-    tenants = {_text(name): _decoded(raw, Tenant) for name, raw in client.hgetall(TENANTS).items()}
-    keys = {_text(digest): _decoded(raw, Key) for digest, raw in client.hgetall(KEYS).items()}
-    stored = {_text(name): _decoded(raw, Webhook) for name, raw in client.hgetall(WEBHOOKS).items()}
+    tenants, keys, stored = (
+        {_text(name): _decoded(raw, kind) for name, raw in client.hgetall(key).items()}
+        for key, kind in ((TENANTS, Tenant), (KEYS, Key), (WEBHOOKS, Webhook))
+    )
     urls = {name: webhook.url for name, webhook in {**stored, **own.webhooks}.items()}
     of_both = [
         *((digest, key, own.tenants[key.tenant], "settings") for digest, key in own.keys.items()),

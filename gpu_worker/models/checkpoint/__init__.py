@@ -6,7 +6,6 @@ gguf/                  GGUF files, llama.cpp's
 class_defaults         what config.json leaves out
 configuration          its JSON files
 sentence_transformers  the files beside it that say how texts are pooled
-unsupported            recognises checkpoints in formats that are not read, and refuses them by name
 bge_m3                 the files beside it of what BGE-M3 makes of tokens
 codes                  what four-bit codes stand for
 safetensors            its tensors, mapped into memory

@@ -15,7 +15,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from petiole.gpu_worker.exceptions import MachineError, ModelError
-from petiole.gpu_worker.models.checkpoint import unsupported
 from petiole.gpu_worker.models.checkpoint.gguf import choosing
 from petiole.gpu_worker.models.checkpoint.gguf.tensors import GgufTensors
 from petiole.gpu_worker.models.checkpoint.opening import config_of, is_gguf
@@ -58,9 +57,9 @@ def resolve_model(
             place, wanted = choosing.parted(model)
         path = Path(place).expanduser()
         if path.is_dir():
-            return unsupported.readable(path, wanted)
+            return readable(path, wanted)
         if path.is_file() and not wanted:
-            return unsupported.readable_file(path)
+            return readable_file(path)
     except (
         OSError,
         RuntimeError,
@@ -95,7 +94,7 @@ def _download(model: str, revision: str | None, wanted: str, files: list[str]) -
             )
             complete = files is not _HUB_FILES or any(found.glob("*.safetensors"))
             if complete or not (names := _ggufs(model, revision, where, wanted)):
-                return unsupported.readable(found)
+                return readable(found)
         else:
             names = _ggufs(model, revision, where, wanted)
         patterns = [glob.escape(name) for name in names]
@@ -130,7 +129,7 @@ def _ggufs(model: str, revision: str | None, where: str, wanted: str) -> list[st
 
 def _cached(model: str, revision: str | None, wanted: str) -> Path:
     try:
-        return unsupported.readable(_in_cache(model, revision), wanted)
+        return readable(_in_cache(model, revision), wanted)
     except ModelError:
         raise
     except Exception as error:
@@ -188,3 +187,40 @@ def stored_dtype(folder: Path) -> str:
     with open_checkpoint(folder) as checkpoint:
         stored = (entry.dtype for file in checkpoint.files for entry in file.entries.values())
         return next((str(DTYPES[name]).removeprefix("torch.") for name in stored if name in DTYPES), "")
+
+
+# ------------------------------------------------------------ formats that are not read
+
+
+_LFS = b"version https://git-lfs.github.com/spec/"
+_PLAIN = "a folder in Hugging Face format with safetensors weights, a GGUF file, or a hub id"
+
+
+def readable_file(path: Path) -> Path:
+    """A GGUF file, or the first piece of one. Raises `ModelError` for other files."""
+    if path.suffix == ".gguf":
+        return choosing.pieces_of(path)[0]
+    raise ModelError(f"model {path} is a file: PETIOLE_MODEL must be {_PLAIN}")
+
+
+def readable(folder: Path, wanted: str = "") -> Path:
+    """The folder, or the GGUF file in it whose name ends in `wanted`. Raises `ModelError` if the folder's
+    checkpoint has a known format that is not read."""
+    weights = sorted(folder.glob("*.safetensors"))
+    if (wanted or not weights) and (found := choosing.in_folder(folder, wanted)) is not None:
+        return readable_file(found)
+    for path in [*weights, folder / "tokenizer.json", folder / "config.json"]:
+        if _begins(path, _LFS):
+            raise ModelError(
+                f"{path} is a Git-LFS pointer, not the file itself: run `git lfs pull` in {folder}, or set"
+                f" PETIOLE_MODEL to the hub id"
+            )
+    return folder
+
+
+def _begins(path: Path, prefix: bytes) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(prefix)) == prefix
+    except OSError:  # the reader of the file raises that error
+        return False

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.checkpoint.configuration import check_file, read_json
+from petiole.gpu_worker.models.checkpoint.configuration import check_file, read_json, shown
 
 DTYPES = {
     "F64": torch.float64,
@@ -60,13 +60,13 @@ def _entry(raw: Any, data: int) -> TensorEntry:
     shape, offsets = raw["shape"], raw["data_offsets"]
     named = str(raw["dtype"])
     if not (0 < len(named) <= 20 and named.isidentifier()):
-        raise ValueError(f"dtype must be the name of a type, got {_shown(raw['dtype'])}")
+        raise ValueError(f"dtype must be the name of a type, got {shown(raw['dtype'])}")
     if not _are_sizes(shape) or len(shape) > _MAX_DIMENSIONS:
         limit = f"at most {_MAX_DIMENSIONS} whole numbers from 0 to {_MAX_SIZE}"
-        raise ValueError(f"shape must be {limit}, got {_shown(shape)}")
+        raise ValueError(f"shape must be {limit}, got {shown(shape)}")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         limit = f"two whole numbers from 0 to {_MAX_SIZE} in order"
-        raise ValueError(f"data_offsets must be {limit}, got {_shown(offsets)}")
+        raise ValueError(f"data_offsets must be {limit}, got {shown(offsets)}")
     entry = TensorEntry(named, tuple(shape), *(data + offset for offset in offsets))
     dtype = STORED_DTYPES.get(entry.dtype)
     n_bytes = entry.end - entry.start
@@ -77,11 +77,6 @@ def _entry(raw: Any, data: int) -> TensorEntry:
 
 def _are_sizes(values: object) -> bool:
     return isinstance(values, list) and all(type(value) is int and 0 <= value <= _MAX_SIZE for value in values)
-
-
-def _shown(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 100 else f"{shown[:100]}…"
 
 
 def _reason(error: Exception) -> str:
@@ -168,7 +163,7 @@ class SafetensorsFile(TensorFile):
             header.pop("__metadata__", None)
             entries = {}
             for name, raw in header.items():
-                at = f"tensor {_shown(name)}: "
+                at = f"tensor {shown(name)}: "
                 entries[name] = _entry(raw, 8 + length)
             at = ""
             _check_disjoint(entries)
@@ -322,5 +317,5 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _inside(folder: Path, name: str) -> Path:
     if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise ValueError(f"weight_map must name files of the folder, got {_shown(name)}")
+        raise ValueError(f"weight_map must name files of the folder, got {shown(name)}")
     return folder / name

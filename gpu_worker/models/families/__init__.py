@@ -9,7 +9,6 @@ layer_normed/  decoders whose norms take the mean away: GPT-2, OPT, Command R
 hybrids/       decoders of which most layers keep a state
 encoders/      encoders of texts
 family         what a family is; `read` is for one that is more than a decoder of text
-published      what is published of each family, and who computes it: the table of docs/models.md
 texts          what pools the hidden states of a model of texts, and how it is asked
 config_keys    keys of config.json that families share: sizes, rotations, windows, limits
 """

@@ -18,7 +18,6 @@ sampling       `SamplingParams`: the options of sampling, for these requests and
 validation     how every request is validated
 tool_choice    which tools a conversation may call
 images         an image in a request: base64, a data URL or a handle
-hints          what to write in place of an option that a task does not have
 submission     the options of Celery that `delay` takes, such as `priority`
 bounds         what a request may cost before it is understood: values, entries, names
 """

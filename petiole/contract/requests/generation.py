@@ -25,8 +25,7 @@ from petiole.contract.limits import (
     MAX_SCHEMA_CHARACTERS,
     MAX_TOOLS,
 )
-from petiole.contract.requests import images
-from petiole.contract.requests import tool_choice as choices
+from petiole.contract.requests import images, tool_choice as choices
 from petiole.contract.requests.bounds import Entries, Object
 from petiole.contract.requests.sampling import Sampling, SamplingParams
 from petiole.contract.requests.validation import Declared, Given, listed
@@ -50,6 +49,16 @@ RetentionS = Annotated[int, Field(ge=60, le=10**9)]
 """At least a minute: whoever finds the task unfinished, after a worker's death, must still see how it ended."""
 Choice = Annotated[str, Field(min_length=1, max_length=4096)]
 Text = Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
+
+
+def _of_sensible_size(field: str) -> Any:
+    """A validator of a field, whose JSON has a limit."""
+
+    def checked(value: Any) -> Any:
+        _json_length(field, value, MAX_SCHEMA_CHARACTERS)
+        return value
+
+    return field_validator(field, mode="after")(checked)
 
 
 class Common(Declared):
@@ -125,11 +134,7 @@ class Options(Common, Sampling):  # type: ignore[misc]  # frozen: `Declared`
         except (ValueError, RecursionError):
             raise InvalidRequest("json_schema", "must be an object or JSON text of one", shorten(schema)) from None
 
-    @field_validator("json_schema", mode="after")
-    @classmethod
-    def _schema_of_sensible_size(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
-        _json_length("json_schema", schema, MAX_SCHEMA_CHARACTERS)
-        return schema
+    _schema_of_sensible_size = _of_sensible_size("json_schema")
 
     @model_validator(mode="after")
     def _truncate_to_needs_truncate(self) -> Self:
@@ -231,11 +236,7 @@ class ChatRequest(Options):  # type: ignore[misc]  # frozen: `Declared`
             raise InvalidRequest("messages", f"must have at most {MAX_PROMPT_CHARACTERS} characters in all", total)
         return messages
 
-    @field_validator("tools", mode="after")
-    @classmethod
-    def _tools_of_sensible_size(cls, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-        _json_length("tools", tools, MAX_SCHEMA_CHARACTERS)
-        return tools
+    _tools_of_sensible_size = _of_sensible_size("tools")
 
     @field_validator("chat_template_kwargs", mode="after")
     @classmethod

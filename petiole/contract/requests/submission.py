@@ -52,4 +52,17 @@ class Submission(TypedDict, total=False):
     unknown one."""
 
 
+class Reading(TypedDict, total=False):
+    """Options of `stream` and `astream` alone."""
+
+    timeout_s: float | None
+    """The longest wait for a delta."""
+    heartbeat_s: float | None
+    """After this many seconds without a delta there is an empty one, whose `is_heartbeat` is true."""
+    prepared: bool
+    """As of `petiole.stream`."""
+    parsed: bool
+    """As of `petiole.stream`."""
+
+
 SUBMISSION = frozenset(Submission.__annotations__)

@@ -124,12 +124,15 @@ class StreamDelta(ShownPiece, EndOfOutput, Piece):
     @property
     def points(self) -> list[dict[str, float]]:
         """The points that this delta completes."""
-        return [item for item in self.items or () if item is not None and "x" in item]
+        return self._with("x")
 
     @property
     def objects(self) -> list[dict[str, float]]:
         """The boxes that this delta completes."""
-        return [item for item in self.items or () if item is not None and "x_min" in item]
+        return self._with("x_min")
+
+    def _with(self, name: str) -> list[dict[str, float]]:
+        return [item for item in self.items or () if item is not None and name in item]
 
     @property
     def is_heartbeat(self) -> bool:

@@ -11,8 +11,8 @@ Each line may import what stands below it.
 api              `petiole.batch`: cheap to import
 durable/         a batch that outlives its client: its state in Redis, its runner
 estimate         what a batch would cost, from a sample
-batch            the loop: send, collect, write, forget; progress, cancel
-async_iteration  the loop in a thread, for `async for`
+batch            the loop: send, collect, write, forget; cancel; whose process runs it
+ended_rows       rows that have ended: their lines, their results until they are forgotten, the output
 client           tasks and results in Redis, many in a round trip
 in_flight        which rows are on their way, how many there may be, and which are lost: no input, no output
 row_types        a row's form: its tasks, and the line of its results

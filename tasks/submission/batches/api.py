@@ -10,19 +10,17 @@ from petiole import _lazy
 from petiole.tasks.app.application import app as celery_app
 
 if TYPE_CHECKING:
-    from petiole.tasks.submission.batches import batch as loop
-    from petiole.tasks.submission.batches import journal, progress
-    from petiole.tasks.submission.batches import row_types as forms
+    from petiole.tasks.submission.batches import batch as loop, journal, progress, row_types
     from petiole.tasks.submission.batches.batch import Batch
-    from petiole.tasks.submission.batches.durable import fair_share as neighbours
+    from petiole.tasks.submission.batches.durable import fair_share
     from petiole.tasks.submission.batches.rows import frames, sources
 else:
     loop = _lazy.module("petiole.tasks.submission.batches.batch")
-    forms = _lazy.module("petiole.tasks.submission.batches.row_types")
+    row_types = _lazy.module("petiole.tasks.submission.batches.row_types")
     journal = _lazy.module("petiole.tasks.submission.batches.journal")
     progress = _lazy.module("petiole.tasks.submission.batches.progress")
     frames = _lazy.module("petiole.tasks.submission.batches.rows.frames")
-    neighbours = _lazy.module("petiole.tasks.submission.batches.durable.fair_share")
+    fair_share = _lazy.module("petiole.tasks.submission.batches.durable.fair_share")
     sources = _lazy.module("petiole.tasks.submission.batches.rows.sources")
 
 ALLOWED = frozenset({"queue", "model", "priority", "headers", "time_limit", "soft_time_limit", "confirm"})
@@ -96,12 +94,14 @@ def batch(
         written.check()
     source = sources.source_of(rows, format, file_encoding)
     plain = prompt is None and not columns
-    if lines == "openai" or (lines == "auto" and plain and (row := source.peek()) and forms.is_openai_line(row)):
-        form = forms.openai_lines(options=request)
+    if lines == "openai" or (
+        lines == "auto" and plain and (row := source.peek()) and row_types.is_openai_line(row)
+    ):
+        form = row_types.openai_lines(options=request)
     else:
-        form = forms.RequestRows(task, request, prompt, columns or {}, system, fields)
+        form = row_types.RequestRows(task, request, prompt, columns or {}, system, fields)
         form.check(source.columns)
-    made = loop.Batch(
+    return loop.Batch(
         app,
         source,
         form,
@@ -111,6 +111,5 @@ def batch(
         sort=sort,
         again=retry_failed,
         first=None if keep_going else progress.FirstRows(),
+        sharing=fair_share.SharingWithOthers(),
     )
-    made.sharing, made.left = neighbours.sharing_of(neighbours.process_id(), "", made)
-    return made

@@ -10,15 +10,15 @@ journal is in Redis, or is sent again."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import threading
 import time
-from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import redis
@@ -26,11 +26,10 @@ import redis
 from petiole.tasks.app.application import App
 from petiole.tasks.errors import BatchError, InvalidRequest
 from petiole.tasks.settings import warn_a_producer
-from petiole.tasks.submission.batches import async_iteration
 from petiole.tasks.submission.batches.client import AWAY, WRONG, BatchClient
-from petiole.tasks.submission.batches.files import storage
-from petiole.tasks.submission.batches.in_flight import ALONE, FairShare, RowInFlight, RowRate, RowsInFlight, window
-from petiole.tasks.submission.batches.journal import Journal, JournalEntry, OutputFiles, total_digest
+from petiole.tasks.submission.batches.ended_rows import EndedRows
+from petiole.tasks.submission.batches.in_flight import ALONE, RowInFlight, RowRate, RowsInFlight, Sharing, window
+from petiole.tasks.submission.batches.journal import Journal, OutputFiles
 from petiole.tasks.submission.batches.progress import MOST_ALIKE, FirstRows, Progress, RowResult, Watch, watched
 from petiole.tasks.submission.batches.row_types import OutputLine, RowType, TaskOutcome
 from petiole.tasks.submission.batches.rows import sorting
@@ -40,10 +39,30 @@ from petiole.tasks.submission.batches.segments import FileStore, LineStore
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.5
 AWAY_PAUSE_S = 1.0
-SYNC_S = 1.0
 LOOK_S = 2.0
 SUSPECT_S = 10.0
 SENT_TOGETHER = 16
+
+
+class Host:
+    """Whose process runs a batch. This one is a client's: the journal is a file beside the output."""
+
+    outlived = False
+    """Whether the batch goes on without this process."""
+
+    def tape(self, output: str) -> LineStore:
+        """Where the journal's lines are."""
+        return FileStore(output)
+
+    def rows(self) -> Source | None:
+        """All rows again, of a batch that may end before they do. None: they can be read only once."""
+        return None
+
+    def opened(self, ended: int) -> None:
+        """The journal is open, in which so many rows have ended."""
+
+    def joining(self) -> None:
+        """The output is about to be made."""
 
 
 @dataclass
@@ -52,11 +71,8 @@ class Batch:
     end; `run` runs it to its end. `stop` and `cancel` may be called from any thread. Without an output nobody
     finds the rows on their way later: they are cancelled when the caller stops.
 
-    `tape`: opens the journal's tape; None: a file beside the output. `reread`: all rows again, for a batch that
-    may end before they do. `opened`: called when the journal is open, and `again` is noted there. `joining`:
-    called before the output is made; `joined`: it is made. `sort`: in which order rows are sent. `sharing`: with
-    whom it shares the workers now. `left`: called at the end: it shares them no more. `first`: ends the batch if
-    the first rows say that all of it is a mistake."""
+    `sort`: in which order rows are sent. `again`: rows that have failed, too. `joined`: the output is made.
+    `first`: ends the batch if the first rows say that all of it is a mistake."""
 
     app: App
     source: Source
@@ -67,33 +83,26 @@ class Batch:
     sort: Sort | None = None
     again: bool = False
     progress: Progress = field(default_factory=Progress)
-    tape: Callable[[], LineStore] | None = None
-    reread: Callable[[], Source] | None = None
-    opened: Callable[[], object] = lambda: None
-    joining: Callable[[], object] = lambda: None
-    sharing: Callable[[], FairShare] = lambda: ALONE
-    left: Callable[[], object] = lambda: None
+    host: Host = field(default_factory=Host)
+    sharing: Sharing = field(default_factory=Sharing)
     first: FirstRows | None = None
 
     def __post_init__(self) -> None:
         self.exchange = BatchClient(self.app, self.submission.get("queue"), self.submission.get("model"))
         self.submission = {"priority": self.exchange.lowest_priority, **self.submission}
-        self.journal: Journal | None = None
+        self.joined = False
+        self._ended = EndedRows(self.exchange, self.progress, self.first)
         self._stopping = threading.Event()
         self._cancelling = False
         self._unended: Exception | None = None
-        self.joined = False
         self._flight = RowsInFlight()
         self._unsent: Row | None = None
         self._retry: deque[RowInFlight] = deque()
-        self._written: list[RowInFlight] = []
-        self._kept: list[str] = []
-        self._results: list[RowResult] = []
         self._exhausted = False
         self._seen = 0
         self._places: int | None = None
-        self._shared, self.queue = ALONE, ""
-        self._sent_before = self._most_sent = 0
+        self._shared = ALONE
+        self._sent_before = 0
         self._id = os.urandom(6).hex()
 
     # ------------------------------------------------------------ for callers
@@ -109,8 +118,18 @@ class Batch:
     def __iter__(self) -> Iterator[RowResult]:
         return self._run(None)
 
-    def __aiter__(self) -> AsyncIterator[RowResult]:
-        return async_iteration.results(self._run(None), self.stop)
+    async def __aiter__(self) -> AsyncIterator[RowResult]:
+        """The loop runs in a thread of its own, so that the event loop goes on, and ends when the caller stops."""
+        rows, running = self._run(None), asyncio.get_running_loop()
+        thread = ThreadPoolExecutor(1, "petiole-batch")
+        try:
+            while (result := await running.run_in_executor(thread, next, rows, None)) is not None:
+                yield result
+        finally:
+            self.stop()
+            ended = running.run_in_executor(thread, rows.close)
+            thread.shutdown(wait=False)
+            await asyncio.shield(ended)
 
     def stop(self) -> None:
         """Send nothing more, write what has come, and end. The rows on their way go on in the workers, and the
@@ -119,7 +138,7 @@ class Batch:
 
     def cancel(self, error: Exception | None = None) -> None:
         """`stop`, and cancel the rows on their way. `error`: make the output all the same, in which the rows that
-        have not ended have this error. It takes `reread`."""
+        have not ended have this error. It takes a host that has the `rows` again."""
         self._unended = error
         self._cancelling = True
         self._stopping.set()
@@ -139,18 +158,16 @@ class Batch:
         warn_a_producer()
         began_at = time.monotonic()
         self._rate = RowRate(began_at)
-        self._looked_at = self._suspected_at = self._synced_at = float("-inf")
+        self._looked_at = self._suspected_at = float("-inf")
         self.progress.rows = self.source.total
         try:
-            self._open()
-            if self.journal is not None and self.journal.complete is not None:
-                self._verify(self.journal.complete)
+            if self.output is not None and self._open(self.output):
                 return
             self._rows = self._sorted(self.source)
             while True:
                 now = time.monotonic()
                 self._turn(now)
-                yield from self._taken()
+                yield from self._ended.taken()
                 self._show(now, now - began_at)
                 if watch is not None:
                     watch(self.progress)
@@ -160,32 +177,29 @@ class Batch:
                 self._pause()
             self._finish()
             self._show(now, time.monotonic() - began_at)
-            yield from self._taken()
+            yield from self._ended.taken()
         finally:
             with contextlib.suppress(*AWAY, redis.RedisError):  # it is forgotten soon
                 if self.output is None:
                     self._leave()
-                self.left()
-            if self.journal is not None:
-                if self.tape is None and self.journal.complete is None and not self._most_sent:
-                    self.journal.discard()
-                self.journal.close()
+                self.sharing.leave()
+            if not self.host.outlived:
+                self._ended.discard()
+            self._ended.close()
 
-    def _open(self) -> None:
-        if self.output is None:
-            return
-        self.output.check()
-        tape = self.tape() if self.tape is not None else FileStore(self.output.location)
-        self.journal = journal = Journal(tape, self._about, self._id)
+    def _open(self, output: OutputFiles) -> bool:
+        """Go on where the journal of this output ends. True: the output is there."""
+        output.check()
+        journal = Journal(self.host.tape(output.location), self._about, self._id)
         self._id = journal.batch
-        if self.again and journal.complete is None:
-            journal.forget_failures()
-        self.progress.before = self.progress.ended = journal.count
-        self.progress.failed = journal.failed
-        self.opened()
-        self._sent_before = self._most_sent = journal.sent_before
-        if journal.count:
-            self.first = None
+        self._ended.go_on(journal, self.again)
+        self.host.opened(journal.count)
+        self._sent_before = self._ended.most_sent
+        if (complete := journal.complete) is None:
+            return False
+        self._ended.verify(output, self.source, complete)
+        self._exhausted = self.joined = True
+        return True
 
     @property
     def _about(self) -> dict[str, Any]:
@@ -206,7 +220,7 @@ class Batch:
             self._collect()
             if not self._stopping.is_set():
                 self._send(now)
-            self._forget(now)
+            self._ended.forget(now)
             self._suspect(now)
         except AWAY as error:
             self.progress.note = f"waiting: {error}"
@@ -225,19 +239,14 @@ class Batch:
         if now - self._looked_at < LOOK_S:
             return
         self._looked_at = now
-        self.queue = self.exchange.queue
         self._places, fault = self.exchange.fleet()
-        self._shared = self.sharing()
+        self._shared = self.sharing.look(self.exchange.queue, self.progress)
         self.progress.note = fault or ""
 
     def _show(self, now: float, seconds: float) -> None:
         shown = self.progress
         shown.on_their_way, shown.seconds = len(self._flight), seconds
         shown.rows_per_s = self._rate.at(now)
-
-    def _taken(self) -> Iterator[RowResult]:
-        results, self._results = self._results, []
-        yield from results
 
     # ------------------------------------------------------------ there
 
@@ -279,7 +288,7 @@ class Batch:
             if not group:
                 raise
         finally:
-            self._end(refused)
+            self._ended.end(refused)
         return group
 
     def _sendable(self, row: Row, place: int) -> RowInFlight:
@@ -290,13 +299,9 @@ class Batch:
             self.exchange.task(call.task)
         calls = [call._replace(options={**call.options, **self.submission}) for call in work.calls]
         self.exchange.goes_to(calls[-1].options.get("queue"))
-        name = f"b-{self._id}-{self._round}-{row.number}-{row.digest:016x}"
+        name = f"b-{self._id}-{self._ended.round}-{row.number}-{row.digest:016x}"
         ids = [name] if len(calls) == 1 else [f"{name}-{k}" for k in range(len(calls))]
         return RowInFlight(row, work._replace(calls=calls), ids, again=place < self._sent_before, place=place)
-
-    @property
-    def _round(self) -> int:
-        return 1 if self.journal is None else self.journal.round
 
     def _read(self) -> Row | None:
         """The next row that has not ended. Rows that cannot be read end the batch: nobody can go on in them."""
@@ -311,13 +316,13 @@ class Batch:
             except AWAY as error:
                 raise BatchError(f"{self.source.name}: no row can be read after {self._seen}: {error}") from error
             self._seen += 1
-            ended = 0 if self.journal is None else self.journal.digest_of(row.number)
+            ended = self._ended.digest_of(row.number)
             if not ended:
                 return row
             if ended != row.digest:
                 raise BatchError(
                     f"{self.source.name}: row {row.number} has changed since its result was written: choose "
-                    f"another output, or remove {self.journal and self.journal.tape.name}"
+                    f"another output, or remove {self._ended.name}"
                 )
 
     def _known(self, group: list[RowInFlight]) -> None:
@@ -329,11 +334,7 @@ class Batch:
     def _dispatch(self, group: list[RowInFlight]) -> None:
         if not group:
             return
-        if self.journal is not None:
-            most = 1 + max(sent.place for sent in group)
-            if most > self._most_sent:
-                self.journal.sent(most)
-                self._most_sent = most
+        self._ended.sent(1 + max(sent.place for sent in group))
         refused: list[tuple[Row, OutputLine]] = []
         for sent in group:
             sent.sent_at = time.monotonic()
@@ -350,7 +351,7 @@ class Batch:
                     sent.again = True
                     self._retry.append(sent)
         finally:
-            self._end(refused)
+            self._ended.end(refused)
         if self._retry:
             self._stopping.wait(AWAY_PAUSE_S)
 
@@ -365,17 +366,13 @@ class Batch:
         if ids := list(self._flight.of):
             self._arrived(self.exchange.outcomes(ids))
 
-    def _arrived(self, outcomes: Mapping[str, Any]) -> None:
+    def _arrived(self, outcomes: Mapping[str, TaskOutcome]) -> None:
         ending = list(self._flight.ending(outcomes))
         lines = [(sent.row, self._line(sent, inputs)) for sent, inputs in ending]
         for task_id, outcome in outcomes.items():
             self._flight.end(task_id, outcome)
-        for outcome in chain.from_iterable(inputs for _, inputs in ending):
-            self.progress.prompt_tokens += outcome.usage.get("prompt_tokens", 0)
-            self.progress.cached_prompt_tokens += outcome.usage.get("cached_prompt_tokens", 0)
-            self.progress.completion_tokens += outcome.usage.get("completion_tokens", 0)
-        self._end(lines)
-        self._written += [sent for sent, _ in ending]
+        self._ended.end(lines)
+        self._ended.have_results(ending)
 
     def _line(self, sent: RowInFlight, inputs: list[TaskOutcome]) -> OutputLine:
         """Results that the form cannot show are the row's error: a later try would find the same ones."""
@@ -383,35 +380,6 @@ class Batch:
             return sent.work.line(inputs)
         except WRONG as error:
             return self.form.refusal(sent.row, error)
-
-    def _end(self, rows: list[tuple[Row, OutputLine]]) -> None:
-        """Rows have ended: write their lines."""
-        if not rows:
-            return
-        if self.journal is not None:
-            self.journal.append(JournalEntry(row.number, row.digest, line.good, line.json) for row, line in rows)
-        self._results += [RowResult(row.number, line.good, line.value) for row, line in rows]
-        self.progress.ended += len(rows)
-        for row, line in rows:
-            if self.first is not None:
-                self.first.ended(row.number, line.why, "" if line.good else line.failure(row))
-            if not line.good:
-                self.progress.failed += 1
-                self.progress.failure = self.progress.failure or line.failure(row)
-
-    def _forget(self, now: float, all: bool = False) -> None:
-        """Forget the results of what is on disk. Those of rows that were sent more than once stay to the end: a
-        second message must find that its task is completed."""
-        sync_s = SYNC_S if self.journal is None else self.journal.tape.sync_s
-        if not self._written or (now - self._synced_at < sync_s and not all):
-            return
-        if self.journal is not None:
-            self.journal.sync()
-        self._synced_at = now
-        forgotten = [task_id for sent in self._written if not sent.again for task_id in sent.ids]
-        self._kept += [task_id for sent in self._written if sent.again for task_id in sent.ids]
-        self.exchange.forget(forgotten)
-        self._written = []
 
     def _suspect(self, now: float) -> None:
         """Send again what is lost."""
@@ -434,91 +402,63 @@ class Batch:
 
     def _check_first(self) -> None:
         """Raises `BatchError` if all rows would fail as the first ones have."""
-        if self.first is None or not self.first.alike:
+        first = self._ended.first
+        if first is None or not first.alike:
             return
-        said = f"the first {MOST_ALIKE} rows have failed alike: {self.first.failure}"
-        if self.journal is not None:
+        said = f"the first {MOST_ALIKE} rows have failed alike: {first.failure}"
+        if self.output is not None:
             with contextlib.suppress(*AWAY):
                 self._cancel()
-            if self.journal.failed == self.journal.count:
-                self._most_sent = 0  # so there is nothing to go on from
+            if self.progress.failed == self.progress.ended:
+                self._ended.most_sent = 0  # so there is nothing to go on from
                 said += ". Nothing was written"
         raise BatchError(f"{said}. If other rows are better, keep_going=True (--keep-going) runs them")
 
     def _leave(self) -> None:
         """Nobody finds the rows on their way later."""
         self._cancel()
-        self._forget(time.monotonic(), all=True)
+        self._ended.forget(time.monotonic(), all=True)
 
     def _finish(self) -> None:
         if self._cancelling and self.output is not None:
             self._cancel()
         try:
-            self._forget(time.monotonic(), all=True)
+            self._ended.forget(time.monotonic(), all=True)
             if self.complete:
-                self.exchange.forget(self._kept)
+                self._ended.forget_kept()
         except AWAY as error:
             self.progress.note = f"results stay in Redis until they expire: {error}"
-        if self.journal is not None:
-            self.journal.sync()
-            if self.complete:
-                self._join(self.journal)
-            elif self._unended is not None:
-                self._join_what_ended(self.journal, self._unended)
+        self._ended.sync()
+        if self.output is not None and (self.complete or self._unended is not None):
+            self._join(self.output)
+
+    def _join(self, output: OutputFiles) -> None:
+        """Make the output: of all rows, or with an error for those that have not ended."""
+        self.host.joining()
+        if self.complete:
+            self._ended.join(output, self.in_order, self.source, self._seen)
+        else:
+            self._ended.join_with(output, self.in_order, self._refusals)
+        self.joined = True
+
+    def _refusals(self) -> Iterator[OutputLine]:
+        rows, error = self.host.rows(), self._unended
+        assert rows is not None
+        assert error is not None
+        return (self.form.refusal(row, error) for row in rows if not self._ended.digest_of(row.number))
 
     def _cancel(self) -> None:
         if ids := {*self._flight.of, *self._sent_by_others()}:
             self.exchange.cancel(sorted(ids))
-        if self.journal is not None:
-            self.journal.note(round=self.journal.round + 1)
+        self._ended.cancelled()
 
     def _sent_by_others(self) -> Iterator[str]:
         """The tasks that an earlier run may have sent, and that are not known to have ended."""
-        if self.journal is None or self.reread is None:
+        if self.output is None or (rows := self.host.rows()) is None:
             return
-        for place, row in enumerate(self._sorted(self.reread(), whole=True)):
+        for place, row in enumerate(self._sorted(rows, whole=True)):
             if place >= self._sent_before:
                 return
-            if not self.journal.digest_of(row.number):
+            if not self._ended.digest_of(row.number):
                 with contextlib.suppress(*WRONG, *AWAY):
                     yield from self._sendable(row, place).ids
-
-    def _join(self, journal: Journal) -> None:
-        if self._seen != (count := journal.count):
-            raise BatchError(
-                f"{self.source.name} has {self._seen} rows, and {journal.tape.name} has {count} results"
-            )
-        assert self.output is not None
-        self.joining()
-        journal.join(self.output, self.in_order)
-        journal.conclude()
-        self.joined = True
-
-    def _join_what_ended(self, journal: Journal, error: Exception) -> None:
-        assert self.output is not None
-        reread = self.reread
-        assert reread is not None
-        self.joining()
-
-        def rest() -> Iterator[OutputLine]:
-            for row in reread():
-                if not journal.digest_of(row.number):
-                    yield self.form.refusal(row, error)
-
-        journal.join(self.output, self.in_order, rest)
-        self.joined = True
-
-    def _verify(self, complete: Mapping[str, Any]) -> None:
-        """The output is there: see whether it is that of these rows."""
-        assert self.journal is not None
-        assert self.output is not None
-        digests = array("Q", (row.digest for row in self.source))
-        found = storage.size(self.output.location) is not None or self.output.failures is not None
-        if not found or len(digests) != complete["rows"] or total_digest(digests) != complete["digest"]:
-            raise BatchError(
-                f"{self.output.location} is of other rows than {self.source.name}: choose another output, or "
-                f"remove it and {self.journal.tape.name}"
-            )
-        self._exhausted = self.joined = True
-        self.progress.rows = self.progress.ended = self.progress.before = complete["rows"]
-        self.progress.failed = complete["failed"]

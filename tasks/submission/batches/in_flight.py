@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from petiole.tasks.submission.batches.progress import Progress
 from petiole.tasks.submission.batches.row_types import RowWork, TaskOutcome
 from petiole.tasks.submission.batches.rows.sources import Row
 
@@ -75,6 +76,17 @@ class FairShare(NamedTuple):
 
 
 ALONE = FairShare()
+
+
+class Sharing:
+    """With whom a batch shares: with nobody."""
+
+    def look(self, queue: str, progress: Progress) -> FairShare:
+        """With whom it shares now. The others hear of a batch that has rows on their way to this queue."""
+        return ALONE
+
+    def leave(self) -> None:
+        """The batch has ended, and shares no more."""
 
 
 def window(places: int | None, rate: float, sharing: FairShare = ALONE) -> int:

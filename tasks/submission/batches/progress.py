@@ -134,8 +134,7 @@ def tqdm_bar(name: str) -> Iterator[Watch]:
 
 @contextmanager
 def rich_bar(name: str) -> Iterator[Watch]:
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import BarColumn, Progress as Bar, TaskProgressColumn, TextColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
     with Bar(*columns, TextColumn("{task.fields[said]}", markup=False), auto_refresh=False) as bar:

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import redis
-from kombu.transport import redis as stock
-from kombu.transport import virtual
+from kombu.transport import redis as stock, virtual
 
 from petiole.tasks.worker.broker.ledger import Ledger
 

@@ -11,8 +11,8 @@ from kombu.utils import json as kombu_json
 from pydantic import BaseModel
 
 from petiole.contract.requests.generation import ChatRequest, GenerateRequest
-from petiole.contract.requests.hints import _ELSEWHERE, instead_of
 from petiole.contract.requests.submission import SUBMISSION
+from petiole.contract.requests.validation import _ELSEWHERE, instead_of
 from petiole.tasks import InvalidRequest, chat, generate
 from petiole.tasks.submission.parsing import parse
 

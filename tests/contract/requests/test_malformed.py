@@ -8,8 +8,7 @@ import weakref
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from petiole.contract.requests.generation import ChatRequest, in_json
 from petiole.contract.requests.validation import validate

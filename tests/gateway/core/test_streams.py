@@ -7,8 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from petiole.contract.results.outputs import Prepared, TokenLogprobs, Usage
 from petiole.contract.results.task_result import StreamDelta

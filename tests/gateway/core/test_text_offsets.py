@@ -8,8 +8,7 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from petiole.contract.results.outputs import TokenLogprobs
 from petiole.gateway.core.parts import PositionedToken

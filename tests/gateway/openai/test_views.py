@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from petiole.contract.results.outputs import TokenLogprobs
 from petiole.contract.results.task_result import StreamDelta

@@ -21,8 +21,7 @@ import torch
 from bench.gpu.card import release
 from bench.gpu.host import counts
 from bench.harness.checkpoints import moondream
-from bench.harness.checkpoints.decoders import Shape, write, write_adapter
-from bench.harness.checkpoints.decoders import config as shape_config
+from bench.harness.checkpoints.decoders import Shape, config as shape_config, write, write_adapter
 from bench.harness.driver import Driver
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.engine import Engine

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from petiole.gpu_worker.constraints import compile_constraint
 from petiole.gpu_worker.constraints.calls import shortest

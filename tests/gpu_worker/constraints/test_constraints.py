@@ -12,17 +12,16 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from petiole.gpu_worker.constraints import (
     ConstraintState,
     compile_constraint,
     fill_draft_masks,
     fill_masks,
+    grammar as grammars,
     warm_up,
 )
-from petiole.gpu_worker.constraints import grammar as grammars
 from petiole.gpu_worker.constraints.compiler import MAX_BYTES
 from petiole.gpu_worker.constraints.grammar import vocabulary_of
 from petiole.gpu_worker.exceptions import InvalidRequest

@@ -14,8 +14,7 @@ import pytest
 
 from petiole.gpu_worker.request.prepared_images import PreparedImage
 from petiole.gpu_worker.scheduling import admission
-from tests.gpu_worker.engine.test_images import OpenEngine, asked, expected, image
-from tests.gpu_worker.engine.test_images import open_engine as open_engine
+from tests.gpu_worker.engine.test_images import OpenEngine, asked, expected, image, open_engine as open_engine
 from tests.gpu_worker.engine.test_stress import wait_until_released
 from tests.support.swept import Swept, at_random, is_injected
 from tests.support.toy_decoder import LeadingToyDecoder, SeeingToyDecoder

@@ -12,7 +12,7 @@ import pytest
 from petiole.contract.results.outputs import Delta
 from petiole.gpu_worker import Engine, EngineConfig, InvalidRequest, Request, SamplingParams
 from petiole.gpu_worker.request import Result
-from petiole.gpu_worker.scheduling import planning
+from petiole.gpu_worker.scheduling.planning import prefill
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
 from tests.gpu_worker.models.test_logits import reference, tokens
 from tests.support.families import WITH_STATES
@@ -49,7 +49,7 @@ def test_they_are_those_of_transformers(
     family: str, settings: dict[str, Any], checkpoint: Any, open_runtime: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the cache has the prompt, and where some prompts of a step are scored and others are not."""
-    monkeypatch.setattr(planning, "MOST_SCORED", 7)
+    monkeypatch.setattr(prefill, "MOST_SCORED", 7)
     folder, model = checkpoint(family)
     if family in WITH_STATES:
         settings = {**settings, "speculative_tokens": 0}
@@ -71,7 +71,7 @@ def test_they_are_those_of_transformers(
 def test_the_prompt_comes_before_the_output_and_each_token_once(
     checkpoint: Any, open_runtime: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "MOST_SCORED", 7)
+    monkeypatch.setattr(prefill, "MOST_SCORED", 7)
     scored: list[int] = []  # in each step; the scores of several steps may be pushed as one
     score = Scheduler._score
 

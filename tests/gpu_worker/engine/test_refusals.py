@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from petiole.contract.requests.sampling import check
 from petiole.gpu_worker import Constraint, InvalidRequest, Request, SamplingParams

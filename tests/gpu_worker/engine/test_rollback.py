@@ -21,8 +21,13 @@ from petiole.gpu_worker import Constraint, Engine, EngineError, Request
 from petiole.gpu_worker.scheduling import admission
 from petiole.gpu_worker.scheduling.launching import Preparation
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
-from tests.gpu_worker.engine.test_images import OpenEngine, asked, image, open_engine
-from tests.gpu_worker.engine.test_images import expected as seen_by_the_oracle
+from tests.gpu_worker.engine.test_images import (
+    OpenEngine,
+    asked,
+    expected as seen_by_the_oracle,
+    image,
+    open_engine,
+)
 from tests.support import trials
 from tests.support.interrupted import Interrupted
 from tests.support.swept import Swept, at_random, is_injected

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from petiole.gpu_worker import (
     Embedding,

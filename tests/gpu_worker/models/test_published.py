@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from docs.families import PUBLISHED, Published
 from petiole.gpu_worker.exceptions import MachineError, ModelError
-from petiole.gpu_worker.models.families.published import PUBLISHED, Published
 from petiole.gpu_worker.models.families.registry import FOUND, model_of
 from petiole.gpu_worker.models.fast_paths import unknown_value
 from petiole.gpu_worker.models.plan import Attention

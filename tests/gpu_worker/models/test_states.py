@@ -13,9 +13,9 @@ from bench.harness.driver import Driver
 from petiole.contract.settings.engine import BATCHING, EngineConfig
 from petiole.gpu_worker.exceptions import InvalidRequest, ModelError
 from petiole.gpu_worker.models.families.registry import find_model, model_of
-from petiole.gpu_worker.models.parts.recurrent.convolution import convolved
 from petiole.gpu_worker.models.parts.recurrent.delta_rule import CHUNK, delta_rule
 from petiole.gpu_worker.models.parts.recurrent.scan import scan
+from petiole.gpu_worker.models.parts.recurrent.states import convolved
 from petiole.gpu_worker.runtime.memory.room import (
     LEAST_SNAPSHOTS,
     page_bytes,

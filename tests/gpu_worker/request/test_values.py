@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from petiole.cache import CoordToken, SizeToken
 from petiole.gpu_worker.request.values import NO_NUMBER, Numbers, ValueKind, ValueKinds

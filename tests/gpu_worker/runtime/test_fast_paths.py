@@ -59,8 +59,10 @@ from petiole.gpu_worker.runtime.platforms import Executor
 from petiole.gpu_worker.runtime.step.inputs import lay_out
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from tests.gpu_worker.runtime.cpu.test_native_encoder import random_encoder
-from tests.gpu_worker.runtime.cpu.test_native_parallel import VOCAB as MOONDREAM_VOCAB
-from tests.gpu_worker.runtime.cpu.test_native_parallel import random_decoder as random_moondream
+from tests.gpu_worker.runtime.cpu.test_native_parallel import (
+    VOCAB as MOONDREAM_VOCAB,
+    random_decoder as random_moondream,
+)
 from tests.gpu_worker.runtime.cpu.test_native_states import decoder_of
 from tests.support import fake_flashinfer
 from tests.support.other_decoders import (

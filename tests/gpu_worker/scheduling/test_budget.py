@@ -8,8 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from petiole.gpu_worker import EngineConfig, InvalidRequest
 from petiole.gpu_worker.runtime.interface import StepBatch

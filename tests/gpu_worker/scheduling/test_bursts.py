@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from petiole.gpu_worker.scheduling.priorities.preemption import Holder, Need, Room, giving_way
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence

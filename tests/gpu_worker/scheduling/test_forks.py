@@ -7,8 +7,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from petiole.gpu_worker import FinishReason, Request, SamplingParams
 from petiole.gpu_worker.request.prepared_images import IMAGE, RequestImage

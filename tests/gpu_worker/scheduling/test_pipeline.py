@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from petiole.gpu_worker.runtime.interface import StepKind, StepOutput

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from petiole.gpu_worker.exceptions import InvalidRequest
 from petiole.gpu_worker.text import TextAssembler, Tokenizer

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import tokenizers
 import transformers
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tokenizers import AddedToken
 
 from petiole.gpu_worker.exceptions import InvalidRequest, ModelError

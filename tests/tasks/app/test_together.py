@@ -15,8 +15,7 @@ import pytest
 import redis
 from celery import signals
 from celery.utils.saferepr import saferepr
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from petiole.tasks import InvalidRequest, Unavailable, Unconfirmed
 from petiole.tasks.app import amqp, redis_transport

@@ -15,8 +15,7 @@ import redis
 
 from petiole.contract.results.task_result import StreamDelta
 from petiole.tasks.app.application import App, make_app
-from petiole.tasks.commands import cli
-from petiole.tasks.commands import control as steering
+from petiole.tasks.commands import cli, control as steering
 from petiole.tasks.fleet import control, reports
 from petiole.tasks.fleet.reports import WorkerReport
 from petiole.tasks.keys import WORKERS_KEY, stream_keys

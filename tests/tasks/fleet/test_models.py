@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.fleet import models

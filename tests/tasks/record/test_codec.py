@@ -7,8 +7,7 @@ import dataclasses
 import json
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from petiole.contract.results.outputs import Timing, TokenLogprobs, Usage
 from petiole.contract.results.task_result import End, GenerationResult, ResultSummary, ShownPiece, StreamDelta

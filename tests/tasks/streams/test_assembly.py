@@ -5,8 +5,7 @@ The model is the log itself: the deltas of one stream, joined.
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from petiole.contract.results.task_result import StreamDelta
 from petiole.tasks.streams.assembly import StreamAssembler, without

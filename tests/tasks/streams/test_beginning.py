@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from petiole.contract.results.outputs import Prepared
 from petiole.contract.results.task_result import StreamDelta

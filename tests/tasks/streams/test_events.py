@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from petiole.tasks import InvalidRequest, StreamDelta, Unavailable, UnknownTask, asse, sse
 from petiole.tasks.keys import stream_keys

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 from celery import Celery
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections, failover

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from petiole.gpu_worker.models.moondream.config import MoondreamConfig
-from petiole.gpu_worker.models.moondream.skills import finding
-from petiole.gpu_worker.models.moondream.skills import options as checks
+from petiole.gpu_worker.models.moondream.skills import finding, options as checks
 from petiole.gpu_worker.models.moondream.skills.finding import FindingState, Item, clamped
 from petiole.gpu_worker.request.skills import SkillPrompt, TextCodec
 

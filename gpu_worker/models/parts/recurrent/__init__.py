@@ -8,5 +8,4 @@ states        where states are, and which positions a step adds to which
 delta_inputs  the weights of a delta net, and what its projections give the delta rule
 delta_rule    the rule: position by position, or in chunks
 scan          the scan of Mamba-2: position by position, or in chunks
-convolution   a causal convolution of each channel
 """

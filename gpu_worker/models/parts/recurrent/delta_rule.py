@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-CHUNK = 64
+from petiole.gpu_worker.models.parts.recurrent.scan import CHUNK, decay
 
 
 def delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, stored: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,13 +46,10 @@ def _one(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, stored: Tenso
 
 def _chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, stored: Tensor) -> tuple[Tensor, Tensor]:
     """All with the dimension of positions after that of heads."""
-    total = g.cumsum(-1)
-    kept = total.exp()[..., None]  # of S0, at each position
-    fading = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
+    kept, fading, left = decay(g)
     keys = k.transpose(-1, -2)
     earlier = (beta[..., None] * torch.matmul(k, keys) * fading).tril(-1)
     wanted = beta[..., None] * (v - kept * torch.matmul(k, stored))
     change = torch.linalg.solve_triangular(earlier, wanted, upper=False, unitriangular=True)
     outputs = kept * torch.matmul(q, stored) + torch.matmul(torch.matmul(q, keys) * fading, change)
-    left = (total[..., -1:] - total).exp()[..., None]  # of each change, after the chunk
     return outputs, kept[..., -1:, :] * stored + torch.matmul((k * left).transpose(-1, -2), change)

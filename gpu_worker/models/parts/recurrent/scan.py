@@ -38,13 +38,18 @@ def scan(q: Tensor, k: Tensor, v: Tensor, g: Tensor, stored: Tensor) -> tuple[Te
     return outputs, stored
 
 
+def decay(g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """g: [..., positions]. How much is kept of S0 at each position, of what each position has stored at each later
+    one, and of the latter after the chunk."""
+    total = g.cumsum(-1)
+    fading = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
+    return total.exp()[..., None], fading, (total[..., -1:] - total).exp()[..., None]
+
+
 def _chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, stored: Tensor, each: int) -> tuple[Tensor, Tensor]:
     """All with the dimension of positions after that of heads or groups."""
-    total = g.cumsum(-1)
-    kept = total.exp()[..., None]  # of S0, at each position
-    fading = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
+    kept, fading, left = decay(g)
     shares = torch.matmul(q, k.transpose(-1, -2)).repeat_interleave(each, dim=1) * fading
     q, k = (x.repeat_interleave(each, dim=1) for x in (q, k))
     outputs = kept * torch.matmul(q, stored) + torch.matmul(shares, v)
-    left = (total[..., -1:] - total).exp()[..., None]  # of each value, after the chunk
     return outputs, kept[..., -1:, :] * stored + torch.matmul((k * left).transpose(-1, -2), v)

@@ -17,7 +17,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.parts.recurrent.convolution import convolved
 from petiole.gpu_worker.models.parts.recurrent.delta_inputs import (
     DeltaNetWeights,
     convolution_inputs,
@@ -178,3 +177,22 @@ class StepBySpans:
         state = self.layers[i]
         assert state is not None, "a layer without its states"
         return state
+
+
+# ------------------------------------------------------------ the convolution before a state
+
+
+def convolved(x: Tensor, before: Tensor, kernel: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """x: [n, positions, channels]; before: [n, kernel - 1, channels], the inputs before them; kernel: [channels,
+    kernel]. Returns float32 [n, positions, channels], and the inputs before the next positions.
+
+    A sum of as many products as the kernel has numbers, in one order: a position gets the same bits whatever is
+    computed with it, and wherever a sequence is cut."""
+    n, width = x.shape[1], kernel.shape[1]
+    inputs, weights = before.new_empty((len(x), width - 1 + n, x.shape[2])), kernel.float()
+    inputs[:, : width - 1], inputs[:, width - 1 :] = before, x
+    wide = inputs.float()
+    total = wide[:, :n] * weights[:, 0]
+    for k in range(1, width):
+        total += wide[:, k : k + n] * weights[:, k]
+    return total if bias is None else total + bias.float(), inputs[:, n:]

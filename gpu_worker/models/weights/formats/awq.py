@@ -8,7 +8,7 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.checkpoint.codes import UNSIGNED
 from petiole.gpu_worker.models.weights.formats import packing
-from petiole.gpu_worker.models.weights.formats.layer_tensors import FLOATS, LayerTensors
+from petiole.gpu_worker.models.weights.formats.layer_tensors import LayerTensors
 from petiole.gpu_worker.models.weights.formats.reader import WeightFormat
 from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout
 
@@ -20,10 +20,7 @@ def _form(beside: LayerTensors) -> CodeLayout:
     beside.tensor(".qweight", ("I32",), (k, n // 8))
     if beside.declared.bits not in (None, 4):
         raise beside.wrong(".qweight", f"have codes of {beside.declared.bits} bits (config.json)", "4 bits")
-    scales = beside.scales(".scales", FLOATS)
-    if scales.ndim != 2 or scales.shape[1] != n:
-        raise beside.wrong(".scales", f"have shape [groups, {n}]", list(scales.shape))
-    group = beside.group(".scales", scales.shape[0])
+    group, scales = beside.grouped(".scales", by_row=False)
     _zeros(beside, scales.shape[0])
     return CodeLayout(n, k, group, UNSIGNED, scales=scales.dtype, zeros=torch.uint8)
 

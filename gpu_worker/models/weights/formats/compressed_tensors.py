@@ -16,7 +16,7 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.checkpoint.codes import E2M1, SIGNED, UNSIGNED
 from petiole.gpu_worker.models.weights.formats import packing
-from petiole.gpu_worker.models.weights.formats.layer_tensors import FLOATS, LayerTensors, Shape
+from petiole.gpu_worker.models.weights.formats.layer_tensors import LayerTensors, Shape
 from petiole.gpu_worker.models.weights.formats.reader import WeightFormat
 from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout
 
@@ -38,7 +38,7 @@ def _packed_form(beside: LayerTensors) -> CodeLayout:
         )
     _check_shape(beside)
     _check_order(beside)
-    group, scales = _grouped(beside)
+    group, scales = beside.grouped(".weight_scale")
     zeros = None
     if beside.has(".weight_zero_point"):
         _zeros(beside, bits, scales.shape[1])
@@ -65,7 +65,7 @@ def _zeros(beside: LayerTensors, bits: int, groups: int) -> Tensor:
 def _integers_form(beside: LayerTensors) -> CodeLayout:
     n, k = beside.outputs, beside.inputs
     beside.tensor(".weight", ("I8",), (n, k))
-    group, scales = _grouped(beside)
+    group, scales = beside.grouped(".weight_scale")
     zeros = None
     if beside.has(".weight_zero_point"):
         beside.tensor(".weight_zero_point", ("I8",), tuple(scales.shape))
@@ -121,15 +121,6 @@ def check_powers(beside: LayerTensors, suffix: str, shape: Shape) -> None:
     powers = beside.tensor(suffix, ("U8", "F8_E8M0"), shape).view(torch.uint8)
     if bool((powers == 255).any()):
         raise beside.wrong(suffix, "have exponents from 0 to 254", "255 (NaN)")
-
-
-def _grouped(beside: LayerTensors) -> tuple[int, Tensor]:
-    """The inputs of a group, and the scales [N, groups]."""
-    n = beside.outputs
-    scales = beside.scales(".weight_scale", FLOATS)
-    if scales.ndim != 2 or scales.shape[0] != n:
-        raise beside.wrong(".weight_scale", f"have shape [{n}, groups]", list(scales.shape))
-    return beside.group(".weight_scale", scales.shape[1]), scales
 
 
 def _check_shape(beside: LayerTensors) -> None:

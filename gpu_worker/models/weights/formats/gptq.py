@@ -13,7 +13,7 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.checkpoint.codes import SIGNED, UNSIGNED
 from petiole.gpu_worker.models.weights.formats import packing
-from petiole.gpu_worker.models.weights.formats.layer_tensors import FLOATS, LayerTensors
+from petiole.gpu_worker.models.weights.formats.layer_tensors import LayerTensors
 from petiole.gpu_worker.models.weights.formats.reader import WeightFormat
 from petiole.gpu_worker.models.weights.formats.unread import INSTEAD
 from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout
@@ -35,10 +35,7 @@ def _bits(beside: LayerTensors) -> int:
 
 def _form(beside: LayerTensors) -> CodeLayout:
     n, k, bits = beside.outputs, beside.inputs, _bits(beside)
-    scales = beside.scales(".scales", FLOATS)
-    if scales.ndim != 2 or scales.shape[1] != n:
-        raise beside.wrong(".scales", f"have shape [groups, {n}]", list(scales.shape))
-    group = beside.group(".scales", scales.shape[0])
+    group, scales = beside.grouped(".scales", by_row=False)
     _check_order(beside, group, scales.shape[0])
     asymmetric = bool((_zeros(beside, bits, scales.shape[0]) != (8 if bits == 4 else 0)).any())
     zeros = (torch.uint8 if bits == 4 else torch.int8) if asymmetric else None

@@ -84,6 +84,14 @@ class LayerTensors:
             raise self.wrong(suffix, "not be zero", number)
         return number
 
+    def grouped(self, suffix: str, *, by_row: bool = True) -> tuple[int, Tensor]:
+        """The inputs of a group, and the scales [outputs, groups]; not `by_row`: [groups, outputs]."""
+        scales, n = self.scales(suffix, FLOATS), self.outputs
+        if scales.ndim != 2 or scales.shape[0 if by_row else 1] != n:
+            limit = f"[{n}, groups]" if by_row else f"[groups, {n}]"
+            raise self.wrong(suffix, f"have shape {limit}", list(scales.shape))
+        return self.group(suffix, scales.shape[1 if by_row else 0]), scales
+
     def group(self, suffix: str, groups: int) -> int:
         """The inputs that share one scale, of which the tensor has this many for each output."""
         if groups == 1:

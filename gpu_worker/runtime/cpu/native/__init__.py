@@ -2,7 +2,6 @@
 Called by `executor`.
 
 build        compiles the C files, once on each machine or when an image is made
-levels       the processors for which an image brings them compiled
 forward      a decoder over a KV pool
 encoder      the encoder of crops, computed by the same code
 stack        a plan's layers over a memory of keys and values, as `layers/` computes them

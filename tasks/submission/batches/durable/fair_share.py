@@ -9,15 +9,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import redis
 
 from petiole.tasks.keys import RUNNING_BATCHES_KEY, running_batch_key
 from petiole.tasks.servers import connections
-from petiole.tasks.submission.batches.batch import Batch
-from petiole.tasks.submission.batches.in_flight import ALONE, FairShare
+from petiole.tasks.submission.batches.in_flight import ALONE, FairShare, Sharing
+from petiole.tasks.submission.batches.progress import Progress
 
 FORGOTTEN_S = 10
 """Who has said nothing for so long runs no batch any more. It says something every two seconds."""
@@ -51,37 +51,34 @@ def running() -> Iterator[RunningBatch]:
             yield RunningBatch(name, known["tenant"], known["queue"], known["rows_per_s"])
 
 
-def process_id() -> str:
-    """The name of a batch without a record, which a client's process runs."""
-    return f"process_{os.urandom(8).hex()}"
+class SharingWithOthers(Sharing):
+    """Of the batch `name`; a client's process runs one that has no name in Redis otherwise."""
 
+    def __init__(self, name: str = "", tenant: str = "") -> None:
+        self._name, self._tenant = name or f"process_{os.urandom(8).hex()}", tenant
+        self._told, self._allowed = False, True
 
-def sharing_of(name: str, tenant: str, batch: Batch) -> tuple[Callable[[], FairShare], Callable[[], None]]:
-    """With whom a batch shares, whenever that is called; others hear of it then. And what to call at its end: else
-    the next batch of a script would share with those before it."""
-    told, allowed = False, True
-
-    def look() -> FairShare:
-        nonlocal told, allowed
-        if not allowed:
+    def look(self, queue: str, progress: Progress) -> FairShare:
+        if not self._allowed:
             return ALONE
-        mine = RunningBatch(name, tenant, batch.queue, round(batch.progress.rows_per_s, 2))
+        mine = RunningBatch(self._name, self._tenant, queue, round(progress.rows_per_s, 2))
         try:
-            if batch.progress.on_their_way:
+            if progress.on_their_way:
                 _tell(mine)
-                told = True
+                self._told = True
             return part(mine, running())
         except redis.exceptions.NoPermissionError:  # a user with other rights than the documented ones
-            allowed = False
+            self._allowed = False
             return ALONE
 
-    def leave() -> None:
-        if not told:
+    def leave(self) -> None:
+        """Else the next batch of a script would share with those before it."""
+        if not self._told:
             return
         with contextlib.suppress(redis.exceptions.NoPermissionError):
-            connections.perform([("DEL", running_batch_key(name)), ("SREM", RUNNING_BATCHES_KEY, name)])
-
-    return look, leave
+            connections.perform(
+                [("DEL", running_batch_key(self._name)), ("SREM", RUNNING_BATCHES_KEY, self._name)]
+            )
 
 
 def _tell(mine: RunningBatch) -> None:

@@ -28,7 +28,7 @@ from petiole.tasks.app.application import App
 from petiole.tasks.errors import BatchError, InvalidRequest
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.batches import row_types
-from petiole.tasks.submission.batches.batch import Batch
+from petiole.tasks.submission.batches.batch import Batch, Host
 from petiole.tasks.submission.batches.client import AWAY
 from petiole.tasks.submission.batches.durable import fair_share, records
 from petiole.tasks.submission.batches.durable.current_row import SET_ASIDE, CurrentRow, TrackedRowType, without
@@ -69,7 +69,9 @@ class _Stopped(Exception):  # noqa: N818
     """The runner was stopped while it checked the rows."""
 
 
-class Runner:
+class Runner(Host):
+    outlived = True
+
     def __init__(
         self,
         app: App,
@@ -158,19 +160,16 @@ class Runner:
             self._move(("validating",), "in_progress")
         self._batch = batch = Batch(
             self._app,
-            self._source(),
+            self.rows(),
             form,
             OutputFiles(spec.output, spec.failures),
             spec.submission,
             in_order=spec.in_order,
             sort=spec.sort,
             again=again,
-            tape=lambda: PageStore(spec.output, self._lease),
-            reread=self._source,
-            opened=lambda: self._lease.hold(again="", stuck="", ended=batch.progress.ended),
-            joining=self._joining,
+            host=self,
+            sharing=fair_share.SharingWithOthers(self._record.id, spec.tenant),
         )
-        batch.sharing, batch.left = fair_share.sharing_of(self._record.id, spec.tenant, batch)
         if self._ending is not None:
             batch.cancel(self._ending)
         if self._stopping.is_set():
@@ -185,17 +184,23 @@ class Runner:
         ended = "expired" if self._ending is EXPIRED else "cancelled"
         return self._move(("in_progress", "finalizing", "cancelling"), ended)
 
-    def _joining(self) -> None:
+    def tape(self, output: str) -> PageStore:
+        return PageStore(output, self._lease)
+
+    def opened(self, ended: int) -> None:
+        self._lease.hold(again="", stuck="", ended=ended)
+
+    def joining(self) -> None:
         """A batch whose time is over is not `finalizing`: the next runner must see that it is over."""
         if self._ending is None:
             self._move(("in_progress",), "finalizing")
 
-    def _source(self) -> Source:
+    def rows(self) -> Source:
         source = sources.source_of(self._record.spec.input, self._record.spec.format)
         return without(source, self._record.aside)
 
     def _faults(self, form: RowType) -> Any:
-        source, rows, most = self._source(), 0, self._record.spec.most_rows
+        source, rows, most = self.rows(), 0, self._record.spec.most_rows
 
         def counted() -> Any:
             nonlocal rows

@@ -18,6 +18,7 @@ from petiole.tasks.messages.headers import (
     FARTHEST_S,
     ID_BYTES,
     LARGEST_INT,
+    are_names,
     encodes,
     is_id,
     is_int,
@@ -56,10 +57,6 @@ def _is_ids(value: object) -> bool:
     return is_id(value) or (isinstance(value, list | tuple) and len(value) <= MOST_IDS and all(map(is_id, value)))
 
 
-def _is_names(value: object) -> bool:
-    return isinstance(value, list | tuple) and all(map(encodes, value))
-
-
 def _is_rate(value: object) -> bool:
     if isinstance(value, str):
         return re.fullmatch(r"[0-9]{0,9}\.?[0-9]{1,9}(/[smh])?", value) is not None
@@ -69,7 +66,7 @@ def _is_rate(value: object) -> bool:
 def _is_stamps(value: object) -> bool:
     if isinstance(value, dict):
         return all(is_id(name) and _is_ids(stamps) for name, stamps in value.items())
-    return _is_names(value) and all(one.count("=") == 1 for one in value)  # type: ignore[attr-defined]
+    return are_names(value) and all(one.count("=") == 1 for one in value)  # type: ignore[attr-defined]
 
 
 _NAME = is_id, f"must be text of 1 to {ID_BYTES} bytes as UTF-8"
@@ -81,7 +78,7 @@ _SIGNAL = (
 _OBJECT = (lambda value: isinstance(value, dict)), "must be an object"
 _BOOL = (lambda value: isinstance(value, bool | None)), "must be true or false"
 _IDS = _is_ids, f"must be the id of a task, or a list of at most {MOST_IDS}"
-_NAMES = _is_names, "must be a list of names"
+_NAMES = are_names, "must be a list of names"
 _COUNT = is_int, f"must be a whole number from 0 to {LARGEST_INT}"
 _MAYBE_COUNT = (lambda value: value is None or is_int(value)), f"{_COUNT[1]}, or null"
 _LIMIT = is_limit, "must be a number of seconds, or null"
@@ -137,7 +134,7 @@ _ARGUMENTS: dict[str, dict[str, Rule]] = {
     "rate_limit": {"task_name": _OWN_TASK, "rate_limit": (_is_rate, "must be a rate, such as 5/m")},
     "time_limit": {"task_name": _NAME, "soft": _LIMIT, "hard": _LIMIT},
     "election": {"id": _NAME, "topic": _NAME},
-    "hello": {"from_node": _NAME, "revoked": (lambda value: not value or _is_names(value), _NAMES[1])},
+    "hello": {"from_node": _NAME, "revoked": (lambda value: not value or are_names(value), _NAMES[1])},
     "registered": {"taskinfoitems": _NAMES, "builtins": _BOOL},
     "dump_tasks": {"taskinfoitems": _NAMES, "builtins": _BOOL},
     "objgraph": {"num": _COUNT, "max_depth": _COUNT, "type": _NAME},

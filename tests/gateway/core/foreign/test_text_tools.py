@@ -6,8 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from petiole.contract.results.task_result import StreamDelta
 from petiole.gateway.core.assembly import OutputAssembler

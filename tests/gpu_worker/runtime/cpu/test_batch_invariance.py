@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.harness.checkpoints.decoders import Shape, write_adapter
-from bench.harness.checkpoints.decoders import checkpoint as bench_checkpoint
+from bench.harness.checkpoints.decoders import Shape, checkpoint as bench_checkpoint, write_adapter
 from bench.harness.driver import Driver
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.cpu.native import stack

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from petiole.gpu_worker.runtime.cpu.native import build, levels
-from petiole.gpu_worker.runtime.cpu.native.levels import Level, fitting
+from petiole.gpu_worker.runtime.cpu.native import build
+from petiole.gpu_worker.runtime.cpu.native.build import Level, fitting
 
 load = build.load_library.__wrapped__  # each test asks anew
 
@@ -278,7 +278,7 @@ def ahead(quick, monkeypatch, tmp_path):
     """A folder with the library of a level that any processor has, and a machine without a compiler."""
     level = Level("any", ("-DANY",), frozenset())
     monkeypatch.setattr(build, "LEVELS", {platform.machine(): (level,)})
-    monkeypatch.setattr(levels, "LEVELS", {platform.machine(): (level,)})
+    monkeypatch.setattr(build, "LEVELS", {platform.machine(): (level,)})
     (made,) = build.make_ahead(tmp_path / "ahead")
     monkeypatch.setattr(build, "_AHEAD", made.parent)
     monkeypatch.setattr(shutil, "which", lambda name: None)

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.harness.checkpoints.decoders import QWEN3_06B
-from bench.harness.checkpoints.decoders import config as shape_config
+from bench.harness.checkpoints.decoders import QWEN3_06B, config as shape_config
 from bench.harness.driver import Driver
 from petiole.contract.settings.engine import BATCHING, Batching
 from petiole.gpu_worker import Engine, EngineConfig, Request
@@ -23,8 +22,7 @@ from petiole.gpu_worker.models.families.registry import ARCHITECTURES, model_of
 from petiole.gpu_worker.models.fast_paths import Support
 from petiole.gpu_worker.models.loading import read_decoder
 from petiole.gpu_worker.request import SamplingParams
-from petiole.gpu_worker.runtime.cuda import executor as cuda
-from petiole.gpu_worker.runtime.cuda import fused, graphs
+from petiole.gpu_worker.runtime.cuda import executor as cuda, fused, graphs
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     DecodeWrappers,
     FlashInferKernels,

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.runtime.cpu.executor import choose

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from petiole.gpu_worker.runtime.interface import FEATURES, NO_UPDATES, PENDING, VALUES, StepBatch
 from petiole.gpu_worker.runtime.step.inputs import StepInputs, lay_out

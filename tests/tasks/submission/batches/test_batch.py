@@ -12,8 +12,7 @@ import pytest
 
 from petiole.tasks.app.application import app
 from petiole.tasks.errors import BatchError, InvalidRequest, Unavailable
-from petiole.tasks.submission.batches import batch as loop
-from petiole.tasks.submission.batches import progress
+from petiole.tasks.submission.batches import batch as loop, progress
 from petiole.tasks.submission.batches.batch import Batch
 from petiole.tasks.submission.batches.client import BatchClient, Fleet
 from petiole.tasks.submission.batches.in_flight import RowInFlight
@@ -136,8 +135,8 @@ def test_an_output_without_all_rows_is_not_made(
     make: Callable[..., Batch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = make(Failing({}))
-    end = Batch._end
-    monkeypatch.setattr(batch, "_end", lambda rows: end(batch, [one for one in rows if one[0].number != 7]))
+    end = batch._ended.end
+    monkeypatch.setattr(batch._ended, "end", lambda rows: end([one for one in rows if one[0].number != 7]))
     with pytest.raises(BatchError, match=f"rows has {ROWS} rows, and .*journal has {ROWS - 1} results"):
         batch.run()
     assert not (tmp_path / "out.jsonl").exists()

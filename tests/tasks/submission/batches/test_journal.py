@@ -7,8 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from petiole.tasks.errors import BatchError
 from petiole.tasks.submission.batches.journal import Journal, JournalEntry, OutputFiles

@@ -8,9 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import redis
-from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings as hypothesis_settings, strategies as st
 from kombu import Connection, Consumer, Queue
 from kombu.asynchronous import Hub
 

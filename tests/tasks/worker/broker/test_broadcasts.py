@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from petiole.tasks.worker.broker import gate
 from petiole.tasks.worker.broker.gate import broadcasts

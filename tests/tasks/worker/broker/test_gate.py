@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, chain, chord, group
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from kombu import compression
 
 from petiole.tasks.errors import InvalidRequest

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings as hypothesis_settings, strategies as st
 
 from petiole.tasks.keys import LedgerKeys
 from petiole.tasks.worker.broker.ledger import Ledger, sweep

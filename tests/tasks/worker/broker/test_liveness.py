@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from kombu import Connection
 
 from petiole.tasks.keys import LedgerKeys

@@ -15,8 +15,7 @@ from celery import Celery
 from celery.exceptions import BackendStoreError
 
 from petiole.tasks.keys import LedgerKeys, stream_keys
-from petiole.tasks.worker.broker import corruption
-from petiole.tasks.worker.broker import quarantine as module
+from petiole.tasks.worker.broker import corruption, quarantine as module
 from petiole.tasks.worker.broker.ledger import Ledger, sweep
 from petiole.tasks.worker.broker.quarantine import Quarantine, put_aside
 from petiole.tasks.worker.completion.backend import BACKENDS

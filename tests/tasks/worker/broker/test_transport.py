@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from kombu import Connection, Consumer, Queue
 from kombu.asynchronous import Hub
 from kombu.pidbox import Mailbox

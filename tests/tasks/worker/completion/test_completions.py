@@ -13,8 +13,7 @@ from billiard.einfo import ExceptionInfo
 from celery import Celery, states
 from celery.app.task import Context
 
-from petiole.tasks.worker.completion import claims
-from petiole.tasks.worker.completion import threads as completions
+from petiole.tasks.worker.completion import claims, threads as completions
 from petiole.tasks.worker.completion.backend import BACKENDS
 from petiole.tasks.worker.completion.completion import FEW_LOGPROBS, Completion
 from petiole.tasks.worker.completion.reports import Completed, NeverStored, NotStored, Report

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from petiole.tasks.fleet.reports import HISTOGRAMS
 from petiole.tasks.keys import SENT_HEADER

@@ -7,6 +7,7 @@ import random
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,17 @@ import redis
 from petiole.tasks.app.application import app
 from petiole.tasks.errors import BatchError
 from petiole.tasks.settings import settings
-from petiole.tasks.submission.batches import batch as loop
-from petiole.tasks.submission.batches import journal, row_types, segments
+from petiole.tasks.submission.batches import batch as loop, journal, row_types, segments
 from petiole.tasks.submission.batches.api import batch
+from petiole.tasks.submission.batches.batch import Batch
 from petiole.tasks.submission.batches.client import BatchClient, Fleet
 from petiole.tasks.submission.batches.durable import claims, fair_share, records, runner, submitting
 from petiole.tasks.submission.batches.durable.records import BatchRecord, Lease, LeaseLost, Spec
 from petiole.tasks.submission.batches.durable.runner import Runner
 from petiole.tasks.submission.batches.files import storage
 from petiole.tasks.submission.batches.files.storage import StorageError
-from petiole.tasks.submission.batches.in_flight import RowInFlight
+from petiole.tasks.submission.batches.in_flight import FairShare, RowInFlight
+from petiole.tasks.submission.batches.progress import Progress
 from petiole.tasks.submission.batches.row_types import TaskOutcome
 from petiole.tasks.submission.batches.rows.sources import Row
 from tests.support.site import RedisServer
@@ -641,9 +643,9 @@ def test_a_batch_whose_output_cannot_be_written_is_stuck_until_a_runner_reads_it
 
 def beside(name: str, tenant: str, queue: str, on_their_way: int = 5, rows_per_s: float = 2.5) -> Any:
     """A batch with rows on their way: whom it shares with, and what is called at its end."""
-    made = batch([{"prompt": "x"}])
-    made.queue, made.progress.on_their_way, made.progress.rows_per_s = queue, on_their_way, rows_per_s
-    return fair_share.sharing_of(name, tenant, made)
+    sharing = fair_share.SharingWithOthers(name, tenant)
+    shown = Progress(on_their_way=on_their_way, rows_per_s=rows_per_s)
+    return partial(sharing.look, queue, shown), sharing.leave
 
 
 def test_batches_that_run_beside_each_other_share_by_tenant(client: redis.Redis) -> None:
@@ -673,15 +675,18 @@ def test_batches_that_processes_run_share_with_each_other_and_with_those_of_runn
     client: redis.Redis, workers: Workers
 ) -> None:
     made = [batch([{"prompt": "x"}], queue=queue) for queue in ("q", "q", "other")]
-    assert [one.sharing() for one in made] == [(1.0, 0.0)] * 3, "none has a row on its way"
+
+    def looked(one: Batch) -> FairShare:
+        return one.sharing.look(str(one.submission["queue"]), one.progress)
+
+    assert [looked(one) for one in made] == [(1.0, 0.0)] * 3, "none has a row on its way"
     for one in made:
-        one.queue, one.progress.on_their_way, one.progress.rows_per_s = str(one.submission["queue"]), 5, 2.0
-    for one in made:
-        one.sharing()
-    assert [one.sharing() for one in made] == [(1 / 2, 2.0), (1 / 2, 2.0), (1.0, 0.0)]
+        one.progress.on_their_way, one.progress.rows_per_s = 5, 2.0
+        looked(one)
+    assert [looked(one) for one in made] == [(1 / 2, 2.0), (1 / 2, 2.0), (1.0, 0.0)]
     durable, left = beside("batch_a0", "a", "q", rows_per_s=3.0)
     assert durable() == (1 / 2, 4.0)
-    assert made[0].sharing() == (1 / 4, 5.0)
+    assert looked(made[0]) == (1 / 4, 5.0)
     gone = next(key for key in client.keys("petiole:batches:{all}:running:process*") if b'"q"' in client.get(key))
     client.delete(gone)
     assert durable() == (1 / 2, 2.0)
@@ -689,7 +694,7 @@ def test_batches_that_processes_run_share_with_each_other_and_with_those_of_runn
     left()
     assert client.ttl("petiole:batches:{all}:running") > 0
     for one in made:
-        one.left()
+        one.sharing.leave()
     assert not client.keys("petiole:batches:{all}:running*"), "whose batch has ended shares no more"
 
 
