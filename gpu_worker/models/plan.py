@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from petiole.contract.results.vectors import COLBERT, SPARSE
@@ -260,6 +261,11 @@ class DeltaNet:
         return (2 * self.value_heads,) if self.grouped else (self.value_heads, self.value_heads)
 
     @property
+    def convolved(self) -> tuple[str, ...]:
+        """The parts that are the channels of the convolution, in their order."""
+        return "queries", "keys", "values"
+
+    @property
     def parts(self) -> dict[str, HeadPart]:
         """The parts of the projections: of the inputs' queries, keys, values and z, of the gates' b and a."""
         key, values, each = self.key_dim, self.each * self.value_dim, self.each
@@ -331,6 +337,26 @@ class Mamba2:
     def channels(self) -> int:
         """The channels of the convolution."""
         return self.inner + 2 * self.group_size
+
+    @property
+    def each(self) -> int:
+        """The heads of a group."""
+        return self.heads // self.groups
+
+    @property
+    def convolved(self) -> tuple[str, ...]:
+        """The parts that are the channels of the convolution, in their order."""
+        return "values", "keys", "queries"
+
+    @property
+    def parts(self) -> dict[str, HeadPart]:
+        """The parts of the projection of the inputs: a are the steps; what is called a head of keys is a group."""
+        values = self.each * self.head_dim
+        sizes = {"z": values, "values": values, "keys": self.state, "queries": self.state, "a": self.each}
+        firsts = accumulate((self.groups * size for size in sizes.values()), initial=0)
+        return {
+            name: HeadPart(first, size, size) for (name, size), first in zip(sizes.items(), firsts, strict=False)
+        }
 
     @property
     def matrices(self) -> tuple[int, int, int]:

@@ -203,8 +203,8 @@ WITH_STATES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite4-h-moe": ("GraniteMoeHybrid", _GRANITE4 | _MAMBA2 | {"num_local_experts": 7}),
 }
 """Families some of whose layers keep a state."""
-IN_TORCH = ("granite4-h", "granite4-h-moe")
-"""Families whose states only torch computes, on the CPU."""
+NOT_ON_CUDA = {"granite4-h", "granite4-h-moe"}
+"""Families with a state that only the CPU computes."""
 
 EVERY_FAMILY = FAMILIES | WITH_STATES
 OF_EACH_KIND = (

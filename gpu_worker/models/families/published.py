@@ -59,7 +59,7 @@ PUBLISHED = (
     _causal("LFM2, LFM2.5", "Lfm2"),
     _causal("LFM2 with experts", "Lfm2Moe"),
     _causal("Phi-3, 3.5, Phi-4-mini", "Phi3"),
-    _causal("Granite 3, 4; Mamba-2 in torch, not on CUDA", "Granite", "GraniteMoeHybrid"),
+    _causal("Granite 3, 4; not on CUDA with Mamba-2", "Granite", "GraniteMoeHybrid"),
     _causal("SmolLM3", "SmolLM3"),
     _causal("OLMo 2, 3; OLMoE", "Olmo2", "Olmo3", "Olmoe"),
     _causal("StarCoder2", "Starcoder2"),

@@ -15,6 +15,7 @@ from petiole.gpu_worker.models.plan import (
     Experts,
     FeedForward,
     Layer,
+    Mamba2,
     ModelPlan,
     Norm,
     Pooling,
@@ -36,11 +37,16 @@ VALUES = changed(
     {
         Attention: {"mask": {"causal", "prefix", "bidirectional"}, "distances": {None, DistanceBias}},
         DistanceBias: dict.fromkeys(("buckets", "farthest"), ANY),
-        Layer: {"experts": {None, Experts}, "mixer": {Attention, DeltaNet, ShortConvolution}},
+        Layer: {"experts": {None, Experts}, "mixer": {Attention, DeltaNet, Mamba2, ShortConvolution}},
         DeltaNet: {
             **dict.fromkeys(("key_heads", "value_heads", "key_dim", "value_dim", "kernel"), ANY),
             "norm": {Norm},
             "grouped": _BOTH,
+        },
+        Mamba2: {
+            **dict.fromkeys(("heads", "head_dim", "state", "groups", "kernel"), ANY),
+            **dict.fromkeys(("convolution_bias", "bias"), _BOTH),
+            "norm": {Norm},
         },
         ShortConvolution: {"channels": ANY, "kernel": ANY, "bias": _BOTH},
         Experts: {
@@ -144,7 +150,9 @@ def _unknown_recurrent(mixer: Recurrent) -> str | None:
         return f"a convolution of {mixer.kernel} positions"
     if isinstance(mixer, DeltaNet) and mixer.value_heads % mixer.key_heads:
         return f"{mixer.value_heads} heads of values over {mixer.key_heads} of keys"
-    inputs = mixer.value_size if isinstance(mixer, DeltaNet) else mixer.channels
+    if isinstance(mixer, Mamba2) and mixer.heads % mixer.groups:
+        return f"{mixer.heads} heads in {mixer.groups} groups"
+    inputs = mixer.channels if isinstance(mixer, ShortConvolution) else mixer.matrices[0] * mixer.matrices[2]
     return f"a mixer of {inputs} numbers" if inputs % 2 else None
 
 

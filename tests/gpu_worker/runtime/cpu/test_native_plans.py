@@ -32,7 +32,7 @@ from petiole.gpu_worker.runtime.cpu.native.forward import NativeDecoder, native_
 from petiole.gpu_worker.runtime.cpu.native.supported import support
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from tests.gpu_worker.runtime.cpu.test_native_attention import CPU, MAX_LENGTH, scattered_cache, step
-from tests.support.families import EVERY_FAMILY, IN_TORCH
+from tests.support.families import EVERY_FAMILY
 from tests.support.plans import Drawn
 from tests.support.trials import examples
 
@@ -304,7 +304,7 @@ def test_the_answer_is_by_layer_and_the_log_names_each_reason_once(caplog: pytes
     assert [record.getMessage().partition("does not know ")[2] for record in caplog.records] == [wanted]
 
 
-@pytest.mark.parametrize("family", sorted(EVERY_FAMILY.keys() - {*IN_TORCH}))
+@pytest.mark.parametrize("family", sorted(EVERY_FAMILY))
 def test_every_family_runs_compiled(
     family: str, checkpoint: Any, open_runtime: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
