@@ -26,8 +26,8 @@ from typing import Literal, NamedTuple
 
 from petiole.contract.results.vectors import COLBERT, SPARSE
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
-"""gelu: with the error function; gelu_tanh: its approximation."""
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+"""gelu: with the error function; gelu_tanh: its approximation. relu2: the square of relu."""
 
 RotaryKind = Literal["default", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional"]
 
@@ -432,7 +432,8 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """See the module. feed_forward: the dense one, which every position takes; None: there are experts alone.
+    """See the module. feed_forward: the dense one, which every position takes; None: there are experts alone, or
+    the layer is a mixer and nothing else.
     residual: a factor of what is added. scalar: a stored factor of the layer's whole output."""
 
     mixer: Mixer
@@ -452,6 +453,11 @@ class Layer:
         """The mixer, for code that computes no other."""
         assert isinstance(self.mixer, Attention)
         return self.mixer
+
+    @property
+    def feeds(self) -> bool:
+        """Whether it has a feed-forward, dense or of experts."""
+        return self.feed_forward is not None or self.experts is not None
 
     @property
     def dense(self) -> FeedForward:

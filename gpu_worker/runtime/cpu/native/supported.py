@@ -164,8 +164,11 @@ def _unknown_fed(layer: Layer) -> str | None:
             return f"a feed-forward of {fed.inner} numbers"
         if fed is not None and fed.slope != 1.0 and fed.activation != "silu":
             return f"a slope of {fed.activation}"
+    if not layer.feeds:
+        added = layer.mixer_out_norm is None and layer.residual == 1.0  # as it is, by the product
+        return None if added and not (layer.parallel or layer.post_norm) else "a mixer alone that is not plain"
     if experts is None:
-        return "neither a feed-forward nor experts" if layer.feed_forward is None else None
+        return None
     if experts.dense_gate and layer.feed_forward is None:
         return "a gate of no feed-forward"
     if layer.parallel or layer.post_norm:
