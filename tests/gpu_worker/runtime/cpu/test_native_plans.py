@@ -41,7 +41,7 @@ pytestmark = pytest.mark.skipif(load_library() is None, reason="no C compiler")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 VOCAB = 37
 BOTH = st.booleans()
-ACTIVATIONS = st.sampled_from(["silu", "gelu", "gelu_tanh"])
+ACTIVATIONS = st.sampled_from(["silu", "gelu", "gelu_tanh", "relu2"])
 NORMS = st.builds(
     Norm,
     kind=st.sampled_from(["rms", "layer"]),
@@ -273,6 +273,9 @@ REFUSED: dict[str, Callable[[ModelPlan], ModelPlan]] = {
     ),
     "a norm over all heads that have gates (layer 0 of 2)": lambda plan: changed(
         plan, 0, mixer=replace(plan.layers[0].mixer, norm_whole=True, output_gate=True)
+    ),
+    "a mixer alone that is not plain (layer 0 of 2)": lambda plan: changed(
+        plan, 0, feed_forward=None, residual=0.5
     ),
     "a parallel layer whose norms stand after the addition (layer 1 of 2)": lambda plan: changed(
         plan, 1, parallel=True, post_norm=True

@@ -91,9 +91,9 @@ def plans(draw: Any) -> ModelPlan:
     if ATTENTION in mixers and draw(st.booleans()):
         mixers.append(replace(ATTENTION, keys_of=mixers.index(ATTENTION)))
     out_norm = draw(st.none() | st.just(NORM))
-    layers = tuple(
-        Layer(mixer, FeedForward(66), NORM, mixer_out_norm=out_norm, feed_forward_norm=NORM) for mixer in mixers
-    )
+    feeding = Layer(ATTENTION, FeedForward(66), NORM, mixer_out_norm=out_norm, feed_forward_norm=NORM)
+    kinds_of_layers = st.sampled_from([feeding, Layer(ATTENTION, None, NORM)])
+    layers = tuple(replace(draw(kinds_of_layers), mixer=mixer) for mixer in mixers)
     return ModelPlan("test", VOCAB, HIDDEN, layers, NORM, MAX_LENGTH, tied_head=draw(st.booleans()))
 
 
