@@ -1,5 +1,5 @@
-"""Random workloads over small models whose layers keep a state of each kind, in compiled code, against each request
-alone: preemption, prefix hits, cuts of prompts, cancels, and faults of the host change no token.
+"""Random workloads over small models whose layers keep a state of each kind, in compiled code, against each
+request alone: preemption, prefix hits, cuts of prompts, cancels, and faults of the host change no token.
 
     python -m tests.gpu_worker.engine.test_stress_of_states --seed 17 --family granite4-h [--faults]
 """
@@ -24,7 +24,7 @@ from tests.support.families import build_model
 from tests.support.swept import Swept, at_random, is_injected
 
 KINDS = ("granite4-h", "nemotron-h-moe", "qwen3.5", "lfm2")
-WORKLOADS, OFTEN, LONGEST = 8, 0.002, 40
+WORKLOADS, OFTEN, LONGEST = 8, 0.0005, 40
 
 
 def draw(seed: int) -> tuple[dict[str, Any], list[Request]]:
@@ -83,7 +83,8 @@ def run(folder: Path, seed: int, harm: Callable[[Engine], Swept] | None = None) 
                 try:
                     result = handle.result(timeout=60)
                 except EngineError as error:
-                    assert is_injected(error)
+                    if not is_injected(error):
+                        raise
                     failed += 1
                     continue
                 whole = result.finish_reason is not FinishReason.CANCELLED
@@ -118,7 +119,7 @@ def test_a_row_with_a_state_gets_the_tokens_that_it_gets_alone(
     folder, _ = checkpoint(family)
     one = harmed if faults else run
     found = sum((one(folder, seed) for seed in range(WORKLOADS)), Counter[str]())
-    assert found["preemptions"]
+    assert found["raised" if faults else "preemptions"]
     assert found["prefix_hit_tokens"]
 
 
