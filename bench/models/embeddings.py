@@ -1,13 +1,14 @@
 """Vectors and scores of texts on the CPU, in turns with others.
 
-Vectors: encoders of the shapes of MiniLM-L6 and BGE-M3, in float32, and in bfloat16 where the processor multiplies
-it; then OpenVINO computes in bfloat16, too, and the others in float32. The peers are sentence-transformers,
-OpenVINO and ONNX Runtime, each where it is installed (`bench/peers/children/texts.py`) and with the quickest of
-its settings. Their texts are tokenized before. Ours are a request of the engine, with its tokenizer. The peer of a
-row is the best of the others. A second row has the products of that rate beside the quickest product of these
-shapes, measured in the same run. Scores: pairs that share their query, with the prefix cache and without.
+Vectors: encoders of the shapes of MiniLM-L6, BGE-M3, all-mpnet-base and nomic-embed, in float32, and some of them
+in bfloat16 where the processor multiplies it; then OpenVINO computes in bfloat16, too, and the others in float32.
+The peers are sentence-transformers, OpenVINO and ONNX Runtime, each where it is installed
+(`bench/peers/children/texts.py`) and with the quickest of its settings. Their texts are tokenized before. Ours are
+a request of the engine, with its tokenizer. The peer of a row is the best of the others. A second row has the
+products of that rate beside the quickest product of these shapes, measured in the same run. Scores: pairs that
+share their query, with the prefix cache and without.
 
-    python -m bench.models.embeddings [--quick] [--only minilm|m3|minilm-bf16|m3-bf16|scores] [--json PATH]
+    python -m bench.models.embeddings [--quick] [--only minilm|m3|mpnet|...|scores] [--json PATH]
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch
 
 from bench.harness import load
 from bench.harness.checkpoints.decoders import SMALL, checkpoint
-from bench.harness.checkpoints.encoders import BGE_M3, MINILM, Encoder, words, write_tokenizer
+from bench.harness.checkpoints.encoders import BGE_M3, MINILM, MPNET, NOMIC, Encoder, words, write_tokenizer
 from bench.harness.report import NotAvailableError, best_of, progress
 from bench.harness.runs import OURS, Bench, arguments, in_turns, opened
 from bench.peers.children.texts import PEERS, TextPeer
@@ -60,6 +61,8 @@ class Case:
 CASES = {
     "minilm": Case(MINILM, ((128, 64), (512, 16)), 5, target=1.1),
     "m3": Case(BGE_M3, ((128, 8), (512, 2)), 3, target=1.0, by_products=True),
+    "mpnet": Case(MPNET, ((128, 16), (512, 4)), 3, target=1.0),
+    "nomic": Case(NOMIC, ((128, 16), (512, 4)), 3, target=1.0),
     "minilm-bf16": Case(MINILM, ((128, 64), (512, 16)), 5, target=1.1, dtype="bfloat16"),
     "m3-bf16": Case(BGE_M3, ((128, 8), (512, 2)), 3, target=1.0, dtype="bfloat16"),
 }

@@ -169,10 +169,10 @@ class Decoder:
                 y = stream.value
             elif not layer.parallel:
                 y = stream.normed(layer.feed_forward_norm, weights.feed_forward_norm)
-            fed = self._fed_forward(i, y, stream.value, step)
-            stream.add(
-                self._behind(fed, layer.feed_forward_out_norm, weights.feed_forward_out_norm), layer.residual
-            )
+            if layer.feeds:
+                fed = self._fed_forward(i, y, stream.value, step)
+                fed = self._behind(fed, layer.feed_forward_out_norm, weights.feed_forward_out_norm)
+                stream.add(fed, layer.residual)
             if layer.post_norm:
                 stream.norm(layer.feed_forward_norm, weights.feed_forward_norm)
             if inputs is not None and plan.per_layer is not None and weights.per_layer is not None:

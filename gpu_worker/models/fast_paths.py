@@ -49,6 +49,7 @@ def _fields(any_value: str = "", both: str = "", norms: str = "", **listed: obje
     return known | {name: {None, Norm} for name in norms.split()} | listed
 
 
+_ACTIVATIONS = {"silu", "gelu", "gelu_tanh", "relu", "relu2"}
 _TABLE = "dims theta kind factor original_max_position low_freq_factor high_freq_factor beta_fast beta_slow"
 _TABLE += " attention_factor mscale mscale_all_dim truncate fraction short_factors long_factors"
 _ENDS = "architecture vocab_size hidden_size max_position embedding_factor learned_positions token_types"
@@ -84,14 +85,12 @@ COMMON: Final[Values] = {
     ),
     Rotary: _fields(_TABLE, "neighbours"),  # all paths read its table, which `parts.rotary` computes
     Growth: _fields("beta length"),
-    FeedForward: _fields(
-        "inner clamp slope up_offset", "gated bias", activation={"silu", "gelu", "gelu_tanh", "relu"}
-    ),
+    FeedForward: _fields("inner clamp slope up_offset", "gated bias", activation=_ACTIVATIONS),
     PerLayerInput: _fields(
         "width vocab_size embedding_factor projection_factor factor",
         norm={Norm},
         layer_norm={Norm},
-        activation={"silu", "gelu", "gelu_tanh", "relu"},
+        activation=_ACTIVATIONS,
     ),
     Norm: _fields("eps offset", "weight bias", kind={"rms", "layer"}),
 }

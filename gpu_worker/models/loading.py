@@ -306,12 +306,12 @@ class _Walk:
 
     def _layers(self) -> tuple[LayerWeights, ...]:
         """Layers that are stored once share their weights."""
-        plan, made = self.plan, dict[int, LayerWeights]()
-        stored, shared = plan.stored_layers or range(plan.n_layers), self._shared_distances()
-        for i, layer in zip(stored, plan.layers, strict=True):
-            if i not in made:
-                made[i] = self._layer(i, layer, shared)
-        return tuple(made[i] for i in stored)
+        plan, made = self.plan, dict[tuple[str, str], LayerWeights]()
+        places, shared = list(self.names.places(plan)), self._shared_distances()
+        for place, layer in zip(places, plan.layers, strict=True):
+            if place not in made:
+                made[place] = self._layer(*place, layer, shared)
+        return tuple(made[place] for place in places)
 
     def _shared_distances(self) -> Distances | Tensor | None:
         """What all layers read: a table of biases, or the vectors of distances after their norm, float32."""
@@ -372,14 +372,14 @@ class _Walk:
         places = vector_places(plan, self.positions, self.options.device)
         return DistanceVectors(keys, queries, self._kept(places))
 
-    def _layer(self, i: int, layer: Layer, shared: Distances | Tensor | None) -> LayerWeights:
-        names, at, hidden = self.names, self.names.layer.format(i), self.plan.hidden_size
-        feed_forward = layer.feed_forward
+    def _layer(self, at: str, beside: str, layer: Layer, shared: Distances | Tensor | None) -> LayerWeights:
+        """at, beside: see `Names.places`."""
+        names, hidden, feed_forward = self.names, self.plan.hidden_size, layer.feed_forward
 
-        def norm(plan: Norm | None, name: str, width: int = hidden) -> NormWeights | None:
+        def norm(plan: Norm | None, name: str, width: int = hidden, at: str = at) -> NormWeights | None:
             return self._norm(plan, at + name, width)
 
-        def linear(name: LinearName, bias: bool) -> Linear:
+        def linear(name: LinearName, bias: bool, at: str = at) -> Linear:
             stored = names.stored(name, layer, hidden)
             assert stored is not None
             return self._linear([at + one for one in stored.names], stored.sizes, stored.inputs, bias)
@@ -403,16 +403,17 @@ class _Walk:
             if isinstance(layer.mixer, Attention)
             else self._recurrent(at, layer.mixer),
             mixer_out_norm=norm(layer.mixer_out_norm, names.mixer_out_norm),
-            feed_forward_norm=norm(layer.feed_forward_norm, names.feed_forward_norm),
+            feed_forward_norm=norm(layer.feed_forward_norm, names.feed_forward_norm, at=beside),
             feed_forward=None
             if feed_forward is None
             else FeedForwardWeights(
-                gate_up=linear("gate_up", feed_forward.bias), down=linear("down", feed_forward.bias)
+                gate_up=linear("gate_up", feed_forward.bias, beside),
+                down=linear("down", feed_forward.bias, beside),
             ),
-            feed_forward_out_norm=norm(layer.feed_forward_out_norm, names.feed_forward_out_norm),
+            feed_forward_out_norm=norm(layer.feed_forward_out_norm, names.feed_forward_out_norm, at=beside),
             scalar=self._tensor(at + names.scalar, 1) if layer.scalar else None,
             per_layer=self._per_layer_of(at),
-            experts=None if layer.experts is None else self._experts(at, layer.experts),
+            experts=None if layer.experts is None else self._experts(beside, layer.experts),
         )
 
     def _recurrent(self, at: str, plan: Recurrent) -> RecurrentWeights:

@@ -21,12 +21,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from petiole.contract.results.vectors import COLBERT, SPARSE
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
-"""gelu: with the error function; gelu_tanh: its approximation."""
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+"""gelu: with the error function; gelu_tanh: its approximation. relu2: the square of relu."""
 
 RotaryKind = Literal["default", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional"]
 
@@ -267,6 +268,11 @@ class DeltaNet:
         return (2 * self.value_heads,) if self.grouped else (self.value_heads, self.value_heads)
 
     @property
+    def convolved(self) -> tuple[str, ...]:
+        """The parts that are the channels of the convolution, in their order."""
+        return "queries", "keys", "values"
+
+    @property
     def parts(self) -> dict[str, HeadPart]:
         """The parts of the projections: of the inputs' queries, keys, values and z, of the gates' b and a."""
         key, values, each = self.key_dim, self.each * self.value_dim, self.each
@@ -338,6 +344,26 @@ class Mamba2:
     def channels(self) -> int:
         """The channels of the convolution."""
         return self.inner + 2 * self.group_size
+
+    @property
+    def each(self) -> int:
+        """The heads of a group."""
+        return self.heads // self.groups
+
+    @property
+    def convolved(self) -> tuple[str, ...]:
+        """The parts that are the channels of the convolution, in their order."""
+        return "values", "keys", "queries"
+
+    @property
+    def parts(self) -> dict[str, HeadPart]:
+        """The parts of the projection of the inputs: a are the steps; what is called a head of keys is a group."""
+        values = self.each * self.head_dim
+        sizes = {"z": values, "values": values, "keys": self.state, "queries": self.state, "a": self.each}
+        firsts = accumulate((self.groups * size for size in sizes.values()), initial=0)
+        return {
+            name: HeadPart(first, size, size) for (name, size), first in zip(sizes.items(), firsts, strict=False)
+        }
 
     @property
     def matrices(self) -> tuple[int, int, int]:
@@ -413,7 +439,8 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """See the module. feed_forward: the dense one, which every position takes; None: there are experts alone.
+    """See the module. feed_forward: the dense one, which every position takes; None: there are experts alone, or
+    the layer is a mixer and nothing else.
     residual: a factor of what is added. scalar: a stored factor of the layer's whole output."""
 
     mixer: Mixer
@@ -433,6 +460,11 @@ class Layer:
         """The mixer, for code that computes no other."""
         assert isinstance(self.mixer, Attention)
         return self.mixer
+
+    @property
+    def feeds(self) -> bool:
+        """Whether it has a feed-forward, dense or of experts."""
+        return self.feed_forward is not None or self.experts is not None
 
     @property
     def dense(self) -> FeedForward:

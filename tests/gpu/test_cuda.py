@@ -21,7 +21,7 @@ from petiole.gpu_worker.runtime.interface import PENDING, VALUES
 from petiole.gpu_worker.runtime.step.noise import gumbel, noise_keys
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
 from tests.support.agreement import MIDDLE, agree, same_but_for_near_ties
-from tests.support.families import FAMILIES, IN_TORCH, WITH_STATES, write_adapter
+from tests.support.families import FAMILIES, NOT_ON_CUDA, WITH_STATES, write_adapter
 from tests.support.quantised import FORMATS, layers_in, quantised
 from tests.support.values import OWN, WithValues
 
@@ -68,7 +68,7 @@ def decodes_agree(driver, model, prompts):
     agree(np.concatenate(np.stack(steps, axis=1)), np.concatenate(expected), model)
 
 
-@pytest.mark.parametrize("family", sorted(WITH_STATES.keys() - set(IN_TORCH)))
+@pytest.mark.parametrize("family", sorted(WITH_STATES.keys() - NOT_ON_CUDA))
 @pytest.mark.parametrize("graphs", ["on", "off"])
 def test_layers_with_a_state_agree_with_transformers(family, graphs, checkpoint, open_runtime):
     """Prompts in chunks beside decodes, and after snapshots."""

@@ -142,8 +142,9 @@ _GRANITE4 = {
     "attention_multiplier": 0.2,
     "residual_multiplier": 0.4,
 }
+_SCAN = "linear_attention"
 _MAMBA2 = {
-    "layer_types": ["linear_attention", _FULL, "linear_attention"],
+    "layer_types": [_SCAN, _FULL, _SCAN],
     "mamba_n_heads": 8,
     "mamba_d_state": 24,
 }
@@ -171,10 +172,18 @@ FAMILIES |= {
         {key: value for key, value in _GEMMA4.items() if "per_layer_input" not in key},
     ),
 }
+_NEMOTRON_H = {
+    "head_dim": 32,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 24,
+    "n_groups": 2,
+    "time_step_min": 1e-30,  # transformers bounds the steps of prompts alone
+}
 _LINEAR = {
     "num_hidden_layers": 4,
     "head_dim": 32,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "layer_types": [_SCAN, _FULL, _SCAN, _FULL],
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,
@@ -203,10 +212,26 @@ WITH_STATES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16}),
     "granite4-h": ("GraniteMoeHybrid", _GRANITE4 | _MAMBA2 | {"mamba_proj_bias": True, "mamba_n_groups": 2}),
     "granite4-h-moe": ("GraniteMoeHybrid", _GRANITE4 | _MAMBA2 | {"num_local_experts": 7}),
+    "nemotron-h": ("NemotronH", _NEMOTRON_H | {"layers_block_type": [_SCAN, "mlp", _SCAN, _FULL, "mlp", _SCAN]}),
+    "nemotron-h-moe": (
+        "NemotronH",
+        _NEMOTRON_H
+        | {
+            "layers_block_type": [_SCAN, "moe", _FULL, "moe", _SCAN, "mlp"],
+            "use_bias": True,
+            "n_routed_experts": 12,
+            "n_group": 3,
+            "topk_group": 2,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 48,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
 }
 """Families some of whose layers keep a state."""
-IN_TORCH = ("granite4-h", "granite4-h-moe")
-"""Families whose states only torch computes, on the CPU."""
+NOT_ON_CUDA = {"granite4-h", "granite4-h-moe", "nemotron-h", "nemotron-h-moe"}
+"""Families with a state that only the CPU computes."""
 
 EVERY_FAMILY = FAMILIES | WITH_STATES
 OF_EACH_KIND = (
@@ -250,6 +275,7 @@ MIXTURES = {
     "lfm2-moe",
     "granite4-moe",
     "granite4-h-moe",
+    "nemotron-h-moe",
 }
 """The families with experts."""
 

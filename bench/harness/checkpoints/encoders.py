@@ -9,24 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 VOCAB, MOST_TOKENS = 30_522, 512
-SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "yes", "no")
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "yes", "no")
 TEMPLATE = "{{ messages | map(attribute='content') | join(' ') }}"
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """A BERT, or an XLM-RoBERTa, in float32. first: a text's vector is that of its first position, not the mean of
-    all."""
+    """An encoder of transformers in float32. kind: its `model_type`. first: a text's vector is that of its first
+    position, not the mean of all. before: rows of the table of positions before the first; the last of them is the
+    id of padding. gated: a feed-forward has two products of its inputs."""
 
     name: str
     kind: str
     width: int
     layers: int
     heads: int
-    first: bool
+    first: bool = False
+    before: int = 0
+    gated: bool = False
 
     @property
     def inner(self) -> int:
@@ -36,7 +38,7 @@ class Encoder:
     def products(self) -> Sequence[tuple[int, int]]:
         """Outputs and inputs of a layer's linear maps."""
         width, inner = self.width, self.inner
-        return (3 * width, width), (width, width), (inner, width), (width, inner)
+        return (3 * width, width), (width, width), ((1 + self.gated) * inner, width), (width, inner)
 
     def operations(self, tokens: int) -> float:
         """The operations of a text's linear maps and of its attention."""
@@ -45,15 +47,12 @@ class Encoder:
 
     def write(self, folder: Path) -> None:
         """The model, a tokenizer of words, and the files of sentence-transformers."""
-        from safetensors.torch import save_file
+        from transformers import AutoConfig, AutoModel
 
-        save_file(self._tensors(), folder / "model.safetensors", metadata={"format": "pt"})
-        architecture = {"bert": "BertModel", "xlm-roberta": "XLMRobertaModel"}[self.kind]
-        config = {"architectures": [architecture], "model_type": self.kind, "torch_dtype": "float32"}
         sizes = {"vocab_size": VOCAB, "hidden_size": self.width, "intermediate_size": self.inner}
-        sizes |= {"num_hidden_layers": self.layers, "num_attention_heads": self.heads, "pad_token_id": 0}
-        sizes |= {"max_position_embeddings": self._positions, "type_vocab_size": 2}
-        (folder / "config.json").write_text(json.dumps({**config, **sizes}))
+        sizes |= {"num_hidden_layers": self.layers, "num_attention_heads": self.heads}
+        sizes |= {"max_position_embeddings": MOST_TOKENS + self.before, "pad_token_id": max(self.before - 1, 0)}
+        AutoModel.from_config(AutoConfig.for_model(self.kind, **sizes)).save_pretrained(folder)
         write_tokenizer(folder, VOCAB, ("[CLS]", "[SEP]"))
         names = ("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")
         listed = [
@@ -68,42 +67,11 @@ class Encoder:
         told = {"max_seq_length": MOST_TOKENS, "do_lower_case": False}
         (folder / "sentence_bert_config.json").write_text(json.dumps(told))
 
-    @property
-    def _positions(self) -> int:
-        return MOST_TOKENS if self.kind == "bert" else MOST_TOKENS + 1  # the first is that of padding
 
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        width, generator = self.width, torch.Generator().manual_seed(0)
-
-        def normal(*size: int) -> torch.Tensor:
-            return torch.empty(size).normal_(0, 0.02, generator=generator)
-
-        def norm(name: str) -> dict[str, torch.Tensor]:
-            return {f"{name}.weight": torch.ones(width), f"{name}.bias": torch.zeros(width)}
-
-        def linear(name: str, outputs: int, inputs: int) -> dict[str, torch.Tensor]:
-            return {f"{name}.weight": normal(outputs, inputs), f"{name}.bias": torch.zeros(outputs)}
-
-        tensors = {
-            "embeddings.word_embeddings.weight": normal(VOCAB, width),
-            "embeddings.position_embeddings.weight": normal(self._positions, width),
-            "embeddings.token_type_embeddings.weight": normal(2, width),
-            **norm("embeddings.LayerNorm"),
-        }
-        for k in range(self.layers):
-            at = f"encoder.layer.{k}"
-            for name in ("query", "key", "value"):
-                tensors |= linear(f"{at}.attention.self.{name}", width, width)
-            tensors |= linear(f"{at}.attention.output.dense", width, width) | norm(
-                f"{at}.attention.output.LayerNorm"
-            )
-            tensors |= linear(f"{at}.intermediate.dense", self.inner, width)
-            tensors |= linear(f"{at}.output.dense", width, self.inner) | norm(f"{at}.output.LayerNorm")
-        return tensors
-
-
-MINILM = Encoder("MiniLM-L6 shape, fp32", "bert", 384, 6, 12, first=False)
-BGE_M3 = Encoder("BGE-M3 shape, fp32", "xlm-roberta", 1024, 24, 16, first=True)
+MINILM = Encoder("MiniLM-L6 shape, fp32", "bert", 384, 6, 12)
+BGE_M3 = Encoder("BGE-M3 shape, fp32", "xlm-roberta", 1024, 24, 16, first=True, before=1)
+MPNET = Encoder("all-mpnet-base shape, fp32", "mpnet", 768, 12, 12, before=2)
+NOMIC = Encoder("nomic-embed shape, fp32", "nomic_bert", 768, 12, 12, gated=True)
 
 
 def words(n: int, length: int, seed: int = 0, vocab_size: int = VOCAB) -> list[str]:

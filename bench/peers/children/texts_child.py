@@ -39,7 +39,7 @@ class Pooled(torch.nn.Module):
         super().__init__()
         from transformers import AutoModel
 
-        self.model, self.first = AutoModel.from_pretrained(folder, attn_implementation="sdpa").eval(), first
+        self.model, self.first = AutoModel.from_pretrained(folder).eval(), first
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         hidden = self.model(input_ids).last_hidden_state

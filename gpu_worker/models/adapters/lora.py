@@ -81,9 +81,10 @@ class AdaptedModel:
     def __init__(self, plan: ModelPlan, names: Names = LLAMA) -> None:
         self.plan, self._names = plan, names
         self._stored: dict[str, StoredPart] = {}
-        for i, layer in enumerate(plan.layers):
+        for i, (layer, places) in enumerate(zip(plan.layers, names.places(plan), strict=True)):
             for linear, stored in names.linears(layer, plan.hidden_size):
-                at, together = names.layer.format(i), len(stored.names) < len(stored.parts)
+                at = places[linear in ("gate_up", "down")]
+                together = len(stored.names) < len(stored.parts)
                 for k, name in enumerate(stored.names):
                     parts = tuple(range(len(stored.parts))) if together else (k,)
                     outputs = tuple(stored.parts[part] for part in parts)

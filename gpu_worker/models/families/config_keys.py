@@ -50,6 +50,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal, Protocol
 
-from petiole.gpu_worker.models.plan import Attention, Layer
+from petiole.gpu_worker.models.plan import Attention, Layer, ModelPlan
 
 LinearName = Literal["qkv", "out", "gate_up", "down"]
 """The products of attention and of a feed-forward, which adapters may change."""
@@ -67,8 +68,9 @@ DELTA_NET = RecurrentNames(
 @dataclass(frozen=True, slots=True)
 class Names:
     """prefixes: of all tensors but the head; the first that fits the checkpoint counts. heads: whole names, of
-    which the first that exists counts. layer: before the names of layer {}. turned: how the names of
-    layers end whose weights are stored as [inputs, outputs]."""
+    which the first that exists counts. layer: before the names of layer {}. apart: a mixer and its feed-forward
+    are stored as a layer each, one after the other. turned: how the names of layers end whose weights are stored
+    as [inputs, outputs]."""
 
     prefixes: tuple[str, ...] = ("model.", "")
     heads: tuple[str, ...] = ("lm_head",)
@@ -86,6 +88,7 @@ class Names:
     per_layer_projection: str = "per_layer_model_projection"
     per_layer_norm: str = "per_layer_projection_norm"
     layer: str = "layers.{}."
+    apart: bool = False
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     out: tuple[str, ...] = ("self_attn.o_proj",)
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
@@ -127,6 +130,16 @@ class Names:
         """The stored head, plain or quantised."""
         stored = (name for name in self.heads if any(name + weight in tensors for weight in WEIGHTS))
         return next(stored, self.heads[0])
+
+    def places(self, plan: ModelPlan) -> Iterator[tuple[str, str]]:
+        """What stands before the names of each layer's mixer, and of its feed-forward."""
+        if not self.apart:
+            yield from ((self.layer.format(i),) * 2 for i in plan.stored_layers or range(plan.n_layers))
+            return
+        lengths = accumulate((1 + layer.feeds for layer in plan.layers), initial=0)
+        yield from (
+            (self.layer.format(i), self.layer.format(i + 1)) for i, _ in zip(lengths, plan.layers, strict=False)
+        )
 
     def stored(self, linear: LinearName, layer: Layer, inputs: int) -> StoredLinear | None:
         """How one of a layer's products is stored; None: the layer has no such product. inputs: the width of the

@@ -143,6 +143,8 @@ PRODUCTS = r".*\.(self_attn|mlp)\.(q|k|v|o|qkv|gate|up|gate_up|down)_proj"
 NAMES = {
     "lfm2": r".*\.(self_attn\.(q|k|v|out)_proj|feed_forward\.w[123])",
     "gpt2": r".*\.(c_attn|c_proj|c_fc)",
+    "nemotron-h": r".*\.mixer\.(q|k|v|o|up|down)_proj",
+    "nemotron-h-moe": r".*\.(shared_experts\.|mixer\.)(q|k|v|o|up|down)_proj",
 }
 
 

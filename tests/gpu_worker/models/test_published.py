@@ -14,7 +14,7 @@ from petiole.gpu_worker.models.fast_paths import unknown_value
 from petiole.gpu_worker.models.plan import Attention
 from petiole.gpu_worker.runtime.cpu.native.supported import VALUES
 from petiole.gpu_worker.runtime.cuda.simulated import SimulatedCard
-from tests.support.families import EVERY_FAMILY, IN_TORCH, configuration
+from tests.support.families import EVERY_FAMILY, NOT_ON_CUDA, configuration
 from tests.support.text_models import ENCODERS, transformers
 
 ROWS = {name: row for row in PUBLISHED for name in row.architectures}
@@ -24,18 +24,18 @@ def test_the_table_has_every_architecture_once() -> None:
     assert sorted(name for row in PUBLISHED for name in row.architectures) == sorted(FOUND)
 
 
-@pytest.mark.parametrize("family", sorted(EVERY_FAMILY.keys() - set(IN_TORCH)))
+@pytest.mark.parametrize("family", sorted(EVERY_FAMILY.keys() - NOT_ON_CUDA))
 def test_the_paths_of_decoders_are_as_the_table_says(family: str) -> None:
     kind, config = configuration(family)
     architecture = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
     check(ROWS[architecture], config.to_dict() | {"architectures": [architecture]})
 
 
-@pytest.mark.parametrize("family", IN_TORCH)
-def test_layers_of_mamba_are_computed_in_torch_on_the_cpu_alone(family: str) -> None:
+@pytest.mark.parametrize("family", sorted(NOT_ON_CUDA))
+def test_layers_of_mamba_are_computed_on_the_cpu_alone(family: str) -> None:
     kind, config = configuration(family)
     name = f"{kind}ForCausalLM"
-    row = replace(ROWS[name], cpu="torch", cuda=False)
+    row = replace(ROWS[name], cuda=False)
     assert "Mamba2" in str(check(row, config.to_dict() | {"architectures": [name]}))
 
 

@@ -34,6 +34,7 @@ from petiole.gpu_worker.models.plan import (
     FeedForward,
     Growth,
     Layer,
+    Mamba2,
     ModelPlan,
     Norm,
     PerLayerInput,
@@ -276,7 +277,11 @@ def test_the_variants_are_other_models(name: str, monkeypatch: pytest.MonkeyPatc
     assert not near(by_torch(UNKNOWN[name], monkeypatch, axes=axes), by_torch(KNOWN["as it is"], monkeypatch))
 
 
-RECURRENT = (DeltaNet(1, 2, 16, 32, 4, Norm(), grouped=False), ShortConvolution(64, 3, bias=True))
+RECURRENT = (
+    DeltaNet(1, 2, 16, 32, 4, Norm(), grouped=False),
+    Mamba2(2, 32, 16, 1, 4, Norm()),
+    ShortConvolution(64, 3, bias=True),
+)
 
 
 def with_states(mixer: Recurrent) -> Decoder:

@@ -1,1 +1,4 @@
-"""Decoders of which most layers keep a state, and some attend."""
+"""Decoders of which most layers keep a state, and some attend. Beside the families:
+
+mamba   what families with Mamba-2 refuse alike
+"""

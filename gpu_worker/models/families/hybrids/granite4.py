@@ -3,18 +3,18 @@ and every position takes a shared feed-forward, with experts beside it or none."
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.checkpoint.configuration import JsonObject, shown
+from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
 from petiole.gpu_worker.models.families import config_keys
 from petiole.gpu_worker.models.families.decoders import granite
 from petiole.gpu_worker.models.families.family import Family
+from petiole.gpu_worker.models.families.hybrids.mamba import SCANNING, checked
 from petiole.gpu_worker.models.plan import Experts, FeedForward, Layer, Mamba2, ModelPlan, Norm
 from petiole.gpu_worker.models.weights.names import Fused, Names, RecurrentNames
 
-ATTENDING, SCANNING = ("attention", config_keys.FULL), ("mamba", "linear_attention")
+ATTENDING = ("attention", config_keys.FULL)
 
 NAMES = Names(
     gate_up=("shared_mlp.input_linear",),
@@ -68,12 +68,7 @@ def _mamba2(raw: JsonObject) -> Mamba2:
     if heads * head_dim != inner:
         limit = f"must be mamba_expand times hidden_size, {inner}, over mamba_n_heads, {heads}"
         raise ModelError(f"config.json: mamba_d_head {limit}, got {head_dim}")
-    if heads % groups:
-        raise ModelError(f"config.json: mamba_n_groups must divide {heads} heads, got {groups}")
-    limits = raw.get("time_step_limit") or [0.0, math.inf]
-    if list(limits) not in ([0.0, math.inf], [0.0, {"__float__": "Infinity"}]):
-        raise ModelError(f"config.json: time_step_limit must be 0 to infinity, got {shown(limits)}")
-    return Mamba2(
+    mixer = Mamba2(
         heads=heads,
         head_dim=head_dim,
         state=size("d_state", 256),
@@ -83,6 +78,7 @@ def _mamba2(raw: JsonObject) -> Mamba2:
         convolution_bias=bool(raw.get("mamba_conv_bias", True)),
         bias=bool(raw.get("mamba_proj_bias", False)),
     )
+    return checked(raw, mixer, groups="mamba_n_groups")
 
 
 FAMILIES = (Family(("GraniteMoeHybridForCausalLM",), plan, NAMES),)

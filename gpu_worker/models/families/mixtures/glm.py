@@ -8,7 +8,7 @@ from dataclasses import replace
 from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
 from petiole.gpu_worker.models.families import config_keys
 from petiole.gpu_worker.models.families.family import Family
-from petiole.gpu_worker.models.plan import Experts, FeedForward, ModelPlan, Norm
+from petiole.gpu_worker.models.plan import Experts, FeedForward, ModelPlan, Norm, Router
 from petiole.gpu_worker.models.weights.names import Names
 
 NAMES = Names(
@@ -29,7 +29,17 @@ def plan(raw: JsonObject) -> ModelPlan:
         qkv_bias=bool(raw.get("attention_bias", False)),
     )
     layers = config_keys.usual_layers(raw, mixer, (0,) * config_keys.n_layers(raw))
-    router = config_keys.router(
+    inner = config_keys.whole(raw, "moe_intermediate_size", 2 * config_keys.MAX_WIDTH)
+    each = FeedForward(inner, config_keys.activation(raw, ("silu",)))
+    shared = config_keys.whole(raw, "n_shared_experts", config_keys.MAX_EXPERTS, 1)
+    beside = replace(each, inner=inner * shared)
+    first = int(config_keys.number(raw, "first_k_dense_replace", 1))
+    mixed = (replace(layer, feed_forward=beside, experts=Experts(router(raw), each)) for layer in layers[first:])
+    return config_keys.usual_plan(raw, (*layers[:first], *mixed))
+
+
+def router(raw: JsonObject) -> Router:
+    return config_keys.router(
         raw,
         "n_routed_experts",
         "num_local_experts",
@@ -40,13 +50,6 @@ def plan(raw: JsonObject) -> ModelPlan:
         groups=config_keys.whole(raw, "n_group", config_keys.MAX_EXPERTS, 1),
         best_groups=config_keys.whole(raw, "topk_group", config_keys.MAX_EXPERTS, 1),
     )
-    inner = config_keys.whole(raw, "moe_intermediate_size", 2 * config_keys.MAX_WIDTH)
-    each = FeedForward(inner, config_keys.activation(raw, ("silu",)))
-    shared = config_keys.whole(raw, "n_shared_experts", config_keys.MAX_EXPERTS, 1)
-    beside = replace(each, inner=inner * shared)
-    first = int(config_keys.number(raw, "first_k_dense_replace", 1))
-    mixed = (replace(layer, feed_forward=beside, experts=Experts(router, each)) for layer in layers[first:])
-    return config_keys.usual_plan(raw, (*layers[:first], *mixed))
 
 
 FAMILIES = (Family(("Glm4MoeForCausalLM",), plan, NAMES),)

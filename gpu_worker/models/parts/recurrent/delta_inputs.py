@@ -43,7 +43,7 @@ def part_of(projected: Tensor, part: HeadPart, key_heads: int) -> Tensor:
 
 def convolution_inputs(plan: DeltaNet, projected: Tensor) -> Tensor:
     """[T, outputs of the projection of the inputs] -> [T, channels]."""
-    parts = (plan.parts[name] for name in ("queries", "keys", "values"))
+    parts = (plan.parts[name] for name in plan.convolved)
     return torch.cat([part_of(projected, part, plan.key_heads).flatten(1) for part in parts], dim=-1)
 
 

@@ -15,6 +15,7 @@ from petiole.gpu_worker.models.plan import (
     Experts,
     FeedForward,
     Layer,
+    Mamba2,
     ModelPlan,
     Norm,
     Pooling,
@@ -36,12 +37,17 @@ VALUES = changed(
     {
         Attention: {"mask": {"causal", "prefix", "bidirectional"}, "distances": {None, DistanceBias}},
         DistanceBias: dict.fromkeys(("buckets", "farthest"), ANY),
-        Layer: {"experts": {None, Experts}, "mixer": {Attention, DeltaNet, ShortConvolution}},
+        Layer: {"experts": {None, Experts}, "mixer": {Attention, DeltaNet, Mamba2, ShortConvolution}},
         DeltaNet: {
             **dict.fromkeys(("key_heads", "value_heads", "key_dim", "value_dim", "kernel"), ANY),
             "norm": {Norm},
             "grouped": _BOTH,
             "tiled": _BOTH,
+        },
+        Mamba2: {
+            **dict.fromkeys(("heads", "head_dim", "state", "groups", "kernel"), ANY),
+            **dict.fromkeys(("convolution_bias", "bias"), _BOTH),
+            "norm": {Norm},
         },
         ShortConvolution: {"channels": ANY, "kernel": ANY, "bias": _BOTH},
         Experts: {
@@ -145,7 +151,9 @@ def _unknown_recurrent(mixer: Recurrent) -> str | None:
         return f"a convolution of {mixer.kernel} positions"
     if isinstance(mixer, DeltaNet) and mixer.value_heads % mixer.key_heads:
         return f"{mixer.value_heads} heads of values over {mixer.key_heads} of keys"
-    inputs = mixer.value_size if isinstance(mixer, DeltaNet) else mixer.channels
+    if isinstance(mixer, Mamba2) and mixer.heads % mixer.groups:
+        return f"{mixer.heads} heads in {mixer.groups} groups"
+    inputs = mixer.channels if isinstance(mixer, ShortConvolution) else mixer.matrices[0] * mixer.matrices[2]
     return f"a mixer of {inputs} numbers" if inputs % 2 else None
 
 
@@ -157,8 +165,11 @@ def _unknown_fed(layer: Layer) -> str | None:
             return f"a feed-forward of {fed.inner} numbers"
         if fed is not None and fed.slope != 1.0 and fed.activation != "silu":
             return f"a slope of {fed.activation}"
+    if not layer.feeds:
+        added = layer.mixer_out_norm is None and layer.residual == 1.0  # as it is, by the product
+        return None if added and not (layer.parallel or layer.post_norm) else "a mixer alone that is not plain"
     if experts is None:
-        return "neither a feed-forward nor experts" if layer.feed_forward is None else None
+        return None
     if experts.dense_gate and layer.feed_forward is None:
         return "a gate of no feed-forward"
     if layer.parallel or layer.post_norm:

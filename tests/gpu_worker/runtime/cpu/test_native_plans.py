@@ -31,7 +31,7 @@ from petiole.gpu_worker.runtime.cpu.native.forward import NativeDecoder, native_
 from petiole.gpu_worker.runtime.cpu.native.supported import support
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from tests.gpu_worker.runtime.cpu.test_native_attention import CPU, MAX_LENGTH, scattered_cache, step
-from tests.support.families import EVERY_FAMILY, IN_TORCH
+from tests.support.families import EVERY_FAMILY
 from tests.support.plans import Drawn
 from tests.support.trials import examples
 
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.skipif(load_library() is None, reason="no C compiler")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 VOCAB = 37
 BOTH = st.booleans()
-ACTIVATIONS = st.sampled_from(["silu", "gelu", "gelu_tanh"])
+ACTIVATIONS = st.sampled_from(["silu", "gelu", "gelu_tanh", "relu2"])
 NORMS = st.builds(
     Norm,
     kind=st.sampled_from(["rms", "layer"]),
@@ -273,6 +273,9 @@ REFUSED: dict[str, Callable[[ModelPlan], ModelPlan]] = {
     "a norm over all heads that have gates (layer 0 of 2)": lambda plan: changed(
         plan, 0, mixer=replace(plan.layers[0].mixer, norm_whole=True, output_gate=True)
     ),
+    "a mixer alone that is not plain (layer 0 of 2)": lambda plan: changed(
+        plan, 0, feed_forward=None, residual=0.5
+    ),
     "a parallel layer whose norms stand after the addition (layer 1 of 2)": lambda plan: changed(
         plan, 1, parallel=True, post_norm=True
     ),
@@ -303,7 +306,7 @@ def test_the_answer_is_by_layer_and_the_log_names_each_reason_once(caplog: pytes
     assert [record.getMessage().partition("does not know ")[2] for record in caplog.records] == [wanted]
 
 
-@pytest.mark.parametrize("family", sorted(EVERY_FAMILY.keys() - {*IN_TORCH}))
+@pytest.mark.parametrize("family", sorted(EVERY_FAMILY))
 def test_every_family_runs_compiled(
     family: str, checkpoint: Any, open_runtime: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

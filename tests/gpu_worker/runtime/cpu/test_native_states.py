@@ -14,13 +14,14 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from petiole.gpu_worker.models.decoder import Decoder, Forward
-from petiole.gpu_worker.models.families.hybrids import lfm2, qwen_next
+from petiole.gpu_worker.models.families.hybrids import granite4, lfm2, qwen_next
 from petiole.gpu_worker.models.loading import LoadOptions, Model, read_decoder
 from petiole.gpu_worker.models.plan import (
     Attention,
     DeltaNet,
     FeedForward,
     Layer,
+    Mamba2,
     ModelPlan,
     Norm,
     Recurrent,
@@ -60,6 +61,21 @@ def nets(draw: Any, grouped: bool) -> DeltaNet:
     )
 
 
+@st.composite
+def scans(draw: Any) -> Mamba2:
+    groups = draw(st.integers(1, 3))
+    return Mamba2(
+        heads=groups * draw(st.integers(1, 3)),
+        head_dim=draw(st.sampled_from([6, 24, 32, 40, 64, 130])),
+        state=draw(st.sampled_from([5, 16, 40, 128])),
+        groups=groups,
+        kernel=draw(st.sampled_from([1, 2, 4])),
+        norm=Norm(eps=draw(st.sampled_from([1e-6, 1e-2]))),
+        convolution_bias=draw(st.booleans()),
+        bias=draw(st.booleans()),
+    )
+
+
 SHORT = st.builds(ShortConvolution, st.just(HIDDEN), st.sampled_from([1, 3, 4]), st.booleans())
 
 
@@ -67,22 +83,24 @@ SHORT = st.builds(ShortConvolution, st.just(HIDDEN), st.sampled_from([1, 3, 4]),
 def plans(draw: Any) -> ModelPlan:
     """Layers with states of one kind, as one family names their weights, and maybe others that attend. The last
     may read the keys of an earlier one."""
-    kinds: list[st.SearchStrategy[Recurrent]] = [nets(False), nets(True), SHORT]
-    kind = kinds[draw(st.integers(0, 2))]
+    kinds: list[st.SearchStrategy[Recurrent]] = [nets(False), nets(True), scans(), SHORT]
+    kind = kinds[draw(st.integers(0, 3))]
     drawn: list[Recurrent | Attention] = draw(st.lists(kind | st.just(ATTENTION), min_size=1, max_size=3))
     mixers = [*drawn, draw(kind)]
     if ATTENTION in mixers and draw(st.booleans()):
         mixers.append(replace(ATTENTION, keys_of=mixers.index(ATTENTION)))
     out_norm = draw(st.none() | st.just(NORM))
-    layers = tuple(
-        Layer(mixer, FeedForward(66), NORM, mixer_out_norm=out_norm, feed_forward_norm=NORM) for mixer in mixers
-    )
+    feeding = Layer(ATTENTION, FeedForward(66), NORM, mixer_out_norm=out_norm, feed_forward_norm=NORM)
+    kinds_of_layers = st.sampled_from([feeding, Layer(ATTENTION, None, NORM)])
+    layers = tuple(replace(draw(kinds_of_layers), mixer=mixer) for mixer in mixers)
     return ModelPlan("test", VOCAB, HIDDEN, layers, NORM, MAX_LENGTH, tied_head=draw(st.booleans()))
 
 
 def decoder_of(plan: ModelPlan, dtype: torch.dtype) -> Decoder:
     mixer = next(mixer for _, mixer in plan.recurrent)
-    names = lfm2.NAMES if isinstance(mixer, ShortConvolution) else qwen_next.NEXT if mixer.grouped else LLAMA
+    names = {ShortConvolution: lfm2.NAMES, Mamba2: granite4.NAMES}.get(type(mixer), LLAMA)
+    if isinstance(mixer, DeltaNet) and mixer.grouped:
+        names = qwen_next.NEXT
     return read_decoder(Drawn(), Model({}, plan, names, read_decoder), LoadOptions(CPU, dtype, MAX_LENGTH))
 
 
@@ -210,11 +228,15 @@ def test_the_same_bits_behind_a_snapshot(
 
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "torch"])
-@pytest.mark.parametrize(("key_dim", "value_dim"), [(16, 32), (5, 96)])
-def test_a_rounded_snapshot_is_off_by_at_most_half_a_step_of_each_run(
-    compiled: bool, key_dim: int, value_dim: int
-) -> None:
-    net = DeltaNet(key_heads=2, value_heads=4, key_dim=key_dim, value_dim=value_dim, kernel=4, norm=NORM)
+@pytest.mark.parametrize(
+    "net",
+    [
+        *(DeltaNet(2, 4, key_dim, value_dim, 4, NORM) for key_dim, value_dim in [(16, 32), (5, 96)]),
+        Mamba2(heads=4, head_dim=64, state=16, groups=2, kernel=4, norm=NORM),
+    ],
+    ids=str,
+)
+def test_a_rounded_snapshot_is_off_by_at_most_half_a_step_of_each_run(compiled: bool, net: Recurrent) -> None:
     plan = ModelPlan("test", VOCAB, HIDDEN, (Layer(net, FeedForward(66), NORM, feed_forward_norm=NORM),), NORM, 99)
     exact = Machine(plan, torch.float32, compiled=compiled)
     rounded = Machine(plan, torch.float32, compiled=compiled, rounded=True)

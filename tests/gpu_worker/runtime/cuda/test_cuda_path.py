@@ -42,7 +42,7 @@ from tests.gpu_worker.engine.test_prompt_logprobs import check as check_scores
 from tests.gpu_worker.models.test_generation import MIN_TOKENS, N_TOKENS, PROMPTS, oracle, oracle_of_min_tokens
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
 from tests.support import fake_flashinfer
-from tests.support.families import FAMILIES, IN_TORCH, WITH_STATES, write_adapter
+from tests.support.families import FAMILIES, NOT_ON_CUDA, WITH_STATES, write_adapter
 from tests.support.plans import each_mixer
 from tests.support.values import OWN, WithValues
 
@@ -76,7 +76,7 @@ def test_a_greedy_generation_equals_that_of_transformers(family, chunk, checkpoi
 
 
 @pytest.mark.parametrize("chunk", [0, 4])
-@pytest.mark.parametrize("family", sorted(WITH_STATES.keys() - set(IN_TORCH)))
+@pytest.mark.parametrize("family", sorted(WITH_STATES.keys() - NOT_ON_CUDA))
 def test_layers_with_a_state_generate_what_transformers_generates(family, chunk, checkpoint, open_cuda, replayed):
     folder, model = checkpoint(family)
     outputs = Driver(open_cuda(folder)).generate(PROMPTS, N_TOKENS, chunk=chunk, depth=2)
@@ -84,7 +84,7 @@ def test_layers_with_a_state_generate_what_transformers_generates(family, chunk,
     assert replayed
 
 
-@pytest.mark.parametrize("family", sorted(WITH_STATES.keys() - set(IN_TORCH)))
+@pytest.mark.parametrize("family", sorted(WITH_STATES.keys() - NOT_ON_CUDA))
 @pytest.mark.parametrize("settings", [{}, {"cuda_graphs": "off"}], ids=str)
 def test_a_row_goes_on_behind_a_snapshot(family, settings, checkpoint, open_runtime, monkeypatch, cpu_path):
     fake_flashinfer.install(monkeypatch)

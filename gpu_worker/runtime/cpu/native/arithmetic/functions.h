@@ -67,11 +67,14 @@ INLINE vp gelu_of_erf(vp x) {
 #endif
 }
 
-enum { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
+enum { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3, RELU2 = 4 };
 
 INLINE vp act(int activation, vp x) {
   if (activation == SILU) return x * sigmoid(x);
-  if (activation == RELU) return larger(splat_part(0), x); /* NaN stays */
+  if (activation == RELU || activation == RELU2) {
+    const vp y = larger(splat_part(0), x); /* NaN stays */
+    return activation == RELU ? y : y * y;
+  }
   return activation == GELU ? gelu_of_erf(x) : gelu_of_tanh(x);
 }
 
@@ -119,6 +122,7 @@ INLINE void activate(int activation, const float *x, const float *ups, float *y,
     case SILU: act_all(SILU, x, ups, y, n); break;
     case GELU: act_all(GELU, x, ups, y, n); break;
     case RELU: act_all(RELU, x, ups, y, n); break;
+    case RELU2: act_all(RELU2, x, ups, y, n); break;
     default: act_all(GELU_TANH, x, ups, y, n);
   }
 }

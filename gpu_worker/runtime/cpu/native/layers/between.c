@@ -139,6 +139,23 @@ void finish_inputs(const Model *m, const Step *s, Workspace *b) {
   project_per_layer(m, s, b);
 }
 
+/* The outputs of a mixer that stores values, y: behind a norm of each head times the gate z; of a scan times z behind a norm
+ * of each group of heads. */
+static void set_read(const Layer *l, const Recurrent *r, const float *x, float *y) {
+  const int64_t size = (int64_t)r->each * r->value_dim;
+  for (int64_t head = 0; head < r->key_heads; head++, y += size) {
+    const float *values = x + r->values.first + head * r->values.apart, *z = x + r->z.first + head * r->z.apart;
+    if (r->rule == SCAN) {
+      const Norm norm = {l->net_norm.kind, l->net_norm.eps, l->net_norm.weight + head * size, NULL};
+      activate(SILU, z, values, y, (int)size);
+      normalise(y, &norm, y, (int)size);
+      continue;
+    }
+    for (int64_t i = 0; i < size; i += r->value_dim) normalise(values + i, &l->net_norm, y + i, r->value_dim);
+    activate(SILU, z, y, y, (int)size);
+  }
+}
+
 /* Those of OUT, after a mixer that keeps a state. */
 static void set_recurrent(const Layer *l, const Plan *p, int64_t t, float *row) {
   const Step *s = &p->step;
@@ -146,20 +163,17 @@ static void set_recurrent(const Layer *l, const Plan *p, int64_t t, float *row) 
   const int64_t n = l->maps[OUT].k;
   const float *x = s->qkv + t * l->maps[QKV].n;
   float *to = p->packed ? row : s->mixed + t * n;
-  for (int64_t c = 0; !r->key_heads && c < n; c++) to[c] = x[n + c] * x[c];
-  for (int64_t i = 0; i < (int64_t)r->key_heads * r->each; i++) {
-    const int64_t head = i / r->each, within = i % r->each * r->value_dim;
-    float *y = to + i * r->value_dim;
-    normalise(x + r->values.first + head * r->values.apart + within, &l->net_norm, y, r->value_dim);
-    activate(SILU, x + r->z.first + head * r->z.apart + within, y, y, r->value_dim);
-  }
+  if (r->rule != SHORT) set_read(l, r, x, to);
+  else
+    for (int64_t c = 0; c < n; c++) to[c] = x[n + c] * x[c];
   if (p->packed) pack_row(row, n, t, s->mixed);
 }
 
 static void mix_recurrent(const Plans *plans, const Layer *l, const Plan *p, Room *own) {
   const Step *s = &p->step;
-  const Advance a = {plans->stretches, plans->n_stretches, s->t, s->copies, s->qkv, s->gates, l->maps[QKV].n,
-                     l->maps[NET_GATES].n};
+  const int64_t inputs = l->maps[QKV].n, apart = l->maps[NET_GATES].n;
+  const Advance a = {plans->stretches, plans->n_stretches, s->t, s->copies, s->qkv, apart ? s->gates : s->qkv, inputs,
+                     apart ? apart : inputs};
   advance_states(l->recurrent, &a, own->recurrent);
 #pragma omp for schedule(static)
   for (int64_t t = 0; t < s->t; t++) set_recurrent(l, p, t, own->workspace.inputs);

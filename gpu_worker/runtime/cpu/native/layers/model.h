@@ -51,7 +51,7 @@ typedef struct {
   Norm mixer_norm, mixer_out_norm, feed_forward_norm, feed_forward_out_norm;
   Linear maps[MAPS]; /* of no outputs: there is none */
   Norm q_norm, k_norm, v_norm;
-  Norm net_norm; /* of each head's output, in a delta net */
+  Norm net_norm; /* of each head's output in a delta net, of all groups of them in a scan */
   Norm per_layer_norm;
   Heads heads;
   const float *rotary; /* [positions, rotary_dims]: cos | sin, of the first elements of a head; or null */

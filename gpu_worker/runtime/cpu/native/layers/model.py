@@ -8,7 +8,7 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 from petiole.gpu_worker.runtime.cpu.native.products.weights import LinearStruct
 
 NORMS = {"rms": 1, "layer": 2}
-ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4}
 SCORES = {"softmax": 0, "chosen": 1, "sigmoid": 2}
 MASKS = {"causal": 0, "prefix": 1, "bidirectional": 2}
 

@@ -17,10 +17,10 @@ from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.per_layer import PerLayerTables
 from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeights
 from petiole.gpu_worker.models.parts.recurrent.mixing import RecurrentWeights
+from petiole.gpu_worker.models.parts.recurrent.short import ShortConvolutionWeights
 from petiole.gpu_worker.models.parts.recurrent.states import LayerState
 from petiole.gpu_worker.models.plan import (
     Attention,
-    DeltaNet,
     Experts,
     FeedForward,
     Growth,
@@ -28,6 +28,7 @@ from petiole.gpu_worker.models.plan import (
     Norm,
     PerLayerInput,
     Recurrent,
+    ShortConvolution,
 )
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
@@ -168,8 +169,9 @@ class Structures:
         state = self._memory.states[i]
         assert state is not None, "a layer without its states"
         layer.qkv, layer.out = self._linear("qkv", own.inputs), self._linear("out", own.out)
-        if isinstance(mixer, DeltaNet) and isinstance(own, DeltaNetWeights):
+        if isinstance(own, DeltaNetWeights):
             layer.net_gates = self._weights.linear(own.gates)
+        if not isinstance(mixer, ShortConvolution) and not isinstance(own, ShortConvolutionWeights):
             layer.net_norm = self._norm(mixer.norm, own.norm)
         struct = recurrent_struct(mixer, own, state, self._weights)
         layer.recurrent = ctypes.addressof(struct)

@@ -37,6 +37,7 @@ static void activate_rows(int activation, const float *x, int64_t ldx, const flo
   else if (activation == GELU) act_rows(GELU, x, ldx, ups, y, ldy, m, n);
   else if (activation == SILU) act_rows(SILU, x, ldx, ups, y, ldy, m, n);
   else if (activation == RELU) act_rows(RELU, x, ldx, ups, y, ldy, m, n);
+  else if (activation == RELU2) act_rows(RELU2, x, ldx, ups, y, ldy, m, n);
   else act_rows(GELU_TANH, x, ldx, ups, y, ldy, m, n);
 }
 

@@ -1,4 +1,4 @@
-/* What a mixer that keeps a state makes of a step: its convolution, and the delta rule.
+/* What a mixer that keeps a state makes of a step: its convolution, and what it stores.
  *
  * Threads divide heads, or channels, and the rows of the step. What one of them computes of a row follows the order of
  * positions, and no sum crosses threads, so neither other rows nor the number of threads changes a bit.
@@ -8,7 +8,7 @@
 #include <float.h>
 
 #include "../arithmetic/functions.h"
-#include "delta_rule.h"
+#include "rules.h"
 
 #define CHANNELS 128    /* of a short convolution, that a thread computes in one go */
 #define LEAST_LENGTH 1e-6f /* under the root of the length of queries and keys */
@@ -16,7 +16,7 @@
 
 static int64_t value_heads(const Recurrent *r) { return (int64_t)r->key_heads * r->each; }
 
-static int64_t widest(const Recurrent *r) { return r->key_heads ? larger_of(r->key_dim, r->value_dim) : CHANNELS; }
+static int64_t widest(const Recurrent *r) { return r->rule == SHORT ? CHANNELS : larger_of(r->key_dim, r->value_dim); }
 
 int64_t petiole_recurrent_room(const Recurrent *r) {
   return larger_of((r->convolution.kernel - 1) * widest(r), (int64_t)r->key_dim * PANEL);
@@ -33,29 +33,33 @@ static void set_length(float *x, int64_t n, float length) {
   for (int64_t i = 0; i < n; i++) x[i] *= by;
 }
 
-/* Head i of [queries | keys | values] after the convolution and its activation; queries and keys get their lengths. */
+/* Head i of queries, then keys, then values, after the convolution and its activation. The delta rule takes queries and keys
+ * of their lengths. */
 static void finish_head(const Recurrent *r, const Advance *a, const Stretch *s, int64_t i, float *room) {
   const int64_t keys = r->key_heads, value = i - 2 * keys, dim = value < 0 ? r->key_dim : r->value_dim;
-  const int64_t from = value < 0 ? i * dim : 2 * keys * r->key_dim + value * dim;
   const Part part = i < keys ? r->queries : value < 0 ? r->keys : r->values;
-  const int64_t head = value < 0 ? i % keys : value / r->each, within = value < 0 ? 0 : value % r->each;
-  float *x = a->inputs + part.first + head * part.apart + within * dim;
-  convolve(&r->convolution, from, dim, s, a->copies, x, a->inputs_stride, room);
+  const int64_t own = value < 0 ? i % keys : value, each = value < 0 ? 1 : r->each;
+  float *x = a->inputs + part.first + own / each * part.apart + own % each * dim;
+  convolve(&r->convolution, part.channel + own * dim, dim, s, a->copies, x, a->inputs_stride, room);
   for (int64_t t = s->t; t < s->t + s->n; t++) {
     float *at = x + t * a->inputs_stride;
     activate(SILU, at, NULL, at, (int)dim);
-    if (value < 0) set_length(at, dim, i < keys ? 1.0f / sqrtf((float)dim) : 1.0f);
+    if (value < 0 && r->rule == DELTA_RULE) set_length(at, dim, i < keys ? 1.0f / sqrtf((float)dim) : 1.0f);
   }
 }
 
-/* b becomes the share of the way to the new values, and a how much of what is stored is kept. */
+static int64_t gate_of(const Recurrent *r, Part part, int64_t i) { return part.first + i / r->each * part.apart + i % r->each; }
+
+/* Of the delta rule b becomes the share of the way to the new values, and a how much of what is stored is kept. Of a scan a
+ * becomes the time that a position takes. */
 static void finish_head_gates(const Recurrent *r, float *gates) {
   for (int64_t i = 0; i < value_heads(r); i++) {
-    const int64_t head = i / r->each, within = i % r->each;
-    float *b = gates + r->b.first + head * r->b.apart + within, *a = gates + r->a.first + head * r->a.apart + within;
+    float *a = gates + gate_of(r, r->a, i), *b = gates + gate_of(r, r->b, i);
     const float x = *a + r->bias[i];
+    *a = x > LINEAR ? x : log1pf(expf(x));
+    if (r->rule == SCAN) continue;
     *b = 1.0f / (1.0f + expf(-*b));
-    *a = expf(r->fading[i] * (x > LINEAR ? x : log1pf(expf(x))));
+    *a = expf(r->fading[i] * *a);
   }
 }
 
@@ -79,24 +83,32 @@ static void copy_lines(const Recurrent *r, const float *stored, int64_t place, i
   }
 }
 
+/* What a position brings to head i of values. x, gates: of this position */
+static Change change_of(const Recurrent *r, int64_t i, const float *x, const float *gates) {
+  const int64_t head = i / r->run % r->key_heads;
+  const float *query = x + r->queries.first + head * r->queries.apart, *key = x + r->keys.first + head * r->keys.apart;
+  const float a = gates[gate_of(r, r->a, i)];
+  if (r->rule == SCAN) return (Change){query, key, expf(r->fading[i] * a), a, r->skip[i]};
+  return (Change){query, key, a, gates[gate_of(r, r->b, i)], 0.0f};
+}
+
 /* The rule at up to PANEL dimensions, from `from` on, of head i of values. */
 static void store_values(const Recurrent *r, const Advance *a, const Stretch *s, int64_t i, int64_t from, float *room) {
-  const int64_t head = i / r->each, within = i % r->each, d = r->key_dim, n = smaller(PANEL, r->value_dim - from);
-  const int64_t of_place = value_heads(r) * d * r->value_dim, at = d * (i * r->value_dim + from), key = i / r->run % r->key_heads;
+  const int64_t d = r->key_dim, n = smaller(PANEL, r->value_dim - from);
+  const int64_t of_place = value_heads(r) * d * r->value_dim, at = d * (i * r->value_dim + from);
   float *own = r->matrices + s->row * of_place + at, *stored = own;
   if (n < PANEL) {
     stored = memset(room, 0, sizeof(float) * (size_t)(d * PANEL));
     for (int64_t k = 0; k < d; k++) memcpy(stored + k * PANEL, own + k * n, sizeof(float) * (size_t)n);
   }
   for (int64_t t = s->t; t < s->t + s->n; t++) {
-    float *x = a->inputs + t * a->inputs_stride, *values = x + r->values.first + head * r->values.apart;
-    const float *gates = a->gates + t * a->gates_stride;
-    const Change change = {x + r->queries.first + key * r->queries.apart, x + r->keys.first + key * r->keys.apart,
-                           gates[r->a.first + head * r->a.apart + within], gates[r->b.first + head * r->b.apart + within]};
+    float *x = a->inputs + t * a->inputs_stride;
+    float *values = x + r->values.first + i / r->each * r->values.apart + i % r->each * r->value_dim + from;
+    const Change change = change_of(r, i, x, a->gates + t * a->gates_stride);
     float some[PANEL] = {0};
-    values += within * r->value_dim + from;
     memcpy(some, values, sizeof(float) * (size_t)n);
-    apply_delta_rule(stored, d, &change, some);
+    if (r->rule == SCAN) apply_scan(stored, d, &change, some);
+    else apply_delta_rule(stored, d, &change, some);
     memcpy(values, some, sizeof(float) * (size_t)n);
     const int64_t copy = a->copies ? a->copies[t] : -1, last = t + 1 == s->t + s->n;
     if (copy >= 0) copy_lines(r, stored, copy, of_place, at, n);
@@ -105,7 +117,7 @@ static void store_values(const Recurrent *r, const Advance *a, const Stretch *s,
   }
 }
 
-static void advance_net(const Recurrent *r, const Advance *a, float *room) {
+static void advance_values(const Recurrent *r, const Advance *a, float *room) {
   const int64_t heads = value_heads(r), blocks = parts(r->value_dim, PANEL);
 #pragma omp for schedule(static) nowait
   for (int64_t t = 0; t < a->t; t++) finish_head_gates(r, a->gates + t * a->gates_stride);
@@ -130,8 +142,8 @@ static void advance_channels(const Recurrent *r, const Advance *a, const Stretch
 }
 
 void advance_states(const Recurrent *r, const Advance *a, float *room) {
-  if (r->key_heads) {
-    advance_net(r, a, room);
+  if (r->rule != SHORT) {
+    advance_values(r, a, room);
     return;
   }
 #pragma omp for schedule(dynamic, 1) collapse(2)

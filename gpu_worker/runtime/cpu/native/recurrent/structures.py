@@ -6,11 +6,14 @@ import ctypes
 from ctypes import c_int32, c_int64, c_void_p
 
 from petiole.gpu_worker.models.parts.recurrent.delta_inputs import DeltaNetWeights
+from petiole.gpu_worker.models.parts.recurrent.mamba2 import Mamba2Weights
 from petiole.gpu_worker.models.parts.recurrent.mixing import RecurrentWeights
 from petiole.gpu_worker.models.parts.recurrent.short import ShortConvolutionWeights
 from petiole.gpu_worker.models.parts.recurrent.states import LayerState
-from petiole.gpu_worker.models.plan import DeltaNet, Recurrent
+from petiole.gpu_worker.models.plan import DeltaNet, Mamba2, Recurrent, ShortConvolution
 from petiole.gpu_worker.runtime.cpu.native.products.weights import KINDS, Weights
+
+RULES = {ShortConvolution: 0, DeltaNet: 1, Mamba2: 2}
 
 
 class ConvolutionStruct(ctypes.Structure):
@@ -25,12 +28,13 @@ class ConvolutionStruct(ctypes.Structure):
 
 
 class PartStruct(ctypes.Structure):
-    _fields_ = [("first", c_int32), ("apart", c_int32)]
+    _fields_ = [("first", c_int32), ("apart", c_int32), ("channel", c_int32)]
 
 
 class RecurrentStruct(ctypes.Structure):
     _fields_ = [
         ("convolution", ConvolutionStruct),
+        ("rule", c_int32),
         ("key_heads", c_int32),
         ("each", c_int32),
         ("run", c_int32),
@@ -39,6 +43,7 @@ class RecurrentStruct(ctypes.Structure):
         *((name, PartStruct) for name in ("queries", "keys", "values", "z", "b", "a")),
         ("fading", c_void_p),
         ("bias", c_void_p),
+        ("skip", c_void_p),
         ("matrices", c_void_p),
         ("codes", c_void_p),
         ("scales", c_void_p),
@@ -50,7 +55,7 @@ def recurrent_struct(
     plan: Recurrent, weights: RecurrentWeights, state: LayerState, memory: Weights
 ) -> RecurrentStruct:
     """A mixer over its states, which it orders as it likes. memory: keeps the weights."""
-    bias = weights.bias if isinstance(weights, ShortConvolutionWeights) else None
+    bias = None if isinstance(weights, DeltaNetWeights) else weights.convolution_bias
     struct = RecurrentStruct(
         ConvolutionStruct(
             kernel=plan.kernel,
@@ -59,17 +64,22 @@ def recurrent_struct(
             weight=memory.floats(weights.convolution.t()),
             bias=memory.floats(bias),
             inputs=state.inputs.data_ptr(),
-        )
+        ),
+        RULES[type(plan)],
     )
-    if not isinstance(plan, DeltaNet):
+    if isinstance(plan, ShortConvolution) or isinstance(weights, ShortConvolutionWeights):
         return struct
-    assert isinstance(weights, DeltaNetWeights)
     assert state.matrices is not None
-    struct.key_heads, struct.each, struct.run = plan.key_heads, plan.each, plan.run
-    struct.key_dim, struct.value_dim = plan.key_dim, plan.value_dim
-    for name, part in plan.parts.items():
-        setattr(struct, name, PartStruct(part.first, part.apart))
+    value_heads, struct.key_dim, struct.value_dim = plan.matrices
+    struct.key_heads, struct.each = value_heads // plan.each, plan.each
+    struct.run = plan.run if isinstance(plan, DeltaNet) else plan.each
+    channel = 0
+    for name in (*plan.convolved, *(plan.parts.keys() - plan.convolved)):
+        part = plan.parts[name]
+        setattr(struct, name, PartStruct(part.first, part.apart, channel))
+        channel += struct.key_heads * part.size
     struct.fading, struct.bias = memory.floats(weights.fading), memory.floats(weights.bias)
+    struct.skip = memory.floats(weights.skip) if isinstance(weights, Mamba2Weights) else None
     struct.matrices, struct.places = state.matrices.data_ptr(), len(state.matrices)
     if state.rounded is not None:
         struct.codes, struct.scales = state.rounded.codes.data_ptr(), state.rounded.scales.data_ptr()
