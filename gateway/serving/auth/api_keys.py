@@ -13,6 +13,7 @@ never again answers somebody without one, even if Redis loses its keys."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import re
@@ -103,6 +104,15 @@ def of_settings() -> Document:
             field, limit = found
             raise invalid("gateway_keys", f"webhooks.{name}.{field}: {limit}", "another")
     return document
+
+
+async def tenants() -> dict[str, Tenant]:
+    """All of them, by name, without those in Redis that cannot be read. Raises `Failure`."""
+    found: dict[str, Tenant] = {}
+    for name, raw in (await patiently(lambda: connections.async_streams().hgetall(TENANTS))).items():
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            found[name.decode()] = msgspec.json.decode(raw, type=Tenant)
+    return found | of_settings().tenants
 
 
 class KeyCache:
