@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import re
-import secrets
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import structs
 
-from petiole.gateway.core.caller import BUDGETS, NAME, Key, Limits, Tenant
+from petiole.gateway.core.caller import BUDGETS, NAME, RIGHTS, Key, Limits, Tenant
 from petiole.gateway.core.webhook_events import Webhook, new_secret, problem
-from petiole.gateway.serving.auth.api_keys import KEYS, TENANTS, WEBHOOKS, digest_of, name_of, new, of_settings
+from petiole.gateway.serving.auth.api_keys import (
+    KEYS,
+    TENANTS,
+    WEBHOOKS,
+    digest_of,
+    name_of,
+    new,
+    new_tenant,
+    of_settings,
+)
 from petiole.tasks.errors import InvalidRequest, PetioleError, Unavailable
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.urls import redacted
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class ListedKey(NamedTuple):
@@ -45,21 +56,18 @@ def add(
     of_tenant: Mapping[str, Any],
     limits: Mapping[str, int],
     key_limits: Mapping[str, int],
-    note: str = "",
-    expires: int = 0,
+    of_key: Mapping[str, Any] = NOTHING,
 ) -> str:
     """A new key of this tenant, which is made or changed as `of_tenant` and `limits` say: what they do not name
-    stays. Raises `InvalidRequest`."""
+    stays. `of_key`: the key's note, expiry and rights. Raises `InvalidRequest`."""
     if not re.fullmatch(NAME, tenant):
         raise InvalidRequest("tenant", f"must be a name of the form {NAME}", tenant)
-    _checked(of_tenant)
+    _checked({**of_tenant, **of_key})
     client, key = connections.streams(), new()
     stored = client.hget(TENANTS, tenant)
-    before = _decoded(stored, Tenant) if stored is not None else Tenant(salt=secrets.token_hex(16))
+    before = _decoded(stored, Tenant) if stored is not None else new_tenant()
     changed = structs.replace(before, limits=structs.replace(before.limits, **_limits(limits)), **of_tenant)
-    made = Key(
-        tenant, created=int(time.time()), limits=Limits(**_limits(key_limits, False)), note=note, expires=expires
-    )
+    made = Key(tenant, created=int(time.time()), limits=Limits(**_limits(key_limits, False)), **of_key)
     with client.pipeline(transaction=True) as pipe:
         pipe.hset(TENANTS, tenant, msgspec.json.encode(changed))
         pipe.hset(KEYS, digest_of(key), msgspec.json.encode(made))
@@ -93,11 +101,19 @@ def change(name: str, changes: Mapping[str, Any], limits: Mapping[str, int]) -> 
     return f"tenant {name}" if is_tenant else f"key {name_of(field)}"
 
 
+def make_tenant(name: str) -> None:
+    """A tenant without a key, such as one that tokens will name, if there is none of this name. Raises
+    `InvalidRequest`."""
+    if not re.fullmatch(NAME, name):
+        raise InvalidRequest("tenant", f"must be a name of the form {NAME}", name)
+    connections.streams().hsetnx(TENANTS, name, msgspec.json.encode(new_tenant()))
+
+
 def document(tenant: str) -> tuple[str, str]:
     """A new key, and the JSON for `PETIOLE_GATEWAY_KEYS` that knows it. Nothing is stored."""
     key = new()
     made = {
-        "tenants": {tenant: Tenant(salt=secrets.token_hex(16))},
+        "tenants": {tenant: new_tenant()},
         "keys": {digest_of(key): Key(tenant, created=int(time.time()))},
     }
     return key, msgspec.json.encode(made).decode()
@@ -160,10 +176,12 @@ def _key_of(name: str) -> str:
     return found[0]
 
 
-def _checked(of_tenant: Mapping[str, Any]) -> None:
-    priority = of_tenant.get("priority")
+def _checked(changes: Mapping[str, Any]) -> None:
+    priority = changes.get("priority")
     if priority is not None and not 0 <= priority <= 9:
         raise InvalidRequest("priority", "must be from 0 to 9", priority)
+    if unknown := sorted(set(changes.get("rights", ())) - set(RIGHTS)):
+        raise InvalidRequest("rights", f"must be of {', '.join(RIGHTS)}", unknown[0])
 
 
 def _limits(given: Mapping[str, int], of_tenant: bool = True) -> dict[str, int | None]:
