@@ -24,10 +24,10 @@ from petiole.gateway.cors import with_origins
 from petiole.gateway.dialects import error_answer
 from petiole.gateway.observability import METRICS, ObservabilityMiddleware, count_notice
 from petiole.gateway.openai.responses import conversation_store
+from petiole.gateway.routes import admin, openai
 from petiole.gateway.routes import anthropic as messages
 from petiole.gateway.routes import batches as batches
 from petiole.gateway.routes import embeddings as texts
-from petiole.gateway.routes import openai
 from petiole.gateway.routes import page as page
 from petiole.gateway.routes import responses as responses
 from petiole.gateway.serving.retry import refused
@@ -94,6 +94,7 @@ def _below_v1() -> list[BaseRoute]:
         *texts.routes(),
         *batches.routes(),
         *page.routes_of_the_fleet(),
+        *admin.routes(),
     ]
 
 

@@ -7,6 +7,7 @@ signing_keys  that issuer's public keys
 hosts         by which names a gateway without keys is called
 rate_limits   what a caller may use, and how long a queue may be
 budgets       tokens that a tenant may use in a day and in a month
+rights        what not every key may do
 idempotency   which request another one repeats
 usage_report  what a caller has used
 manage        makes, lists and revokes the keys in Redis, for `petiole keys`

@@ -28,6 +28,8 @@ from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.urls import redacted
 
+MOST = 10**15
+"""Of a limit."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -77,28 +79,44 @@ def add(
 
 def change(name: str, changes: Mapping[str, Any], limits: Mapping[str, int]) -> str:
     """Change the tenant of this name, or else the key that `revoke` would forget. What is not named stays. Returns
-    what was changed, in words. Raises `InvalidRequest`. A key that is revoked meanwhile stays revoked."""
-    client = connections.streams()
-    is_tenant = client.hget(TENANTS, name) is not None
-    hash_key, field = (TENANTS, name) if is_tenant else (KEYS, _key_of(name))
-    kind: type[Any] = Tenant if is_tenant else Key
+    what was changed, in words. Raises `InvalidRequest`."""
+    if connections.streams().hget(TENANTS, name) is not None:
+        change_tenant(name, changes, limits)
+        return f"tenant {name}"
+    return f"key {change_key(name, changes, limits)}"
+
+
+def change_tenant(name: str, changes: Mapping[str, Any], limits: Mapping[str, int]) -> None:
+    """Raises `InvalidRequest`."""
+    _change(TENANTS, name, Tenant, changes, limits)
+
+
+def change_key(name: str, changes: Mapping[str, Any], limits: Mapping[str, int]) -> str:
+    """Returns the key's whole name. Raises `InvalidRequest`. A key that is revoked meanwhile stays revoked."""
+    digest = _key_of(name)
+    _change(KEYS, digest, Key, changes, limits)
+    return name_of(digest)
+
+
+def _change(
+    hash_key: str, field: str, kind: type[Any], changes: Mapping[str, Any], limits: Mapping[str, int]
+) -> None:
     if wrong := sorted(set(changes) - set(kind.__struct_fields__)):
-        limit = "must be given for a key" if is_tenant else "must be given for a tenant"
+        limit = "must be given for a key" if kind is Tenant else "must be given for a tenant"
         raise InvalidRequest(wrong[0], limit, changes[wrong[0]])
     _checked(changes)
-    changed_limits = _limits(limits, is_tenant)
+    changed_limits = _limits(limits, kind is Tenant)
 
     def replaced(pipe: Any) -> None:
         stored = pipe.hget(hash_key, field)
         if stored is None:
-            raise InvalidRequest("name", "must be a tenant or a key in Redis", name)
+            raise InvalidRequest("name", "must be a tenant or a key in Redis", field[:64])
         before = _decoded(stored, kind)
         after = structs.replace(before, limits=structs.replace(before.limits, **changed_limits), **changes)
         pipe.multi()
         pipe.hset(hash_key, field, msgspec.json.encode(after))
 
-    client.transaction(replaced, hash_key)
-    return f"tenant {name}" if is_tenant else f"key {name_of(field)}"
+    connections.streams().transaction(replaced, hash_key)
 
 
 def make_tenant(name: str) -> None:
@@ -119,19 +137,25 @@ def document(tenant: str) -> tuple[str, str]:
     return key, msgspec.json.encode(made).decode()
 
 
+def stored_tenants() -> dict[str, Tenant]:
+    """Those in Redis, by name."""
+    stored = connections.streams().hgetall(TENANTS)
+    return {_text(name): _decoded(raw, Tenant) for name, raw in stored.items()}
+
+
 def listed() -> list[ListedKey]:
     client, own = connections.streams(), of_settings()
-    tenants = {_text(name): _decoded(raw, Tenant) for name, raw in client.hgetall(TENANTS).items()}
+    tenants = stored_tenants() | own.tenants
     keys = {_text(digest): _decoded(raw, Key) for digest, raw in client.hgetall(KEYS).items()}
     stored = {_text(name): _decoded(raw, Webhook) for name, raw in client.hgetall(WEBHOOKS).items()}
     urls = {name: webhook.url for name, webhook in {**stored, **own.webhooks}.items()}
     of_both = [
-        *((digest, key, own.tenants[key.tenant], "settings") for digest, key in own.keys.items()),
-        *((digest, key, tenants.get(key.tenant, Tenant()), "redis") for digest, key in keys.items()),
+        *((digest, key, "settings") for digest, key in own.keys.items()),
+        *((digest, key, "redis") for digest, key in keys.items()),
     ]
     found = [
-        ListedKey(name_of(digest), key, tenant, where, urls.get(key.tenant, ""))
-        for digest, key, tenant, where in of_both
+        ListedKey(name_of(digest), key, tenants.get(key.tenant, Tenant()), where, urls.get(key.tenant, ""))
+        for digest, key, where in of_both
     ]
     return sorted(found, key=lambda known: (known.key.tenant, known.key.created))
 
@@ -191,8 +215,8 @@ def _limits(given: Mapping[str, int], of_tenant: bool = True) -> dict[str, int |
             raise InvalidRequest(f"limit {name}", "must be given for a tenant", value)
         if name not in Limits.__struct_fields__:
             raise InvalidRequest("limit", f"must be one of {', '.join(Limits.__struct_fields__)}", name)
-        if value < 0:
-            raise InvalidRequest(f"limit {name}", "must be at least 0", value)
+        if not 0 <= value <= MOST:
+            raise InvalidRequest(f"limit {name}", f"must be from 0 to {MOST}", value)
     return {name: value or None for name, value in given.items()}
 
 
