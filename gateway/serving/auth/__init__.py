@@ -2,7 +2,7 @@
 
 callers       finds the caller of a key or a token
 api_keys      keys and tenants: in the settings, and in Redis
-tokens        the JSON Web Tokens of an issuer
+web_tokens    the JSON Web Tokens of an issuer
 signing_keys  that issuer's public keys
 hosts         by which names a gateway without keys is called
 rate_limits   what a caller may use, and how long a queue may be

@@ -20,7 +20,7 @@ from petiole.tasks.servers import connections
 from petiole.tasks.settings import invalid, settings
 
 if TYPE_CHECKING:
-    from petiole.gateway.serving.auth.tokens import Tokens
+    from petiole.gateway.serving.auth.web_tokens import Tokens
 
 KNOWN_FOR_S = 5.0
 UNKNOWN_FOR_S = 0.5
@@ -110,7 +110,7 @@ def _tokens() -> Tokens | None:
     if not known.gateway_jwks_url:
         return None
     try:
-        from petiole.gateway.serving.auth.tokens import Tokens
+        from petiole.gateway.serving.auth.web_tokens import Tokens
     except ImportError:
         raise invalid("gateway_jwks_url", "must be empty without 'petiole[jwt]'", known.gateway_jwks_url) from None
     return Tokens(known)

@@ -87,7 +87,7 @@ def test_a_key_is_made_changed_and_revoked_by_a_person(page: Any, keyed: Gateway
     secret = page.locator("#made-key").inner_text()
     assert status(keyed, secret) == 200
     page.get_by_role("button", name="Done").click()
-    page.locator("#made[open]").wait_for(state="detached")
+    page.locator("#made-key", has_text="ptl-").wait_for(state="detached")
     assert secret not in page.content(), "it is shown once"
 
     row = tenant(page, "globex").locator("tbody tr")

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from petiole.gateway.core.caller import Caller
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.serving.auth import manage, signing_keys, tokens
+from petiole.gateway.serving.auth import manage, signing_keys, web_tokens
 from petiole.gateway.serving.auth.callers import KeyCache
 from petiole.tasks.errors import InvalidSettings
 from petiole.tasks.settings import settings
@@ -82,7 +82,7 @@ def test_a_token_is_its_tenants(issuer: Issuer) -> None:
     assert first == again, "a token of the same subject is the same caller: its retries are its own"
     assert (other.name, other.tenant.salt != first.tenant.salt, other.key != first.key) == ("globex", True, True)
     assert issuer.asked == 1, "the keys are fetched once"
-    assert 600 <= first.expires - time.time() <= 600 + tokens.LEEWAY_S
+    assert 600 <= first.expires - time.time() <= 600 + web_tokens.LEEWAY_S
 
 
 def test_a_tenants_limits_are_set_as_all_are(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_each_asymmetric_algorithm_is_taken(issuer: Issuer, algorithm: str) -> N
     ("claims", "why"),
     [
         ({"exp": 1_600_000_000}, "exp: it has expired"),
-        ({"exp": int(time.time()) - tokens.LEEWAY_S - 5}, "exp: it has expired"),
+        ({"exp": int(time.time()) - web_tokens.LEEWAY_S - 5}, "exp: it has expired"),
         ({"exp": None}, "exp: is required"),
         ({"exp": 1e400}, "it is not a signed JSON Web Token"),
         ({"exp": "soon"}, "it is not a signed JSON Web Token"),
@@ -267,7 +267,9 @@ def test_what_is_critical_and_not_known_is_refused(issuer: Issuer) -> None:
 
 @pytest.mark.parametrize("nested", ["[" * 3000, '{"a":' * 600])
 def test_a_token_that_is_large_or_deep(issuer: Issuer, nested: str) -> None:
-    assert refusal(issuer.token(more="x" * 9000)).startswith(f"must have at most {tokens.MOST_BYTES} bytes, got ")
+    assert refusal(issuer.token(more="x" * 9000)).startswith(
+        f"must have at most {web_tokens.MOST_BYTES} bytes, got "
+    )
     deep = part(nested.encode())
     for made in (
         f"e{deep[1:]}.{deep}.{part(b'x')}",
@@ -463,7 +465,7 @@ def test_settings_of_tokens_are_whole(
 
 def test_without_pyjwt_it_says_what_to_install(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jwt", None)
-    for name in ("tokens", "signing_keys"):
+    for name in ("web_tokens", "signing_keys"):
         monkeypatch.delitem(sys.modules, f"petiole.gateway.serving.auth.{name}")
     with pytest.raises(InvalidSettings, match=r"PETIOLE_GATEWAY_JWKS_URL: must be empty without 'petiole\[jwt\]'"):
         KeyCache()
@@ -488,7 +490,7 @@ def test_a_gateway_takes_tokens(issuer: Issuer, server: RedisServer, tmp_path: P
         assert http.get("/models").status_code == 401
         assert status(issuer.token()) == 200
         assert status(issuer.token(aud="other")) == 401
-        ending = issuer.token(exp=int(time.time()) - tokens.LEEWAY_S + 2)
+        ending = issuer.token(exp=int(time.time()) - web_tokens.LEEWAY_S + 2)
         assert status(ending) == 200
         eventually(lambda: status(ending) == 401, "it ends also while it is remembered")
         issuer.close()
