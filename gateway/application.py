@@ -25,6 +25,7 @@ from petiole.gateway.dialects import error_answer
 from petiole.gateway.observability import METRICS, ObservabilityMiddleware, count_notice
 from petiole.gateway.openai.responses import conversation_store
 from petiole.gateway.routes import (
+    admin,
     anthropic as messages,
     batches as batches,
     embeddings as texts,
@@ -96,6 +97,7 @@ def _below_v1() -> list[BaseRoute]:
         *texts.routes(),
         *batches.routes(),
         *page.routes_of_the_fleet(),
+        *admin.routes(),
     ]
 
 

@@ -15,7 +15,7 @@ from petiole.gateway.core.caller import ClientRequest, as_caller
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.dialects import error_answer
 from petiole.gateway.serving.auth import hosts, idempotency
-from petiole.gateway.serving.auth.api_keys import DENIED, callers, key_in
+from petiole.gateway.serving.auth.callers import DENIED, callers, key_in
 
 _NOT_ITS_NAME = "without keys this gateway is called by loopback's names alone: see PETIOLE_GATEWAY_HOSTS"
 

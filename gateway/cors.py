@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.dialects import error_answer
-from petiole.gateway.serving.auth.api_keys import DENIED
+from petiole.gateway.serving.auth.callers import DENIED
 from petiole.tasks.settings import settings
 
 logger = logging.getLogger("petiole.gateway")

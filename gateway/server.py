@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from petiole import plain
 from petiole.gateway.application import app
 from petiole.gateway.connections import LimitedHttpProtocol
-from petiole.gateway.serving.auth import api_keys, hosts, manage
+from petiole.gateway.serving.auth import callers, hosts, manage
 from petiole.tasks.settings import settings
 
 LOOPBACK = "127.0.0.1"
@@ -36,10 +36,11 @@ def run(host: str | None, port: int | None, greeting: str = "") -> int:
     serves, with its `{url}`. Raises OSError if the address cannot be had, and `PetioleError` if it must be known
     whether there are keys, and Redis does not say."""
     known = settings()
+    callers.KeyCache()  # what is wrong with the settings' keys is said at once
     host = known.gateway_host if host is None else host
     if not (hosts.is_loopback(host) or known.gateway_open):
-        if manage.any_keys():
-            api_keys.require()
+        if known.gateway_jwks_url or manage.any_keys():
+            callers.require()
         else:
             print(
                 f"no key exists, so this gateway listens on {LOOPBACK} alone, not on {host}. `petiole keys add "

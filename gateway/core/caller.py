@@ -38,6 +38,10 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     month_tokens: int | None = None
 
 
+ADMIN = "admin"
+RIGHTS = (ADMIN,)
+"""What not every key may do. `admin`: see, make and change the keys of all tenants."""
+
 BUDGETS = ("day_tokens", "month_tokens")
 """Limits that the ledger's sums are compared with: it has them by tenant."""
 
@@ -57,23 +61,27 @@ class Tenant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 
 class Key(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What is known of a key. The key itself is known to nobody but its owner. `expires`: as a tenant's."""
+    """What is known of a key. The key itself is known to nobody but its owner. `expires`: as a tenant's. `rights`:
+    of `RIGHTS`."""
 
     tenant: str
     created: int = 0
     limits: Limits = Limits()
     note: str = ""
     expires: int = 0
+    rights: Sequence[str] = ()
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """`name`: the tenant's; "" for everybody. `key`: the first digits of its key's hash, which name it."""
+    """`name`: the tenant's; "" for everybody. `key`: the first digits of its key's hash, which name it; of a token
+    its subject's."""
 
     name: str = ""
     key: str = ""
     tenant: Tenant = Tenant()
     key_limits: Limits = Limits()
     key_expires: int = 0
+    rights: Sequence[str] = ()
 
     @property
     def expires(self) -> int:

@@ -1,4 +1,5 @@
-"""What a webhook is told: a notice that something has ended, signed as standard-webhooks has it. Pure.
+"""What a webhook is told: a notice that something has ended, or a budget has, signed as standard-webhooks has it.
+Pure.
 
 A notice is told at least once. Its id follows from what it says, so each repetition has the same."""
 
@@ -9,7 +10,8 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -27,12 +29,14 @@ class Webhook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secrets: Sequence[str]
 
 
-class Notice(msgspec.Struct, frozen=True):
-    """`type`: such as `response.completed`. `about`: the id of what has ended. `at`: when, in seconds."""
+class Notice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`type`: such as `response.completed`. `about`: the id of what has ended. `at`: when, in seconds. `more`:
+    what else is told of it."""
 
     type: str
     about: str
     at: int
+    more: Mapping[str, Any] = {}
 
     def id_for(self, tenant: str) -> str:
         told = f"{tenant}\0{self.type}\0{self.about}"
@@ -46,7 +50,7 @@ class Notice(msgspec.Struct, frozen=True):
                 "object": "event",
                 "created_at": self.at,
                 "type": self.type,
-                "data": {"id": self.about},
+                "data": {"id": self.about, **self.more},
             }
         )
 

@@ -1,11 +1,12 @@
 """The page at `/`: a chat and the fleet, for a person who looks. Static files, without a build step.
 
 fleet       what is shown of the fleet. Pure
+key_list    what is shown and may be changed of keys and tenants. Pure
 index.html  the page; page.css: its colours and shapes; leaf.svg
 page.js     the shell: views, colours
 chat.js     the conversation; kept.js: conversations in this browser; following.js: an answer is read on, whatever
             dies; words.js: text as elements; pictures.js: pictures and texts that go with a message
-fleet.js    the fleet
+fleet.js    the fleet; keys.js: tenants and their keys; shapes.js: what both draw alike
 http.js     requests, the key, streams of events
 
 The page uses the gateway's interface as any client does: what it can, a client can. No script and no style stands

@@ -1,5 +1,6 @@
 // The fleet, as `petiole status` has it, read again every two seconds while somebody looks.
 import { $, Refused, ask, make } from "./http.js";
+import { meter, nothing, whole } from "./shapes.js";
 
 const EVERY_MS = 2000;
 const REMEMBERED = 60; // figures of a worker's rate
@@ -35,7 +36,6 @@ function complain(message) {
 }
 
 const sum = (list, name) => list.reduce((total, one) => total + one[name], 0);
-const whole = (number) => Math.round(number).toLocaleString("en");
 
 function draw({ workers, queues, models, generations, used }) {
   const live = workers.filter(({ state }) => state !== "lost");
@@ -66,8 +66,6 @@ function draw({ workers, queues, models, generations, used }) {
     make("span", { className: model.live ? "state" : "state other" }, model.live ? "live" : "no worker now"),
   ]), [3], "No model has been served.");
 }
-
-const nothing = (text) => make("p", { className: "note" }, text);
 
 function table(id, heads, rows, numbers, otherwise = "") {
   if (!rows?.length) {
@@ -113,13 +111,6 @@ function card(worker) {
     meter("Slots", worker.running, worker.slots, `${worker.running} of ${worker.slots}`),
     meter("Pages", worker.pages_used, worker.pages_total),
     meter("Prefix hits", worker.hit_rate, 1));
-}
-
-function meter(label, value, most, text = null) {
-  const part = most ? Math.min(1, value / most) : 0;
-  const bar = make("i", { ariaHidden: "true" });
-  bar.style.setProperty("--part", `${(100 * part).toFixed(1)}%`);
-  return make("div", { className: "meter" }, make("span", {}, label), bar, make("span", {}, text ?? `${Math.round(100 * part)}%`));
 }
 
 function spark(values) {

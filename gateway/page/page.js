@@ -2,8 +2,9 @@
 import * as chat from "./chat.js";
 import * as fleet from "./fleet.js";
 import { $ } from "./http.js";
+import * as keys from "./keys.js";
 
-const VIEWS = { chat, fleet };
+const VIEWS = { chat, fleet, keys };
 
 function show() {
   const name = location.hash.slice(1) in VIEWS ? location.hash.slice(1) : "chat";
@@ -16,7 +17,7 @@ function show() {
     else link.removeAttribute("aria-current");
   }
   for (const one of ["fresh", "talks"]) $(one).style.visibility = name === "chat" ? "" : "hidden";
-  document.title = name === "chat" ? "Petiole" : "Petiole: fleet";
+  document.title = name === "chat" ? "Petiole" : `Petiole: ${name}`;
 }
 
 const THEMES = { "": "as the system has them", light: "light", dark: "dark" };
@@ -38,3 +39,4 @@ const kept = localStorage.getItem("petiole.theme") ?? "";
 paint(kept in THEMES ? kept : "");
 addEventListener("hashchange", show);
 show();
+keys.invite();

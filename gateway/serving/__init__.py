@@ -9,7 +9,7 @@ store         what is kept beside them: values as JSON, lists that grow
 answering     how a request is answered, now and later: what all interfaces share
 generations   a request on its way: submitted, accepted, followed to its end
 sse           a stream as server-sent events; clients that leave
-egress        which addresses may be connected to
+egress        which addresses may be connected to, and requests to them
 webhooks/     what has ended is told to a tenant's server
 auth/         whose key it is, and what it may do
 retry         waits for a Redis that is away for a moment; what Redis refuses

@@ -24,8 +24,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     adding.add_argument("tenant", help="who has the key; an unknown one is made")
     _of_tenant(adding)
     adding.add_argument("--key-limit", action="append", default=[], metavar="NAME=N", help="of this key alone")
-    adding.add_argument("--note", default="", help="what the key is for")
-    adding.add_argument("--expires", metavar="TIME", help="when this key expires, such as 2027-01-31, in UTC")
+    _of_key(adding)
     adding.add_argument(
         "--print-settings", action="store_true", help="store nothing: print PETIOLE_GATEWAY_KEYS for this key"
     )
@@ -33,8 +32,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
     setting.set_defaults(run=_set)
     setting.add_argument("name", help="a tenant, or else a key as `petiole keys list` shows it")
     _of_tenant(setting)
-    setting.add_argument("--note", help="what the key is for")
-    setting.add_argument("--expires", metavar="TIME", help="such as 2027-01-31, in UTC; never")
+    _of_key(setting)
+    setting.add_argument("--make", action="store_true", help="make the tenant, such as one that tokens will name")
     listing = what.add_parser("list", help="the keys by their names, and their tenants")
     listing.set_defaults(run=_list)
     revoking = what.add_parser("revoke", help="forget a key; it may be used for some seconds more")
@@ -45,6 +44,14 @@ def add_options(command: argparse.ArgumentParser) -> None:
     telling.add_argument("tenant", help="whose; '' for everybody, where there are no keys")
     telling.add_argument("url", nargs="?", help="where it is told; again: with a new secret beside the last one")
     telling.add_argument("--remove", action="store_true", help="tell it no longer")
+
+
+def _of_key(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--note", help="what the key is for")
+    command.add_argument("--expires", metavar="TIME", help="such as 2027-01-31, in UTC; never")
+    command.add_argument(
+        "--rights", metavar="NAMES", help="of the key: admin, to see and change the keys of all; '': none"
+    )
 
 
 def _of_tenant(command: argparse.ArgumentParser) -> None:
@@ -69,26 +76,35 @@ def _add(options: argparse.Namespace) -> int:
         print(f"{key}\nPETIOLE_GATEWAY_KEYS='{document}'")
         return 0
     limits = _limits(options.limit), _limits(options.key_limit)
-    expires = _time(options.expires) if options.expires is not None else 0
-    print(manage.add(options.tenant, _given(options, "queue", "priority"), *limits, options.note, expires))
+    print(manage.add(options.tenant, _of_the_tenant(options), *limits, _of_the_key(options)))
     return 0
 
 
 def _set(options: argparse.Namespace) -> int:
-    changes, limits = _given(options, "queue", "priority", "note"), _limits(options.limit)
-    if options.expires is not None:
-        changes["expires"] = _time(options.expires)
-    if not changes and not limits:
+    changes, limits = _of_the_tenant(options) | _of_the_key(options), _limits(options.limit)
+    if not changes and not limits and not options.make:
         raise InvalidRequest("changes", "must be at least one, such as --limit requests=60", "none")
+    if options.make:
+        _manage().make_tenant(options.name)
     print(f"changed: {_manage().change(options.name, changes, limits)}")
     return 0
 
 
-def _given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
-    found = {name: value for name in names if (value := getattr(options, name)) is not None}
-    if options.models is not None:
-        found["models"] = [one.strip() for one in options.models.split(",") if one.strip()]
-    return found
+def _of_the_tenant(options: argparse.Namespace) -> dict[str, Any]:
+    return _given(queue=options.queue, priority=options.priority, models=_names(options.models))
+
+
+def _of_the_key(options: argparse.Namespace) -> dict[str, Any]:
+    expires = None if options.expires is None else _time(options.expires)
+    return _given(note=options.note, expires=expires, rights=_names(options.rights))
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _names(given: str | None) -> list[str] | None:
+    return None if given is None else [one.strip() for one in given.split(",") if one.strip()]
 
 
 def _time(given: str) -> int:
@@ -120,10 +136,11 @@ def _list(_: argparse.Namespace) -> int:
         limits = _shown(one.tenant.limits), _shown(one.key.limits)
         ends = min(filter(None, (one.key.expires, one.tenant.expires)), default=0)
         expires = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(ends)) if ends else ""
-        rows.append(
-            (one.name, one.key.tenant, models, *limits, made, expires, one.where, one.webhook, one.key.note)
-        )
-    print_table(("key", "tenant", "models", "limits", "its own", "made", "expires", "in", "webhook", "note"), rows)
+        rights = ",".join(one.key.rights)
+        shown = (one.name, one.key.tenant, models, *limits, rights, made, expires, one.where)
+        rows.append((*shown, one.webhook, one.key.note))
+    head = ("key", "tenant", "models", "limits", "its own", "rights", "made", "expires", "in", "webhook", "note")
+    print_table(head, rows)
     return 0
 
 

@@ -75,9 +75,10 @@ def routes() -> list[Way]:
 
 
 ROUTES = routes()
-NAMED = [one for one in ROUTES if "{" in one.path and not is_open(one.path)]
+ADMIN = [one for one in ROUTES if one.path.startswith("/v1/admin/")]
+NAMED = [one for one in ROUTES if "{" in one.path and not is_open(one.path) and one not in ADMIN]
 OPEN = [one for one in ROUTES if is_open(one.path)]
-REST = [one for one in ROUTES if one not in NAMED and one not in OPEN]
+REST = [one for one in ROUTES if one not in NAMED and one not in OPEN and one not in ADMIN]
 
 
 @dataclass
@@ -249,6 +250,7 @@ ASKED: Mapping[str, Any] = {
     "POST /v2/rerank": {"model": MODEL, "query": "x", "documents": ["y"]},
     "POST /v1/embeddings": {"model": MODEL, "input": "x"},
     "GET /version": None,
+    "GET /v1/key": None,
 }
 """By route, a request that it takes; None: it takes no JSON."""
 
@@ -273,6 +275,17 @@ def test_nobody_without_a_key_gets_more_than_the_page(served: Gateway, victim: V
         tells_nothing(answer, victim)
     else:
         assert (answer.status_code, victim.handle in answer.text) == (401, False)
+
+
+@pytest.mark.parametrize("route", ADMIN, ids=" ".join)
+def test_whoever_lacks_the_right_neither_sees_nor_changes_a_key(http: httpx2.Client, route: Way) -> None:
+    method, path = route
+    for name in ("acme", digest_of(VICTIM)[:12], digest_of(ATTACKER)[:12]):
+        asked = {"json": {"tenant": "globex", "rights": ["admin"]}} if method == "POST" else {}
+        answer = http.request(method, path.replace("{id}", name), **asked)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "missing_right")
+        assert "the right admin" in answer.json()["error"]["message"]
+        assert digest_of(VICTIM)[:12] not in answer.text
 
 
 @pytest.mark.parametrize("name", [name for name, body in ASKED.items() if body is None and name.startswith("GET")])

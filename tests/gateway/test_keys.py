@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from petiole.gateway.core import tenant
-from petiole.gateway.core.caller import Caller, Key, Tenant
+from petiole.gateway.core.caller import Caller, Key, Limits, Tenant
 from petiole.gateway.core.failures import Failure
-from petiole.gateway.serving.auth import api_keys, hosts, manage
+from petiole.gateway.serving.auth import api_keys, callers, hosts, manage
 from petiole.gateway.serving.auth.hosts import is_loopback
+from petiole.tasks.commands import cli
 from petiole.tasks.errors import InvalidRequest, InvalidSettings
 from petiole.tasks.keys import account_keys, stream_keys
 from petiole.tasks.servers import connections
@@ -238,116 +239,126 @@ def test_salts_of_tenants_meet_nowhere() -> None:
 # ---------------------------------------------------------------- keys in Redis and in the settings
 
 
-def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
-    redis = RedisServer(tmp_path)
-    try:
-        told = {"PETIOLE_BROKER_URL": redis.url}
-        with Gateway(tmp_path, **told) as gateway, httpx2.Client(base_url=gateway.root) as http:
-            assert http.get("/v1/models").status_code == 200, "no key exists, and it listens on loopback"
-            made = petiole("keys", "add", "acme", "--models", "chat,q*", "--limit", "requests=60", **told)
-            key = made.stdout.strip()
-            assert (made.returncode, key[:4], len(key)) == (0, "ptl-", 47), made.stderr
-            eventually(lambda: http.get("/v1/models").status_code == 401, "keys are asked for")
-            assert http.get("/v1/models", headers=bearer(key)).status_code == 200
-            more = ("--note", "of the nightly job", "--key-limit", "concurrent=7")
-            other = petiole("keys", "add", "acme", *more, **told).stdout.strip()
-            shown = petiole("keys", "list", **told).stdout
-            assert shown.count("acme") == 2
-            assert shown.count("requests 60") == 2, "the tenant's limits stay"
-            assert shown.count("concurrent 7") == 1, "a key has its own"
-            assert not [one for one in (key, other) if one in shown]
-            assert petiole("keys", "webhook", "acme", "https://a.example/x", **told).stdout.startswith("whsec_")
-            assert petiole("keys", "list", **told).stdout.count("https://a.example/x") == 2
-            assert petiole("keys", "webhook", "acme", **told).returncode == 1
-            assert petiole("keys", "webhook", "acme", "--remove", **told).stdout == "removed\n"
-            assert petiole("keys", "revoke", "zzzz", **told).returncode == 1
-            assert petiole("keys", "revoke", api_keys.name_of(api_keys.digest_of(key)), **told).returncode == 0
-            eventually(lambda: http.get("/v1/models", headers=bearer(key)).status_code == 401, "it is revoked")
-            assert http.get("/v1/models", headers=bearer(other)).status_code == 200
-            petiole("keys", "revoke", other, **told)
-            eventually(lambda: http.get("/v1/models", headers=bearer(other)).status_code == 401, "it is revoked")
-            assert http.get("/v1/models").status_code == 401, "who has seen a key never opens again"
-        assert petiole("keys", "add", "a/b", **told).returncode == 1
-        assert petiole("keys", "add", "acme", "--limit", "more=1", **told).returncode == 1
-    finally:
-        redis.kill()
-
-
-def test_a_tenant_and_a_key_are_changed_without_a_new_key(tmp_path: Path) -> None:
-    redis = RedisServer(tmp_path)
-    try:
-        told = {"PETIOLE_BROKER_URL": redis.url}
-        more = ("--limit", "requests=60", "--key-limit", "requests=5", "--note", "old")
-        key = petiole("keys", "add", "acme", *more, **told).stdout.strip()
-        name = api_keys.name_of(api_keys.digest_of(key))
-
-        def changed(*options: str) -> tuple[int, str]:
-            done = petiole("keys", "set", *options, **told)
-            return done.returncode, done.stdout + done.stderr
-
-        assert changed("acme", "--limit", "requests=7", "--limit", "concurrent=2") == (0, "changed: tenant acme\n")
-        assert changed(name, "--limit", "requests=0", "--note", "new") == (0, f"changed: key {name}\n")
-        assert changed(name, "--expires", "2020-01-31")[0] == 0
-        shown = petiole("keys", "list", **told).stdout
-        assert "requests 7, concurrent 2" in shown
-        assert "2020-01-31T00:00Z" in shown
-        assert ("requests 5" in shown, "new" in shown, "old" in shown) == (False, True, False)
-    finally:
-        redis.kill()
-
-
-def test_an_expired_key_is_told_when_it_expired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def own_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
+    """That of this process's settings."""
     redis = RedisServer(tmp_path)
     monkeypatch.setenv("PETIOLE_BROKER_URL", redis.url)
     settings.cache_clear()
+    yield redis
+    settings.cache_clear()
+    redis.kill()
 
+
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def keys(own_redis: RedisServer, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`petiole keys` in this process: its status, and what it prints."""
+
+    def done(*arguments: str) -> tuple[int, str]:
+        status = cli.main(["keys", *arguments])
+        return status, "".join(capsys.readouterr())
+
+    return done
+
+
+def test_keys_are_made_listed_and_revoked(keys: Command, own_redis: RedisServer, tmp_path: Path) -> None:
+    told = {"PETIOLE_BROKER_URL": own_redis.url}
+    with Gateway(tmp_path, **told) as gateway, httpx2.Client(base_url=gateway.root) as http:
+        assert http.get("/v1/models").status_code == 200, "no key exists, and it listens on loopback"
+        made = petiole("keys", "add", "acme", "--models", "chat,q*", "--limit", "requests=60", **told)
+        key = made.stdout.strip()
+        assert (made.returncode, key[:4], len(key)) == (0, "ptl-", 47), made.stderr
+        eventually(lambda: http.get("/v1/models").status_code == 401, "keys are asked for")
+        assert http.get("/v1/models", headers=bearer(key)).status_code == 200
+        other = keys("add", "acme", "--note", "of the nightly job", "--key-limit", "concurrent=7")[1].strip()
+        shown = keys("list")[1]
+        assert shown.count("acme") == 2
+        assert shown.count("requests 60") == 2, "the tenant's limits stay"
+        assert shown.count("concurrent 7") == 1, "a key has its own"
+        assert not [one for one in (key, other) if one in shown]
+        assert keys("webhook", "acme", "https://a.example/x")[1].startswith("whsec_")
+        assert keys("list")[1].count("https://a.example/x") == 2
+        assert keys("webhook", "acme")[0] == 1
+        assert keys("webhook", "acme", "--remove") == (0, "removed\n")
+        assert keys("revoke", "zzzz")[0] == 1
+        assert keys("revoke", api_keys.name_of(api_keys.digest_of(key)))[0] == 0
+        eventually(lambda: http.get("/v1/models", headers=bearer(key)).status_code == 401, "it is revoked")
+        assert http.get("/v1/models", headers=bearer(other)).status_code == 200
+        keys("revoke", other)
+        eventually(lambda: http.get("/v1/models", headers=bearer(other)).status_code == 401, "it is revoked")
+        assert http.get("/v1/models").status_code == 401, "who has seen a key never opens again"
+    assert keys("add", "a/b")[0] == 1
+    assert keys("add", "acme", "--limit", "more=1")[0] == 1
+    assert keys("add", "acme", "--rights", "all")[1] == "petiole: rights: must be of admin, got all\n"
+
+
+def test_a_tenant_and_a_key_are_changed_without_a_new_key(keys: Command) -> None:
+    key = keys("add", "acme", "--limit", "requests=60", "--key-limit", "requests=5", "--note", "old")[1].strip()
+    name = api_keys.name_of(api_keys.digest_of(key))
+    limits = ("--limit", "requests=7", "--limit", "concurrent=2")
+    assert keys("set", "acme", *limits) == (0, "changed: tenant acme\n")
+    assert keys("set", name, "--limit", "requests=0", "--note", "new") == (0, f"changed: key {name}\n")
+    assert keys("set", name, "--expires", "2020-01-31", "--rights", "admin")[0] == 0
+    shown = keys("list")[1]
+    assert "requests 7, concurrent 2" in shown
+    assert "2020-01-31T00:00Z" in shown
+    assert "admin" in shown
+    assert ("requests 5" in shown, "new" in shown, "old" in shown) == (False, True, False)
+    assert keys("set", name, "--rights", "")[0] == 0
+    assert "admin" not in keys("list")[1]
+
+
+def test_a_tenant_of_tokens_is_made_before_its_first_token(keys: Command) -> None:
+    assert keys("set", "later", "--limit", "requests=7")[0] == 1, "a misspelt name makes no tenant"
+    assert keys("set", "later", "--make", "--limit", "requests=7") == (0, "changed: tenant later\n")
+    salt = asyncio.run(api_keys.tenants())["later"].salt
+    assert keys("set", "later", "--make", "--limit", "concurrent=2")[0] == 0
+    assert asyncio.run(api_keys.tenants())["later"] == Tenant(salt, limits=Limits(requests=7, concurrent=2))
+    assert keys("set", "a/b", "--make")[0] == 1
+
+
+def test_an_expired_key_is_told_when_it_expired(own_redis: RedisServer) -> None:
     def asked() -> Caller:
-        return asyncio.run(api_keys.KeyCache().of(key))
+        return asyncio.run(callers.KeyCache().of(key))
 
-    try:
-        key = manage.add("acme", {}, {}, {})
-        for name in ("acme", key):
-            manage.change(name, {"expires": 1_600_000_000}, {})
-            with pytest.raises(Failure, match="expired at 2020-09-13T12:26:40Z"):
-                asked()
-            manage.change(name, {"expires": 0}, {})
-            assert asked().name == "acme"
-    finally:
-        settings.cache_clear()
-        redis.kill()
+    key = manage.add("acme", {}, {}, {})
+    for name in ("acme", key):
+        manage.change(name, {"expires": 1_600_000_000}, {})
+        with pytest.raises(Failure, match="expired at 2020-09-13T12:26:40Z"):
+            asked()
+        manage.change(name, {"expires": 0}, {})
+        assert asked().name == "acme"
 
 
 def test_a_change_that_cannot_be_is_refused_and_brings_no_revoked_key_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    redis = RedisServer(tmp_path)
-    monkeypatch.setenv("PETIOLE_BROKER_URL", redis.url)
-    settings.cache_clear()
-    try:
-        key = manage.add("acme", {}, {}, {})
-        for name, changes, limits, why in (
-            (key, {"models": ["a"]}, {}, "models: must be given for a tenant"),
-            ("acme", {"note": "x"}, {}, "note: must be given for a key"),
-            ("acme", {"priority": 10}, {}, "priority: must be from 0 to 9, got 10"),
-            ("acme", {}, {"more": 1}, "limit: must be one of .*, got more"),
-            (key, {}, {"day_tokens": 1}, "limit day_tokens: must be given for a tenant, got 1"),
-            ("nobody", {}, {}, "key: must be the name of one key"),
-        ):
-            with pytest.raises(InvalidRequest, match=why):
-                manage.change(name, changes, limits)
-        decoded = manage._decoded
+    key = manage.add("acme", {}, {}, {})
+    for name, changes, limits, why in (
+        (key, {"models": ["a"]}, {}, "models: must be given for a tenant"),
+        ("acme", {"note": "x"}, {}, "note: must be given for a key"),
+        ("acme", {"rights": ["admin"]}, {}, "rights: must be given for a key"),
+        ("acme", {"priority": 10}, {}, "priority: must be from 0 to 9, got 10"),
+        ("acme", {}, {"more": 1}, "limit: must be one of .*, got more"),
+        (key, {"rights": ["admin", "all"]}, {}, "rights: must be of admin, got all"),
+        (key, {}, {"day_tokens": 1}, "limit day_tokens: must be given for a tenant, got 1"),
+        ("nobody", {}, {}, "key: must be the name of one key"),
+    ):
+        with pytest.raises(InvalidRequest, match=why):
+            manage.change(name, changes, limits)
+    decoded = manage._decoded
 
-        def revoked_meanwhile(raw: bytes, kind: type[Any]) -> Any:
-            connections.streams().hdel(api_keys.KEYS, api_keys.digest_of(key))
-            return decoded(raw, kind)
+    def revoked_meanwhile(raw: bytes, kind: type[Any]) -> Any:
+        connections.streams().hdel(api_keys.KEYS, api_keys.digest_of(key))
+        return decoded(raw, kind)
 
-        monkeypatch.setattr(manage, "_decoded", revoked_meanwhile)
-        with pytest.raises(InvalidRequest, match="name: must be a tenant or a key in Redis"):
-            manage.change(key, {"note": "x"}, {})
-        assert not connections.streams().hlen(api_keys.KEYS)
-    finally:
-        settings.cache_clear()
-        redis.kill()
+    monkeypatch.setattr(manage, "_decoded", revoked_meanwhile)
+    with pytest.raises(InvalidRequest, match="name: must be a tenant or a key in Redis"):
+        manage.change(key, {"note": "x"}, {})
+    assert not connections.streams().hlen(api_keys.KEYS)
 
 
 def test_a_revoked_key_ends_its_websocket(tmp_path: Path) -> None:
@@ -369,7 +380,7 @@ def test_a_revoked_key_ends_its_websocket(tmp_path: Path) -> None:
                 with pytest.raises(ConnectionClosed) as closed:
                     socket.recv(60)
                 assert closed.value.rcvd is not None
-                assert closed.value.rcvd.code == api_keys.DENIED
+                assert closed.value.rcvd.code == callers.DENIED
     finally:
         redis.kill()
 

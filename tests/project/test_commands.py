@@ -83,6 +83,8 @@ ELSEWHERE: dict[str, dict[int, str]] = {
         0: "tests/gateway/test_keys.py",
         1: "tests/e2e/test_models.py",
         2: "tests/e2e/test_adapters.py",
+        3: "tests/gateway/serving/test_web_tokens.py",
+        4: "tests/gateway/test_admin.py",
     },
     "docs/security.md": {0: "tests/e2e/test_rights.py"},
     "docs/settings.md": {0: "tests/e2e/test_sentinel.py"},

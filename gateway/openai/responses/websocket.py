@@ -25,7 +25,7 @@ from petiole.gateway.openai.responses.items import Item
 from petiole.gateway.openai.responses.request import CreateResponse, History
 from petiole.gateway.openai.responses.view import ResponsesView
 from petiole.gateway.serving import request_body
-from petiole.gateway.serving.auth.api_keys import DENIED, callers, key_in
+from petiole.gateway.serving.auth.callers import DENIED, callers, key_in
 from petiole.gateway.serving.generations import Generation
 from petiole.gateway.serving.retry import failure_of
 from petiole.tasks.settings import settings

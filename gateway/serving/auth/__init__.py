@@ -1,9 +1,13 @@
 """Who may ask, and how much. A request's caller is `core.caller.caller()`.
 
-api_keys      finds the caller of a key: in the settings, and in Redis
+callers       finds the caller of a key or a token
+api_keys      keys and tenants: in the settings, and in Redis
+web_tokens    the JSON Web Tokens of an issuer
+signing_keys  that issuer's public keys
 hosts         by which names a gateway without keys is called
 rate_limits   what a caller may use, and how long a queue may be
 budgets       tokens that a tenant may use in a day and in a month
+rights        what not every key may do
 idempotency   which request another one repeats
 usage_report  what a caller has used
 manage        makes, lists and revokes the keys in Redis, for `petiole keys`

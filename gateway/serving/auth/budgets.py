@@ -5,9 +5,13 @@ submit share it. A task that has begun is finished: a budget is exceeded by what
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from petiole.gateway.core.caller import Caller, tell
 from petiole.gateway.core.failures import Failure
@@ -16,35 +20,67 @@ from petiole.tasks.fleet import usage
 from petiole.tasks.servers import connections
 
 KNOWN_FOR_S = 1.0
-"""For so long a gateway does not ask Redis again what a tenant has used."""
+"""For so long a gateway does not ask Redis again what was used on a day."""
+LATE = timedelta(hours=1)
+"""A day that has ended this long ago has its last entries."""
+MOST_DAYS = 62
 
-MOST_KNOWN = 10_000
+
+class Period(NamedTuple):
+    """That of a budget. `budget`: the limit's name. `name`: such as 2026-11-29, or 2026-11. `days`: today and
+    those before it. `ends`: when the budget begins anew."""
+
+    budget: str
+    name: str
+    days: Sequence[str]
+    ends: datetime
+
+
+def periods(now: datetime) -> tuple[Period, Period]:
+    """The month and the day of this time, which is one of UTC."""
+    days = usage.days(now.day, now.timestamp())
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    next_month = (midnight.replace(day=1) + timedelta(days=32)).replace(day=1)
+    return (
+        Period("month_tokens", f"{now:%Y-%m}", days, next_month),
+        Period("day_tokens", days[0], days[:1], midnight + timedelta(days=1)),
+    )
 
 
 class UsedTokens:
-    """What an event loop knows of tenants: tokens of today and of this month."""
+    """What an event loop knows of days: the tokens of each tenant. One look at a day is for all tenants."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[float, str, int, int]] = {}
+        self._known: dict[str, tuple[float, Mapping[str, int]]] = {}
+        self._looking = asyncio.Lock()
 
-    async def of(self, tenant: str, now: datetime) -> tuple[int, int]:
-        """Raises `Failure`."""
-        found, today = self._known.get(tenant), f"{now:%Y-%m-%d}"
-        if found is None or time.monotonic() > found[0] or found[1] != today:
-            days = usage.days(now.day, now.timestamp())
-            replies = await patiently(lambda: connections.aperform([usage.command(day) for day in days]))
-            sums = [
-                sum(one.sums["prompt"] + one.sums["output"] for one in usage.read(day, reply, tenant))
-                for day, reply in zip(days, replies, strict=True)
-            ]
-            if len(self._known) >= MOST_KNOWN:
-                self._known.clear()
-            found = time.monotonic() + KNOWN_FOR_S, today, sums[0], sum(sums)
-            self._known[tenant] = found
-        return found[2], found[3]
+    async def of(self, tenant: str, days: Sequence[str]) -> int:
+        """The tenant's, on these days. Raises `Failure`."""
+        return sum([(await self._on(day)).get(tenant, 0) for day in days])
+
+    async def _on(self, day: str) -> Mapping[str, int]:
+        if (known := self._fresh(day)) is not None:
+            return known
+        async with self._looking:
+            if (known := self._fresh(day)) is not None:
+                return known
+            has_ended = day < f"{datetime.now(UTC) - LATE:%Y-%m-%d}"
+            [reply] = await patiently(lambda: connections.aperform([usage.command(day)]))
+            found = Counter[str]()
+            for one in usage.read(day, reply):
+                found[one.tenant] += one.sums["prompt"] + one.sums["output"]
+            self._known[day] = math.inf if has_ended else time.monotonic() + KNOWN_FOR_S, found
+            while len(self._known) > MOST_DAYS:
+                del self._known[min(self._known)]
+            return found
+
+    def _fresh(self, day: str) -> Mapping[str, int] | None:
+        known_until, found = self._known.get(day, (0.0, {}))
+        return found if time.monotonic() < known_until else None
 
 
-_used = connections.PerLoop(UsedTokens)
+used_tokens = connections.PerLoop(UsedTokens)
+"""The running event loop's."""
 
 
 async def check(asks: Caller) -> None:
@@ -53,19 +89,11 @@ async def check(asks: Caller) -> None:
     if not (limits.day_tokens or limits.month_tokens):
         return
     now = datetime.now(UTC)
-    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
-    tomorrow, next_month = (
-        midnight + timedelta(days=1),
-        (midnight.replace(day=1) + timedelta(days=32)).replace(day=1),
-    )
-    of_day, of_month = await _used().of(asks.name, now)
-    for name, most, used, anew in (
-        ("month_tokens", limits.month_tokens, of_month, next_month),
-        ("day_tokens", limits.day_tokens, of_day, tomorrow),
-    ):
-        if most and used >= most:
+    for period in periods(now):
+        most: int | None = getattr(limits, period.budget)
+        if most and (used := await used_tokens().of(asks.name, period.days)) >= most:
             tell("x-should-retry", "false")
-            told = f"{name}: the tenant's budget must be at most {most} tokens, got {used}; it begins anew at"
-            wait_s = math.ceil((anew - now).total_seconds())
-            message = f"{told} {anew:%Y-%m-%dT%H:%M:%SZ}"
+            told = f"{period.budget}: the tenant's budget must be at most {most} tokens, got {used}"
+            message = f"{told}; it begins anew at {period.ends:%Y-%m-%dT%H:%M:%SZ}"
+            wait_s = math.ceil((period.ends - now).total_seconds())
             raise Failure(429, message, code="insufficient_quota", retry_after_s=wait_s)

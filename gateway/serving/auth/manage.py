@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import re
-import secrets
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import structs
 
-from petiole.gateway.core.caller import BUDGETS, NAME, Key, Limits, Tenant
+from petiole.gateway.core.caller import BUDGETS, NAME, RIGHTS, Key, Limits, Tenant
 from petiole.gateway.core.webhook_events import Webhook, new_secret, problem
-from petiole.gateway.serving.auth.api_keys import KEYS, TENANTS, WEBHOOKS, digest_of, name_of, new, of_settings
+from petiole.gateway.serving.auth.api_keys import (
+    KEYS,
+    TENANTS,
+    WEBHOOKS,
+    digest_of,
+    name_of,
+    new,
+    new_tenant,
+    of_settings,
+)
 from petiole.tasks.errors import InvalidRequest, PetioleError, Unavailable
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.urls import redacted
+
+MOST = 10**15
+"""Of a limit."""
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class ListedKey(NamedTuple):
@@ -45,21 +58,18 @@ def add(
     of_tenant: Mapping[str, Any],
     limits: Mapping[str, int],
     key_limits: Mapping[str, int],
-    note: str = "",
-    expires: int = 0,
+    of_key: Mapping[str, Any] = NOTHING,
 ) -> str:
     """A new key of this tenant, which is made or changed as `of_tenant` and `limits` say: what they do not name
-    stays. Raises `InvalidRequest`."""
+    stays. `of_key`: the key's note, expiry and rights. Raises `InvalidRequest`."""
     if not re.fullmatch(NAME, tenant):
         raise InvalidRequest("tenant", f"must be a name of the form {NAME}", tenant)
-    _checked(of_tenant)
+    _checked({**of_tenant, **of_key})
     client, key = connections.streams(), new()
     stored = client.hget(TENANTS, tenant)
-    before = _decoded(stored, Tenant) if stored is not None else Tenant(salt=secrets.token_hex(16))
+    before = _decoded(stored, Tenant) if stored is not None else new_tenant()
     changed = structs.replace(before, limits=structs.replace(before.limits, **_limits(limits)), **of_tenant)
-    made = Key(
-        tenant, created=int(time.time()), limits=Limits(**_limits(key_limits, False)), note=note, expires=expires
-    )
+    made = Key(tenant, created=int(time.time()), limits=Limits(**_limits(key_limits, False)), **of_key)
     with client.pipeline(transaction=True) as pipe:
         pipe.hset(TENANTS, tenant, msgspec.json.encode(changed))
         pipe.hset(KEYS, digest_of(key), msgspec.json.encode(made))
@@ -69,54 +79,80 @@ def add(
 
 def change(name: str, changes: Mapping[str, Any], limits: Mapping[str, int]) -> str:
     """Change the tenant of this name, or else the key that `revoke` would forget. What is not named stays. Returns
-    what was changed, in words. Raises `InvalidRequest`. A key that is revoked meanwhile stays revoked."""
-    client = connections.streams()
-    is_tenant = client.hget(TENANTS, name) is not None
-    hash_key, field = (TENANTS, name) if is_tenant else (KEYS, _key_of(name))
-    kind: type[Any] = Tenant if is_tenant else Key
+    what was changed, in words. Raises `InvalidRequest`."""
+    if connections.streams().hget(TENANTS, name) is not None:
+        change_tenant(name, changes, limits)
+        return f"tenant {name}"
+    return f"key {change_key(name, changes, limits)}"
+
+
+def change_tenant(name: str, changes: Mapping[str, Any], limits: Mapping[str, int]) -> None:
+    """Raises `InvalidRequest`."""
+    _change(TENANTS, name, Tenant, changes, limits)
+
+
+def change_key(name: str, changes: Mapping[str, Any], limits: Mapping[str, int]) -> str:
+    """Returns the key's whole name. Raises `InvalidRequest`. A key that is revoked meanwhile stays revoked."""
+    digest = _key_of(name)
+    _change(KEYS, digest, Key, changes, limits)
+    return name_of(digest)
+
+
+def _change(
+    hash_key: str, field: str, kind: type[Any], changes: Mapping[str, Any], limits: Mapping[str, int]
+) -> None:
     if wrong := sorted(set(changes) - set(kind.__struct_fields__)):
-        limit = "must be given for a key" if is_tenant else "must be given for a tenant"
+        limit = "must be given for a key" if kind is Tenant else "must be given for a tenant"
         raise InvalidRequest(wrong[0], limit, changes[wrong[0]])
     _checked(changes)
-    changed_limits = _limits(limits, is_tenant)
+    changed_limits = _limits(limits, kind is Tenant)
 
     def replaced(pipe: Any) -> None:
         stored = pipe.hget(hash_key, field)
         if stored is None:
-            raise InvalidRequest("name", "must be a tenant or a key in Redis", name)
+            raise InvalidRequest("name", "must be a tenant or a key in Redis", field[:64])
         before = _decoded(stored, kind)
         after = structs.replace(before, limits=structs.replace(before.limits, **changed_limits), **changes)
         pipe.multi()
         pipe.hset(hash_key, field, msgspec.json.encode(after))
 
-    client.transaction(replaced, hash_key)
-    return f"tenant {name}" if is_tenant else f"key {name_of(field)}"
+    connections.streams().transaction(replaced, hash_key)
+
+
+def make_tenant(name: str) -> None:
+    """A tenant without a key, such as one that tokens will name, if there is none of this name. Raises
+    `InvalidRequest`."""
+    if not re.fullmatch(NAME, name):
+        raise InvalidRequest("tenant", f"must be a name of the form {NAME}", name)
+    connections.streams().hsetnx(TENANTS, name, msgspec.json.encode(new_tenant()))
 
 
 def document(tenant: str) -> tuple[str, str]:
     """A new key, and the JSON for `PETIOLE_GATEWAY_KEYS` that knows it. Nothing is stored."""
     key = new()
     made = {
-        "tenants": {tenant: Tenant(salt=secrets.token_hex(16))},
+        "tenants": {tenant: new_tenant()},
         "keys": {digest_of(key): Key(tenant, created=int(time.time()))},
     }
     return key, msgspec.json.encode(made).decode()
 
 
+def stored_tenants() -> dict[str, Tenant]:
+    """Those in Redis, by name."""
+    return _stored(TENANTS, Tenant)
+
+
 def listed() -> list[ListedKey]:
-    client, own = connections.streams(), of_settings()
-    tenants, keys, stored = (
-        {_text(name): _decoded(raw, kind) for name, raw in client.hgetall(key).items()}
-        for key, kind in ((TENANTS, Tenant), (KEYS, Key), (WEBHOOKS, Webhook))
-    )
+    own = of_settings()
+    tenants, keys, stored = stored_tenants() | own.tenants, _stored(KEYS, Key), _stored(WEBHOOKS, Webhook)
     urls = {name: webhook.url for name, webhook in {**stored, **own.webhooks}.items()}
     of_both = [
-        *((digest, key, own.tenants[key.tenant], "settings") for digest, key in own.keys.items()),
-        *((digest, key, tenants.get(key.tenant, Tenant()), "redis") for digest, key in keys.items()),
+        *((digest, key, "settings") for digest, key in own.keys.items()),
+        *((digest, key, "redis") for digest, key in keys.items()),
     ]
     found = [
-        ListedKey(name_of(digest), key, tenant, where, urls.get(key.tenant, ""))
-        for digest, key, tenant, where in of_both
+        ListedKey(name_of(digest), key, tenants.get(key.tenant, Tenant()), where, urls.get(key.tenant, ""))
+        for digest, key, where in of_both
     ]
     return sorted(found, key=lambda known: (known.key.tenant, known.key.created))
 
@@ -161,10 +197,12 @@ def _key_of(name: str) -> str:
     return found[0]
 
 
-def _checked(of_tenant: Mapping[str, Any]) -> None:
-    priority = of_tenant.get("priority")
+def _checked(changes: Mapping[str, Any]) -> None:
+    priority = changes.get("priority")
     if priority is not None and not 0 <= priority <= 9:
         raise InvalidRequest("priority", "must be from 0 to 9", priority)
+    if unknown := sorted(set(changes.get("rights", ())) - set(RIGHTS)):
+        raise InvalidRequest("rights", f"must be of {', '.join(RIGHTS)}", unknown[0])
 
 
 def _limits(given: Mapping[str, int], of_tenant: bool = True) -> dict[str, int | None]:
@@ -174,13 +212,17 @@ def _limits(given: Mapping[str, int], of_tenant: bool = True) -> dict[str, int |
             raise InvalidRequest(f"limit {name}", "must be given for a tenant", value)
         if name not in Limits.__struct_fields__:
             raise InvalidRequest("limit", f"must be one of {', '.join(Limits.__struct_fields__)}", name)
-        if value < 0:
-            raise InvalidRequest(f"limit {name}", "must be at least 0", value)
+        if not 0 <= value <= MOST:
+            raise InvalidRequest(f"limit {name}", f"must be from 0 to {MOST}", value)
     return {name: value or None for name, value in given.items()}
 
 
 def _text(raw: bytes | str) -> str:
     return raw.decode() if isinstance(raw, bytes) else raw
+
+
+def _stored(hash_key: str, kind: type[Any]) -> dict[str, Any]:
+    return {_text(name): _decoded(raw, kind) for name, raw in connections.streams().hgetall(hash_key).items()}
 
 
 def _decoded(raw: bytes | str, kind: type[Any]) -> Any:

@@ -1,6 +1,6 @@
-"""Looks at the responses that are watched, and sends the notices that are due. Each gateway has a dispatcher:
-whichever comes first takes what is due. A server that is slow or dead holds up nobody's notices but its own
-tenant's."""
+"""Looks at the responses that are watched and at budgets, and sends the notices that are due. Each gateway has a
+dispatcher: whichever comes first takes what is due. A server that is slow or dead holds up nobody's notices but
+its own tenant's."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from petiole.gateway.core.caller import Caller, as_caller
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.core.webhook_events import Notice, Webhook, signed
 from petiole.gateway.serving.webhooks import http, queue, receivers
+from petiole.gateway.serving.webhooks.budget_watch import LOOK_S, BudgetWatch
 
 logger = logging.getLogger("petiole.gateway.webhooks")
 
@@ -40,25 +41,17 @@ class WebhookDispatcher:
     def __init__(self, ended_as: EndedAs, counted: Callable[[str], None]) -> None:
         self._ended_as, self._counted = ended_as, counted
         self._telling: dict[str, asyncio.Task[None]] = {}
-        self._running: asyncio.Task[None] | None = None
+        self._running: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Once, in the running event loop."""
-        if self._running is None:
-            self._running = asyncio.create_task(self._run())
+        if not self._running:
+            works = (self._rounds, POLL_S), (BudgetWatch(self._counted).look, LOOK_S)
+            self._running += [asyncio.create_task(_again_and_again(*work)) for work in works]
 
-    async def _run(self) -> None:
-        failed = ""
-        while True:
-            before, failed = failed, ""
-            try:
-                while await self.round():
-                    pass
-            except Exception as error:  # the notices wait
-                failed = type(error).__name__
-                if failed != before:  # an outage is said once
-                    logger.warning("webhooks cannot be told: %s", failed)
-            await asyncio.sleep(OUTAGE_S if failed else POLL_S)
+    async def _rounds(self) -> None:
+        while await self.round():
+            pass
 
     async def round(self) -> bool:
         """Take what is due, and begin to tell it. Returns whether more responses may be due."""
@@ -125,3 +118,16 @@ class WebhookDispatcher:
         await queue.taken(tenant, raw)
         self._counted("delivered")
         return True
+
+
+async def _again_and_again(work: Callable[[], Awaitable[None]], pause_s: float) -> None:
+    failed = ""
+    while True:
+        before, failed = failed, ""
+        try:
+            await work()
+        except Exception as error:  # the notices wait
+            failed = type(error).__name__
+            if failed != before:  # an outage is said once
+                logger.warning("webhooks cannot be told: %s", failed)
+        await asyncio.sleep(OUTAGE_S if failed else pause_s)

@@ -3,6 +3,7 @@
     watched_key()    sorted set: `place_of` a response, by when it is looked at next; 0: its task has ended
     TENANTS          sorted set: tenants with notices, by when the first is due
     /notices/TENANT  sorted set: notices as JSON, by when each is tried next
+    /told/ABOUT      string with a TTL: a notice about this was told, and is told once
 
 Times are ms of Redis' clock. A gateway that takes something moves its time by `LEASE_S`: if that gateway dies,
 another one takes it then. What a dead server leaves is bounded: `MOST_NOTICES` a tenant, each for
@@ -72,8 +73,18 @@ async def notify(type: str, about: str, at: int) -> int:
 
 async def add(type: str, about: str, at: int) -> int:
     """`notify`, although this gateway may know no webhook: whoever has asked for the notice knows one."""
-    tenant, notice = caller().name, msgspec.json.encode(Notice(type, about, at))
-    return int(await _call("add", [TENANTS, _key(tenant)], [tenant, notice, MOST_NOTICES, TRIED_FOR_S]))
+    return await _add(Notice(type, about, at))
+
+
+async def add_once(notice: Notice, kept_s: int) -> int:
+    """`add`, unless a notice about the same was added within this time, by any gateway."""
+    return await _add(notice, [gateway_key(f"/told/{notice.about}")], [kept_s])
+
+
+async def _add(notice: Notice, more_keys: Sequence[str] = (), more: Sequence[int] = ()) -> int:
+    tenant, told = caller().name, msgspec.json.encode(notice)
+    asked = [tenant, told, MOST_NOTICES, TRIED_FOR_S, *more]
+    return int(await _call("add", [TENANTS, _key(tenant), *more_keys], asked))
 
 
 async def unwatch(place: str) -> None:

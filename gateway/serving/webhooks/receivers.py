@@ -1,4 +1,4 @@
-"""Where each tenant's notices go: see `callers.keys`, where its keys stand, too."""
+"""Where each tenant's notices go: see `auth.api_keys`, where its keys stand, too."""
 
 from __future__ import annotations
 

@@ -4,9 +4,11 @@ the gateway itself, which stands above `tasks`, reads them from there."""
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, SecretStr, field_validator
+from pydantic import BaseModel, Field, SecretStr, ValidationInfo, field_validator
 
 _LONGEST_S = 10**9
 
@@ -21,6 +23,19 @@ class GatewaySettings(BaseModel):
     gateway_keys: SecretStr = Field(
         default=SecretStr(""),
         description="keys and their tenants, as JSON, beside those that `petiole keys` makes",
+    )
+    gateway_jwks_url: str = Field(
+        default="", description="keys (JWKS) of an issuer whose JSON Web Tokens are taken for keys; empty: none"
+    )
+    gateway_jwt_issuer: str = Field(default="", validate_default=True, description="their iss")
+    gateway_jwt_audience: str = Field(
+        default="", validate_default=True, description="their aud, or several with commas"
+    )
+    gateway_jwt_tenant: str = Field(
+        default="tenant", min_length=1, description="their claim that names the tenant"
+    )
+    gateway_jwt_rights: str = Field(
+        default="", description="their claim with rights, such as scope; empty: tokens have none"
     )
     gateway_open: bool = Field(
         default=False, description="listen on every address, although no key exists; otherwise on loopback alone"
@@ -100,6 +115,21 @@ class GatewaySettings(BaseModel):
     gateway_drain_s: float = Field(
         default=30.0, ge=0, le=3600, description="how long running answers may go on when the gateway is stopped"
     )
+
+    @field_validator("gateway_jwks_url")
+    @classmethod
+    def _is_asked(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if value and not (parts.scheme in ("http", "https") and parts.hostname and re.fullmatch("[!-~]+", value)):
+            raise ValueError("must be an https URL, or an http URL of an inner network")
+        return value
+
+    @field_validator("gateway_jwt_issuer", "gateway_jwt_audience")
+    @classmethod
+    def _is_checked(cls, value: str, info: ValidationInfo) -> str:
+        if info.data.get("gateway_jwks_url") and not value.strip(", "):
+            raise ValueError("must be given with PETIOLE_GATEWAY_JWKS_URL")
+        return value
 
     @field_validator("gateway_webhook_networks")
     @classmethod

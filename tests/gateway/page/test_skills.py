@@ -95,7 +95,8 @@ def test_a_picture_is_sent_and_its_question_answered(page: Any, skilled: Gateway
     shown = answer.locator(".words").inner_text().strip()
     assert page.locator(".said img").count() == 1
     assert page.locator("#pictures img").count() == 0
-    name = page.evaluate("JSON.parse(localStorage.getItem('petiole.chat')).turns[0].answer.id")
+    talk = page.evaluate("Object.entries(localStorage).find(([key]) => key.startsWith('petiole.talk.'))[1]")
+    name = json.loads(talk)["turns"][0]["answer"]["id"]
     found = httpx2.get(f"{skilled.url}/responses/{name}").json()
     assert found["model"] == VISION
     assert found["output"][0]["content"][0]["text"].strip() == shown

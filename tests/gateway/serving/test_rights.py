@@ -20,7 +20,8 @@ from petiole.gateway.core.caller import ANYBODY, Caller, Limits, ClientRequest, 
 from petiole.gateway.core.task_plan import TaskCall, Plan
 from petiole.gateway.core.record import RequestRecord
 from petiole.gateway.serving import generations, records
-from petiole.gateway.serving.auth import idempotency, rate_limits
+from petiole.gateway.serving.auth import api_keys, idempotency, manage, rate_limits
+from petiole.gateway.serving.webhooks.budget_watch import BudgetWatch
 
 most = Limits(requests=9, input_tokens=10**6, output_tokens=10**6, concurrent=2)
 tenant = Caller("acme", "key", Tenant(salt="secret", limits=most), most)
@@ -43,7 +44,20 @@ async def ask():
             await idempotency.forget(name)
             await rate_limits.release(generation.record)
 
+async def look():
+    assert (await api_keys.tenant("of-a-token", new=True)).salt
+    await BudgetWatch(print).look()
+    await BudgetWatch(print).look()
+
 asyncio.run(ask())
+key = manage.add("operators", {}, {"day_tokens": 1}, {}, {"rights": ["admin"]})
+manage.make_tenant("globex")
+manage.change_tenant("globex", {"priority": 1}, {})
+manage.change_key(key, {"note": "x"}, {})
+manage.webhook("globex", "https://a.example/")
+assert manage.listed()
+asyncio.run(look())
+manage.revoke(key)
 print("all of it")
 """
 

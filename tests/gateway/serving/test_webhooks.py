@@ -141,7 +141,7 @@ def test_what_a_dead_gateway_has_taken_is_told_by_another(client: redis.Redis, r
     assert not receiver.got
     [(_, due_at)] = client.zrange(queue._key(TENANT), 0, -1, withscores=True)
     assert 0 < due_at - 1000 * time.time() <= 1000 * queue.LEASE_S
-    _time_passes(client)
+    everything_is_due(client)
     told(lambda: not client.exists(queue._key(TENANT)))
     assert len(receiver.got) == 1
 
@@ -194,9 +194,9 @@ def test_a_dead_server_leaves_no_more_than_a_bound(
     monkeypatch.setattr(queue, "TRIED_FOR_S", -1)
     for _ in range(5):
         receiver.answers.put(500)
-    _time_passes(client)
+    everything_is_due(client)
     assert told(lambda: not client.exists(queue._key(TENANT))) == {"dropped": 5}
-    _time_passes(client)
+    everything_is_due(client)
     told(lambda: not client.keys("petiole:gateway:/notices*"))
 
 
@@ -232,7 +232,7 @@ def test_who_does_not_know_where_to_leaves_it_to_others(client: redis.Redis, rec
     told(lambda: True)
     assert client.zscore(queue.TENANTS, TENANT) > 1000 * time.time(), "not looked at all the time"
     client.hset(WEBHOOKS, TENANT, known)
-    _time_passes(client)
+    everything_is_due(client)
     told(lambda: bool(receiver.got))
 
 
@@ -371,7 +371,7 @@ def test_a_notice_has_the_same_id_for_the_same_tenant_alone() -> None:
     assert len({one.id_for("acme"), *others}) == 3
 
 
-def _time_passes(client: redis.Redis) -> None:
+def everything_is_due(client: redis.Redis) -> None:
     """Everything is due."""
     for key in client.scan_iter("petiole:gateway:/notices*"):
         for member in client.zrange(key, 0, -1):
