@@ -145,7 +145,7 @@ def _ropes(defaults: ClassDefaults, filled: JsonObject) -> JsonObject:
         )
     if named is not None and (flat := sorted(set(named) - set(defaults.ropes))):
         kinds = ", ".join(defaults.ropes)
-        raise ModelError(f"config.json: rope_parameters must be by kind of layer ({kinds}), got {', '.join(flat)}")
+        raise ModelError(f"config.json: rope_parameters must be by kind of layer ({kinds}), got {shown(flat)}")
     if scaling and not any(one.scaled for one in defaults.ropes.values()):
         raise ModelError(f"config.json: rope_scaling must be null beside rope_parameters, got {shown(scaling)}")
     by_kind = {}

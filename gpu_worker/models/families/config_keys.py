@@ -11,7 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.checkpoint.configuration import MAX_VOCAB, JsonObject, architecture_of, shown
+from petiole.gpu_worker.models.checkpoint.configuration import (
+    MAX_LAYERS,
+    MAX_VOCAB,
+    JsonObject,
+    architecture_of,
+    shown,
+)
 from petiole.gpu_worker.models.plan import (
     MAX_POSITION,
     Activation,
@@ -27,7 +33,6 @@ from petiole.gpu_worker.models.plan import (
 from petiole.gpu_worker.models.weights.formats.quantization_config import declared_by
 from petiole.gpu_worker.models.weights.names import Names
 
-MAX_LAYERS = 10_000
 MAX_WIDTH = 2**20
 MAX_EXPERTS = 2**16
 MAX_LABELS = 100_000
@@ -64,12 +69,12 @@ def text_part(raw: JsonObject) -> JsonObject:
     return {**inner, **kept, **{key: raw[key] for key in whole if key in raw}}
 
 
-def whole(raw: JsonObject, key: str, high: int, default: int | None = None) -> int:
-    """A whole number from 1 to `high`. Raises KeyError if the key is missing and there is no default."""
+def whole(raw: JsonObject, key: str, high: int, default: int | None = None, low: int = 1) -> int:
+    """A whole number from `low` to `high`. Raises KeyError if the key is missing and there is no default."""
     value = raw[key] if default is None else raw.get(key, default)
     number = int(value) if isinstance(value, float) and value.is_integer() else value
-    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= high:
-        raise ModelError(f"config.json: {key} must be a whole number from 1 to {high}, got {shown(value)}")
+    if not isinstance(number, int) or isinstance(number, bool) or not low <= number <= high:
+        raise ModelError(f"config.json: {key} must be a whole number from {low} to {high}, got {shown(value)}")
     return number
 
 
@@ -89,7 +94,7 @@ def activation(raw: JsonObject, known: Sequence[Activation], key: str = "hidden_
     found = _ACTIVATIONS.get(str(given)) if given else known[0]
     if found not in known:
         names = " or ".join(known)
-        raise ModelError(f"config.json: {key} must be {names} for {architecture_of(raw)}, got {given!r}")
+        raise ModelError(f"config.json: {key} must be {names} for {architecture_of(raw)}, got {shown(given)}")
     assert found is not None
     return found
 
@@ -122,11 +127,11 @@ def rotary(raw: JsonObject, width: int, kind_of_layer: str = "", *, partial: boo
         given = dict(given[kind_of_layer])
     nested = [key for key, value in given.items() if isinstance(value, Mapping)]
     if nested:
-        raise ModelError(f"config.json: rope parameters must be the same for all layers, got {', '.join(nested)}")
+        raise ModelError(f"config.json: rope parameters must be the same for all layers, got {shown(nested)}")
     kind: Any = str(given.get("rope_type") or given.get("type") or "default")
     kind = {"su": "longrope", "mrope": "default"}.get(kind, kind)  # all axes of a text are one
     if kind not in _KINDS:
-        raise ModelError(f"config.json: rope type must be {', '.join(_KINDS)}, got {kind!r}")
+        raise ModelError(f"config.json: rope type must be {', '.join(_KINDS)}, got {shown(kind)}")
     part = float(given.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0)
     turning, part = (part, 1.0) if kind == "proportional" else (1.0, part)
     if not (partial and 0 < part <= 1) and part != 1.0:

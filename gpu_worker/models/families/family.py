@@ -33,7 +33,7 @@ class Family:
             self._check_layers(raw)
             return Model(raw, self.plan(completed(raw)), self.names, self.read)
         except KeyError as error:
-            raise ModelError(f"config.json of a {name} lacks {error.args[0]!r}") from None
+            raise ModelError(f"config.json of a {name} lacks {shown(error.args[0])}") from None
         except ModelError:
             raise
         except (TypeError, ValueError, ArithmeticError, AttributeError) as error:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.checkpoint.configuration import MAX_VOCAB, JsonObject
+from petiole.gpu_worker.models.checkpoint.configuration import MAX_VOCAB, JsonObject, shown
 from petiole.gpu_worker.models.families import config_keys
 from petiole.gpu_worker.models.families.decoders.gemma3 import NAMES, kinds_of, plan_of
 from petiole.gpu_worker.models.families.family import Family
@@ -27,7 +27,7 @@ def gemma4(outer: JsonObject) -> ModelPlan:
     raw = config_keys.text_part(outer)
     norm = Norm(eps=config_keys.number(raw, "rms_norm_eps", 1e-6))
     if (seen := raw.get("use_bidirectional_attention")) == "all":
-        raise ModelError(f"config.json: use_bidirectional_attention must be null or 'vision', got {seen!r}")
+        raise ModelError(f"config.json: use_bidirectional_attention must be null or 'vision', got {shown(seen)}")
     if raw.get("attention_bias"):
         raise ModelError("config.json: attention_bias must be false for Gemma 4, got true")
     kinds, shared = (*kinds_of(raw)[:-1], config_keys.FULL), int(raw.get("num_kv_shared_layers") or 0)
