@@ -153,6 +153,8 @@ def _ropes(defaults: ClassDefaults, filled: JsonObject) -> JsonObject:
         own = None if named is None else named.get(kind)
         if named is not None and own is None and one.theta is None:
             raise KeyError(f"rope_parameters.{kind}")
+        if own is not None and not isinstance(own, Mapping):
+            raise ModelError(f"config.json: rope_parameters.{kind} must be an object, got {shown(own)}")
         own = own if not (scaling and one.scaled) else {"rope_type": "default", **(own or {}), **scaling}
         by_kind[kind] = _rope(one, own, filled, False)
     return by_kind

@@ -23,6 +23,8 @@ MAX_JSON = 2**25
 """Bytes of other JSON, which takes up to twenty times as many in memory."""
 MAX_DEPTH = 100
 """Of lists and objects in each other: beyond what the interpreter handles, a value cannot even be shown."""
+_MAX_NAME = 255
+"""Letters of a file's name."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """Half of a character, or, without the other half, what no log and no hash can encode."""
 
@@ -67,10 +69,11 @@ def check_file(path: Path, most: int | None = None) -> None:
         raise ModelError(f"{path} must have at most {most} bytes, got {found.st_size}")
 
 
-def inside(folder: Path, name: object, what: str) -> Path:
+def inside(folder: Path, name: Any, what: str) -> Path:
     """A file or folder of a model's folder. what: names it, for the message. Raises ModelError for another place,
     behind which the machine's own files may be."""
-    if not isinstance(name, str) or not name.isprintable() or Path(name).is_absolute() or ".." in Path(name).parts:
+    usual = isinstance(name, str) and name.isprintable() and len(name) <= _MAX_NAME
+    if not usual or Path(name).is_absolute() or ".." in Path(name).parts:
         raise ModelError(f"{what} must be inside the model's folder, got {shown(name)}")
     return folder / name
 

@@ -302,13 +302,10 @@ def _weight_files(folder: Path) -> list[Path]:
     if single.exists():
         return [single]
     if index.exists():
-        try:
-            weight_map = read_json(index)["weight_map"]
-            return [inside(folder, name, f"{index}: weight_map") for name in sorted(set(weight_map.values()))]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if isinstance(error, ModelError):
-                raise
-            raise ModelError(f"{index} cannot be read: {_reason(error)}") from None
+        given = read_json(index).get("weight_map")
+        if not isinstance(given, dict) or not all(isinstance(name, str) for name in given.values()):
+            raise ModelError(f"{index}: weight_map must be names of files by tensor, got {shown(given)}")
+        return [inside(folder, name, f"{index}: weight_map") for name in sorted(set(given.values()))]
     other = sorted(path.name for path in folder.glob("*.bin"))
     hint = f"; {other[0]} is a pickle, convert it to safetensors" if other else ""
     raise ModelError(f"{folder} has neither model.safetensors nor model.safetensors.index.json{hint}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import MAX_LAYERS, MAX_VOCAB, JsonObject, shown
-from petiole.gpu_worker.models.families.config_keys import MAX_WIDTH, whole
+from petiole.gpu_worker.models.families.config_keys import MAX_WIDTH, objects, whole
 from petiole.gpu_worker.models.moondream.crops import CropGeometry
 from petiole.gpu_worker.models.plan import MAX_POSITION, Attention, FeedForward, Layer, ModelPlan, Norm, Rotary
 
@@ -101,9 +101,9 @@ def text_plan(raw: JsonObject) -> ModelPlan:
 def parse_moondream_config(raw: JsonObject) -> MoondreamConfig:
     """Parse a configuration with the names of the reference implementation: `config` with `text`, `vision`,
     `region` and `tokenizer`. Missing values are those of the release. Raises ModelError."""
-    given = raw.get("config") or {}
+    given = objects(raw, "config")
     try:
-        return _parse(raw, *({**(given.get(part) or {})} for part in ("text", "vision", "region", "tokenizer")))
+        return _parse(raw, *(dict(objects(given, part)) for part in ("text", "vision", "region", "tokenizer")))
     except ModelError:
         raise
     except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError) as error:

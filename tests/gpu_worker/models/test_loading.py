@@ -144,7 +144,7 @@ def test_a_missing_field_has_the_default_of_its_class(open_runtime, folder):
         ({"architectures": 5}, "architecture 5 is not supported"),
         (
             {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
-            "for all layers, got ['full_attention']",
+            r"all layers, got .'full_attention'",
         ),
         ({"rope_parameters": {"rope_type": "linear", "factor": None}}, "makes no sense"),
     ],

@@ -47,7 +47,7 @@ def config_of(path: Path) -> dict[str, Any]:
 def architecture_of(header: GgufHeader) -> Architecture:
     """Raises ModelError for one that is not read."""
     name = header.metadata.get("general.architecture")
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         known, near = ", ".join(ARCHITECTURES), get_close_matches(str(name), ARCHITECTURES, 1, 0.5)
         hint = f" (the nearest is {near[0]})" if near else ""
         raise ModelError(
@@ -58,7 +58,7 @@ def architecture_of(header: GgufHeader) -> Architecture:
         return MIXTRAL
     if name == "olmo2" and "olmo2.attention.sliding_window" in header.metadata:
         return OLMO3
-    return ARCHITECTURES[str(name)]
+    return ARCHITECTURES[name]
 
 
 class _Config:

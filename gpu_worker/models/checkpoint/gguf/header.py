@@ -158,8 +158,10 @@ class _HeaderReader:
             return self._number(_SCALARS[kind])
         if kind != _ARRAY:
             raise ValueError(f"values of type {kind}")
-        inner, n = self._number("I"), self._count("values", _MOST_VALUES - self._values)
+        inner, n = self._number("I"), self._count("values", _MOST_VALUES)
         self._values += n
+        if self._values > _MOST_VALUES:
+            raise ValueError(f"must have at most {_MOST_VALUES} values in all arrays, got {self._values}")
         if inner == _STRING:
             return [self._text() for _ in range(n)]
         if inner not in _SCALARS:

@@ -71,7 +71,7 @@ def _mamba2(raw: JsonObject) -> Mamba2:
     if heads % groups:
         raise ModelError(f"config.json: mamba_n_groups must divide {heads} heads, got {groups}")
     limits = raw.get("time_step_limit") or [0.0, math.inf]
-    if list(limits) not in ([0.0, math.inf], [0.0, {"__float__": "Infinity"}]):
+    if limits not in ([0.0, math.inf], [0.0, {"__float__": "Infinity"}]):
         raise ModelError(f"config.json: time_step_limit must be 0 to infinity, got {shown(limits)}")
     return Mamba2(
         heads=heads,
