@@ -141,8 +141,8 @@ def read_text_model(folder: Path) -> TextModel:
     prompts, default = told.get("prompts") or {}, told.get("default_prompt_name")
     if not isinstance(prompts, Mapping) or not all(isinstance(one, str) for one in prompts.values()):
         raise ModelError(f"config_sentence_transformers.json: prompts must be texts by name, got {shown(prompts)}")
-    if default is not None and default not in prompts:
-        known = ", ".join(sorted(prompts)) or "(none)"
+    if default is not None and (not isinstance(default, str) or default not in prompts):
+        known = shown(sorted(prompts))
         raise ModelError(
             f"config_sentence_transformers.json: default_prompt_name must be one of {known}, got {shown(default)}"
         )
