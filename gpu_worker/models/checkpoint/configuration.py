@@ -75,7 +75,7 @@ def inside(folder: Path, name: Any, what: str) -> Path:
     usual = isinstance(name, str) and name.isprintable() and len(name) <= _MAX_NAME
     if not usual or Path(name).is_absolute() or ".." in Path(name).parts:
         raise ModelError(f"{what} must be inside the model's folder, got {shown(name)}")
-    return folder / name
+    return Path(folder, name)
 
 
 class Stored(Protocol):

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from petiole.gpu_worker.exceptions import ModelError
+from petiole.gpu_worker.models.checkpoint.configuration import MAX_LAYERS as MAX_LAYERS
 from petiole.gpu_worker.models.checkpoint.configuration import (
-    MAX_LAYERS,
     MAX_VOCAB,
     JsonObject,
     architecture_of,

@@ -45,7 +45,8 @@ def configuration_of(name: str) -> dict[str, Any]:
         return raw
     kind, made = configuration(name)
     architecture = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
-    return json.loads(made.to_json_string()) | {"architectures": [architecture]}
+    raw = json.loads(made.to_json_string())
+    return raw | {"architectures": [architecture]}
 
 
 def planned(raw: dict[str, Any]) -> None:
