@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from petiole.contract.settings.engine import switch
+from petiole.gpu_worker.exceptions import MachineError
 from petiole.gpu_worker.models.checkpoint.finding import open_checkpoint
 from petiole.gpu_worker.models.checkpoint.safetensors import Checkpoint
 from petiole.gpu_worker.models.checkpoint.sentence_transformers import TextModel
@@ -93,6 +94,7 @@ _PROGRESS_FROM_BYTES = 256 * 2**20
 class LoadOptions:
     """The target device and format of weights. `max_positions`: length of the rotary tables. `on_read`: told how
     many bytes have been read. `int8_inputs`: where four-bit integers allow it, inputs meet them in eight bits.
+    `room`: bytes that new weights may take; None: the device refuses what it cannot hold.
 
     On the "meta" device, loading only checks that all tensors exist and have the right shape; it reads none.
     """
@@ -106,6 +108,7 @@ class LoadOptions:
     kernels: Kernels = field(default_factory=TorchKernels)
     storage: Storage = field(default_factory=Storage)
     on_read: Callable[[int], object] = lambda n_bytes: None
+    room: int | None = None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
         return self.storage.empty(shape, dtype or self.dtype, self.device)
@@ -162,7 +165,10 @@ def load_model(folder: Path, model: Model, options: LoadOptions) -> Decoder:
         source.check()
         if only_check:
             return checked
-        source.log(meta.storage.n_bytes, checkpoint.n_bytes())
+        needed = meta.storage.n_bytes
+        if options.room is not None and needed > options.room:
+            raise MachineError(f"{folder}: its weights must fit into {options.room} free bytes, got {needed}")
+        source.log(needed, checkpoint.n_bytes())
         if model.read is read_decoder and (left_out := parts_left_out(checkpoint, model)):
             log.info("the text part of this checkpoint is served, without %s", ", ".join(left_out))
         if options.int8_inputs and not takes_int8_inputs((checked.layers, checked.head)):

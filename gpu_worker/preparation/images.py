@@ -13,6 +13,7 @@ gigabytes is refused before anything is decoded. The file is decoded only if a s
 from __future__ import annotations
 
 import hashlib
+import re
 from contextlib import suppress
 from functools import partial
 from io import BytesIO
@@ -33,6 +34,18 @@ FORMATS = ("JPEG", "PNG", "WEBP")
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I")
 _ONE_CLEAR_COLOUR = ("1", "L", "RGB", *_SIXTEEN_BITS)
 """Modes without alpha. A PNG of such a mode may name one colour that is transparent."""
+MOST_SEGMENTS = 10_000
+"""Of a file. The largest pictures have a few thousand, of several kilobytes each."""
+MOST_SCANS = 100
+"""Of a progressive JPEG. Encoders make about ten."""
+_MOST_EXIF = 2**16
+"""Bytes. A JPEG's segment cannot have more."""
+_JPEG, _PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"
+_MARKER = re.compile(rb"\xff+[\x01-\xcf\xd8-\xfe]")
+"""Of a JPEG's segment. Within a scan a byte 255 is followed by 0, or by one that tells where a reader goes on."""
+_SCAN, _END = 0xDA, 0xD9
+_ALONE = (0x01, 0xD8, _END)
+"""Markers without a length."""
 _DEPTH_AT = 24  # of a PNG's bytes: the bits of a sample
 _READABLE = "must be a JPEG, PNG or WebP file that can be read"
 
@@ -42,6 +55,9 @@ def request_image(data: bytes, field: str, processor: Processor, config: EngineC
     limit = config.image_max_bytes
     require(len(data) > 0, field, _READABLE, "an empty file")
     require(len(data) <= limit, field, f"must have at most {limit} bytes", f"{len(data)} bytes")
+    segments, scans = parts_of(data)
+    require(segments <= MOST_SEGMENTS, field, f"must have at most {MOST_SEGMENTS} segments", "more")
+    require(scans <= MOST_SCANS, field, f"must have at most {MOST_SCANS} scans", "more")
     with _opened(data, field) as picture:
         width, height = picture.size
         pixels = f"must have at most {config.image_max_pixels} pixels"
@@ -54,6 +70,25 @@ def request_image(data: bytes, field: str, processor: Processor, config: EngineC
         processor.n_positions(width, height),
         cut=partial(_cut, data, content_hash, field, processor),
     )
+
+
+def parts_of(data: bytes) -> tuple[int, int]:
+    """How many chunks a PNG has, or segments and scans a JPEG, counted as far as the limits. A reader takes
+    microseconds for a segment of four bytes, and tens of milliseconds for a scan of a hundred bytes."""
+    segments = scans = 0
+    at, png = 8, data.startswith(_PNG)
+    while png and segments <= MOST_SEGMENTS and at < len(data):
+        last = data[at + 4 : at + 8] == b"IEND"
+        segments, at = segments + 1, len(data) if last else at + 12 + int.from_bytes(data[at : at + 4], "big")
+    at = 2 if data.startswith(_JPEG) else len(data)
+    while segments <= MOST_SEGMENTS and scans <= MOST_SCANS and (marker := _MARKER.search(data, at)):
+        kind, at = data[marker.end() - 1], marker.end()
+        if kind == _END and scans:
+            break
+        segments += len(marker[0]) - 1  # a reader steps through what fills the place before a marker
+        scans += kind == _SCAN
+        at += 0 if kind in _ALONE else max(2, int.from_bytes(data[at : at + 2], "big"))
+    return segments, scans
 
 
 def warm_up() -> Image.Image:
@@ -120,6 +155,8 @@ def _unreadable(field: str, error: BaseException) -> InvalidRequest:
 def _turned(picture: Image.Image) -> Image.Image:
     from PIL import ImageOps
 
+    if len(picture.info.get("exif") or b"") > _MOST_EXIF:
+        del picture.info["exif"]
     with suppress(Exception):  # a picture with broken EXIF stays as it is
         picture = ImageOps.exif_transpose(picture)
     return picture

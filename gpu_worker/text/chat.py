@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from petiole.gpu_worker.exceptions import InvalidRequest, ModelError
+from petiole.gpu_worker.models.checkpoint.configuration import shown
 from petiole.gpu_worker.text.checks import plain_data
 from petiole.gpu_worker.text.foreign import sandbox
 from petiole.gpu_worker.text.foreign.sandbox import TemplateFailed
@@ -54,7 +55,7 @@ class ChatTemplate:
             try:
                 sandbox.compile_template(source)
             except TemplateFailed as error:
-                raise ModelError(f"chat template {name!r} does not compile: {error}") from error
+                raise ModelError(f"chat template {shown(name)} does not compile: {error}") from error
 
     def render(
         self,

@@ -1,6 +1,6 @@
 """A model folder that cannot be served is refused in one line that says why.
 
-It ends a worker with status 70, which is tried for each stage of loading.
+It ends a worker with status 2, which is tried for each stage of loading.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from petiole.gpu_worker import Engine, EngineConfig, ModelError, models
+from tests.support.gguf import write
 from tests.support.site import Site
 from tests.support.trials import rest
 
@@ -61,6 +62,22 @@ def overlapping(header: dict[str, Any]) -> None:
     header[NORM]["data_offsets"] = header["model.layers.0.input_layernorm.weight"]["data_offsets"]
 
 
+def of_gguf(**changes: Any) -> Spoil:
+    def spoil(folder: Path) -> None:
+        sizes = {"block_count": 4, "context_length": 64, "embedding_length": 64, "feed_forward_length": 64}
+        of_model = sizes | {"attention.head_count": 4} | changes
+        of_text = {"model": "gpt2", "pre": "qwen2", "tokens": ["a", "b", "ab"], "token_type": [1] * 3}
+        metadata = {
+            "general.architecture": "qwen3",
+            **{f"qwen3.{key}": value for key, value in of_model.items()},
+            **{f"tokenizer.ggml.{key}": value for key, value in (of_text | {"merges": ["a b"]}).items()},
+        }
+        (folder / "model.safetensors").unlink()
+        write(folder / "model.gguf", metadata, {})
+
+    return spoil
+
+
 HOSTILE: dict[str, tuple[Spoil, str]] = {
     "a deep header": (deep_header, "nested too deep"),
     "shapes of floats": (headed(lambda header: header[NORM].update(shape=[64.5])), "shape must be"),
@@ -69,9 +86,13 @@ HOSTILE: dict[str, tuple[Spoil, str]] = {
     "a token id of 2^31": (configured(eos_token_id=2**31), "eos_token_id must be"),
     "10^9 layers": (configured(num_hidden_layers=10**9), "num_hidden_layers must be"),
     "weights that are no numbers": (not_a_number, "must have finite numbers"),
+    "GGUF of 10^9 layers": (of_gguf(block_count=10**9), "block_count must be a whole number from 1 to 10000, got"),
     "a deep tokenizer": (lambda folder: (folder / "tokenizer.json").write_bytes(DEEP), "not a readable tokenizer"),
 }
-STAGES = ("a deep tokenizer", "vocab_size -1", "a deep header", "weights that are no numbers")
+STAGES = (
+    *("a deep tokenizer", "vocab_size -1", "GGUF of 10^9 layers"),
+    *("a deep header", "weights that are no numbers"),
+)
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,9 @@ ENGINE = {
     "PETIOLE_STREAM_INTERVAL_MS": "0",
 }
 PICTURE = base64.b64encode(file(3)).decode()
+BOMB = file(3, "JPEG", progressive=True)
+BOMB = BOMB[:-2] + BOMB[BOMB.rindex(b"\xff\xda") : -2] * 1000
+"""A thousand scans."""
 CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "query": ("query", {"question": "Is there a circle?"}),
     "reasoning": ("query", {"question": "How many?", "reasoning": True, "max_tokens": 30, "temperature": 0.9}),
@@ -161,6 +164,7 @@ def test_what_is_bad_is_refused_by_name_and_the_worker_lives(site: Site) -> None
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("caption", {"image": base64.b64encode(b"no picture at all").decode()}, "image"),
         ("caption", {"image": base64.b64encode(file(3)[:300]).decode()}, "image"),
+        ("caption", {"image": base64.b64encode(BOMB).decode()}, "image"),
         ("caption", {"image": expired}, "image"),
         ("caption", {"image": "https://example.org/a.png"}, "image"),
         ("caption", {"image": PICTURE, "length": "huge"}, "length"),

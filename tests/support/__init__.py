@@ -71,6 +71,7 @@ Models and devices:
     families         every family that can be served, small and random
     gguf             GGUF files, written by loops
     gguf_models      models of transformers as GGUF files
+    mutated          files of strangers: one value of a valid one is changed
     moondream        a narrow Moondream 2
     other_decoders   decoders that differ from the known one in one thing each
     text_models      small random models of texts, with the files of sentence-transformers

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from petiole.contract.errors import shorten
 from petiole.contract.limits import MAX_TOOLS
@@ -61,7 +61,7 @@ class Times:
 class ItemsBody(RequestBody):
     """What all requests with items share."""
 
-    input: Any = Field(default_factory=list)
+    input: Annotated[Any, BeforeValidator(Entries(items.MOST).check)] = Field(default_factory=list)
     instructions: str | None = None
     previous_response_id: str | None = Field(default=None, max_length=128)
     conversation: Any = None

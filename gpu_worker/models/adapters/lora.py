@@ -9,6 +9,7 @@ ranks below the bank's are padded with zeros, so that all slots have the same sh
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,8 @@ from torch import Tensor
 
 from petiole.gpu_worker.exceptions import AdapterError, ModelError
 from petiole.gpu_worker.models.adapters.files import ADAPTER_FILES
-from petiole.gpu_worker.models.checkpoint.configuration import read_json
-from petiole.gpu_worker.models.checkpoint.safetensors import SafetensorsFile
+from petiole.gpu_worker.models.checkpoint.configuration import read_json, shown
+from petiole.gpu_worker.models.checkpoint.safetensors import MAX_HEADER_BYTES, SafetensorsFile
 from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.models.weights.names import LINEARS, LLAMA, LinearName, Names
 
@@ -34,6 +35,8 @@ _UNSUPPORTED = (
     "alora_invocation_tokens",
 )
 _MAX_ALPHA = 1e30
+_MAX_SETTINGS = 2**20
+"""Bytes of adapter_config.json. A worker reads it while it serves."""
 _ALIGNED = 64
 """Each tensor begins at a multiple of this many elements."""
 
@@ -113,6 +116,10 @@ class AdaptedModel:
         sizes = (self.sizes(i, linear) for i in range(self.plan.n_layers) for linear in LINEARS)
         return itemsize * sum(sum(parts) + len(parts) * inputs for parts, inputs in sizes)
 
+    def most_bytes(self, max_rank: int) -> int:
+        """Of an adapter's file, in the widest type."""
+        return max_rank * self.rank_bytes(torch.float64.itemsize) + MAX_HEADER_BYTES
+
 
 def read_adapter(
     name: str,
@@ -125,9 +132,10 @@ def read_adapter(
     """Read a PEFT adapter from its folder, into memory that CUDA copies from if `pinned`. Raises AdapterError."""
     settings, weights = ADAPTER_FILES
     try:
-        raw = read_json(folder / settings)
+        raw = read_json(folder / settings, _MAX_SETTINGS)
         rank, scale = _rank_and_scale(name, raw, max_rank)
-        file = SafetensorsFile(folder / weights, mapped=False)  # it may be overwritten at any time
+        most = model.most_bytes(max_rank)
+        file = SafetensorsFile(folder / weights, mapped=False, most=most)  # it may be overwritten at any time
         _check_patterns(name, raw, [match[1] for match in map(_TENSOR.match, file.entries) if match])
         found = _read_weights(name, file, model, rank, scale)
         return Adapter(name, rank, *_packed(found, dtype, pinned))
@@ -164,11 +172,16 @@ def _check_patterns(name: str, raw: Mapping[str, Any], modules: Sequence[str]) -
     """Ranks and scales of single modules are refused, if they are those of a module that the adapter changes. PEFT
     writes some for experts into every adapter of a mixture. A pattern is read as the end of a name; one that says
     more is taken for a match."""
+    ends = sorted(module[::-1] for module in modules)
     for key in ("rank_pattern", "alpha_pattern"):
-        for pattern in raw.get(key) or ():
+        patterns = raw.get(key) or {}
+        if not isinstance(patterns, Mapping):
+            raise AdapterError(f"adapter {name}: {key} must be numbers by pattern, got {shown(patterns)}")
+        for pattern in patterns:
             end = str(pattern).removeprefix("^").removeprefix(".*").removeprefix("\\.").removesuffix("$")
             plain = end.replace("\\.", ".")
-            if not re.fullmatch(r"[\w.]+", plain) or any(one.endswith(plain) for one in modules):
+            at = bisect_left(ends, plain[::-1])
+            if not re.fullmatch(r"[\w.]+", plain) or "".join(ends[at : at + 1]).startswith(plain[::-1]):
                 raise AdapterError(f"adapter {name}: {key} is not supported")
 
 
@@ -184,19 +197,19 @@ def _read_weights(
         place = model.find(match[1])
         if place is None and ".experts" in key:
             raise AdapterError(
-                f"adapter {name}: {key} changes experts, which adapters cannot (known: {model.known})"
+                f"adapter {name}: {shown(key)} changes experts, which adapters cannot (known: {model.known})"
             )
         if place is None:
-            raise AdapterError(f"adapter {name}: {key} fits nothing in this model (known: {model.known})")
+            raise AdapterError(f"adapter {name}: {shown(key)} fits nothing in this model (known: {model.known})")
         expected = (rank, place.inputs) if match[2] == "A" else (sum(place.outputs), rank)
-        tensor = file.tensor(key).float().clone()
-        if tuple(tensor.shape) != expected:
-            raise AdapterError(f"adapter {name}: {key} must have shape {list(expected)}, got {list(tensor.shape)}")
-        found.setdefault(match[1], {})[match[2]] = tensor
+        if (shape := file.entries[key].shape) != expected:
+            raise AdapterError(f"adapter {name}: {shown(key)} must have shape {list(expected)}, got {list(shape)}")
+        found.setdefault(match[1], {})[match[2]] = file.tensor(key).float().clone()
         stored[match[1]] = place
     halves = [module for module, pair in found.items() if len(pair) != 2]
     if halves or not found:
-        raise AdapterError(f"adapter {name}: lora_A or lora_B is missing for {halves or 'every layer'}")
+        lacking = shown(halves) if halves else "every layer"
+        raise AdapterError(f"adapter {name}: lora_A or lora_B is missing for {lacking}")
     weights: dict[LoraTarget, tuple[Tensor, Tensor]] = {}
     for module, pair in found.items():
         place, what = stored[module], f"{module.rpartition('.')[2]} of layer {stored[module].layer}"

@@ -145,7 +145,7 @@ def _ropes(defaults: ClassDefaults, filled: JsonObject) -> JsonObject:
         )
     if named is not None and (flat := sorted(set(named) - set(defaults.ropes))):
         kinds = ", ".join(defaults.ropes)
-        raise ModelError(f"config.json: rope_parameters must be by kind of layer ({kinds}), got {', '.join(flat)}")
+        raise ModelError(f"config.json: rope_parameters must be by kind of layer ({kinds}), got {shown(flat)}")
     if scaling and not any(one.scaled for one in defaults.ropes.values()):
         raise ModelError(f"config.json: rope_scaling must be null beside rope_parameters, got {shown(scaling)}")
     by_kind = {}
@@ -153,6 +153,8 @@ def _ropes(defaults: ClassDefaults, filled: JsonObject) -> JsonObject:
         own = None if named is None else named.get(kind)
         if named is not None and own is None and one.theta is None:
             raise KeyError(f"rope_parameters.{kind}")
+        if own is not None and not isinstance(own, Mapping):
+            raise ModelError(f"config.json: rope_parameters.{kind} must be an object, got {shown(own)}")
         own = own if not (scaling and one.scaled) else {"rope_type": "default", **(own or {}), **scaling}
         by_kind[kind] = _rope(one, own, filled, False)
     return by_kind

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from petiole.gpu_worker.exceptions import ModelError
 
 JsonObject = Mapping[str, Any]
 
 MAX_VOCAB = 2**24
-"""A limit far above every model."""
+MAX_LAYERS = 10_000
+"""Limits far above every model."""
 MAX_BYTES = 2**27
 """Of a file of text: tokenizer.json may have 40 MB."""
+MAX_JSON = 2**25
+"""Bytes of other JSON, which takes up to twenty times as many in memory."""
+MAX_DEPTH = 100
+"""Of lists and objects in each other: beyond what the interpreter handles, a value cannot even be shown."""
+_MAX_NAME = 255
+"""Letters of a file's name."""
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""Half of a character, or, without the other half, what no log and no hash can encode."""
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    loaded = _loaded(path)
+def read_json(path: Path, most: int = MAX_JSON) -> dict[str, Any]:
+    """most: bytes of the file."""
+    loaded = _loaded(path, most)
     if not isinstance(loaded, dict):
         raise ModelError(f"{path} must hold a JSON object")
     return loaded
@@ -27,15 +39,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_list(path: Path) -> list[dict[str, Any]]:
     """A file with a list of objects."""
-    loaded = _loaded(path)
+    loaded = _loaded(path, MAX_JSON)
     if not isinstance(loaded, list) or not all(isinstance(one, dict) for one in loaded):
         raise ModelError(f"{path} must hold a list of JSON objects")
     return loaded
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, most: int = MAX_BYTES) -> str:
     """A file of text. Raises ModelError."""
-    check_file(path, MAX_BYTES)
+    check_file(path, most)
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -57,15 +69,61 @@ def check_file(path: Path, most: int | None = None) -> None:
         raise ModelError(f"{path} must have at most {most} bytes, got {found.st_size}")
 
 
-def _loaded(path: Path) -> Any:
+def inside(folder: Path, name: Any, what: str) -> Path:
+    """A file or folder of a model's folder. what: names it, for the message. Raises ModelError for another place,
+    behind which the machine's own files may be."""
+    usual = isinstance(name, str) and name.isprintable() and len(name) <= _MAX_NAME
+    if not usual or Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ModelError(f"{what} must be inside the model's folder, got {shown(name)}")
+    return Path(folder, name)
+
+
+class Stored(Protocol):
+    """Bytes of a file."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
+def check_disjoint(entries: Mapping[str, Stored]) -> None:
+    """Raises ValueError if two tensors share bytes: a small file would become a large model."""
+    inside = sorted((entry.start, entry.end, name) for name, entry in entries.items() if entry.end > entry.start)
+    for (_, end, name), (start, _, other) in pairwise(inside):
+        if start < end:
+            raise ValueError(f"data_offsets of {shown(name)} and {shown(other)} overlap by {end - start} bytes")
+
+
+def _loaded(path: Path, most: int) -> Any:
+    text = read_text(path, most)
     try:
-        return json.loads(read_text(path))
+        return parsed(text)
     except ValueError as error:
-        if isinstance(error, ModelError):
-            raise
         raise ModelError(f"{path} cannot be read: {error}") from None
+
+
+def parsed(text: str) -> Any:
+    """The value of JSON. Raises ValueError for other text, and for values that cannot be shown."""
+    try:
+        value = json.loads(text)
     except RecursionError:
-        raise ModelError(f"{path} cannot be read: it is nested too deep") from None
+        level = [None]
+    else:
+        level = [value]
+        for _ in range(MAX_DEPTH):
+            level = [one for outer in level for one in _inside(outer)]
+    if level:
+        raise ValueError(f"it must be nested at most {MAX_DEPTH} deep, and is nested too deep")
+    if _SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def _inside(outer: Any) -> Iterable[Any]:
+    """The lists and objects in a list or object."""
+    values = outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ()
+    return (one for one in values if isinstance(one, dict | list))
 
 
 def end_token_ids(folder: Path) -> frozenset[int]:

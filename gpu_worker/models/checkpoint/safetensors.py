@@ -6,13 +6,11 @@ that the file's pages are no longer needed, so a load never holds the weights tw
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,7 +19,14 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.checkpoint.configuration import check_file, read_json, shown
+from petiole.gpu_worker.models.checkpoint.configuration import (
+    check_disjoint,
+    check_file,
+    inside,
+    parsed,
+    read_json,
+    shown,
+)
 
 DTYPES = {
     "F64": torch.float64,
@@ -41,7 +46,8 @@ STORED_DTYPES = DTYPES | {
 }
 """And those of quantised weights, which mean nothing without the tensors beside them."""
 
-_MAX_HEADER_BYTES = 100 * 2**20
+MAX_HEADER_BYTES = 2**25
+"""About 250,000 tensors. JSON takes up to twenty times as many bytes in memory."""
 _MAX_DIMENSIONS = 8
 _MAX_SIZE = 2**63 - 1
 
@@ -83,14 +89,6 @@ def _reason(error: Exception) -> str:
     """In a line that does not repeat the file, as the `repr` of a UnicodeDecodeError would."""
     said = " ".join(str(error).split())
     return f"{type(error).__name__}: {said if len(said) <= 400 else said[:400] + '…'}"
-
-
-def _check_disjoint(entries: dict[str, TensorEntry]) -> None:
-    """Raises ValueError if two tensors share bytes."""
-    inside = sorted((entry.start, entry.end, name) for name, entry in entries.items() if entry.end > entry.start)
-    for (_, end, name), (start, _, other) in pairwise(inside):
-        if start < end:
-            raise ValueError(f"data_offsets of {name} and {other} overlap by {end - start} bytes")
 
 
 class TensorFile(ABC):
@@ -136,13 +134,14 @@ class SafetensorsFile(TensorFile):
     """One file of a checkpoint. Opening it checks that every tensor lies inside the file.
 
     `mapped` False: read it into memory instead. Truncating a mapped file while it is read kills the process.
+    `most`: bytes of the file.
     """
 
-    def __init__(self, path: Path, *, mapped: bool = True) -> None:
+    def __init__(self, path: Path, *, mapped: bool = True, most: int | None = None) -> None:
         super().__init__(path)
         if not path.exists():
             raise ModelError(f"{path} is missing")
-        check_file(path)
+        check_file(path, most)
         try:
             with path.open("rb") as file:
                 self._map = (
@@ -155,22 +154,22 @@ class SafetensorsFile(TensorFile):
     def _read_header(self) -> dict[str, TensorEntry]:
         size = len(self._map)
         length = int.from_bytes(self._map[:8], "little") if size >= 8 else -1
-        if not 0 < length <= min(_MAX_HEADER_BYTES, size - 8):
+        if MAX_HEADER_BYTES < length <= size - 8:
+            raise ModelError(f"{self.path}: its header must have at most {MAX_HEADER_BYTES} bytes, got {length}")
+        if not 0 < length <= size - 8:
             raise ModelError(f"{self.path} is not a safetensors file, or is truncated ({size} bytes)")
         at = ""
         try:
-            header: dict[str, Any] = json.loads(self._map[8 : 8 + length])
+            header: dict[str, Any] = parsed(self._map[8 : 8 + length].decode())
             header.pop("__metadata__", None)
             entries = {}
             for name, raw in header.items():
                 at = f"tensor {shown(name)}: "
                 entries[name] = _entry(raw, 8 + length)
             at = ""
-            _check_disjoint(entries)
+            check_disjoint(entries)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise ModelError(f"{self.path} has a damaged header: {at}{_reason(error)}") from None
-        except RecursionError:
-            raise ModelError(f"{self.path} has a damaged header: it is nested too deep") from None
         end = max((entry.end for entry in entries.values()), default=0)
         if end > size:
             raise ModelError(f"{self.path} is truncated: {size} bytes, its header promises {end}")
@@ -212,7 +211,7 @@ class Checkpoint:
         self.folder = folder
         self.files = list(files) or [SafetensorsFile(path) for path in _weight_files(folder)]
         for module in modules:
-            where, stem = _inside(folder, module), module.removesuffix(".safetensors")
+            where, stem = folder / module, module.removesuffix(".safetensors")
             alone = stem != module
             of_module = [SafetensorsFile(path) for path in ([where] if alone else _weight_files(where))]
             before = f"{stem}." if alone else f"{module}/"
@@ -303,19 +302,10 @@ def _weight_files(folder: Path) -> list[Path]:
     if single.exists():
         return [single]
     if index.exists():
-        try:
-            weight_map = read_json(index)["weight_map"]
-            return [_inside(folder, name) for name in sorted(set(weight_map.values()))]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if isinstance(error, ModelError):
-                raise
-            raise ModelError(f"{index} cannot be read: {_reason(error)}") from None
+        given = read_json(index).get("weight_map")
+        if not isinstance(given, dict) or not all(isinstance(name, str) for name in given.values()):
+            raise ModelError(f"{index}: weight_map must be names of files by tensor, got {shown(given)}")
+        return [inside(folder, name, f"{index}: weight_map") for name in sorted(set(given.values()))]
     other = sorted(path.name for path in folder.glob("*.bin"))
     hint = f"; {other[0]} is a pickle, convert it to safetensors" if other else ""
     raise ModelError(f"{folder} has neither model.safetensors nor model.safetensors.index.json{hint}")
-
-
-def _inside(folder: Path, name: str) -> Path:
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise ValueError(f"weight_map must name files of the folder, got {shown(name)}")
-    return folder / name

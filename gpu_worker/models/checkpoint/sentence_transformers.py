@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.checkpoint.configuration import JsonObject, read_json, read_list, shown
+from petiole.gpu_worker.models.checkpoint.configuration import JsonObject, inside, read_json, read_list, shown
 from petiole.gpu_worker.models.plan import MAX_POSITION, Dense, Pooling, PoolingKind
 from petiole.gpu_worker.request.embeddings import Judge
 
@@ -80,7 +80,7 @@ def read_modules(folder: Path) -> Modules | None:
     last = 0
     for k, module in enumerate(read_list(path)):
         name, where = str(module.get("type", "")), str(module.get("path", ""))
-        short = name.rpartition(".")[2]
+        place, short = inside(folder, where, f"{path}: the path of a module"), name.rpartition(".")[2]
         if short in _ORDER:
             if _ORDER.index(short) < last:
                 raise ModelError(f"{path}: modules must be in the order {', '.join(_ORDER)}, got {short} late")
@@ -88,13 +88,13 @@ def read_modules(folder: Path) -> Modules | None:
         match short:
             case "Transformer":
                 if k or where:
-                    at = f"must be the first, in the model's own folder, got number {k} in {where!r}"
+                    at = f"must be the first, in the model's own folder, got number {k} in {shown(where)}"
                     raise ModelError(f"{path}: the module Transformer {at}")
             case "Pooling":
-                pooling = _pooling(folder / where / "config.json")
+                pooling = _pooling(place / "config.json")
             case "Dense":
-                denses.append(_dense(folder / where / "config.json", where))
-                _refuse_pickles(folder / where)
+                denses.append(_dense(place / "config.json", where))
+                _refuse_pickles(place)
                 folders.append(where)
             case "Normalize":
                 normalize = True
@@ -102,7 +102,7 @@ def read_modules(folder: Path) -> Modules | None:
                 pass
             case _:
                 known = "Transformer, Pooling, Dense, Normalize, Dropout or LogitScore"
-                raise ModelError(f"{path}: modules must be {known}, got {name!r}")
+                raise ModelError(f"{path}: modules must be {known}, got {shown(name)}")
     if pooling is None:
         return None
     return Modules(replace(pooling, denses=tuple(denses), normalize=normalize), tuple(folders))
@@ -118,7 +118,7 @@ def read_judge(folder: Path) -> Judge | None:
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in listed]
     if kinds != ["Transformer", "LogitScore"]:
         raise ModelError(f"{path}: modules must be Transformer and LogitScore, got {', '.join(kinds)}")
-    path = folder / str(found[0].get("path", "")) / "config.json"
+    path = inside(folder, str(found[0].get("path", "")), f"{path}: the path of a module") / "config.json"
     raw, told = read_json(path), _optional(folder / "config_sentence_transformers.json")
     tokens = [raw.get(f"{name}_token_id") for name in ("true", "false")]
     if not all(type(token) is int and token >= 0 for token in tokens):
@@ -141,8 +141,8 @@ def read_text_model(folder: Path) -> TextModel:
     prompts, default = told.get("prompts") or {}, told.get("default_prompt_name")
     if not isinstance(prompts, Mapping) or not all(isinstance(one, str) for one in prompts.values()):
         raise ModelError(f"config_sentence_transformers.json: prompts must be texts by name, got {shown(prompts)}")
-    if default is not None and default not in prompts:
-        known = ", ".join(sorted(prompts)) or "(none)"
+    if default is not None and (not isinstance(default, str) or default not in prompts):
+        known = shown(sorted(prompts))
         raise ModelError(
             f"config_sentence_transformers.json: default_prompt_name must be one of {known}, got {shown(default)}"
         )

@@ -11,7 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.checkpoint.configuration import MAX_VOCAB, JsonObject, architecture_of, shown
+from petiole.gpu_worker.models.checkpoint.configuration import (
+    MAX_LAYERS as MAX_LAYERS,
+    MAX_VOCAB,
+    JsonObject,
+    architecture_of,
+    shown,
+)
 from petiole.gpu_worker.models.plan import (
     MAX_POSITION,
     Activation,
@@ -27,7 +33,6 @@ from petiole.gpu_worker.models.plan import (
 from petiole.gpu_worker.models.weights.formats.quantization_config import declared_by
 from petiole.gpu_worker.models.weights.names import Names
 
-MAX_LAYERS = 10_000
 MAX_WIDTH = 2**20
 MAX_EXPERTS = 2**16
 MAX_LABELS = 100_000
@@ -65,13 +70,18 @@ def text_part(raw: JsonObject) -> JsonObject:
     return {**inner, **kept, **{key: raw[key] for key in whole if key in raw}}
 
 
-def whole(raw: JsonObject, key: str, high: int, default: int | None = None) -> int:
-    """A whole number from 1 to `high`. Raises KeyError if the key is missing and there is no default."""
+def whole(raw: JsonObject, key: str, high: int, default: int | None = None, low: int = 1) -> int:
+    """A whole number from `low` to `high`. Raises KeyError if the key is missing and there is no default."""
     value = raw[key] if default is None else raw.get(key, default)
     number = int(value) if isinstance(value, float) and value.is_integer() else value
-    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= high:
-        raise ModelError(f"config.json: {key} must be a whole number from 1 to {high}, got {shown(value)}")
+    if not isinstance(number, int) or isinstance(number, bool) or not low <= number <= high:
+        raise ModelError(f"config.json: {key} must be a whole number from {low} to {high}, got {shown(value)}")
     return number
+
+
+def or_default(raw: JsonObject, key: str, default: int, high: int = MAX_POSITION) -> int:
+    """A whole number from 1 to `high`; the default if the key is missing, null or 0."""
+    return whole(raw, key, high) if raw.get(key) else default
 
 
 def number(given: JsonObject, key: str, default: float, low: float = 0.0) -> float:
@@ -90,7 +100,7 @@ def activation(raw: JsonObject, known: Sequence[Activation], key: str = "hidden_
     found = _ACTIVATIONS.get(str(given)) if given else known[0]
     if found not in known:
         names = " or ".join(known)
-        raise ModelError(f"config.json: {key} must be {names} for {architecture_of(raw)}, got {given!r}")
+        raise ModelError(f"config.json: {key} must be {names} for {architecture_of(raw)}, got {shown(given)}")
     assert found is not None
     return found
 
@@ -118,37 +128,36 @@ def head_dim(raw: JsonObject, default: int | None = None) -> int:
 def rotary(raw: JsonObject, width: int, kind_of_layer: str = "", *, partial: bool = False) -> Rotary:
     """The rotation of heads of this width. kind_of_layer: whose parameters to read, where each kind has its own.
     partial: whether the family rotates a part of a head."""
-    given = dict(raw.get("rope_parameters") or {}) | dict(raw.get("rope_scaling") or {})
-    if isinstance(given.get(kind_of_layer), Mapping):
-        given = dict(given[kind_of_layer])
+    given = {**objects(raw, "rope_parameters"), **objects(raw, "rope_scaling")}
+    if kind_of_layer in given:
+        given = dict(objects(given, kind_of_layer))
     nested = [key for key, value in given.items() if isinstance(value, Mapping)]
     if nested:
-        raise ModelError(f"config.json: rope parameters must be the same for all layers, got {', '.join(nested)}")
+        raise ModelError(f"config.json: rope parameters must be the same for all layers, got {shown(nested)}")
     kind: Any = str(given.get("rope_type") or given.get("type") or "default")
     kind = {"su": "longrope", "mrope": "default"}.get(kind, kind)  # all axes of a text are one
     if kind not in _KINDS:
-        raise ModelError(f"config.json: rope type must be {', '.join(_KINDS)}, got {kind!r}")
-    part = float(given.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0)
+        raise ModelError(f"config.json: rope type must be {', '.join(_KINDS)}, got {shown(kind)}")
+    part = number(given if given.get("partial_rotary_factor") else raw, "partial_rotary_factor", 1.0) or 1.0
     turning, part = (part, 1.0) if kind == "proportional" else (1.0, part)
-    if not (partial and 0 < part <= 1) and part != 1.0:
-        raise ModelError(f"config.json: partial_rotary_factor must be 1, got {part:g}")
-    amplitude = given.get("attention_factor")
+    if (part != 1.0 and not (partial and 0 < part <= 1)) or turning > 1:
+        limit = "from 0 to 1" if partial or turning > 1 else "1"
+        raise ModelError(f"config.json: partial_rotary_factor must be {limit}, got {max(part, turning):g}")
     longest = whole(raw, "max_position_embeddings", MAX_POSITION, 2048)
-    original = int(
-        given.get("original_max_position_embeddings") or raw.get("original_max_position_embeddings") or longest
-    )
+    trained = "original_max_position_embeddings"
+    original = or_default(given, trained, or_default(raw, trained, longest))
     found = Rotary(
         dims=int(width * part),
         theta=number(given if given.get("rope_theta") else raw, "rope_theta", 10_000.0, low=1.0),
         kind=kind,
         original_max_position=original,
-        low_freq_factor=float(given.get("low_freq_factor", 1.0)),
-        high_freq_factor=float(given.get("high_freq_factor", 4.0)),
-        beta_fast=float(given.get("beta_fast") or 32.0),
-        beta_slow=float(given.get("beta_slow") or 1.0),
-        attention_factor=None if amplitude is None else float(amplitude),
-        mscale=float(given.get("mscale") or 0.0),
-        mscale_all_dim=float(given.get("mscale_all_dim") or 0.0),
+        low_freq_factor=number(given, "low_freq_factor", 1.0),
+        high_freq_factor=number(given, "high_freq_factor", 4.0),
+        beta_fast=number(given, "beta_fast", 32.0) or 32.0,
+        beta_slow=number(given, "beta_slow", 1.0) or 1.0,
+        attention_factor=None if given.get("attention_factor") is None else number(given, "attention_factor", 1.0),
+        mscale=number(given, "mscale", 0.0),
+        mscale_all_dim=number(given, "mscale_all_dim", 0.0),
         truncate=bool(given.get("truncate", True)),
         fraction=turning,
     )
@@ -158,14 +167,17 @@ def rotary(raw: JsonObject, width: int, kind_of_layer: str = "", *, partial: boo
         return replace(found, factor=factor, short_factors=short, long_factors=long)
     if kind == "default" or (kind == "proportional" and "factor" not in given):
         return found
-    return replace(found, factor=number({"factor": float(given["factor"])}, "factor", 1.0, low=1e-3))
+    if given["factor"] is None:
+        raise KeyError("factor")
+    return replace(found, factor=number(given, "factor", 1.0, low=1e-3))
 
 
 def _factors(given: JsonObject, key: str, n: int) -> tuple[float, ...]:
-    found = tuple(float(one) for one in given[key])
-    if len(found) != n or not all(1e-6 <= one <= 1e6 for one in found):
+    found = given[key]
+    known = isinstance(found, list) and len(found) == n and all(isinstance(one, int | float) for one in found)
+    if not known or not all(1e-6 <= one <= 1e6 for one in found):
         raise ModelError(f"config.json: {key} must be {n} numbers from 1e-06 to 1e+06, got {shown(found)}")
-    return found
+    return tuple(map(float, found))
 
 
 def router(raw: JsonObject, *keys: str, chosen: str = "num_experts_per_tok", **more: Any) -> Router:
@@ -238,12 +250,30 @@ def layer_types(
 ) -> tuple[str, ...]:
     """The kind of mixer of each layer. default: if config.json names none; None: full attention."""
     n = n_layers(raw)
-    kinds = raw.get("layer_types") or default or [FULL] * n
-    unknown = set(kinds) - set(known)
+    kinds, names = raw.get("layer_types") or default or [FULL] * n, " or ".join(known)
+    if not isinstance(kinds, list | tuple) or not all(isinstance(kind, str) for kind in kinds):
+        raise ModelError(f"config.json: layer_types must be a list of {names}, got {shown(kinds)}")
+    unknown = sorted(set(kinds) - set(known))
     if unknown or len(kinds) != n:
-        found, names = ", ".join(map(str, sorted(unknown))) or f"{len(kinds)}", " or ".join(known)
+        found = shown(", ".join(unknown))[1:-1] or len(kinds)
         raise ModelError(f"config.json: layer_types must be {names} for {n} layers, got {found}")
     return tuple(kinds)
+
+
+def indices(raw: JsonObject, key: str) -> frozenset[int]:
+    """Numbers of layers; none if the key is missing or null."""
+    given = raw.get(key)
+    if given is not None and not (isinstance(given, list) and all(type(one) is int for one in given)):
+        raise ModelError(f"config.json: {key} must be a list of numbers of layers, got {shown(given)}")
+    return frozenset(given or ())
+
+
+def objects(raw: JsonObject, key: str) -> JsonObject:
+    """An object; an empty one if the key is missing or null."""
+    given = raw.get(key) or {}
+    if not isinstance(given, Mapping):
+        raise ModelError(f"config.json: {key} must be an object, got {shown(given)}")
+    return given
 
 
 def windows(raw: JsonObject, *, windowed: bool, default: Sequence[str] | None = None) -> tuple[int, ...]:
@@ -253,7 +283,7 @@ def windows(raw: JsonObject, *, windowed: bool, default: Sequence[str] | None = 
     window = whole(raw, "sliding_window", 2**31 - 1, 4096) if counts else 0
     if raw.get("layer_types") or default:
         return tuple(window if kind == SLIDING else 0 for kind in layer_types(raw, default))
-    first = int(raw.get("max_window_layers") or 0)
+    first = or_default(raw, "max_window_layers", 0)
     return tuple(window if layer >= first else 0 for layer in range(n_layers(raw)))
 
 

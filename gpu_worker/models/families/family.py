@@ -33,7 +33,7 @@ class Family:
             self._check_layers(raw)
             return Model(raw, self.plan(completed(raw)), self.names, self.read)
         except KeyError as error:
-            raise ModelError(f"config.json of a {name} lacks {error.args[0]!r}") from None
+            raise ModelError(f"config.json of a {name} lacks {shown(error.args[0])}") from None
         except ModelError:
             raise
         except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
@@ -42,8 +42,10 @@ class Family:
     def _check_layers(self, raw: JsonObject) -> None:
         inner = raw.get("text_config")
         for part in (raw, inner if isinstance(inner, Mapping) else {}):
-            given = part.get("per_layer_config") or {}
-            unread = sorted({key for layer in dict(given).values() for key in layer} - set(self.by_layer))
+            given = part.get("per_layer_config")
+            layers = given.values() if isinstance(given, Mapping) else ()
+            keys = {key for one in layers if isinstance(one, Mapping) for key in one}
+            unread = sorted(keys - set(self.by_layer))
             if unread:
                 known = " or ".join(self.by_layer) or "empty"
                 raise ModelError(f"config.json: per_layer_config must be {known}, got {shown(unread)}")

@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
+from petiole.gpu_worker.models.checkpoint.configuration import MAX_LAYERS, MAX_VOCAB, JsonObject, shown
+from petiole.gpu_worker.models.families.config_keys import MAX_WIDTH, objects, whole
 from petiole.gpu_worker.models.moondream.crops import CropGeometry
-from petiole.gpu_worker.models.plan import Attention, FeedForward, Layer, ModelPlan, Norm, Rotary
+from petiole.gpu_worker.models.plan import MAX_POSITION, Attention, FeedForward, Layer, ModelPlan, Norm, Rotary
 
 ARCHITECTURES = ("Moondream", "HfMoondream")
 HEAD_DIM, ROTARY_DIM = 64, 32
 """Fixed in the family: the size of the text decoder's heads, and how much of each head is rotated."""
+
+_MAX_SIDE, _MAX_CROPS = 4096, 64
+"""Pixels of a crop's side, and crops of a picture: limits far above the family's."""
 
 NORM = Norm(kind="layer", eps=1e-5, bias=True)
 """The norm of the decoder of text and of the encoder."""
@@ -97,34 +101,41 @@ def text_plan(raw: JsonObject) -> ModelPlan:
 def parse_moondream_config(raw: JsonObject) -> MoondreamConfig:
     """Parse a configuration with the names of the reference implementation: `config` with `text`, `vision`,
     `region` and `tokenizer`. Missing values are those of the release. Raises ModelError."""
-    given = raw.get("config") or {}
+    given = objects(raw, "config")
     try:
-        return _parse(raw, *({**(given.get(part) or {})} for part in ("text", "vision", "region", "tokenizer")))
+        return _parse(raw, *(dict(objects(given, part)) for part in ("text", "vision", "region", "tokenizer")))
     except ModelError:
         raise
     except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError) as error:
-        raise ModelError(f"config.json of a Moondream makes no sense: {error!r}") from error
+        raise ModelError(f"config.json of a Moondream makes no sense: {error}") from error
 
 
 def _parse(
     raw: JsonObject, text: dict[str, Any], vision: dict[str, Any], region: dict[str, Any], tokens: dict[str, Any]
 ) -> MoondreamConfig:
-    dim, heads = int(text.get("dim", 2048)), int(text.get("n_heads", 32))
+    dim, heads = whole(text, "dim", MAX_WIDTH, 2048), whole(text, "n_heads", MAX_WIDTH, 32)
     if dim != heads * HEAD_DIM:
         raise ModelError(f"config.json: dim must be {HEAD_DIM} for each of {heads} heads, got {dim}")
     if any(part.get("group_size") is not None for part in (text, region)):
         raise ModelError("config.json: weights that are quantised already (group_size) are not read")
-    layers, known = int(text.get("n_layers", 24)), TokenConfig()
-    patch = int(vision.get("enc_patch_size", 14))
-    side = int(vision.get("crop_size", 378))
-    if side % patch:
-        raise ModelError(f"config.json: crop_size must be a multiple of {patch}, got {side}")
-    bins = int(region.get("coord_out_dim", 1024))
-    if int(region.get("size_out_dim", 2 * bins)) != 2 * bins:
+    kv_heads = whole(text, "n_kv_heads", MAX_WIDTH, heads)
+    if heads % kv_heads:
+        raise ModelError(f"config.json: n_kv_heads must divide {heads} heads, got {kv_heads}")
+    layers, known = whole(text, "n_layers", MAX_LAYERS, 24), TokenConfig()
+    encoder, encoder_heads = whole(vision, "enc_dim", MAX_WIDTH, 1152), whole(vision, "enc_n_heads", MAX_WIDTH, 16)
+    if encoder % encoder_heads:
+        raise ModelError(f"config.json: enc_n_heads must divide {encoder}, enc_dim, got {encoder_heads}")
+    bins = whole(region, "coord_out_dim", MAX_WIDTH, 1024, low=2)
+    if whole(region, "size_out_dim", 2 * MAX_WIDTH, 2 * bins) != 2 * bins:
         raise ModelError(f"config.json: size_out_dim must be {2 * bins}, got {region['size_out_dim']}")
+    vocab = whole(text, "vocab_size", MAX_VOCAB, 51200)
+
+    def token(key: str, default: int) -> int:
+        return whole(tokens, key, vocab - 1, default, low=0)
+
     mixer = Attention(
         heads=heads,
-        kv_heads=int(text.get("n_kv_heads", heads)),
+        kv_heads=kv_heads,
         head_dim=HEAD_DIM,
         scale=HEAD_DIM**-0.5,
         rotary=Rotary(ROTARY_DIM),
@@ -132,47 +143,64 @@ def _parse(
         qkv_bias=True,
         out_bias=True,
     )
-    fed = FeedForward(int(text.get("ff_dim", 8192)), "gelu_tanh", gated=False, bias=True)
+    fed = FeedForward(whole(text, "ff_dim", 2 * MAX_WIDTH, 8192), "gelu_tanh", gated=False, bias=True)
     return MoondreamConfig(
         text=ModelPlan(
             architecture="Moondream",
-            vocab_size=int(text.get("vocab_size", 51200)),
+            vocab_size=vocab,
             hidden_size=dim,
             layers=(Layer(mixer, fed, mixer_norm=NORM, parallel=True),) * layers,
             norm=NORM,
-            max_position=int(text.get("max_context", 2048)),
+            max_position=whole(text, "max_context", MAX_POSITION, 2048),
             head_bias=True,
             dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "").removeprefix("torch."),
-            eos_token_ids=(int(tokens.get("eos_id", known.eos)),),
+            eos_token_ids=(token("eos_id", known.eos),),
         ),
         vision=VisionConfig(
-            dim=int(vision.get("enc_dim", 1152)),
-            heads=int(vision.get("enc_n_heads", 16)),
-            layers=int(vision.get("enc_n_layers", 27)),
-            ff=int(vision.get("enc_ff_dim", 4304)),
-            projection=int(vision.get("proj_inner_dim", 8192)),
-            geometry=CropGeometry(
-                patch=patch,
-                grid=side // patch,
-                margin=int(vision.get("overlap_margin", 4)),
-                max_crops=int(vision.get("max_crops", 12)),
-            ),
+            dim=encoder,
+            heads=encoder_heads,
+            layers=whole(vision, "enc_n_layers", MAX_LAYERS, 27),
+            ff=whole(vision, "enc_ff_dim", 2 * MAX_WIDTH, 4304),
+            projection=whole(vision, "proj_inner_dim", 2 * MAX_WIDTH, 8192),
+            geometry=_geometry(vision),
         ),
         region=RegionConfig(
-            coordinate_features=int(region.get("coord_feat_dim", 256)),
-            size_features=int(region.get("size_feat_dim", 512)),
-            inner=int(region.get("inner_dim", 8192)),
+            coordinate_features=whole(region, "coord_feat_dim", MAX_WIDTH, 256),
+            size_features=whole(region, "size_feat_dim", MAX_WIDTH, 512),
+            inner=whole(region, "inner_dim", 2 * MAX_WIDTH, 8192),
             bins=bins,
         ),
         tokens=TokenConfig(
-            bos=int(tokens.get("bos_id", known.bos)),
-            eos=int(tokens.get("eos_id", known.eos)),
-            answer=int(tokens.get("answer_id", known.answer)),
-            thinking=int(tokens.get("thinking_id", known.thinking)),
-            coordinate=int(tokens.get("coord_id", known.coordinate)),
-            size=int(tokens.get("size_id", known.size)),
-            points=int(tokens.get("start_ground_points_id", known.points)),
-            points_end=int(tokens.get("end_ground_id", known.points_end)),
-            templates=tokens.get("templates", known.templates),
+            bos=token("bos_id", known.bos),
+            eos=token("eos_id", known.eos),
+            answer=token("answer_id", known.answer),
+            thinking=token("thinking_id", known.thinking),
+            coordinate=token("coord_id", known.coordinate),
+            size=token("size_id", known.size),
+            points=token("start_ground_points_id", known.points),
+            points_end=token("end_ground_id", known.points_end),
+            templates=_templates(tokens.get("templates", known.templates)),
         ),
     )
+
+
+def _geometry(vision: JsonObject) -> CropGeometry:
+    """Raises ModelError for crops that nobody could hold."""
+    patch, side = whole(vision, "enc_patch_size", _MAX_SIDE, 14), whole(vision, "crop_size", _MAX_SIDE, 378)
+    if side % patch:
+        raise ModelError(f"config.json: crop_size must be a multiple of {patch}, got {side}")
+    grid, crops = side // patch, whole(vision, "max_crops", _MAX_CROPS, 12)
+    margin = whole(vision, "overlap_margin", max(0, (grid - 1) // 2), 4, low=0)
+    return CropGeometry(patch, grid, margin, crops)
+
+
+def _templates(given: object) -> Mapping[str, Mapping[str, list[int]]]:
+    """Raises ModelError for others than lists of tokens under the names of the release."""
+    for skill, parts in TokenConfig().templates.items():
+        found = given.get(skill) if isinstance(given, Mapping) else None
+        for name in parts:
+            ids = found.get(name) if isinstance(found, Mapping) else None
+            if not isinstance(ids, list) or not all(type(one) is int and 0 <= one < MAX_VOCAB for one in ids):
+                limit = f"must be a list of token ids from 0 to {MAX_VOCAB - 1}"
+                raise ModelError(f"config.json: templates.{skill}.{name} {limit}, got {shown(ids)}")
+    return given  # type: ignore[return-value]

@@ -123,14 +123,14 @@ class _GgufReader:
             models.Unigram([*zip(self._tokens, scores, strict=True)], unk_id=self._id("unknown") or 0)
         )
         stages: list[Any] = []
-        if charsmap := self._get("precompiled_charsmap"):
-            mapped = bytes(one & 255 for one in charsmap)
+        if self._get("precompiled_charsmap"):
+            mapped = bytes(one & 255 for one in self._list("precompiled_charsmap", int))
             if (growth := growth_of_map(mapped)) > MAX_GROWTH:
                 limit = f"make at most {MAX_GROWTH} letters of one"
                 raise self._wrong("precompiled_charsmap", limit, growth)
             try:
                 stages.append(normalizers.Precompiled(mapped))
-            except Exception as error:  # the library raises nothing narrower
+            except BaseException as error:  # the library raises nothing narrower, and its panic is no Exception
                 raise self._wrong("precompiled_charsmap", "be a map", " ".join(str(error).split())) from None
         if self._get("remove_extra_whitespaces", True):
             stages += [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), " ")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import re
 import shutil
 import threading
@@ -25,6 +26,8 @@ from petiole.gpu_worker.models.adapters.store import AdapterStore
 from petiole.gpu_worker.models.checkpoint.safetensors import SafetensorsFile
 from petiole.gpu_worker.models.families.registry import find_model
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
+from tests.support.mutated import mutated, read_by, with_header, with_json
+from tests.support.trials import examples
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 PROMPT = [5, 17, 200, 33, 91, 14, 77]
@@ -185,6 +188,35 @@ def safetensors(header: str) -> bytes:
     return len(header).to_bytes(8, "little") + header.encode() + bytes(64)
 
 
+def test_an_adapter_of_a_terabyte_is_not_read(open_engine: Any, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", seed=1)
+    os.truncate(adapter / "adapter_model.safetensors", 2**40)
+    with pytest.raises(AdapterError, match=r"adapter_model.safetensors must have at most \d+ bytes, got 10995116"):
+        ask(open_engine(), adapter)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_adapter_with_changed_files_is_served_or_refused(open_engine: Any, tmp_path: Path, seed: int) -> None:
+    """Nobody else's request notices."""
+    engine, draw = open_engine(), random.Random(seed)
+    answer = ask(engine, None)
+    keys = read_by(Path(store.__file__).parent)
+    for i in range(examples(60)):
+        adapter = write_adapter(tmp_path / f"adapter{i}", seed=1)
+        if draw.random() < 0.5:
+            with_json(adapter / "adapter_config.json", lambda given: mutated(given, draw, keys))
+        else:
+            with_header(adapter / "adapter_model.safetensors", lambda given: mutated(given, draw))
+        said = ""
+        try:
+            ask(engine, adapter)
+        except AdapterError as error:
+            said = str(error)
+        assert "\n" not in said
+        assert len(said) < 2000
+    assert ask(engine, None) == answer
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_an_adapter_of_what_is_no_number_ends_its_request(value: float, open_engine: Any, tmp_path: Path) -> None:
     engine = open_engine()
@@ -208,6 +240,21 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "one for other base weights": ({"init_lora_weights": "pissa_niter_4"}, "changes the base weights"),
     "one that begins at certain tokens": ({"alora_invocation_tokens": [5]}, "alora_invocation_tokens is not"),
     "too many": ({"r": 65}, "rank must be 1 to 64"),
+    "an endless rank": ({"r": 10**9}, "rank must be 1 to 64 .*, got 1000000000"),
+    "patterns that are a number": ({"rank_pattern": 5}, "rank_pattern must be numbers by pattern, got 5"),
+    "patterns without end": (
+        {"rank_pattern": {f"layers.{i}": 4 for i in range(100_000)}},
+        r"adapter_config.json must have at most 1048576 bytes, got \d+",
+    ),
+    "another module for every pattern": ({"rank_pattern": {"o_proj": 8}}, "rank_pattern is not supported"),
+    "settings nested too deep": ({"target_modules": json.loads("[" * 200 + "]" * 200)}, "nested too deep"),
+    "a shape beyond the model's": (
+        safetensors(
+            '{"model.layers.0.self_attn.o_proj.lora_A.weight":'
+            ' {"dtype": "F32", "shape": [16, 1], "data_offsets": [0, 64]}}'
+        ),
+        r"lora_A.weight' must have shape \[4, 128\], got \[16, 1\]",
+    ),
     "no safetensors": (b"not a header", "truncated"),
     "a header that is no object": (safetensors("[]"), "damaged header"),
     "a tensor that is not as long as its shape": (

@@ -142,7 +142,10 @@ def test_a_missing_field_has_the_default_of_its_class(open_runtime, folder):
         ({"eos_token_id": 2**31}, "config.json: eos_token_id must be .* to 16777215, got 2147483648"),
         ({"eos_token_id": [2, -1]}, "eos_token_id must be .* got -1"),
         ({"architectures": 5}, "architecture 5 is not supported"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "for all layers, got full_attention"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            r"all layers, got .'full_attention'",
+        ),
         ({"rope_parameters": {"rope_type": "linear", "factor": None}}, "makes no sense"),
     ],
     ids=str,
@@ -323,7 +326,7 @@ def test_an_index_names_files_of_its_folder_alone(open_runtime, folder):
     shutil.move(folder / "model.safetensors", folder.parent / "elsewhere.safetensors")
     index = {"weight_map": {NORM: "../elsewhere.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "weight_map must name files of the folder" in refused(open_runtime, folder)
+    assert "weight_map must be inside the model's folder" in refused(open_runtime, folder)
 
 
 def test_a_size_that_only_the_configuration_claims_is_refused_before_memory_is_asked_for(

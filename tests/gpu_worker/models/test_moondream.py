@@ -213,11 +213,13 @@ def test_names_without_the_leading_model_are_read_too(folder: Path, tmp_path: Pa
         ({"text": {"group_size": 128}}, "quantised already"),
         ({"vision": {"crop_size": 379}}, "crop_size must be a multiple of 14, got 379"),
         ({"region": {"size_out_dim": 100}}, "size_out_dim must be 2048, got 100"),
-        ({"text": {"n_layers": "many"}}, "makes no sense"),
+        ({"text": {"n_layers": "many"}}, "n_layers must be a whole number from 1 to 10000, got 'many'"),
+        ({"vision": {"max_crops": 10**9}}, "max_crops must be a whole number from 1 to 64, got 1000000000"),
+        ({"tokenizer": {"templates": {"query": 1}}}, r"templates\.caption\.short must be a list of token ids"),
     ],
 )
 def test_a_configuration_that_cannot_be_served_is_refused(change: dict[str, dict[str, Any]], named: str) -> None:
-    config = {part: {**values, **change.get(part, {})} for part, values in NARROW.items()}
+    config = NARROW | {part: NARROW.get(part, {}) | values for part, values in change.items()}
     with pytest.raises(ModelError, match=named):
         parse_moondream_config({"config": config})
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import zlib
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -78,6 +80,10 @@ def test_sixteen_bits_of_colour_are_scaled() -> None:
     assert found[1, 1].tolist() == [1, 0, 255]
 
 
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
 def png(
     width: int,
     height: int,
@@ -89,10 +95,6 @@ def png(
     more: tuple[tuple[bytes, bytes], ...] = (),
 ) -> bytes:
     """more: kinds and contents of other chunks."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlaced)
     others = b"".join(chunk(kind, data) for kind, data in more)
     body = chunk(b"IHDR", header) + others + chunk(b"IDAT", zlib.compress(raw)) + chunk(b"IEND", b"")
@@ -244,3 +246,72 @@ def test_a_broken_body_is_an_error(kind: str) -> None:
     data = file(3, kind)
     with pytest.raises(InvalidRequest, match="image: must be a JPEG, PNG or WebP file that can be read"):
         decoded(data[: len(data) * 2 // 3], "image")
+
+
+# ------------------------------------------------------------ bombs
+
+
+def with_chunks(*chunks: bytes, after: bool = False) -> bytes:
+    """A PNG of 8 x 8 pixels with chunks before its pixels, or after them."""
+    plain, given = png(8, 8, bytes(8 * 25), depth=8, colour=2), b"".join(chunks)
+    at = plain.index(b"IEND") - 4 if after else plain.index(b"IDAT") - 4
+    return plain[:at] + given + plain[at:]
+
+
+def with_segments(given: bytes) -> bytes:
+    plain = file(3, "JPEG")
+    return plain[:2] + given + plain[2:]
+
+
+def with_scans(n: int) -> bytes:
+    plain = file(3, "JPEG", progressive=True)
+    last = plain.rindex(b"\xff\xda")
+    return plain[:-2] + plain[last:-2] * n + plain[-2:]
+
+
+ZEROS = zlib.compress(bytes(10_000_000), 9)
+MANY = 10_001
+BOMBS: dict[str, tuple[bytes, str]] = {
+    "a compressed text": (with_chunks(chunk(b"zTXt", b"a\0\0" + ZEROS)), "MAX_TEXT_CHUNK"),
+    "a compressed text after the pixels": (with_chunks(chunk(b"zTXt", b"a\0\0" + ZEROS), after=True), "MAX_TEXT"),
+    "a compressed profile": (with_chunks(chunk(b"iCCP", b"a\0\0" + ZEROS)), "MAX_TEXT_CHUNK"),
+    "chunks without end": (with_chunks(*[chunk(b"prVt", b"")] * MANY), "at most 10000 segments"),
+    "pixels in chunks without end": (with_chunks(*[chunk(b"IDAT", b"")] * MANY), "at most 10000 segments"),
+    "segments without end": (with_segments(b"\xff\xe5\0\2" * MANY), "at most 10000 segments"),
+    "nothing without end": (with_segments(b"\xff" * MANY), "at most 10000 segments"),
+    "scans without end": (with_scans(100), "at most 100 scans"),
+    "an animated WebP": (
+        saved(picture(3), "WEBP", save_all=True, append_images=[picture(4), picture(5)]),
+        "must be one picture, and no animation",
+    ),
+}
+
+
+@pytest.mark.parametrize(("data", "why"), BOMBS.values(), ids=BOMBS)
+def test_a_bomb_is_refused_by_its_limit(data: bytes, why: str) -> None:
+    roomy = EngineConfig(image_max_bytes=1_000_000)
+    with pytest.raises(InvalidRequest, match=why):
+        request_image(data, "image", PROCESSOR, roomy).cut()
+
+
+def test_a_picture_may_have_some_of_each() -> None:
+    for data in (with_chunks(*[chunk(b"prVt", b"")] * 100), with_segments(b"\xff\xe5\0\2" * 100), with_scans(9)):
+        assert read(data).shape[-1] == 3
+
+
+def test_exif_beyond_a_segment_is_not_read() -> None:
+    tags = b"".join(struct.pack("<HHLL", i, 7, 300_000, 0) for i in range(65_535))
+    exif = b"II*\0\x08\0\0\0" + struct.pack("<H", 65_535) + tags + bytes(4)
+    assert read(with_chunks(chunk(b"eXIf", exif))).shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_a_damaged_file_is_read_or_refused(kind: str) -> None:
+    draw, whole = random.Random(kind), file(3, kind)
+    for _ in range(200):
+        data = bytearray(whole[: draw.choice((len(whole), len(whole), draw.randrange(len(whole))))])
+        for _ in range(draw.choice((1, 3, 20))):
+            if data:
+                data[draw.randrange(min(len(data), draw.choice((40, 400, 10**6))))] = draw.randrange(256)
+        with suppress(InvalidRequest):
+            request_image(bytes(data), "image", PROCESSOR, LIMITS).cut()

@@ -16,7 +16,7 @@ import tokenizers
 
 from petiole.gpu_worker import models
 from petiole.gpu_worker.exceptions import InvalidRequest, ModelError
-from petiole.gpu_worker.models.checkpoint.configuration import MAX_BYTES, read_json
+from petiole.gpu_worker.models.checkpoint.configuration import MAX_BYTES, MAX_JSON, read_json
 from petiole.gpu_worker.models.checkpoint.gguf.header import read_header
 from petiole.gpu_worker.models.checkpoint.safetensors import Checkpoint, SafetensorsFile
 from petiole.gpu_worker.text import Tokenizer, load_tokenizer
@@ -184,11 +184,14 @@ def test_what_never_ends_is_no_file(tmp_path: Path, name: str) -> None:
         (tmp_path / name).unlink()
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors.index.json"])
-def test_a_file_of_text_that_is_too_large_is_not_read(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("config.json", MAX_JSON), ("tokenizer.json", MAX_BYTES), ("model.safetensors.index.json", MAX_JSON)],
+)
+def test_a_file_of_text_that_is_too_large_is_not_read(tmp_path: Path, name: str, most: int) -> None:
     with (tmp_path / name).open("wb") as file:
-        file.truncate(MAX_BYTES + 1)
-    with pytest.raises(ModelError, match=f"must have at most {MAX_BYTES} bytes, got {MAX_BYTES + 1}"):
+        file.truncate(most + 1)
+    with pytest.raises(ModelError, match=f"must have at most {most} bytes, got {most + 1}"):
         READERS[name](tmp_path / name)
 
 

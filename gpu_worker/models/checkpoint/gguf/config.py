@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.checkpoint.configuration import shown
+from petiole.gpu_worker.models.checkpoint.configuration import MAX_LAYERS, shown
 from petiole.gpu_worker.models.checkpoint.gguf.block_types import TYPES
 from petiole.gpu_worker.models.checkpoint.gguf.header import GgufHeader, read_whole
 from petiole.gpu_worker.models.checkpoint.gguf.metadata import Metadata
@@ -44,7 +44,7 @@ def config_of(path: Path) -> dict[str, Any]:
 def architecture_of(header: GgufHeader) -> Architecture:
     """Raises ModelError for one that is not read."""
     name = header.metadata.get("general.architecture")
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         known, near = ", ".join(ARCHITECTURES), get_close_matches(str(name), ARCHITECTURES, 1, 0.5)
         hint = f" (the nearest is {near[0]})" if near else ""
         raise ModelError(
@@ -55,7 +55,7 @@ def architecture_of(header: GgufHeader) -> Architecture:
         return MIXTRAL
     if name == "olmo2" and "olmo2.attention.sliding_window" in header.metadata:
         return OLMO3
-    return ARCHITECTURES[str(name)]
+    return ARCHITECTURES[name]
 
 
 class _Config:
@@ -76,7 +76,8 @@ class _Config:
         turned = metadata.whole("rope.dimension_count", width)
         if turned != width and (self._name not in PARTLY_TURNED or turned > width):
             raise metadata.wrong("rope.dimension_count", f"be {width}, the width of a head", turned)
-        n_layers = metadata.whole("block_count") - metadata.whole("nextn_predict_layers", 0, low=0)
+        blocks = metadata.whole("block_count", high=MAX_LAYERS)
+        n_layers = blocks - metadata.whole("nextn_predict_layers", 0, low=0, high=blocks - 1)
         kv_heads = set(metadata.of_layers("attention.head_count_kv", n_layers, n_heads)) - {0}
         inner = set(metadata.of_layers("feed_forward_length", n_layers, hidden))
         for key, several in (("attention.head_count_kv", kv_heads), ("feed_forward_length", inner)):

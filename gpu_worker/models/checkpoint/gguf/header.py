@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.checkpoint.configuration import check_file, shown
+from petiole.gpu_worker.models.checkpoint.configuration import check_disjoint, check_file, shown
 from petiole.gpu_worker.models.checkpoint.gguf.block_types import NAMES, TYPES
 from petiole.gpu_worker.models.checkpoint.gguf.choosing import pieces_of
 
@@ -27,7 +27,8 @@ MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_MOST_ENTRIES, _MOST_TENSORS, _MOST_VALUES, _MOST_BYTES = 10_000, 100_000, 2**24, 2**24
+_MOST_ENTRIES, _MOST_TENSORS, _MOST_VALUES, _MOST_BYTES = 10_000, 100_000, 2**22, 2**24
+"""Values: of all arrays together. Each takes some fifty bytes in memory."""
 _MOST_HEADER = 2**28
 """Bytes of the whole header: the largest vocabularies take 20 MB."""
 _MAX_DIMENSIONS = 4
@@ -99,7 +100,7 @@ class _HeaderReader:
     """Reads from the front to the back."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self._path, self._data, self._at = path, data, len(MAGIC)
+        self._path, self._data, self._at, self._values = path, data, len(MAGIC), 0
 
     def header(self) -> GgufHeader:
         version = self._number("I")
@@ -123,6 +124,7 @@ class _HeaderReader:
             if name in tensors:
                 raise ValueError(f"two tensors {shown(name)}")
             tensors[name] = self._stored(name, kind, shape, begin + offset)
+        check_disjoint(tensors)
         return GgufHeader(self._path, metadata, tensors)
 
     def _stored(self, name: str, number: int, shape: tuple[int, ...], start: int) -> GgufTensor:
@@ -157,6 +159,9 @@ class _HeaderReader:
         if kind != _ARRAY:
             raise ValueError(f"values of type {kind}")
         inner, n = self._number("I"), self._count("values", _MOST_VALUES)
+        self._values += n
+        if self._values > _MOST_VALUES:
+            raise ValueError(f"must have at most {_MOST_VALUES} values in all arrays, got {self._values}")
         if inner == _STRING:
             return [self._text() for _ in range(n)]
         if inner not in _SCALARS:

@@ -26,11 +26,11 @@ class Metadata:
     def get(self, key: str, default: Any = None) -> Any:
         return self.header.metadata.get(f"{self.name}.{key}", default)
 
-    def whole(self, key: str, default: int | None = None, low: int = 1) -> int:
+    def whole(self, key: str, default: int | None = None, low: int = 1, high: int = _LIMIT) -> int:
         """Raises ModelError, as all of these, for another value."""
         value = self.get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= _LIMIT:
-            raise self.wrong(key, f"be a whole number from {low} to {_LIMIT}", shown(value))
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise self.wrong(key, f"be a whole number from {low} to {high}", shown(value))
         return value
 
     def of_layers(self, key: str, n: int, default: int) -> list[int]:

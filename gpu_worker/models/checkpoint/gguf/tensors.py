@@ -19,6 +19,8 @@ from petiole.gpu_worker.models.checkpoint.gguf.tensor_mapping import FREQUENCIES
 from petiole.gpu_worker.models.checkpoint.safetensors import TensorEntry, TensorFile
 
 _VALUES_AT_ONCE = 2**24
+_MOST_ENTRIES = 2**19
+"""Tensors under the names of Hugging Face, which has those of experts one by one."""
 _DROPPED = {".conv.conv.weight": 1, ".linear_attn.conv1d.weight": 1, ".mlp.shared_expert_gate.weight": 0}
 """The dimension of size 1 that the converter drops, by the end of a tensor's name."""
 
@@ -51,13 +53,16 @@ class GgufTensors(TensorFile):
         for given, tensor in read_header(path).tensors.items():
             if given in (FREQUENCIES, LONG, SHORT) or self._is_beyond(given, config["num_hidden_layers"]):
                 continue
-            places = [*self._of.places(given, tensor.shape[0])]
-            if not places:
-                raise ModelError(f"{path}: tensor {shown(given)} is not one of a {self._of.hub}")
-            for place in places:
+            known = len(self.entries)
+            for place in self._of.places(given, tensor.shape[0]):
                 self.entries[place.name] = _entry(tensor, place)
                 if place.by_heads:
                     self._by_heads[place.name] = place.which, place.parts, config["linear_num_key_heads"]
+                if len(self.entries) > _MOST_ENTRIES:
+                    limit = f"must have at most {_MOST_ENTRIES} tensors, each expert's counted"
+                    raise ModelError(f"{path}: {limit}, got more: {shown(given)} has {tensor.shape[0]} experts")
+            if len(self.entries) == known:
+                raise ModelError(f"{path}: tensor {shown(given)} is not one of a {self._of.hub}")
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 

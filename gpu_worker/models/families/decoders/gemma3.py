@@ -10,6 +10,7 @@ from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
 from petiole.gpu_worker.models.families import config_keys
 from petiole.gpu_worker.models.families.family import Family
 from petiole.gpu_worker.models.plan import (
+    MAX_POSITION,
     Attention,
     FeedForward,
     Layer,
@@ -97,7 +98,7 @@ def plan_of(
 
 
 def kinds_of(raw: JsonObject) -> tuple[str, ...]:
-    every = int(raw.get("sliding_window_pattern", 6))
+    every = config_keys.whole(raw, "sliding_window_pattern", MAX_POSITION, 6)
     pattern = [
         config_keys.SLIDING if (i + 1) % every else config_keys.FULL for i in range(config_keys.n_layers(raw))
     ]

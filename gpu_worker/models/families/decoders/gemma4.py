@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.checkpoint.configuration import MAX_VOCAB, JsonObject
+from petiole.gpu_worker.models.checkpoint.configuration import MAX_VOCAB, JsonObject, shown
 from petiole.gpu_worker.models.families import config_keys
 from petiole.gpu_worker.models.families.decoders.gemma3 import NAMES, kinds_of, plan_of
 from petiole.gpu_worker.models.families.family import Family
@@ -27,10 +27,13 @@ def gemma4(outer: JsonObject) -> ModelPlan:
     raw = config_keys.text_part(outer)
     norm = Norm(eps=config_keys.number(raw, "rms_norm_eps", 1e-6))
     if (seen := raw.get("use_bidirectional_attention")) == "all":
-        raise ModelError(f"config.json: use_bidirectional_attention must be null or 'vision', got {seen!r}")
+        raise ModelError(f"config.json: use_bidirectional_attention must be null or 'vision', got {shown(seen)}")
     if raw.get("attention_bias"):
         raise ModelError("config.json: attention_bias must be false for Gemma 4, got true")
-    kinds, shared = (*kinds_of(raw)[:-1], config_keys.FULL), int(raw.get("num_kv_shared_layers") or 0)
+    kinds, shared = (*kinds_of(raw)[:-1], config_keys.FULL), config_keys.or_default(raw, "num_kv_shared_layers", 0)
+    if not all(map(_is_layer, config_keys.objects(raw, "per_layer_config").items())):
+        limit = "must be objects by numbers of layers"
+        raise ModelError(f"config.json: per_layer_config {limit}, got {shown(raw['per_layer_config'])}")
     n, from_keys = len(kinds), bool(raw.get("attention_k_eq_v", False))
     window = config_keys.whole(raw, "sliding_window", 2**31 - 1, 512)
     mixers = []
@@ -85,18 +88,26 @@ def _heads4(raw: JsonObject, i: int, full: bool) -> tuple[int, int, int]:
     """The heads of queries and of keys of a layer, and their width."""
     n_heads, n_kv_heads = config_keys.heads(raw)
     width = config_keys.head_dim(raw)
-    given = raw.get("per_layer_config")
-    if isinstance(given, Mapping):
-        own = {int(layer): values for layer, values in given.items()}.get(i, {})
-        return n_heads, int(own.get("num_key_value_heads", n_kv_heads)), int(own.get("head_dim", width))
+    most = config_keys.MAX_WIDTH
+    if raw.get("per_layer_config") is not None:
+        own = config_keys.objects(raw, "per_layer_config").get(str(i), {})
+        n_kv_heads = config_keys.whole(own, "num_key_value_heads", most, n_kv_heads)
+        return n_heads, n_kv_heads, config_keys.whole(own, "head_dim", most, width)
     if not full:
         return n_heads, n_kv_heads, width
-    more = raw.get("num_global_key_value_heads") if raw.get("attention_k_eq_v") else None
-    return n_heads, int(more or n_kv_heads), int(raw.get("global_head_dim") or 512)
+    if raw.get("attention_k_eq_v"):
+        n_kv_heads = config_keys.or_default(raw, "num_global_key_value_heads", n_kv_heads, most)
+    return n_heads, n_kv_heads, config_keys.or_default(raw, "global_head_dim", 512, most)
+
+
+def _is_layer(entry: tuple[object, object]) -> bool:
+    """Of `per_layer_config`."""
+    return str(entry[0]).isdecimal() and isinstance(entry[1], Mapping)
 
 
 def _per_layer(raw: JsonObject, norm: Norm) -> PerLayerInput | None:
-    width = int(raw.get("hidden_size_per_layer_input", 256) or 0)
+    key = "hidden_size_per_layer_input"
+    width = config_keys.whole({key: raw.get(key, 256) or 0}, key, config_keys.MAX_WIDTH, low=0)
     if not width:
         return None
     return PerLayerInput(

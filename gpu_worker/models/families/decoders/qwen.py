@@ -8,7 +8,7 @@ from dataclasses import replace
 from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
 from petiole.gpu_worker.models.families import config_keys
 from petiole.gpu_worker.models.families.family import Family
-from petiole.gpu_worker.models.plan import Attention, Experts, FeedForward, ModelPlan, Norm
+from petiole.gpu_worker.models.plan import MAX_POSITION, Attention, Experts, FeedForward, ModelPlan, Norm
 from petiole.gpu_worker.models.weights.names import Fused, Names
 
 SHARED = Names(
@@ -37,7 +37,7 @@ def _plan(raw: JsonObject, mixer: Attention) -> ModelPlan:
 def qwen2_moe(raw: JsonObject) -> ModelPlan:
     """Qwen2 whose layers have experts beside one that every position takes, behind a gate."""
     raw, local = {"num_experts_per_tok": 4, **raw}, bool(raw.get("use_sliding_window", False))
-    first = int(raw.get("max_window_layers", 28)) if local else 0
+    first = config_keys.whole(raw, "max_window_layers", MAX_POSITION, 28, low=0) if local else 0
     kinds = [
         config_keys.SLIDING if i % 2 == 0 and i < first else config_keys.FULL
         for i in range(config_keys.n_layers(raw))
@@ -63,7 +63,7 @@ def _mixed(raw: JsonObject, dense: ModelPlan, beside: FeedForward | None, *, nor
         router, FeedForward(inner, config_keys.activation(raw, ("silu",))), dense_gate=beside is not None
     )
     every = config_keys.whole(raw, "decoder_sparse_step", config_keys.MAX_LAYERS, 1)
-    alone = raw.get("mlp_only_layers") or ()
+    alone = config_keys.indices(raw, "mlp_only_layers")
     layers = (
         layer if i in alone or (i + 1) % every else replace(layer, feed_forward=beside, experts=experts)
         for i, layer in enumerate(dense.layers)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.checkpoint.configuration import MAX_VOCAB, JsonObject, architecture_of
+from petiole.gpu_worker.models.checkpoint.configuration import MAX_VOCAB, JsonObject, architecture_of, shown
 from petiole.gpu_worker.models.families import config_keys
 from petiole.gpu_worker.models.families.family import Family
 from petiole.gpu_worker.models.plan import (
@@ -49,7 +49,7 @@ def bert(raw: JsonObject, *, padded: bool = False) -> ModelPlan:
     """padded: whether the positions begin after the padding token's row."""
     kind = raw.get("position_embedding_type") or "absolute"
     if kind != "absolute":
-        raise ModelError(f"config.json: position_embedding_type must be absolute, got {kind!r}")
+        raise ModelError(f"config.json: position_embedding_type must be absolute, got {shown(kind)}")
     for key in ("is_decoder", "add_cross_attention"):
         if raw.get(key):
             raise ModelError(f"config.json: {key} must be false, got true")

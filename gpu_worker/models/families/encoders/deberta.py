@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import MAX_VOCAB, JsonObject, shown
@@ -45,10 +46,14 @@ def deberta(raw: JsonObject) -> ModelPlan:
 
 
 def _distances(raw: JsonObject) -> Disentangled:
-    span, buckets = (int(raw.get(key) or -1) for key in ("max_relative_positions", "position_buckets"))
+    span, buckets = (
+        config_keys.whole({key: raw.get(key) or -1}, key, MAX_POSITION, low=-1)
+        for key in ("max_relative_positions", "position_buckets")
+    )
     longest = config_keys.whole(raw, "max_position_embeddings", MAX_POSITION, 512)
-    given = raw.get("pos_att_type") or ()
-    kinds = {kind.strip() for kind in (given.lower().split("|") if isinstance(given, str) else given)}
+    given: Any = raw.get("pos_att_type") or []
+    listed = given.lower().split("|") if isinstance(given, str) else given
+    kinds = {str(kind).strip() for kind in (listed if isinstance(listed, list) else [listed])}
     if not kinds <= {"c2p", "p2c"}:
         raise ModelError(f"config.json: pos_att_type must be of c2p and p2c, got {shown(given)}")
     normed = "layer_norm" in str(raw.get("norm_rel_ebd", "none")).lower()

@@ -40,9 +40,9 @@ def plan(raw: JsonObject) -> ModelPlan:
         kernel=config_keys.whole(raw, "conv_L_cache", config_keys.MAX_WIDTH, 3),
         bias=bool(raw.get("conv_bias", False)),
     )
-    attending = raw.get("full_attn_idxs")
-    every = range(config_keys.n_layers(raw))
-    kinds = [config_keys.FULL if attending is None or i in attending else CONVOLUTION for i in every]
+    attending, every = config_keys.indices(raw, "full_attn_idxs"), range(config_keys.n_layers(raw))
+    some = raw.get("full_attn_idxs") is not None
+    kinds = [CONVOLUTION if some and i not in attending else config_keys.FULL for i in every]
     mixers: list[Mixer] = [
         attention if kind == config_keys.FULL else convolution
         for kind in config_keys.layer_types(raw, kinds, (config_keys.FULL, CONVOLUTION))

@@ -19,6 +19,6 @@ def checked(raw: JsonObject, mixer: Mamba2, *, groups: str, limits: str = "time_
     if mixer.heads % mixer.groups:
         raise ModelError(f"config.json: {groups} must divide {mixer.heads} heads, got {mixer.groups}")
     given = raw.get(limits) or _ANY_TIME[0]
-    if list(given) not in _ANY_TIME:
+    if not isinstance(given, list | tuple) or list(given) not in _ANY_TIME:
         raise ModelError(f"config.json: {limits} must be 0 to infinity, got {shown(given)}")
     return mixer

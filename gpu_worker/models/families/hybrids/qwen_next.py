@@ -30,7 +30,7 @@ NEXT: Names = replace(
 def qwen3_next(raw: JsonObject) -> ModelPlan:
     """The layers with experts are as in Qwen3."""
     every = config_keys.whole(raw, "decoder_sparse_step", config_keys.MAX_LAYERS, 1)
-    alone = raw.get("mlp_only_layers") or ()
+    alone = config_keys.indices(raw, "mlp_only_layers")
     normalised = bool(raw.get("norm_topk_prob", True))
     return _plan(
         raw,

@@ -19,7 +19,9 @@ def cohere(raw: JsonObject) -> ModelPlan:
 
 
 def cohere2(raw: JsonObject) -> ModelPlan:
-    every = int(raw.get("sliding_window_pattern") or raw.get("_sliding_window_pattern") or 4)
+    every = config_keys.or_default(
+        raw, "sliding_window_pattern", config_keys.or_default(raw, "_sliding_window_pattern", 4)
+    )
     kinds = [
         config_keys.SLIDING if (i + 1) % every else config_keys.FULL for i in range(config_keys.n_layers(raw))
     ]

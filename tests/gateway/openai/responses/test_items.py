@@ -227,6 +227,7 @@ def test_a_request_becomes_a_task() -> None:
         ({"expires_after": {"anchor": "created_at", "seconds": 5}}, "expires_after.seconds"),
         ({"expires_after": {"seconds": 7200}}, "expires_after"),
         ({"prompt": {"id": "p"}}, "prompt"),
+        ({"input": [1] * 10_001}, "input"),
         ({"temprature": 1}, "temprature"),
         ({"max_tokens": 1}, "max_tokens"),
     ],
