@@ -1,0 +1,112 @@
+"""Each client's program against a gateway with two models. `make clients` says where clients are installed:
+PETIOLE_CLIENTS is a folder with uv. Without it the programs run whose packages the tests' environment has."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from petiole.tasks.fleet import models
+from tests.gateway.conftest import REAL
+from tests.support.clients import HERE, PROGRAMS, RECORD, STEPS
+from tests.support.gateway import Gateway
+from tests.support.scripted import CONTEXT, scripted
+from tests.support.site import REPOSITORY, Site, eventually
+
+CLIENTS = os.environ.get("PETIOLE_CLIENTS")
+ABSENT = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+NPM = re.compile(r"^(?:#|//) npm: (.+)", re.M)
+NODE = "node@22"
+_RUN_S = 300
+_INSTALL_S = 600
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[Gateway]:
+    """A gateway, a worker on petiole-tiny-tools, and one on a model that is told what to say."""
+    files = folder / "files"
+    files.mkdir()
+    common = {**REAL, "PETIOLE_GATEWAY_FILES": files, "PETIOLE_GATEWAY_UNREAD_S": 3, "PETIOLE_GATEWAY_STORED_STAY": False}
+    with Site(folder, **{**common, "PETIOLE_MODEL": "petiole-tiny-tools"}) as site:
+        site.start_worker()
+        site.start_worker(
+            PETIOLE_ENGINE_FACTORY="tests.support.scripted:ScriptedEngine",
+            PETIOLE_MODEL=scripted(folder),
+            PETIOLE_SERVED_NAMES="scripted",
+            PETIOLE_NUM_PAGES=2 * CONTEXT,
+        )
+        for worker in site.workers:
+            worker.ready()
+        eventually(lambda: len(models.models(site.redis)) == 2, "both workers have said what they serve")
+        with Gateway(folder, PETIOLE_BROKER_URL=site.url, **common) as gateway:
+            yield gateway
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with served(tmp_path_factory.mktemp("clients")) as gateway:
+        yield gateway
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.name)
+def test_a_client_gets_what_it_asks_for(gateway: Gateway, program: Path, tmp_path: Path) -> None:
+    ran = run(program, gateway.url, tmp_path)
+    if ran.returncode and not CLIENTS and (absent := ABSENT.search(ran.stderr)):
+        pytest.skip(f"needs {absent[1]}")
+    said = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith(('{"client"', '{"step"'))]
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
+    client, *steps = said
+    failed = {one["step"]: one["failed"] for one in steps if "failed" in one}
+    assert not failed, "\n".join(f"{step}: {why}" for step, why in failed.items()) + ran.stderr[-4000:]
+    lacks = {one["step"]: one.get("lacks") for one in steps}
+    assert [*lacks][: len(STEPS)] == [*STEPS]
+    if CLIENTS:
+        _recorded(program, {**client, "steps": lacks})
+
+
+def run(program: Path, url: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """In `folder`, which is empty."""
+    command, environment = [sys.executable, str(program)], {**os.environ, "HOME": str(folder)}
+    if CLIENTS:
+        where = Path(CLIENTS) / program.stem
+        if packages := NPM.search(program.read_text()):
+            where.mkdir(exist_ok=True)
+            install = ["npm", "install", "--silent", NODE, *packages[1].split()]
+            subprocess.run(install, cwd=where, check=True, timeout=_INSTALL_S)
+        environment["UV_CACHE_DIR"] = str(Path(CLIENTS) / "uv")
+        environment["PATH"] = os.pathsep.join([str(where / "node_modules" / ".bin"), os.environ["PATH"]])
+        command = [str(Path(CLIENTS) / "bin" / "uv"), "run", "--quiet", "--script", str(program)]
+    if program.suffix == ".mjs":
+        if not CLIENTS:
+            pytest.skip("needs packages of npm")
+        for name in ("steps.mjs", program.name):  # Node looks for packages beside a program
+            shutil.copy(HERE / name, where / name)
+        command = ["node", str(where / program.name)]
+    return subprocess.run(
+        [*command, url, *([str(where)] if CLIENTS else [])],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=_RUN_S + _INSTALL_S,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def _recorded(program: Path, row: dict[str, Any]) -> None:
+    """The row of a program in the record, in place of its last one."""
+    described = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(described, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.strip()
+    rows = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    rows[program.name] = {**row, "date": datetime.now(UTC).date().isoformat(), "commit": commit}
+    known = [path.name for path in PROGRAMS]
+    text = json.dumps({name: rows[name] for name in known if name in rows}, indent=1, ensure_ascii=False)
+    RECORD.write_text(text + "\n")

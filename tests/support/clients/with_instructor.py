@@ -1,0 +1,68 @@
+# /// script
+# dependencies = ["instructor"]
+# ///
+"""instructor: a class is the answer's schema, or a tool that must be called."""
+
+import instructor
+import steps
+from instructor.core import InstructorRetryException
+from openai import OpenAI
+from pydantic import BaseModel
+
+MODES = (instructor.Mode.JSON_SCHEMA, instructor.Mode.TOOLS)
+asked = {"model": steps.MODEL, "messages": [{"role": "user", "content": steps.ABOUT_ANA}], "temperature": 0}
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+def _client(mode):
+    return instructor.from_openai(OpenAI(base_url=steps.URL, api_key="none", max_retries=0), mode=mode)
+
+
+chat = steps.lacks("each answer is structured")
+
+
+def stream():
+    for mode in MODES:
+        *some, last = _client(mode).chat.completions.create_partial(response_model=Person, **asked)
+        assert some
+        assert isinstance(last.age, int), last
+
+
+tools = steps.lacks("calls one tool, its schema")
+
+
+def structured():
+    for mode in MODES:
+        assert isinstance(_client(mode).chat.completions.create(response_model=Person, **asked), Person)
+
+
+def abort():
+    class Story(BaseModel):
+        text: str
+
+    script = steps.reciting('{"text": "' + "and so on " * 5000 + '"}')
+    endless = {"model": steps.SCRIPTED, "messages": [{"role": "user", "content": script}], "max_tokens": 40_000}
+    parts = _client(MODES[0]).chat.completions.create_partial(response_model=Story, **endless)
+    next(parts)
+    steps.wait_until_running()
+    parts.close()
+    steps.wait_until_idle()
+
+
+def error():
+    long = {**asked, "messages": [{"role": "user", "content": steps.TOO_LONG}]}
+    for mode in MODES:
+        try:
+            _client(mode).chat.completions.create(response_model=Person, max_retries=1, **long)
+        except InstructorRetryException as refused:
+            assert "maximum context length is 2048 tokens" in str(refused), refused
+        else:
+            raise AssertionError
+
+
+resume = steps.lacks("asks anew")
+steps.run(globals())
