@@ -27,9 +27,7 @@ from tests.support.site import REPOSITORY, Site, eventually
 CLIENTS = os.environ.get("PETIOLE_CLIENTS")
 ABSENT = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 NPM = re.compile(r"^(?:#|//) npm: (.+)", re.M)
-NODE = "node@22"
 _RUN_S = 300
-_INSTALL_S = 600
 
 
 @contextmanager
@@ -78,27 +76,31 @@ def test_a_client_gets_what_it_asks_for(gateway: Gateway, program: Path, tmp_pat
 
 def run(program: Path, url: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """In `folder`, which is empty."""
-    command, environment = [sys.executable, str(program)], {**os.environ, "HOME": str(folder)}
+    command, environment = [sys.executable, str(program), url], {**os.environ, "HOME": str(folder)}
     if CLIENTS:
-        where = Path(CLIENTS) / program.stem
-        if packages := NPM.search(program.read_text()):
-            where.mkdir(exist_ok=True)
-            install = ["npm", "install", "--silent", NODE, *packages[1].split()]
-            subprocess.run(install, cwd=where, check=True, timeout=_INSTALL_S)
-        environment["UV_CACHE_DIR"] = str(Path(CLIENTS) / "uv")
-        environment["PATH"] = os.pathsep.join([str(where / "node_modules" / ".bin"), os.environ["PATH"]])
-        command = [str(Path(CLIENTS) / "bin" / "uv"), "run", "--quiet", "--script", str(program)]
-    if program.suffix == ".mjs":
-        if not CLIENTS:
-            pytest.skip("needs packages of npm")
-        for name in ("steps.mjs", program.name):  # Node looks for packages beside a program
-            shutil.copy(HERE / name, where / name)
-        command = ["node", str(where / program.name)]
+        command, environment = installed(program, url, environment)
+    elif program.suffix == ".mjs":
+        pytest.skip("needs packages of npm")
     return subprocess.run(
-        [*command, url, *([str(where)] if CLIENTS else [])],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=_RUN_S + _INSTALL_S,
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_RUN_S, check=False,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
+
+
+def installed(program: Path, url: str, environment: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+    """The command of a program, and its surroundings, with the packages that its head names: those of npm in a
+    folder of its own, those of Python by uv when the command runs."""
+    root, where = Path(CLIENTS or ""), Path(CLIENTS or "") / program.stem
+    paths = [str(folder / "node_modules" / ".bin") for folder in (where, root)]
+    environment |= {"PATH": os.pathsep.join([*paths, os.environ["PATH"]]), "UV_CACHE_DIR": str(root / "uv")}
+    if packages := NPM.search(program.read_text()):
+        install = ["npm", "install", "--silent", "--prefix", str(where), *packages[1].split()]
+        subprocess.run(install, cwd=root, env={**environment, "HOME": os.environ["HOME"]}, check=True)
+    if program.suffix == ".py":
+        return [str(root / "bin" / "uv"), "run", "--quiet", "--script", str(program), url, str(where)], environment
+    for name in ("steps.mjs", program.name):  # Node looks for packages beside a program
+        shutil.copy(HERE / name, where / name)
+    return ["node", str(where / program.name), url], environment
 
 
 def _recorded(program: Path, row: dict[str, Any]) -> None:
