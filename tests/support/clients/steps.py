@@ -10,7 +10,10 @@ clients whose prompts are too long for the other: `reciting`."""
 import asyncio
 import inspect
 import json
+import os
 import re
+import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -79,6 +82,47 @@ def wait_until_running() -> None:
     while not json.loads(_read(f"{URL}/fleet"))["generations"]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def command(*arguments: str, said: str = "", **environment: str) -> str:
+    """What a command of the client prints; its errors, too. `said`: what it reads."""
+    return subprocess.run(
+        [*arguments], input=said, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
+        env=os.environ | environment, check=False,
+    ).stdout  # fmt: skip
+
+
+def interrupted(*arguments: str, said: str = "", **environment: str) -> None:
+    """A command that is interrupted in the middle of its first answer, as by Ctrl-C."""
+    process = subprocess.Popen(
+        [*arguments], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True,
+        env=os.environ | environment,
+    )  # fmt: skip
+    with process:
+        assert process.stdin is not None
+        process.stdin.write(said)
+        process.stdin.close()
+        wait_until_running()
+        process.send_signal(signal.SIGINT)
+        wait_until_idle()
+        process.terminate()
+
+
+NUMBERS = ("one", "two", "three")
+
+
+def writing(tool: str, **parameters: Any) -> str:
+    """A question whose answer writes three files, one after the other, by a tool for commands. `parameters`: those
+    of the tool, with COMMAND where the command stands."""
+    lines = [f"echo {number} > {number}.txt" for number in NUMBERS]
+    given = json.dumps(parameters)
+    calls = [calling(tool, **json.loads(given.replace("COMMAND", line))) for line in lines]
+    return reciting(*calls, AFTER_THREE_ROUNDS)
+
+
+def written() -> bool:
+    """Whether the files are there."""
+    return [Path(f"{number}.txt").read_text().strip() for number in NUMBERS] == [*NUMBERS]
 
 
 def _read(url: str) -> str:
