@@ -75,14 +75,17 @@ def test_a_client_gets_what_it_asks_for(gateway: Gateway, program: Path, tmp_pat
 
 
 def run(program: Path, url: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """In `folder`, which is empty."""
-    command, environment = [sys.executable, str(program), url], {**os.environ, "HOME": str(folder)}
+    """In a folder in `folder`, which is empty, beside a home of its own."""
+    home, work = folder / "home", folder / "work"
+    home.mkdir()
+    work.mkdir()
+    command, environment = [sys.executable, str(program), url], {**os.environ, "HOME": str(home)}
     if CLIENTS:
         command, environment = installed(program, url, environment)
     elif program.suffix == ".mjs":
         pytest.skip("needs packages of npm")
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_RUN_S, check=False,
+        command, cwd=work, env=environment, capture_output=True, text=True, timeout=_RUN_S, check=False,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
 

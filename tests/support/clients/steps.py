@@ -49,7 +49,7 @@ def reciting(*answers: str) -> str:
     return f"Recite: {json.dumps(answers)}"
 
 
-def calling(name: str, **arguments: Any) -> str:
+def calling(name: str, /, **arguments: Any) -> str:
     """An answer that calls a tool."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
@@ -111,7 +111,7 @@ def interrupted(*arguments: str, said: str = "", **environment: str) -> None:
 NUMBERS = ("one", "two", "three")
 
 
-def writing(tool: str, **parameters: Any) -> str:
+def writing(tool: str, /, **parameters: Any) -> str:
     """A question whose answer writes three files, one after the other, by a tool for commands. `parameters`: those
     of the tool, with COMMAND where the command stands."""
     lines = [f"echo {number} > {number}.txt" for number in NUMBERS]

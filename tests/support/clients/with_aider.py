@@ -44,9 +44,10 @@ def error():
 
 def resume():
     """A chat's history."""
-    steps.command(*_asked(steps.reciting("One.", "Two.")), **AROUND)
-    printed = steps.command(*_asked("Go on.", "--restore-chat-history"), **AROUND)
-    assert "Two." in printed.rpartition("Go on.")[2] or "Two." in printed, printed
+    history = ("--chat-history-file", "resumed.md")
+    steps.command(*_asked(steps.reciting("One.", "Two."), *history), **AROUND)
+    printed = steps.command(*_asked("Go on.", *history, "--restore-chat-history"), **AROUND)
+    assert "Two." in printed, printed
 
 
 steps.run(globals())

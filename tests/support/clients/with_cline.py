@@ -60,7 +60,7 @@ def resume():
     printed = steps.command(*_asked(steps.reciting("One.", "Two.")))
     assert _last(printed) == "One."
     [history] = json.loads(steps.command("cline", "history", "--json", "--limit", "1"))
-    assert _last(steps.command(*_asked("Go on.", "--id", history["id"]))) == "Two."
+    assert _last(steps.command(*_asked("Go on.", "--id", history["sessionId"]))) == "Two."
 
 
 steps.run(globals())

@@ -62,7 +62,7 @@ def abort():
 
 def error():
     printed = steps.command(*_asked(steps.SHORT, model="none"))
-    assert "no worker serves" in printed or "does not exist" in printed, printed
+    assert "must be a model" in printed, printed
     printed = steps.command(*_asked(steps.SHORT, model=steps.MODEL))
     assert "context" in printed, printed
 
