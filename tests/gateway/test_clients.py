@@ -79,7 +79,7 @@ def run(program: Path, url: str, folder: Path) -> subprocess.CompletedProcess[st
     home, work = folder / "home", folder / "work"
     home.mkdir()
     work.mkdir()
-    command, environment = [sys.executable, str(program), url], {**os.environ, "HOME": str(home)}
+    command, environment = [sys.executable, str(program), url], {**os.environ, "HOME": str(home), "PWD": str(work)}
     if CLIENTS:
         command, environment = installed(program, url, environment)
     elif program.suffix == ".mjs":

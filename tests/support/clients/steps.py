@@ -153,12 +153,14 @@ def run(program: dict[str, Any]) -> None:
         if isinstance(step, Lacks):
             print(json.dumps({"step": name, "lacks": step}), flush=True)
         elif inspect.isfunction(step) and step.__module__ == "__main__" and not name.startswith("_"):
+            began = time.monotonic()
             try:
                 _ran(step, name in program.get("REFUSED", ("error",)))
             except Exception:
                 print(json.dumps({"step": name, "failed": traceback.format_exc()}), flush=True)
             else:
-                print(json.dumps({"step": name}), flush=True)
+                took_s = round(time.monotonic() - began, 1)
+                print(json.dumps({"step": name, "took_s": took_s}), flush=True)
 
 
 def _version(package: str) -> str:
