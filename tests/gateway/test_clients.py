@@ -35,7 +35,12 @@ def served(folder: Path) -> Iterator[Gateway]:
     """A gateway, a worker on petiole-tiny-tools, and one on a model that is told what to say."""
     files = folder / "files"
     files.mkdir()
-    common = {**REAL, "PETIOLE_GATEWAY_FILES": files, "PETIOLE_GATEWAY_UNREAD_S": 3, "PETIOLE_GATEWAY_STORED_STAY": False}
+    common = {
+        **REAL,
+        "PETIOLE_GATEWAY_FILES": files,
+        "PETIOLE_GATEWAY_UNREAD_S": 3,
+        "PETIOLE_GATEWAY_STORED_STAY": False,
+    }
     with Site(folder, **{**common, "PETIOLE_MODEL": "petiole-tiny-tools"}) as site:
         site.start_worker()
         site.start_worker(
@@ -97,6 +102,8 @@ def installed(program: Path, url: str, environment: dict[str, str]) -> tuple[lis
     paths = [str(folder / "node_modules" / ".bin") for folder in (where, root)]
     environment |= {"PATH": os.pathsep.join([*paths, os.environ["PATH"]]), "UV_CACHE_DIR": str(root / "uv")}
     if packages := NPM.search(program.read_text()):
+        if shutil.which("npm") is None:
+            pytest.skip("needs npm")
         install = ["npm", "install", "--silent", "--prefix", str(where), *packages[1].split()]
         subprocess.run(install, cwd=root, env={**environment, "HOME": os.environ["HOME"]}, check=True)
     if program.suffix == ".py":

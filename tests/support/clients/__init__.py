@@ -5,6 +5,7 @@ environment of its own, and `tests/gateway/test_clients.py` those whose packages
                                   script metadata, or a line `npm: ...`), the first one is the client. It does the
                                   steps of STEPS, and more
     steps.py, steps.mjs           what runs the steps, and prints a line of JSON for each
+    openai_seeds.py               a plugin for openai-python's own tests
     record.json                   what came of each program when it last passed: `docs/gateway.md` shows it
 """
 

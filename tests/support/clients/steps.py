@@ -55,9 +55,7 @@ def calling(name: str, /, **arguments: Any) -> str:
 
 
 AFTER_THREE_ROUNDS = "It is 20 degrees everywhere."
-THREE_ROUNDS = reciting(
-    *(calling("weather", city=city) for city in ("Rome", "Oslo", "Lima")), AFTER_THREE_ROUNDS
-)
+THREE_ROUNDS = reciting(*(calling("weather", city=city) for city in ("Rome", "Oslo", "Lima")), AFTER_THREE_ROUNDS)
 """A question whose answer needs three calls, one after the other."""
 ENDLESS = reciting("and so on " * 1000)
 """A question whose answer nobody waits for."""
@@ -148,7 +146,8 @@ def run(program: dict[str, Any]) -> None:
     """All steps of a program, whose `globals()` these are."""
     packages = _HEAD.search(Path(program["__file__"]).read_text())
     assert packages is not None
-    print(json.dumps({"client": packages[1], "version": _version(packages[1])}), flush=True)
+    client = packages[1].partition("[")[0]
+    print(json.dumps({"client": client, "version": _version(client)}), flush=True)
     for name, step in program.items():
         if isinstance(step, Lacks):
             print(json.dumps({"step": name, "lacks": step}), flush=True)
@@ -168,7 +167,7 @@ def _version(package: str) -> str:
     node = NODE / package / "package.json"
     if node.exists():
         return str(json.loads(node.read_text())["version"])
-    return version(re.split(r"[\[=<>]", package)[0])
+    return version(package)
 
 
 NODE = Path(sys.argv[2] if len(sys.argv) > 2 else ".") / "node_modules"

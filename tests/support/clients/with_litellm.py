@@ -77,7 +77,6 @@ def error():
     else:
         raise AssertionError
 
-
     # A router goes on to a model with a longer context.
     models = [{"model_name": name, "litellm_params": one} for name, one in (("short", asked), ("long", scripted))]
     router = litellm.Router(models, context_window_fallbacks=[{"short": ["long"]}], num_retries=0)

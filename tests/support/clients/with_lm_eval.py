@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["lm-eval[api]"]
+# dependencies = ["lm-eval[api]", "transformers"]
 # ///
 """EleutherAI's lm-evaluation-harness, on a task of its own: `lm-eval run`."""
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import steps
 
 AROUND = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OPENAI_API_KEY": "none"}
+TOKENIZER = Path(__file__).parents[3] / "gpu_worker" / "models" / "petiole_tiny" / "tools"
 ROWS = [{"question": "Count from 1 to 5.", "answer": "1, 2, 3, 4, 5"}]
 TASK = """\
 task: counting
@@ -32,11 +33,11 @@ metric_list: [{metric: acc}]
 Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
 
 
-def _scored(kind, path, more, *options, model=steps.MODEL):
+def _scored(kind, path, more, *options, model=steps.MODEL, tokens="tokenizer_backend=none"):
     """The metrics of the task."""
     Path("tasks").mkdir(exist_ok=True)
     Path("tasks/counting.yaml").write_text(TASK.format(rows=Path("rows.jsonl").resolve()) + more)
-    where = f"model={model},base_url={steps.URL}{path},tokenizer_backend=none,tokenized_requests=False,max_retries=1"
+    where = f"model={model},base_url={steps.URL}{path},max_retries=1,{tokens}"
     printed = steps.command(
         *("lm_eval", "run", "--model", kind, "--model_args", where, "--tasks", "counting"),
         *("--include_path", "tasks", "--output_path", "out", *options),
@@ -76,8 +77,7 @@ resume = steps.lacks("asks anew")
 def likelihoods():
     """Log-probabilities of the prompt, by which choices are scored."""
     where = ("local-completions", "/completions")
-    made = _scored(*where, LIKELY)
-    assert made["acc,none"] in (0, 1), made
+    assert "acc,none" in _scored(*where, LIKELY, tokens=f"tokenizer={TOKENIZER}")
 
 
 steps.run(globals())
