@@ -115,8 +115,8 @@ def installed(program: Path, url: str, environment: dict[str, str]) -> tuple[lis
 
 def _recorded(program: Path, row: dict[str, Any]) -> None:
     """The row of a program in the record, in place of its last one."""
-    described = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(described, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.strip()
+    head = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(head, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.strip()
     rows = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     rows[program.name] = {**row, "date": datetime.now(UTC).date().isoformat(), "commit": commit}
     known = [path.name for path in PROGRAMS]

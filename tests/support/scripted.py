@@ -39,7 +39,8 @@ class ScriptedEngine(Engine):
 
 
 def recited(messages: Sequence[Mapping[str, Any]]) -> str | None:
-    """What comes next of the last script; its last text, when all has been said. None: nothing is to be recited."""
+    """What comes next of the last script; its last text, when all has been said. None: there is no
+    script."""
     for at in reversed(range(len(messages))):
         _, mark, script = _text(messages[at]).rpartition(MARK)
         if mark:

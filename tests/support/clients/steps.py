@@ -1,7 +1,7 @@
 """What the programs in Python share: the gateway and its models, and how their steps are run.
 
-A program's steps are its public functions, asynchronous ones, too, in their order; `resume = lacks("...")` says why
-its client has no such step. A step fails if it raises, or if the gateway refuses any of its requests, except in
+A program's steps are its public functions, asynchronous ones, too, in their order; `resume = lacks("...")` says
+why its client has no such step. A step fails if it raises, or if the gateway refuses any of its requests, except in
 those that the program's `REFUSED` names, by default `error`.
 
 `petiole-tiny-tools` knows the tools `weather(city)` and `multiply(a, b)`. `scripted` says what it is told to, for
@@ -18,7 +18,8 @@ import sys
 import time
 import traceback
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,21 @@ def wait_until_running() -> None:
         time.sleep(0.05)
 
 
+TOO_MANY_TOKENS = "maximum context length is 2048 tokens"
+
+
+@contextmanager
+def refused(*kinds: type[Exception], by: str = "") -> Iterator[None]:
+    """What must be refused with such an error, whose text has `by`."""
+    text = None
+    try:
+        yield
+    except kinds as error:
+        text = str(error)
+    assert text is not None, "not refused"
+    assert by in text, text
+
+
 def command(*arguments: str, said: str = "", **environment: str) -> str:
     """What a command of the client prints; its errors, too. `said`: what it reads."""
     return subprocess.run(
@@ -124,7 +140,7 @@ def written() -> bool:
 
 
 def _read(url: str) -> str:
-    with urllib.request.urlopen(url) as answer:  # noqa: S310
+    with urllib.request.urlopen(url) as answer:
         return answer.read().decode()
 
 

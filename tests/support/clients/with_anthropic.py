@@ -4,7 +4,7 @@
 """Anthropic's own: messages, whole and streamed, and its runner of tools."""
 
 import steps
-from anthropic import Anthropic, APIStatusError, BadRequestError, NotFoundError, beta_tool
+from anthropic import Anthropic, BadRequestError, NotFoundError, beta_tool
 from pydantic import BaseModel
 from steps import COUNTED, MODEL, SHORT
 
@@ -72,18 +72,13 @@ def abort():
 
 
 def error():
-    for kind, wrong in (
-        (NotFoundError, {"model": "none"}),
-        (BadRequestError, {"max_tokens": 0}),
-        (BadRequestError, {"messages": [{"role": "user", "content": steps.TOO_LONG}]}),
+    for kind, by, wrong in (
+        (NotFoundError, "model", {"model": "none"}),
+        (BadRequestError, "max_tokens: ", {"max_tokens": 0}),
+        (BadRequestError, steps.TOO_MANY_TOKENS, {"messages": [{"role": "user", "content": steps.TOO_LONG}]}),
     ):
-        try:
+        with steps.refused(kind, by=by):
             client.messages.create(**{"messages": said, **asked, **wrong})
-        except APIStatusError as refused:
-            assert type(refused) is kind, refused
-            assert refused.request_id
-        else:
-            raise AssertionError(wrong)
 
 
 resume = steps.lacks("asks for a message anew")

@@ -76,12 +76,8 @@ async def abort():
 
 async def error():
     for agent in _agents():
-        try:
+        with steps.refused(openai.BadRequestError, by=steps.TOO_MANY_TOKENS):
             await Runner.run(agent, steps.TOO_LONG)
-        except openai.BadRequestError as refused:
-            assert "maximum context length is 2048 tokens" in str(refused), refused
-        else:
-            raise AssertionError
 
 
 resume = steps.lacks("asks anew")
