@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -27,7 +28,7 @@ from tests.support.site import REPOSITORY, Site, eventually
 CLIENTS = os.environ.get("PETIOLE_CLIENTS")
 ABSENT = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 NPM = re.compile(r"^(?:#|//) npm: (.+)", re.M)
-_RUN_S = 300
+_RUN_S = 600
 
 
 @contextmanager
@@ -100,7 +101,11 @@ def installed(program: Path, url: str, environment: dict[str, str]) -> tuple[lis
     folder of its own, those of Python by uv when the command runs."""
     root, where = Path(CLIENTS or ""), Path(CLIENTS or "") / program.stem
     paths = [str(folder / "node_modules" / ".bin") for folder in (where, root)]
-    environment |= {"PATH": os.pathsep.join([*paths, os.environ["PATH"]]), "UV_CACHE_DIR": str(root / "uv")}
+    environment |= {
+        "PATH": os.pathsep.join([*paths, os.environ["PATH"]]),
+        "UV_CACHE_DIR": str(root / "uv"),
+        "PETIOLE_SITE": sysconfig.get_path("purelib"),
+    }
     if packages := NPM.search(program.read_text()):
         if shutil.which("npm") is None:
             pytest.skip("needs npm")
