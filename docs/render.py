@@ -475,12 +475,14 @@ def gguf_types() -> str:
 
 
 def clients() -> str:
-    """Clients by their steps: done, or why a client has no such step."""
-    head = ["client", *STEPS.values()]
-    lines = [head, ["---"] * len(head)]
-    for program, row in json.loads(RECORD.read_text()).items():
-        name = f"{row['client']} {row['version']}{' (npm)' if program.endswith('.mjs') else ''}"
-        lines.append([name, *(row["steps"][step] or "✓" for step in STEPS)])
+    """Clients by their steps: done, or why a client has no such step. What is the same for several is one row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for row in json.loads(RECORD.read_text()).values():
+        steps = tuple(row["steps"][step] or "✓" for step in STEPS)
+        at = {"npm": "@", "PyPI": "=="}[row["registry"]]
+        rows.setdefault(steps, []).append(f"{row['client']}{at}{row['version']}")
+    head = [["client", *STEPS.values()], ["---"] * (len(STEPS) + 1)]
+    lines = [*head, *([", ".join(names), *steps] for steps, names in rows.items())]
     return "\n".join("|" + "|".join(line) + "|" for line in lines)
 
 

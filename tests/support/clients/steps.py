@@ -1,8 +1,8 @@
 """What the programs in Python share: the gateway and its models, and how their steps are run.
 
 A program's steps are its public functions, asynchronous ones, too, in their order; `resume = lacks("...")` says
-why its client has no such step. A step fails if it raises, or if the gateway refuses any of its requests, except in
-those that the program's `REFUSED` names, by default `error`.
+why its client has no such step. A step fails if it raises, or if the gateway refuses any of its requests, except
+in those that the program's `REFUSED` names, by default `error`.
 
 `petiole-tiny-tools` knows the tools `weather(city)` and `multiply(a, b)`. `scripted` says what it is told to, for
 clients whose prompts are too long for the other: `reciting`."""

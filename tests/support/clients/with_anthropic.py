@@ -81,7 +81,7 @@ def error():
             client.messages.create(**{"messages": said, **asked, **wrong})
 
 
-resume = steps.lacks("asks for a message anew")
+resume = steps.lacks("asks anew")
 
 
 def models():

@@ -57,5 +57,5 @@ async function error() {
 }
 
 await s.run(import.meta.url, {
-  chat, stream, tools, structured, abort, error, resume: s.lacks('asks for a message anew'),
+  chat, stream, tools, structured, abort, error, resume: s.lacks('asks anew'),
 }, ['error', 'tools']); // the runner of tools asks for threads first, and goes on without

@@ -69,7 +69,7 @@ def structured():
     assert made == Person(name="Ana", age=31), made
 
 
-abort = steps.lacks("has no call for it")
+abort = steps.lacks("no call")
 
 
 def error():

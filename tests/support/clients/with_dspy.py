@@ -65,7 +65,7 @@ def structured():
     assert isinstance(made.age, int), made
 
 
-abort = steps.lacks("has no call for it")
+abort = steps.lacks("no call")
 
 
 def error():

@@ -44,7 +44,7 @@ def stream():
 
 tools = steps.lacks("no tools")
 structured = steps.lacks("no option")
-abort = steps.lacks("has no call for it")
+abort = steps.lacks("no call")
 
 
 def error():
