@@ -124,7 +124,12 @@ def _recorded(program: Path, row: dict[str, Any]) -> None:
     commit = subprocess.run(head, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.strip()
     rows = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     registry = "npm" if NPM.search(program.read_text()) else "PyPI"
-    rows[program.name] = {**row, "registry": registry, "date": datetime.now(UTC).date().isoformat(), "commit": commit}
+    rows[program.name] = {
+        **row,
+        "registry": registry,
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": commit,
+    }
     known = [path.name for path in PROGRAMS]
     text = json.dumps({name: rows[name] for name in known if name in rows}, indent=1, ensure_ascii=False)
     RECORD.write_text(text + "\n")
