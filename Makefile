@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # An image may set it; each of hundreds of processes would compile all files again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test trials real real-small test-all sdks openai-tests schema durability lint workflows render docs format bench chaos dist release wheelhouse lock pin clean
+.PHONY: help demo test trials real real-small test-all clients openai-tests schema durability lint workflows render docs format bench chaos dist release wheelhouse lock pin clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -48,15 +48,13 @@ test-all: $(VENV)/.dev  ## all tests that this machine can run, with the long tr
 
 SDKS := $(CURDIR)/.sdks
 
-sdks: $(VENV)/.dev  ## the gateway with SDKs of others as its clients, installed into ./.sdks
+# Without npm, those of Python alone.
+clients: $(VENV)/.dev  ## clients of others, the newest, with the gateway, each in an environment of its own under ./.sdks
 	test -e $(SDKS)/bin/python || $(PYTHON) -m venv $(SDKS)
 	$(SDKS)/bin/pip install --quiet 'uv>=0.8'
-	$(SDKS)/bin/uv pip install --quiet --python $(SDKS)/bin/python openai langchain-openai \
-		llama-index-llms-openai-like litellm instructor 'pydantic-ai-slim[openai]' openai-agents \
-		anthropic
-	-command -v npm && npm install --silent --prefix $(SDKS) node@22 openai ai @ai-sdk/openai \
-		@ai-sdk/openai-compatible zod
-	PETIOLE_SDKS=$(SDKS) $(BIN)/python -m pytest tests/gateway/test_sdks.py -rs
+	-command -v npm && npm install --silent --prefix $(SDKS) node@22
+	PETIOLE_CLIENTS=$(SDKS) $(BIN)/python -m pytest tests/gateway/test_clients.py -rs --durations 0
+	$(BIN)/python -m docs.render
 
 # Its source distribution has the tests of the version that is installed here.
 openai-tests: $(VENV)/.dev  ## openai-python's own tests of its methods against a gateway, fetched into ./.sdks

@@ -7,6 +7,7 @@
     tasks/fleet/models.py                    each fact of a model
     tasks/fleet/reports.py                   each figure of a worker
     gpu_worker/models/weights/formats/gguf.py    each type of GGUF files
+    tests/support/clients/record.json    what came of the clients' steps (`make clients`)
 
     petiole/contract/types.py           the same for type checkers and editors: all of it is written here
     tasks/submission/typed.py         the methods of the tasks, with these types: all of it is written here
@@ -23,6 +24,7 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import json
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,6 +50,7 @@ from petiole.tasks.commands.cli import settings_page
 from petiole.tasks.fleet import models, reports
 from petiole.tasks.record.codec import AT_THE_END
 from petiole.tasks.settings import PREFIX
+from tests.support.clients import RECORD, STEPS
 
 ROOT = Path(__file__).resolve().parents[1]
 TYPES = ROOT / "petiole" / "contract" / "types.py"
@@ -57,7 +60,16 @@ OFFERING = {
     ROOT / "tasks" / "__init__.py": "petiole.tasks.submission.definitions",
 }
 """Packages that offer the tasks, and the room from which type checkers have them there."""
-_NAMES = ("requests.md", "streams.md", "vision.md", "models.md", "embeddings.md", "settings.md", "monitoring.md")
+_NAMES = (
+    "requests.md",
+    "streams.md",
+    "vision.md",
+    "models.md",
+    "embeddings.md",
+    "settings.md",
+    "monitoring.md",
+    "gateway.md",
+)
 PAGES = [ROOT / "docs" / name for name in _NAMES]
 WIDTH = 115
 
@@ -423,6 +435,7 @@ def tables(page_name: str) -> dict[str, str]:
         "metrics": markdown(("by `worker` and `model`", ""), metrics()),
         "families": markdown(("models", "`architectures`", "CPU", "CUDA", "compared"), families()),
         **({"gguf": gguf_files()} if page_name == "models.md" else {}),
+        **({"clients": clients()} if page_name == "gateway.md" else {}),
         "facts": fields(models.ModelFacts, BaseModel),
         "delta": fields(task_result.StreamDelta, task_result.ShownPiece, "At the end: "),
     }
@@ -467,6 +480,18 @@ def gguf_files() -> str:
     ordered = sorted(rows.items(), key=lambda one: float(one[0][3]))
     named = f"Architectures: {', '.join(f'`{name}`' for name in ARCHITECTURES)}.\n\n"
     return named + markdown(head, [(", ".join(kinds), *row) for row, kinds in ordered])
+
+
+def clients() -> str:
+    """Clients by their steps: done, or why a client has no such step. What is the same for several is one row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for row in json.loads(RECORD.read_text()).values():
+        steps = tuple(row["steps"][step] or "✓" for step in STEPS)
+        at = {"npm": "@", "PyPI": "=="}[row["registry"]]
+        rows.setdefault(steps, []).append(f"{row['client']}{at}{row['version']}")
+    head = [["client", *STEPS.values()], ["---"] * (len(STEPS) + 1)]
+    lines = [*head, *([", ".join(names), *steps] for steps, names in rows.items())]
+    return "\n".join("|" + "|".join(line) + "|" for line in lines)
 
 
 def default_of(field: FieldInfo) -> str:

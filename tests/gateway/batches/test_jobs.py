@@ -23,7 +23,6 @@ from petiole.gateway.serving.webhooks import queue
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.batches.files import storage
 from tests.e2e.test_detached_batch import paused
-from tests.gateway.test_sdks import is_fine
 from tests.support.gateway import Gateway
 from tests.support.nursery import petiole
 from tests.support.site import Site, eventually
@@ -431,7 +430,3 @@ def test_a_tenant_has_so_many_files_and_open_batches(site: Site, tmp_path: Path)
         days = httpx2.get(f"{gateway.url}/usage?days=2", headers=key).json()["data"]
         assert {day["tenant"] for day in days} == {"umbrella"}
         assert sum(day["requests"] for day in days) == 2
-
-
-def test_openais_client_for_node(served: Gateway, tmp_path: Path) -> None:
-    is_fine(served, "batches_with_openai_npm.mjs", tmp_path)

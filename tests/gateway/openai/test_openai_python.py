@@ -38,7 +38,7 @@ def test_each_method_gets_an_answer_of_its_type(tmp_path: Path) -> None:
         site.worker()
         eventually(lambda: models.models(site.redis), "the worker has said what it serves")
         with Gateway(tmp_path, PETIOLE_BROKER_URL=site.url, **files) as gateway:
-            paths = os.pathsep.join([str(REPOSITORY / "tests" / "support" / "sdks"), str(folder)])
+            paths = os.pathsep.join([str(REPOSITORY / "tests" / "support" / "clients"), str(folder)])
             run = subprocess.run(
                 [sys.executable, "-m", "pytest", "-o", "addopts=", "-p", "openai_seeds", "-p", "no:cacheprovider",
                  "-q", "-rfs", *(f"tests/api_resources/{name}" for name in FILES)],
