@@ -117,8 +117,3 @@ def _context(error: errors.InvalidRequest) -> int | None:
     if error.field == "max_tokens" and (found := _CACHE.match(error.limit)) is not None:
         return int(found[1]) * int(found[2])
     return None
-
-
-def is_about_length(error: errors.InvalidRequest) -> bool:
-    """Whether the request is too long for the model's context."""
-    return _context(error) is not None
