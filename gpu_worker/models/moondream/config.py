@@ -7,8 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.checkpoint.configuration import MAX_LAYERS, MAX_VOCAB, JsonObject, shown
-from petiole.gpu_worker.models.families.config_keys import MAX_WIDTH, objects, whole
+from petiole.gpu_worker.models.checkpoint.configuration import (
+    MAX_LAYERS,
+    MAX_VOCAB,
+    MAX_WIDTH,
+    JsonObject,
+    objects,
+    shown,
+    whole,
+)
 from petiole.gpu_worker.models.moondream.crops import CropGeometry
 from petiole.gpu_worker.models.plan import MAX_POSITION, Attention, FeedForward, Layer, ModelPlan, Norm, Rotary
 
