@@ -117,7 +117,11 @@ def parsed(text: str) -> Any:
     if level:
         raise ValueError(f"it must be nested at most {MAX_DEPTH} deep, and is nested too deep")
     if _SURROGATE.search(text):
-        json.dumps(value, ensure_ascii=False).encode()
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start : error.start + 1]
+            raise ValueError(f"its texts must be text that UTF-8 can encode, got {half!a}") from None
     return value
 
 
