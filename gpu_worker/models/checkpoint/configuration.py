@@ -16,6 +16,7 @@ JsonObject = Mapping[str, Any]
 
 MAX_VOCAB = 2**24
 MAX_LAYERS = 10_000
+MAX_WIDTH = 2**20
 """Limits far above every model."""
 MAX_BYTES = 2**27
 """Of a file of text: tokenizer.json may have 40 MB."""
@@ -116,7 +117,11 @@ def parsed(text: str) -> Any:
     if level:
         raise ValueError(f"it must be nested at most {MAX_DEPTH} deep, and is nested too deep")
     if _SURROGATE.search(text):
-        json.dumps(value, ensure_ascii=False).encode()
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start : error.start + 1]
+            raise ValueError(f"its texts must be text that UTF-8 can encode, got {half!a}") from None
     return value
 
 
@@ -124,6 +129,23 @@ def _inside(outer: Any) -> Iterable[Any]:
     """The lists and objects in a list or object."""
     values = outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ()
     return (one for one in values if isinstance(one, dict | list))
+
+
+def whole(raw: JsonObject, key: str, high: int, default: int | None = None, low: int = 1) -> int:
+    """A whole number from `low` to `high`. Raises KeyError if the key is missing and there is no default."""
+    value = raw[key] if default is None else raw.get(key, default)
+    number = int(value) if isinstance(value, float) and value.is_integer() else value
+    if not isinstance(number, int) or isinstance(number, bool) or not low <= number <= high:
+        raise ModelError(f"config.json: {key} must be a whole number from {low} to {high}, got {shown(value)}")
+    return number
+
+
+def objects(raw: JsonObject, key: str) -> JsonObject:
+    """An object; an empty one if the key is missing or null."""
+    given = raw.get(key) or {}
+    if not isinstance(given, Mapping):
+        raise ModelError(f"config.json: {key} must be an object, got {shown(given)}")
+    return given
 
 
 def end_token_ids(folder: Path) -> frozenset[int]:

@@ -142,7 +142,7 @@ def read_text_model(folder: Path) -> TextModel:
     if not isinstance(prompts, Mapping) or not all(isinstance(one, str) for one in prompts.values()):
         raise ModelError(f"config_sentence_transformers.json: prompts must be texts by name, got {shown(prompts)}")
     if default is not None and (not isinstance(default, str) or default not in prompts):
-        known = shown(sorted(prompts))
+        known = shown(sorted(prompts)) if prompts else "(none)"
         raise ModelError(
             f"config_sentence_transformers.json: default_prompt_name must be one of {known}, got {shown(default)}"
         )

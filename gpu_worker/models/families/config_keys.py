@@ -18,6 +18,9 @@ from petiole.gpu_worker.models.checkpoint.configuration import (
     architecture_of,
     shown,
 )
+from petiole.gpu_worker.models.checkpoint.configuration import MAX_WIDTH as MAX_WIDTH
+from petiole.gpu_worker.models.checkpoint.configuration import objects as objects
+from petiole.gpu_worker.models.checkpoint.configuration import whole as whole
 from petiole.gpu_worker.models.plan import (
     MAX_POSITION,
     Activation,
@@ -33,7 +36,6 @@ from petiole.gpu_worker.models.plan import (
 from petiole.gpu_worker.models.weights.formats.quantization_config import declared_by
 from petiole.gpu_worker.models.weights.names import Names
 
-MAX_WIDTH = 2**20
 MAX_EXPERTS = 2**16
 MAX_LABELS = 100_000
 """Limits far above every model. A folder that exceeds them is a mistake or an attack, and is refused unread."""
@@ -68,15 +70,6 @@ def text_part(raw: JsonObject) -> JsonObject:
     whole = ("architectures", "tie_word_embeddings", "quantization_config")
     kept = {key: both[key] for key in ("dtype", "torch_dtype") if both.get(key) is not None}
     return {**inner, **kept, **{key: raw[key] for key in whole if key in raw}}
-
-
-def whole(raw: JsonObject, key: str, high: int, default: int | None = None, low: int = 1) -> int:
-    """A whole number from `low` to `high`. Raises KeyError if the key is missing and there is no default."""
-    value = raw[key] if default is None else raw.get(key, default)
-    number = int(value) if isinstance(value, float) and value.is_integer() else value
-    if not isinstance(number, int) or isinstance(number, bool) or not low <= number <= high:
-        raise ModelError(f"config.json: {key} must be a whole number from {low} to {high}, got {shown(value)}")
-    return number
 
 
 def or_default(raw: JsonObject, key: str, default: int, high: int = MAX_POSITION) -> int:
@@ -266,14 +259,6 @@ def indices(raw: JsonObject, key: str) -> frozenset[int]:
     if given is not None and not (isinstance(given, list) and all(type(one) is int for one in given)):
         raise ModelError(f"config.json: {key} must be a list of numbers of layers, got {shown(given)}")
     return frozenset(given or ())
-
-
-def objects(raw: JsonObject, key: str) -> JsonObject:
-    """An object; an empty one if the key is missing or null."""
-    given = raw.get(key) or {}
-    if not isinstance(given, Mapping):
-        raise ModelError(f"config.json: {key} must be an object, got {shown(given)}")
-    return given
 
 
 def windows(raw: JsonObject, *, windowed: bool, default: Sequence[str] | None = None) -> tuple[int, ...]:

@@ -182,7 +182,7 @@ def test_keys_that_the_class_does_not_read_change_nothing(architecture: str, cha
         (
             "Olmo3ForCausalLM",
             {"rope_parameters": {"rope_theta": 1.0}},
-            "must be by kind of layer .* got rope_theta",
+            "must be by kind of layer .* got .'rope_theta'",
         ),
         ("LlamaForCausalLM", {"rope_scaling": 8}, "rope_scaling must be an object, got 8"),
         (

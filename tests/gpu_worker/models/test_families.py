@@ -112,7 +112,7 @@ def test_cross_attention_is_refused_by_name() -> None:
         ("Gemma4ForCausalLM", {"num_kv_shared_layers": 3}, "num_kv_shared_layers leaves no .* for layer 0, got 3"),
         ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention must be false"),
         ("Gemma3ForCausalLM", {"hidden_activation": "relu"}, "hidden_activation must be gelu_tanh or .*'relu'"),
-        ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, "no_rope_layers must have 3 entries, got 1"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, "no_rope_layers must be a list of 3 entries, got .1"),
         ("Mistral3ForConditionalGeneration", {"text_config": {"model_type": "mistral4"}}, "got 'mistral4'"),
     ],
 )

@@ -82,7 +82,7 @@ def test_json_that_cannot_be_shown_is_refused(text: str) -> None:
 
 
 def test_halves_of_characters_are_refused_and_whole_ones_are_not() -> None:
-    with pytest.raises(ValueError, match="surrogates not allowed"):
+    with pytest.raises(ValueError, match=r"must be text that UTF-8 can encode, got '.ud83d'"):
         parsed(r'{"a": ["\ud83d"]}')
     assert parsed(r'"\ud83d\ude00"') == "😀"
     assert parsed("[" * 100 + "]" * 100) is not None

@@ -146,7 +146,7 @@ def test_a_missing_field_has_the_default_of_its_class(open_runtime, folder):
             {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
             r"all layers, got .'full_attention'",
         ),
-        ({"rope_parameters": {"rope_type": "linear", "factor": None}}, "makes no sense"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": None}}, "lacks 'factor'"),
     ],
     ids=str,
 )

@@ -62,10 +62,10 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "an id of 33 bits": ({"tokenizer": {"model": {"vocab": {"far": 2**32}}}}, "not a readable tokenizer"),
     "an id below 0": ({"tokenizer": {"model": {"vocab": {"far": -1}}}}, "not a readable tokenizer"),
     "a panic": ({"tokenizer": {"model": {"vocab": {"a": 5}, "merges": ["a a"]}}}, "not a readable tokenizer"),
-    "half a letter": ({"tokenizer_config": {"eos_token": "\ud800"}}, r"special tokens must be .* got '\\ud800'"),
+    "half a letter": ({"tokenizer_config": {"eos_token": "\ud800"}}, r"texts must be .* got '\\ud800'"),
     "half a letter in a list": (
         {"tokenizer_config": {"additional_special_tokens": ["\ud800"]}},
-        "special tokens must be text that UTF-8 can encode",
+        "texts must be text that UTF-8 can encode",
     ),
 }
 

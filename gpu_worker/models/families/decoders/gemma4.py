@@ -34,12 +34,14 @@ def gemma4(outer: JsonObject) -> ModelPlan:
     if not all(map(_is_layer, config_keys.objects(raw, "per_layer_config").items())):
         limit = "must be objects by numbers of layers"
         raise ModelError(f"config.json: per_layer_config {limit}, got {shown(raw['per_layer_config'])}")
+    by_layer = {int(i): values for i, values in (raw.get("per_layer_config") or {}).items()}
     n, from_keys = len(kinds), bool(raw.get("attention_k_eq_v", False))
     window = config_keys.whole(raw, "sliding_window", 2**31 - 1, 512)
     mixers = []
     for i, kind in enumerate(kinds):
         full = kind == config_keys.FULL
-        n_heads, n_kv_heads, width = _heads4(raw, i, full)
+        own = None if raw.get("per_layer_config") is None else by_layer.get(i, {})
+        n_heads, n_kv_heads, width = _heads4(raw, own, full)
         others = [k for k in range(n - shared) if kinds[k] == kind] if i >= n - shared else []
         if i >= n - shared and not others:
             raise ModelError(f"config.json: num_kv_shared_layers leaves no {kind} for layer {i}, got {shared}")
@@ -84,13 +86,12 @@ def _experts(raw: JsonObject, norm: Norm) -> Experts:
     return Experts(router, FeedForward(inner, act), norm=norm, out_norm=norm, dense_out_norm=norm)
 
 
-def _heads4(raw: JsonObject, i: int, full: bool) -> tuple[int, int, int]:
-    """The heads of queries and of keys of a layer, and their width."""
+def _heads4(raw: JsonObject, own: JsonObject | None, full: bool) -> tuple[int, int, int]:
+    """The heads of queries and of keys of a layer, and their width. own: what the file says of this layer."""
     n_heads, n_kv_heads = config_keys.heads(raw)
     width = config_keys.head_dim(raw)
     most = config_keys.MAX_WIDTH
-    if raw.get("per_layer_config") is not None:
-        own = config_keys.objects(raw, "per_layer_config").get(str(i), {})
+    if own is not None:
         n_kv_heads = config_keys.whole(own, "num_key_value_heads", most, n_kv_heads)
         return n_heads, n_kv_heads, config_keys.whole(own, "head_dim", most, width)
     if not full:
