@@ -56,10 +56,10 @@ def chat():
     assert made["exact_match,none"] == 1, made
 
 
-stream = steps.lacks("whole answers")
+stream = steps.lacks("whole")
 tools = steps.lacks("no tools")
 structured = steps.lacks("no option")
-abort = steps.lacks("whole answers")
+abort = steps.lacks("whole")
 
 
 def error():
