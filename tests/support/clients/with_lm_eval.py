@@ -73,7 +73,7 @@ resume = steps.lacks("asks anew")
 def likelihoods():
     """Log-probabilities of the prompt, by which choices are scored."""
     where = ("local-completions", "/completions")
-    assert "acc,none" in _scored(*where, LIKELY, tokens=f"tokenizer={TOKENIZER}")
+    assert "acc,none" in _scored(*where, LIKELY, tokens=f"tokenizer_backend=huggingface,tokenizer={TOKENIZER}")
 
 
 steps.run(globals())
