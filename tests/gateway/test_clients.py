@@ -80,6 +80,10 @@ def test_a_client_gets_what_it_asks_for(gateway: Gateway, program: Path, tmp_pat
         _recorded(program, {**client, "steps": lacks})
 
 
+def test_the_record_has_each_client() -> None:
+    assert [*json.loads(RECORD.read_text())] == [path.name for path in PROGRAMS], "run: make clients"
+
+
 def run(program: Path, url: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """In a folder in `folder`, which is empty, beside a home of its own."""
     home, work = folder / "home", folder / "work"

@@ -37,6 +37,7 @@ Engines that a worker of a site may run, named by `PETIOLE_ENGINE_FACTORY`:
 
     fake_engine      makes its tokens up, without a model
     mortal_engine    dies
+    scripted         a model that says what its question asks for
     doomed           ends its worker at one point on the way of a message
     cutting          loses its connection before or after the n-th command of a completion
     failing_text     its text thread fails

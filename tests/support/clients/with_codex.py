@@ -34,7 +34,7 @@ def chat():
     assert _answer(steps.command(*_asked(steps.reciting("It is warm.")))) == "It is warm."
 
 
-stream = steps.lacks("whole messages")
+stream = steps.lacks("whole")
 
 
 def tools():

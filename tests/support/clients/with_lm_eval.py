@@ -56,10 +56,10 @@ def chat():
     assert made["exact_match,none"] == 1, made
 
 
-stream = steps.lacks("whole answers")
+stream = steps.lacks("whole")
 tools = steps.lacks("no tools")
 structured = steps.lacks("no option")
-abort = steps.lacks("whole answers")
+abort = steps.lacks("whole")
 
 
 def error():
@@ -73,7 +73,7 @@ resume = steps.lacks("asks anew")
 def likelihoods():
     """Log-probabilities of the prompt, by which choices are scored."""
     where = ("local-completions", "/completions")
-    assert "acc,none" in _scored(*where, LIKELY, tokens=f"tokenizer={TOKENIZER}")
+    assert "acc,none" in _scored(*where, LIKELY, tokens=f"tokenizer_backend=huggingface,tokenizer={TOKENIZER}")
 
 
 steps.run(globals())

@@ -97,7 +97,6 @@ def error():
         (NotFoundError, "model", {"model": "none"}),
         (BadRequestError, "max_tokens", {"max_tokens": 0}),
         (BadRequestError, steps.TOO_MANY_TOKENS, {"messages": [{"role": "user", "content": steps.TOO_LONG}]}),
-        (BadRequestError, "context_length_exceeded", {"messages": [{"role": "user", "content": steps.TOO_LONG}]}),
     ):
         with steps.refused(kind, by=by):
             client.chat.completions.create(**{"messages": said, **asked, **wrong})

@@ -49,7 +49,7 @@ def chat():
     assert _answer(steps.reciting("It is warm.")) == "It is warm."
 
 
-stream = steps.lacks("whole messages")
+stream = steps.lacks("whole")
 
 
 def tools():
