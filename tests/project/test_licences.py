@@ -19,7 +19,7 @@ ADMITTED = {
         "BSL-1.0",
         "CC0-1.0",
     ),
-    *("MIT", "MIT-CMU", "MPL-2.0", "PSF-2.0", "Zlib"),
+    *("MIT", "MIT-0", "MIT-CMU", "MPL-2.0", "PSF-2.0", "Zlib"),
     *("Apache Software License", "BSD License", "MIT License"),
 }
 """SPDX's names, and the classifiers of those who name no expression. MPL-2.0 binds its own files alone."""
