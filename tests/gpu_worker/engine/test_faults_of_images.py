@@ -82,4 +82,4 @@ def test_faults_of_the_host_beside_images(open_engine: OpenEngine, monkeypatch: 
             print(f"PETIOLE_STRESS_SEED={seed} PETIOLE_STRESS_WORKLOADS=1")
             raise
     print(f"{WORKLOADS} workloads, {raised.total()} faults at {len(raised)} places")
-    assert len(raised) > WORKLOADS
+    assert len(raised) > min(WORKLOADS, 50), "faults at many places"
