@@ -61,7 +61,7 @@ PUBLISHED = (
     _causal("LFM2 with experts", "Lfm2Moe"),
     _causal("Phi-3, 3.5, Phi-4-mini", "Phi3"),
     _causal("Granite 3, 4; not on CUDA with Mamba-2", "Granite", "GraniteMoeHybrid"),
-    _causal("Nemotron-H, Nemotron Nano 2, 3", "NemotronH", cuda=False),
+    _causal("Nemotron-H (not 47B), Nemotron Nano 2, 3", "NemotronH", cuda=False),
     _causal("SmolLM3", "SmolLM3"),
     _causal("OLMo 2, 3; OLMoE", "Olmo2", "Olmo3", "Olmoe"),
     _causal("StarCoder2", "Starcoder2"),

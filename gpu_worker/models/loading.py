@@ -167,7 +167,7 @@ def load_model(folder: Path, model: Model, options: LoadOptions) -> Decoder:
             return checked
         needed = meta.storage.n_bytes
         if options.room is not None and needed > options.room:
-            raise MachineError(f"{folder}: its weights must fit into {options.room} free bytes, got {needed}")
+            raise MachineError(f"{folder}: its weights must fit into {options.room} bytes of memory, got {needed}")
         source.log(needed, checkpoint.n_bytes())
         if model.read is read_decoder and (left_out := parts_left_out(checkpoint, model)):
             log.info("the text part of this checkpoint is served, without %s", ", ".join(left_out))

@@ -41,7 +41,7 @@ MOST_SCANS = 100
 _MOST_EXIF = 2**16
 """Bytes. A JPEG's segment cannot have more."""
 _JPEG, _PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"
-_MARKER = re.compile(rb"\xff+[\x01-\xcf\xd8-\xfe]")
+_MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 """Of a JPEG's segment. Within a scan a byte 255 is followed by 0, or by one that tells where a reader goes on."""
 _SCAN, _END = 0xDA, 0xD9
 _ALONE = (0x01, 0xD8, _END)
@@ -81,12 +81,16 @@ def parts_of(data: bytes) -> tuple[int, int]:
         last = data[at + 4 : at + 8] == b"IEND"
         segments, at = segments + 1, len(data) if last else at + 12 + int.from_bytes(data[at : at + 4], "big")
     at = 2 if data.startswith(_JPEG) else len(data)
-    while segments <= MOST_SEGMENTS and scans <= MOST_SCANS and (marker := _MARKER.search(data, at)):
+    while segments <= MOST_SEGMENTS and scans <= MOST_SCANS and at < len(data):
+        marker = _MARKER.search(data, at)
+        if not scans:  # a reader steps through what stands before a marker, byte by byte
+            segments += (marker.start() if marker else len(data)) - at
+        if marker is None:
+            break
         kind, at = data[marker.end() - 1], marker.end()
         if kind == _END and scans:
             break
-        segments += len(marker[0]) - 1  # a reader steps through what fills the place before a marker
-        scans += kind == _SCAN
+        segments, scans = segments + 1, scans + (kind == _SCAN)
         at += 0 if kind in _ALONE else max(2, int.from_bytes(data[at : at + 2], "big"))
     return segments, scans
 

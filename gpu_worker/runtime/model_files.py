@@ -33,7 +33,7 @@ from petiole.gpu_worker.runtime.derived_settings import (
     weights_dtype,
 )
 from petiole.gpu_worker.runtime.interface import Progress, nothing
-from petiole.gpu_worker.runtime.memory.container import host_memory_left
+from petiole.gpu_worker.runtime.memory.container import host_memory
 from petiole.gpu_worker.runtime.platforms import Platform
 
 
@@ -129,7 +129,7 @@ class ModelReader:
             int8_inputs=int8_inputs(self._config, self._platform),
             kernels=self._platform.kernels,
             storage=storage,
-            room=host_memory_left() if device.type == "cpu" and not storage.n_bytes else None,
+            room=host_memory() if device.type == "cpu" and not storage.n_bytes else None,
         )
         if self._source is not None:
             return info.model.read(self._source, info.model, options)

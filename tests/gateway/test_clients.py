@@ -26,7 +26,7 @@ from tests.support.scripted import CONTEXT, scripted
 from tests.support.site import REPOSITORY, Site, eventually
 
 CLIENTS = os.environ.get("PETIOLE_CLIENTS")
-ABSENT = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+ABSENT = re.compile(r"(?:No module named '|metadata was found for |No such file or directory: ')([\w.@/-]+)")
 NPM = re.compile(r"^(?:#|//) npm: (.+)", re.M)
 _RUN_S = 600
 
@@ -89,7 +89,13 @@ def run(program: Path, url: str, folder: Path) -> subprocess.CompletedProcess[st
     home, work = folder / "home", folder / "work"
     home.mkdir()
     work.mkdir()
-    command, environment = [sys.executable, str(program), url], {**os.environ, "HOME": str(home), "PWD": str(work)}
+    command = [sys.executable, str(program), url]
+    environment = {
+        **os.environ,
+        "HOME": str(home),
+        "PWD": str(work),
+        "PETIOLE_SITE": sysconfig.get_path("purelib"),
+    }
     if CLIENTS:
         command, environment = installed(program, url, environment)
     elif program.suffix == ".mjs":
@@ -108,7 +114,6 @@ def installed(program: Path, url: str, environment: dict[str, str]) -> tuple[lis
     environment |= {
         "PATH": os.pathsep.join([*paths, os.environ["PATH"]]),
         "UV_CACHE_DIR": str(root / "uv"),
-        "PETIOLE_SITE": sysconfig.get_path("purelib"),
     }
     if packages := NPM.search(program.read_text()):
         if shutil.which("npm") is None:

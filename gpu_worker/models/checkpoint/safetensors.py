@@ -20,6 +20,7 @@ from torch import Tensor
 
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import (
+    MAX_BYTES,
     check_disjoint,
     check_file,
     inside,
@@ -302,7 +303,7 @@ def _weight_files(folder: Path) -> list[Path]:
     if single.exists():
         return [single]
     if index.exists():
-        given = read_json(index).get("weight_map")
+        given = read_json(index, MAX_BYTES).get("weight_map")
         if not isinstance(given, dict) or not all(isinstance(name, str) for name in given.values()):
             raise ModelError(f"{index}: weight_map must be names of files by tensor, got {shown(given)}")
         return [inside(folder, name, f"{index}: weight_map") for name in sorted(set(given.values()))]

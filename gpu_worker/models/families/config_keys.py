@@ -14,13 +14,13 @@ from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import (
     MAX_LAYERS as MAX_LAYERS,
     MAX_VOCAB,
+    MAX_WIDTH as MAX_WIDTH,
     JsonObject,
     architecture_of,
+    objects as objects,
     shown,
+    whole as whole,
 )
-from petiole.gpu_worker.models.checkpoint.configuration import MAX_WIDTH as MAX_WIDTH
-from petiole.gpu_worker.models.checkpoint.configuration import objects as objects
-from petiole.gpu_worker.models.checkpoint.configuration import whole as whole
 from petiole.gpu_worker.models.plan import (
     MAX_POSITION,
     Activation,

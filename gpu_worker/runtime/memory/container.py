@@ -29,7 +29,12 @@ def cpu_quota() -> float | None:
 
 def memory_left() -> int | None:
     """Bytes left below the limit, counting inactive file cache as free; None without a limit."""
-    left = []
+    left = [most - used + cache for most, used, cache in _memory()]
+    return max(0, min(left)) if left else None
+
+
+def _memory() -> Iterator[tuple[int, int, int]]:
+    """Bytes of each group: its limit, what it uses, and what of that is inactive file cache."""
     for group in _groups("memory"):
         for limit, usage, cache in (
             ("memory.max", "memory.current", "inactive_file"),
@@ -38,8 +43,7 @@ def memory_left() -> int | None:
             most, used = _text(group / limit), _text(group / usage)
             if most.isdecimal() and used.isdecimal() and int(most) < _UNLIMITED:
                 stat = dict(line.split(" ", 1) for line in _text(group / "memory.stat").splitlines())
-                left.append(int(most) - int(used) + int(stat.get(cache, 0)))
-    return max(0, min(left)) if left else None
+                yield int(most), int(used), int(stat.get(cache, 0))
 
 
 def _groups(controller: str) -> Iterator[Path]:
@@ -63,11 +67,19 @@ def _text(path: Path) -> str:
 
 def host_memory_left() -> int:
     """Bytes of the machine's memory that this process may still take."""
-    limit = memory_left()
+    limit, available = memory_left(), _of_machine("MemAvailable", 4 * 2**30)
+    return available if limit is None else min(available, limit)
+
+
+def host_memory() -> int:
+    """Bytes of the machine's memory that this process may ever take."""
+    return min([_of_machine("MemTotal", _UNLIMITED), *(most for most, _, _ in _memory())])
+
+
+def _of_machine(name: str, otherwise: int) -> int:
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
-            line = next(line for line in lines if line.startswith("MemAvailable"))
-        available = int(line.split()[1]) * 1024
+            line = next(line for line in lines if line.startswith(name))
+        return int(line.split()[1]) * 1024
     except (OSError, StopIteration):
-        available = 4 * 2**30
-    return available if limit is None else min(available, limit)
+        return otherwise

@@ -62,7 +62,7 @@ class _GgufReader:
             "bert": self._wordpiece,
             "t5": self._unigram,
         }
-        if model not in makers:
+        if not isinstance(model, str) or model not in makers:
             raise self._wrong("model", f"be {' or '.join(makers)}", shown(model))
         backend = makers[model]()
         special = [token for token, kind in zip(self._tokens, self._kinds, strict=True) if kind == _CONTROL]
@@ -78,7 +78,7 @@ class _GgufReader:
 
     def _byte_level(self) -> Tokenizer:
         pre = self._get("pre")
-        if pre not in CUTS:
+        if not isinstance(pre, str) or pre not in CUTS:
             near = ", ".join(get_close_matches(str(pre), CUTS, 3, 0.5)) or "llama-bpe or qwen2"
             raise self._wrong("pre", f"be one of {len(CUTS)} names, such as {near}, for gpt2", shown(pre))
         cut = CUTS[pre]

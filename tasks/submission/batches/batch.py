@@ -71,7 +71,7 @@ class Batch:
     end; `run` runs it to its end. `stop` and `cancel` may be called from any thread. Without an output nobody
     finds the rows on their way later: they are cancelled when the caller stops.
 
-    `sort`: in which order rows are sent. `again`: rows that have failed, too. `joined`: the output is made.
+    `sort`: in which order rows are sent. `again`: also send rows that have failed. `joined`: the output is made.
     `first`: ends the batch if the first rows say that all of it is a mistake."""
 
     app: App

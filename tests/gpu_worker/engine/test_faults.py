@@ -256,8 +256,13 @@ def test_a_fault_anywhere_in_an_admission_fails_that_request_alone(
             setattr(owner, name, call)
 
         watch(engine._requests, "_accept")
-        for name in ("_admit", "_awaits_chunks", "_is_long", "_fits", "_pages_to_start"):
-            watch(planner, name)
+        watch(planner.prefill, "_admit")
+        for part, names in {
+            "_candidates": ("awaits_chunks", "is_long"),
+            "_pages": ("suffice", "to_start"),
+        }.items():
+            for name in names:
+                watch(getattr(planner, part), name)
         for at in count(1):
             interrupted.place = None
             read = threading.Event()

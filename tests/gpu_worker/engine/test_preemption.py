@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from petiole.gpu_worker import Engine, FinishReason, InvalidRequest
+from petiole.gpu_worker.scheduling.planning.pages import PlannedPages
 from tests.support.toy_engine import Expected, expected, request, toy_engine
 
 LONG = [
@@ -122,7 +123,7 @@ def test_zombies_keep_their_rows_until_their_last_step() -> None:
 
 def test_a_stall_would_end_the_request_and_not_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     with toy_engine() as engine:
-        monkeypatch.setattr(type(engine.scheduler.planner), "_fits", lambda *_: False)
+        monkeypatch.setattr(PlannedPages, "suffice", lambda *_: False)
         with pytest.raises(Exception, match="cannot be scheduled"):
             engine.submit(request()).result(timeout=30)
         monkeypatch.undo()

@@ -153,7 +153,7 @@ def test_after_a_fault_anywhere_before_dispatch_every_request_is_answered(
 
         faults.everywhere(monkeypatch, serve)
     places = " ".join(faults.raised)
-    for name in ("reserve_many", "schedule_prefill", "schedule_decode", "make_batch", "extend"):
+    for name in ("reserve_many", "schedule_prefill", "schedule_decode", "make_batch", "insert"):
         assert name in places
     assert "schedule_speculative" in places or not config.get("speculative_tokens")
 
@@ -177,7 +177,7 @@ def test_after_a_fault_anywhere_before_dispatch_images_are_seen_as_without_it(
 
         faults.everywhere(monkeypatch, serve)
     places = " ".join(faults.raised)
-    for name in ("encode_batch", "_images", "extend"):
+    for name in ("encode_batch", "_images", "insert"):
         assert name in places
 
 

@@ -279,6 +279,8 @@ BOMBS: dict[str, tuple[bytes, str]] = {
     "pixels in chunks without end": (with_chunks(*[chunk(b"IDAT", b"")] * MANY), "at most 10000 segments"),
     "segments without end": (with_segments(b"\xff\xe5\0\2" * MANY), "at most 10000 segments"),
     "nothing without end": (with_segments(b"\xff" * MANY), "at most 10000 segments"),
+    "nothing, and no marker": (b"\xff\xd8" + b"\xff" * 900_000 + b"\0", "at most 10000 segments"),
+    "bytes that are skipped": (with_segments(bytes(MANY)), "at most 10000 segments"),
     "scans without end": (with_scans(100), "at most 100 scans"),
     "an animated WebP": (
         saved(picture(3), "WEBP", save_all=True, append_images=[picture(4), picture(5)]),

@@ -186,7 +186,7 @@ def test_what_never_ends_is_no_file(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "most"),
-    [("config.json", MAX_JSON), ("tokenizer.json", MAX_BYTES), ("model.safetensors.index.json", MAX_JSON)],
+    [("config.json", MAX_JSON), ("tokenizer.json", MAX_BYTES), ("model.safetensors.index.json", MAX_BYTES)],
 )
 def test_a_file_of_text_that_is_too_large_is_not_read(tmp_path: Path, name: str, most: int) -> None:
     with (tmp_path / name).open("wb") as file:

@@ -81,8 +81,8 @@ class _Config:
         kv_heads = set(metadata.of_layers("attention.head_count_kv", n_layers, n_heads)) - {0}
         inner = set(metadata.of_layers("feed_forward_length", n_layers, hidden))
         for key, several in (("attention.head_count_kv", kv_heads), ("feed_forward_length", inner)):
-            if len(several) != 1 and self._name not in BY_LAYER:
-                raise metadata.wrong(key, "be the same in all layers", shown(sorted(several)))
+            if not several or (len(several) != 1 and self._name not in BY_LAYER):
+                raise metadata.wrong(key, "be the same in all layers, and no 0", shown(sorted(several)))
         config: dict[str, Any] = {
             "architectures": [self._hub.hub],
             "model_type": self._name,
@@ -173,7 +173,9 @@ class _Config:
         texts = metadata.get("tokenizer.ggml.tokens")
         texts = texts if isinstance(texts, list) else []
         known = _END_TEXTS if _HARMONY in texts else _END_TEXTS | {_END_OF_MESSAGE}
-        ends = {i for i, text in enumerate(texts) if text in known}
-        keys = (f"tokenizer.ggml.{key}_token_id" for key in _ENDS)
-        ends |= {metadata[key] for key in keys if key in metadata}
-        return sorted(ends, key=str)
+        ends = {i for i, text in enumerate(texts) if isinstance(text, str) and text in known}
+        for key in (f"tokenizer.ggml.{name}_token_id" for name in _ENDS):
+            if (end := metadata.get(key)) is not None and type(end) is not int:
+                raise ModelError(f"{self._header.path}: {key} must be a whole number, got {shown(end)}")
+            ends |= set() if end is None else {end}
+        return sorted(ends)

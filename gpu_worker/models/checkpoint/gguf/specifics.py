@@ -211,6 +211,14 @@ def _starcoder2(metadata: Metadata, common: Config) -> Config:
     }
 
 
+def _glm4(metadata: Metadata, common: Config) -> Config:
+    if any(
+        sections := metadata.get("rope.dimension_sections") or ()
+    ):  # the rows of its heads are in another order
+        raise metadata.wrong("rope.dimension_sections", "be absent: models that see are not read", shown(sections))
+    return {}
+
+
 def _glm4moe(metadata: Metadata, common: Config) -> Config:
     if metadata.whole("expert_gating_func", _SIGMOID, low=0) != _SIGMOID:
         raise metadata.wrong("expert_gating_func", f"be {_SIGMOID}, sigmoid", metadata.get("expert_gating_func"))
@@ -313,6 +321,7 @@ SPECIFICS: Mapping[str, Callable[[Metadata, Config], Config]] = {
     "granite": _granite,
     "olmo2": _olmo2,
     "starcoder2": _starcoder2,
+    "glm4": _glm4,
     "glm4moe": _glm4moe,
     "gpt-oss": _gpt_oss,
     "lfm2": _lfm2,

@@ -69,10 +69,12 @@ def plan(raw: JsonObject) -> ModelPlan:
 
 def _kinds(raw: JsonObject) -> list[str]:
     given = raw.get("layers_block_type")
-    if given is None and raw.get("hybrid_override_pattern"):
-        given = [_LETTERS.get(letter, letter) for letter in raw["hybrid_override_pattern"]]
-    given = [_SCAN, _MIXED, _ATTEND, _DENSE] if given is None else given
-    if not 1 <= len(given) <= config_keys.MAX_LAYERS or not _KINDS.keys() >= set(given):
+    if given is None and isinstance(pattern := raw.get("hybrid_override_pattern") or None, str):
+        given = [_LETTERS.get(letter, letter) for letter in pattern]
+    elif given is None:
+        given = [_SCAN, _MIXED, _ATTEND, _DENSE] if pattern is None else pattern
+    whole = isinstance(given, list) and 1 <= len(given) <= config_keys.MAX_LAYERS
+    if not whole or not all(isinstance(kind, str) and kind in _KINDS for kind in given):
         known = ", ".join(_LETTERS.values())
         raise ModelError(f"config.json: layers_block_type must be a list of {known}, got {shown(given)}")
     return [_KINDS[kind] for kind in given]

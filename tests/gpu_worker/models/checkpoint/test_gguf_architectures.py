@@ -10,6 +10,7 @@ import pytest
 
 from bench.harness.driver import Driver
 from petiole.gpu_worker.exceptions import ModelError
+from petiole.gpu_worker.models.checkpoint.gguf.config import config_of
 from petiole.gpu_worker.models.checkpoint.gguf.tensor_mapping import ARCHITECTURES
 from tests.gpu_worker.models.test_encoders import cosine, made, reference, tokens
 from tests.gpu_worker.models.weights.test_quantised_models import Quantised, check
@@ -295,6 +296,20 @@ def test_vectors_are_those_of_transformers(
     (path,) = save(tmp_path / "m.gguf", model, architecture, keys | theta, kind)
     (vector,) = made(Driver(open_runtime(path)), 33)
     assert cosine(vector, reference(model, tokens(33), "mean")) > 0.9999999
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "why"),
+    [
+        ("glm4", {"rope.dimension_sections": [8, 12, 12, 0]}, "glm4.rope.dimension_sections must be absent"),
+        ("gemma4", {"attention.head_count_kv": [0] * 6}, "head_count_kv must be the same in all layers, and no 0"),
+    ],
+)
+def test_what_is_not_computed_is_refused(tmp_path: Path, name: str, keys: dict[str, Any], why: str) -> None:
+    model, architecture, said = _made(name, "F32")
+    (path,) = save(tmp_path / "m.gguf", model, architecture, said | keys)
+    with pytest.raises(ModelError, match=why):
+        config_of(path)
 
 
 def test_every_architecture_is_tried() -> None:

@@ -238,9 +238,9 @@ def test_a_bomb_of_gguf_names_its_limit(tmp_path: Path, make: Callable[[Path], P
 
 def test_weights_that_do_not_fit_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sparse file has any size."""
-    monkeypatch.setattr("petiole.gpu_worker.runtime.model_files.host_memory_left", lambda: 2**20)
+    monkeypatch.setattr("petiole.gpu_worker.runtime.model_files.host_memory", lambda: 2**20)
     found = reader()
-    with pytest.raises(MachineError, match=r"its weights must fit into 1048576 free bytes, got \d+"):
+    with pytest.raises(MachineError, match=r"its weights must fit into 1048576 bytes of memory, got \d+"):
         found.read(found.find(str(TINY)))
 
 

@@ -84,6 +84,11 @@ def test_the_kv_cache_stays_within_the_containers_memory(mount: Path) -> None:
     assert container.host_memory_left() == 2**20
 
 
+def test_what_a_container_may_ever_take_does_not_depend_on_what_it_holds(mount: Path) -> None:
+    put(mount, memory__max=str(2**20), memory__current=str(2**19), memory__stat="active_file 500000")
+    assert container.host_memory() == 2**20
+
+
 @pytest.mark.parametrize(("quota", "asked", "threads"), [("190000", 0, 1), ("50000", 0, 1), ("100000", 2, 2)])
 def test_threads_follow_the_quota_unless_they_are_set(mount: Path, quota: str, asked: int, threads: int) -> None:
     put(mount, cpu__max=f"{quota} 100000")
