@@ -43,7 +43,7 @@ async def list_keys(_: Request) -> Response:
 
 async def create_key(request: Request) -> Response:
     asked = await request_body.read(request, CreateKey)
-    key = await _managed(lambda: manage.add(asked.tenant, {}, {}, asked.changed_limits, asked.changes))
+    key, _ = await _managed(lambda: manage.add(asked.tenant, {}, {}, asked.changed_limits, asked.changes))
     name = api_keys.name_of(api_keys.digest_of(key))
     _tell("made", f"key {name}")
     return json_answer({**await _key(name), "key": key})

@@ -76,7 +76,8 @@ def _add(options: argparse.Namespace) -> int:
         print(f"{key}\nPETIOLE_GATEWAY_KEYS='{document}'")
         return 0
     limits = _limits(options.limit), _limits(options.key_limit)
-    print(manage.add(options.tenant, _of_the_tenant(options), *limits, _of_the_key(options)))
+    key, _ = manage.add(options.tenant, _of_the_tenant(options), *limits, _of_the_key(options))
+    print(key)
     return 0
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
@@ -324,7 +325,7 @@ def test_an_expired_key_is_told_when_it_expired(own_redis: RedisServer) -> None:
     def asked() -> Caller:
         return asyncio.run(callers.KeyCache().of(key))
 
-    key = manage.add("acme", {}, {}, {})
+    key, _ = manage.add("acme", {}, {}, {})
     for name in ("acme", key):
         manage.change(name, {"expires": 1_600_000_000}, {})
         with pytest.raises(Failure, match="expired at 2020-09-13T12:26:40Z"):
@@ -336,7 +337,7 @@ def test_an_expired_key_is_told_when_it_expired(own_redis: RedisServer) -> None:
 def test_a_change_that_cannot_be_is_refused_and_brings_no_revoked_key_back(
     own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key = manage.add("acme", {}, {}, {})
+    key, _ = manage.add("acme", {}, {}, {})
     for name, changes, limits, why in (
         (key, {"models": ["a"]}, {}, "models: must be given for a tenant"),
         ("acme", {"note": "x"}, {}, "note: must be given for a key"),
@@ -359,6 +360,25 @@ def test_a_change_that_cannot_be_is_refused_and_brings_no_revoked_key_back(
     with pytest.raises(InvalidRequest, match="name: must be a tenant or a key in Redis"):
         manage.change(key, {"note": "x"}, {})
     assert not connections.streams().hlen(api_keys.KEYS)
+
+
+def test_a_new_key_keeps_what_is_changed_of_its_tenant_meanwhile(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Tenant] = []
+
+    def meanwhile() -> Tenant:
+        """Another gateway makes the tenant at its first token, and somebody gives it a limit."""
+        if not made:
+            made.append(Tenant("of-the-token", limits=Limits(requests=7)))
+            stored = msgspec.json.encode(made[0])
+            connections.streams().hset(api_keys.TENANTS, "acme", stored)
+        return Tenant("of-the-key")
+
+    monkeypatch.setattr(manage, "new_tenant", meanwhile)
+    manage.add("acme", {"priority": 3}, {}, {})
+    expected = Tenant("of-the-token", priority=3, limits=Limits(requests=7))
+    assert asyncio.run(api_keys.tenants())["acme"] == expected
 
 
 def test_a_revoked_key_ends_its_websocket(tmp_path: Path) -> None:

@@ -59,22 +59,33 @@ def add(
     limits: Mapping[str, int],
     key_limits: Mapping[str, int],
     of_key: Mapping[str, Any] = NOTHING,
-) -> str:
+) -> tuple[str, Key]:
     """A new key of this tenant, which is made or changed as `of_tenant` and `limits` say: what they do not name
-    stays. `of_key`: the key's note, expiry and rights. Raises `InvalidRequest`."""
-    if not re.fullmatch(NAME, tenant):
-        raise InvalidRequest("tenant", f"must be a name of the form {NAME}", tenant)
+    stays. `of_key`: the key's note, expiry and rights. Returns the key, and what is stored of it. Raises
+    `InvalidRequest`."""
+    _checked_name(tenant)
     _checked({**of_tenant, **of_key})
-    client, key = connections.streams(), new()
-    stored = client.hget(TENANTS, tenant)
-    before = _decoded(stored, Tenant) if stored is not None else new_tenant()
-    changed = structs.replace(before, limits=structs.replace(before.limits, **_limits(limits)), **of_tenant)
-    made = Key(tenant, created=int(time.time()), limits=Limits(**_limits(key_limits, False)), **of_key)
-    with client.pipeline(transaction=True) as pipe:
-        pipe.hset(TENANTS, tenant, msgspec.json.encode(changed))
+    of_limits = _limits(limits)
+    key, made = new(), _new_key(tenant, key_limits, of_key)
+
+    def both(pipe: Any) -> None:
+        stored = pipe.hget(TENANTS, tenant)
+        before = _decoded(stored, Tenant) if stored is not None else new_tenant()
+        pipe.multi()
+        pipe.hset(TENANTS, tenant, msgspec.json.encode(_replaced(before, of_tenant, of_limits)))
         pipe.hset(KEYS, digest_of(key), msgspec.json.encode(made))
-        pipe.execute()
-    return key
+
+    connections.streams().transaction(both, TENANTS)
+    return key, made
+
+
+def _new_key(tenant: str, limits: Mapping[str, int], of_key: Mapping[str, Any]) -> Key:
+    return Key(tenant, created=int(time.time()), limits=Limits(**_limits(limits, False)), **of_key)
+
+
+def _replaced(before: Any, changes: Mapping[str, Any], limits: Mapping[str, int | None]) -> Any:
+    """A tenant or a key after these changes."""
+    return structs.replace(before, limits=structs.replace(before.limits, **limits), **changes)
 
 
 def change(name: str, changes: Mapping[str, Any], limits: Mapping[str, int]) -> str:
@@ -111,8 +122,7 @@ def _change(
         stored = pipe.hget(hash_key, field)
         if stored is None:
             raise InvalidRequest("name", "must be a tenant or a key in Redis", field[:64])
-        before = _decoded(stored, kind)
-        after = structs.replace(before, limits=structs.replace(before.limits, **changed_limits), **changes)
+        after = _replaced(_decoded(stored, kind), changes, changed_limits)
         pipe.multi()
         pipe.hset(hash_key, field, msgspec.json.encode(after))
 
@@ -122,8 +132,7 @@ def _change(
 def make_tenant(name: str) -> None:
     """A tenant without a key, such as one that tokens will name, if there is none of this name. Raises
     `InvalidRequest`."""
-    if not re.fullmatch(NAME, name):
-        raise InvalidRequest("tenant", f"must be a name of the form {NAME}", name)
+    _checked_name(name)
     connections.streams().hsetnx(TENANTS, name, msgspec.json.encode(new_tenant()))
 
 
@@ -195,6 +204,11 @@ def _key_of(name: str) -> str:
         limit = "must be the name of one key in Redis, as `petiole keys list` shows it"
         raise InvalidRequest("key", limit, f"{len(found)} of that name")
     return found[0]
+
+
+def _checked_name(tenant: str) -> None:
+    if not re.fullmatch(NAME, tenant):
+        raise InvalidRequest("tenant", f"must be a name of the form {NAME}", tenant)
 
 
 def _checked(changes: Mapping[str, Any]) -> None:

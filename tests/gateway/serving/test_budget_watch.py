@@ -157,7 +157,7 @@ def test_two_gateways_tell_each_once_and_a_killed_one_is_replaced(
     server: RedisServer, client: redis.Redis, receiver: Receiver, tmp_path: Path
 ) -> None:
     told: dict[str, Any] = {"PETIOLE_BROKER_URL": server.url, **NETWORKS}
-    key = manage.add("acme", {}, {"day_tokens": 1000}, {})
+    key, _ = manage.add("acme", {}, {"day_tokens": 1000}, {})
     secret = manage.webhook("acme", receiver.url)
     with Gateway(tmp_path, **told) as first, Gateway(tmp_path, **told) as second:
         for one in (first, second):

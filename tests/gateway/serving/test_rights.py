@@ -50,7 +50,7 @@ async def look():
     await BudgetWatch(print).look()
 
 asyncio.run(ask())
-key = manage.add("operators", {}, {"day_tokens": 1}, {}, {"rights": ["admin"]})
+key, _ = manage.add("operators", {}, {"day_tokens": 1}, {}, {"rights": ["admin"]})
 manage.make_tenant("globex")
 manage.change_tenant("globex", {"priority": 1}, {})
 manage.change_key(key, {"note": "x"}, {})

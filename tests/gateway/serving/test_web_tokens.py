@@ -106,7 +106,7 @@ def test_a_tenants_limits_are_set_as_all_are(issuer: Issuer, monkeypatch: pytest
 
 
 def test_keys_go_on_beside_tokens_and_one_of_them_is_needed(issuer: Issuer) -> None:
-    key = manage.add("globex", {}, {}, {})
+    key, _ = manage.add("globex", {}, {}, {})
     found, unknown = asked(key, "ptl-unknown")
     assert isinstance(found, Caller)
     assert found.name == "globex"
@@ -388,7 +388,7 @@ def test_an_issuer_that_does_not_answer_holds_up_others_for_no_longer_than_a_tim
     issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signing_keys, "WAIT_S", 0.2)
-    key = manage.add("globex", {}, {}, {})
+    key, _ = manage.add("globex", {}, {}, {})
     issuer.open.clear()
 
     async def both() -> None:
