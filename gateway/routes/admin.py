@@ -43,17 +43,17 @@ async def list_keys(_: Request) -> Response:
 
 async def create_key(request: Request) -> Response:
     asked = await request_body.read(request, CreateKey)
-    key, _ = await _managed(lambda: manage.add(asked.tenant, {}, {}, asked.changed_limits, asked.changes))
+    key, made = await _managed(lambda: manage.add(asked.tenant, {}, {}, asked.changed_limits, asked.changes))
     name = api_keys.name_of(api_keys.digest_of(key))
     _tell("made", f"key {name}")
-    return json_answer({**await _key(name), "key": key})
+    return json_answer({**key_list.shown_key(name, made, "redis"), "key": key})
 
 
 async def change_key(request: Request) -> Response:
     asked, name = await request_body.read(request, ChangeKey), _name_of(request)
-    await _managed(lambda: manage.change_key(name, asked.changes, asked.changed_limits))
+    changed = await _managed(lambda: manage.change_key(name, asked.changes, asked.changed_limits))
     _tell("changed", f"key {name}")
-    return json_answer(await _key(name))
+    return json_answer(key_list.shown_key(name, changed, "redis"))
 
 
 async def revoke_key(request: Request) -> Response:
@@ -75,28 +75,16 @@ async def change_tenant(request: Request) -> Response:
     asked, name = await request_body.read(request, ChangeTenant), request.path_params["id"]
     if name in api_keys.of_settings().tenants:
         raise invalid("id", "id: must be a tenant in Redis, got one of the settings", "invalid_value")
-
-    def changed() -> Tenant:
-        manage.make_tenant(name)
-        manage.change_tenant(name, asked.changes, asked.changed_limits)
-        return manage.stored_tenants()[name]
-
-    found = await _managed(changed)
+    changes, limits = asked.changes, asked.changed_limits
+    changed = await _managed(lambda: manage.change_tenant(name, changes, limits, make=True))
     _tell("changed", f"tenant {name}")
-    return json_answer(await _tenant(name, found, "redis"))
+    return json_answer(await _tenant(name, changed, "redis"))
 
 
 async def _tenant(name: str, tenant: Tenant, where: str) -> dict[str, Any]:
     month, day = budgets.periods(datetime.now(UTC))
     of_day, of_month = [await budgets.used_tokens().of(name, period.days) for period in (day, month)]
     return key_list.shown_tenant(name, tenant, where, of_day, of_month)
-
-
-async def _key(name: str) -> dict[str, Any]:
-    for one in await _managed(manage.listed):
-        if one.name == name:
-            return key_list.shown_key(one.name, one.key, one.where)
-    raise _unknown()
 
 
 def _name_of(request: Request) -> str:

@@ -85,9 +85,7 @@ def _set(options: argparse.Namespace) -> int:
     changes, limits = _of_the_tenant(options) | _of_the_key(options), _limits(options.limit)
     if not changes and not limits and not options.make:
         raise InvalidRequest("changes", "must be at least one, such as --limit requests=60", "none")
-    if options.make:
-        _manage().make_tenant(options.name)
-    print(f"changed: {_manage().change(options.name, changes, limits)}")
+    print(f"changed: {_manage().change(options.name, changes, limits, options.make)}")
     return 0
 
 

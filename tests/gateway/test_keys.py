@@ -319,6 +319,9 @@ def test_a_tenant_of_tokens_is_made_before_its_first_token(keys: Command) -> Non
     assert keys("set", "later", "--make", "--limit", "concurrent=2")[0] == 0
     assert asyncio.run(api_keys.tenants())["later"] == Tenant(salt, limits=Limits(requests=7, concurrent=2))
     assert keys("set", "a/b", "--make")[0] == 1
+    for wrong in (("--limit", "more=1"), ("--priority", "10"), ("--note", "of a key")):
+        assert keys("set", "never", "--make", *wrong)[0] == 1
+    assert "never" not in asyncio.run(api_keys.tenants()), "what is refused makes no tenant"
 
 
 def test_an_expired_key_is_told_when_it_expired(own_redis: RedisServer) -> None:

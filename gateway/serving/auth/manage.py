@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 from msgspec import structs
@@ -27,6 +27,8 @@ from petiole.tasks.errors import InvalidRequest, PetioleError, Unavailable
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.urls import redacted
+
+T = TypeVar("T", Key, Tenant)
 
 MOST = 10**15
 """Of a limit."""
@@ -83,57 +85,60 @@ def _new_key(tenant: str, limits: Mapping[str, int], of_key: Mapping[str, Any]) 
     return Key(tenant, created=int(time.time()), limits=Limits(**_limits(limits, False)), **of_key)
 
 
-def _replaced(before: Any, changes: Mapping[str, Any], limits: Mapping[str, int | None]) -> Any:
+def _replaced(before: T, changes: Mapping[str, Any], limits: Mapping[str, int | None]) -> T:
     """A tenant or a key after these changes."""
     return structs.replace(before, limits=structs.replace(before.limits, **limits), **changes)
 
 
-def change(name: str, changes: Mapping[str, Any], limits: Mapping[str, int]) -> str:
-    """Change the tenant of this name, or else the key that `revoke` would forget. What is not named stays. Returns
-    what was changed, in words. Raises `InvalidRequest`."""
-    if connections.streams().hget(TENANTS, name) is not None:
-        change_tenant(name, changes, limits)
+def change(name: str, changes: Mapping[str, Any], limits: Mapping[str, int], make: bool = False) -> str:
+    """Change the tenant of this name, or else the key that `revoke` would forget. What is not named stays. `make`:
+    it is a tenant, and made if there is none. Returns what was changed, in words. Raises `InvalidRequest`."""
+    if make or connections.streams().hget(TENANTS, name) is not None:
+        change_tenant(name, changes, limits, make)
         return f"tenant {name}"
-    return f"key {change_key(name, changes, limits)}"
-
-
-def change_tenant(name: str, changes: Mapping[str, Any], limits: Mapping[str, int]) -> None:
-    """Raises `InvalidRequest`."""
-    _change(TENANTS, name, Tenant, changes, limits)
-
-
-def change_key(name: str, changes: Mapping[str, Any], limits: Mapping[str, int]) -> str:
-    """Returns the key's whole name. Raises `InvalidRequest`. A key that is revoked meanwhile stays revoked."""
     digest = _key_of(name)
     _change(KEYS, digest, Key, changes, limits)
-    return name_of(digest)
+    return f"key {name_of(digest)}"
+
+
+def change_tenant(name: str, changes: Mapping[str, Any], limits: Mapping[str, int], make: bool = False) -> Tenant:
+    """Returns what it is then. `make`: a tenant that is unknown is made, such as one that tokens will name. Raises
+    `InvalidRequest`."""
+    _checked_name(name)
+    return _change(TENANTS, name, Tenant, changes, limits, new_tenant() if make else None)
+
+
+def change_key(name: str, changes: Mapping[str, Any], limits: Mapping[str, int]) -> Key:
+    """Returns what it is then. Raises `InvalidRequest`. A key that is revoked meanwhile stays revoked."""
+    return _change(KEYS, _key_of(name), Key, changes, limits)
 
 
 def _change(
-    hash_key: str, field: str, kind: type[Any], changes: Mapping[str, Any], limits: Mapping[str, int]
-) -> None:
+    hash_key: str,
+    field: str,
+    kind: type[T],
+    changes: Mapping[str, Any],
+    limits: Mapping[str, int],
+    unknown: T | None = None,
+) -> T:
+    """`unknown`: what is changed if nothing is stored."""
     if wrong := sorted(set(changes) - set(kind.__struct_fields__)):
         limit = "must be given for a key" if kind is Tenant else "must be given for a tenant"
         raise InvalidRequest(wrong[0], limit, changes[wrong[0]])
     _checked(changes)
     changed_limits = _limits(limits, kind is Tenant)
 
-    def replaced(pipe: Any) -> None:
+    def replaced(pipe: Any) -> Any:
         stored = pipe.hget(hash_key, field)
-        if stored is None:
+        before = unknown if stored is None else _decoded(stored, kind)
+        if before is None:
             raise InvalidRequest("name", "must be a tenant or a key in Redis", field[:64])
-        after = _replaced(_decoded(stored, kind), changes, changed_limits)
+        after = _replaced(before, changes, changed_limits)
         pipe.multi()
         pipe.hset(hash_key, field, msgspec.json.encode(after))
+        return after
 
-    connections.streams().transaction(replaced, hash_key)
-
-
-def make_tenant(name: str) -> None:
-    """A tenant without a key, such as one that tokens will name, if there is none of this name. Raises
-    `InvalidRequest`."""
-    _checked_name(name)
-    connections.streams().hsetnx(TENANTS, name, msgspec.json.encode(new_tenant()))
+    return cast(T, connections.streams().transaction(replaced, hash_key, value_from_callable=True))
 
 
 def document(tenant: str) -> tuple[str, str]:

@@ -51,8 +51,7 @@ async def look():
 
 asyncio.run(ask())
 key, _ = manage.add("operators", {}, {"day_tokens": 1}, {}, {"rights": ["admin"]})
-manage.make_tenant("globex")
-manage.change_tenant("globex", {"priority": 1}, {})
+manage.change_tenant("globex", {"priority": 1}, {}, make=True)
 manage.change_key(key, {"note": "x"}, {})
 manage.webhook("globex", "https://a.example/")
 assert manage.listed()

@@ -86,8 +86,7 @@ def test_a_token_is_its_tenants(issuer: Issuer) -> None:
 
 
 def test_a_tenants_limits_are_set_as_all_are(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
-    manage.make_tenant("early")
-    manage.change("early", {"models": ["chat"]}, {"requests": 3})
+    manage.change("early", {"models": ["chat"]}, {"requests": 3}, make=True)
     asked(issuer.token())
     manage.change("acme", {}, {"day_tokens": 9})
     for name, of in (("early", ("requests", 3)), ("acme", ("day_tokens", 9))):
