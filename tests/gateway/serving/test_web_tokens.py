@@ -357,6 +357,58 @@ def test_while_the_issuer_is_away_its_known_keys_go_on(issuer: Issuer, monkeypat
         assert isinstance(who, Caller), "its successor is asked"
 
 
+def test_a_key_that_was_withdrawn_is_refused_once_the_known_ones_are_old(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signing_keys, "PAUSE_S", 0.0)
+
+    async def all_of() -> None:
+        cache, old = KeyCache(), issuer.key
+        tokens = [issuer.token(old, sub=str(number)) for number in range(20)]
+        assert (await cache.of(issuer.token())).name == "acme"
+        issuer.listed.clear()
+        assert (await cache.of(issuer.token())).name == "acme", "they were fetched just now"
+        monkeypatch.setattr(signing_keys, "FRESH_S", 0.0)
+        told = await asyncio.gather(*map(cache.of, tokens), return_exceptions=True)
+        assert {one.status for one in told if isinstance(one, Failure)} == {401}
+        assert not [one for one in told if isinstance(one, Caller)], "whoever comes meanwhile waits, too"
+
+    asyncio.run(all_of())
+
+
+def test_nobody_waits_for_an_issuer_that_did_not_answer_the_last_time(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signing_keys, "PAUSE_S", 0.0)
+
+    async def all_of() -> None:
+        cache = KeyCache()
+        assert (await cache.of(issuer.token())).name == "acme"
+        issuer.answer = 500, b""
+        with monkeypatch.context() as later:
+            later.setattr(signing_keys, "FRESH_S", 0.0)
+            assert (await cache.of(issuer.token(sub="a"))).name == "acme", "it waits, and the known key goes on"
+        assert cache._tokens is not None
+        cache._tokens._keys._fetched_at -= signing_keys.FRESH_S
+        issuer.open.clear()
+        assert (await asyncio.wait_for(cache.of(issuer.token(sub="b")), signing_keys.WAIT_S / 2)).name == "acme"
+        issuer.open.set()
+        issuer.answer = None
+
+    asyncio.run(all_of())
+
+
+def test_keys_without_an_id_are_all_tried(issuer: Issuer) -> None:
+    first, second, third = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
+    issuer.listed = [public(first), public(second)]
+    one, other, stranger = asked(*(issuer.token(key, headers={"kid": None}) for key in (first, second, third)))
+    assert isinstance(one, Caller)
+    assert isinstance(other, Caller)
+    assert "its signature is not that of the key that it names" in str(stranger)
+    [ended] = asked(issuer.token(first, headers={"kid": None}, exp=1_600_000_000))
+    assert "exp: it has expired" in str(ended)
+
+
 def deep(depth: int) -> bytes:
     return b'{"keys": ' + b"[" * depth + b"]" * depth + b"}"
 
@@ -407,7 +459,7 @@ def test_an_issuer_that_does_not_answer_holds_up_others_for_no_longer_than_a_tim
 def test_keys_that_no_signature_should_be_of_are_left_out(issuer: Issuer) -> None:
     small, good = rsa_key(1024), rsa_key()
     huge = part(b"\xff" * 2**17)
-    issuer.listed = [
+    listed: list[Any] = [
         *([{"kid": "many", **public(good)}] * 3),
         {**public(small), "kid": "small"},
         {"kty": "RSA", "n": huge, "e": "AQAB", "kid": "huge"},
@@ -416,10 +468,11 @@ def test_keys_that_no_signature_should_be_of_are_left_out(issuer: Issuer) -> Non
         {"kty": "EC", "crv": "P-256", "x": part(b"\1" * 32), "y": part(b"\1" * 32), "kid": "off the curve"},
         {**public(good), "use": "enc", "kid": "encryption"},
         {**public(good), "alg": "RS512", "kid": "one algorithm"},
-        {**public(good), "kid": ["list"]},
+        *({**public(good), "kid": kid} for kid in (["list"], [], {}, 0, False)),
         {"kty": None}, {}, [], None, "key", 7,
         {**public(good), "kid": "good"},
     ]  # fmt: skip
+    issuer.listed = listed
     for kid in ("small", "huge", "number", "curve", "off the curve", "encryption", "one algorithm"):
         key = small if kid == "small" else good
         assert refusal(issuer.token(key, "RS256", {"kid": kid})).startswith("kid: must be"), kid
