@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from petiole.gateway.core.caller import Caller
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.serving.auth import manage, signing_keys, web_tokens
+from petiole.gateway.serving.auth.api_keys import digest_of
 from petiole.gateway.serving.auth.callers import KeyCache
 from petiole.tasks.errors import InvalidSettings
 from petiole.tasks.settings import settings
@@ -148,6 +149,14 @@ def test_each_asymmetric_algorithm_is_taken(issuer: Issuer, algorithm: str) -> N
         issuer.rotate(ed25519.Ed25519PrivateKey.generate() if algorithm == "EdDSA" else rsa_key())
     [who] = asked(issuer.token(algorithm=algorithm))
     assert isinstance(who, Caller), who
+
+
+def test_a_token_that_expires_while_it_is_known_is_told_so(issuer: Issuer) -> None:
+    ended, cache = issuer.token(exp=1_600_000_000), KeyCache()
+    cache._known[digest_of(ended)] = float("inf"), Caller("acme", key_expires=1_600_000_030)
+    [refused] = asked(ended, cache=cache)
+    assert isinstance(refused, Failure)
+    assert (refused.code, refused.message) == ("invalid_token", "the token is refused: exp: it has expired")
 
 
 # ---------------------------------------------------------------- who has none
@@ -459,6 +468,7 @@ def test_an_issuer_that_does_not_answer_holds_up_others_for_no_longer_than_a_tim
 def test_keys_that_no_signature_should_be_of_are_left_out(issuer: Issuer) -> None:
     small, good = rsa_key(1024), rsa_key()
     huge = part(b"\xff" * 2**17)
+    no_text: list[Any] = [["list"], [], {}, 0, False]
     listed: list[Any] = [
         *([{"kid": "many", **public(good)}] * 3),
         {**public(small), "kid": "small"},
@@ -468,7 +478,7 @@ def test_keys_that_no_signature_should_be_of_are_left_out(issuer: Issuer) -> Non
         {"kty": "EC", "crv": "P-256", "x": part(b"\1" * 32), "y": part(b"\1" * 32), "kid": "off the curve"},
         {**public(good), "use": "enc", "kid": "encryption"},
         {**public(good), "alg": "RS512", "kid": "one algorithm"},
-        *({**public(good), "kid": kid} for kid in (["list"], [], {}, 0, False)),
+        *({**public(good), "kid": kid} for kid in no_text),
         {"kty": None}, {}, [], None, "key", 7,
         {**public(good), "kid": "good"},
     ]  # fmt: skip
