@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -36,9 +36,11 @@ async def show_own(_: Request) -> Response:
 
 
 async def list_keys(_: Request) -> Response:
-    found = await _managed(manage.listed)
-    shown = [key_list.shown_key(one.name, one.key, one.where) for one in found]
-    return json_answer({"object": "list", "data": shown})
+    def answer() -> Response:
+        shown = [key_list.shown_key(one.name, one.key, one.where) for one in manage.listed()]
+        return json_answer({"object": "list", "data": shown})
+
+    return await _managed(answer)
 
 
 async def create_key(request: Request) -> Response:
@@ -64,10 +66,16 @@ async def revoke_key(request: Request) -> Response:
 
 
 async def list_tenants(_: Request) -> Response:
-    stored, own = await _managed(manage.stored_tenants), api_keys.of_settings().tenants
-    of_both = {**dict.fromkeys(stored, "redis"), **dict.fromkeys(own, "settings")}
-    shown = [await _tenant(name, (stored | own)[name], of_both[name]) for name in sorted(of_both)]
-    return json_answer({"object": "list", "data": shown})
+    used = await _used()
+
+    def answer() -> Response:
+        stored, own = manage.stored_tenants(), api_keys.of_settings().tenants
+        of_both = {name: (one, "redis") for name, one in stored.items()}
+        of_both |= {name: (one, "settings") for name, one in own.items()}
+        shown = [_shown_tenant(name, *of_both[name], used) for name in sorted(of_both)]
+        return json_answer({"object": "list", "data": shown})
+
+    return await _managed(answer)
 
 
 async def change_tenant(request: Request) -> Response:
@@ -78,13 +86,18 @@ async def change_tenant(request: Request) -> Response:
     changes, limits = asked.changes, asked.changed_limits
     changed = await _managed(lambda: manage.change_tenant(name, changes, limits, make=True))
     _tell("changed", f"tenant {name}")
-    return json_answer(await _tenant(name, changed, "redis"))
+    return json_answer(_shown_tenant(name, changed, "redis", await _used()))
 
 
-async def _tenant(name: str, tenant: Tenant, where: str) -> dict[str, Any]:
-    month, day = budgets.periods(datetime.now(UTC))
-    of_day, of_month = [await budgets.used_tokens().of(name, period.days) for period in (day, month)]
-    return key_list.shown_tenant(name, tenant, where, of_day, of_month)
+async def _used() -> list[Mapping[str, int]]:
+    """What tenants have used, by name: on each day of this month, today's first."""
+    month, _ = budgets.periods(datetime.now(UTC))
+    return await budgets.used_tokens().on(month.days)
+
+
+def _shown_tenant(name: str, tenant: Tenant, where: str, used: Sequence[Mapping[str, int]]) -> dict[str, Any]:
+    by_day = [day.get(name, 0) for day in used]
+    return key_list.shown_tenant(name, tenant, where, by_day[0], sum(by_day))
 
 
 def _name_of(request: Request) -> str:
