@@ -71,12 +71,13 @@ def _of_tenant(command: argparse.ArgumentParser) -> None:
 
 def _add(options: argparse.Namespace) -> int:
     manage = _manage()
+    limits = _limits(options.limit), _limits(options.key_limit)
+    asked = options.tenant, _of_the_tenant(options), *limits, _of_the_key(options)
     if options.print_settings:
-        key, document = manage.document(options.tenant)
+        key, document = manage.document(*asked)
         print(f"{key}\nPETIOLE_GATEWAY_KEYS='{document}'")
         return 0
-    limits = _limits(options.limit), _limits(options.key_limit)
-    key, _ = manage.add(options.tenant, _of_the_tenant(options), *limits, _of_the_key(options))
+    key, _ = manage.add(*asked)
     print(key)
     return 0
 

@@ -346,9 +346,9 @@ def test_a_change_that_cannot_be_is_refused_and_brings_no_revoked_key_back(
         ("acme", {"note": "x"}, {}, "note: must be given for a key"),
         ("acme", {"rights": ["admin"]}, {}, "rights: must be given for a key"),
         ("acme", {"priority": 10}, {}, "priority: must be from 0 to 9, got 10"),
-        ("acme", {}, {"more": 1}, "limit: must be one of .*, got more"),
+        ("acme", {}, {"more": 1}, "limits: must be one of .*, got more"),
         (key, {"rights": ["admin", "all"]}, {}, "rights: must be of admin, got all"),
-        (key, {}, {"day_tokens": 1}, "limit day_tokens: must be given for a tenant, got 1"),
+        (key, {}, {"day_tokens": 1}, "limits.day_tokens: must be given for a tenant, got 1"),
         ("nobody", {}, {}, "key: must be the name of one key"),
     ):
         with pytest.raises(InvalidRequest, match=why):
@@ -409,11 +409,21 @@ def test_a_revoked_key_ends_its_websocket(tmp_path: Path) -> None:
 
 
 def test_a_key_is_printed_with_its_settings() -> None:
-    done = petiole("keys", "add", "acme", "--print-settings")
+    of_tenant = ("--models", "chat,q*", "--limit", "day_tokens=9")
+    of_key = ("--rights", "admin", "--expires", "2027-01-31", "--note", "x", "--key-limit", "requests=5")
+    done = petiole("keys", "add", "acme", *of_tenant, *of_key, "--print-settings")
     key, setting = done.stdout.splitlines()
     document = json.loads(setting.removeprefix("PETIOLE_GATEWAY_KEYS=").strip("'"))
     assert [*document["keys"]] == [api_keys.digest_of(key)]
     assert key not in setting
+    [stored] = document["keys"].values()
+    assert stored.pop("created") > 0
+    expected = {"tenant": "acme", "rights": ["admin"], "note": "x", "limits": {"requests": 5}}
+    assert stored == {**expected, "expires": 1_801_353_600}
+    tenant = document["tenants"]["acme"]
+    assert len(tenant.pop("salt")) == 32
+    assert tenant == {"models": ["chat", "q*"], "limits": {"day_tokens": 9}}
+    assert petiole("keys", "add", "a/b", "--print-settings").returncode == 1
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Keys in Redis, made, changed, listed and revoked: `petiole keys`. A key is shown once, when it is made."""
+"""Keys in Redis, made, changed, listed and revoked: for `petiole keys`, and over HTTP. A key is shown once, when
+it is made."""
 
 from __future__ import annotations
 
@@ -65,10 +66,8 @@ def add(
     """A new key of this tenant, which is made or changed as `of_tenant` and `limits` say: what they do not name
     stays. `of_key`: the key's note, expiry and rights. Returns the key, and what is stored of it. Raises
     `InvalidRequest`."""
-    _checked_name(tenant)
-    _checked({**of_tenant, **of_key})
     of_limits = _limits(limits)
-    key, made = new(), _new_key(tenant, key_limits, of_key)
+    key, made = _new_key(tenant, of_tenant, key_limits, of_key)
 
     def both(pipe: Any) -> None:
         stored = pipe.hget(TENANTS, tenant)
@@ -81,8 +80,12 @@ def add(
     return key, made
 
 
-def _new_key(tenant: str, limits: Mapping[str, int], of_key: Mapping[str, Any]) -> Key:
-    return Key(tenant, created=int(time.time()), limits=Limits(**_limits(limits, False)), **of_key)
+def _new_key(
+    tenant: str, of_tenant: Mapping[str, Any], limits: Mapping[str, int], of_key: Mapping[str, Any]
+) -> tuple[str, Key]:
+    _checked_name(tenant)
+    _checked({**of_tenant, **of_key})
+    return new(), Key(tenant, created=int(time.time()), limits=Limits(**_limits(limits, False)), **of_key)
 
 
 def _replaced(before: T, changes: Mapping[str, Any], limits: Mapping[str, int | None]) -> T:
@@ -141,14 +144,17 @@ def _change(
     return cast(T, connections.streams().transaction(replaced, hash_key, value_from_callable=True))
 
 
-def document(tenant: str) -> tuple[str, str]:
-    """A new key, and the JSON for `PETIOLE_GATEWAY_KEYS` that knows it. Nothing is stored."""
-    key = new()
-    made = {
-        "tenants": {tenant: new_tenant()},
-        "keys": {digest_of(key): Key(tenant, created=int(time.time()))},
-    }
-    return key, msgspec.json.encode(made).decode()
+def document(
+    tenant: str,
+    of_tenant: Mapping[str, Any],
+    limits: Mapping[str, int],
+    key_limits: Mapping[str, int],
+    of_key: Mapping[str, Any],
+) -> tuple[str, str]:
+    """As `add`, but nothing is stored. Returns the key, and the JSON for `PETIOLE_GATEWAY_KEYS` that knows it."""
+    key, made = _new_key(tenant, of_tenant, key_limits, of_key)
+    tenants = {tenant: _replaced(new_tenant(), of_tenant, _limits(limits))}
+    return key, msgspec.json.encode({"tenants": tenants, "keys": {digest_of(key): made}}).decode()
 
 
 def stored_tenants() -> dict[str, Tenant]:
@@ -227,12 +233,12 @@ def _checked(changes: Mapping[str, Any]) -> None:
 def _limits(given: Mapping[str, int], of_tenant: bool = True) -> dict[str, int | None]:
     """0 takes a limit away."""
     for name, value in given.items():
-        if name in BUDGETS and not of_tenant:
-            raise InvalidRequest(f"limit {name}", "must be given for a tenant", value)
+        if value and name in BUDGETS and not of_tenant:
+            raise InvalidRequest(f"limits.{name}", "must be given for a tenant", value)
         if name not in Limits.__struct_fields__:
-            raise InvalidRequest("limit", f"must be one of {', '.join(Limits.__struct_fields__)}", name)
+            raise InvalidRequest("limits", f"must be one of {', '.join(Limits.__struct_fields__)}", name)
         if not 0 <= value <= MOST:
-            raise InvalidRequest(f"limit {name}", f"must be from 0 to {MOST}", value)
+            raise InvalidRequest(f"limits.{name}", f"must be from 0 to {MOST}", value)
     return {name: value or None for name, value in given.items()}
 
 
