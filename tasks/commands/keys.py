@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from datetime import UTC, datetime
 from importlib import import_module
@@ -75,7 +76,7 @@ def _add(options: argparse.Namespace) -> int:
     asked = options.tenant, _of_the_tenant(options), *limits, _of_the_key(options)
     if options.print_settings:
         key, document = manage.document(*asked)
-        print(f"{key}\nPETIOLE_GATEWAY_KEYS='{document}'")
+        print(f"{key}\nPETIOLE_GATEWAY_KEYS={shlex.quote(document)}")
         return 0
     key, _ = manage.add(*asked)
     print(key)

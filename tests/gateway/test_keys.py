@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -410,15 +411,16 @@ def test_a_revoked_key_ends_its_websocket(tmp_path: Path) -> None:
 
 def test_a_key_is_printed_with_its_settings() -> None:
     of_tenant = ("--models", "chat,q*", "--limit", "day_tokens=9")
-    of_key = ("--rights", "admin", "--expires", "2027-01-31", "--note", "x", "--key-limit", "requests=5")
+    of_key = ("--rights", "admin", "--expires", "2027-01-31", "--note", "Joe's", "--key-limit", "requests=5")
     done = petiole("keys", "add", "acme", *of_tenant, *of_key, "--print-settings")
     key, setting = done.stdout.splitlines()
-    document = json.loads(setting.removeprefix("PETIOLE_GATEWAY_KEYS=").strip("'"))
+    [assigned] = shlex.split(setting)
+    document = json.loads(assigned.removeprefix("PETIOLE_GATEWAY_KEYS="))
     assert [*document["keys"]] == [api_keys.digest_of(key)]
     assert key not in setting
     [stored] = document["keys"].values()
     assert stored.pop("created") > 0
-    expected = {"tenant": "acme", "rights": ["admin"], "note": "x", "limits": {"requests": 5}}
+    expected = {"tenant": "acme", "rights": ["admin"], "note": "Joe's", "limits": {"requests": 5}}
     assert stored == {**expected, "expires": 1_801_353_600}
     tenant = document["tenants"]["acme"]
     assert len(tenant.pop("salt")) == 32
