@@ -106,7 +106,7 @@ def test_null_takes_away_whatever_it_is(http: httpx2.Client) -> None:
     more = {"note": "x", "rights": ["admin"], "limits": {"requests": 5}, "expires_at": 4_102_444_800}
     key = made(http, "acme", **more)
     del key["key"]
-    nothing = {"note": "", "rights": [], "limits": {}, "expires_at": None}
+    nothing: dict[str, Any] = {"note": "", "rights": [], "limits": {}, "expires_at": None}
     changed = http.post(f"/admin/keys/{key['id']}", json=dict.fromkeys(more))
     assert changed.json() == key | nothing, changed.text
     fresh = made(http, "acme", **dict.fromkeys(more))

@@ -446,6 +446,17 @@ def test_settings_that_are_no_keys_are_refused_by_name(document: str, monkeypatc
     settings.cache_clear()
 
 
+def test_settings_are_read_again_only_when_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for salt in ("one", "one", "other"):
+        monkeypatch.setenv("PETIOLE_GATEWAY_KEYS", json.dumps({"tenants": {"acme": {"salt": salt}}}))
+        settings.cache_clear()
+        found.append(api_keys.of_settings())
+    settings.cache_clear()
+    assert found[0] is found[1]
+    assert [one.tenants["acme"].salt for one in found] == ["one", "one", "other"]
+
+
 @pytest.mark.parametrize(
     ("host", "loopback"),
     [("127.0.0.1", True), ("127.1.2.3", True), ("::1", True), ("localhost", True), ("0.0.0.0", False),
