@@ -23,8 +23,7 @@ NAME = r"[A-Za-z0-9_-]{1,64}"
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What may be used in a minute, and how many requests may run at a time. `files`, `file_bytes`: of uploaded
     files that are kept. `batches`, `batch_rows`: of batches that have not ended, in all. `day_tokens`,
-    `month_tokens`: a tenant's budgets of tokens in and out, in UTC. None: as much as there
-    is."""
+    `month_tokens`: a tenant's budgets of tokens in and out, in UTC. None: as much as there is."""
 
     requests: int | None = None
     input_tokens: int | None = None
@@ -40,7 +39,7 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 ADMIN = "admin"
 RIGHTS = (ADMIN,)
-"""What not every key may do. `admin`: see, make and change the keys of all tenants."""
+"""What not every key may do. `admin`: see, make and change all tenants and keys."""
 
 BUDGETS = ("day_tokens", "month_tokens")
 """Limits that the ledger's sums are compared with: it has them by tenant."""

@@ -1,5 +1,5 @@
-"""What a webhook is told: a notice that something has ended, or a budget has, signed as standard-webhooks has it.
-Pure.
+"""What a webhook is told: a notice that something has ended, or that a budget is used up, or nearly. It is
+signed as standard-webhooks has it. Pure.
 
 A notice is told at least once. Its id follows from what it says, so each repetition has the same."""
 

@@ -1,7 +1,6 @@
 """The page at `/`: a chat and the fleet, for a person who looks. Static files, without a build step.
 
 fleet       what is shown of the fleet. Pure
-key_list    what is shown and may be changed of keys and tenants. Pure
 index.html  the page; page.css: its colours and shapes; leaf.svg
 page.js     the shell: views, colours
 chat.js     the conversation; kept.js: conversations in this browser; following.js: an answer is read on, whatever

@@ -75,9 +75,9 @@ function card(tenant, keys) {
 
 function used(label, { usage, limits }, name) {
   const most = limits[name];
-  const shown = meter(label, usage[name], most ?? 0, most ? `${whole(usage[name])} of ${whole(most)} tokens` : `${whole(usage[name])} tokens`);
-  if (most) shown.classList.add(usage[name] >= most ? "gone" : usage[name] >= 0.8 * most ? "near" : "far");
-  return shown;
+  const made = meter(label, usage[name], most ?? 0, most ? `${whole(usage[name])} of ${whole(most)} tokens` : `${whole(usage[name])} tokens`);
+  if (most) made.classList.add(usage[name] >= most ? "gone" : usage[name] >= 0.8 * most ? "near" : "far");
+  return made;
 }
 
 function expiry(seconds) {
@@ -121,7 +121,7 @@ function button(text, label, of, act) {
 
 // ------------------------------------------------------------ what is changed
 
-/** Opens a dialog with these values. `save` gets those that a person has changed; what it throws is shown there. */
+/** Opens a dialog with these values. `save` gets those that a person has changed, one time after another; what it throws is shown there. */
 function open(id, title, values, save) {
   const dialog = $(id), form = dialog.querySelector("form");
   form.querySelector("h2").textContent = title;
@@ -135,6 +135,8 @@ function open(id, title, values, save) {
   const before = read();
   form.onsubmit = async (event) => {
     event.preventDefault();
+    const focused = document.activeElement;
+    event.submitter.disabled = true;
     try {
       const after = await save(Object.fromEntries([...read()].filter(([name, value]) => value !== before.get(name))));
       dialog.close();
@@ -142,6 +144,9 @@ function open(id, title, values, save) {
       await look();
     } catch (error) {
       complain(`${id}-error`, error instanceof Refused ? error.message : "The gateway does not answer. Try again.");
+    } finally {
+      event.submitter.disabled = false;
+      if (dialog.open) focused.focus();
     }
   };
   dialog.showModal();

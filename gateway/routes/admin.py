@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -14,11 +14,10 @@ from starlette.routing import Route
 
 from petiole.gateway.core.caller import ADMIN, Tenant, caller
 from petiole.gateway.core.failures import Failure, invalid
-from petiole.gateway.page import key_list
-from petiole.gateway.page.key_list import ChangeKey, ChangeTenant, CreateKey
 from petiole.gateway.serving import request_body
 from petiole.gateway.serving.answering import json_answer
-from petiole.gateway.serving.auth import api_keys, budgets, manage
+from petiole.gateway.serving.auth import api_keys, budgets, key_list, manage
+from petiole.gateway.serving.auth.key_list import ChangeKey, ChangeTenant, CreateKey
 from petiole.gateway.serving.auth.rights import Handler, needing
 from petiole.gateway.serving.retry import failure_of
 from petiole.tasks.app.thread_executor import LOOKUPS
@@ -36,24 +35,26 @@ async def show_own(_: Request) -> Response:
 
 
 async def list_keys(_: Request) -> Response:
-    found = await _managed(manage.listed)
-    shown = [key_list.shown_key(one.name, one.key, one.where) for one in found]
-    return json_answer({"object": "list", "data": shown})
+    def answer() -> Response:
+        shown = [key_list.shown_key(one.name, one.key, one.where) for one in manage.listed()]
+        return json_answer({"object": "list", "data": shown})
+
+    return await _managed(answer)
 
 
 async def create_key(request: Request) -> Response:
     asked = await request_body.read(request, CreateKey)
-    key = await _managed(lambda: manage.add(asked.tenant, {}, {}, asked.changed_limits, asked.changes))
+    key, made = await _managed(lambda: manage.add(asked.tenant, {}, {}, asked.changed_limits, asked.changes))
     name = api_keys.name_of(api_keys.digest_of(key))
     _tell("made", f"key {name}")
-    return json_answer({**await _key(name), "key": key})
+    return json_answer({**key_list.shown_key(name, made, "redis"), "key": key})
 
 
 async def change_key(request: Request) -> Response:
     asked, name = await request_body.read(request, ChangeKey), _name_of(request)
-    await _managed(lambda: manage.change_key(name, asked.changes, asked.changed_limits))
+    changed = await _managed(lambda: manage.change_key(name, asked.changes, asked.changed_limits))
     _tell("changed", f"key {name}")
-    return json_answer(await _key(name))
+    return json_answer(key_list.shown_key(name, changed, "redis"))
 
 
 async def revoke_key(request: Request) -> Response:
@@ -64,10 +65,16 @@ async def revoke_key(request: Request) -> Response:
 
 
 async def list_tenants(_: Request) -> Response:
-    stored, own = await _managed(manage.stored_tenants), api_keys.of_settings().tenants
-    of_both = {**dict.fromkeys(stored, "redis"), **dict.fromkeys(own, "settings")}
-    shown = [await _tenant(name, (stored | own)[name], of_both[name]) for name in sorted(of_both)]
-    return json_answer({"object": "list", "data": shown})
+    used = await _used()
+
+    def answer() -> Response:
+        stored, own = manage.stored_tenants(), api_keys.of_settings().tenants
+        of_both = {name: (one, "redis") for name, one in stored.items()}
+        of_both |= {name: (one, "settings") for name, one in own.items()}
+        shown = [_shown_tenant(name, *of_both[name], used) for name in sorted(of_both)]
+        return json_answer({"object": "list", "data": shown})
+
+    return await _managed(answer)
 
 
 async def change_tenant(request: Request) -> Response:
@@ -75,28 +82,21 @@ async def change_tenant(request: Request) -> Response:
     asked, name = await request_body.read(request, ChangeTenant), request.path_params["id"]
     if name in api_keys.of_settings().tenants:
         raise invalid("id", "id: must be a tenant in Redis, got one of the settings", "invalid_value")
-
-    def changed() -> Tenant:
-        manage.make_tenant(name)
-        manage.change_tenant(name, asked.changes, asked.changed_limits)
-        return manage.stored_tenants()[name]
-
-    found = await _managed(changed)
+    changes, limits = asked.changes, asked.changed_limits
+    changed = await _managed(lambda: manage.change_tenant(name, changes, limits, make=True))
     _tell("changed", f"tenant {name}")
-    return json_answer(await _tenant(name, found, "redis"))
+    return json_answer(_shown_tenant(name, changed, "redis", await _used()))
 
 
-async def _tenant(name: str, tenant: Tenant, where: str) -> dict[str, Any]:
-    month, day = budgets.periods(datetime.now(UTC))
-    of_day, of_month = [await budgets.used_tokens().of(name, period.days) for period in (day, month)]
-    return key_list.shown_tenant(name, tenant, where, of_day, of_month)
+async def _used() -> list[Mapping[str, int]]:
+    """What tenants have used, by name: on each day of this month, today's first."""
+    month, _ = budgets.periods(datetime.now(UTC))
+    return await budgets.used_tokens().on(month.days)
 
 
-async def _key(name: str) -> dict[str, Any]:
-    for one in await _managed(manage.listed):
-        if one.name == name:
-            return key_list.shown_key(one.name, one.key, one.where)
-    raise _unknown()
+def _shown_tenant(name: str, tenant: Tenant, where: str, used: Sequence[Mapping[str, int]]) -> dict[str, Any]:
+    by_day = [day.get(name, 0) for day in used]
+    return key_list.shown_tenant(name, tenant, where, by_day[0], sum(by_day))
 
 
 def _name_of(request: Request) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from datetime import UTC, datetime
 from importlib import import_module
@@ -71,12 +72,14 @@ def _of_tenant(command: argparse.ArgumentParser) -> None:
 
 def _add(options: argparse.Namespace) -> int:
     manage = _manage()
-    if options.print_settings:
-        key, document = manage.document(options.tenant)
-        print(f"{key}\nPETIOLE_GATEWAY_KEYS='{document}'")
-        return 0
     limits = _limits(options.limit), _limits(options.key_limit)
-    print(manage.add(options.tenant, _of_the_tenant(options), *limits, _of_the_key(options)))
+    asked = options.tenant, _of_the_tenant(options), *limits, _of_the_key(options)
+    if options.print_settings:
+        key, document = manage.document(*asked)
+        print(f"{key}\nPETIOLE_GATEWAY_KEYS={shlex.quote(document)}")
+        return 0
+    key, _ = manage.add(*asked)
+    print(key)
     return 0
 
 
@@ -84,9 +87,7 @@ def _set(options: argparse.Namespace) -> int:
     changes, limits = _of_the_tenant(options) | _of_the_key(options), _limits(options.limit)
     if not changes and not limits and not options.make:
         raise InvalidRequest("changes", "must be at least one, such as --limit requests=60", "none")
-    if options.make:
-        _manage().make_tenant(options.name)
-    print(f"changed: {_manage().change(options.name, changes, limits)}")
+    print(f"changed: {_manage().change(options.name, changes, limits, options.make)}")
     return 0
 
 

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 import redis
 
-from petiole.gateway.serving.auth.api_keys import TENANTS, digest_of
+from petiole.gateway.serving.auth.api_keys import TENANTS, WEBHOOKS, digest_of
 from petiole.tasks.keys import usage_keys
 from tests.support.gateway import Gateway
 from tests.support.issuer import Issuer
@@ -102,6 +102,33 @@ def test_a_key_is_made_changed_and_revoked(http: httpx2.Client, gateway: Gateway
     assert secret not in gateway.output
 
 
+def test_null_takes_away_whatever_it_is(http: httpx2.Client) -> None:
+    more = {"note": "x", "rights": ["admin"], "limits": {"requests": 5}, "expires_at": 4_102_444_800}
+    key = made(http, "acme", **more)
+    del key["key"]
+    nothing: dict[str, Any] = {"note": "", "rights": [], "limits": {}, "expires_at": None}
+    changed = http.post(f"/admin/keys/{key['id']}", json=dict.fromkeys(more))
+    assert changed.json() == key | nothing, changed.text
+    fresh = made(http, "acme", **dict.fromkeys(more))
+    assert {name: fresh[name] for name in nothing} == nothing
+    more = {"models": ["m"], "queue": "q", "priority": 3, "limits": {"requests": 5, "day_tokens": 9}}
+    tenant = http.post("/admin/tenants/bare", json=more).json()
+    changed = http.post("/admin/tenants/bare", json=dict.fromkeys(more))
+    assert changed.json() == tenant | dict.fromkeys(more) | {"limits": {}}
+
+
+def test_a_new_key_is_told_whatever_else_cannot_be_read(http: httpx2.Client, server: RedisServer) -> None:
+    with redis.Redis(unix_socket_path=str(server.socket)) as store:
+        store.hset(WEBHOOKS, "acme", b"{")
+        try:
+            key = made(http, "acme")
+            changed = http.post(f"/admin/keys/{key['id']}", json={"note": "x"})
+            assert (changed.status_code, changed.json()["note"]) == (200, "x")
+        finally:
+            store.hdel(WEBHOOKS, "acme")
+    assert key["id"] in listed(http, "keys")
+
+
 def test_a_tenant_has_what_it_used_against_its_budgets(http: httpx2.Client, server: RedisServer) -> None:
     asked = {"models": ["chat", "q*"], "priority": 3, "limits": {"day_tokens": 100, "month_tokens": 1000}}
     first = http.post("/admin/tenants/later", json=asked).json()
@@ -137,11 +164,16 @@ def test_nothing_that_is_secret_is_shown(http: httpx2.Client) -> None:
         ("keys", {"tenant": "acme\n"}, 400, "tenant: "),
         ("keys", {"tenant": "acme", "key": "ptl-mine"}, 400, "key: is not a parameter"),
         ("keys", {"tenant": "acme", "rights": ["root"]}, 400, "rights: must be of admin, got root"),
-        ("keys", {"tenant": "acme", "limits": {"more": 1}}, 400, "limit: must be one of requests, "),
-        ("keys", {"tenant": "acme", "limits": {"requests": -1}}, 400, "limit requests: must be from 0 to "),
-        ("keys", {"tenant": "acme", "limits": {"requests": 10**16}}, 400, "limit requests: must be from 0 to "),
+        ("keys", {"tenant": "acme", "limits": {"more": 1}}, 400, "limits: must be one of requests, "),
+        ("keys", {"tenant": "acme", "limits": {"requests": -1}}, 400, "limits.requests: must be from 0 to "),
+        ("keys", {"tenant": "acme", "limits": {"requests": 10**16}}, 400, "limits.requests: must be from 0 to "),
         ("keys", {"tenant": "acme", "limits": {"requests": True}}, 400, "limits.requests: "),
-        ("keys", {"tenant": "acme", "limits": {"day_tokens": 1}}, 400, "day_tokens: must be given for a tenant"),
+        (
+            "keys",
+            {"tenant": "acme", "limits": {"day_tokens": 1}},
+            400,
+            "limits.day_tokens: must be given for a tenant",
+        ),
         ("keys", {"tenant": "acme", "expires_at": "soon"}, 400, "expires_at: "),
         ("keys", {"tenant": "acme", "expires_at": 10**12}, 400, "expires_at: "),
         ("keys", {"tenant": "acme", "note": "x" * 257}, 400, "note: "),
@@ -152,6 +184,7 @@ def test_nothing_that_is_secret_is_shown(http: httpx2.Client) -> None:
         ("tenants/operators", {"priority": 1}, 400, "id: must be a tenant in Redis, got one of the settings"),
         ("tenants/a.b", {"priority": 1}, 400, "tenant: must be a name of the form"),
         ("tenants/acme", {"priority": 10}, 400, "priority: must be from 0 to 9, got 10"),
+        ("tenants/never", {"limits": {"more": 1}}, 400, "limits: must be one of requests, "),
         ("tenants/acme", {"salt": "mine"}, 400, "salt: is not a parameter"),
         ("tenants/acme", {"models": ["m"] * 65}, 400, "models: "),
     ],
@@ -159,10 +192,12 @@ def test_nothing_that_is_secret_is_shown(http: httpx2.Client) -> None:
 def test_what_cannot_be_is_refused_by_name(
     http: httpx2.Client, path: str, body: dict[str, Any], status: int, told: str
 ) -> None:
-    before = listed(http, "keys")
+    before = [listed(http, what) for what in ("keys", "tenants")]
     answer = http.post(f"/admin/{path}", json=body)
-    assert (answer.status_code, told in answer.json()["error"]["message"]) == (status, True), answer.text
-    assert listed(http, "keys") == before
+    error = answer.json()["error"]
+    assert (answer.status_code, told in error["message"]) == (status, True), answer.text
+    assert error["param"] == error["message"].partition(":")[0], "the client's own field"
+    assert [listed(http, what) for what in ("keys", "tenants")] == before
 
 
 def test_a_key_without_the_right_is_told_which(gateway: Gateway, issuer: Issuer) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
@@ -318,13 +320,16 @@ def test_a_tenant_of_tokens_is_made_before_its_first_token(keys: Command) -> Non
     assert keys("set", "later", "--make", "--limit", "concurrent=2")[0] == 0
     assert asyncio.run(api_keys.tenants())["later"] == Tenant(salt, limits=Limits(requests=7, concurrent=2))
     assert keys("set", "a/b", "--make")[0] == 1
+    for wrong in (("--limit", "more=1"), ("--priority", "10"), ("--note", "of a key")):
+        assert keys("set", "never", "--make", *wrong)[0] == 1
+    assert "never" not in asyncio.run(api_keys.tenants()), "what is refused makes no tenant"
 
 
 def test_an_expired_key_is_told_when_it_expired(own_redis: RedisServer) -> None:
     def asked() -> Caller:
         return asyncio.run(callers.KeyCache().of(key))
 
-    key = manage.add("acme", {}, {}, {})
+    key, _ = manage.add("acme", {}, {}, {})
     for name in ("acme", key):
         manage.change(name, {"expires": 1_600_000_000}, {})
         with pytest.raises(Failure, match="expired at 2020-09-13T12:26:40Z"):
@@ -336,15 +341,15 @@ def test_an_expired_key_is_told_when_it_expired(own_redis: RedisServer) -> None:
 def test_a_change_that_cannot_be_is_refused_and_brings_no_revoked_key_back(
     own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key = manage.add("acme", {}, {}, {})
+    key, _ = manage.add("acme", {}, {}, {})
     for name, changes, limits, why in (
         (key, {"models": ["a"]}, {}, "models: must be given for a tenant"),
         ("acme", {"note": "x"}, {}, "note: must be given for a key"),
         ("acme", {"rights": ["admin"]}, {}, "rights: must be given for a key"),
         ("acme", {"priority": 10}, {}, "priority: must be from 0 to 9, got 10"),
-        ("acme", {}, {"more": 1}, "limit: must be one of .*, got more"),
+        ("acme", {}, {"more": 1}, "limits: must be one of .*, got more"),
         (key, {"rights": ["admin", "all"]}, {}, "rights: must be of admin, got all"),
-        (key, {}, {"day_tokens": 1}, "limit day_tokens: must be given for a tenant, got 1"),
+        (key, {}, {"day_tokens": 1}, "limits.day_tokens: must be given for a tenant, got 1"),
         ("nobody", {}, {}, "key: must be the name of one key"),
     ):
         with pytest.raises(InvalidRequest, match=why):
@@ -359,6 +364,25 @@ def test_a_change_that_cannot_be_is_refused_and_brings_no_revoked_key_back(
     with pytest.raises(InvalidRequest, match="name: must be a tenant or a key in Redis"):
         manage.change(key, {"note": "x"}, {})
     assert not connections.streams().hlen(api_keys.KEYS)
+
+
+def test_a_new_key_keeps_what_is_changed_of_its_tenant_meanwhile(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Tenant] = []
+
+    def meanwhile() -> Tenant:
+        """Another gateway makes the tenant at its first token, and somebody gives it a limit."""
+        if not made:
+            made.append(Tenant("of-the-token", limits=Limits(requests=7)))
+            stored = msgspec.json.encode(made[0])
+            connections.streams().hset(api_keys.TENANTS, "acme", stored)
+        return Tenant("of-the-key")
+
+    monkeypatch.setattr(manage, "new_tenant", meanwhile)
+    manage.add("acme", {"priority": 3}, {}, {})
+    expected = Tenant("of-the-token", priority=3, limits=Limits(requests=7))
+    assert asyncio.run(api_keys.tenants())["acme"] == expected
 
 
 def test_a_revoked_key_ends_its_websocket(tmp_path: Path) -> None:
@@ -386,11 +410,22 @@ def test_a_revoked_key_ends_its_websocket(tmp_path: Path) -> None:
 
 
 def test_a_key_is_printed_with_its_settings() -> None:
-    done = petiole("keys", "add", "acme", "--print-settings")
+    of_tenant = ("--models", "chat,q*", "--limit", "day_tokens=9")
+    of_key = ("--rights", "admin", "--expires", "2027-01-31", "--note", "Joe's", "--key-limit", "requests=5")
+    done = petiole("keys", "add", "acme", *of_tenant, *of_key, "--print-settings")
     key, setting = done.stdout.splitlines()
-    document = json.loads(setting.removeprefix("PETIOLE_GATEWAY_KEYS=").strip("'"))
+    [assigned] = shlex.split(setting)
+    document = json.loads(assigned.removeprefix("PETIOLE_GATEWAY_KEYS="))
     assert [*document["keys"]] == [api_keys.digest_of(key)]
     assert key not in setting
+    [stored] = document["keys"].values()
+    assert stored.pop("created") > 0
+    expected = {"tenant": "acme", "rights": ["admin"], "note": "Joe's", "limits": {"requests": 5}}
+    assert stored == {**expected, "expires": 1_801_353_600}
+    tenant = document["tenants"]["acme"]
+    assert len(tenant.pop("salt")) == 32
+    assert tenant == {"models": ["chat", "q*"], "limits": {"day_tokens": 9}}
+    assert petiole("keys", "add", "a/b", "--print-settings").returncode == 1
 
 
 @pytest.mark.parametrize(
@@ -409,6 +444,17 @@ def test_settings_that_are_no_keys_are_refused_by_name(document: str, monkeypatc
     with pytest.raises(InvalidSettings, match="PETIOLE_GATEWAY_KEYS: must"):
         api_keys.of_settings()
     settings.cache_clear()
+
+
+def test_settings_are_read_again_only_when_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for salt in ("one", "one", "other"):
+        monkeypatch.setenv("PETIOLE_GATEWAY_KEYS", json.dumps({"tenants": {"acme": {"salt": salt}}}))
+        settings.cache_clear()
+        found.append(api_keys.of_settings())
+    settings.cache_clear()
+    assert found[0] is found[1]
+    assert [one.tenants["acme"].salt for one in found] == ["one", "one", "other"]
 
 
 @pytest.mark.parametrize(

@@ -10,5 +10,6 @@ budgets       tokens that a tenant may use in a day and in a month
 rights        what not every key may do
 idempotency   which request another one repeats
 usage_report  what a caller has used
-manage        makes, lists and revokes the keys in Redis, for `petiole keys`
+manage        makes, changes, lists and revokes the keys in Redis
+key_list      what is shown and may be changed of keys and tenants over HTTP. Pure
 """

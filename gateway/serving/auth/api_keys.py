@@ -11,6 +11,7 @@ protects what people make up, would only cost time. Keys stand in `PETIOLE_GATEW
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import hmac
 import re
@@ -54,7 +55,12 @@ def name_of(digest: str) -> str:
 
 def of_settings() -> Document:
     """Raises `InvalidSettings`."""
-    text = settings().gateway_keys.get_secret_value()
+    return _read(settings().gateway_keys.get_secret_value())
+
+
+@functools.lru_cache(maxsize=1)
+def _read(text: str) -> Document:
+    """Keys are looked up all the time, and the settings seldom change."""
     try:
         document = msgspec.json.decode(text, type=Document) if text else Document()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

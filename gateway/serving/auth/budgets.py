@@ -23,6 +23,8 @@ KNOWN_FOR_S = 1.0
 """For so long a gateway does not ask Redis again what was used on a day."""
 LATE = timedelta(hours=1)
 """A day that has ended this long ago has its last entries."""
+LATELY = timedelta(minutes=1)
+"""For so long after its end a period is looked at: its last entries come late."""
 MOST_DAYS = 62
 
 
@@ -47,6 +49,12 @@ def periods(now: datetime) -> tuple[Period, Period]:
     )
 
 
+def recent_periods(now: datetime) -> list[Period]:
+    """Those of `periods`, and those that have ended within `LATELY`."""
+    by_name = {one.name: one for one in (*periods(now - LATELY), *periods(now))}
+    return [*by_name.values()]
+
+
 class UsedTokens:
     """What an event loop knows of days: the tokens of each tenant. One look at a day is for all tenants."""
 
@@ -56,7 +64,11 @@ class UsedTokens:
 
     async def of(self, tenant: str, days: Sequence[str]) -> int:
         """The tenant's, on these days. Raises `Failure`."""
-        return sum([(await self._on(day)).get(tenant, 0) for day in days])
+        return sum(used.get(tenant, 0) for used in await self.on(days))
+
+    async def on(self, days: Sequence[str]) -> list[Mapping[str, int]]:
+        """By tenant, on each of these days. Raises `Failure`."""
+        return [await self._on(day) for day in days]
 
     async def _on(self, day: str) -> Mapping[str, int]:
         if (known := self._fresh(day)) is not None:

@@ -1,7 +1,7 @@
 """Finds the caller of a request: by a key, or by a token of the issuer that the settings name.
 
-What was looked up counts for `KNOWN_FOR_S`: as long a revoked key may still be used. A gateway that has seen a key
-never again answers somebody without one, even if Redis loses its keys."""
+What was looked up counts for `KNOWN_FOR_S`: for that long a revoked key may still be used. A gateway that has seen
+a key never again answers somebody without one, even if Redis loses its keys."""
 
 from __future__ import annotations
 
@@ -73,6 +73,8 @@ class KeyCache:
                 self._known.popitem(last=False)
         if (who := known[1]) is not None:
             if who.expires and time.time() >= who.expires:
+                if (tokens := self._tokens_if(key)) is not None:
+                    await tokens.caller_of(key)  # it says so of a token, unless it is the tenant that expired
                 ended = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(who.expires))
                 raise Failure(401, f"the key expired at {ended}: see `petiole keys set`", code="invalid_api_key")
             return who
@@ -82,8 +84,8 @@ class KeyCache:
 
     async def _looked_up(self, key: str, digest: str) -> Caller | None:
         try:
-            if self._tokens is not None and self._tokens.is_one(key):
-                return await self._tokens.caller_of(key)
+            if (tokens := self._tokens_if(key)) is not None:
+                return await tokens.caller_of(key)
             found = await api_keys.key_of(digest)
             if found is None:
                 return None
@@ -94,6 +96,10 @@ class KeyCache:
         if tenant is None:
             return None
         return Caller(found.tenant, name_of(digest), tenant, found.limits, found.expires, found.rights)
+
+    def _tokens_if(self, key: str) -> Tokens | None:
+        """Who knows this key, if it is a token."""
+        return self._tokens if self._tokens is not None and self._tokens.is_one(key) else None
 
     async def _keys_exist(self) -> bool:
         if self._asks_for_keys:

@@ -1,4 +1,5 @@
-"""Keys in Redis, made, changed, listed and revoked: `petiole keys`. A key is shown once, when it is made."""
+"""Keys in Redis, made, changed, listed and revoked: for `petiole keys`, and over HTTP. A key is shown once, when
+it is made."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import re
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 from msgspec import structs
@@ -27,6 +28,8 @@ from petiole.tasks.errors import InvalidRequest, PetioleError, Unavailable
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.urls import redacted
+
+T = TypeVar("T", Key, Tenant)
 
 MOST = 10**15
 """Of a limit."""
@@ -59,82 +62,99 @@ def add(
     limits: Mapping[str, int],
     key_limits: Mapping[str, int],
     of_key: Mapping[str, Any] = NOTHING,
-) -> str:
+) -> tuple[str, Key]:
     """A new key of this tenant, which is made or changed as `of_tenant` and `limits` say: what they do not name
-    stays. `of_key`: the key's note, expiry and rights. Raises `InvalidRequest`."""
-    if not re.fullmatch(NAME, tenant):
-        raise InvalidRequest("tenant", f"must be a name of the form {NAME}", tenant)
-    _checked({**of_tenant, **of_key})
-    client, key = connections.streams(), new()
-    stored = client.hget(TENANTS, tenant)
-    before = _decoded(stored, Tenant) if stored is not None else new_tenant()
-    changed = structs.replace(before, limits=structs.replace(before.limits, **_limits(limits)), **of_tenant)
-    made = Key(tenant, created=int(time.time()), limits=Limits(**_limits(key_limits, False)), **of_key)
-    with client.pipeline(transaction=True) as pipe:
-        pipe.hset(TENANTS, tenant, msgspec.json.encode(changed))
+    stays. `of_key`: the key's note, expiry and rights. Returns the key, and what is stored of it. Raises
+    `InvalidRequest`."""
+    of_limits = _limits(limits)
+    key, made = _new_key(tenant, of_tenant, key_limits, of_key)
+
+    def both(pipe: Any) -> None:
+        stored = pipe.hget(TENANTS, tenant)
+        before = _decoded(stored, Tenant) if stored is not None else new_tenant()
+        pipe.multi()
+        pipe.hset(TENANTS, tenant, msgspec.json.encode(_replaced(before, of_tenant, of_limits)))
         pipe.hset(KEYS, digest_of(key), msgspec.json.encode(made))
-        pipe.execute()
-    return key
+
+    connections.streams().transaction(both, TENANTS)
+    return key, made
 
 
-def change(name: str, changes: Mapping[str, Any], limits: Mapping[str, int]) -> str:
-    """Change the tenant of this name, or else the key that `revoke` would forget. What is not named stays. Returns
-    what was changed, in words. Raises `InvalidRequest`."""
-    if connections.streams().hget(TENANTS, name) is not None:
-        change_tenant(name, changes, limits)
+def _new_key(
+    tenant: str, of_tenant: Mapping[str, Any], limits: Mapping[str, int], of_key: Mapping[str, Any]
+) -> tuple[str, Key]:
+    _checked_name(tenant)
+    _checked({**of_tenant, **of_key})
+    return new(), Key(tenant, created=int(time.time()), limits=Limits(**_limits(limits, False)), **of_key)
+
+
+def _replaced(before: T, changes: Mapping[str, Any], limits: Mapping[str, int | None]) -> T:
+    """A tenant or a key after these changes."""
+    return structs.replace(before, limits=structs.replace(before.limits, **limits), **changes)
+
+
+def change(name: str, changes: Mapping[str, Any], limits: Mapping[str, int], make: bool = False) -> str:
+    """Change the tenant of this name, or else the key that `revoke` would forget. What is not named stays. `make`:
+    it is a tenant, and made if there is none. Returns what was changed, in words. Raises `InvalidRequest`."""
+    if make or connections.streams().hget(TENANTS, name) is not None:
+        change_tenant(name, changes, limits, make)
         return f"tenant {name}"
-    return f"key {change_key(name, changes, limits)}"
-
-
-def change_tenant(name: str, changes: Mapping[str, Any], limits: Mapping[str, int]) -> None:
-    """Raises `InvalidRequest`."""
-    _change(TENANTS, name, Tenant, changes, limits)
-
-
-def change_key(name: str, changes: Mapping[str, Any], limits: Mapping[str, int]) -> str:
-    """Returns the key's whole name. Raises `InvalidRequest`. A key that is revoked meanwhile stays revoked."""
     digest = _key_of(name)
     _change(KEYS, digest, Key, changes, limits)
-    return name_of(digest)
+    return f"key {name_of(digest)}"
+
+
+def change_tenant(name: str, changes: Mapping[str, Any], limits: Mapping[str, int], make: bool = False) -> Tenant:
+    """Returns what it is then. `make`: a tenant that is unknown is made, such as one that tokens will name. Raises
+    `InvalidRequest`."""
+    _checked_name(name)
+    return _change(TENANTS, name, Tenant, changes, limits, new_tenant() if make else None)
+
+
+def change_key(name: str, changes: Mapping[str, Any], limits: Mapping[str, int]) -> Key:
+    """Returns what it is then. Raises `InvalidRequest`. A key that is revoked meanwhile stays revoked."""
+    return _change(KEYS, _key_of(name), Key, changes, limits)
 
 
 def _change(
-    hash_key: str, field: str, kind: type[Any], changes: Mapping[str, Any], limits: Mapping[str, int]
-) -> None:
+    hash_key: str,
+    field: str,
+    kind: type[T],
+    changes: Mapping[str, Any],
+    limits: Mapping[str, int],
+    unknown: T | None = None,
+) -> T:
+    """`unknown`: what is changed if nothing is stored."""
     if wrong := sorted(set(changes) - set(kind.__struct_fields__)):
         limit = "must be given for a key" if kind is Tenant else "must be given for a tenant"
         raise InvalidRequest(wrong[0], limit, changes[wrong[0]])
     _checked(changes)
     changed_limits = _limits(limits, kind is Tenant)
 
-    def replaced(pipe: Any) -> None:
+    def replaced(pipe: Any) -> Any:
         stored = pipe.hget(hash_key, field)
-        if stored is None:
+        before = unknown if stored is None else _decoded(stored, kind)
+        if before is None:
             raise InvalidRequest("name", "must be a tenant or a key in Redis", field[:64])
-        before = _decoded(stored, kind)
-        after = structs.replace(before, limits=structs.replace(before.limits, **changed_limits), **changes)
+        after = _replaced(before, changes, changed_limits)
         pipe.multi()
         pipe.hset(hash_key, field, msgspec.json.encode(after))
+        return after
 
-    connections.streams().transaction(replaced, hash_key)
-
-
-def make_tenant(name: str) -> None:
-    """A tenant without a key, such as one that tokens will name, if there is none of this name. Raises
-    `InvalidRequest`."""
-    if not re.fullmatch(NAME, name):
-        raise InvalidRequest("tenant", f"must be a name of the form {NAME}", name)
-    connections.streams().hsetnx(TENANTS, name, msgspec.json.encode(new_tenant()))
+    return cast(T, connections.streams().transaction(replaced, hash_key, value_from_callable=True))
 
 
-def document(tenant: str) -> tuple[str, str]:
-    """A new key, and the JSON for `PETIOLE_GATEWAY_KEYS` that knows it. Nothing is stored."""
-    key = new()
-    made = {
-        "tenants": {tenant: new_tenant()},
-        "keys": {digest_of(key): Key(tenant, created=int(time.time()))},
-    }
-    return key, msgspec.json.encode(made).decode()
+def document(
+    tenant: str,
+    of_tenant: Mapping[str, Any],
+    limits: Mapping[str, int],
+    key_limits: Mapping[str, int],
+    of_key: Mapping[str, Any],
+) -> tuple[str, str]:
+    """As `add`, but nothing is stored. Returns the key, and the JSON for `PETIOLE_GATEWAY_KEYS` that knows it."""
+    key, made = _new_key(tenant, of_tenant, key_limits, of_key)
+    tenants = {tenant: _replaced(new_tenant(), of_tenant, _limits(limits))}
+    return key, msgspec.json.encode({"tenants": tenants, "keys": {digest_of(key): made}}).decode()
 
 
 def stored_tenants() -> dict[str, Tenant]:
@@ -197,6 +217,11 @@ def _key_of(name: str) -> str:
     return found[0]
 
 
+def _checked_name(tenant: str) -> None:
+    if not re.fullmatch(NAME, tenant):
+        raise InvalidRequest("tenant", f"must be a name of the form {NAME}", tenant)
+
+
 def _checked(changes: Mapping[str, Any]) -> None:
     priority = changes.get("priority")
     if priority is not None and not 0 <= priority <= 9:
@@ -208,12 +233,12 @@ def _checked(changes: Mapping[str, Any]) -> None:
 def _limits(given: Mapping[str, int], of_tenant: bool = True) -> dict[str, int | None]:
     """0 takes a limit away."""
     for name, value in given.items():
-        if name in BUDGETS and not of_tenant:
-            raise InvalidRequest(f"limit {name}", "must be given for a tenant", value)
+        if value and name in BUDGETS and not of_tenant:
+            raise InvalidRequest(f"limits.{name}", "must be given for a tenant", value)
         if name not in Limits.__struct_fields__:
-            raise InvalidRequest("limit", f"must be one of {', '.join(Limits.__struct_fields__)}", name)
+            raise InvalidRequest("limits", f"must be one of {', '.join(Limits.__struct_fields__)}", name)
         if not 0 <= value <= MOST:
-            raise InvalidRequest(f"limit {name}", f"must be from 0 to {MOST}", value)
+            raise InvalidRequest(f"limits.{name}", f"must be from 0 to {MOST}", value)
     return {name: value or None for name, value in given.items()}
 
 

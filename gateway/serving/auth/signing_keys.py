@@ -1,8 +1,8 @@
 """The public keys of an issuer of tokens, as its JWKS URL lists them.
 
 They are fetched at the first token, and again once they are `FRESH_S` old, or if a token names a key that is not
-among them: at most once in `PAUSE_S`, whoever asks. A request waits for a fetch only if its key is not known.
-While the issuer is away, known keys go on for `KEPT_S`.
+among them: at most once in `PAUSE_S`, whoever asks. A request waits for that, so that a key that was withdrawn is
+not taken. While the issuer is away, known keys go on for `KEPT_S`, and nobody who names one waits for `FRESH_S`.
 
 Of an answer at most `MOST_BYTES` are read, within `WAIT_S`, and at most `MOST_KEYS` keys are used: those of
 `ALGORITHMS`, all of which are asymmetric, of a length that is safe and quickly computed with."""
@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import h11
@@ -33,8 +34,8 @@ _PUBLIC = ("kty", "n", "e", "crv", "x", "y")
 _LONGEST = 2048
 """Characters of a number of a key: one of 8192 bits has 1366."""
 
-Keys = Mapping[tuple[str | None, str], jwt.PyJWK]
-"""By the id of a key and an algorithm that it may be used with."""
+Keys = Mapping[tuple[str | None, str], Sequence[jwt.PyJWK]]
+"""By the id of a key, which not each has, and an algorithm that it may be used with."""
 
 
 class _KeySet(msgspec.Struct):
@@ -47,32 +48,33 @@ class SigningKeys:
     def __init__(self, url: str) -> None:
         self._url = url
         self._keys: Keys = {}
-        self._fetched_at = self._tried_at = float("-inf")
+        self._fetched_at = self._tried_at = self._failed_at = float("-inf")
         self._failed = ""
         self._fetching: asyncio.Task[None] | None = None
 
-    async def of(self, kid: str | None, algorithm: str) -> jwt.PyJWK:
-        """The key with this id. Raises `Failure`: 401 if the issuer lists none, 503 if it cannot be asked."""
-        key, age_s = self._known(kid, algorithm), time.monotonic() - self._fetched_at
-        if key is None or age_s > FRESH_S:
-            if self._fetching is None and time.monotonic() - self._tried_at > PAUSE_S:
-                self._tried_at = time.monotonic()
+    async def of(self, kid: str | None, algorithm: str) -> Sequence[jwt.PyJWK]:
+        """The keys with this id: without one there may be several. Raises `Failure`: 401 if the issuer lists none,
+        503 if it cannot be asked."""
+        keys, now = self._known(kid, algorithm), time.monotonic()
+        if not keys or now - self._fetched_at > FRESH_S:
+            if self._fetching is None and now - self._tried_at > PAUSE_S:
+                self._tried_at = now
                 self._fetching = asyncio.create_task(self._fetch())
-            if key is None and self._fetching is not None:
+            if self._fetching is not None and (not keys or now - self._failed_at > FRESH_S):
                 await asyncio.shield(self._fetching)
-                key = self._known(kid, algorithm)
-        if key is not None:
-            return key
+                keys = self._known(kid, algorithm)
+        if keys:
+            return keys
         if self._failed:
             told = f"the keys of the tokens' issuer cannot be fetched ({self._failed}); try again"
             raise Failure(503, told, code="issuer_unavailable", retry_after_s=RETRY_AFTER_S)
         told = f"kid: must be a key that the issuer lists for {algorithm}"
         raise Failure(401, f"the token is refused: {told}", code="invalid_token")
 
-    def _known(self, kid: str | None, algorithm: str) -> jwt.PyJWK | None:
+    def _known(self, kid: str | None, algorithm: str) -> Sequence[jwt.PyJWK]:
         if time.monotonic() - self._fetched_at > KEPT_S:
-            return None
-        return self._keys.get((kid, algorithm))
+            return ()
+        return self._keys.get((kid, algorithm), ())
 
     async def _fetch(self) -> None:
         before, self._failed = self._failed, ""
@@ -83,7 +85,7 @@ class SigningKeys:
                 )
             if status != 200:
                 raise ValueError(f"status {status}")
-            self._keys = await LOOKUPS.run(lambda: dict(_read(body)))
+            self._keys = await LOOKUPS.run(_read, body)
             self._fetched_at = time.monotonic()
         except TimeoutError:
             self._failed = f"no answer within {WAIT_S:g} s"
@@ -95,6 +97,7 @@ class SigningKeys:
             self._failed = type(error).__name__
         finally:
             self._fetching = None
+            self._failed_at = time.monotonic() if self._failed else float("-inf")
             if self._failed and self._failed != before:
                 logger.warning("PETIOLE_GATEWAY_JWKS_URL cannot be fetched: %s", self._failed)
 
@@ -104,17 +107,20 @@ def _check(address: str, secure: bool) -> None:
         raise ValueError("without TLS its address must not be public")
 
 
-def _read(body: bytes) -> Iterator[tuple[tuple[str | None, str], jwt.PyJWK]]:
+def _read(body: bytes) -> Keys:
     """The keys in a JWKS that can be used. Others are left out."""
+    found = defaultdict[tuple[str | None, str], list[jwt.PyJWK]](list)
     for one in msgspec.json.decode(body, type=_KeySet).keys[:MOST_KEYS]:
         if not isinstance(one, dict) or one.get("use", "sig") != "sig":
             continue
         kid, told = one.get("kid"), {name: one[name] for name in _PUBLIC if name in one}
-        if not all(isinstance(value, str) and len(value) <= _LONGEST for value in [*told.values(), kid or ""]):
+        texts = [*told.values(), "" if kid is None else kid]
+        if not all(isinstance(value, str) and len(value) <= _LONGEST for value in texts):
             continue
         for algorithm in [one["alg"]] if "alg" in one else ALGORITHMS:
             if algorithm in ALGORITHMS and (key := _made(told, algorithm)) is not None:
-                yield (kid, algorithm), key
+                found[kid, algorithm].append(key)
+    return dict(found)
 
 
 def _made(told: Mapping[str, str], algorithm: str) -> jwt.PyJWK | None:

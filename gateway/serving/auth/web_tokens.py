@@ -6,6 +6,7 @@ settings; if there is none, it is made, because each tenant needs a salt of its 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from typing import Any
@@ -63,17 +64,10 @@ class Tokens:
             algorithm, kid = header.get("alg"), header.get("kid")
             if algorithm not in ALGORITHMS:
                 raise _refused(f"alg: must be one of {', '.join(ALGORITHMS)}")
-            key = await self._keys.of(kid, algorithm)
-            claims: dict[str, Any] = jwt.decode(
-                token,
-                key,
-                algorithms=[algorithm],
-                options={"require": [*_REQUIRED]},
-                audience=self._audience,
-                issuer=self._issuer,
-                leeway=LEEWAY_S,
-            )
-            return claims
+            for key in await self._keys.of(kid, algorithm):
+                with contextlib.suppress(jwt.InvalidSignatureError):
+                    return self._signed_by(key, token, algorithm)
+            raise _refused("its signature is not that of the key that it names")
         except jwt.ExpiredSignatureError:
             raise _refused("exp: it has expired") from None
         except jwt.ImmatureSignatureError:
@@ -84,10 +78,21 @@ class Tokens:
             raise _refused(f"iss: must be {self._issuer}") from None
         except jwt.InvalidAudienceError:
             raise _refused(f"aud: must be {' or '.join(self._audience)}") from None
-        except jwt.InvalidSignatureError:
-            raise _refused("its signature is not that of the key that it names") from None
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
             raise _refused("it is not a signed JSON Web Token") from None
+
+    def _signed_by(self, key: jwt.PyJWK, token: str, algorithm: str) -> dict[str, Any]:
+        """The claims. Raises `PyJWTError`."""
+        claims: dict[str, Any] = jwt.decode(
+            token,
+            key,
+            algorithms=[algorithm],
+            options={"require": [*_REQUIRED]},
+            audience=self._audience,
+            issuer=self._issuer,
+            leeway=LEEWAY_S,
+        )
+        return claims
 
     def _held(self, claims: dict[str, Any]) -> list[str]:
         """A claim has rights as OAuth's `scope` has them, in words, or as a list."""

@@ -33,11 +33,12 @@ class BudgetWatch:
 
     async def look(self) -> None:
         """Raises `Failure`."""
-        now = datetime.now(UTC)
-        for name, tenant in (await api_keys.tenants()).items():
-            for period in budgets.periods(now):
+        tenants = await api_keys.tenants()
+        for period in budgets.recent_periods(datetime.now(UTC)):
+            by_day = await budgets.used_tokens().on(period.days)
+            for name, tenant in tenants.items():
                 if most := getattr(tenant.limits, period.budget):
-                    used = await budgets.used_tokens().of(name, period.days)
+                    used = sum(day.get(name, 0) for day in by_day)
                     for percent in THRESHOLDS:
                         if 100 * used >= percent * most:
                             await self._tell(name, period, percent, most, used)

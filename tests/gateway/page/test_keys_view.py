@@ -106,7 +106,7 @@ def test_a_key_is_made_changed_and_revoked_by_a_person(page: Any, keyed: Gateway
     row.get_by_text("another job").wait_for()
     row.get_by_text("Right: admin").wait_for()
     assert row.get_by_text("Requests a minute").count() == 0
-    page.wait_for_function("document.activeElement.textContent === 'Change'")
+    page.locator("button:focus", has_text="Change").wait_for()
     assert page.evaluate("document.activeElement.dataset.of") == f"key-{digest_of(secret)[:12]}", "focus is kept"
 
     row.get_by_role("button", name="Revoke the key").click()
@@ -116,6 +116,30 @@ def test_a_key_is_made_changed_and_revoked_by_a_person(page: Any, keyed: Gateway
     page.locator("#revoke").get_by_role("button", name="Revoke").click()
     tenant(page, "globex").get_by_text("It has no key.").wait_for()
     eventually(lambda: status(keyed, secret) == 401, "it is revoked")
+
+
+def test_a_double_click_makes_one_key(page: Any) -> None:
+    """Of two, the second one's secret would stand in place of the first one's."""
+    page.get_by_role("button", name="New key").click()
+    page.locator("#key-form [name=tenant]").fill("hasty")
+    save = page.get_by_role("button", name="Save", exact=True)
+    held: list[Any] = []
+    page.route(
+        "**/v1/admin/keys",
+        lambda route: held.append(route) if route.request.method == "POST" else route.continue_(),
+    )
+    with page.expect_request("**/v1/admin/keys"):
+        save.dblclick()
+    page.locator("#key-form button:disabled", has_text="Save").wait_for()
+    for route in held:
+        route.continue_()
+    page.locator("#made[open]").wait_for()
+    page.get_by_role("button", name="Done").click()
+    tenant(page, "hasty").locator("tbody tr").wait_for()
+    assert (len(held), tenant(page, "hasty").locator("tbody tr").count()) == (1, 1)
+    page.get_by_role("button", name="New key").click()
+    assert save.is_enabled()
+    page.keyboard.press("Escape")
 
 
 def test_what_was_used_stands_against_the_budgets(page: Any) -> None:
@@ -141,6 +165,7 @@ def test_what_the_gateway_refuses_is_told_in_the_dialog(page: Any) -> None:
     page.get_by_role("button", name="Save", exact=True).click()
     page.locator("#tenant-form-error", has_text="queue:").wait_for()
     assert field.input_value() == "q" * 300, "nothing that was typed is lost"
+    page.locator("#tenant-form button:focus", has_text="Save").wait_for()
     page.get_by_role("button", name="Cancel").click()
     page.locator("#tenant-form[open]").wait_for(state="detached")
 

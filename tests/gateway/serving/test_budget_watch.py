@@ -127,6 +127,22 @@ def test_who_has_no_webhook_is_told_when_there_is_one(client: redis.Redis) -> No
     assert (waiting(client), waiting(client, "")) == ([EXHAUSTED], [WARNED])
 
 
+def test_what_was_used_in_the_last_seconds_of_a_period_is_told(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [one.name for one in budgets.recent_periods(datetime(2026, 12, 1, 0, 0, 5, tzinfo=UTC))]
+    assert sorted(names) == ["2026-11", "2026-11-30", "2026-12", "2026-12-01"]
+    noon = datetime(2026, 12, 1, 12, tzinfo=UTC)
+    assert budgets.recent_periods(noon) == [*budgets.periods(noon)]
+    manage.add("acme", {}, {"day_tokens": 100}, {})
+    manage.webhook("acme", "https://a.example/")
+    used(client, 85, days_ago=1)
+    for lately, told in ((timedelta(0), []), (timedelta(days=1), [WARNED])):
+        monkeypatch.setattr(budgets, "LATELY", lately)
+        look(watch(), watch())
+        assert waiting(client) == told
+
+
 def test_a_tenant_that_cannot_be_read_holds_up_no_other(client: redis.Redis) -> None:
     manage.add("acme", {}, {"day_tokens": 100}, {})
     manage.webhook("acme", "https://a.example/")
@@ -157,7 +173,7 @@ def test_two_gateways_tell_each_once_and_a_killed_one_is_replaced(
     server: RedisServer, client: redis.Redis, receiver: Receiver, tmp_path: Path
 ) -> None:
     told: dict[str, Any] = {"PETIOLE_BROKER_URL": server.url, **NETWORKS}
-    key = manage.add("acme", {}, {"day_tokens": 1000}, {})
+    key, _ = manage.add("acme", {}, {"day_tokens": 1000}, {})
     secret = manage.webhook("acme", receiver.url)
     with Gateway(tmp_path, **told) as first, Gateway(tmp_path, **told) as second:
         for one in (first, second):

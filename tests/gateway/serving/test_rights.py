@@ -50,9 +50,8 @@ async def look():
     await BudgetWatch(print).look()
 
 asyncio.run(ask())
-key = manage.add("operators", {}, {"day_tokens": 1}, {}, {"rights": ["admin"]})
-manage.make_tenant("globex")
-manage.change_tenant("globex", {"priority": 1}, {})
+key, _ = manage.add("operators", {}, {"day_tokens": 1}, {}, {"rights": ["admin"]})
+manage.change_tenant("globex", {"priority": 1}, {}, make=True)
 manage.change_key(key, {"note": "x"}, {})
 manage.webhook("globex", "https://a.example/")
 assert manage.listed()

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from petiole.gateway.core.caller import Caller
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.serving.auth import manage, signing_keys, web_tokens
+from petiole.gateway.serving.auth.api_keys import digest_of
 from petiole.gateway.serving.auth.callers import KeyCache
 from petiole.tasks.errors import InvalidSettings
 from petiole.tasks.settings import settings
@@ -86,8 +87,7 @@ def test_a_token_is_its_tenants(issuer: Issuer) -> None:
 
 
 def test_a_tenants_limits_are_set_as_all_are(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
-    manage.make_tenant("early")
-    manage.change("early", {"models": ["chat"]}, {"requests": 3})
+    manage.change("early", {"models": ["chat"]}, {"requests": 3}, make=True)
     asked(issuer.token())
     manage.change("acme", {}, {"day_tokens": 9})
     for name, of in (("early", ("requests", 3)), ("acme", ("day_tokens", 9))):
@@ -106,7 +106,7 @@ def test_a_tenants_limits_are_set_as_all_are(issuer: Issuer, monkeypatch: pytest
 
 
 def test_keys_go_on_beside_tokens_and_one_of_them_is_needed(issuer: Issuer) -> None:
-    key = manage.add("globex", {}, {}, {})
+    key, _ = manage.add("globex", {}, {}, {})
     found, unknown = asked(key, "ptl-unknown")
     assert isinstance(found, Caller)
     assert found.name == "globex"
@@ -149,6 +149,14 @@ def test_each_asymmetric_algorithm_is_taken(issuer: Issuer, algorithm: str) -> N
         issuer.rotate(ed25519.Ed25519PrivateKey.generate() if algorithm == "EdDSA" else rsa_key())
     [who] = asked(issuer.token(algorithm=algorithm))
     assert isinstance(who, Caller), who
+
+
+def test_a_token_that_expires_while_it_is_known_is_told_so(issuer: Issuer) -> None:
+    ended, cache = issuer.token(exp=1_600_000_000), KeyCache()
+    cache._known[digest_of(ended)] = float("inf"), Caller("acme", key_expires=1_600_000_030)
+    [refused] = asked(ended, cache=cache)
+    assert isinstance(refused, Failure)
+    assert (refused.code, refused.message) == ("invalid_token", "the token is refused: exp: it has expired")
 
 
 # ---------------------------------------------------------------- who has none
@@ -358,6 +366,58 @@ def test_while_the_issuer_is_away_its_known_keys_go_on(issuer: Issuer, monkeypat
         assert isinstance(who, Caller), "its successor is asked"
 
 
+def test_a_key_that_was_withdrawn_is_refused_once_the_known_ones_are_old(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signing_keys, "PAUSE_S", 0.0)
+
+    async def all_of() -> None:
+        cache, old = KeyCache(), issuer.key
+        tokens = [issuer.token(old, sub=str(number)) for number in range(20)]
+        assert (await cache.of(issuer.token())).name == "acme"
+        issuer.listed.clear()
+        assert (await cache.of(issuer.token())).name == "acme", "they were fetched just now"
+        monkeypatch.setattr(signing_keys, "FRESH_S", 0.0)
+        told = await asyncio.gather(*map(cache.of, tokens), return_exceptions=True)
+        assert {one.status for one in told if isinstance(one, Failure)} == {401}
+        assert not [one for one in told if isinstance(one, Caller)], "whoever comes meanwhile waits, too"
+
+    asyncio.run(all_of())
+
+
+def test_nobody_waits_for_an_issuer_that_did_not_answer_the_last_time(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signing_keys, "PAUSE_S", 0.0)
+
+    async def all_of() -> None:
+        cache = KeyCache()
+        assert (await cache.of(issuer.token())).name == "acme"
+        issuer.answer = 500, b""
+        with monkeypatch.context() as later:
+            later.setattr(signing_keys, "FRESH_S", 0.0)
+            assert (await cache.of(issuer.token(sub="a"))).name == "acme", "it waits, and the known key goes on"
+        assert cache._tokens is not None
+        cache._tokens._keys._fetched_at -= signing_keys.FRESH_S
+        issuer.open.clear()
+        assert (await asyncio.wait_for(cache.of(issuer.token(sub="b")), signing_keys.WAIT_S / 2)).name == "acme"
+        issuer.open.set()
+        issuer.answer = None
+
+    asyncio.run(all_of())
+
+
+def test_keys_without_an_id_are_all_tried(issuer: Issuer) -> None:
+    first, second, third = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
+    issuer.listed = [public(first), public(second)]
+    one, other, stranger = asked(*(issuer.token(key, headers={"kid": None}) for key in (first, second, third)))
+    assert isinstance(one, Caller)
+    assert isinstance(other, Caller)
+    assert "its signature is not that of the key that it names" in str(stranger)
+    [ended] = asked(issuer.token(first, headers={"kid": None}, exp=1_600_000_000))
+    assert "exp: it has expired" in str(ended)
+
+
 def deep(depth: int) -> bytes:
     return b'{"keys": ' + b"[" * depth + b"]" * depth + b"}"
 
@@ -388,7 +448,7 @@ def test_an_issuer_that_does_not_answer_holds_up_others_for_no_longer_than_a_tim
     issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signing_keys, "WAIT_S", 0.2)
-    key = manage.add("globex", {}, {}, {})
+    key, _ = manage.add("globex", {}, {}, {})
     issuer.open.clear()
 
     async def both() -> None:
@@ -408,7 +468,8 @@ def test_an_issuer_that_does_not_answer_holds_up_others_for_no_longer_than_a_tim
 def test_keys_that_no_signature_should_be_of_are_left_out(issuer: Issuer) -> None:
     small, good = rsa_key(1024), rsa_key()
     huge = part(b"\xff" * 2**17)
-    issuer.listed = [
+    no_text: list[Any] = [["list"], [], {}, 0, False]
+    listed: list[Any] = [
         *([{"kid": "many", **public(good)}] * 3),
         {**public(small), "kid": "small"},
         {"kty": "RSA", "n": huge, "e": "AQAB", "kid": "huge"},
@@ -417,10 +478,11 @@ def test_keys_that_no_signature_should_be_of_are_left_out(issuer: Issuer) -> Non
         {"kty": "EC", "crv": "P-256", "x": part(b"\1" * 32), "y": part(b"\1" * 32), "kid": "off the curve"},
         {**public(good), "use": "enc", "kid": "encryption"},
         {**public(good), "alg": "RS512", "kid": "one algorithm"},
-        {**public(good), "kid": ["list"]},
+        *({**public(good), "kid": kid} for kid in no_text),
         {"kty": None}, {}, [], None, "key", 7,
         {**public(good), "kid": "good"},
     ]  # fmt: skip
+    issuer.listed = listed
     for kid in ("small", "huge", "number", "curve", "off the curve", "encryption", "one algorithm"):
         key = small if kid == "small" else good
         assert refusal(issuer.token(key, "RS256", {"kid": kid})).startswith("kid: must be"), kid

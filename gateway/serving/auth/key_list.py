@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
 
 from petiole.contract.requests.bounds import Bounded, Entries
 from petiole.gateway.core.caller import NAME, Caller, Key, Limits, Tenant
@@ -14,13 +14,21 @@ from petiole.gateway.core.caller import NAME, Caller, Key, Limits, Tenant
 LATEST = 253_402_300_799
 """The last second of the year 9999."""
 _LONGEST_NOTE = 256
+
+
+def _null_is(value: object) -> BeforeValidator:
+    """What null says."""
+    return BeforeValidator(lambda given: value if given is None else given)
+
+
 _Words = Annotated[list[Annotated[str, StringConstraints(max_length=256)]], Entries(64)]
-_Limits = Annotated[dict[str, int | None], Entries(len(Limits.__struct_fields__))]
+_LIMITS = Limits.__struct_fields__
+_Limits = Annotated[dict[str, int | None], Entries(len(_LIMITS)), _null_is(dict.fromkeys(_LIMITS))]
 
 
 class Change(Bounded):
-    """Base of changes. What is not named stays. `expires_at`: in Unix seconds; null: never. `limits`: by name;
-    null or 0 takes one away."""
+    """Base of changes. What is not named stays; null takes away. `expires_at`: in Unix seconds. `limits`: by name;
+    0 takes one away, too."""
 
     model_config = ConfigDict(defer_build=True, extra="forbid", strict=True)
 
@@ -39,8 +47,8 @@ class Change(Bounded):
 
 
 class ChangeKey(Change):
-    note: str = Field(default="", max_length=_LONGEST_NOTE)
-    rights: _Words = Field(default_factory=list)
+    note: Annotated[str, StringConstraints(max_length=_LONGEST_NOTE), _null_is("")] = ""
+    rights: Annotated[_Words, _null_is([])] = Field(default_factory=list)
 
 
 class CreateKey(ChangeKey):
