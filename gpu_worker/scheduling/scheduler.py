@@ -178,7 +178,7 @@ class Scheduler:
                         state.preempt(seq)
         except Exception as error:
             state.doubt(error)
-            outcome = error
+            outcome = outcome if isinstance(outcome, Exception) else error  # the first one is the cause
         if isinstance(outcome, Exception):
             state.doubt(outcome)
             if not state.audit():
