@@ -121,6 +121,17 @@ def _chosen(metadata: Metadata) -> Config:
     return {"num_experts_per_tok": metadata.whole("expert_used_count")}
 
 
+def _scored_by_sigmoid(metadata: Metadata) -> Config:
+    if metadata.whole("expert_gating_func", _SIGMOID, low=0) != _SIGMOID:
+        raise metadata.wrong("expert_gating_func", f"be {_SIGMOID}, sigmoid", metadata.get("expert_gating_func"))
+    return {
+        **_chosen(metadata),
+        "moe_intermediate_size": metadata.whole("expert_feed_forward_length"),
+        "norm_topk_prob": bool(metadata.get("expert_weights_norm", True)),
+        "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0),
+    }
+
+
 def _qwen2moe(metadata: Metadata, common: Config) -> Config:
     return {
         "num_experts": metadata.whole("expert_count"),
@@ -220,16 +231,11 @@ def _glm4(metadata: Metadata, common: Config) -> Config:
 
 
 def _glm4moe(metadata: Metadata, common: Config) -> Config:
-    if metadata.whole("expert_gating_func", _SIGMOID, low=0) != _SIGMOID:
-        raise metadata.wrong("expert_gating_func", f"be {_SIGMOID}, sigmoid", metadata.get("expert_gating_func"))
     return {
         "n_routed_experts": metadata.whole("expert_count"),
-        **_chosen(metadata),
-        "moe_intermediate_size": metadata.whole("expert_feed_forward_length"),
+        **_scored_by_sigmoid(metadata),
         "n_shared_experts": metadata.whole("expert_shared_count", 1),
         "first_k_dense_replace": metadata.whole("leading_dense_block_count", 1, low=0),
-        "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0),
-        "norm_topk_prob": bool(metadata.get("expert_weights_norm", True)),
         "n_group": metadata.whole("expert_group_count", 1),
         "topk_group": metadata.whole("expert_group_used_count", 1),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in metadata.header.tensors,
@@ -259,16 +265,11 @@ def _lfm2(metadata: Metadata, common: Config) -> Config:
 
 
 def _lfm2moe(metadata: Metadata, common: Config) -> Config:
-    if metadata.whole("expert_gating_func", _SIGMOID, low=0) != _SIGMOID:
-        raise metadata.wrong("expert_gating_func", f"be {_SIGMOID}, sigmoid", metadata.get("expert_gating_func"))
     return {
         **_lfm2(metadata, common),
         "num_experts": metadata.whole("expert_count"),
-        **_chosen(metadata),
-        "moe_intermediate_size": metadata.whole("expert_feed_forward_length"),
+        **_scored_by_sigmoid(metadata),
         "num_dense_layers": metadata.whole("leading_dense_block_count", 2, low=0),
-        "norm_topk_prob": bool(metadata.get("expert_weights_norm", True)),
-        "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0),
         "use_expert_bias": any(name.endswith("exp_probs_b.bias") for name in metadata.header.tensors),
     }
 
