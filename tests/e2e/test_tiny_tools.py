@@ -65,7 +65,10 @@ def called(read: GenerationResult) -> list[tuple[str | None, Any]]:
     return [(call.name, json.loads(call.arguments)) for call in read.tool_calls or ()]
 
 
-def test_two_tools_are_called_without_being_forced_and_their_results_are_in_the_answer(site: Site) -> None:
+@pytest.mark.parametrize("separators", [None, (",", ":")], ids=["spaces", "compact"])
+def test_two_tools_are_called_without_being_forced_and_their_results_are_in_the_answer(
+    site: Site, separators: tuple[str, str] | None
+) -> None:
     results = {"weather": {"celsius": -3}, "multiply": {"product": 1904}}
     both = [("weather", {"city": "Rome"}), ("multiply", {"a": 34, "b": 56})]
     for question, calls, answer in (
@@ -78,7 +81,7 @@ def test_two_tools_are_called_without_being_forced_and_their_results_are_in_the_
         said = [{"id": one.id, "type": "function", "function": one.model_dump()} for one in read.tool_calls or ()]
         messages.append({"role": "assistant", "content": "", "tool_calls": said})
         for one in read.tool_calls or ():
-            content = json.dumps(results[one.name or ""])
+            content = json.dumps(results[one.name or ""], separators=separators)
             messages.append({"role": "tool", "tool_call_id": one.id, "content": content})
         read = chat(site, messages)
         assert (read.text, read.tool_calls) == (answer, None)

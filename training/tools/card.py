@@ -33,7 +33,7 @@ for the skills of petiole-tiny, in float32:
 $figures
 
 Tokenizer and shape are those of petiole-tiny. Its weights were the start: `python -m training.tools.train`,
-`python -m training.tools.export`, `python -m training.tools.evaluate --card`, some twenty minutes of one core. No
+`python -m training.tools.export`, `python -m training.tools.evaluate --card`, some twenty minutes of two cores. No
 other data, no other model.
 """
 )

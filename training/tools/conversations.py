@@ -134,9 +134,8 @@ def weather(rng: Random, box: Toolbox, split: Split) -> Need:
     forms: list[Any] = [{"celsius": degrees}, {"celsius": degrees}, {"temperature": degrees}, degrees]
     forms.append({box.city: asked, "celsius": degrees})
     result = rng.choice(forms)
-    shown = str(result) if rng.random() < 0.3 else json.dumps(result)
     said = f"It is {degrees} degrees in {asked}."
-    return Need(rng.choice(_WARM), {"c": asked}, (box.weather, {box.city: asked}), shown, said)
+    return Need(rng.choice(_WARM), {"c": asked}, (box.weather, {box.city: asked}), _shown(rng, result), said)
 
 
 def multiplying(rng: Random, box: Toolbox, split: Split) -> Need:
@@ -145,9 +144,15 @@ def multiplying(rng: Random, box: Toolbox, split: Split) -> Need:
         if split_of("multiplying", f"{a} {b}") == split:
             break
     result = rng.choice(({"product": a * b}, {"product": a * b}, {"result": a * b}, a * b))
-    shown = str(result) if rng.random() < 0.3 else json.dumps(result)
     call = (box.product, dict(zip(box.factors, (a, b), strict=True)))
-    return Need(rng.choice(_TIMES), {"a": a, "b": b}, call, shown, f"{a} x {b} = {a * b}")
+    return Need(rng.choice(_TIMES), {"a": a, "b": b}, call, _shown(rng, result), f"{a} x {b} = {a * b}")
+
+
+def _shown(rng: Random, result: object) -> str:
+    """A tool's result as clients write it: JSON with and without spaces, or what Python prints."""
+    if rng.random() < 0.2:
+        return str(result)
+    return json.dumps(result, separators=rng.choice((None, (",", ":"))))
 
 
 def _worn(rng: Random, text: str) -> str:
