@@ -1,4 +1,4 @@
-"""What a release of `petiole-worker` requires: the `petiole` of its version, and what the extra `worker` brings."""
+"""What a release of `petiole-worker` requires: the `petiole` of its version, and what its extra `worker` has."""
 
 from __future__ import annotations
 

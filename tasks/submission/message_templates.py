@@ -5,7 +5,7 @@ sending it, and nearly all of it is the same in all messages of a task for one q
 such as a gateway, Celery makes one of them. The others are that one with another id, other arguments and other
 headers. A worker sees no difference.
 
-Where Celery is asked for more at each submission, there is no envelope, and `adelay` submits: somebody listens to
+Where Celery is asked for more at each submission, there is no template, and `adelay` submits: somebody listens to
 its signals, it sends events, replicas confirm, or the broker is another server than that of the streams."""
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class MessageTemplate:
     tag: str
     numbers: Iterator[int]
 
-    async def letter(self, task_id: str, kwargs: Mapping[str, Any], headers: Mapping[str, Any]) -> PreparedMessage:
+    async def message(
+        self, task_id: str, kwargs: Mapping[str, Any], headers: Mapping[str, Any]
+    ) -> PreparedMessage:
         """The message of a task with this id and these arguments. A thread writes a large one. Raises
         `InvalidRequest`."""
         if _is_large(kwargs):
@@ -130,7 +132,7 @@ class MessageTemplates:
         return self._known[which]
 
 
-envelopes = connections.PerLoop(MessageTemplates)
+templates = connections.PerLoop(MessageTemplates)
 """The running event loop's."""
 
 

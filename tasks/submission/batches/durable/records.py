@@ -235,8 +235,8 @@ def remove(record: BatchRecord) -> None:
 
 
 class Lease:
-    """A runner's hold on a batch. It is a `tape.Cursor`, too. `held` is true while nobody else can have it: the
-    time is this process's, from before each renewal was sent."""
+    """A runner's hold on a batch; also a `segments.Cursor`. `held` is true while nobody else can have it: the time
+    is this process's, from before each renewal was sent."""
 
     def __init__(self, name: str, token: str, ttl_s: float, generation: int, sent: int) -> None:
         self.name, self.token, self.ttl_s = name, token, ttl_s
