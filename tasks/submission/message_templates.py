@@ -106,7 +106,7 @@ class MessageTemplate:
 
 
 class MessageTemplates:
-    """Those that an event loop has: one for each task, queue, priority and tenant."""
+    """The templates of an event loop: one for each task, queue, priority and tenant."""
 
     def __init__(self) -> None:
         self._known: dict[object, MessageTemplate | None] = {}
@@ -114,8 +114,8 @@ class MessageTemplates:
     async def of(
         self, task: GenerationTask, kwargs: Mapping[str, Any], submission: Mapping[str, Any]
     ) -> MessageTemplate | None:
-        """That of a task with this submission. `kwargs`: of any such task. None: `adelay` must submit it. Raises
-        `InvalidRequest`."""
+        """The template of a task with this submission. `kwargs`: the arguments of any such task. None: `adelay`
+        must submit it. Raises `InvalidRequest`."""
         if not submission.keys() <= _OPTIONS or interop.others_listen():
             return None
         tenant = submission.get("headers", {}).get(TENANT_HEADER)

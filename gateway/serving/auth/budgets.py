@@ -29,8 +29,8 @@ MOST_DAYS = 62
 
 
 class Period(NamedTuple):
-    """That of a budget. `budget`: the limit's name. `name`: such as 2026-11-29, or 2026-11. `days`: today and
-    those before it. `ends`: when the budget begins anew."""
+    """The period of a budget. `budget`: the limit's name. `name`: such as 2026-11-29, or 2026-11. `days`: today
+    and the days before it. `ends`: when the budget begins anew."""
 
     budget: str
     name: str
@@ -50,7 +50,7 @@ def periods(now: datetime) -> tuple[Period, Period]:
 
 
 def recent_periods(now: datetime) -> list[Period]:
-    """Those of `periods`, and those that have ended within `RECENT`."""
+    """The periods of now, and the ones that have ended within `RECENT`."""
     by_name = {one.name: one for one in (*periods(now - RECENT), *periods(now))}
     return [*by_name.values()]
 

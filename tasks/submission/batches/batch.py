@@ -45,7 +45,7 @@ SENT_TOGETHER = 16
 
 
 class Host:
-    """Whose process runs a batch. This one is a client's: the journal is a file beside the output."""
+    """The process that runs a batch. This one is a client's: the journal is a file beside the output."""
 
     outlived = False
     """Whether the batch goes on without this process."""

@@ -167,7 +167,7 @@ def get(name: str) -> BatchRecord | None:
 
 
 def several(names: Sequence[str]) -> list[BatchRecord]:
-    """Those of these batches that are there."""
+    """The records of these batches, without the ones that are gone."""
     commands = [one for name in names for one in (("HGETALL", batch_key(name)), ("EXISTS", batch_lease_key(name)))]
     return list(read(names, connections.perform(commands))) if names else []
 
