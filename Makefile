@@ -110,11 +110,11 @@ chaos: $(VENV)/.dev  ## an hour of killed workers, cut connections and bad messa
 
 DIST := dist
 
-# The wheel of a checkout has the demo models, that of an sdist has not.
-dist: $(VENV)/.dev  ## what a release uploads, into ./dist: petiole, and its demo models as petiole-models
+# The wheel of a checkout has the engine, that of an sdist has not.
+dist: $(VENV)/.dev  ## what a release uploads, into ./dist: petiole, and the engine with the demo models as petiole-worker
 	rm -f $(DIST)/petiole*
 	$(BIN)/python -m hatchling build -t sdist -d $(DIST)
-	cd models && $(abspath $(BIN))/python -m hatchling build -t sdist -d $(abspath $(DIST))
+	cd petiole-worker && $(abspath $(BIN))/python -m hatchling build -t sdist -d $(abspath $(DIST))
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(DIST) $(DIST)/petiole*.tar.gz
 
 release: dist  ## the same bytes when built once more, and what PyPI says of them

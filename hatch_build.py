@@ -1,7 +1,8 @@
-"""What a release of `petiole` requires beside what pyproject.toml says: the demo models, as `petiole-models`.
+"""What a release of `petiole` requires beside what pyproject.toml says: the engine, as `petiole-worker`.
 
-A checkout has the models in `gpu_worker/models`. So has a wheel built there, which requires no other distribution:
-`pip install '/path/to/checkout[demo]'` works. An sdist leaves them out, and a release uploads an sdist's wheel.
+A checkout has the engine in `gpu_worker` and `cache`. So has a wheel built there, which requires no other
+distribution: `pip install '/path/to/checkout[demo]'` works. An sdist leaves them out, and a release uploads an
+sdist's wheel.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-class Models(BuildHookInterface[Any]):
+class Engine(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if self.target_name == "wheel" and Path(self.root, "gpu_worker", "models", "petiole_tiny").exists():
+        if self.target_name == "wheel" and Path(self.root, "gpu_worker").exists():
             return
         extras = self.metadata.core.optional_dependencies  # hatchling has replaced `petiole[worker]` by its lines
         build_data["dependencies"] += [
-            f"petiole-models=={self.metadata.version}; extra == '{extra}'"
+            f"petiole-worker=={self.metadata.version}; extra == '{extra}'"
             for extra, lines in extras.items()
             if {*extras["worker"]} <= {*lines}
         ]

@@ -51,7 +51,7 @@ AFFINITY_HEADER = "petiole-affinity"
 """Which tasks should run on one worker (`requests.affinity`)."""
 
 TENANT_HEADER = "tenant"
-"""Whose task it is. With `PETIOLE_TENANT_WEIGHTS` it finds the tenant's queue, too."""
+"""The tenant that a task belongs to. With `PETIOLE_TENANT_WEIGHTS` it finds the tenant's queue, too."""
 
 HELD_HEADER = "petiole-held"
 """A header of the gateway's: the name of the key, and the tokens, in and out, that limits hold for the task until

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from urllib.parse import parse_qsl, urlsplit
 
 from annotated_types import Le
-from pydantic import ConfigDict, Field, SecretStr, ValidationError, create_model, field_validator
+from pydantic import ConfigDict, Field, SecretStr, ValidationError, ValidationInfo, create_model, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -80,6 +81,61 @@ else:
         __config__=ConfigDict(defer_build=True, protected_namespaces=()),
         **{name: (one.annotation, one) for name, one in _of_engine.items()},
     )
+
+
+def parse_weights(text: str) -> dict[str, float]:
+    """`acme=2,initech=0.5` as a dictionary."""
+    weights: dict[str, float] = {}
+    for part in _parts(text):
+        match = re.fullmatch(r"([A-Za-z0-9_-]{1,64})=([0-9]+(?:\.[0-9]+)?)", part)
+        if match is None or not 0.001 <= float(match[2]) <= 1000:
+            raise ValueError("must be NAME=WEIGHT,...; letters, digits, - and _; weights from 0.001 to 1000")
+        weights[match[1]] = float(match[2])
+    return weights
+
+
+def parse_adapters(text: str) -> dict[str, str]:
+    """`sql=org/sql-lora,legal=/adapters/legal` as a dictionary."""
+    adapters: dict[str, str] = {}
+    for part in _parts(text):
+        name, _, where = (side.strip() for side in part.partition("="))
+        if not name or not where:
+            raise ValueError("must be NAME=FOLDER or NAME=HUB_ID, ...")
+        adapters[name] = where
+    return adapters
+
+
+def parse_places(text: str) -> tuple[str, ...]:
+    """`/models/adapters,acme` as a tuple."""
+    places = tuple(filter(None, (part.rstrip("/") for part in _parts(text))))
+    known = re.compile(r"/.*|[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
+    if any(not known.fullmatch(place) or ".." in place.split("/") for place in places):
+        raise ValueError("must be folders from / on, or beginnings of hub ids such as acme or acme/sql-lora")
+    return places
+
+
+def parse_roots(text: str) -> tuple[str, ...]:
+    """`/data/rows,s3://rows` as a tuple."""
+    roots = tuple(_parts(text))
+    for root in roots:
+        if not (root.startswith("/") or "://" in root) or ".." in root.split("/"):
+            raise ValueError("must be folders from / on, or URLs such as s3://rows, without ..")
+        if "::" in root or root.partition("://")[0].lower() in ("file", "local"):
+            raise ValueError("must name a folder by its path, and no file within a file")
+    return roots
+
+
+def _parts(text: str) -> Iterator[str]:
+    return filter(None, (part.strip() for part in text.split(",")))
+
+
+_LISTS: dict[str, Callable[[str], object]] = {
+    "tenant_weights": parse_weights,
+    "served_adapters": parse_adapters,
+    "lora_files": parse_places,
+    "batch_files": parse_roots,
+}
+"""Settings that are lists, and what reads each. It raises ValueError."""
 
 
 class Settings(_EngineSettings, GatewaySettings, BaseSettings):  # type: ignore[misc] # not all bases are frozen
@@ -204,28 +260,10 @@ class Settings(_EngineSettings, GatewaySettings, BaseSettings):  # type: ignore[
             raise ValueError("must keep results where other processes find them")
         return _checked(url)
 
-    @field_validator("tenant_weights")
+    @field_validator(*_LISTS)
     @classmethod
-    def _weights_can_be_read(cls, value: str) -> str:
-        parse_weights(value)
-        return value
-
-    @field_validator("served_adapters")
-    @classmethod
-    def _adapters_can_be_read(cls, value: str) -> str:
-        parse_adapters(value)
-        return value
-
-    @field_validator("lora_files")
-    @classmethod
-    def _places_can_be_read(cls, value: str) -> str:
-        parse_places(value)
-        return value
-
-    @field_validator("batch_files")
-    @classmethod
-    def _roots_can_be_read(cls, value: str) -> str:
-        parse_roots(value)
+    def _lists_can_be_read(cls, value: str, field: ValidationInfo) -> str:
+        _LISTS[str(field.field_name)](value)
         return value
 
     @property
@@ -349,48 +387,6 @@ def warn_a_producer() -> None:
     """Log, once, the variables of a producer's environment that have no effect. A worker logs its own later."""
     for line in [*misspelt(), *ignored_urls(unless_set=True)]:
         logger.warning("%s", line)
-
-
-def parse_weights(text: str) -> dict[str, float]:
-    """`acme=2,initech=0.5` as a dictionary."""
-    weights: dict[str, float] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        match = re.fullmatch(r"([A-Za-z0-9_-]{1,64})=([0-9]+(?:\.[0-9]+)?)", part)
-        if match is None or not 0.001 <= float(match[2]) <= 1000:
-            raise ValueError("must be NAME=WEIGHT,...; letters, digits, - and _; weights from 0.001 to 1000")
-        weights[match[1]] = float(match[2])
-    return weights
-
-
-def parse_adapters(text: str) -> dict[str, str]:
-    """`sql=org/sql-lora,legal=/adapters/legal` as a dictionary."""
-    adapters: dict[str, str] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, _, where = (side.strip() for side in part.partition("="))
-        if not name or not where:
-            raise ValueError("must be NAME=FOLDER or NAME=HUB_ID, ...")
-        adapters[name] = where
-    return adapters
-
-
-def parse_places(text: str) -> tuple[str, ...]:
-    """`/models/adapters,acme` as a tuple."""
-    places = tuple(filter(None, (part.strip().rstrip("/") for part in text.split(","))))
-    known = re.compile(r"/.*|[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
-    if any(not known.fullmatch(place) or ".." in place.split("/") for place in places):
-        raise ValueError("must be folders from / on, or beginnings of hub ids such as acme or acme/sql-lora")
-    return places
-
-
-def parse_roots(text: str) -> tuple[str, ...]:
-    """`/data/rows,s3://rows` as a tuple."""
-    roots = tuple(filter(None, (part.strip() for part in text.split(","))))
-    for root in roots:
-        if not (root.startswith("/") or "://" in root) or ".." in root.split("/"):
-            raise ValueError("must be folders from / on, or URLs such as s3://rows, without ..")
-        if "::" in root or root.partition("://")[0].lower() in ("file", "local"):
-            raise ValueError("must name a folder by its path, and no file within a file")
-    return roots
 
 
 def _must_be_one_of(schemes: tuple[str, ...], url: str) -> str:

@@ -41,12 +41,12 @@ from petiole.tasks.streams import async_subscriptions
 from petiole.tasks.streams.assembly import StreamAssembler
 from petiole.tasks.streams.callback_reader import CallbackStream
 from petiole.tasks.submission import definitions
-from petiole.tasks.submission.message_templates import PreparedMessage, envelopes
+from petiole.tasks.submission.message_templates import PreparedMessage, templates
 
 MOST_WAITING = 1024
 """Deltas that wait for a slow client. Behind them the log is read again when they are gone."""
 
-LETTERS_AT_ONCE = 16
+MESSAGES_AT_ONCE = 16
 """Messages that are written before others' requests have their turn."""
 
 Arrival = tuple[int, StreamDelta | None]
@@ -277,8 +277,8 @@ async def _begun(plan: Plan) -> Generation:
         written = [records.written(record, keep_s), *idempotency.keeping(record, keep_s), *generation.interest()]
         if record.patient and await queue.watching():
             written += queue.watch(record.id)
-        letters = await _letters(plan)
-        if letters is None:
+        messages = await _messages(plan)
+        if messages is None:
             held = await rate_limits.admit(plan, written)
             try:
                 await generation.open()
@@ -292,7 +292,7 @@ async def _begun(plan: Plan) -> Generation:
             with contextlib.suppress(*LOST):
                 await async_subscriptions.connect()
             # Both have ended before anything is undone: what is sent after that would stay.
-            both = generation.open(), _sent(plan, written, letters)
+            both = generation.open(), _sent(plan, written, messages)
             opened, sent = await asyncio.gather(*both, return_exceptions=True)
             try:
                 if isinstance(sent, BaseException):
@@ -312,28 +312,28 @@ async def _begun(plan: Plan) -> Generation:
     return generation
 
 
-async def _letters(plan: Plan) -> list[PreparedMessage] | None:
+async def _messages(plan: Plan) -> list[PreparedMessage] | None:
     """The messages of the tasks. None: Celery must submit them. Raises `Failure`."""
-    asks, letters = caller.caller(), list[PreparedMessage]()
+    asks, messages = caller.caller(), list[PreparedMessage]()
     submission = {**tenant.submission(asks, plan.submission), **_where(plan.record)}
     try:
         for call, task_id in zip(plan.calls, plan.record.tasks, strict=True):
             options = tenant.options(asks, call.options)
-            envelope = await envelopes().of(getattr(definitions, call.task), options, submission)
-            if envelope is None:
+            template = await templates().of(getattr(definitions, call.task), options, submission)
+            if template is None:
                 return None
-            letters.append(await envelope.letter(task_id, options, submission.get("headers", {})))
-            if not len(letters) % LETTERS_AT_ONCE:
+            messages.append(await template.message(task_id, options, submission.get("headers", {})))
+            if not len(messages) % MESSAGES_AT_ONCE:
                 await asyncio.sleep(0)
     except errors.InvalidRequest as error:
         raise failure_of(error, plan.names) from None
-    return letters
+    return messages
 
 
-async def _sent(plan: Plan, written: Commands, letters: list[PreparedMessage]) -> None:
+async def _sent(plan: Plan, written: Commands, messages: list[PreparedMessage]) -> None:
     """Admit it, and write and submit all of it. Raises `Failure`."""
     try:
-        await rate_limits.admit(plan, written, letters)
+        await rate_limits.admit(plan, written, messages)
     except Failure as failure:
         if failure.status == 503:
             await _withdraw(plan.record)

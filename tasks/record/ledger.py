@@ -29,7 +29,7 @@ SECONDS_A_DAY = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Whose task it is, and what it runs on. `days`: how long its entry is kept."""
+    """The tenant that a task belongs to, and the model that it runs on. `days`: how long its entry is kept."""
 
     tenant: str = ""
     held: tuple[str, int, int, int] | None = None

@@ -34,14 +34,10 @@ class Answers:
         try:
             return connection.read_response(*args, **options)
         except InvalidResponse as error:
-            self.disconnect()
+            connection.disconnect()
             raise no_reply(error) from error
         except ResponseError as error:
             raise named(error) from error.__cause__
-
-    def disconnect(self, *args: Any, **options: Any) -> Any:
-        connection: Any = super()
-        return connection.disconnect(*args, **options)
 
 
 class AsyncAnswers:
@@ -52,14 +48,10 @@ class AsyncAnswers:
         try:
             return await connection.read_response(*args, **options)
         except InvalidResponse as error:
-            await self.disconnect(nowait=True)
+            await connection.disconnect(nowait=True)
             raise no_reply(error) from error
         except ResponseError as error:
             raise named(error) from error.__cause__
-
-    def disconnect(self, *args: Any, **options: Any) -> Any:
-        connection: Any = super()
-        return connection.disconnect(*args, **options)
 
 
 def no_reply(error: InvalidResponse) -> ConnectionError:

@@ -5,7 +5,7 @@ sending it, and nearly all of it is the same in all messages of a task for one q
 such as a gateway, Celery makes one of them. The others are that one with another id, other arguments and other
 headers. A worker sees no difference.
 
-Where Celery is asked for more at each submission, there is no envelope, and `adelay` submits: somebody listens to
+Where Celery is asked for more at each submission, there is no template, and `adelay` submits: somebody listens to
 its signals, it sends events, replicas confirm, or the broker is another server than that of the streams."""
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class MessageTemplate:
     tag: str
     numbers: Iterator[int]
 
-    async def letter(self, task_id: str, kwargs: Mapping[str, Any], headers: Mapping[str, Any]) -> PreparedMessage:
+    async def message(
+        self, task_id: str, kwargs: Mapping[str, Any], headers: Mapping[str, Any]
+    ) -> PreparedMessage:
         """The message of a task with this id and these arguments. A thread writes a large one. Raises
         `InvalidRequest`."""
         if _is_large(kwargs):
@@ -104,7 +106,7 @@ class MessageTemplate:
 
 
 class MessageTemplates:
-    """Those that an event loop has: one for each task, queue, priority and tenant."""
+    """The templates of an event loop: one for each task, queue, priority and tenant."""
 
     def __init__(self) -> None:
         self._known: dict[object, MessageTemplate | None] = {}
@@ -112,8 +114,8 @@ class MessageTemplates:
     async def of(
         self, task: GenerationTask, kwargs: Mapping[str, Any], submission: Mapping[str, Any]
     ) -> MessageTemplate | None:
-        """That of a task with this submission. `kwargs`: of any such task. None: `adelay` must submit it. Raises
-        `InvalidRequest`."""
+        """The template of a task with this submission. `kwargs`: the arguments of any such task. None: `adelay`
+        must submit it. Raises `InvalidRequest`."""
         if not submission.keys() <= _OPTIONS or interop.others_listen():
             return None
         tenant = submission.get("headers", {}).get(TENANT_HEADER)
@@ -130,7 +132,7 @@ class MessageTemplates:
         return self._known[which]
 
 
-envelopes = connections.PerLoop(MessageTemplates)
+templates = connections.PerLoop(MessageTemplates)
 """The running event loop's."""
 
 

@@ -99,18 +99,11 @@ class Arguments:
         return at
 
 
-class JsonCall:
-    """`names`, `keys`: the members that have the name and the arguments. Arguments that come before the name wait
-    for it. Arguments that are JSON as text are taken out of their quotes."""
+class _Tokens:
+    """Base of the readers that read token by token. Spaces stand between tokens, and belong to values."""
 
-    def __init__(self, calls: Calls, dialect: Dialect, names: Collection[str], keys: Collection[str]) -> None:
-        self._calls, self._dialect, self._names, self._keys = calls, dialect, names, keys
-        self._expects = "brace"  # brace, key or end, key, colon, value, comma
-        self._key = ""
-        self._value: Value | None = None
-        self._waiting: list[str] = []
-        self.found = self._is_object = self.begun = False
-        self.done = self.failed = False
+    _value: Value | None = None
+    done = failed = False
 
     def feed(self, text: str, at: int, *, final: bool) -> int:
         while not self.done and not self.failed:
@@ -122,6 +115,22 @@ class JsonCall:
                 return at
             at = after
         return at
+
+    def _token(self, text: str, at: int, final: bool) -> int:
+        """Read one token. Returns the place after it, or `at` if more text is needed."""
+        raise NotImplementedError
+
+
+class JsonCall(_Tokens):
+    """`names`, `keys`: the members that have the name and the arguments. Arguments that come before the name wait
+    for it. Arguments that are JSON as text are taken out of their quotes."""
+
+    def __init__(self, calls: Calls, dialect: Dialect, names: Collection[str], keys: Collection[str]) -> None:
+        self._calls, self._dialect, self._names, self._keys = calls, dialect, names, keys
+        self._expects = "brace"  # brace, key or end, key, colon, value, comma
+        self._key = ""
+        self._waiting: list[str] = []
+        self.found = self._is_object = self.begun = False
 
     def _token(self, text: str, at: int, final: bool) -> int:
         if self._value is not None:
@@ -256,7 +265,7 @@ class JsonCalls:
         return at
 
 
-class PythonCalls:
+class PythonCalls(_Tokens):
     """`tools`: the parameters of each. `needs`: as for `Arguments`. `opened`: the bracket was in the opening
     mark."""
 
@@ -266,21 +275,7 @@ class PythonCalls:
         self._calls, self._tools, self._needs = calls, tools, needs
         self._keys: Collection[str] = ()
         self._expects = "name" if opened else "bracket"  # or key or end, key, equals, comma, next
-        self._value: Value | None = None
         self._any = False
-        self.done = self.failed = False
-
-    def feed(self, text: str, at: int, *, final: bool) -> int:
-        while not self.done and not self.failed:
-            if self._value is None:
-                at = _SPACES.match(text, at).end()  # type: ignore[union-attr]
-            if at >= len(text):
-                return at
-            after = self._token(text, at, final)
-            if after == at:
-                return at
-            at = after
-        return at
 
     def _token(self, text: str, at: int, final: bool) -> int:
         if self._value is not None:

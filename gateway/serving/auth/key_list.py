@@ -41,7 +41,7 @@ class Change(Bounded):
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Of a `Key` or a `Tenant`."""
+        """The fields of a `Key` or a `Tenant` that change, with their new values."""
         found = {name: getattr(self, name) for name in self.model_fields_set - {"limits", "expires_at", "tenant"}}
         return found | ({"expires": self.expires_at or 0} if "expires_at" in self.model_fields_set else {})
 

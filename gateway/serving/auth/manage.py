@@ -32,7 +32,7 @@ from petiole.tasks.urls import redacted
 T = TypeVar("T", Key, Tenant)
 
 MOST = 10**15
-"""Of a limit."""
+"""The largest value of a limit."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -158,7 +158,7 @@ def document(
 
 
 def stored_tenants() -> dict[str, Tenant]:
-    """Those in Redis, by name."""
+    """The tenants in Redis, by name."""
     return _stored(TENANTS, Tenant)
 
 

@@ -50,8 +50,8 @@ _WHY = {
 }
 
 
-async def admit(plan: Plan, written: Commands = (), letters: Sequence[PreparedMessage] = ()) -> dict[str, Any]:
-    """Count this request, carry out these commands, and submit what the letters say, all in one round trip.
+async def admit(plan: Plan, written: Commands = (), messages: Sequence[PreparedMessage] = ()) -> dict[str, Any]:
+    """Count this request, carry out these commands, and submit what the messages say, all in one round trip.
     Returns the headers for its tasks if others submit them. Raises `Failure`: 429 beyond a limit. Then no command
     was carried out."""
     asks, record = caller(), plan.record
@@ -59,7 +59,7 @@ async def admit(plan: Plan, written: Commands = (), letters: Sequence[PreparedMe
     if not record.patient:
         await _queue(record.queue, asks)
     if not _is_limited(asks):
-        commands = [*written, *(letter.command() for letter in letters)]
+        commands = [*written, *(message.command() for message in messages)]
         await patiently(lambda: connections.aperform(commands))
         return {}
     if (most := asks.most("concurrent")) is not None and len(record.tasks) > most:
@@ -69,8 +69,8 @@ async def admit(plan: Plan, written: Commands = (), letters: Sequence[PreparedMe
     held = [min([tokens, *most]) for tokens, most in zip(guessed, most_tokens, strict=True)]
     share = [tokens // len(record.tasks) for tokens in held]
     words = [word for command in written for word in (len(command), *command)]
-    for letter in letters:
-        command = letter.with_last(HELD_HEADER, [asks.key, *share])
+    for message in messages:
+        command = message.with_last(HELD_HEADER, [asks.key, *share])
         words += [-len(command), *command]
     slot = await _count(asks, held, record.tasks, words)
     return {HELD_HEADER: [asks.key, *share, slot]}

@@ -28,7 +28,7 @@ _REQUIRED = ("exp", "iss", "aud")
 
 
 class Tokens:
-    """Those of the issuer in the settings."""
+    """The web tokens of the issuer that the settings name."""
 
     def __init__(self, known: Settings) -> None:
         self._keys = SigningKeys(known.gateway_jwks_url)

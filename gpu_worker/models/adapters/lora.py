@@ -117,7 +117,7 @@ class AdaptedModel:
         return itemsize * sum(sum(parts) + len(parts) * inputs for parts, inputs in sizes)
 
     def most_bytes(self, max_rank: int) -> int:
-        """Of an adapter's file, in the widest type."""
+        """The most bytes that an adapter's file may have, in the widest type."""
         return max_rank * self.rank_bytes(torch.float64.itemsize) + MAX_HEADER_BYTES
 
 

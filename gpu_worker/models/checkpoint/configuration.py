@@ -19,7 +19,7 @@ MAX_LAYERS = 10_000
 MAX_WIDTH = 2**20
 """Limits far above every model."""
 MAX_BYTES = 2**27
-"""Of a file of text: tokenizer.json may have 40 MB."""
+"""Bytes of a file of text: tokenizer.json may have 40 MB."""
 MAX_JSON = 2**25
 """Bytes of other JSON, which takes up to twenty times as many in memory."""
 MAX_DEPTH = 100

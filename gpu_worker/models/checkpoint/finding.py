@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 
 from petiole.gpu_worker.exceptions import MachineError, ModelError
@@ -26,7 +25,7 @@ SHIPPED = {
     "petiole-tiny-tools": "petiole_tiny/tools",
     "petiole-tiny-vision": "petiole_tiny_vision",
 }
-"""Their folders in a checkout's `models`, and in the package `petiole_models` of a release, by their names."""
+"""Their folders in `gpu_worker/models`, by their names."""
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 CONFIGURATION = [
     "config.json",
@@ -50,7 +49,7 @@ def resolve_model(
     Respects HF_TOKEN, HF_HOME and HF_HUB_OFFLINE, like huggingface_hub.
     """
     if model in SHIPPED:
-        return _shipped(model)
+        return Path(__file__).parent.parent / SHIPPED[model]
     place, wanted = model, ""
     try:
         if not Path(model).expanduser().exists():
@@ -68,16 +67,6 @@ def resolve_model(
     if path.is_absolute() or place.startswith((".", "~")) or place.count("/") > 1:
         raise ModelError(f"model folder {place} does not exist")
     return _download(place, revision, wanted, files) if download else _cached(place, revision, wanted)
-
-
-def _shipped(model: str) -> Path:
-    homes = [Path(__file__).parent.parent]
-    if released := find_spec("petiole_models"):
-        homes += map(Path, released.submodule_search_locations or ())
-    for folder in (home / SHIPPED[model] for home in homes):
-        if folder.is_dir():
-            return folder
-    raise MachineError(f"model {model} is not installed: pip install petiole-models")
 
 
 def _download(model: str, revision: str | None, wanted: str, files: list[str]) -> Path:

@@ -32,7 +32,7 @@ _POOLS: dict[PoolingKind, Callable[[Tensor, int], Tensor]] = {
     "weighted_mean": _weighted_mean,
     "last": lambda x, first: x[-1],
 }
-"""Of the pooled positions of a text, float32 [n, hidden], the first of which has this number."""
+"""Make a vector of the pooled positions of a text: float32 [n, hidden], and the number of the first one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,12 +61,12 @@ class CodeLayout:
 
     @property
     def n_factors(self) -> int:
-        """Of one output's scales."""
+        """The number of factors of one output's scales."""
         return -(-self.groups // self.steps) if self.steps else 0
 
     @property
     def n_bytes(self) -> int:
-        """Of such a weight."""
+        """The bytes of such a weight."""
         sizes = self.scales.itemsize + (0 if self.zeros is None else self.zeros.itemsize)
         factors = 2 * self.n_factors * (1 if self.zeros is None else 2)
         return self.outputs * (self.code_bytes + sizes * self.groups + factors + 4 * self.multiplier)

@@ -123,7 +123,8 @@ def growth_of(part: str, step: dict[str, Any]) -> int:
 
 
 def growth_of_map(charsmap: bytes) -> int:
-    """Of SentencePiece's map: the size of a trie, the trie, and what pieces of text become, ended by NULs."""
+    """The most letters that SentencePiece's map makes of a piece. The map has the size of a trie, the trie, and
+    the texts that pieces become, each ended by NUL."""
     texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :]
     return max(1, *(len(one.decode(errors="replace")) for one in texts.split(b"\0")))
 

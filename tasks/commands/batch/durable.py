@@ -112,17 +112,17 @@ def host(options: argparse.Namespace) -> int:
     if options.leased:
         watchdog.limit_memory()
         told = json.loads(sys.stdin.readline())
-        parent, hand = told.pop("host"), CurrentRow(told.pop("hand"))
+        parent, current = told.pop("host"), CurrentRow(told.pop("hand"))
         lease: Lease | None = Lease.taken_over(options.id, **told)
     else:
-        parent, hand = os.getppid(), CurrentRow()
+        parent, current = os.getppid(), CurrentRow()
         lease = Lease.claim(options.id, settings().visibility_timeout_s)
     record = records.get(options.id)
     if lease is None or record is None:
         print(f"petiole: {options.id} is not open, or has a runner", file=sys.stderr)
         return 1
     leashed = Watchdog(lease, parent)
-    runner = Runner(app, record, lease, hand, leashed.renew)
+    runner = Runner(app, record, lease, current, leashed.renew)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: runner.stop())
     if options.leased:

@@ -45,12 +45,12 @@ SENT_TOGETHER = 16
 
 
 class Host:
-    """Whose process runs a batch. This one is a client's: the journal is a file beside the output."""
+    """The process that runs a batch. This one is a client's: the journal is a file beside the output."""
 
     outlived = False
     """Whether the batch goes on without this process."""
 
-    def tape(self, output: str) -> LineStore:
+    def line_store(self, output: str) -> LineStore:
         """Where the journal's lines are."""
         return FileStore(output)
 
@@ -190,7 +190,7 @@ class Batch:
     def _open(self, output: OutputFiles) -> bool:
         """Go on where the journal of this output ends. True: the output is there."""
         output.check()
-        journal = Journal(self.host.tape(output.location), self._about, self._id)
+        journal = Journal(self.host.line_store(output.location), self._about, self._id)
         self._id = journal.batch
         self._ended.go_on(journal, self.again)
         self.host.opened(journal.count)

@@ -54,7 +54,7 @@ class EndedRows:
     @property
     def name(self) -> str:
         """The journal's."""
-        return "" if self.journal is None else self.journal.tape.name
+        return "" if self.journal is None else self.journal.store.name
 
     def digest_of(self, row: int) -> int:
         return 0 if self.journal is None else self.journal.digest_of(row)
@@ -104,7 +104,7 @@ class EndedRows:
     def forget(self, now: float, all: bool = False) -> None:
         """Forget the results of what is on disk. Those of rows that were sent more than once stay to the end: a
         second message must find that its task is completed."""
-        sync_s = SYNC_S if self.journal is None else self.journal.tape.sync_s
+        sync_s = SYNC_S if self.journal is None else self.journal.store.sync_s
         if not self._unforgotten or (now - self._synced_at < sync_s and not all):
             return
         self.sync()

@@ -3,8 +3,8 @@
     {"batch": ID, "round": 1, "about": {...}}            facts; a later line adds to them or replaces some
     ROW <tab> DIGEST <tab> + or - <tab> the row's line   in the order in which rows end; -: it has failed
 
-Lines are appended, and never changed; a tape (`tape`) says where they are. `join` makes the output of the lines:
-in the order of the rows, or as they ended. The output appears whole, or not at all. What is left of the journal
+Lines are appended, and never changed; a store (`segments`) has them. `join` makes the output of the lines: in the
+order of the rows, or as they ended. The output appears whole, or not at all. What is left of the journal
 then is one line of facts, with the number and the digest of all rows. So a later run sees whether its rows are
 those of the output."""
 
@@ -62,10 +62,10 @@ class Journal:
     """`ended`: by row, its digest; 0: it has not ended. `failed`: how many of them have failed. All methods raise
     `BatchError` if a file cannot be read or written, because the disk is full, say."""
 
-    def __init__(self, tape: LineStore, about: Mapping[str, Any], new_id: str) -> None:
-        """Go on with the journal of this tape, or begin it. `about`: what the batch does with its rows; a journal
+    def __init__(self, store: LineStore, about: Mapping[str, Any], new_id: str) -> None:
+        """Go on with the journal of this store, or begin it. `about`: what the batch does with its rows; a journal
         that says otherwise is another batch's."""
-        self.tape = tape
+        self.store = store
         self.ended = array("Q")
         self.failed = 0
         self.facts: dict[str, Any] = {}
@@ -74,14 +74,14 @@ class Journal:
             if not self.facts:
                 self.note(batch=new_id, round=1, about=dict(about))
             elif self.facts.get("about") != about:
-                raise BatchError(f"{tape.name} is of another batch: {_differences(self.facts['about'], about)}")
+                raise BatchError(f"{store.name} is of another batch: {_differences(self.facts['about'], about)}")
         except BaseException:
-            tape.close()
+            store.close()
             raise
 
     def _read(self) -> None:
         failed: set[int] = set()
-        for _, raw in self.tape.lines():
+        for _, raw in self.store.lines():
             if raw.startswith(b"{"):
                 self.facts |= (new := json.loads(raw))
                 if "again" in new:
@@ -124,26 +124,26 @@ class Journal:
     @property
     def sent_before(self) -> int:
         """Rows before this one may have been sent by an earlier run."""
-        return max(int(self.facts.get("sent", 0)), self.tape.sent())
+        return max(int(self.facts.get("sent", 0)), self.store.sent())
 
     # ------------------------------------------------------------ writing
 
     def note(self, **facts: Any) -> None:
         """Add or replace facts. They are on disk when this returns."""
-        self.tape.write(json.dumps(facts).encode() + b"\n")
-        self.tape.sync()
+        self.store.write(json.dumps(facts).encode() + b"\n")
+        self.store.sync()
         self.facts |= facts
 
     def sent(self, rows: int) -> None:
         """Note that rows before this one may have been sent."""
-        if not self.tape.send(rows):
-            self.tape.write(json.dumps({"sent": rows}).encode() + b"\n")
+        if not self.store.send(rows):
+            self.store.write(json.dumps({"sent": rows}).encode() + b"\n")
         self.facts["sent"] = rows
 
     def append(self, entries: Iterable[JournalEntry]) -> None:
         """Write how rows have ended: all, or nothing."""
         entries = list(entries)
-        self.tape.write(
+        self.store.write(
             b"".join(b"%d\t%016x\t%b\t%b\n" % (e.row, e.digest, b"+" if e.good else b"-", e.line) for e in entries)
         )
         for entry in entries:
@@ -152,14 +152,14 @@ class Journal:
 
     def sync(self) -> None:
         """Wait until all that is written is on disk."""
-        self.tape.sync()
+        self.store.sync()
 
     def close(self) -> None:
-        self.tape.close()
+        self.store.close()
 
     def discard(self) -> None:
         """Leave nothing of a journal that is a file."""
-        storage.remove(self.tape.name)
+        storage.remove(self.store.name)
 
     def forget_failures(self) -> None:
         """Rows that have failed have not ended: they are sent again, as new tasks."""
@@ -181,13 +181,13 @@ class Journal:
 
     def join(self, output: OutputFiles, in_order: bool, rest: Callable[[], Iterable[OutputLine]] = tuple) -> None:
         """Make the output. It can be tried again. `rest`: lines of rows that have not ended. It appears only if
-        the tape is still this process's."""
+        the store is still this process's."""
         marks = self._marks()
 
         def lines(which: tuple[bool, ...]) -> Iterator[bytes]:
             for mark in marks if in_order else sorted(marks):
                 if mark and bool(mark & _GOOD) in which:
-                    yield self.tape.line_at(mark >> _FLAGS)[:-1].split(b"\t", 3)[3]
+                    yield self.store.line_at(mark >> _FLAGS)[:-1].split(b"\t", 3)[3]
             yield from (one.json for one in rest() if one.good in which)
 
         with contextlib.ExitStack() as stack:
@@ -195,12 +195,12 @@ class Journal:
                 if output.failures is None or next(lines(which), None) is not None:
                     file = stack.enter_context(storage.written(location))
                     outputs.write(location, file, partial(lines, which))
-            self.tape.sync()
+            self.store.sync()
 
     def conclude(self) -> None:
         """The output is there, with all rows. Facts are left of the journal."""
         facts = {**self.facts, "complete": {"rows": len(self.ended), "failed": self.failed, "digest": self.digest}}
-        self.tape.replace(json.dumps(facts).encode() + b"\n")
+        self.store.replace(json.dumps(facts).encode() + b"\n")
         self.facts = facts
 
     @property
@@ -209,7 +209,7 @@ class Journal:
         return total_digest(self.ended)
 
     def _entries(self) -> Iterator[JournalEntry]:
-        for _, raw in self.tape.lines():
+        for _, raw in self.store.lines():
             if not raw.startswith(b"{"):
                 number, digest, good, line = raw[:-1].split(b"\t", 3)
                 yield JournalEntry(int(number), int(digest, 16), good == b"+", line)
@@ -217,7 +217,7 @@ class Journal:
     def _marks(self) -> array[int]:
         """By row, the place of its last line, and below it its flags; 0: it has not ended."""
         marks = array("Q", bytes(8 * len(self.ended)))
-        for place, raw in self.tape.lines():
+        for place, raw in self.store.lines():
             if not raw.startswith(b"{"):
                 number, _, good, _ = raw.split(b"\t", 3)
                 marks[int(number)] = place << _FLAGS | (_GOOD if good == b"+" else 0) | _ENDED

@@ -156,7 +156,7 @@ class FileStore:
 
 
 class Cursor(Protocol):
-    """What a generation of a paged tape keeps elsewhere, because pages are few: how many rows have been sent."""
+    """What a generation of a `PageStore` keeps elsewhere, because pages are few: how many rows have been sent."""
 
     generation: int
     sent: int

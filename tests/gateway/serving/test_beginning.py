@@ -37,11 +37,11 @@ def test_a_subscription_that_is_refused_leaves_no_request(
 ) -> None:
     """by_celery: the gateway cannot write this app's messages itself."""
 
-    async def no_letters(_: Plan) -> None:
+    async def no_messages(_: Plan) -> None:
         return None
 
     if by_celery:
-        monkeypatch.setattr(generations, "_letters", no_letters)
+        monkeypatch.setattr(generations, "_messages", no_messages)
 
     async def refused(_: CallbackStream) -> None:
         raise redis.exceptions.NoPermissionError("SUBSCRIBE")

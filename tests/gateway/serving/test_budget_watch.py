@@ -137,8 +137,8 @@ def test_what_was_used_in_the_last_seconds_of_a_period_is_told(
     manage.add("acme", {}, {"day_tokens": 100}, {})
     manage.webhook("acme", "https://a.example/")
     used(client, 85, days_ago=1)
-    for lately, told in ((timedelta(0), []), (timedelta(days=1), [WARNED])):
-        monkeypatch.setattr(budgets, "LATELY", lately)
+    for recent, told in ((timedelta(0), []), (timedelta(days=1), [WARNED])):
+        monkeypatch.setattr(budgets, "RECENT", recent)
         look(watch(), watch())
         assert waiting(client) == told
 

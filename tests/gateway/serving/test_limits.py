@@ -224,18 +224,18 @@ def test_what_is_written_of_a_request_is_written_if_it_is_admitted(client: redis
 def test_what_is_submitted_is_submitted_if_it_is_admitted(client: redis.Redis, n: int) -> None:
     """The message says what is held, and in which slot, as a submission of Celery's is told to."""
     asked, who = plan(n), caller(Limits(requests=1, concurrent=5))
-    letters = [
+    messages = [
         PreparedMessage("tasks", f'{{"headers": {{"id": "{task}"', '}, "body": "é"}')
         for task in asked.record.tasks
     ]
-    held, _ = run(lambda: rate_limits.admit(asked, [("SET", "written", "1")], letters), who)
+    held, _ = run(lambda: rate_limits.admit(asked, [("SET", "written", "1")], messages), who)
     found = [json.loads(message) for message in client.lrange("tasks", 0, -1)]
     tasks = [*reversed(asked.record.tasks)]
     assert found == [{"headers": {"id": task, HELD_HEADER: held[HELD_HEADER]}, "body": "é"} for task in tasks]
     with pytest.raises(Failure):
-        run(lambda: rate_limits.admit(plan(), (), letters), who)
+        run(lambda: rate_limits.admit(plan(), (), messages), who)
     assert client.llen("tasks") == n
-    assert run(lambda: rate_limits.admit(plan(), (), letters[:1]), ANYBODY)[0] == {}
+    assert run(lambda: rate_limits.admit(plan(), (), messages[:1]), ANYBODY)[0] == {}
     assert json.loads(client.lindex("tasks", 0)) == {"headers": {"id": asked.record.tasks[0]}, "body": "é"}
 
 

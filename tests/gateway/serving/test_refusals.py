@@ -155,7 +155,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisSer
     server = RedisServer(tmp_path)
     monkeypatch.setenv("PETIOLE_BROKER_URL", server.url)
     monkeypatch.setattr(retry, "WAIT_S", 0.3)
-    monkeypatch.setattr(generations, "_letters", letters)  # Celery's app may be another server's in this process
+    monkeypatch.setattr(generations, "_messages", messages)  # Celery's app may be another server's in this process
     retry._told_at.clear()
     settings.cache_clear()
     yield server
@@ -169,7 +169,7 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
         yield client
 
 
-async def letters(plan: Plan) -> list[PreparedMessage]:
+async def messages(plan: Plan) -> list[PreparedMessage]:
     return [PreparedMessage("petiole", f'{{"headers": {{"id": "{task}"', "}}") for task in plan.record.tasks]
 
 

@@ -52,8 +52,8 @@ def tasks(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mapp
 
 
 async def letter(task: Any, kwargs: Options, submission: Options) -> message_templates.PreparedMessage | None:
-    found = await message_templates.envelopes().of(task, kwargs, submission)
-    return None if found is None else await found.letter("mine", kwargs, submission.get("headers", {}))
+    found = await message_templates.templates().of(task, kwargs, submission)
+    return None if found is None else await found.message("mine", kwargs, submission.get("headers", {}))
 
 
 def as_said(raw: bytes) -> Options:

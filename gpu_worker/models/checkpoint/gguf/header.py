@@ -72,7 +72,8 @@ def read_whole(path: Path) -> GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Of one file. Raises ModelError, in one line, for a damaged file, and for tensors of unknown types."""
+    """The header of one file. Raises ModelError, in one line, for a damaged file and for tensors of unknown
+    types."""
     check_file(path)
     try:
         found = path.stat()

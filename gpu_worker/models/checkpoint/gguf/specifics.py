@@ -22,7 +22,8 @@ _SIGMOID = 2
 
 
 def _kinds(metadata: Metadata, n: int, every: int) -> list[str]:
-    """Of layers. every: of so many layers the last one attends to all, unless the file says otherwise."""
+    """The kinds of layers. every: of this many layers the last one attends to all, unless the file says
+    otherwise."""
     pattern = metadata.get("attention.sliding_window_pattern", every)
     if type(pattern) is int and pattern >= 0:
         return [_SLIDING if pattern and (i + 1) % pattern else _FULL for i in range(n)]

@@ -37,7 +37,7 @@ _BESIDE: Named = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
-"""Of the expert that every position takes."""
+"""The tensors of the expert that every position takes."""
 _DELTA_NET: Named = {
     "attn_qkv": "linear_attn.in_proj_qkv",
     "attn_gate": "linear_attn.in_proj_z",
@@ -100,8 +100,8 @@ class Architecture:
                 yield Place(before + one.format(i), i * len(names) + k, parts, parts > 1 and not of_experts)
 
     def order(self, name: str) -> str | None:
-        """Whose heads the rows of this tensor of Hugging Face belong to: "q", "k", or None where the rows are as
-        they are."""
+        """The heads to which the rows of this tensor of Hugging Face belong: "q", "k", or None where the rows are
+        as they are."""
         found = re.search(r"\.self_attn\.([qk])_proj\.", name)
         return found[1] if self.turned and found else None
 

@@ -71,35 +71,35 @@ class CurrentRow:
 
 
 class TrackedRowType:
-    """A form whose rows are in a hand while it handles them."""
+    """A form that notes each row while it is handled."""
 
-    def __init__(self, form: RowType, hand: CurrentRow) -> None:
-        self._form, self._hand = form, hand
+    def __init__(self, form: RowType, current: CurrentRow) -> None:
+        self._form, self._current = form, current
 
     def about(self) -> dict[str, Any]:
         return self._form.about()
 
     def work(self, row: Row) -> RowWork:
-        with self._hand.holding(row):
+        with self._current.holding(row):
             work = self._form.work(row)
 
         def line(outcomes: Any) -> OutputLine:
-            with self._hand.holding(row):
+            with self._current.holding(row):
                 return work.line(outcomes)
 
         return work._replace(line=line)
 
     def beginning(self, row: Row) -> str:
-        with self._hand.holding(row):
+        with self._current.holding(row):
             return self._form.beginning(row)
 
     def refusal(self, row: Row, error: Exception) -> OutputLine:
-        with self._hand.holding(row):
+        with self._current.holding(row):
             return self._form.refusal(row, error)
 
     def faults(self, rows: Iterable[Row]) -> Iterator[Fault]:
-        yield from self._form.faults(self._hand.each(rows))
-        self._hand.let_go()
+        yield from self._form.faults(self._current.each(rows))
+        self._current.let_go()
 
     def told(self, name: str, status: str, at: int) -> None:
         self._form.told(name, status, at)

@@ -52,7 +52,7 @@ def running() -> Iterator[RunningBatch]:
 
 
 class SharingWithOthers(Sharing):
-    """Of the batch `name`; a client's process runs one that has no name in Redis otherwise."""
+    """The share of the batch `name`. Without a name it is a batch that a client's process runs."""
 
     def __init__(self, name: str = "", tenant: str = "") -> None:
         self._name, self._tenant = name or f"process_{os.urandom(8).hex()}", tenant

@@ -167,7 +167,7 @@ def get(name: str) -> BatchRecord | None:
 
 
 def several(names: Sequence[str]) -> list[BatchRecord]:
-    """Those of these batches that are there."""
+    """The records of these batches, without the ones that are gone."""
     commands = [one for name in names for one in (("HGETALL", batch_key(name)), ("EXISTS", batch_lease_key(name)))]
     return list(read(names, connections.perform(commands))) if names else []
 
@@ -235,8 +235,8 @@ def remove(record: BatchRecord) -> None:
 
 
 class Lease:
-    """A runner's hold on a batch. It is a `tape.Cursor`, too. `held` is true while nobody else can have it: the
-    time is this process's, from before each renewal was sent."""
+    """A runner's hold on a batch; also a `segments.Cursor`. `held` is true while nobody else can have it: the time
+    is this process's, from before each renewal was sent."""
 
     def __init__(self, name: str, token: str, ttl_s: float, generation: int, sent: int) -> None:
         self.name, self.token, self.ttl_s = name, token, ttl_s

@@ -77,12 +77,12 @@ class Runner(Host):
         app: App,
         record: BatchRecord,
         lease: Lease,
-        hand: CurrentRow | None = None,
+        current: CurrentRow | None = None,
         renewed: Callable[[], object] = lambda: None,
     ) -> None:
-        """`hand`: where it says which row it handles. `renewed`: called whenever the lease is renewed."""
+        """`current`: where it says which row it handles. `renewed`: called whenever the lease is renewed."""
         self._app, self._record, self._lease = app, record, lease
-        self._hand, self._renewed = hand or CurrentRow(), renewed
+        self._current, self._renewed = current or CurrentRow(), renewed
         self._batch: Batch | None = None
         self._ending: NotRun | None = None
         self._stopping = threading.Event()
@@ -125,7 +125,7 @@ class Runner(Host):
     def _broken(self, error: Exception) -> str:
         """Another runner tries it when the lease has ended, and counts this one among the dead."""
         logger.exception("%s: the runner breaks", self._record.id)
-        records.tell_death(self._record.id, f"a runner has broken: {type(error).__name__}", self._hand.row)
+        records.tell_death(self._record.id, f"a runner has broken: {type(error).__name__}", self._current.row)
         self._lease.hold(stuck="1")
         return self._record.status
 
@@ -148,7 +148,7 @@ class Runner(Host):
     def _run(self) -> str:
         if self.gives_up():
             return "failed"
-        spec, form = self._record.spec, TrackedRowType(form_of(self._record.spec), self._hand)
+        spec, form = self._record.spec, TrackedRowType(form_of(self._record.spec), self._current)
         if storage.size(spec.input) is None:  # its host has seen the folder
             return self._failed([Fault("input_file_missing", "the input was removed, or has expired")])
         again = self._record.facts.get("again") == "1"
@@ -184,7 +184,7 @@ class Runner(Host):
         ended = "expired" if self._ending is EXPIRED else "cancelled"
         return self._move(("in_progress", "finalizing", "cancelling"), ended)
 
-    def tape(self, output: str) -> PageStore:
+    def line_store(self, output: str) -> PageStore:
         return PageStore(output, self._lease)
 
     def opened(self, ended: int) -> None:

@@ -134,7 +134,7 @@ def opened(path: str) -> int:
 
 
 def names(path: str) -> list[str]:
-    """Of all that is in this folder. Raises `OSError`, and `LocationRefused`."""
+    """The names of all that is in this folder. Raises `OSError`, and `LocationRefused`."""
     roots = _roots.get()
     if roots is None:
         return os.listdir(path)

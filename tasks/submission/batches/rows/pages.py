@@ -46,7 +46,8 @@ class PageHeader(NamedTuple):
 
 
 class Pages:
-    """Of one file. Raises `BatchError` if the metadata are broken, or a row group is too large by them."""
+    """The pages of one file. Raises `BatchError` if the metadata are broken, or say that a row group is too
+    large."""
 
     def __init__(self, location: str, file: IO[bytes]) -> None:
         self._location, self._file = location, file
@@ -209,7 +210,7 @@ def _value(stream: io.BytesIO, kind: int, levels: int) -> Any:
 
 
 def _entry(stream: io.BytesIO, kind: int, levels: int) -> Any:
-    """Of a list or a map, where a boolean has a byte."""
+    """An entry of a list or a map, where a boolean has a byte."""
     return _value(stream, _BYTE if kind in _BOOLEANS else kind, levels - 1)
 
 

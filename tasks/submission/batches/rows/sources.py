@@ -29,7 +29,7 @@ from petiole.tasks.submission.batches.rows.pages import Pages
 MAX_ROW_BYTES = 64 * 2**20
 A_HEADER_BYTES = 2**9
 MOST_OF_METADATA = {"thrift_string_size_limit": 2**24, "thrift_container_size_limit": 2**17}
-"""Of a Parquet file: bytes of a text, and entries of a list, such as columns of all row groups."""
+"""Limits of a Parquet file: bytes of a text, and entries of a list, such as columns of all row groups."""
 UTF_8 = "utf-8"
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 """The first bytes of its files."""

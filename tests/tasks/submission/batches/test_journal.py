@@ -47,7 +47,7 @@ def test_cut_anywhere_it_goes_on_and_every_row_is_once_in_the_output(
             journal.close()
             break
         journal.close()
-        path = Path(journal.tape.name)
+        path = Path(journal.store.name)
         whole = path.read_bytes()
         path.write_bytes(whole[: random_.randrange(whole.index(b"\n"), len(whole) + 1)])
     ended = [line["row"] for line in lines(output)]
