@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.models.parts.kernels import Kernels
+from petiole.gpu_worker.models.parts.latent import LatentWeights, latent_heads, latent_outputs
 from petiole.gpu_worker.models.parts.norms import NormWeights, is_plain, normed, weight_of
 from petiole.gpu_worker.models.parts.rotary import Rotation
 from petiole.gpu_worker.models.plan import Attention, Disentangled, DistanceBias, Norm
@@ -40,14 +41,15 @@ class StepAttention(Protocol):
         distances: Distances | None = None,
     ) -> Tensor:
         """Rotate q [T, Hq, D] and k [T, Hkv, D], store k and v [T, Hkv, D] of the step's positions, and return the
-        attention output [T, Hq * D]. q may be overwritten. k and v None: the layer reads those of another one."""
+        attention output [T, Hq * D]. q may be overwritten. k and v None: the layer reads those of another one. v
+        alone None: values are the stored keys."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
     """qkv: the outputs for queries, keys and values one after the other (`plan.Attention.qkv_sizes`). sinks:
-    [heads]. distances: of a plan that has some."""
+    [heads]. distances, latent: of a plan that has some."""
 
     qkv: Linear
     out: Linear
@@ -56,6 +58,7 @@ class AttentionWeights:
     v_norm: NormWeights | None = None
     sinks: Tensor | None = None
     distances: Distances | None = None
+    latent: LatentWeights | None = None
 
     @property
     def first(self) -> Linear:
@@ -73,10 +76,15 @@ def attended(
     attention: StepAttention,
     kernels: Kernels,
 ) -> Tensor:
-    """[T, queries, keys and values] -> [T, q_size], the inputs of the output projection. `qkv` may be
+    """[T, queries, keys and values] -> [T, out_size], the inputs of the output projection. `qkv` may be
     overwritten."""
     n, gate = len(qkv), None
+    neighbours = plan.rotary is not None and plan.rotary.neighbours
     q, *stored = torch.split(qkv, list(plan.qkv_sizes), dim=-1)
+    if weights.latent is not None:
+        q, k = latent_heads(plan, weights.latent, q, stored[0], kernels)
+        sums = attention.attend(layer, q, k, None, Rotation(None, 0.0, positions, table, neighbours))
+        return latent_outputs(plan, weights.latent, sums)
     q = q.view(n, plan.heads, -1)
     if plan.output_gate:
         q, gate = (half.contiguous() for half in q.chunk(2, dim=-1))
@@ -97,7 +105,6 @@ def attended(
     if (growth := plan.query_growth) is not None:
         grown = 1 + growth.beta * torch.log1p(torch.floor(positions / growth.length))
         q = (q * grown[:, None, None]).to(q.dtype)
-    neighbours = plan.rotary is not None and plan.rotary.neighbours
     rotation = Rotation(norms, eps, positions, table, neighbours)
     if weights.distances is not None:
         out = attention.attend(layer, q, k, v, rotation, weights.sinks, weights.distances)
