@@ -293,8 +293,8 @@ OF_EACH_KIND = (
     "granite4-h",
 )
 """A family of each kind: norms of heads, windows, shared keys and inputs of layers, long rotations, multipliers,
-layers without rotation, growing queries, sinks, groups of experts beside shared ones, latents, delta nets, convolutions,
-scans."""
+layers without rotation, growing queries, sinks, groups of experts beside shared ones, latents, delta nets,
+convolutions, scans."""
 
 
 def by_family(*more: Any) -> list[Any]:

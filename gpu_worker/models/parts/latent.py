@@ -1,5 +1,5 @@
-"""What stands around attention over latents (`plan.Latent`): queries are brought into the space of the latents, and
-sums of latents out of it. So what is cached, and what attention reads, is one vector for each position."""
+"""What stands around attention over latents (`plan.Latent`): queries are brought into the space of the latents,
+and sums of latents out of it. So what is cached, and what attention reads, is one vector for each position."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LatentWeights:
 def latent_heads(
     plan: Attention, weights: LatentWeights, given: Tensor, stored: Tensor, kernels: Kernels
 ) -> tuple[Tensor, Tensor]:
-    """The parts of the first product -> queries [T, heads, head_dim] and keys [T, 1, head_dim], not yet rotated."""
+    """The parts of the first product -> queries [T, heads, head_dim], keys [T, 1, head_dim], not yet rotated."""
     latent = plan.latent
     assert latent is not None
     if weights.queries is not None:

@@ -1,6 +1,6 @@
-"""DeepSeek-V2, V3 and GLM-4.7-Flash: attention over latents, and behind some dense layers experts beside those that
-every position takes. V2 scores experts with a softmax, and a group by its best one; the others score with a sigmoid,
-and a stored correction changes the choice alone."""
+"""DeepSeek-V2, V3 and GLM-4.7-Flash: attention over latents, and behind some dense layers experts beside those
+that every position takes. V2 scores experts with a softmax, and a group by its best one. The others score with a
+sigmoid, and a stored correction changes the choice alone."""
 
 from __future__ import annotations
 
