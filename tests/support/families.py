@@ -172,7 +172,7 @@ FAMILIES |= {
         {key: value for key, value in _GEMMA4.items() if "per_layer_input" not in key},
     ),
 }
-_LATENT = {
+LATENT = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 24,
     "qk_nope_head_dim": 16,
@@ -188,7 +188,7 @@ _MSCALE = _YARN | {"mscale": 0.7, "mscale_all_dim": 1.2}
 FAMILIES |= {
     "deepseek-v2": (
         "DeepseekV2",
-        _LATENT
+        LATENT
         | {
             "q_lora_rank": 40,
             "topk_method": "group_limited_greedy",
@@ -198,10 +198,10 @@ FAMILIES |= {
             "attention_bias": True,
         },
     ),
-    "deepseek-v2-lite": ("DeepseekV2", _LATENT | {"q_lora_rank": None, "rope_parameters": _MSCALE}),
+    "deepseek-v2-lite": ("DeepseekV2", LATENT | {"q_lora_rank": None, "rope_parameters": _MSCALE}),
     "deepseek-v3": (
         "DeepseekV3",
-        _LATENT
+        LATENT
         | {
             "q_lora_rank": 40,
             "n_group": 3,
@@ -212,7 +212,7 @@ FAMILIES |= {
     ),
     "glm4-moe-lite": (
         "Glm4MoeLite",
-        _LATENT | {"q_lora_rank": 40, "rope_interleave": False, "n_shared_experts": 1},
+        LATENT | {"q_lora_rank": 40, "rope_interleave": False, "n_shared_experts": 1},
     ),
 }
 _NEMOTRON_H = {
@@ -275,6 +275,8 @@ WITH_STATES: dict[str, tuple[str, dict[str, Any]]] = {
 """Families some of whose layers keep a state."""
 NOT_ON_CUDA = {"granite4-h", "granite4-h-moe", "nemotron-h", "nemotron-h-moe"}
 """Families with a state that only the CPU computes."""
+WITH_LATENTS = {"deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "glm4-moe-lite"}
+"""Families whose attention reads latents, which only the CPU computes, too."""
 
 EVERY_FAMILY = FAMILIES | WITH_STATES
 OF_EACH_KIND = (

@@ -18,6 +18,7 @@ from petiole.gpu_worker.models.plan import (
     Attention,
     FeedForward,
     Growth,
+    Latent,
     Layer,
     ModelPlan,
     Norm,
@@ -62,11 +63,31 @@ def rotaries(draw: Any, head_dim: int) -> Rotary:
 
 
 @st.composite
+def latents(draw: Any, mask: str) -> Attention:
+    turning, rank = draw(st.sampled_from([(16, 48), (8, 24), (64, 512), (6, 10)]))
+    own, value = draw(st.sampled_from([2, 16, 48])), draw(st.sampled_from([2, 20, 64]))
+    return Attention(
+        heads=draw(st.sampled_from([1, 3, 16])),
+        kv_heads=1,
+        head_dim=turning + rank,
+        scale=draw(st.sampled_from([1.0, (own + turning) ** -0.5])),
+        rotary=Rotary(turning, neighbours=draw(BOTH)),
+        window=draw(st.sampled_from([0, 0, 5, 129])),
+        mask=mask,
+        out_bias=draw(BOTH),
+        softcap=draw(st.sampled_from([0.0, 3.0])),
+        latent=Latent(rank, own, value, draw(st.sampled_from([0, 2, 40, 100])), Norm()),
+    )
+
+
+@st.composite
 def mixers(draw: Any, before: Sequence[Attention], mask: str) -> Attention:
-    own = [i for i, one in enumerate(before) if one.keys_of is None]
+    if draw(st.sampled_from([False, False, False, True])):
+        return draw(latents(mask))
+    own = [i for i, one in enumerate(before) if one.keys_of is None and one.latent is None]
     keys_of = draw(st.none() | st.sampled_from(own)) if own else None
     if keys_of is None:
-        kv_heads, head_dim = draw(st.integers(1, 3)), draw(st.sampled_from([16, 48, 64, 128, 256, 272, 512]))
+        kv_heads, head_dim = draw(st.integers(1, 3)), draw(st.sampled_from([16, 48, 64, 128, 256, 272, 512, 1024]))
     else:
         kv_heads, head_dim = before[keys_of].kv_heads, before[keys_of].head_dim
     output_gate = draw(BOTH)
@@ -264,8 +285,8 @@ REFUSED: dict[str, Callable[[ModelPlan], ModelPlan]] = {
     "heads of 24 numbers (layer 0 of 2)": lambda plan: changed(
         plan, 0, mixer=replace(plan.layers[0].mixer, head_dim=24)
     ),
-    "heads of 528 numbers (layer 0 of 2)": lambda plan: changed(
-        plan, 0, mixer=replace(plan.layers[0].mixer, head_dim=528)
+    "heads of 1040 numbers (layer 0 of 2)": lambda plan: changed(
+        plan, 0, mixer=replace(plan.layers[0].mixer, head_dim=1040)
     ),
     "the keys of layer 0 (layer 1 of 2)": lambda plan: changed(
         plan, 1, mixer=replace(plan.layers[1].mixer, keys_of=0, kv_heads=1)
