@@ -156,7 +156,7 @@ def test_products_inside_the_space_of_latents_are_refused_by_name(module, checkp
     write_adapter(base, tmp_path, r=4, target_modules=[module])
     runtime = open_runtime(folder, lora_slots=1, lora_max_rank=4)
     with pytest.raises(
-        AdapterError, match=rf"{module}.* fits nothing .known: q_a_proj, kv_a_proj_with_mqa, o_proj"
+        AdapterError, match=rf"{module}.* fits nothing in this model .known: q_a_proj, kv_a_proj_with_mqa, o_proj"
     ):
         runtime.load_adapter(str(tmp_path), 1)
 
