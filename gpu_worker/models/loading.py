@@ -27,13 +27,13 @@ from petiole.gpu_worker.models.parts.attention import (
     BiasTable,
     Distances,
     DistanceVectors,
+    LatentWeights,
     bias_table,
     vector_places,
 )
 from petiole.gpu_worker.models.parts.experts import ExpertWeights, RouterWeights
 from petiole.gpu_worker.models.parts.feed_forward import FeedForwardWeights
 from petiole.gpu_worker.models.parts.kernels import Kernels, TorchKernels
-from petiole.gpu_worker.models.parts.latent import LatentWeights
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights, normed
 from petiole.gpu_worker.models.parts.per_layer import PerLayerTables, PerLayerWeights

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.models.parts.kernels import Kernels
-from petiole.gpu_worker.models.parts.latent import LatentWeights, latent_heads, latent_outputs
 from petiole.gpu_worker.models.parts.norms import NormWeights, is_plain, normed, weight_of
 from petiole.gpu_worker.models.parts.rotary import Rotation
 from petiole.gpu_worker.models.plan import Attention, Disentangled, DistanceBias, Norm
-from petiole.gpu_worker.models.weights.linear import Linear
+from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
 
 
 class Distances(Protocol):
@@ -44,6 +43,18 @@ class StepAttention(Protocol):
         attention output [T, Hq * D]. q may be overwritten. k and v None: the layer reads those of another one. v
         alone None: values are the stored keys."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class LatentWeights:
+    """keys: [heads * rank, own], values: [heads * value, rank]; they are never quantised while loading. queries:
+    what makes the queries of their normed `query_rank` numbers; None: the first product has made them."""
+
+    keys: DenseLinear
+    values: DenseLinear
+    norm: NormWeights
+    queries: Linear | None = None
+    query_norm: NormWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +93,9 @@ def attended(
     neighbours = plan.rotary is not None and plan.rotary.neighbours
     q, *stored = torch.split(qkv, list(plan.qkv_sizes), dim=-1)
     if weights.latent is not None:
-        q, k = latent_heads(plan, weights.latent, q, stored[0], kernels)
+        q, k = _latent_heads(plan, weights.latent, q, stored[0], kernels)
         sums = attention.attend(layer, q, k, None, Rotation(None, 0.0, positions, table, neighbours))
-        return latent_outputs(plan, weights.latent, sums)
+        return _latent_outputs(plan, weights.latent, sums)
     q = q.view(n, plan.heads, -1)
     if plan.output_gate:
         q, gate = (half.contiguous() for half in q.chunk(2, dim=-1))
@@ -131,6 +142,39 @@ def _normed(
     if plan.norm_whole:
         return normed(norm, weights, x.reshape(len(x), -1), kernels).view(x.shape)
     return normed(norm, weights, x, kernels)
+
+
+# ------------------------------------------------------------ latents
+#
+# Queries are brought into the space of the latents, and sums of latents out of it. So what is cached, and what
+# attention reads, is one vector for each position.
+
+
+def _latent_heads(
+    plan: Attention, weights: LatentWeights, given: Tensor, stored: Tensor, kernels: Kernels
+) -> tuple[Tensor, Tensor]:
+    """The parts of the first product -> queries [T, heads, head_dim], keys [T, 1, head_dim], not yet rotated."""
+    latent = plan.latent
+    assert latent is not None
+    if weights.queries is not None:
+        assert weights.query_norm is not None
+        given = weights.queries(normed(latent.norm, weights.query_norm, given, kernels))
+    turning = plan.head_dim - latent.rank
+    own, q = given.view(len(given), plan.heads, -1).split([latent.own, turning], dim=-1)
+    keys = weights.keys.weight.view(plan.heads, latent.rank, latent.own)
+    met = torch.einsum("thn,hrn->thr", own, keys)
+    low, k = stored.split([latent.rank, turning], dim=-1)
+    low = normed(latent.norm, weights.norm, low, kernels)
+    return torch.cat([q, met], dim=-1), torch.cat([k, low], dim=-1)[:, None]
+
+
+def _latent_outputs(plan: Attention, weights: LatentWeights, sums: Tensor) -> Tensor:
+    """Weighted sums of keys, [T, heads * head_dim] -> [T, out_size]."""
+    latent = plan.latent
+    assert latent is not None
+    sums = sums.view(len(sums), plan.heads, -1)[..., -latent.rank :]
+    values = weights.values.weight.view(plan.heads, latent.value, latent.rank)
+    return torch.einsum("thr,hvr->thv", sums, values).flatten(1)
 
 
 # ------------------------------------------------------------ scores by distance

@@ -40,7 +40,7 @@ typedef struct {
 } Experts;
 
 /* Attention over latents: a position has one vector of `turning` + `rank` numbers in place of keys and values. See
- * models/parts/latent.py and latents.c. */
+ * plan.Latent and latents.c. */
 typedef struct {
   int32_t turning, rank, own, value;
   const Linear *keys, *values; /* [heads]: own -> rank, rank -> value */

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.parts.attention import AttentionWeights, BiasTable, Distances
+from petiole.gpu_worker.models.parts.attention import AttentionWeights, BiasTable, Distances, LatentWeights
 from petiole.gpu_worker.models.parts.experts import ExpertWeights
-from petiole.gpu_worker.models.parts.latent import LatentWeights
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.parts.per_layer import PerLayerTables
