@@ -77,7 +77,7 @@ class Counted:
     def decode_bytes(self, batch: int, context: int) -> int:
         """Weights, the keys and values that are seen, and states, which are read and written. Of experts, those
         that at least one sequence takes, if all are taken equally often. Not an embedding beside the head."""
-        seen = sum(2 * mixer.kv_size * min(context, mixer.window or context) for _, mixer in self.plan.attending)
+        seen = sum(mixer.kept_size * min(context, mixer.window or context) for _, mixer in self.plan.attending)
         own = seen * self._size + 2 * state_bytes(self.plan, self._size)
         unread = sum(
             router.experts * size * (1 - router.chosen / router.experts) ** batch

@@ -211,7 +211,7 @@ class Decoder:
         return weights, self.pooler.token_vectors(hidden) if COLBERT in wanted else None
 
     def attend(self, i: int, qkv: Tensor, step: Forward) -> Tensor:
-        """Layer i's attention: [T, queries, keys and values] -> [T, q_size]. `qkv` may be overwritten."""
+        """Layer i's attention: [T, queries, keys and values] -> [T, out_size]. `qkv` may be overwritten."""
         mixer, weights = self.plan.layers[i].attention, self.layers[i].attention
         return attended(mixer, weights, i, qkv, step.positions, self.tables[i], step.attention, self.kernels)
 

@@ -82,6 +82,7 @@ COMMON: Final[Values] = {
         mask={"causal", "prefix"},
         query_growth={None, Growth},
         distances={None},
+        latent={None},
     ),
     Rotary: _fields(_TABLE, "neighbours"),  # all paths read its table, which `parts.rotary` computes
     Growth: _fields("beta length"),

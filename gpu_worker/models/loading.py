@@ -27,6 +27,7 @@ from petiole.gpu_worker.models.parts.attention import (
     BiasTable,
     Distances,
     DistanceVectors,
+    LatentWeights,
     bias_table,
     vector_places,
 )
@@ -49,6 +50,7 @@ from petiole.gpu_worker.models.plan import (
     Disentangled,
     DistanceBias,
     Experts,
+    Latent,
     Layer,
     Mamba2,
     ModelPlan,
@@ -400,6 +402,7 @@ class _Walk:
                 k_norm=None if mixer.keys_of is not None else norm(mixer.k_norm, names.k_norm, k_width),
                 v_norm=None if mixer.keys_of is not None else norm(mixer.v_norm, names.v_norm, mixer.head_dim),
                 sinks=self._tensor(at + names.sinks, mixer.heads) if mixer.sinks else None,
+                latent=None if mixer.latent is None else self._latent(at, mixer, mixer.latent),
                 out=linear("out", mixer.out_bias),
             )
 
@@ -421,6 +424,32 @@ class _Walk:
             per_layer=self._per_layer_of(at),
             experts=None if layer.experts is None else self._experts(beside, layer.experts),
         )
+
+    def _latent(self, at: str, mixer: Attention, plan: Latent) -> LatentWeights:
+        names, heads, each = self.names.latent, mixer.heads, plan.own + plan.value
+        norm, query_norm, queries = self._norm(plan.norm, at + names.norm, plan.rank), None, None
+        assert norm is not None
+        if plan.query_rank:
+            query_norm = self._norm(plan.norm, at + names.query_norm, plan.query_rank)
+            queries = self._linear((at + names.query_up,), (mixer.latent_query_size,), plan.query_rank)
+        whole = self._widened(at + names.up, heads * each, plan.rank).view(heads, each, plan.rank)
+        keys, values = whole[:, : plan.own].transpose(1, 2), whole[:, plan.own :]
+        return LatentWeights(
+            keys=DenseLinear(self._kept(keys).view(-1, plan.own)),
+            values=DenseLinear(self._kept(values).view(-1, plan.rank)),
+            norm=norm,
+            queries=queries,
+            query_norm=query_norm,
+        )
+
+    def _widened(self, name: str, outputs: int, inputs: int) -> Tensor:
+        """The weights of a stored layer in the model's type, whatever they are stored in, outside the model's
+        memory: [outputs, inputs]."""
+        options = replace(self.options, quantization="none", storage=Storage(), kernels=TorchKernels())
+        linear = replace(self, options=options)._linear((name,), (outputs,), inputs)
+        if isinstance(linear, DenseLinear) or options.device.type == "meta":
+            return linear.weight if isinstance(linear, DenseLinear) else options.empty((outputs, inputs))
+        return linear(torch.eye(inputs, device=options.device)).t().to(options.dtype)
 
     def _recurrent(self, at: str, plan: Recurrent) -> RecurrentWeights:
         names, hidden = self.names.recurrent, self.plan.hidden_size

@@ -91,10 +91,11 @@ class Rotary:
             grows = self.factor > 1 and self.original_max_position > 1
             return math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_position)) if grows else 1.0
         if self.mscale and self.mscale_all_dim:
-            return self._grown(self.mscale) / self._grown(self.mscale_all_dim)
-        return self._grown(1.0)
+            return self.grown(self.mscale) / self.grown(self.mscale_all_dim)
+        return self.grown(1.0)
 
-    def _grown(self, mscale: float) -> float:
+    def grown(self, mscale: float) -> float:
+        """How much YaRN strengthens what it stretches."""
         return 1.0 if self.factor <= 1 else 0.1 * mscale * math.log(self.factor) + 1.0
 
     def at_length(self, longest: int) -> Rotary:
@@ -149,6 +150,24 @@ class Disentangled:
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """What all heads read of a position in place of keys and values (multi-head latent attention): one vector
+    [rotated key | norm(latent)], whose first numbers turn with the position. A head's query is a product with the
+    whole vector, and a head's output a product of the latent's weighted sum:
+
+        [own | turning] = query of a head;  query = [turning | own @ keys];  output = (sum of latents) @ values
+
+    rank: numbers of the latent. own: those of a head's query that do not turn. value: those of a head's output.
+    query_rank: if above 0, queries are a product of so many numbers, behind a norm. norm: of both."""
+
+    rank: int
+    own: int
+    value: int
+    query_rank: int
+    norm: Norm
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """A mixer. rotary None: nothing is rotated. window: positions that a query sees, its own included; 0: all.
     With the mask "bidirectional" a window reaches as far to the other side. The mask "prefix" is causal, except
@@ -159,7 +178,8 @@ class Attention:
     projection of queries has for each head [query | gate]; outputs are multiplied by sigmoid(gate). keys_of: the
     layer whose keys and values are read; a layer that names one has none of its own. values_are_keys: values are
     the projection of keys, before their norm and rotation. distances: what a score has beside the product
-    of its query and key, only where texts are computed whole."""
+    of its query and key, only where texts are computed whole. latent: there is one head of keys, which are their
+    own values, see `Latent`."""
 
     heads: int
     kv_heads: int
@@ -181,19 +201,39 @@ class Attention:
     values_are_keys: bool = False
     query_growth: Growth | None = None
     distances: DistanceBias | Disentangled | None = None
+    latent: Latent | None = None
 
     @property
     def q_size(self) -> int:
-        """The outputs of attention, and the inputs of the output projection."""
+        """The outputs of attention."""
         return self.heads * self.head_dim
+
+    @property
+    def out_size(self) -> int:
+        """The inputs of the output projection."""
+        return self.q_size if self.latent is None else self.heads * self.latent.value
 
     @property
     def kv_size(self) -> int:
         return self.kv_heads * self.head_dim
 
     @property
+    def kept_size(self) -> int:
+        """The numbers that a position has in memory."""
+        return self.kv_size if self.latent is not None else 2 * self.kv_size
+
+    @property
+    def latent_query_size(self) -> int:
+        """Of a plan with latents: the queries of all heads, before they meet the latents' space."""
+        assert self.latent is not None
+        return self.heads * (self.latent.own + self.head_dim - self.latent.rank)
+
+    @property
     def qkv_sizes(self) -> tuple[int, ...]:
-        """The outputs of the projections that are stored: of queries (with their gates), keys and values."""
+        """The outputs of the projections that are stored: of queries (with their gates), keys and values. With
+        latents: of queries or what they are made of, and of [latent | key]."""
+        if self.latent is not None:
+            return self.latent.query_rank or self.latent_query_size, self.kv_size
         queries = self.q_size * (2 if self.output_gate else 1)
         if self.keys_of is not None:
             return (queries,)
@@ -404,7 +444,7 @@ class Router:
     score: "softmax": a softmax over all experts; "chosen": over the chosen ones alone; "sigmoid": each by itself.
     normalised: weights are divided by their sum. factor: of weights. correction: a stored number of each expert
     is added to its score for the choice alone. groups: experts lie in this many groups, of which the `best_groups`
-    with the largest sum of two scores count. bias: of the logits.
+    with the largest sum of their best `of_group` scores count. bias: of the logits.
 
     of_stream: the inputs are the residual stream, divided by its root mean square with `eps`, times a stored
     vector and hidden^-0.5; else they are those of the experts. expert_scales: a stored factor of each weight."""
@@ -417,6 +457,7 @@ class Router:
     correction: bool = False
     groups: int = 1
     best_groups: int = 1
+    of_group: int = 2
     bias: bool = False
     of_stream: bool = False
     eps: float = 1e-6
@@ -679,14 +720,17 @@ class ModelPlan:
         caches = dict(self.caches)
         if not self.whole_texts:
             return {i: i for i in caches}
-        read, homes = {mixer.keys_of for _, mixer in self.attending}, dict[int, int]()
-        return {i: i if i in read else homes.setdefault(mixer.kv_size, i) for i, mixer in caches.items()}
+        read, homes = {mixer.keys_of for _, mixer in self.attending}, dict[tuple[int, int], int]()
+        return {
+            i: i if i in read else homes.setdefault((mixer.kv_size, mixer.kept_size), i)
+            for i, mixer in caches.items()
+        }
 
     @property
     def kv_elements_per_token(self) -> int:
         """In memory."""
         homes = set(self.kv_homes.values())
-        return sum(2 * mixer.kv_size for i, mixer in self.caches if i in homes)
+        return sum(mixer.kept_size for i, mixer in self.caches if i in homes)
 
     def at_length(self, longest: int) -> ModelPlan:
         """The plan of a server whose sequences have up to `longest` positions: see `Rotary.at_length`."""

@@ -95,7 +95,7 @@ def same_shape(one: ModelPlan, other: ModelPlan) -> bool:
     """Whether the models can share a KV cache, rotary tables and adapters."""
 
     def shape(plan: ModelPlan) -> tuple[object, ...]:
-        heads = tuple((i, mixer.kv_heads, mixer.head_dim, mixer.keys_of) for i, mixer in plan.attending)
+        heads = tuple((i, m.kv_heads, m.head_dim, m.keys_of, m.latent) for i, m in plan.attending)
         return heads, tuple(plan.recurrent), plan.vocab_size, plan.windows, plan.max_position, plan.pooling
 
     return shape(one) == shape(other)

@@ -168,7 +168,7 @@ def _sequences(config: EngineConfig, pools: PoolSizes, length: int) -> int:
 def _windows(plan: ModelPlan, pools: PoolSizes) -> list[Window]:
     elements, pages = Counter[int](), dict(pools.windows)
     for i, mixer in plan.caches:
-        elements[plan.kept_windows[i]] += 2 * mixer.kv_size
+        elements[plan.kept_windows[i]] += mixer.kept_size
     sizes = sorted((window, n * pools.dtype.itemsize) for window, n in elements.items() if window)
     return [Window(window, n_bytes, pages.get(window, 0)) for window, n_bytes in sizes]
 

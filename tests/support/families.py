@@ -172,6 +172,49 @@ FAMILIES |= {
         {key: value for key, value in _GEMMA4.items() if "per_layer_input" not in key},
     ),
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.5,
+}
+_MSCALE = _YARN | {"mscale": 0.7, "mscale_all_dim": 1.2}
+FAMILIES |= {
+    "deepseek-v2": (
+        "DeepseekV2",
+        LATENT
+        | {
+            "q_lora_rank": 40,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "attention_bias": True,
+        },
+    ),
+    "deepseek-v2-lite": ("DeepseekV2", LATENT | {"q_lora_rank": None, "rope_parameters": _MSCALE}),
+    "deepseek-v3": (
+        "DeepseekV3",
+        LATENT
+        | {
+            "q_lora_rank": 40,
+            "n_group": 3,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "rope_parameters": _MSCALE,
+        },
+    ),
+    "glm4-moe-lite": (
+        "Glm4MoeLite",
+        LATENT | {"q_lora_rank": 40, "rope_interleave": False, "n_shared_experts": 1},
+    ),
+}
 _NEMOTRON_H = {
     "head_dim": 32,
     "mamba_num_heads": 8,
@@ -232,6 +275,8 @@ WITH_STATES: dict[str, tuple[str, dict[str, Any]]] = {
 """Families some of whose layers keep a state."""
 NOT_ON_CUDA = {"granite4-h", "granite4-h-moe", "nemotron-h", "nemotron-h-moe"}
 """Families with a state that only the CPU computes."""
+WITH_LATENTS = {"deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "glm4-moe-lite"}
+"""Families whose attention reads latents, which only the CPU computes, too."""
 
 EVERY_FAMILY = FAMILIES | WITH_STATES
 OF_EACH_KIND = (
@@ -244,13 +289,14 @@ OF_EACH_KIND = (
     "ministral3",
     "gpt-oss",
     "glm4-moe",
+    "deepseek-v3",
     "qwen3.5",
     "lfm2",
     "granite4-h",
 )
 """A family of each kind: norms of heads, windows, shared keys and inputs of layers, long rotations, multipliers,
-layers without rotation, growing queries, sinks, groups of experts beside shared ones, delta nets, convolutions,
-scans."""
+layers without rotation, growing queries, sinks, groups of experts beside shared ones, latents, delta nets,
+convolutions, scans."""
 
 
 def by_family(*more: Any) -> list[Any]:
@@ -273,6 +319,10 @@ MIXTURES = {
     "qwen2-moe",
     "olmoe",
     "lfm2-moe",
+    "deepseek-v2",
+    "deepseek-v2-lite",
+    "deepseek-v3",
+    "glm4-moe-lite",
     "granite4-moe",
     "granite4-h-moe",
     "nemotron-h-moe",

@@ -4,7 +4,7 @@ together.
 layered       encoders, as code that computes their layers itself sees them
 layer         a layer's weights
 recurrent/    mixers that keep a state
-attention     queries, keys and values, and what stands between them and the attention of a step
+attention     queries, keys and values, or latents, and what stands between them and the attention of a step
 per_layer     the per-layer inputs of Gemma 4
 experts       mixtures: feed-forwards of which a position takes a few
 routing       which experts a position takes, and how much each counts

@@ -14,7 +14,7 @@ from petiole.gpu_worker.models.parts.kernels import Kernels
 from petiole.gpu_worker.models.parts.norms import NormWeights, is_plain, normed, weight_of
 from petiole.gpu_worker.models.parts.rotary import Rotation
 from petiole.gpu_worker.models.plan import Attention, Disentangled, DistanceBias, Norm
-from petiole.gpu_worker.models.weights.linear import Linear
+from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
 
 
 class Distances(Protocol):
@@ -40,14 +40,27 @@ class StepAttention(Protocol):
         distances: Distances | None = None,
     ) -> Tensor:
         """Rotate q [T, Hq, D] and k [T, Hkv, D], store k and v [T, Hkv, D] of the step's positions, and return the
-        attention output [T, Hq * D]. q may be overwritten. k and v None: the layer reads those of another one."""
+        attention output [T, Hq * D]. q may be overwritten. k and v None: the layer reads those of another one. v
+        alone None: values are the stored keys."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class LatentWeights:
+    """keys: [heads * rank, own], values: [heads * value, rank]; they are never quantised while loading. queries:
+    what makes the queries of their normed `query_rank` numbers; None: the first product has made them."""
+
+    keys: DenseLinear
+    values: DenseLinear
+    norm: NormWeights
+    queries: Linear | None = None
+    query_norm: NormWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
     """qkv: the outputs for queries, keys and values one after the other (`plan.Attention.qkv_sizes`). sinks:
-    [heads]. distances: of a plan that has some."""
+    [heads]. distances, latent: of a plan that has some."""
 
     qkv: Linear
     out: Linear
@@ -56,6 +69,7 @@ class AttentionWeights:
     v_norm: NormWeights | None = None
     sinks: Tensor | None = None
     distances: Distances | None = None
+    latent: LatentWeights | None = None
 
     @property
     def first(self) -> Linear:
@@ -73,10 +87,15 @@ def attended(
     attention: StepAttention,
     kernels: Kernels,
 ) -> Tensor:
-    """[T, queries, keys and values] -> [T, q_size], the inputs of the output projection. `qkv` may be
+    """[T, queries, keys and values] -> [T, out_size], the inputs of the output projection. `qkv` may be
     overwritten."""
     n, gate = len(qkv), None
+    neighbours = plan.rotary is not None and plan.rotary.neighbours
     q, *stored = torch.split(qkv, list(plan.qkv_sizes), dim=-1)
+    if weights.latent is not None:
+        q, k = _latent_heads(plan, weights.latent, q, stored[0], kernels)
+        sums = attention.attend(layer, q, k, None, Rotation(None, 0.0, positions, table, neighbours))
+        return _latent_outputs(plan, weights.latent, sums)
     q = q.view(n, plan.heads, -1)
     if plan.output_gate:
         q, gate = (half.contiguous() for half in q.chunk(2, dim=-1))
@@ -97,7 +116,6 @@ def attended(
     if (growth := plan.query_growth) is not None:
         grown = 1 + growth.beta * torch.log1p(torch.floor(positions / growth.length))
         q = (q * grown[:, None, None]).to(q.dtype)
-    neighbours = plan.rotary is not None and plan.rotary.neighbours
     rotation = Rotation(norms, eps, positions, table, neighbours)
     if weights.distances is not None:
         out = attention.attend(layer, q, k, v, rotation, weights.sinks, weights.distances)
@@ -124,6 +142,39 @@ def _normed(
     if plan.norm_whole:
         return normed(norm, weights, x.reshape(len(x), -1), kernels).view(x.shape)
     return normed(norm, weights, x, kernels)
+
+
+# ------------------------------------------------------------ latents
+#
+# Queries are brought into the space of the latents, and sums of latents out of it. So what is cached, and what
+# attention reads, is one vector for each position.
+
+
+def _latent_heads(
+    plan: Attention, weights: LatentWeights, given: Tensor, stored: Tensor, kernels: Kernels
+) -> tuple[Tensor, Tensor]:
+    """The parts of the first product -> queries [T, heads, head_dim], keys [T, 1, head_dim], not yet rotated."""
+    latent = plan.latent
+    assert latent is not None
+    if weights.queries is not None:
+        assert weights.query_norm is not None
+        given = weights.queries(normed(latent.norm, weights.query_norm, given, kernels))
+    turning = plan.head_dim - latent.rank
+    own, q = given.view(len(given), plan.heads, -1).split([latent.own, turning], dim=-1)
+    keys = weights.keys.weight.view(plan.heads, latent.rank, latent.own)
+    met = torch.einsum("thn,hrn->thr", own, keys)
+    low, k = stored.split([latent.rank, turning], dim=-1)
+    low = normed(latent.norm, weights.norm, low, kernels)
+    return torch.cat([q, met], dim=-1), torch.cat([k, low], dim=-1)[:, None]
+
+
+def _latent_outputs(plan: Attention, weights: LatentWeights, sums: Tensor) -> Tensor:
+    """Weighted sums of keys, [T, heads * head_dim] -> [T, out_size]."""
+    latent = plan.latent
+    assert latent is not None
+    sums = sums.view(len(sums), plan.heads, -1)[..., -latent.rank :]
+    values = weights.values.weight.view(plan.heads, latent.value, latent.rank)
+    return torch.einsum("thr,hvr->thv", sums, values).flatten(1)
 
 
 # ------------------------------------------------------------ scores by distance

@@ -38,6 +38,9 @@ class LayerWeights:
         yield from (mixer.first, mixer.out)
         if isinstance(mixer, DeltaNetWeights):
             yield mixer.gates
+        if isinstance(mixer, AttentionWeights) and mixer.latent is not None:
+            latent = mixer.latent
+            yield from (latent.keys, latent.values, *([latent.queries] if latent.queries else []))
         if fed is not None:
             yield from (fed.gate_up, fed.down)
         if experts is not None:

@@ -41,7 +41,7 @@ def _candidates(plan: Router, scores: Tensor) -> Tensor:
     if plan.groups == 1 or plan.groups == plan.best_groups:
         return scores
     groups = scores.view(len(scores), plan.groups, -1)
-    of_groups = groups.topk(min(2, groups.shape[-1]), -1).values.sum(-1)
+    of_groups = groups.topk(min(plan.of_group, groups.shape[-1]), -1).values.sum(-1)
     best = torch.zeros_like(of_groups, dtype=torch.bool).scatter(-1, _best(of_groups, plan.best_groups), True)
     return groups.masked_fill(~best[..., None], -torch.inf).flatten(-2)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, Protocol
 
-from petiole.gpu_worker.models.plan import Attention, Layer, ModelPlan
+from petiole.gpu_worker.models.plan import Attention, Latent, Layer, ModelPlan
 
 LinearName = Literal["qkv", "out", "gate_up", "down"]
 """The products of attention and of a feed-forward, which adapters may change."""
@@ -66,6 +66,24 @@ DELTA_NET = RecurrentNames(
 
 
 @dataclass(frozen=True, slots=True)
+class LatentNames:
+    """The parts of attention over latents. queries: of queries that are one product; query_down, query_norm,
+    query_up: of others. up: of keys and values, from a latent."""
+
+    queries: str = "self_attn.q_proj"
+    query_down: str = "self_attn.q_a_proj"
+    query_norm: str = "self_attn.q_a_layernorm"
+    query_up: str = "self_attn.q_b_proj"
+    down: str = "self_attn.kv_a_proj_with_mqa"
+    norm: str = "self_attn.kv_a_layernorm"
+    up: str = "self_attn.kv_b_proj"
+
+    def first(self, plan: Latent) -> tuple[str, str]:
+        """The stored layers of the first product."""
+        return (self.query_down if plan.query_rank else self.queries), self.down
+
+
+@dataclass(frozen=True, slots=True)
 class Names:
     """prefixes: of all tensors but the head; the first that fits the checkpoint counts. heads: whole names, of
     which the first that exists counts. layer: before the names of layer {}. apart: a mixer and its feed-forward
@@ -97,6 +115,7 @@ class Names:
     k_norm: str = "self_attn.k_norm"
     v_norm: str = "self_attn.v_norm"
     sinks: str = "self_attn.sinks"
+    latent: LatentNames = LatentNames()
     recurrent: RecurrentNames = DELTA_NET
     mixer_norm: str = "input_layernorm"
     mixer_out_norm: str = "post_attention_layernorm"
@@ -149,8 +168,9 @@ class Names:
             if not isinstance(mixer, Attention):
                 return None
             if linear == "qkv":
-                return StoredLinear.of(self.qkv, mixer.qkv_sizes, inputs)
-            return StoredLinear.of(self.out, (inputs,), mixer.q_size)
+                names = self.qkv if mixer.latent is None else self.latent.first(mixer.latent)
+                return StoredLinear.of(names, mixer.qkv_sizes, inputs)
+            return StoredLinear.of(self.out, (inputs,), mixer.out_size)
         if feed_forward is None:
             return None
         beside = layer.experts is not None

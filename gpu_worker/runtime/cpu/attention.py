@@ -53,8 +53,9 @@ class PagedAttention:
         assert isinstance(plan, Attention), "a layer that does not attend"
         q, k = rotated(q, k, rotation)
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        if k is not None and v is not None:
-            k, v = (_keep(pool, self.slots[group], x) for pool, x in ((keys, k), (values, v)))
+        if k is not None:
+            k = _keep(keys, self.slots[group], k)
+            v = k if v is None else _keep(values, self.slots[group], v)
         if int(self.lengths.max()) == 1 and self.limits is None:
             return self._decode(plan, group, q, keys, values, sinks)
         outputs, at = [], 0
@@ -169,7 +170,7 @@ class TextAttention:
         if plan.keys_of is not None:
             k, v = self._kept[plan.keys_of]
         assert k is not None, "a layer that reads no other one's keys has its own"
-        assert v is not None, "and values"
+        v = k if v is None else v
         if any(later.keys_of == layer for later in self.plan):
             self._kept[layer] = k, v
         mask = self._mask(plan, n)

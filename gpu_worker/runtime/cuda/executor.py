@@ -92,6 +92,10 @@ def require_supported(model: ModelPlan) -> None:
         whole_texts.require_supported(model)
         return
     for _, mixer in model.attending:
+        if mixer.latent is not None:
+            raise MachineError(
+                f"CUDA does not compute {model.architecture}, whose attention reads latents; device=cpu does"
+            )
         if mixer.head_dim not in HEAD_SIZES:
             known = ", ".join(map(str, HEAD_SIZES))
             raise MachineError(

@@ -38,6 +38,9 @@ def require_supported(model: ModelPlan) -> None:
         if mixer.softcap or mixer.sinks:
             what = "caps its scores" if mixer.softcap else "has sinks"
             raise MachineError(f"CUDA does not pool {model.architecture}, whose attention {what}; device=cpu does")
+        if mixer.latent is not None:
+            what = "reads latents"
+            raise MachineError(f"CUDA does not pool {model.architecture}, whose attention {what}; device=cpu does")
         if mixer.keys_of is not None:
             what = f"reads the keys of layer {mixer.keys_of}"
             raise MachineError(f"CUDA does not pool {model.architecture}, whose attention {what}; device=cpu does")

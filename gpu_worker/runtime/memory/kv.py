@@ -87,9 +87,10 @@ def new_kv_cache(
     groups = tuple(at.get(window, 0) for window in plan.kept_windows)
     slots = [pages * page_size for pages in (n_pages, *(pool.n_pages for pool in windows))]
     of_layers = [slots[group] for group in groups]
+    keys = _pool(plan, of_layers, dtype, device)
     return KVCache(
-        keys=_pool(plan, of_layers, dtype, device),
-        values=_pool(plan, of_layers, dtype, device),
+        keys=keys,
+        values=_pool(plan, of_layers, dtype, device, keys),
         tables=tuple(torch.zeros((rows, columns), dtype=torch.int32, device=device) for _ in slots),
         groups=groups,
         page_size=page_size,
@@ -113,15 +114,22 @@ def new_step_cache(plan: ModelPlan, cache: KVCache, positions: int) -> KVCache:
     )
 
 
-def _pool(plan: ModelPlan, slots: Sequence[int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    """The keys, or the values, of each layer. slots: of each layer."""
-    own = dict(plan.caches)
-    homes = plan.kv_homes
+def _pool(
+    plan: ModelPlan,
+    slots: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    keys: Sequence[Tensor] | None = None,
+) -> tuple[Tensor, ...]:
+    """The keys of each layer, or beside those the values. slots: of each layer."""
+    own = {i: mixer for i, mixer in plan.caches if keys is None or mixer.latent is None}
+    homes = {i: home for i, home in plan.kv_homes.items() if i in own}
     sizes = {i: slots[i] * own[i].kv_size for i in dict.fromkeys(homes.values())}
     whole = new_zeros((sum(sizes.values()),), dtype, device)
     parts = dict(zip(sizes, torch.split(whole, list(sizes.values())), strict=True))
     views = {i: parts[homes[i]].view(slots[i], mixer.kv_heads, mixer.head_dim) for i, mixer in own.items()}
     read = {i: i if mixer.keys_of is None else mixer.keys_of for i, mixer in plan.attending}
+    views |= {i: keys[i] for i, mixer in plan.caches if keys is not None and mixer.latent is not None}
     return tuple(
         views[read[i]] if i in read else torch.empty(0, dtype=dtype, device=device) for i in range(plan.n_layers)
     )

@@ -86,7 +86,7 @@ def pool_bytes(
     layers with a window have pools of their own. of_states: see `snapshots_of`."""
     pages = dict(window_pools(engine, model, n_pages)) if windows else {}
     kept, homes = model.kept_windows, set(model.kv_homes.values())
-    elements = sum(2 * mixer.kv_size * pages.get(kept[i], n_pages) for i, mixer in model.caches if i in homes)
+    elements = sum(mixer.kept_size * pages.get(kept[i], n_pages) for i, mixer in model.caches if i in homes)
     snapshots = snapshots_of(engine, model, bytes_per_element, n_pages, of_states=of_states)
     states = snapshots * snapshot_bytes(engine, model, of_states or bytes_per_element)
     return elements * engine.page_size * bytes_per_element + states

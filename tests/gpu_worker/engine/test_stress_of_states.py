@@ -1,5 +1,5 @@
-"""Random workloads over small models whose layers keep a state of each kind, in compiled code, against each
-request alone: preemption, prefix hits, cuts of prompts, cancels, and faults of the host change no token.
+"""Random workloads over small models whose layers keep a state of each kind, or latents, in compiled code, against
+each request alone: preemption, prefix hits, cuts of prompts, cancels, and faults of the host change no token.
 
     python -m tests.gpu_worker.engine.test_stress_of_states --seed 17 --family granite4-h [--faults]
 """
@@ -23,7 +23,7 @@ from petiole.gpu_worker.scheduling import admission
 from tests.support.families import build_model
 from tests.support.swept import Swept, at_random, is_injected
 
-KINDS = ("granite4-h", "nemotron-h-moe", "qwen3.5", "lfm2")
+KINDS = ("granite4-h", "nemotron-h-moe", "qwen3.5", "lfm2", "deepseek-v3")
 WORKLOADS, OFTEN, LONGEST = 8, 0.0005, 40
 
 

@@ -16,7 +16,7 @@ from bench.harness.driver import Driver
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.families.registry import ARCHITECTURES, model_of
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
-from tests.support.families import EVERY_FAMILY, SHAPE, WITH_STATES, drawn
+from tests.support.families import EVERY_FAMILY, LATENT, SHAPE, WITH_STATES, drawn
 
 transformers = pytest.importorskip("transformers")
 
@@ -109,6 +109,18 @@ def test_cross_attention_is_refused_by_name() -> None:
             {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 3},
             "3 groups, of which 1 count, must divide 8 experts",
         ),
+        (
+            "DeepseekV2ForCausalLM",
+            LATENT | {"topk_method": "noaux_tc"},
+            "topk_method must be greedy or .*'noaux_tc'",
+        ),
+        ("DeepseekV3ForCausalLM", LATENT | {"qk_rope_head_dim": 7}, "qk_rope_head_dim must be even, .* got 7"),
+        (
+            "DeepseekV3ForCausalLM",
+            LATENT | {"q_lora_rank": None, "attention_bias": True},
+            "attention_bias must be false where q_lora_rank is null, got true",
+        ),
+        ("Glm4MoeLiteForCausalLM", LATENT | {"mlp_layer_types": ["dense"]}, "mlp_layer_types must be .* 3 layers"),
         ("Gemma4ForCausalLM", {"num_kv_shared_layers": 3}, "num_kv_shared_layers leaves no .* for layer 0, got 3"),
         ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention must be false"),
         ("Gemma3ForCausalLM", {"hidden_activation": "relu"}, "hidden_activation must be gelu_tanh or .*'relu'"),

@@ -23,7 +23,7 @@ from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
 from petiole.gpu_worker.runtime.memory.kv import new_kv_cache
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
-from tests.support.families import MIXTURES, by_family, write_adapter
+from tests.support.families import MIXTURES, WITH_LATENTS, by_family, write_adapter
 from tests.support.moondream import PROMPT, write_adapter_of_moondream, write_model
 from tests.support.plans import each_feed_forward, each_mixer
 
@@ -140,12 +140,25 @@ def test_an_adapter_is_one_copy_to_the_device_and_two_operations_there(kind, che
 
 ATTENTION = r".*\.self_attn\.(q|k|v|o)_proj"  # PEFT takes other names for those of experts
 PRODUCTS = r".*\.(self_attn|mlp)\.(q|k|v|o|qkv|gate|up|gate_up|down)_proj"
+LATENT = r".*\.self_attn\.(q_proj|q_a_proj|kv_a_proj_with_mqa|o_proj)"
 NAMES = {
     "lfm2": r".*\.(self_attn\.(q|k|v|out)_proj|feed_forward\.w[123])",
     "gpt2": r".*\.(c_attn|c_proj|c_fc)",
     "nemotron-h": r".*\.mixer\.(q|k|v|o|up|down)_proj",
+    **dict.fromkeys(sorted(WITH_LATENTS), LATENT),
     "nemotron-h-moe": r".*\.(shared_experts\.|mixer\.)(q|k|v|o|up|down)_proj",
 }
+
+
+@pytest.mark.parametrize("module", ["q_b_proj", "kv_b_proj"])
+def test_products_inside_the_space_of_latents_are_refused_by_name(module, checkpoint, open_runtime, tmp_path):
+    folder, base = checkpoint("deepseek-v3")
+    write_adapter(base, tmp_path, r=4, target_modules=[module])
+    runtime = open_runtime(folder, lora_slots=1, lora_max_rank=4)
+    with pytest.raises(
+        AdapterError, match=rf"{module}.* fits nothing in this model .known: q_a_proj, kv_a_proj_with_mqa, o_proj"
+    ):
+        runtime.load_adapter(str(tmp_path), 1)
 
 
 @pytest.mark.parametrize("family", by_family())

@@ -14,7 +14,7 @@ from petiole.gpu_worker.models.fast_paths import unknown_value
 from petiole.gpu_worker.models.plan import Attention
 from petiole.gpu_worker.runtime.cpu.native.supported import VALUES
 from petiole.gpu_worker.runtime.cuda.simulated import SimulatedCard
-from tests.support.families import EVERY_FAMILY, NOT_ON_CUDA, configuration
+from tests.support.families import EVERY_FAMILY, NOT_ON_CUDA, WITH_LATENTS, configuration
 from tests.support.text_models import ENCODERS, transformers
 
 ROWS = {name: row for row in PUBLISHED for name in row.architectures}
@@ -28,7 +28,8 @@ def test_the_table_has_every_architecture_once() -> None:
 def test_the_paths_of_decoders_are_as_the_table_says(family: str) -> None:
     kind, config = configuration(family)
     architecture = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
-    check(ROWS[architecture], config.to_dict() | {"architectures": [architecture]})
+    refused = check(ROWS[architecture], config.to_dict() | {"architectures": [architecture]})
+    assert ("whose attention reads latents; device=cpu does" in str(refused)) == (family in WITH_LATENTS)
 
 
 @pytest.mark.parametrize("family", sorted(NOT_ON_CUDA))
@@ -69,8 +70,8 @@ def check(row: Published, raw: dict[str, Any]) -> str | None:
 
 
 def test_a_refusal_names_the_nearest_architecture_and_is_short() -> None:
-    with pytest.raises(ModelError, match="the nearest that is: Glm4MoeForCausalLM") as caught:
-        model_of({"architectures": ["Glm4MoeLiteForCausalLM"]}, "/a/very/long/name" * 40)
+    with pytest.raises(ModelError, match="the nearest that is: Glm4MoeLiteForCausalLM") as caught:
+        model_of({"architectures": ["Glm4MoeLightForCausalLM"]}, "/a/very/long/name" * 40)
     assert len(str(caught.value)) < 300
     with pytest.raises(ModelError, match="is not supported") as caught:
         model_of({"architectures": ["X" * 5000]})

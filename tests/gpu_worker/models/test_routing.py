@@ -27,6 +27,7 @@ def routers(draw: st.DrawFn) -> Router:
         correction=draw(st.booleans()),
         groups=groups,
         best_groups=best,
+        of_group=draw(st.integers(1, 2)),
         expert_scales=draw(st.booleans()),
     )
 
@@ -36,7 +37,7 @@ def naive(plan: Router, logits: Tensor, correction: Tensor, scales: Tensor) -> d
     size = plan.experts // plan.groups
     scores = {"softmax": logits.softmax(-1), "sigmoid": logits.sigmoid(), "chosen": logits}[plan.score]
     by = scores + correction
-    sums = [by[g * size : (g + 1) * size].sort().values[-2:].sum() for g in range(plan.groups)]
+    sums = [by[g * size : (g + 1) * size].sort().values[-plan.of_group :].sum() for g in range(plan.groups)]
     groups = sorted(range(plan.groups), key=lambda g: (-sums[g], g))[: plan.best_groups]
     candidates = [e for e in range(plan.experts) if e // size in groups]
     chosen = sorted(candidates, key=lambda e: (-by[e], e))[: plan.chosen]

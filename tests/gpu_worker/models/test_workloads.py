@@ -15,8 +15,8 @@ import pytest
 
 from petiole.gpu_worker import Engine, Request, SamplingParams
 from tests.gpu_worker.models.test_generation import oracle
-from tests.gpu_worker.models.test_lora import ATTENTION, PRODUCTS
-from tests.support.families import MIXTURES, write_adapter
+from tests.gpu_worker.models.test_lora import ATTENTION, LATENT, PRODUCTS
+from tests.support.families import MIXTURES, WITH_LATENTS, write_adapter
 
 KINDS = {
     "mistral": "a window in all layers",
@@ -29,6 +29,8 @@ KINDS = {
     "ministral3": "queries that grow",
     "gpt-oss": "experts and sinks",
     "glm4-moe": "experts, and layers without",
+    "deepseek-v2": "latents, and queries of a product of fewer numbers",
+    "deepseek-v2-lite": "latents",
 }
 
 
@@ -41,7 +43,7 @@ def adapter(
     @cache
     def get(family: str) -> tuple[Path, Any]:
         folder = tmp_path_factory.mktemp("adapter")
-        products = ATTENTION if family in MIXTURES else PRODUCTS
+        products = LATENT if family in WITH_LATENTS else ATTENTION if family in MIXTURES else PRODUCTS
         return folder, write_adapter(checkpoint(family)[1], folder, r=2, lora_alpha=4, target_modules=products)
 
     return get

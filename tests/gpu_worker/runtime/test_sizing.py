@@ -65,6 +65,7 @@ def foreseen(sizes: Sizes) -> dict[str, Any]:
         ("qwen3-moe", {"dtype": "bfloat16"}),
         ("qwen3.5", {}),
         ("lfm2", {"kv_dtype": "fp8"}),
+        ("deepseek-v3", {"chunk_size": 8}),
     ],
 )
 def test_the_sizes_are_those_that_a_runtime_reports(

@@ -3,12 +3,13 @@ takes. A sigmoid scores experts, and a stored correction changes the choice alon
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
 from petiole.gpu_worker.models.families import config_keys
 from petiole.gpu_worker.models.families.family import Family
-from petiole.gpu_worker.models.plan import Experts, FeedForward, ModelPlan, Norm, Router
+from petiole.gpu_worker.models.plan import Attention, Experts, FeedForward, ModelPlan, Norm, Router
 from petiole.gpu_worker.models.weights.names import Names
 
 NAMES = Names(
@@ -28,14 +29,22 @@ def plan(raw: JsonObject) -> ModelPlan:
         k_norm=norm,
         qkv_bias=bool(raw.get("attention_bias", False)),
     )
-    layers = config_keys.usual_layers(raw, mixer, (0,) * config_keys.n_layers(raw))
+    first = int(config_keys.number(raw, "first_k_dense_replace", 1))
+    return mixed(raw, mixer, router(raw), [i < first for i in range(config_keys.n_layers(raw))])
+
+
+def mixed(raw: JsonObject, mixer: Attention, router: Router, dense: Sequence[bool]) -> ModelPlan:
+    """Layers of which some are dense, and the others have experts beside those that every position takes."""
+    layers = config_keys.usual_layers(raw, mixer, (0,) * len(dense))
     inner = config_keys.whole(raw, "moe_intermediate_size", 2 * config_keys.MAX_WIDTH)
     each = FeedForward(inner, config_keys.activation(raw, ("silu",)))
     shared = config_keys.whole(raw, "n_shared_experts", config_keys.MAX_EXPERTS, 1)
-    beside = replace(each, inner=inner * shared)
-    first = int(config_keys.number(raw, "first_k_dense_replace", 1))
-    mixed = (replace(layer, feed_forward=beside, experts=Experts(router(raw), each)) for layer in layers[first:])
-    return config_keys.usual_plan(raw, (*layers[:first], *mixed))
+    beside = replace(each, inner=inner * shared, bias=bool(raw.get("mlp_bias", False)))
+    made = (
+        layer if alone else replace(layer, feed_forward=beside, experts=Experts(router, each))
+        for layer, alone in zip(layers, dense, strict=True)
+    )
+    return config_keys.usual_plan(raw, tuple(made))
 
 
 def router(raw: JsonObject) -> Router:

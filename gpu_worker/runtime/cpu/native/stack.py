@@ -79,9 +79,10 @@ class Stack:
             )
         )
         width = 0 if per_layer is None else per_layer.plan.width
+        of_latents = latent_widths([plan.mixer for plan in plans])
         most = {
             "qkv": max(layer.qkv.n for layer in self._layers),
-            "mixed": max(layer.out.k for layer in self._layers),
+            "mixed": max(of_latents["queries"], *(max(layer.out.k, layer.net_gates.k) for layer in self._layers)),
             "gates": max(width, *(max(layer.gate_up.n, layer.net_gates.n) for layer in self._layers)),
             "acted": max(width, *(0 if plan.feed_forward is None else plan.feed_forward.inner for plan in plans)),
         }
@@ -93,7 +94,10 @@ class Stack:
             last_kept=max(i for i, plan in enumerate(plans) if _keeps(plan.mixer)),
             layers=ctypes.addressof(self._layers),
             shapes=ctypes.addressof(self._shapes),
-            terms=max(hidden, most["mixed"], most["acted"], *(one.each.inner for one in experts)),
+            terms=max(
+                *(hidden, most["acted"], *(one.each.inner for one in experts)),
+                *(max(layer.out.k, layer.net_gates.k, layer.heads.head_dim) for layer in self._layers),
+            ),
             experts=max((one.router.experts for one in experts), default=0),
             room=max((self._room(layer) for layer in self._layers if layer.recurrent), default=0),
             head=EMPTY,
@@ -110,6 +114,7 @@ class Stack:
         self._widths = {  # floats for each position
             "normed": hidden,
             **most,
+            **of_latents,
             "added": hidden,
             **pair_widths(experts, hidden),
             "projected": self.model.per_layer_projection.n,
@@ -195,6 +200,18 @@ class Stack:
         routes = torch.empty(3 * (self.model.experts + 1), dtype=torch.int64)
         step.routes = routes.data_ptr()
         self._most, self._step, self._memory = t, step, (activations, scratch, routes)
+
+
+def latent_widths(mixers: Sequence[Mixer]) -> dict[str, int]:
+    """Floats that attention over latents needs for each position."""
+    found = [
+        (mixer, mixer.latent) for mixer in mixers if isinstance(mixer, Attention) and mixer.latent is not None
+    ]
+    return {
+        "queries": max((mixer.q_size for mixer, _ in found), default=0),
+        "head_in": max((mixer.heads * max(one.own, one.rank) for mixer, one in found), default=0),
+        "head_out": max((mixer.heads * max(one.rank, one.value) for mixer, one in found), default=0),
+    }
 
 
 def pair_widths(experts: Sequence[Experts], hidden: int) -> dict[str, int]:

@@ -14,6 +14,7 @@ from petiole.gpu_worker.models.plan import (
     DistanceBias,
     Experts,
     FeedForward,
+    Latent,
     Layer,
     Mamba2,
     ModelPlan,
@@ -35,7 +36,12 @@ _ROUTER = "experts chosen factor groups best_groups eps"
 VALUES = changed(
     COMMON,
     {
-        Attention: {"mask": {"causal", "prefix", "bidirectional"}, "distances": {None, DistanceBias}},
+        Attention: {
+            "mask": {"causal", "prefix", "bidirectional"},
+            "distances": {None, DistanceBias},
+            "latent": {None, Latent},
+        },
+        Latent: {**dict.fromkeys(("rank", "own", "value", "query_rank"), ANY), "norm": {Norm}},
         DistanceBias: dict.fromkeys(("buckets", "farthest"), ANY),
         Layer: {"experts": {None, Experts}, "mixer": {Attention, DeltaNet, Mamba2, ShortConvolution}},
         DeltaNet: {
@@ -59,6 +65,7 @@ VALUES = changed(
         Router: {
             **dict.fromkeys(_ROUTER.split(), ANY),
             **dict.fromkeys(("normalised", "correction", "bias", "of_stream", "expert_scales"), _BOTH),
+            "of_group": {1, 2},
             "score": {"softmax", "chosen", "sigmoid"},
         },
         ModelPlan: {"pooling": {None, Pooling}},  # which is not computed here
@@ -69,7 +76,7 @@ VALUES = changed(
 )
 """By class and field. What is asked of several fields together, and of sizes: `with_sizes`."""
 
-_MOST_HEAD = 512
+_MOST_HEAD = 1024
 _MOST_EXPERTS = 4096
 _MOST_KERNEL = 64
 
@@ -141,9 +148,20 @@ def _unknown_layer(layers: Sequence[Layer], i: int, lanes: int) -> str | None:
         return f"a rotation of {mixer.rotary.dims} of {mixer.head_dim} numbers"
     if mixer.norm_whole and mixer.output_gate:
         return "a norm over all heads that have gates"
+    if mixer.latent is not None:
+        return _unknown_latent(mixer, mixer.latent)
     if mixer.keys_of is not None and not _can_read(mixer, layers[:i]):
         return f"the keys of layer {mixer.keys_of}"
     return None
+
+
+def _unknown_latent(mixer: Attention, latent: Latent) -> str | None:
+    sizes = (latent.rank, latent.own, latent.value, latent.query_rank)
+    if any(size % 2 for size in sizes):
+        return f"latents of {', '.join(map(str, sizes))} numbers"
+    more = (mixer.q_norm, mixer.k_norm, mixer.v_norm, mixer.query_growth, mixer.keys_of)
+    alone = all(one is None for one in more) and not (mixer.output_gate or mixer.values_are_keys)
+    return None if alone else "latents beside norms of heads, gates or other layers' keys"
 
 
 def _unknown_recurrent(mixer: Recurrent) -> str | None:

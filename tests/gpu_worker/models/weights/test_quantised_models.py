@@ -20,7 +20,7 @@ from petiole.gpu_worker.models.weights.description import form_name
 from petiole.gpu_worker.models.weights.linear import DenseLinear, JoinedLinear
 from petiole.gpu_worker.models.weights.quantized import CodedLinear
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
-from tests.support.families import write_adapter
+from tests.support.families import build_model, write_adapter
 from tests.support.quantised import FORMATS, Choose, Quantised, layers_in, quantised
 
 
@@ -71,6 +71,22 @@ def test_a_quantised_head(open_runtime: Any, quantise: Any, name: str) -> None:
     for family in ("qwen3", "llama2"):
         found = quantise(family, lambda _: name, FORMATS[name][1])
         assert type(check(open_runtime, found)._decoder.head) is CodedLinear
+
+
+@pytest.mark.parametrize("name", ["gptq 4 v1", "ct nvfp4", "fp8 blocks"])
+def test_products_with_latents_are_widened(open_runtime: Any, tmp_path: Path, name: str) -> None:
+    model = build_model("deepseek-v3", kv_lora_rank=64, q_lora_rank=64, v_head_dim=32, qk_rope_head_dim=16)
+    model.save_pretrained(plain := tmp_path / "plain")
+    runtime = check(
+        open_runtime,
+        quantised(plain, model, tmp_path / name, lambda at: name if "attn" in at else None, FORMATS[name][1]),
+    )
+    mixer = runtime._decoder.layers[0].mixer
+    assert [type(one) for one in (mixer.qkv, mixer.latent.queries, mixer.latent.keys)] == [
+        CodedLinear,
+        CodedLinear,
+        DenseLinear,
+    ]
 
 
 def test_layers_of_several_formats(open_runtime: Any, quantise: Any) -> None:

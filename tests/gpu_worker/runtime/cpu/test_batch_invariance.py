@@ -19,7 +19,7 @@ from tests.support.quantised import FORMATS
 
 ALL = SamplingParams(temperature=0.0, logprobs=320)
 SHAPE = Shape("qwen3", "float32", 320, 64, 96, 3, 4, 2, 32)
-FAMILIES = ["qwen3", "mistral", "llama-biases", "gpt-oss", "glm4-moe"]
+FAMILIES = ["qwen3", "mistral", "llama-biases", "gpt-oss", "glm4-moe", "deepseek-v3"]
 WITH_STATES = ["qwen3.5", "lfm2"]
 
 

@@ -18,6 +18,7 @@ from petiole.gpu_worker.models.plan import (
     Attention,
     FeedForward,
     Growth,
+    Latent,
     Layer,
     ModelPlan,
     Norm,
@@ -141,6 +142,33 @@ def plans(draw: Any, masks: Sequence[str] = ("causal", "prefix", "bidirectional"
     )
 
 
+@st.composite
+def latents(draw: Any, mask: str) -> Attention:
+    turning, rank = draw(st.sampled_from([(16, 48), (8, 24), (64, 512), (6, 10), (64, 960)]))
+    own, value = draw(st.sampled_from([2, 16, 48])), draw(st.sampled_from([2, 20, 64]))
+    return Attention(
+        heads=draw(st.sampled_from([1, 3, 16])),
+        kv_heads=1,
+        head_dim=turning + rank,
+        scale=(own + turning) ** -0.5,
+        rotary=Rotary(turning, neighbours=draw(BOTH)),
+        window=draw(st.sampled_from([0, 0, 5, 129])),
+        mask=mask,
+        out_bias=draw(BOTH),
+        softcap=draw(st.sampled_from([0.0, 3.0])),
+        latent=Latent(rank, own, value, draw(st.sampled_from([0, 2, 40, 100])), Norm()),
+    )
+
+
+@st.composite
+def plans_with_latents(draw: Any) -> ModelPlan:
+    mask, norm = draw(st.sampled_from(["causal", "prefix", "bidirectional"])), Norm()
+    usual = Attention(4, 2, 64, 0.125, Rotary(64), mask=mask)
+    mixers = draw(st.lists(latents(mask) | st.just(usual), min_size=1, max_size=3))
+    layers = (Layer(mixer, FeedForward(64), norm, feed_forward_norm=norm) for mixer in mixers)
+    return ModelPlan("test", VOCAB, 64, tuple(layers), norm, MAX_LENGTH, tied_head=draw(BOTH))
+
+
 def decoder_of(plan: ModelPlan, dtype: torch.dtype) -> Decoder:
     return read_decoder(Drawn(), Model({}, plan, LLAMA, read_decoder), LoadOptions(CPU, dtype, MAX_LENGTH))
 
@@ -254,6 +282,31 @@ def test_a_prompt_gets_the_same_bits_alone_in_a_batch_and_in_chunks(
         assert torch.equal(torch.cat([by_native(native, one) for one in decodes]), together[1])
 
 
+@settings(max_examples=examples(40))
+@given(plan=plans_with_latents(), page_size=st.sampled_from([1, 16]), lengths=LENGTHS)
+def test_latents_are_what_torch_computes(plan: ModelPlan, page_size: int, lengths: list[int]) -> None:
+    inner: Any = test_it_computes_what_torch_computes
+    inner.hypothesis.inner_test(plan, page_size, lengths)
+
+
+@DTYPES
+@settings(max_examples=examples(40))
+@given(
+    plan=plans_with_latents(),
+    page_size=st.sampled_from([1, 16]),
+    lengths=LENGTHS,
+    chunk=st.sampled_from([1, 5, 64]),
+    data=st.data(),
+)
+def test_latents_have_the_same_bits_in_any_batch_and_for_any_outputs(
+    dtype: torch.dtype, plan: ModelPlan, page_size: int, lengths: list[int], chunk: int, data: st.DataObject
+) -> None:
+    alone: Any = test_a_prompt_gets_the_same_bits_alone_in_a_batch_and_in_chunks
+    alone.hypothesis.inner_test(dtype, plan, page_size, lengths, chunk)
+    some: Any = test_outputs_get_the_same_bits_whatever_else_is_wanted
+    some.hypothesis.inner_test(dtype, plan, page_size, lengths, data)
+
+
 def changed(plan: ModelPlan, i: int, **changes: Any) -> ModelPlan:
     layers = list(plan.layers)
     layers[i] = replace(layers[i], **changes)
@@ -264,8 +317,8 @@ REFUSED: dict[str, Callable[[ModelPlan], ModelPlan]] = {
     "heads of 24 numbers (layer 0 of 2)": lambda plan: changed(
         plan, 0, mixer=replace(plan.layers[0].mixer, head_dim=24)
     ),
-    "heads of 528 numbers (layer 0 of 2)": lambda plan: changed(
-        plan, 0, mixer=replace(plan.layers[0].mixer, head_dim=528)
+    "heads of 1040 numbers (layer 0 of 2)": lambda plan: changed(
+        plan, 0, mixer=replace(plan.layers[0].mixer, head_dim=1040)
     ),
     "the keys of layer 0 (layer 1 of 2)": lambda plan: changed(
         plan, 1, mixer=replace(plan.layers[1].mixer, keys_of=0, kv_heads=1)

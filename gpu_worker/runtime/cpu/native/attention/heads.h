@@ -2,7 +2,7 @@
 #pragma once
 #include "../products/packed/matrix.h"
 
-#define MOST_WIDTH 512 /* of a head */
+#define MOST_WIDTH 1024 /* of a head */
 
 /* Which positions a query sees: up to its own; up to its limit, where the step has limits; up to its limit, and the window
  * reaches as far to later ones. */

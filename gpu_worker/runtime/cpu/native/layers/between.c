@@ -7,6 +7,7 @@
 
 #include "../arithmetic/functions.h"
 #include "../products/kernels/tiles.h"
+#include "latents.h"
 #include "rows.h"
 
 #include <omp.h>
@@ -15,11 +16,13 @@ static void attention(const Layer *l, const Plan *p, Scratch *d) {
   const Step *s = &p->step;
   const Heads *c = &l->heads;
   const Cut *cut = p->cuts + l->shape;
-  const int64_t group = c->heads / c->kv_heads, stride = l->maps[QKV].n, head = c->head_dim * (l->output_gate ? 2 : 1);
+  const int64_t group = c->heads / c->kv_heads, head = c->head_dim * (l->output_gate ? 2 : 1);
+  const int64_t stride = l->latents ? c->heads * head : l->maps[QKV].n;
+  const float *of_all = l->latents ? s->queries : s->qkv;
 #pragma omp for schedule(dynamic, 1)
   for (int64_t i = cut->n_units - 1; i >= 0; i--) { /* from the end: the longest first */
     const Unit *u = cut->units + i, *next = i < omp_get_num_threads() ? u : u - omp_get_num_threads();
-    const Queries queries = {s->qkv + u->span->t * stride + u->head * group * head, stride, head, l->output_gate};
+    const Queries queries = {of_all + u->span->t * stride + u->head * group * head, stride, head, l->output_gate};
     attend(c, u, next, queries, (Activations){s->mixed, p->packed}, d);
   }
 }
@@ -183,18 +186,23 @@ static void mix_recurrent(const Plans *plans, const Layer *l, const Plan *p, Roo
 static void run_mixer(const Model *m, const Plans *plans, const Layer *l, const Plan *p, Room *own) {
   const Plan *all = plan_at(m, plans, (l - m->layers) * MAPS + QKV);
   if (l->recurrent) mix_recurrent(plans, l, all, own);
-  else {
+  else if (l->latents) {
+    finish_latent_heads(l, &all->step, all->inputs, &own->workspace);
+    attention(l, p, &own->scratch);
+  } else {
 #pragma omp for schedule(static)
     for (int64_t t = 0; t < all->step.t; t++) finish_heads(l, &all->step, t, all->inputs[t], own->workspace.inputs);
     attention(l, p, &own->scratch);
   }
-  if (p->step.t == all->step.t) return;
+  if (p->step.t != all->step.t) {
 #pragma omp single
-  {
-    gather_rows(p, (Activations){p->step.hidden, 0}, m->hidden);
-    gather_rows(p, (Activations){p->step.normed, p->packed}, m->hidden);
-    gather_rows(p, (Activations){p->step.mixed, p->packed}, l->maps[OUT].k);
+    {
+      gather_rows(p, (Activations){p->step.hidden, 0}, m->hidden);
+      gather_rows(p, (Activations){p->step.normed, p->packed}, m->hidden);
+      gather_rows(p, (Activations){p->step.mixed, p->packed}, l->latents ? l->heads.heads * l->heads.head_dim : l->maps[OUT].k);
+    }
   }
+  if (l->latents) finish_latents(l, &p->step, &own->workspace);
 }
 
 void prepare(const Model *m, const Plans *plans, int64_t at, Room *own) {
@@ -215,7 +223,9 @@ void prepare(const Model *m, const Plans *plans, int64_t at, Room *own) {
         if (i < m->n_layers || s->logits) set_normed(m, p, norm, t, row);
       }
       return;
-    case NET_GATES: return; /* they are those of QKV */
+    case NET_GATES:
+      if (l->latents) set_query_inputs(l, s);
+      return; /* else they are those of QKV */
     case OUT: run_mixer(m, plans, l, p, own); return;
     case GATE_UP:
       if (l->parallel && !own_norm && mixer_is_added(l)) return;

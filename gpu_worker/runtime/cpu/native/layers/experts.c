@@ -45,7 +45,7 @@ static void mask_groups(const Experts *e, float *by) {
       if (x > first) second = first, first = x;
       else if (x > second) second = x;
     }
-    sums[g] = size > 1 ? first + second : first;
+    sums[g] = e->of_group > 1 && size > 1 ? first + second : first;
   }
   mark_top_k(sums, e->groups, e->best_groups, kept);
   for (int i = 0; i < e->n; i++)

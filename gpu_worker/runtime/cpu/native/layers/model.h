@@ -16,7 +16,8 @@ typedef struct {
   const float *weight, *bias;
 } Norm;
 
-/* The matrices of a layer, in their order. Of a mixer that keeps a state QKV gives its inputs, and NET_GATES its gates. */
+/* The matrices of a layer, in their order. Of a mixer that keeps a state QKV gives its inputs, and NET_GATES its gates. With
+ * latents NET_GATES gives queries, where QKV gives what they are made of. */
 enum { QKV, NET_GATES, OUT, GATE_UP, DOWN, ROUTER, PER_LAYER_GATE, PER_LAYER_OUT, MAPS };
 
 #define ADAPTED 4 /* matrices of attention and of a feed-forward, which LoRA adapters change */
@@ -26,6 +27,7 @@ enum { SOFTMAX = 0, OF_CHOSEN = 1, SIGMOID = 2 };
 /* Feed-forwards of which a position takes some. See models/plan.py and experts.c. */
 typedef struct {
   int32_t n, chosen, score, normalised, groups, best_groups;
+  int32_t of_group; /* scores of a group that count for it: 1 or 2 */
   int32_t of_stream; /* the router reads the hidden state over its root mean square, times `scale`; else what experts read */
   int32_t inner, activation, gated;
   float factor, eps;
@@ -36,6 +38,14 @@ typedef struct {
   int64_t *taken;                           /* [n] how many positions each has computed */
   Norm norm, out_norm, dense_out_norm;      /* norm: of what experts read; without one they read what GATE_UP does */
 } Experts;
+
+/* Attention over latents: a position has one vector of `turning` + `rank` numbers in place of keys and values. See
+ * plan.Latent and latents.c. */
+typedef struct {
+  int32_t turning, rank, own, value;
+  const Linear *keys, *values; /* [heads]: own -> rank, rank -> value */
+  Norm norm, query_norm;       /* of latents; of what NET_GATES makes queries of */
+} Latents;
 
 /* What a layer makes of the hidden state h:
  *
@@ -69,6 +79,7 @@ typedef struct {
   Bend bend;
   float residual, scalar;
   const Experts *experts; /* or null */
+  const Latents *latents; /* or null */
   const Recurrent *recurrent; /* the mixer, if it keeps a state; null: it is attention */
 } Layer;
 
@@ -80,7 +91,7 @@ INLINE int64_t adapted_at(const Layer *l, int64_t map) {
 
 /* Floats for each position of a step. */
 typedef struct {
-  int64_t qkv, mixed, gates, acted, terms; /* the most of any layer; terms: of a sum */
+  int64_t qkv, mixed, gates, acted, terms; /* the most of any layer; terms: of a sum, or numbers of a head */
   int64_t experts; /* the most of any layer */
   int64_t room;    /* of a thread, for the mixer of any layer that keeps a state */
 } Widths;
@@ -121,6 +132,8 @@ typedef struct {
   float *qkv;               /* [t, queries, keys and values, or inputs of a mixer that keeps a state] */
   float *mixed;             /* [t, q] */
   float *gates;             /* [t, outputs of gate_up]; unused where these are GATED; before, those of net_gates */
+  float *queries;           /* [t, q], of layers with latents */
+  float *head_in, *head_out; /* [heads, t, ...]: inputs and outputs of the heads' own matrices */
   float *acted;             /* [t, inner] */
   float *added;             /* [t, hidden]: what a product gives, where it is not added to `hidden` as it is */
   float *streamed;          /* [t, hidden]: inputs of routers that read the hidden state */

@@ -53,6 +53,7 @@ class ExpertsStruct(ctypes.Structure):
         ("normalised", c_int32),
         ("groups", c_int32),
         ("best_groups", c_int32),
+        ("of_group", c_int32),
         ("of_stream", c_int32),
         ("inner", c_int32),
         ("activation", c_int32),
@@ -70,6 +71,19 @@ class ExpertsStruct(ctypes.Structure):
         ("norm", NormStruct),
         ("out_norm", NormStruct),
         ("dense_out_norm", NormStruct),
+    ]
+
+
+class LatentsStruct(ctypes.Structure):
+    _fields_ = [
+        ("turning", c_int32),
+        ("rank", c_int32),
+        ("own", c_int32),
+        ("value", c_int32),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("norm", NormStruct),
+        ("query_norm", NormStruct),
     ]
 
 
@@ -106,6 +120,7 @@ class LayerStruct(ctypes.Structure):
         ("residual", c_float),
         ("scalar", c_float),
         ("experts", c_void_p),
+        ("latents", c_void_p),
         ("recurrent", c_void_p),
     ]
 
@@ -154,6 +169,9 @@ class StepStruct(ctypes.Structure):
         ("qkv", c_void_p),
         ("mixed", c_void_p),
         ("gates", c_void_p),
+        ("queries", c_void_p),
+        ("head_in", c_void_p),
+        ("head_out", c_void_p),
         ("acted", c_void_p),
         ("added", c_void_p),
         ("streamed", c_void_p),

@@ -13,7 +13,7 @@ Map map_at(const Model *m, const Plan *p, int64_t at) {
   const Linear *l = layer->maps + at % MAPS;
   switch (at % MAPS) {
     case QKV: return (Map){l, s->t, normed, qkv, SET};
-    case NET_GATES: return (Map){l, s->t, normed, gates, SET};
+    case NET_GATES: return (Map){l, s->t, layer->latents ? mixed : normed, gates, SET};
     case OUT: return mixer_is_added(layer) ? (Map){l, s->t, mixed, hidden, ADD} : (Map){l, s->t, mixed, added, SET};
     case GATE_UP:
       if (is_gated(layer, s)) return (Map){l, s->t, normed, acted, GATED};
@@ -64,7 +64,7 @@ static int can_pack(const Model *m, const Step *s) {
   if (s->t < least || s->adapters || m->library || m->hidden % DEPTH) return 0;
   for (int64_t i = 0; i < m->n_layers; i++) {
     const Layer *l = m->layers + i;
-    if (l->experts || l->inner % DEPTH || l->maps[OUT].k % DEPTH || l->heads.head_dim % DEPTH || l->per_layer % DEPTH) return 0;
+    if (l->experts || l->latents || l->inner % DEPTH || l->maps[OUT].k % DEPTH || l->heads.head_dim % DEPTH || l->per_layer % DEPTH) return 0;
     for (int64_t map = 0; map < MAPS; map++)
       if (l->maps[map].n && (!HALF_INPUTS(l->maps[map].kind) || l->maps[map].n % outputs)) return 0;
   }

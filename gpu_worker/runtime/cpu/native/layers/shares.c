@@ -84,7 +84,7 @@ int share(const Model *m, const Step *s, Step *shares) {
   int64_t total = 0, done = 0, from = 0, before = 0;
   int made = 0;
   for (int64_t i = 0; i < m->n_layers; i++)
-    if (m->layers[i].experts) return 0; /* their pairs lie in the memory of the whole step */
+    if (m->layers[i].experts || m->layers[i].latents) return 0; /* what they make lies in the memory of the whole step */
   if (n == 1 || s->t < n * LEAST || weights > CACHED) return 0;
   for (int64_t t = 0; t < s->t; t++) total += cost(&each, s->positions[t]);
   for (int64_t t = 0; t < s->t; t++) {

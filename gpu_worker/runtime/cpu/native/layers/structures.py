@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.parts.attention import AttentionWeights, BiasTable, Distances
+from petiole.gpu_worker.models.parts.attention import AttentionWeights, BiasTable, Distances, LatentWeights
 from petiole.gpu_worker.models.parts.experts import ExpertWeights
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
@@ -24,6 +24,7 @@ from petiole.gpu_worker.models.plan import (
     Experts,
     FeedForward,
     Growth,
+    Latent,
     Layer,
     Norm,
     PerLayerInput,
@@ -41,6 +42,7 @@ from petiole.gpu_worker.runtime.cpu.native.layers.model import (
     BendStruct,
     ExpertsStruct,
     HeadsStruct,
+    LatentsStruct,
     LayerStruct,
     ModelStruct,
     NormStruct,
@@ -164,6 +166,29 @@ class Structures:
         layer.growth = self._growth(mixer.query_growth)
         layer.borrowed, layer.values_are_keys = mixer.keys_of is not None, mixer.values_are_keys
         layer.output_gate, layer.norm_whole = mixer.output_gate, mixer.norm_whole
+        if mixer.latent is not None and own.latent is not None:
+            self._add_latents(layer, mixer, mixer.latent, own.latent)
+
+    def _add_latents(self, layer: LayerStruct, mixer: Attention, plan: Latent, own: LatentWeights) -> None:
+        stacks = (
+            StackedLinear(own.keys, mixer.heads, plan.rank),
+            StackedLinear(own.values, mixer.heads, plan.value),
+        )
+        keys, values = map(self._each, stacks)
+        latents = LatentsStruct(
+            turning=mixer.head_dim - plan.rank,
+            rank=plan.rank,
+            own=plan.own,
+            value=plan.value,
+            keys=ctypes.addressof(keys),
+            values=ctypes.addressof(values),
+            norm=self._norm(plan.norm, own.norm),
+            query_norm=self._norm(plan.norm, own.query_norm),
+        )
+        if own.queries is not None:
+            layer.net_gates = self._weights.linear(own.queries)
+        layer.latents = ctypes.addressof(latents)
+        self._structures += [latents, keys, values]
 
     def _add_recurrent(self, layer: LayerStruct, i: int, mixer: Recurrent, own: RecurrentWeights) -> None:
         state = self._memory.states[i]
@@ -190,6 +215,7 @@ class Structures:
             normalised=router.normalised,
             groups=router.groups,
             best_groups=router.best_groups,
+            of_group=router.of_group,
             of_stream=router.of_stream,
             inner=plan.each.inner,
             activation=ACTIVATIONS[plan.each.activation],
