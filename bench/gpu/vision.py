@@ -111,7 +111,7 @@ def images(
     with asked(subject, device, 16) as engine:
         processor, runtime = engine.limits.processor, engine.runtime
         assert processor is not None
-        image = processor.prepared(Image.open(BytesIO(chart(0, UNIQUE))), content_hash=0)
+        image = processor.prepared(Image.open(BytesIO(chart(0, UNIQUE))), 0, ImageLayout(729))
         took = encode_seconds(runtime, image)
         name = f"{subject.name}: an encode of {len(image.pixels)} crops"
         report.add(name, took * 1e3, "ms", floor=encoding / card.rate * 1e3, better="lower")

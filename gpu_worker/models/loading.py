@@ -135,7 +135,7 @@ class Model:
     """A model as its configuration describes it. raw: its config.json. read: makes the decoder of such a model
     from any source of tensors. texts: how a model of texts is asked. modules: the folders and files, inside the
     model's, of modules with weights of their own. judge: how a model that generates is asked for scores, if its
-    files say that."""
+    files say that. pictures: preprocessor_config.json; None: the family does not read it."""
 
     raw: Mapping[str, Any]
     plan: ModelPlan
@@ -144,6 +144,7 @@ class Model:
     texts: TextModel | None = None
     modules: tuple[str, ...] = ()
     judge: Judge | None = None
+    pictures: Mapping[str, Any] | None = None
 
 
 Reader = Callable[[TensorSource, Model, LoadOptions], Decoder]
@@ -209,6 +210,21 @@ def read_decoder(source: TensorSource, model: Model, options: LoadOptions) -> De
     """The decoder alone: a `Reader` for families of text."""
     with torch.no_grad():
         return _Walk(source, model.plan, model.names, options, model.names.prefix_in(source)).decoder()
+
+
+def read_layers(source: TensorSource, plan: ModelPlan, names: Names, options: LoadOptions, prefix: str) -> Decoder:
+    """The layers of a plan alone, for what is no decoder of text."""
+    walk = _Walk(source, plan, names, options, prefix)
+    nothing = options.empty((0, plan.hidden_size))
+    return Decoder(
+        plan,
+        nothing,
+        walk._layers(),
+        norm=None,
+        head=DenseLinear(nothing),
+        tables=walk._tables(),
+        kernels=options.kernels,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,11 +137,12 @@ class ModelReader:
 
 
 def _pooled_as(model: Model) -> str:
-    """What the vectors of a model of texts depend on beside its weights; empty for a model that generates. What is
-    hashed is written down by name, as below."""
+    """What outputs depend on beside the weights: of a model of texts how they are pooled, of a model that sees how
+    pictures are made ready. What is hashed is written down by name, as below."""
     pooling, texts = model.plan.pooling, model.texts
     if pooling is None:
-        return "" if model.judge is None else str(dataclasses.astuple(model.judge))
+        judged = "" if model.judge is None else str(dataclasses.astuple(model.judge))
+        return judged + (str(sorted(model.pictures.items())) if model.pictures else "")
     denses = [(dense.name, dense.activation) for dense in pooling.denses]
     prompts = None if texts is None else sorted(texts.prompts.items()), texts and texts.default_prompt
     taken = texts and (texts.max_tokens, texts.lower_case)

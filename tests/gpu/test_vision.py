@@ -76,7 +76,7 @@ class SeeingDriver(Driver):
 
 
 def prepared(runtime: Any, k: int) -> PreparedImage:
-    found: PreparedImage = runtime.limits.processor.prepared(picture(k, SIZES[k % 4]), content_hash=k)
+    found: PreparedImage = runtime.limits.processor.prepared(picture(k, SIZES[k % 4]), k, ImageLayout(729))
     return found
 
 

@@ -165,6 +165,18 @@ def rotary(raw: JsonObject, width: int, kind_of_layer: str = "", *, partial: boo
     return replace(found, factor=number(given, "factor", 1.0, low=1e-3))
 
 
+def interleaved(raw: JsonObject, rotary: Rotary, default: Sequence[int]) -> Rotary:
+    """With the axis of each frequency: the second one's, the third one's and the first one's take turns, as far as
+    the sections of the second and the third go."""
+    given = {**objects(raw, "rope_parameters"), **objects(raw, "rope_scaling")}
+    sections = given.get("mrope_section", default)
+    known = isinstance(sections, list | tuple) and len(sections) == 3
+    if not known or not all(type(one) is int and 0 <= one <= MAX_WIDTH for one in sections):
+        raise ModelError(f"config.json: mrope_section must be three whole numbers, got {shown(sections)}")
+    axes = (j % 3 if j < 3 * sections[j % 3] else 0 for j in range(rotary.dims // 2))
+    return replace(rotary, axes=tuple(axes))
+
+
 def _factors(given: JsonObject, key: str, n: int) -> tuple[float, ...]:
     found = given[key]
     known = isinstance(found, list) and len(found) == n and all(isinstance(one, int | float) for one in found)

@@ -142,7 +142,7 @@ def test_a_resumed_answer_is_read_again_with_its_bins(open_late: OpenEngine, exp
 
 def prepared(limits: ModelLimits, k: int) -> PreparedImage:
     assert limits.processor is not None
-    return limits.processor.prepared(picture(k, SIZES[k % 4]), content_hash=k)
+    return limits.processor.prepared(picture(k, SIZES[k % 4]), k, ImageLayout(729))
 
 
 @pytest.mark.parametrize("shared", [False, True])

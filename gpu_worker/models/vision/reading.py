@@ -1,0 +1,110 @@
+"""Reads the tower of a checkpoint beside its decoder of text.
+
+A checkpoint may have a configuration of a tower and no tensors of it: then it is a decoder of text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from petiole.gpu_worker.models.decoder import Decoder
+from petiole.gpu_worker.models.loading import LoadOptions, Model, read_decoder, read_layers
+from petiole.gpu_worker.models.parts.norms import NormWeights
+from petiole.gpu_worker.models.vision.config import TowerConfig, qwen3_vl
+from petiole.gpu_worker.models.vision.decoder import SeeingDecoder
+from petiole.gpu_worker.models.vision.pictures import MOST_UNEQUAL, grid_pictures
+from petiole.gpu_worker.models.vision.tower import Merger, Tower
+from petiole.gpu_worker.models.weights.copying import TensorSource, read_linear, read_tensor
+from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
+from petiole.gpu_worker.models.weights.names import Names
+from petiole.gpu_worker.request.prepared_images import ImageLimits
+
+PREFIXES = ("model.visual.", "visual.")
+NAMES = Names(
+    layer="blocks.{}.",
+    mixer_norm="norm1",
+    qkv=("attn.qkv",),
+    out=("attn.proj",),
+    feed_forward_norm="norm2",
+    gate_up=("mlp.linear_fc1",),
+    down=("mlp.linear_fc2",),
+)
+MOST_IMAGES = 1024
+"""In a prompt: more do not fit into any context."""
+MOST_PATCHES = 4096
+"""In an encode step: four at 512 x 512, say. Those who wait for their next token wait for it."""
+
+
+def read_qwen3_vl(source: TensorSource, model: Model, options: LoadOptions) -> Decoder:
+    """A `Reader`."""
+    text = read_decoder(source, model, options)
+    prefix = next((one for one in PREFIXES if one + "patch_embed.proj.weight" in source), None)
+    if prefix is None or "vision_config" not in model.raw:
+        return text
+    config = qwen3_vl(model.raw, model.plan)
+    pictures = grid_pictures(config, model.pictures or {})
+    most = pictures.max_positions * config.merge**2 * MOST_UNEQUAL
+    plain = replace(options, quantization="none", max_positions=int(most**0.5) + config.merge)
+    with torch.no_grad():
+        tower = _Weights(source, config, plain, prefix).tower(pictures.values())
+    return SeeingDecoder.around(
+        text,
+        vision=tower,
+        images=ImageLimits(
+            MOST_IMAGES, pictures.max_positions, MOST_PATCHES, bidirectional=False, placeholder=config.placeholder
+        ),
+        pictures=pictures,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    source: TensorSource
+    config: TowerConfig
+    options: LoadOptions
+    prefix: str
+
+    def tower(self, values: npt.NDArray[np.float32]) -> Tower:
+        """values: see `GridPictures.values`."""
+        config, options = self.config, self.options
+        hidden, table = config.hidden, self._tensor("pos_embed.weight", config.table**2, config.hidden)
+        kept = options.empty(values.shape, torch.float32)
+        return Tower(
+            config=config,
+            patches=self._patches(hidden),
+            positions=table,
+            stack=read_layers(self.source, config.plan, NAMES, options, self.prefix),
+            merger=self._merger("merger.", joins_first=False),
+            deep=tuple(
+                self._merger(f"deepstack_merger_list.{k}.", joins_first=True) for k in range(len(config.taps))
+            ),
+            values=kept if options.device.type == "meta" else kept.copy_(torch.from_numpy(values)),
+        )
+
+    def _patches(self, hidden: int) -> DenseLinear:
+        """A convolution whose steps are as long as its kernel is a product."""
+        config = self.config
+        kernel = self._tensor("patch_embed.proj.weight", hidden, 3, config.frames, config.patch, config.patch)
+        return DenseLinear(kernel.flatten(1), self._tensor("patch_embed.proj.bias", hidden))
+
+    def _merger(self, at: str, *, joins_first: bool) -> Merger:
+        config = self.config
+        wide = config.hidden * config.merge**2
+        normed = wide if joins_first else config.hidden
+        return Merger(
+            norm=NormWeights(self._tensor(f"{at}norm.weight", normed), self._tensor(f"{at}norm.bias", normed)),
+            first=self._linear(f"{at}linear_fc1", wide, wide),
+            second=self._linear(f"{at}linear_fc2", config.outputs, wide),
+            joins_first=joins_first,
+            kernels=self.options.kernels,
+        )
+
+    def _linear(self, name: str, outputs: int, inputs: int) -> Linear:
+        return read_linear(self.source, [self.prefix + name], [outputs], inputs, self.options, bias=True)
+
+    def _tensor(self, name: str, *shape: int) -> Tensor:
+        return read_tensor(self.source, self.prefix + name, shape, self.options)
