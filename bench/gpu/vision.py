@@ -23,7 +23,7 @@ from bench.harness.report import Report
 from petiole.gpu_worker.engine import Engine
 from petiole.gpu_worker.models.moondream.crops import tiling_of
 from petiole.gpu_worker.request import Request, SamplingParams
-from petiole.gpu_worker.request.prepared_images import PreparedImage
+from petiole.gpu_worker.request.prepared_images import ImageLayout, PreparedImage
 from petiole.gpu_worker.request.skills import SkillCall
 from petiole.gpu_worker.text import load_tokenizer
 

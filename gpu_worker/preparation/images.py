@@ -43,7 +43,6 @@ _MOST_EXIF = 2**16
 """Bytes. A JPEG's segment cannot have more."""
 _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)
 """The tag of EXIF, and its values for pictures whose rows are columns."""
-MOST_POSITIONS = 2**24
 _JPEG, _PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"
 _MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 """Of a JPEG's segment. Within a scan a byte 255 is followed by 0, or by one that tells where a reader goes on."""
@@ -54,11 +53,8 @@ _DEPTH_AT = 24  # of a PNG's bytes: the bits of a sample
 _READABLE = "must be a JPEG, PNG or WebP file that can be read"
 
 
-def request_image(
-    data: bytes, field: str, pictures: Pictures, config: EngineConfig, most: int = MOST_POSITIONS
-) -> RequestImage:
-    """The image of a file: hashed, with its header read. most: positions of it. Raises InvalidRequest, here and in
-    `cut`."""
+def request_image(data: bytes, field: str, pictures: Pictures, config: EngineConfig) -> RequestImage:
+    """The image of a file: hashed, with its header read. Raises InvalidRequest, here and in `cut`."""
     limit = config.image_max_bytes
     require(len(data) > 0, field, _READABLE, "an empty file")
     require(len(data) <= limit, field, f"must have at most {limit} bytes", f"{len(data)} bytes")
@@ -72,7 +68,7 @@ def request_image(
         still = picture.format == "JPEG" or picture.format == "MPO" or not getattr(picture, "is_animated", False)
         require(still, field, "must be one picture, and no animation", f"an animated {picture.format}")
         size = turned_size(picture)
-    layout = pictures.layout(*size, field, most)
+    layout = pictures.layout(*size, field, config.image_tokens)
     key = layout.key(content_hash_of(data))
     cut = partial(_cut, data, key, field, pictures, size, layout)
     return RequestImage(key, layout.n_positions, layout.rotary, cut)

@@ -26,12 +26,13 @@ def conversation_of(call: SkillCall, n_images: int) -> tuple[list[Mapping[str, A
         length = call.options.get("length", "normal")
         known = isinstance(length, str) and length in _CAPTIONS
         require(known, "length", f"must be one of {', '.join(_CAPTIONS)}", length)
-        text = _CAPTIONS[length]
+        text = str(_CAPTIONS[str(length)])
     else:
-        reasoning, text = call.options.get("reasoning", False), call.options.get("question")
+        reasoning, given = call.options.get("reasoning", False), call.options.get("question")
         require(reasoning is False, "reasoning", "must be false: this model's template decides", reasoning)
-        if not isinstance(text, str) or not text.strip():
-            raise InvalidRequest("question", "must be text that is not empty", text)
+        if not isinstance(given, str) or not given.strip():
+            raise InvalidRequest("question", "must be text that is not empty", given)
+        text = given
     pictures: list[dict[str, Any]] = [{"type": "image"}] * n_images
     return [{"role": "user", "content": [*pictures, {"type": "text", "text": text}]}], _NAMES[call.name]
 

@@ -86,6 +86,8 @@ class ModelReader:
         if settled is not plan:
             digest = _joined(digest, settled)
         digest = _quantised(digest, self._config, self._platform)
+        if found.pictures is not None:  # a task that goes on elsewhere must have the same prompt there
+            digest = _with(digest, f"image tokens {self._config.image_tokens}")
         ends = end_token_ids(folder) or frozenset(plan.eos_token_ids)
         info = ModelInfo(model, folder, replace(found, plan=settled), digest, ends, longest)
         return replace(info, fingerprint=_with(digest, "inputs int8")) if self._rounds_inputs(info) else info

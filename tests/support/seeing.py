@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from tokenizers import AddedToken
 
+from tests.support.families import _LINEAR, _MIXED
 from tests.support.tokenizers import byte_level
 
 transformers = pytest.importorskip("transformers")
@@ -88,10 +89,24 @@ _IDS = {
     "vision_end_token_id": TOKENS["<|vision_end|>"],
 }
 _QWEN3_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_TOWER_3_5 = {key: value for key, value in _TOWER.items() if key != "deepstack_visual_indexes"}
+_TOWER_2_5 = {
+    "depth": 4,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_heads": 3,
+    "out_hidden_size": 64,
+    "patch_size": 16,
+    "window_size": 64,
+    "fullatt_block_indexes": [1, 3],
+}
 SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3-vl": ("Qwen3VL", _text([6, 5, 5], tie_word_embeddings=True), _TOWER),
     "qwen3-vl-untied": ("Qwen3VL", _text([6, 5, 5]), _TOWER | {"deepstack_visual_indexes": [0, 1, 3]}),
     "qwen3-vl-moe": ("Qwen3VLMoe", _text([6, 5, 5], **_QWEN3_MOE), _TOWER),
+    "qwen3.5": ("Qwen3_5", _text([2, 1, 1], **_LINEAR), _TOWER_3_5),
+    "qwen3.5-moe": ("Qwen3_5Moe", _text([2, 1, 1], **_LINEAR | _MIXED), _TOWER_3_5),
+    "qwen2.5-vl": ("Qwen2_5_VL", _text([2, 3, 3], head_dim=16), _TOWER_2_5),
 }
 """By name: the class, the text part and the tower."""
 
@@ -149,8 +164,7 @@ def as_file(picture: Image.Image, **more: Any) -> bytes:
 
 
 def reference(model: Any, ids: list[int], pictures: list[Image.Image]) -> np.ndarray:
-    """float64 [len(ids), vocab]: log-probabilities. ids: with one placeholder for each picture, at each position of
-    which the picture stands."""
+    """float64 [positions, vocab]: log-probabilities. ids: with one placeholder for each picture."""
     made = pixels_of_transformers()(images=pictures, return_tensors="pt") if pictures else {}
     counts = iter([int(grid.prod()) // 4 for grid in made.get("image_grid_thw", ())])
     whole = [token for one in ids for token in [one] * (next(counts) if one == PAD else 1)]

@@ -1,9 +1,10 @@
-"""Reads the tower of a checkpoint beside its decoder of text.
+"""Reads the tower of a checkpoint beside its decoder of text: `Reader`s of families.
 
 A checkpoint may have a configuration of a tower and no tensors of it: then it is a decoder of text."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,10 +12,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.loading import LoadOptions, Model, read_decoder, read_layers
 from petiole.gpu_worker.models.parts.norms import NormWeights
-from petiole.gpu_worker.models.vision.config import TowerConfig, qwen3_vl
+from petiole.gpu_worker.models.plan import ModelPlan
+from petiole.gpu_worker.models.vision.config import TowerConfig, qwen2_5_vl, qwen3_5, qwen3_vl
 from petiole.gpu_worker.models.vision.decoder import SeeingDecoder
 from petiole.gpu_worker.models.vision.pictures import MOST_UNEQUAL, grid_pictures
 from petiole.gpu_worker.models.vision.tower import Merger, Tower
@@ -33,6 +36,7 @@ NAMES = Names(
     gate_up=("mlp.linear_fc1",),
     down=("mlp.linear_fc2",),
 )
+OF_WINDOWS = replace(NAMES, gate_up=("mlp.gate_proj", "mlp.up_proj"), down=("mlp.down_proj",))
 MOST_IMAGES = 1024
 """In a prompt: more do not fit into any context."""
 MOST_PATCHES = 4096
@@ -40,12 +44,25 @@ MOST_PATCHES = 4096
 
 
 def read_qwen3_vl(source: TensorSource, model: Model, options: LoadOptions) -> Decoder:
-    """A `Reader`."""
+    return _read(source, model, options, qwen3_vl)
+
+
+def read_qwen3_5(source: TensorSource, model: Model, options: LoadOptions) -> Decoder:
+    return _read(source, model, options, qwen3_5)
+
+
+def read_qwen2_5_vl(source: TensorSource, model: Model, options: LoadOptions) -> Decoder:
+    return _read(source, model, options, qwen2_5_vl)
+
+
+def _read(
+    source: TensorSource, model: Model, options: LoadOptions, of: Callable[[JsonObject, ModelPlan], TowerConfig]
+) -> Decoder:
     text = read_decoder(source, model, options)
     prefix = next((one for one in PREFIXES if one + "patch_embed.proj.weight" in source), None)
     if prefix is None or "vision_config" not in model.raw:
         return text
-    config = qwen3_vl(model.raw, model.plan)
+    config = of(model.raw, model.plan)
     pictures = grid_pictures(config, model.pictures or {})
     most = pictures.max_positions * config.merge**2 * MOST_UNEQUAL
     plain = replace(options, quantization="none", max_positions=int(most**0.5) + config.merge)
@@ -71,13 +88,15 @@ class _Weights:
     def tower(self, values: npt.NDArray[np.float32]) -> Tower:
         """values: see `GridPictures.values`."""
         config, options = self.config, self.options
-        hidden, table = config.hidden, self._tensor("pos_embed.weight", config.table**2, config.hidden)
+        hidden, table = config.hidden, config.table**2
         kept = options.empty(values.shape, torch.float32)
         return Tower(
             config=config,
             patches=self._patches(hidden),
-            positions=table,
-            stack=read_layers(self.source, config.plan, NAMES, options, self.prefix),
+            positions=self._tensor("pos_embed.weight", table, hidden) if table else None,
+            stack=read_layers(
+                self.source, config.plan, OF_WINDOWS if config.window else NAMES, options, self.prefix
+            ),
             merger=self._merger("merger.", joins_first=False),
             deep=tuple(
                 self._merger(f"deepstack_merger_list.{k}.", joins_first=True) for k in range(len(config.taps))
@@ -89,17 +108,21 @@ class _Weights:
         """A convolution whose steps are as long as its kernel is a product."""
         config = self.config
         kernel = self._tensor("patch_embed.proj.weight", hidden, 3, config.frames, config.patch, config.patch)
-        return DenseLinear(kernel.flatten(1), self._tensor("patch_embed.proj.bias", hidden))
+        bias = self._tensor("patch_embed.proj.bias", hidden) if config.table else None
+        return DenseLinear(kernel.flatten(1), bias)
 
     def _merger(self, at: str, *, joins_first: bool) -> Merger:
         config = self.config
         wide = config.hidden * config.merge**2
         normed = wide if joins_first else config.hidden
+        norm, *linears = ("ln_q", "mlp.0", "mlp.2") if config.window else ("norm", "linear_fc1", "linear_fc2")
+        bias = self._tensor(f"{at}{norm}.bias", normed) if config.norm.bias else None
         return Merger(
-            norm=NormWeights(self._tensor(f"{at}norm.weight", normed), self._tensor(f"{at}norm.bias", normed)),
-            first=self._linear(f"{at}linear_fc1", wide, wide),
-            second=self._linear(f"{at}linear_fc2", config.outputs, wide),
+            norm=NormWeights(self._tensor(f"{at}{norm}.weight", normed), bias),
+            first=self._linear(at + linears[0], wide, wide),
+            second=self._linear(at + linears[1], config.outputs, wide),
             joins_first=joins_first,
+            plan=config.norm,
             kernels=self.options.kernels,
         )
 

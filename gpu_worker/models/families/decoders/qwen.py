@@ -1,5 +1,5 @@
 """Qwen2 and 2.5, with biases on queries, keys and values; Qwen3, with norms of queries and keys; dense or with
-experts; Qwen3-VL; and the text parts of Qwen2-VL and 2.5-VL, whose rotations by three axes are one for text."""
+experts; Qwen2.5-VL and Qwen3-VL; and the text part of Qwen2-VL, whose rotation by three axes is one for text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
 from petiole.gpu_worker.models.families import config_keys
 from petiole.gpu_worker.models.families.family import Family
 from petiole.gpu_worker.models.plan import MAX_POSITION, Attention, Experts, FeedForward, ModelPlan, Norm
-from petiole.gpu_worker.models.vision.reading import read_qwen3_vl
+from petiole.gpu_worker.models.vision.reading import read_qwen2_5_vl, read_qwen3_vl
 from petiole.gpu_worker.models.weights.names import Fused, Names
 
 SHARED = Names(
@@ -23,13 +23,10 @@ def qwen2(raw: JsonObject) -> ModelPlan:
     return _plan(raw, config_keys.usual_attention(raw, config_keys.head_dim(raw), qkv_bias=True))
 
 
-def qwen3(raw: JsonObject, axes: bool = False) -> ModelPlan:
-    """axes: whether pictures have positions of three axes."""
+def qwen3(raw: JsonObject) -> ModelPlan:
     norm, biases = Norm(eps=config_keys.number(raw, "rms_norm_eps", 1e-6)), bool(raw.get("attention_bias", False))
     width = config_keys.head_dim(raw)
     mixer = config_keys.usual_attention(raw, width, q_norm=norm, k_norm=norm, qkv_bias=biases, out_bias=biases)
-    if axes and mixer.rotary is not None:
-        mixer = replace(mixer, rotary=config_keys.interleaved(raw, mixer.rotary, (24, 20, 20)))
     return _plan(raw, mixer)
 
 
@@ -79,13 +76,22 @@ def qwen2_vl(outer: JsonObject) -> ModelPlan:
     return qwen2(config_keys.text_part(outer))
 
 
+def qwen2_5_vl(outer: JsonObject) -> ModelPlan:
+    raw = config_keys.text_part(outer)
+    return config_keys.with_axes(qwen2(raw), lambda rotary: config_keys.in_sections(raw, rotary, (16, 24, 24)))
+
+
 def qwen3_vl_moe(outer: JsonObject) -> ModelPlan:
     raw = config_keys.text_part(outer)
-    return _mixed(raw, qwen3(raw, axes=True), None, normalised=True)
+    return _mixed(raw, _qwen3_vl(raw), None, normalised=True)
 
 
 def qwen3_vl(outer: JsonObject) -> ModelPlan:
-    return qwen3(config_keys.text_part(outer), axes=True)
+    return _qwen3_vl(config_keys.text_part(outer))
+
+
+def _qwen3_vl(raw: JsonObject) -> ModelPlan:
+    return config_keys.with_axes(qwen3(raw), lambda rotary: config_keys.interleaved(raw, rotary, (24, 20, 20)))
 
 
 FAMILIES = (
@@ -93,9 +99,8 @@ FAMILIES = (
     Family(("Qwen3ForCausalLM",), qwen3),
     Family(("Qwen3MoeForCausalLM",), qwen3_moe),
     Family(("Qwen2MoeForCausalLM",), qwen2_moe, SHARED),
-    Family(
-        ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"), qwen2_vl, config_keys.WRAPPED
-    ),
+    Family(("Qwen2VLForConditionalGeneration",), qwen2_vl, config_keys.WRAPPED),
+    Family(("Qwen2_5_VLForConditionalGeneration",), qwen2_5_vl, config_keys.WRAPPED, read_qwen2_5_vl, sees=True),
     Family(("Qwen3VLForConditionalGeneration",), qwen3_vl, config_keys.WRAPPED, read_qwen3_vl, sees=True),
     Family(("Qwen3VLMoeForConditionalGeneration",), qwen3_vl_moe, VL_MOE, read_qwen3_vl, sees=True),
 )

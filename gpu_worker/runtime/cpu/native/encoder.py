@@ -1,4 +1,4 @@
-"""The layers of encoders, computed by `layers/` as if each crop or picture were a prompt: `NativeEncoder` of crops, all
+"""The layers of encoders, computed by `layers/` as if each crop or picture were a prompt: `NativeEncoder` of crops
 of one size, and `NativeTower` of pictures.
 
 All positions of a crop or picture see each other, and nothing is sampled. The keys and values of a layer overwrite
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.fast_paths import supports_encoder
 from petiole.gpu_worker.models.parts.layered import LayeredEncoder
-from petiole.gpu_worker.models.vision.tower import Behind, Tower
+from petiole.gpu_worker.models.vision.tower import Behind, Spans, Tower
 from petiole.gpu_worker.runtime.cpu.native.layers.structures import KVPointers
 from petiole.gpu_worker.runtime.cpu.native.products.choice import Products, choose_products
 from petiole.gpu_worker.runtime.cpu.native.stack import Stack, library_for
@@ -99,7 +99,7 @@ class NativeTower:
             self._progress()
         return found
 
-    def _computed(self, hidden: Tensor, axes: Tensor, lengths: Sequence[int], behind: Behind) -> Tensor:
+    def _computed(self, hidden: Tensor, axes: Tensor, spans: Spans, behind: Behind) -> Tensor:
         tower, inputs = self._tower, hidden.float()
         t, n_layers = len(hidden), len(tower.plan)
         self._make_room(t)
@@ -125,6 +125,9 @@ class NativeTower:
 
 def native_tower(tower: Tower, progress: Progress = nothing) -> NativeTower | None:
     """The fast CPU path for the layers of a tower, as `native_encoder`."""
+    if tower.config.window:
+        log.warning("torch encodes images on this CPU, which is slower: compiled code does not know windows")
+        return None
     ready = _ready(tower, tower.config.hidden)
     if ready is None:
         return None

@@ -18,7 +18,7 @@ from petiole.contract.settings.engine import BATCHING
 from petiole.gpu_worker import Engine, EngineConfig, Request, Result, SamplingParams
 from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 from petiole.gpu_worker.models.moondream.config import text_plan
-from petiole.gpu_worker.request.prepared_images import PreparedImage
+from petiole.gpu_worker.request.prepared_images import ImageLayout, PreparedImage
 from petiole.gpu_worker.request.skills import SkillCall
 from petiole.gpu_worker.runtime.cuda import encoder
 from petiole.gpu_worker.runtime.cuda.encoder import crop_ladder
