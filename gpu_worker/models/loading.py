@@ -170,8 +170,11 @@ def load_model(folder: Path, model: Model, options: LoadOptions) -> Decoder:
         if options.room is not None and needed > options.room:
             raise MachineError(f"{folder}: its weights must fit into {options.room} bytes of memory, got {needed}")
         source.log(needed, checkpoint.n_bytes())
-        if model.read is read_decoder and (left_out := parts_left_out(checkpoint, model)):
-            log.info("the text part of this checkpoint is served, without %s", ", ".join(left_out))
+        sees = bool(names.tower) and checked.images is not None
+        text_alone = model.read is read_decoder or bool(names.tower)
+        if text_alone and (left_out := parts_left_out(checkpoint, model, names.tower if sees else ())):
+            what = "this checkpoint" if sees else "the text part of this checkpoint"
+            log.info("%s is served, without %s", what, ", ".join(left_out))
         if options.int8_inputs and not takes_int8_inputs((checked.layers, checked.head)):
             log.warning(
                 "activation_quantization=int8 changes nothing for %s, which has no integers of four bits",
@@ -181,10 +184,11 @@ def load_model(folder: Path, model: Model, options: LoadOptions) -> Decoder:
             return model.read(source, model, replace(options, on_read=advance))
 
 
-def parts_left_out(checkpoint: Checkpoint, model: Model) -> list[str]:
-    """What a checkpoint has beside its model of text, such as an encoder of images, with numbers of tensors."""
+def parts_left_out(checkpoint: Checkpoint, model: Model, seen: tuple[str, ...] = ()) -> list[str]:
+    """What a checkpoint has beside its model of text, such as an encoder of images, with numbers of tensors. seen:
+    prefixes of what is read all the same."""
     names, pooling = model.names, model.plan.pooling
-    own: tuple[str, ...] = names.prefix_in(checkpoint), names.head_in(checkpoint) + "."
+    own: tuple[str, ...] = (names.prefix_in(checkpoint), names.head_in(checkpoint) + ".", *seen)
     if not own[0]:
         return []
     if pooling is not None:

@@ -111,7 +111,8 @@ class ImageLimits:
     """The images that a model takes.
 
     max_images: in one prompt; max_positions: of one image; max_crops: in one encode step, or patches of images
-    that are not cut; one with more patches has a step of its own. bidirectional: whether the positions of an image
+    that are not cut; one with more patches has a step of its own. patches: of a position of these; 0: images are
+    cut. bidirectional: whether the positions of an image
     see each other. lead: how many positions before an image belong to its region. The KV of these positions
     depends on the image, so the image stands at position `lead` and is part of the KV's namespace.
     placeholder: the token that stands for an image in text, which the chat template writes; None: the model's
@@ -123,6 +124,7 @@ class ImageLimits:
     bidirectional: bool
     lead: int = 0
     placeholder: int | None = None
+    patches: int = 0
 
     @property
     def max_region(self) -> int:

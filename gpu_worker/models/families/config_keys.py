@@ -46,6 +46,9 @@ WRAPPED = Names(
 )
 """The names of a model of text inside one of text and images."""
 
+SEEING = replace(WRAPPED, tower=("model.visual.", "visual."))
+"""With the names of its tower."""
+
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 _KINDS = ("default", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional")
@@ -191,7 +194,7 @@ def _sections(raw: JsonObject, default: Sequence[int]) -> Sequence[int]:
     known = isinstance(found, list | tuple) and len(found) == 3
     if not known or not all(type(one) is int and 0 <= one <= MAX_WIDTH for one in found):
         raise ModelError(f"config.json: mrope_section must be three whole numbers, got {shown(found)}")
-    return found
+    return list(found)
 
 
 def interleaved(raw: JsonObject, rotary: Rotary, default: Sequence[int]) -> Rotary:

@@ -26,7 +26,6 @@ from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
 from petiole.gpu_worker.models.weights.names import Names
 from petiole.gpu_worker.request.prepared_images import ImageLimits
 
-PREFIXES = ("model.visual.", "visual.")
 NAMES = Names(
     layer="blocks.{}.",
     mixer_norm="norm1",
@@ -59,7 +58,7 @@ def _read(
     source: TensorSource, model: Model, options: LoadOptions, of: Callable[[JsonObject, ModelPlan], TowerConfig]
 ) -> Decoder:
     text = read_decoder(source, model, options)
-    prefix = next((one for one in PREFIXES if one + "patch_embed.proj.weight" in source), None)
+    prefix = next((one for one in model.names.tower if one + "patch_embed.proj.weight" in source), None)
     if prefix is None or "vision_config" not in model.raw:
         return text
     config = of(model.raw, model.plan)
@@ -72,7 +71,12 @@ def _read(
         text,
         vision=tower,
         images=ImageLimits(
-            MOST_IMAGES, pictures.max_positions, MOST_PATCHES, bidirectional=False, placeholder=config.placeholder
+            MOST_IMAGES,
+            pictures.max_positions,
+            MOST_PATCHES,
+            bidirectional=False,
+            placeholder=config.placeholder,
+            patches=config.merge**2,
         ),
         pictures=pictures,
     )

@@ -16,7 +16,7 @@ SHARED = Names(
     beside_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
     beside_down=("mlp.shared_expert.down_proj",),
 )
-VL_MOE = replace(config_keys.WRAPPED, fused=Fused(input_major=True))
+VL_MOE = replace(config_keys.SEEING, fused=Fused(input_major=True))
 
 
 def qwen2(raw: JsonObject) -> ModelPlan:
@@ -100,7 +100,7 @@ FAMILIES = (
     Family(("Qwen3MoeForCausalLM",), qwen3_moe),
     Family(("Qwen2MoeForCausalLM",), qwen2_moe, SHARED),
     Family(("Qwen2VLForConditionalGeneration",), qwen2_vl, config_keys.WRAPPED),
-    Family(("Qwen2_5_VLForConditionalGeneration",), qwen2_5_vl, config_keys.WRAPPED, read_qwen2_5_vl, sees=True),
-    Family(("Qwen3VLForConditionalGeneration",), qwen3_vl, config_keys.WRAPPED, read_qwen3_vl, sees=True),
+    Family(("Qwen2_5_VLForConditionalGeneration",), qwen2_5_vl, config_keys.SEEING, read_qwen2_5_vl, sees=True),
+    Family(("Qwen3VLForConditionalGeneration",), qwen3_vl, config_keys.SEEING, read_qwen3_vl, sees=True),
     Family(("Qwen3VLMoeForConditionalGeneration",), qwen3_vl_moe, VL_MOE, read_qwen3_vl, sees=True),
 )

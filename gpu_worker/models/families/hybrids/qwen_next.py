@@ -18,7 +18,7 @@ from petiole.gpu_worker.models.weights.names import DELTA_NET, Names
 LINEAR = "linear_attention"
 
 NAMES = replace(
-    config_keys.WRAPPED,
+    config_keys.SEEING,
     beside_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
     beside_down=("mlp.shared_expert.down_proj",),
 )

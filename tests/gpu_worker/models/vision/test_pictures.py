@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from petiole.gpu_worker.models.families.registry import model_of
 from petiole.gpu_worker.models.vision.config import TowerConfig, qwen2_5_vl, qwen3_5, qwen3_vl
 from petiole.gpu_worker.models.vision.pictures import GridPictures, grid_pictures, resized
 from petiole.gpu_worker.models.vision.tower import Grid, Tower
+from petiole.gpu_worker.request.prepared_images import RequestImage, rotary_positions
 from tests.support.seeing import SEEING, drawn_picture, pixels_of_transformers, seeing_model
 
 transformers = pytest.importorskip("transformers")
@@ -49,7 +51,7 @@ def test_sizes(height: int, width: int, side: int, limits: tuple[int, int]) -> N
 @given(st.integers(20, 300), st.integers(20, 300), st.integers(0, 5))
 def test_pixels(width: int, height: int, seed: int) -> None:
     processor = pixels_of_transformers()
-    pictures = grid_pictures(tower_config(), processor.to_dict())
+    pictures = grid_pictures(tower_config(), json.loads(processor.to_json_string()))
     picture = drawn_picture(width, height, seed)
     expected = processor(images=[picture], return_tensors="pt")
     layout = pictures.layout(width, height, "image", 10**6)
@@ -73,8 +75,6 @@ def test_positions_of_the_text_behind(shape: tuple[int, int]) -> None:
     sizes = [(16 * shape[1], 16 * shape[0]), (64, 64)]
     layouts = [pictures.layout(*size, "image", 10**6) for size in sizes]
     assert [layout.n_positions for layout in layouts] == [n, 4]
-    from petiole.gpu_worker.request.prepared_images import RequestImage, rotary_positions
-
     images = {
         at: RequestImage(k, one.n_positions, one.rotary)
         for k, (at, one) in enumerate(zip((2, 3 + n), layouts, strict=True))
@@ -114,7 +114,7 @@ def test_windows_are_those_of_transformers() -> None:
     ],
 )
 def test_pictures_made_ready_otherwise_are_refused(changes: dict[str, Any], message: str) -> None:
-    known = pixels_of_transformers().to_dict()
+    known = json.loads(pixels_of_transformers().to_json_string())
     with pytest.raises(ModelError, match=f"preprocessor_config.json: {message}"):
         grid_pictures(tower_config(), known | changes)
 
