@@ -19,7 +19,7 @@ from typing import Any
 from petiole.tasks.settings import settings
 
 HEADER = "x-petiole-ignored"
-"""Of an answer: what was ignored of its request, by name."""
+"""A header of an answer: the names of the request's fields that were ignored."""
 
 MOST = 10
 """Names in the header."""

@@ -29,8 +29,8 @@ MOST_DAYS = 62
 
 
 class Period(NamedTuple):
-    """That of a budget. `budget`: the limit's name. `name`: such as 2026-11-29, or 2026-11. `days`: today and
-    those before it. `ends`: when the budget begins anew."""
+    """The period of a budget. `budget`: the limit's name. `name`: such as 2026-11-29, or 2026-11. `days`: today and
+    the days before it. `ends`: when the budget begins anew."""
 
     budget: str
     name: str

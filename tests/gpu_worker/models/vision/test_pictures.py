@@ -105,8 +105,8 @@ def test_windows_are_those_of_transformers() -> None:
     [
         ({"do_resize": False}, "do_resize must be true, got False"),
         ({"patch_size": 14}, "patch_size must be 16, .*got 14"),
-        ({"size": {"shortest_edge": 5000, "longest_edge": 2000}}, "shortest_edge must be at most 2000"),
-        ({"size": {"longest_edge": 100}}, "longest_edge must be a number of pixels from 1024"),
+        ({"size": {"shortest_edge": 5000, "longest_edge": 2000}}, "size.shortest_edge must be at most 2000"),
+        ({"size": {"longest_edge": 100}}, "size.longest_edge must be a number of pixels from 1024"),
         ({"image_mean": [0.5]}, "image_mean must be three numbers"),
         ({"image_std": [0.5, 0.0, 0.5]}, "image_std must be above 0"),
         ({"resample": 9}, "resample must be a number of Pillow's"),
