@@ -109,9 +109,9 @@ def test_clients_of_both_interfaces_send_pictures(site: Site, tmp_path_factory: 
         claude = anthropic.Anthropic(base_url=gateway.root, api_key="none")
         second = claude.messages.create(
             model=name,
-            messages=[{"role": "user", "content": blocks}],
+            messages=[{"role": "user", "content": blocks}],  # type: ignore[typeddict-item]
             max_tokens=6,
-            temperature=0,  # type: ignore[typeddict-item]
+            extra_body={"temperature": 0},
         )
         assert second.content[0].text == first.choices[0].message.content  # type: ignore[union-attr]
         assert second.usage.input_tokens + (second.usage.cache_read_input_tokens or 0) == first.usage.prompt_tokens
