@@ -23,7 +23,7 @@ from bench.harness.report import Report
 from petiole.gpu_worker.engine import Engine
 from petiole.gpu_worker.models.moondream.crops import tiling_of
 from petiole.gpu_worker.request import Request, SamplingParams
-from petiole.gpu_worker.request.prepared_images import PreparedImage
+from petiole.gpu_worker.request.prepared_images import ImageLayout, PreparedImage
 from petiole.gpu_worker.request.skills import SkillCall
 from petiole.gpu_worker.text import load_tokenizer
 
@@ -111,7 +111,7 @@ def images(
     with asked(subject, device, 16) as engine:
         processor, runtime = engine.limits.processor, engine.runtime
         assert processor is not None
-        image = processor.prepared(Image.open(BytesIO(chart(0, UNIQUE))), content_hash=0)
+        image = processor.prepared(Image.open(BytesIO(chart(0, UNIQUE))), 0, ImageLayout(729))
         took = encode_seconds(runtime, image)
         name = f"{subject.name}: an encode of {len(image.pixels)} crops"
         report.add(name, took * 1e3, "ms", floor=encoding / card.rate * 1e3, better="lower")

@@ -355,7 +355,7 @@ def _check_regions(config: EngineConfig, limits: ModelLimits) -> None:
     """Check that a prefill step can hold the largest region, because no chunk may split one. Raises ModelError."""
     if limits.images is None:
         return
-    region = limits.images.max_region
+    region = limits.images.max_region  # 0 for causal images
     for name, value, needed in (
         ("chunk_size", config.chunk_size, region),
         ("max_num_batched_tokens", config.max_num_batched_tokens, region),

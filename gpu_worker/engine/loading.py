@@ -18,7 +18,7 @@ from petiole.gpu_worker.preparation import images
 from petiole.gpu_worker.preparation.preparation import ConstraintCompiler
 from petiole.gpu_worker.request import Constraint, SamplingParams
 from petiole.gpu_worker.request.prepared_images import IMAGE, ImageLimits, RequestImage, rotary_positions
-from petiole.gpu_worker.request.skills import Processor
+from petiole.gpu_worker.request.skills import Pictures
 from petiole.gpu_worker.runtime.device.opening import open_device
 from petiole.gpu_worker.runtime.interface import (
     FEATURES,
@@ -134,15 +134,17 @@ def warm_up(runtime: Runtime, prompt_tokens: int = 16, decodes: int = 3) -> None
     for logprobs in (0, None):
         sampling = SamplingParams(temperature=1.0, top_p=0.9, logprobs=logprobs)
         _run(runtime, np.ones(n, np.int32), decodes, sampling)
-    if limits.images is not None and limits.processor is not None:
-        _run_image(runtime, limits.images, limits.processor)
+    if limits.images is not None and limits.pictures is not None:
+        _run_image(runtime, limits.images, limits.pictures)
     runtime.synchronize()
 
 
-def _run_image(runtime: Runtime, limits: ImageLimits, processor: Processor) -> None:
+def _run_image(runtime: Runtime, limits: ImageLimits, pictures: Pictures) -> None:
     """Encode a white picture, then run a prefill that ends after the image, and a decode. This also loads the
     libraries that read files. An image that does not fit into the KV cache is left out."""
-    prepared = processor.prepared(images.warm_up(), 0)
+    picture = images.warm_up()
+    layout = pictures.layout(*picture.size, "a white picture", limits.max_positions)
+    prepared = pictures.prepared(picture, 0, layout)
     image, begin = RequestImage.of(prepared), limits.lead
     prompt = np.full(begin + image.n_positions, IMAGE, np.int32)
     prompt[:begin] = 1
@@ -151,8 +153,9 @@ def _run_image(runtime: Runtime, limits: ImageLimits, processor: Processor) -> N
     encode = encode_batch([EncodeInput(0, prepared)])
     runtime.launch_forward(0, encode)
     runtime.launch_sampling(0, encode, None).wait()
-    region, rotary = limits.region(begin, image), rotary_positions(len(prompt), {begin: image})
-    regions = np.array([(0, region.begin, region.end)], np.int32) if region.bidirectional else None
+    rotary = rotary_positions(len(prompt), {begin: image})
+    found = [(0, one.begin, one.end) for one in limits.regions({begin: image}) if one.bidirectional]
+    regions = np.array(found, np.int32) if found else None
     kept = {FEATURES: [KeptInput(0, begin, image.n_positions)]}
     _run(runtime, prompt, 1, SamplingParams(temperature=1.0), kept=kept, regions=regions, rotary=rotary)
 

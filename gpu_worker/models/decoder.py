@@ -7,8 +7,8 @@ product, gate and up from another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -27,12 +27,13 @@ from petiole.gpu_worker.models.parts.pooling import Pooler
 from petiole.gpu_worker.models.parts.recurrent.mixing import recurrent
 from petiole.gpu_worker.models.parts.recurrent.states import RecurrentStep
 from petiole.gpu_worker.models.parts.residual import Residual
-from petiole.gpu_worker.models.plan import Attention, ModelPlan, Norm
+from petiole.gpu_worker.models.parts.rotary import table_by_axes
+from petiole.gpu_worker.models.plan import Attention, ModelPlan, Norm, Rotary
 from petiole.gpu_worker.models.weights.linear import Linear
 from petiole.gpu_worker.models.weights.names import LinearName
 from petiole.gpu_worker.models.weights.quantized import CodedTable
 from petiole.gpu_worker.request.prepared_images import ImageLimits
-from petiole.gpu_worker.request.skills import Processor
+from petiole.gpu_worker.request.skills import Pictures, Processor
 from petiole.gpu_worker.request.values import ValueKinds
 
 
@@ -50,12 +51,16 @@ class ValueDecoder(Protocol):
 
 
 class ImageDecoder(Protocol):
-    """A decoder with `images`: its encoder turns crops into inputs. It may not wait for the device."""
+    """A decoder with `images`: its encoder turns pixels into inputs. It may not wait for the device."""
 
     def encode(self, images: Sequence[tuple[Tensor, tuple[int, int]]]) -> Sequence[Tensor]:
-        """Crops uint8 [crops, height, width, 3] with their tiling -> the features of each image, [1 + extra,
-        positions, hidden]: the input embeddings, then the tensors that the decoder adds after early layers, if
-        any."""
+        """Crops or frames uint8 [n, height, width, 3] with their tiling -> the features of each image, [1 + extra,
+        positions, hidden]: the input embeddings, then what is added after each of the first layers, if anything
+        is."""
+        ...
+
+    def encode_bytes(self, n_encoded: int) -> int:
+        """Bytes of device memory that an encode step takes beside the weights: of this many crops or patches."""
         ...
 
 
@@ -66,10 +71,6 @@ class CropDecoder(ImageDecoder, Protocol):
     @property
     def crop_shape(self) -> tuple[int, ...]:
         """(height, width, 3)"""
-        ...
-
-    def encode_bytes(self, n_crops: int) -> int:
-        """Bytes of device memory that encoding this many crops takes beside the weights."""
         ...
 
     def crop_features(self, crops: Tensor) -> Tensor:
@@ -93,7 +94,9 @@ class Forward:
     """The arguments of a forward besides its hidden states. positions: rotary positions, int64 [T], or [axes, T]
     in a step with images that have several axes. token_ids: int64 [T], for a plan with per-layer inputs. types:
     int64 [T], the row of each token's type; None: the first. states: for a plan with mixers that keep some. real:
-    bool [T], which positions are not padding; None: all."""
+    bool [T], which positions are not padding; None: all. behind: called after each layer with its number and the
+    residual stream [T, hidden], which it may change in place. tables: see `Decoder.tables`; None: the decoder's
+    own."""
 
     positions: Tensor
     attention: StepAttention
@@ -102,6 +105,8 @@ class Forward:
     types: Tensor | None = None
     states: RecurrentStep | None = None
     real: Tensor | None = None
+    behind: Callable[[int, Tensor], None] | None = None
+    tables: Sequence[Tensor | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +115,7 @@ class Decoder:
     nothing; layers of one `plan.Rotary` share theirs.
 
     embedding: [vocab, hidden]; norm: after the last layer. pooler: of a model of texts. `value_tokens`, `images`
-    and `processor`: None for a text model."""
+    and `pictures`: None for a text model; `processor`: of a model with skills of its own."""
 
     plan: ModelPlan
     embedding: Tensor | CodedTable
@@ -127,6 +132,7 @@ class Decoder:
     pooler: Pooler | None = None
     value_tokens: ValueKinds | None = None
     images: ImageLimits | None = None
+    pictures: Pictures | None = None
     processor: Processor | None = None
 
     @property
@@ -152,6 +158,7 @@ class Decoder:
     def forward(self, hidden: Tensor, step: Forward) -> Tensor:
         """[T, hidden] -> [T, hidden], without the final norm; `hidden` is overwritten."""
         plan, kernels = self.plan, self.kernels
+        step = self._by_axes(step)
         hidden = self._first_inputs(hidden, step)
         inputs = None
         if plan.per_layer is not None and self.per_layer is not None:
@@ -180,6 +187,8 @@ class Decoder:
                 stream.add(per_layer_output(plan.per_layer, weights.per_layer, stream.value, given, kernels))
             if weights.scalar is not None:
                 stream.scale(weights.scalar)
+            if step.behind is not None:
+                step.behind(i, stream.value)
         return stream.value
 
     def head_output(self, hidden: Tensor) -> Tensor:
@@ -213,7 +222,25 @@ class Decoder:
     def attend(self, i: int, qkv: Tensor, step: Forward) -> Tensor:
         """Layer i's attention: [T, queries, keys and values] -> [T, out_size]. `qkv` may be overwritten."""
         mixer, weights = self.plan.layers[i].attention, self.layers[i].attention
-        return attended(mixer, weights, i, qkv, step.positions, self.tables[i], step.attention, self.kernels)
+        table = (self.tables if step.tables is None else step.tables)[i]
+        return attended(mixer, weights, i, qkv, step.positions, table, step.attention, self.kernels)
+
+    def _by_axes(self, step: Forward) -> Forward:
+        """Positions of several axes become rows of tables that are this step's own."""
+        if step.positions.ndim == 1:
+            return step
+        rows = torch.arange(step.positions.shape[1], dtype=step.positions.dtype, device=step.positions.device)
+        return replace(step, positions=rows, tables=self.tables_by_axes(step.positions))
+
+    def tables_by_axes(self, positions: Tensor) -> Sequence[Tensor | None]:
+        """positions: integers [axes, T] -> of each layer that rotates, [T, dims], a row for each position."""
+        mixers = self.plan.mixers
+        rotaries = [mixer.rotary if isinstance(mixer, Attention) else None for mixer in mixers]
+        made: dict[Rotary, Tensor] = {}
+        for rotary, table in zip(rotaries, self.tables, strict=True):
+            if rotary is not None and table is not None and rotary not in made:
+                made[rotary] = table_by_axes(rotary, table, positions)
+        return [None if rotary is None else made[rotary] for rotary in rotaries]
 
     def _first_inputs(self, hidden: Tensor, step: Forward) -> Tensor:
         """Embeddings with what stands after them."""

@@ -32,6 +32,8 @@ from petiole.gpu_worker.models.plan import (
     PerLayerInput,
     Rotary,
 )
+from petiole.gpu_worker.models.vision.decoder import SeeingDecoder
+from petiole.gpu_worker.models.vision.tower import Tower
 
 ANY: Final = object()
 """Every value of a field is known."""
@@ -84,7 +86,7 @@ COMMON: Final[Values] = {
         distances={None},
         latent={None},
     ),
-    Rotary: _fields(_TABLE, "neighbours"),  # all paths read its table, which `parts.rotary` computes
+    Rotary: _fields(_TABLE + " axes", "neighbours"),  # all paths read its table, which `parts.rotary` computes
     Growth: _fields("beta length"),
     FeedForward: _fields("inner clamp slope up_offset", "gated bias", activation=_ACTIVATIONS),
     PerLayerInput: _fields(
@@ -150,8 +152,8 @@ def supports(decoder: object, values: Values, parts: Parts) -> Support:
 
 
 def supports_encoder(encoder: object, values: Values, parts: Parts) -> Support:
-    """Whether a path computes the layers of an encoder of crops."""
-    if type(encoder) is not VisionEncoder or not isinstance(encoder, VisionEncoder):
+    """Whether a path computes the layers of an encoder of crops, or of a tower."""
+    if type(encoder) not in (VisionEncoder, Tower) or not isinstance(encoder, VisionEncoder | Tower):
         return Support(f"the class {type(encoder).__name__}")
     layers = tuple(
         unknown_value(layer, values) or _unknown_part(weights.linears, parts)
@@ -163,6 +165,12 @@ def supports_encoder(encoder: object, values: Values, parts: Parts) -> Support:
 def with_known_crops(decoder: object) -> MoondreamDecoder | None:
     """The decoder, if its `encode` is known to encode each crop alone and to join the features; else None."""
     return decoder if isinstance(decoder, MoondreamDecoder) and type(decoder) is MoondreamDecoder else None
+
+
+def tower_of(decoder: object) -> Tower | None:
+    """What encodes, if the decoder's `encode` is known to be that of a tower; else None."""
+    known = isinstance(decoder, SeeingDecoder) and type(decoder) is SeeingDecoder
+    return decoder.vision if known and type(decoder.vision) is Tower else None
 
 
 def unknown_value(plan: object, values: Values, without: Sequence[str] = ()) -> str | None:
@@ -189,13 +197,13 @@ def unknown_value(plan: object, values: Values, without: Sequence[str] = ()) -> 
     return None
 
 
-_DECODERS = (Decoder, MoondreamDecoder)
+_DECODERS = (Decoder, SeeingDecoder, MoondreamDecoder)
 
 
 def _unknown_ends(decoder: Decoder, parts: Parts) -> str | None:
     """What is not known of kernels and head."""
     if type(decoder) is Decoder:
-        for name in ("value_tokens", "images", "processor"):
+        for name in ("value_tokens", "images", "pictures", "processor"):
             if getattr(decoder, name) is not None:
                 return f"a Decoder with {name}"
     return _unknown_part((decoder.kernels, decoder.head), parts)

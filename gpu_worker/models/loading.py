@@ -137,7 +137,7 @@ class Model:
     """A model as its configuration describes it. raw: its config.json. read: makes the decoder of such a model
     from any source of tensors. texts: how a model of texts is asked. modules: the folders and files, inside the
     model's, of modules with weights of their own. judge: how a model that generates is asked for scores, if its
-    files say that."""
+    files say that. pictures: preprocessor_config.json; None: the family does not read it."""
 
     raw: Mapping[str, Any]
     plan: ModelPlan
@@ -146,6 +146,7 @@ class Model:
     texts: TextModel | None = None
     modules: tuple[str, ...] = ()
     judge: Judge | None = None
+    pictures: Mapping[str, Any] | None = None
 
 
 Reader = Callable[[TensorSource, Model, LoadOptions], Decoder]
@@ -171,8 +172,11 @@ def load_model(folder: Path, model: Model, options: LoadOptions) -> Decoder:
         if options.room is not None and needed > options.room:
             raise MachineError(f"{folder}: its weights must fit into {options.room} bytes of memory, got {needed}")
         source.log(needed, checkpoint.n_bytes())
-        if model.read is read_decoder and (left_out := parts_left_out(checkpoint, model)):
-            log.info("the text part of this checkpoint is served, without %s", ", ".join(left_out))
+        sees = bool(names.tower) and checked.images is not None
+        text_alone = model.read is read_decoder or bool(names.tower)
+        if text_alone and (left_out := parts_left_out(checkpoint, model, names.tower if sees else ())):
+            what = "this checkpoint" if sees else "the text part of this checkpoint"
+            log.info("%s is served, without %s", what, ", ".join(left_out))
         if options.int8_inputs and not takes_int8_inputs((checked.layers, checked.head)):
             log.warning(
                 "activation_quantization=int8 changes nothing for %s, which has no integers of four bits",
@@ -182,10 +186,11 @@ def load_model(folder: Path, model: Model, options: LoadOptions) -> Decoder:
             return model.read(source, model, replace(options, on_read=advance))
 
 
-def parts_left_out(checkpoint: Checkpoint, model: Model) -> list[str]:
-    """What a checkpoint has beside its model of text, such as an encoder of images, with numbers of tensors."""
+def parts_left_out(checkpoint: Checkpoint, model: Model, seen: tuple[str, ...] = ()) -> list[str]:
+    """What a checkpoint has beside its model of text, such as an encoder of images, with numbers of tensors. seen:
+    prefixes of what is read all the same."""
     names, pooling = model.names, model.plan.pooling
-    own: tuple[str, ...] = names.prefix_in(checkpoint), names.head_in(checkpoint) + "."
+    own: tuple[str, ...] = (names.prefix_in(checkpoint), names.head_in(checkpoint) + ".", *seen)
     if not own[0]:
         return []
     if pooling is not None:
@@ -211,6 +216,21 @@ def read_decoder(source: TensorSource, model: Model, options: LoadOptions) -> De
     """The decoder alone: a `Reader` for families of text."""
     with torch.no_grad():
         return _Walk(source, model.plan, model.names, options, model.names.prefix_in(source)).decoder()
+
+
+def read_layers(source: TensorSource, plan: ModelPlan, names: Names, options: LoadOptions, prefix: str) -> Decoder:
+    """The layers of a plan alone, for what is no decoder of text."""
+    walk = _Walk(source, plan, names, options, prefix)
+    nothing = options.empty((0, plan.hidden_size))
+    return Decoder(
+        plan,
+        nothing,
+        walk._layers(),
+        norm=None,
+        head=DenseLinear(nothing),
+        tables=walk._tables(),
+        kernels=options.kernels,
+    )
 
 
 @dataclass(frozen=True, slots=True)

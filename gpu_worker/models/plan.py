@@ -29,7 +29,7 @@ from petiole.contract.results.vectors import COLBERT, SPARSE
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 """gelu: with the error function; gelu_tanh: its approximation. relu2: the square of relu."""
 
-RotaryKind = Literal["default", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional"]
+RotaryKind = Literal["default", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional", "axial"]
 
 MAX_POSITION = 2**24
 """A limit far above every model."""
@@ -55,7 +55,8 @@ class Rotary:
     with 2 i + 1 instead. kind "proportional": only the first `fraction` of the pairs turn. short_factors,
     long_factors (longrope): divisors of the frequencies, up to and beyond `original_max_position`. A kind whose
     frequencies depend on the length of a sequence is settled once, for the served length (`at_length`): cached
-    keys must not depend on what comes later."""
+    keys must not depend on what comes later. kind "axial": the frequencies of half as many dimensions, twice.
+    axes: of positions with several axes, the one by which each frequency turns."""
 
     dims: int
     theta: float = 10_000.0
@@ -74,6 +75,7 @@ class Rotary:
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
     neighbours: bool = False
+    axes: tuple[int, ...] = ()
 
     @property
     def max_position(self) -> int:

@@ -7,7 +7,8 @@
     CMYK, grey, palettes    to RGB
 
 A file's header is read when its request is prepared. The header gives format and size, so a file that would become
-gigabytes is refused before anything is decoded. The file is decoded only if a step needs its crops.
+gigabytes is refused before anything is decoded. What the picture becomes follows from its size as EXIF turns it.
+The file is decoded only if a step needs its pixels.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ import numpy.typing as npt
 
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.exceptions import InvalidRequest, require
-from petiole.gpu_worker.request.prepared_images import PreparedImage, RequestImage
-from petiole.gpu_worker.request.skills import Processor
+from petiole.gpu_worker.request.prepared_images import ImageLayout, PreparedImage, RequestImage
+from petiole.gpu_worker.request.skills import Pictures
 
 if TYPE_CHECKING:
     from PIL import Image, ImageFile
@@ -40,6 +41,8 @@ MOST_SCANS = 100
 """Of a progressive JPEG. Encoders make about ten."""
 _MOST_EXIF = 2**16
 """Bytes. A JPEG's segment cannot have more."""
+_ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)
+"""The tag of EXIF, and its values for pictures whose rows are columns."""
 _JPEG, _PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"
 _MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 """Of a JPEG's segment. Within a scan a byte 255 is followed by 0, or by one that tells where a reader goes on."""
@@ -50,7 +53,7 @@ _DEPTH_AT = 24  # of a PNG's bytes: the bits of a sample
 _READABLE = "must be a JPEG, PNG or WebP file that can be read"
 
 
-def request_image(data: bytes, field: str, processor: Processor, config: EngineConfig) -> RequestImage:
+def request_image(data: bytes, field: str, pictures: Pictures, config: EngineConfig) -> RequestImage:
     """The image of a file: hashed, with its header read. Raises InvalidRequest, here and in `cut`."""
     limit = config.image_max_bytes
     require(len(data) > 0, field, _READABLE, "an empty file")
@@ -64,12 +67,11 @@ def request_image(data: bytes, field: str, processor: Processor, config: EngineC
         require(width * height <= config.image_max_pixels, field, pixels, f"{width} x {height}")
         still = picture.format == "JPEG" or picture.format == "MPO" or not getattr(picture, "is_animated", False)
         require(still, field, "must be one picture, and no animation", f"an animated {picture.format}")
-    content_hash = content_hash_of(data)
-    return RequestImage(
-        content_hash,
-        processor.n_positions(width, height),
-        cut=partial(_cut, data, content_hash, field, processor),
-    )
+        size = turned_size(picture)
+    layout = pictures.layout(*size, field, config.image_tokens)
+    key = layout.key(content_hash_of(data))
+    cut = partial(_cut, data, key, field, pictures, size, layout)
+    return RequestImage(key, layout.n_positions, layout.rotary, cut)
 
 
 def parts_of(data: bytes) -> tuple[int, int]:
@@ -112,8 +114,14 @@ def content_hash_of(data: bytes) -> int:
     return int.from_bytes(hashlib.sha256(data).digest()[:16], "big")
 
 
-def _cut(data: bytes, content_hash: int, field: str, processor: Processor) -> PreparedImage:
-    return processor.prepared(decoded(data, field), content_hash)
+def _cut(
+    data: bytes, key: int, field: str, pictures: Pictures, size: tuple[int, int], layout: ImageLayout
+) -> PreparedImage:
+    picture = decoded(data, field)
+    if layout.size is not None:
+        how = "must say before its pixels how it is turned"
+        require(picture.size == size, field, how, f"{size} in its header, and {picture.size}")
+    return pictures.prepared(picture, key, layout)
 
 
 def decoded(data: bytes, field: str) -> Image.Image:
@@ -164,6 +172,19 @@ def _turned(picture: Image.Image) -> Image.Image:
     with suppress(Exception):  # a picture with broken EXIF stays as it is
         picture = ImageOps.exif_transpose(picture)
     return picture
+
+
+def turned_size(picture: Image.Image) -> tuple[int, int]:
+    """(width, height) of a picture as its header says that it is turned. Its pixels are not decoded."""
+    from PIL import Image
+
+    width, height = picture.size
+    if len(picture.info.get("exif") or b"") > _MOST_EXIF:
+        return width, height
+    with suppress(Exception):  # as in `_turned`
+        if Image.Image.getexif(picture).get(_ORIENTATION) in _ON_ITS_SIDE:  # a PNG's own method decodes it
+            return height, width
+    return width, height
 
 
 def _rgb(picture: Image.Image) -> Image.Image:

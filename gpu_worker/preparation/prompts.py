@@ -1,7 +1,9 @@
 """Turns the subject of a request (a prompt, messages or a skill call) into the tokens of a prompt with its images.
 
-A vision model answers a conversation by a skill. Its processor decides which conversations it can answer. A text
-model refuses images wherever they stand."""
+The chat template of most models places images: it writes a *placeholder* token for each, in whose place the
+positions of the image stand. Such a model answers a skill call as a conversation. A model with a processor answers
+a conversation by a skill, and its processor decides which ones it can answer. A text model refuses images wherever
+they stand."""
 
 from __future__ import annotations
 
@@ -15,11 +17,12 @@ from petiole.gpu_worker.constraints import PositionalConstraint, SkillConstraint
 from petiole.gpu_worker.exceptions import InvalidRequest, require
 from petiole.gpu_worker.preparation import truncation
 from petiole.gpu_worker.preparation.images import request_image
+from petiole.gpu_worker.preparation.skills import TextAnswer, conversation_of
 from petiole.gpu_worker.preparation.tokens import InputTokens, prompt_tokens
 from petiole.gpu_worker.request import Request
-from petiole.gpu_worker.request.prepared_images import PreparedImage, RequestImage
+from petiole.gpu_worker.request.prepared_images import IMAGE, ImagePlace, PreparedImage, RequestImage
 from petiole.gpu_worker.request.protocols import PositionalSkill, SkillState
-from petiole.gpu_worker.request.skills import Processor, SkillCall, SkillPrompt
+from petiole.gpu_worker.request.skills import Pictures, Processor, SkillCall, SkillPrompt
 from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.text import Tokenizer
 from petiole.gpu_worker.text.tokenizer import cut
@@ -69,8 +72,10 @@ class PromptReader:
         plain = self.limits.processor is None or request.prompt is not None
         require(plain or request.truncate is None, "truncate", "is not for models with images", request.truncate)
         if request.skill is not None:
-            require(self.limits.processor is not None, "skill", NO_SKILLS, request.skill.name)
             field = next((name for name in _TEXTS_OF_SKILLS if name in request.skill.options), "skill")
+            if self._placeholder is not None:
+                return self._answered(request, request.skill, field)
+            require(self.limits.processor is not None, "skill", NO_SKILLS, request.skill.name)
             return self._asked(request, request.skill, self._images(request, "image"), field)
         if request.messages is not None:
             return self._chat(request, request.messages)
@@ -81,7 +86,8 @@ class PromptReader:
     def _prompt(self, request: Request) -> PromptInputs:
         if not isinstance(request.prompt, str):
             limits, images = self.limits, self._images(request)
-            given = prompt_tokens(request.prompt, limits.vocab_size, limits.values, images)
+            prompt = self._with_places(request.prompt, len(images), "prompt")
+            given = prompt_tokens(prompt, limits.vocab_size, limits.values, images)
             if request.truncate is not None and not given.numbers and not given.images:
                 given = InputTokens(cut(given.ids, self._most_of(request), request.truncate))
             return PromptInputs(request, given, "prompt")
@@ -92,27 +98,14 @@ class PromptReader:
         else:
             most = self._most_of(request)
             tokens = tokenizer.encode_cut(request.prompt, field="prompt", max_tokens=most, where=request.truncate)
-        return PromptInputs(request, InputTokens(tokens), "prompt")
+        return PromptInputs(request, self._placed(tokens, self._images(request), "prompt"), "prompt")
 
     def _chat(self, request: Request, messages: Sequence[Mapping[str, Any]]) -> PromptInputs:
-        tokenizer, processor = self._tokenizer("messages"), self.limits.processor
-        parts = list(_image_parts(messages))
+        processor, parts = self.limits.processor, list(_image_parts(messages))
         if processor is None:
-            for where, kind in parts:
+            for where, kind in parts if self._placeholder is None else ():
                 raise InvalidRequest(where, "must be text: this model takes no images", kind)
-            tokens_of = partial(
-                tokenizer.apply_chat_template,
-                tools=request.tools,
-                variables=request.chat_template_kwargs,
-                continue_final_message=request.continue_final_message,
-                content_is_text=self.config.user_control_tokens == "text",
-            )
-            if request.truncate is None:
-                tokens = tokens_of(messages, max_tokens=self._most_tokens)
-            else:
-                most = self._most_of(request)
-                tokens = truncation.shortened(messages, tokenizer, tokens_of, most, request.truncate)
-            return PromptInputs(request, InputTokens(tokens), "messages")
+            return PromptInputs(request, self._told(request, messages, "messages"), "messages")
         for field in _ONLY_FOR_CHAT:
             require(
                 not getattr(request, field),
@@ -120,10 +113,38 @@ class PromptReader:
                 "must not be given: this model's conversations have none",
                 "some",
             )
-        n, of = len(parts), len(request.images)
-        require(n == of, "images", f"must be as many as the messages' parts of type image, {n}", of)
+        self._check_parts(len(parts), request)
         call = processor.conversation(messages)
         return self._asked(request, call, self._images(request, "messages"), "messages")
+
+    def _told(self, request: Request, messages: Sequence[Mapping[str, Any]], field: str) -> InputTokens:
+        """The tokens of a conversation, and the images where the chat template places them."""
+        tokenizer, images = self._tokenizer("messages"), self._images(request, field)
+        self._check_parts(sum(1 for _ in _image_parts(messages)), request)
+        render = partial(
+            tokenizer.apply_chat_template,
+            tools=request.tools,
+            variables=request.chat_template_kwargs,
+            continue_final_message=request.continue_final_message,
+            content_is_text=self.config.user_control_tokens == "text",
+        )
+        if request.truncate is None:
+            return self._placed(render(messages, max_tokens=self._most_tokens), images, field)
+
+        def tokens_of(texts: Sequence[Mapping[str, Any]]) -> list[int]:
+            return self._placed(render(texts), images, field).ids
+
+        most = self._most_of(request)
+        cut = truncation.shortened(messages, tokenizer, tokens_of, most, request.truncate)
+        return InputTokens(cut, images=_where(cut, images))
+
+    def _answered(self, request: Request, call: SkillCall, field: str) -> PromptInputs:
+        """A skill call as a conversation."""
+        messages, name = conversation_of(call, len(request.images))
+        told = replace(request, skill=None, messages=messages)
+        codec = _Codec(self._tokenizer(field), self._most_tokens, self.config.user_control_tokens)
+        prompt = self._told(told, messages, "image" if request.images else field)
+        return PromptInputs(self._within(request), prompt, field, TextAnswer(name, codec))
 
     def _asked(self, request: Request, call: SkillCall, images: list[RequestImage], field: str) -> PromptInputs:
         asked = cast(Processor, self.limits.processor).ask(
@@ -134,13 +155,11 @@ class PromptReader:
 
     def _steered(self, request: Request, asked: SkillPrompt) -> Request:
         """The request with a skill's bans and constraint, and with `max_tokens` within the context."""
-        sampling, longest = request.sampling, self.limits.max_model_len
+        sampling = request.sampling
         if asked.banned_token_ids:
             bans = [*sampling.banned_token_ids, *asked.banned_token_ids]
             sampling = replace(sampling, banned_token_ids=bans)
-        if isinstance(sampling.max_tokens, int) and sampling.max_tokens > longest:  # a default may be larger
-            sampling = replace(sampling, max_tokens=longest)
-        request = replace(request, sampling=sampling)
+        request = self._within(replace(request, sampling=sampling))
         if asked.steering == "none":
             return request
         require(
@@ -155,7 +174,39 @@ class PromptReader:
             return replace(request, constraint=PositionalConstraint(positional, *rest))
         return replace(request, constraint=SkillConstraint(cast(SkillState, asked.state).fork(), *rest))
 
+    def _within(self, request: Request) -> Request:
+        """The request with `max_tokens` within the context: a default may be larger."""
+        sampling, longest = request.sampling, self.limits.max_model_len
+        if isinstance(sampling.max_tokens, int) and sampling.max_tokens > longest:
+            sampling = replace(sampling, max_tokens=longest)
+        return replace(request, sampling=sampling)
+
     # ------------------------------------------------------------ parts
+
+    @property
+    def _placeholder(self) -> int | None:
+        return None if self.limits.images is None else self.limits.images.placeholder
+
+    def _check_parts(self, n: int, request: Request) -> None:
+        of = len(request.images)
+        require(n == of, "images", f"must be as many as the messages' parts of type image, {n}", of)
+
+    def _placed(self, tokens: list[int], images: list[RequestImage], field: str) -> InputTokens:
+        """Tokens of text, with the images in the places of placeholders."""
+        placed = self._with_places(tokens, len(images), field)
+        if placed is tokens:
+            return InputTokens(tokens)
+        return prompt_tokens(placed, self.limits.vocab_size, self.limits.values, images)
+
+    def _with_places(self, tokens: Any, n: int, field: str) -> Any:
+        """Token ids with an `ImagePlace` for each placeholder, of which there must be one for each image."""
+        if self._placeholder is None or not isinstance(tokens, Sequence):
+            return tokens
+        if n and any(isinstance(one, ImagePlace) for one in tokens):
+            return tokens
+        found, places = tokens.count(self._placeholder), iter(range(n))
+        require(found == n, field, f"must have as many image tokens as images, {n}", found)
+        return [ImagePlace(next(places)) if one == self._placeholder else one for one in tokens] if n else tokens
 
     def _images(self, request: Request, field: str | None = None) -> list[RequestImage]:
         """The request's images. `field`: the field that errors name, if they do not name an image by its index."""
@@ -166,15 +217,15 @@ class PromptReader:
             if isinstance(image, PreparedImage):
                 images.append(RequestImage.of(image))
             else:
-                images.append(self._examined(image, where, self.limits.processor))
+                images.append(self._examined(image, where, self.limits.pictures))
         return images
 
-    def _examined(self, data: object, field: str, processor: Processor | None) -> RequestImage:
-        if processor is None:
+    def _examined(self, data: object, field: str, pictures: Pictures | None) -> RequestImage:
+        if pictures is None:
             raise InvalidRequest(field, "this model takes no images", "an image")
         if not isinstance(data, bytes | bytearray | memoryview):
             raise InvalidRequest(field, "must be the bytes of a file, or crops", type(data).__name__)
-        return request_image(bytes(data), field, processor, self.config)
+        return request_image(bytes(data), field, pictures, self.config)
 
     @property
     def _most_tokens(self) -> int:
@@ -208,6 +259,16 @@ class _Codec:
 
 def no_tokenizer(field: str) -> InvalidRequest:
     return InvalidRequest(field, "text needs a tokenizer, and this engine has none", "text")
+
+
+def _where(ids: list[int], images: Sequence[RequestImage]) -> dict[int, RequestImage]:
+    """The images of tokens that have the positions of images, by the position where each begins."""
+    found, at = dict[int, RequestImage](), 0
+    for image in images:
+        at = ids.index(IMAGE, at)
+        found[at] = image
+        at += image.n_positions
+    return found
 
 
 def _image_parts(messages: object) -> Iterator[tuple[str, str]]:

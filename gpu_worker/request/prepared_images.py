@@ -1,15 +1,17 @@
-"""Images as the engine knows them: their crops, how many positions they take, and which positions see each other.
+"""Images as the engine knows them: their pixels, how many positions they take, and which positions see each other.
 
     tokens     BOS  [ - - - image - - - ]  question ...
     positions   0    1                 n    n+1
     region     [-------------------------]            with a lead of 1: BOS sees the image, and the image BOS
 
-Each image has its own number of positions. The model decides how a picture becomes crops, and crops positions. The
-positions of a *region* are computed in one step: no chunk of a prefill ends inside a region. In a bidirectional
-region all positions see each other. A causal region has the positions of its image alone."""
+The model's processor decides what a picture becomes: from its size, as it is turned, follows a *layout*, and from
+its file and its layout the pixels that are encoded. Where the positions of an image see each other, they are a
+*region*, which is computed in one step: no chunk of a prefill ends inside it. A causal image may be cut by chunks.
+What is cached never ends inside an image."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -25,13 +27,31 @@ IMAGE = -2
 """Stands for a position of an image among token ids."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageLayout:
+    """What a picture of some size becomes. n_positions: how many positions it takes. rotary: int32 [axes,
+    n_positions], rotary positions from 0 on, for a model where they differ from KV indices. size: (width, height)
+    to which the picture is resized; None if its pixels follow from its file alone."""
+
+    n_positions: int
+    rotary: Int32Array | None = None
+    size: tuple[int, int] | None = None
+
+    def key(self, file_hash: int) -> int:
+        """128 bits that identify the pixels made of a file. One file becomes different pixels under different
+        limits, and as many positions may be rows and columns of several shapes."""
+        if self.size is None:
+            return file_hash
+        return int.from_bytes(hashlib.sha256(f"{file_hash} {self.size}".encode()).digest()[:16], "big")
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PreparedImage:
-    """An image cut into crops.
+    """The pixels of an image.
 
-    content_hash: 128 bits that identify its content; n_positions: how many positions it takes.
-    pixels: uint8 [crops, height, width, 3]; tiling: rows and columns of the crops after the first.
-    rotary: int32 [axes, n_positions], rotary positions from 0 on, for a model where they differ from KV indices.
+    content_hash: 128 bits that identify them; n_positions: how many positions the image takes.
+    pixels: uint8 [crops or frames, height, width, 3]; tiling: rows and columns of the crops after the first.
+    rotary: see `ImageLayout`. n_patches: of an image that is not cut; 0: its crops are counted.
     """
 
     content_hash: int
@@ -39,14 +59,20 @@ class PreparedImage:
     pixels: UInt8Array
     tiling: tuple[int, int] = (1, 1)
     rotary: Int32Array | None = None
+    n_patches: int = 0
+
+    @property
+    def n_encoded(self) -> int:
+        """What it takes of an encode step: see `ImageLimits`."""
+        return self.n_patches or len(self.pixels)
 
 
 @dataclass(slots=True, eq=False)
 class RequestImage:
-    """An image of a request. It becomes crops shortly before a step needs them, and again after each preemption.
+    """An image of a request. It becomes pixels shortly before a step needs them, and again after each preemption.
 
-    `cut` decodes and cuts it, on a preparation thread, or raises InvalidRequest; None if the request came with
-    crops. `prepared`: the crops while they are at hand."""
+    `cut` decodes it, and cuts or resizes it, on a preparation thread, or raises InvalidRequest; None if the
+    request came with pixels. `prepared`: the pixels while they are at hand."""
 
     content_hash: int
     n_positions: int
@@ -84,23 +110,31 @@ class Region:
 class ImageLimits:
     """The images that a model takes.
 
-    max_images: in one prompt; max_positions: of one image; max_crops: in one encode step. bidirectional: whether
-    the positions of an image see each other. lead: how many positions before an image belong to its region. The KV
-    of these positions depends on the image, so the image stands at position `lead` and is part of the KV's
-    namespace."""
+    max_images: in one prompt; max_positions: of one image; max_crops: in one encode step, or patches of images
+    that are not cut; one with more patches has a step of its own. patches: of a position of these; 0: images are
+    cut. bidirectional: whether the positions of an image
+    see each other. lead: how many positions before an image belong to its region. The KV of these positions
+    depends on the image, so the image stands at position `lead` and is part of the KV's namespace.
+    placeholder: the token that stands for an image in text, which the chat template writes; None: the model's
+    processor says where images stand."""
 
     max_images: int
     max_positions: int
     max_crops: int
     bidirectional: bool
     lead: int = 0
+    placeholder: int | None = None
+    patches: int = 0
 
     @property
     def max_region(self) -> int:
-        return self.lead + self.max_positions
+        """0: images are causal, and may be cut."""
+        return self.lead + self.max_positions if self.bidirectional or self.lead else 0
 
-    def region(self, begin: int, image: RequestImage) -> Region:
-        return Region(begin - self.lead, begin + image.n_positions, self.bidirectional)
+    def regions(self, images: Mapping[int, RequestImage]) -> tuple[Region, ...]:
+        """Of images, by the position where each begins."""
+        found = (Region(at - self.lead, at + one.n_positions, self.bidirectional) for at, one in images.items())
+        return tuple(found) if self.max_region else ()
 
 
 def whole_regions(regions: tuple[Region, ...], position: int, room: int) -> int:
@@ -144,7 +178,7 @@ def check_images(images: Mapping[int, RequestImage], n_given: int, limits: Image
         n = image.n_positions
         high = limits.max_positions
         require(1 <= n <= high, f"images[{k}]", f"must have 1 to {high} positions", n)
-        if image.prepared is not None:
+        if image.prepared is not None and not image.prepared.n_patches:
             crops, most = len(image.prepared.pixels), limits.max_crops
             require(1 <= crops <= most, f"images[{k}]", f"must have 1 to {most} crops", crops)
         if limits.lead:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from petiole.gpu_worker.request.prepared_images import ImagePlace, PreparedImage
+from petiole.gpu_worker.request.prepared_images import ImageLayout, ImagePlace, PreparedImage
 from petiole.gpu_worker.request.protocols import PositionalSkill, SkillState
 
 if TYPE_CHECKING:
@@ -55,16 +55,21 @@ class SkillPrompt:
     has_text: bool = True
 
 
-class Processor(Protocol):
-    """Turns pictures into crops and skill calls into prompts, as a model needs them. Thread-safe; no tensors."""
+class Pictures(Protocol):
+    """Turns pictures into what a model encodes. Thread-safe; no tensors."""
 
-    def n_positions(self, width: int, height: int) -> int:
-        """The positions that a picture of this size takes."""
+    def layout(self, width: int, height: int, field: str, most: int) -> ImageLayout:
+        """What a picture of this size becomes, as it is turned. most: positions. Raises InvalidRequest, naming
+        `field`, for a size that the model does not take."""
         ...
 
-    def prepared(self, picture: Image.Image, content_hash: int) -> PreparedImage:
-        """An RGB picture, cut into crops."""
+    def prepared(self, picture: Image.Image, content_hash: int, layout: ImageLayout) -> PreparedImage:
+        """The pixels of an RGB picture."""
         ...
+
+
+class Processor(Pictures, Protocol):
+    """Of a model with skills of its own, by which it answers conversations, too."""
 
     def ask(self, call: SkillCall, n_images: int, codec: TextCodec) -> SkillPrompt:
         """The call as a prompt and a state. Raises InvalidRequest for a skill or an option that the model does not

@@ -183,6 +183,7 @@ def limits_of(
         eos_token_ids=info.eos_token_ids,
         values=decoder.value_tokens,
         images=decoder.images,
+        pictures=decoder.pictures,
         processor=decoder.processor,
         texts=_text_limits(info, config),
         judge=info.model.judge,

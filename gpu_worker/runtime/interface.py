@@ -28,7 +28,7 @@ from petiole.contract.settings.engine import Batching
 from petiole.gpu_worker.request import SamplingParams
 from petiole.gpu_worker.request.embeddings import Judge, TextLimits
 from petiole.gpu_worker.request.prepared_images import ImageLimits, PreparedImage
-from petiole.gpu_worker.request.skills import Processor
+from petiole.gpu_worker.request.skills import Pictures, Processor
 from petiole.gpu_worker.request.values import ValueKinds
 
 Int32Array = npt.NDArray[np.int32]
@@ -115,11 +115,13 @@ class EncodeInput:
 @dataclass(frozen=True, slots=True)
 class KeptInput:
     """A part of a side input that the runtime keeps on the device: it belongs to `n_positions` of the step's T
-    inputs, from index `at` on."""
+    inputs, from index `at` on. skipped: positions that earlier steps have used. last: no later step uses any."""
 
     key: int
     at: int
     n_positions: int
+    skipped: int = 0
+    last: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +156,13 @@ class StepBatch:
                 token without numbers; missing if only tokens in pending buffers carry any. TYPES: int32 [T], 1 for
                 a token of the second text of a pair; missing if there is none
     pending_sides: likewise beside the known next inputs in `pending`: arrays [B, ...]
-    kept:       side inputs that an encode has made, by name. FEATURES: of whole images, in place of the embeddings
-                of tokens; their token ids are IMAGE
+    kept:       side inputs that an encode has made, by name. FEATURES: of images or parts of them, in place of the
+                embeddings of tokens; their token ids are IMAGE
     images:     the images of an encode
     regions:    int32 [R, 3], sequence index, begin and end of bidirectional regions: all positions of a region see
                 each other. A step computes a region to its end. None if there are none
-    rotary:     int32 [axes, T], rotary positions. None if they are the KV indices, plus each row's `rotary_offset`
-                in a decode
+    rotary:     int32 [T], or [axes, T] where the axes differ: rotary positions. None if they are the KV indices,
+                plus each row's `rotary_offset` in a decode
     states:     None if no layer keeps a state
     scored:     None if no prompt of the step's chunks is scored
     of_tokens:  of each sequence, what is made of each of its tokens beside a vector: names of outputs. None if no
@@ -269,9 +271,9 @@ class ModelLimits:
     layers with a window, beside the pages of the others. `snapshots`: of layers that keep a state, with the
     reserved one; 0: there are none. `values`: the kinds of values that the model has, or None. `images`: the
     images that it takes, or None. `texts`: the texts that it makes vectors of, or None for a model that
-    generates. `judge`: how the latter scores pairs, if its files say so. `processor`: turns images into crops
-    and skill calls into prompts, or None. `batching`: the meaning of settings of 0, on this device and with this
-    memory. `computing`: for operators alone."""
+    generates. `judge`: how the latter scores pairs, if its files say so. `pictures`: turns pictures into what is
+    encoded, or None. `processor`: turns skill calls into prompts, or None. `batching`: the meaning of settings of
+    0, on this device and with this memory. `computing`: for operators alone."""
 
     model: str
     fingerprint: str
@@ -285,6 +287,7 @@ class ModelLimits:
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
     values: ValueKinds | None = None
     images: ImageLimits | None = None
+    pictures: Pictures | None = None
     processor: Processor | None = None
     texts: TextLimits | None = None
     judge: Judge | None = None

@@ -86,6 +86,8 @@ class ModelReader:
         if settled is not plan:
             digest = _joined(digest, settled)
         digest = _quantised(digest, self._config, self._platform)
+        if found.pictures is not None:  # a task that goes on elsewhere must have the same prompt there
+            digest = _with(digest, f"image tokens {self._config.image_tokens}")
         ends = end_token_ids(folder) or frozenset(plan.eos_token_ids)
         info = ModelInfo(model, folder, replace(found, plan=settled), digest, ends, longest)
         return replace(info, fingerprint=_with(digest, "inputs int8")) if self._rounds_inputs(info) else info
@@ -137,11 +139,12 @@ class ModelReader:
 
 
 def _pooled_as(model: Model) -> str:
-    """What the vectors of a model of texts depend on beside its weights; empty for a model that generates. What is
-    hashed is written down by name, as below."""
+    """What outputs depend on beside the weights: of a model of texts how they are pooled, of a model that sees how
+    pictures are made ready. What is hashed is written down by name, as below."""
     pooling, texts = model.plan.pooling, model.texts
     if pooling is None:
-        return "" if model.judge is None else str(dataclasses.astuple(model.judge))
+        judged = "" if model.judge is None else str(dataclasses.astuple(model.judge))
+        return judged + (str(sorted(model.pictures.items())) if model.pictures else "")
     denses = [(dense.name, dense.activation) for dense in pooling.denses]
     prompts = None if texts is None else sorted(texts.prompts.items()), texts and texts.default_prompt
     taken = texts and (texts.max_tokens, texts.lower_case)

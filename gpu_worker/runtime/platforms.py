@@ -14,7 +14,7 @@ from torch import Tensor
 
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
-from petiole.gpu_worker.models.decoder import CropDecoder, Decoder
+from petiole.gpu_worker.models.decoder import Decoder, ImageDecoder
 from petiole.gpu_worker.models.parts.kernels import Kernels
 from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.models.weights.copying import Quantization
@@ -134,7 +134,10 @@ def largest_region(decoder: Decoder) -> int:
     return decoder.images.max_region if decoder.images else 0
 
 
-def encode_bytes(decoder: Decoder) -> int:
+def encode_bytes(decoder: Decoder, config: EngineConfig) -> int:
     """Bytes that the largest encode takes beside the weights."""
     images = decoder.images
-    return cast(CropDecoder, decoder).encode_bytes(images.max_crops) if images else 0
+    if images is None:
+        return 0
+    largest = images.patches * min(config.image_tokens, images.max_positions)
+    return cast(ImageDecoder, decoder).encode_bytes(max(images.max_crops, largest))

@@ -148,10 +148,15 @@ class ModelRuntime:
         return render.start_transfer(ready, sources, lengths, known)
 
     def _kept(self, batch: StepBatch) -> dict[str, Parts]:
-        """The side inputs that an encode has made, which no other step will use."""
-        return {
-            name: [(one.at, self._features.pop(one.key)) for one in parts] for name, parts in batch.kept.items()
-        }
+        """The side inputs that an encode has made. The last step that uses one drops it."""
+        found: dict[str, Parts] = {}
+        for name, parts in batch.kept.items():
+            features = [self._features.pop(one.key) if one.last else self._features[one.key] for one in parts]
+            found[name] = [
+                (one.at, whole[:, one.skipped : one.skipped + one.n_positions])
+                for one, whole in zip(parts, features, strict=True)
+            ]
+        return found
 
     def _encode(self, slot_id: int, images: Sequence[EncodeInput]) -> None:
         encoded = self._executor.encode(slot_id, [one.image for one in images])

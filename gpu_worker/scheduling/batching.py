@@ -248,16 +248,18 @@ def _types(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> dict[str,
 
 
 def _images(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> dict[str, Any]:
-    """The features of the images that begin in this step, and its bidirectional regions."""
+    """The features of the images in this step, or of the parts that it computes, and its bidirectional regions."""
     if not any(seq.images for seq in plan.sequences):
         return {}
     features, regions, offset = [], [], 0
     for i, seq in enumerate(plan.sequences):
         start, end = int(starts[i]), int(starts[i] + lengths[i])
         for begin, image in seq.images.items():
-            if start <= begin < end:
-                at = offset + begin - start
-                features.append(KeptInput(seq.features[begin], at, image.n_positions))
+            first, stop = max(begin, start), min(begin + image.n_positions, end)
+            if first < stop:
+                last = stop == begin + image.n_positions
+                at = offset + first - start
+                features.append(KeptInput(seq.features[begin], at, stop - first, first - begin, last=last))
         regions += [
             (i, r.begin, r.end) for r in seq.regions if r.bidirectional and start < r.end and r.begin < end
         ]
@@ -270,6 +272,7 @@ def _images(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> dict[str
 
 
 def _rotary(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> Int32Array | None:
+    """Of several axes only if they differ: all axes of text are one."""
     axes = max(0 if seq.rotary is None else len(seq.rotary) for seq in plan.sequences)
     if not axes:
         return None
@@ -281,7 +284,8 @@ def _rotary(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> Int32Arr
             positions[:, :n] = seq.rotary[:, start : start + n]
             positions[:, n:] += seq.rotary_offset
         parts.append(positions)
-    return np.concatenate(parts, axis=1)
+    found = np.concatenate(parts, axis=1)
+    return found[0] if (found == found[0]).all() else found
 
 
 def _binding(seq: ScheduledSequence) -> RowBinding:

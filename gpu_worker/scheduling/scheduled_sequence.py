@@ -43,8 +43,7 @@ class SequenceInputs:
     def regions(self) -> tuple[Region, ...]:
         if self.whole:
             return (Region(0, len(self.ids), bidirectional=True),)
-        limits = self.image_limits
-        return () if limits is None else tuple(limits.region(at, image) for at, image in self.images.items())
+        return () if self.image_limits is None else self.image_limits.regions(self.images)
 
     @property
     def seen_by_all(self) -> int | None:
@@ -242,7 +241,9 @@ class ScheduledSequence(SchedulableSequence):
         return self.cached_as(n_positions).codes
 
     def cached_as(self, n_positions: int) -> CacheTokens:
-        """The first positions, as prefix cache tokens. They must not end inside an image."""
+        """The first positions, with all of an image in which they end, as prefix cache tokens."""
+        ends = [at + image.n_positions for at, image in self.images.items() if at < n_positions]
+        n_positions = max([n_positions, *ends])
         ids = self.tokens(0, n_positions).astype(np.int64)
         if not self.numbers and not self.images:
             return CacheTokens.from_text(ids)

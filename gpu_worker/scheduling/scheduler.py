@@ -194,9 +194,10 @@ class Scheduler:
 
     def _use_features(self, seq: ScheduledSequence) -> None:
         """Forget the keys of the images whose positions have been launched: the runtime drops used embeddings."""
-        for begin in [begin for begin in seq.features if begin < seq.scheduled_position]:
-            del seq.features[begin]
-            seq.images[begin].forget()
+        for begin in list(seq.features):
+            if begin + seq.images[begin].n_positions <= seq.scheduled_position:
+                del seq.features[begin]
+                seq.images[begin].forget()
 
     # ------------------------------------------------------------ sample
 

@@ -17,7 +17,7 @@ import torch
 from bench.harness.driver import Driver, Stream
 from petiole.gpu_worker import Engine, Request, SamplingParams
 from petiole.gpu_worker.models.checkpoint.finding import resolve_model
-from petiole.gpu_worker.request.prepared_images import IMAGE, PreparedImage
+from petiole.gpu_worker.request.prepared_images import IMAGE, ImageLayout, PreparedImage
 from petiole.gpu_worker.request.skills import SkillCall
 from petiole.gpu_worker.runtime.interface import FEATURES, EncodeInput, KeptInput, StepBatch
 from petiole.gpu_worker.scheduling.batching import encode_batch
@@ -76,7 +76,7 @@ class SeeingDriver(Driver):
 
 
 def prepared(runtime: Any, k: int) -> PreparedImage:
-    found: PreparedImage = runtime.limits.processor.prepared(picture(k, SIZES[k % 4]), content_hash=k)
+    found: PreparedImage = runtime.limits.processor.prepared(picture(k, SIZES[k % 4]), k, ImageLayout(729))
     return found
 
 

@@ -59,6 +59,7 @@ class ToyDecoder:
     value_tokens = VALUES
     token_types: Tensor | None = None
     images: ImageLimits | None = None
+    pictures: Any = None
     processor: Any = None
     dtype = torch.float32
     device = torch.device("cpu")

@@ -6,7 +6,7 @@ part may be nested in `text_config`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +45,9 @@ WRAPPED = Names(
     heads=("lm_head", "language_model.lm_head"),
 )
 """The names of a model of text inside one of text and images."""
+
+SEEING = replace(WRAPPED, tower=("model.visual.", "visual."))
+"""With the names of its tower."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -163,6 +166,43 @@ def rotary(raw: JsonObject, width: int, kind_of_layer: str = "", *, partial: boo
     if given["factor"] is None:
         raise KeyError("factor")
     return replace(found, factor=number(given, "factor", 1.0, low=1e-3))
+
+
+def with_axes(plan: ModelPlan, of: Callable[[Rotary], Rotary]) -> ModelPlan:
+    """The plan of a model whose pictures have positions of several axes."""
+
+    def layer(one: Layer) -> Layer:
+        mixer = one.attention
+        return one if mixer.rotary is None else replace(one, mixer=replace(mixer, rotary=of(mixer.rotary)))
+
+    return replace(plan, layers=tuple(map(layer, plan.layers)))
+
+
+def in_sections(raw: JsonObject, rotary: Rotary, default: Sequence[int]) -> Rotary:
+    """With the axis of each frequency: those of the first come first."""
+    sections = _sections(raw, default)
+    if sum(sections) != rotary.dims // 2:
+        limit = f"must be {rotary.dims // 2} frequencies in all"
+        raise ModelError(f"config.json: mrope_section {limit}, got {shown(sections)}")
+    return replace(rotary, axes=tuple(axis for axis, n in enumerate(sections) for _ in range(n)))
+
+
+def _sections(raw: JsonObject, default: Sequence[int]) -> Sequence[int]:
+    """How many frequencies turn with each of three axes."""
+    given = {**objects(raw, "rope_parameters"), **objects(raw, "rope_scaling")}
+    found = given.get("mrope_section", default)
+    known = isinstance(found, list | tuple) and len(found) == 3
+    if not known or not all(type(one) is int and 0 <= one <= MAX_WIDTH for one in found):
+        raise ModelError(f"config.json: mrope_section must be three whole numbers, got {shown(found)}")
+    return list(found)
+
+
+def interleaved(raw: JsonObject, rotary: Rotary, default: Sequence[int]) -> Rotary:
+    """With the axis of each frequency: the second one's, the third one's and the first one's take turns, as far as
+    the sections of the second and the third go."""
+    sections = _sections(raw, default)
+    axes = (j % 3 if j < 3 * sections[j % 3] else 0 for j in range(rotary.dims // 2))
+    return replace(rotary, axes=tuple(axes))
 
 
 def _factors(given: JsonObject, key: str, n: int) -> tuple[float, ...]:

@@ -18,20 +18,21 @@ class Family:
     """architectures: as config.json names them. plan: config.json as a plan, completed with the defaults of its
     class in transformers; it may raise KeyError for a key that is missing, and the errors of Python for values
     that make no sense. read: for a family that is more than a decoder of text. by_layer: keys that may differ by
-    layer, in `per_layer_config`."""
+    layer, in `per_layer_config`. sees: whether it reads how pictures are made ready."""
 
     architectures: tuple[str, ...]
     plan: Callable[[JsonObject], ModelPlan]
     names: Names = LLAMA
     read: Reader = read_decoder
     by_layer: tuple[str, ...] = ()
+    sees: bool = False
 
     def model(self, raw: JsonObject) -> Model:
         """Raises ModelError for what the family cannot compute."""
         name = architecture_of(raw)
         try:
             self._check_layers(raw)
-            return Model(raw, self.plan(completed(raw)), self.names, self.read)
+            return Model(raw, self.plan(completed(raw)), self.names, self.read, pictures={} if self.sees else None)
         except KeyError as error:
             raise ModelError(f"config.json of a {name} lacks {shown(error.args[0])}") from None
         except ModelError:

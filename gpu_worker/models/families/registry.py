@@ -11,7 +11,7 @@ from pathlib import Path
 
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models import families
-from petiole.gpu_worker.models.checkpoint.configuration import JsonObject, architecture_of, shown
+from petiole.gpu_worker.models.checkpoint.configuration import JsonObject, architecture_of, read_json, shown
 from petiole.gpu_worker.models.checkpoint.opening import config_of
 from petiole.gpu_worker.models.families.family import Family
 from petiole.gpu_worker.models.families.texts import of_texts, pooled, scoring
@@ -25,6 +25,7 @@ FOUND: dict[str, Family] = {
     for name in family.architectures
 }
 """By architecture, as the families name them."""
+PICTURES = "preprocessor_config.json"
 _DECODERS = {
     name.removesuffix("ForCausalLM"): family for name, family in FOUND.items() if name.endswith("ForCausalLM")
 }
@@ -39,7 +40,10 @@ def find_model(folder: Path) -> Model:
     """The model of a folder, with the files of sentence-transformers beside it, or of a GGUF file. Raises
     ModelError if its architecture is unknown."""
     raw = config_of(folder)
-    return of_texts(model_of(raw, f"{folder}: "), folder, raw)
+    model = model_of(raw, f"{folder}: ")
+    if model.pictures is not None and (path := folder / PICTURES).exists():
+        model = replace(model, pictures=read_json(path))
+    return of_texts(model, folder, raw)
 
 
 def model_of(raw: JsonObject, where: str = "") -> Model:

@@ -1,42 +1,27 @@
-"""Moondream's decoder: the decoder of its plan, with an encoder of images, and with coordinates and sizes as
-inputs and outputs."""
+"""Moondream's decoder: a decoder with eyes, and with coordinates and sizes as inputs and outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.moondream.region import RegionHead
 from petiole.gpu_worker.models.moondream.vision_encoder import VisionEncoder
+from petiole.gpu_worker.models.vision.decoder import SeeingDecoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoondreamDecoder(Decoder):
-    """Implements `ValueDecoder` and `CropDecoder`. Text is computed as in any decoder."""
+class MoondreamDecoder(SeeingDecoder):
+    """Implements `ValueDecoder` and `CropDecoder`."""
 
     vision: VisionEncoder
     region: RegionHead
-
-    @staticmethod
-    def around(text: Decoder, **more: Any) -> MoondreamDecoder:
-        """A decoder of text with more: the fields of this class, and the limits of what it takes."""
-        own = {field.name: getattr(text, field.name) for field in fields(Decoder)}
-        return MoondreamDecoder(**own | more)
-
-    def encode(self, images: Sequence[tuple[Tensor, tuple[int, int]]]) -> Sequence[Tensor]:
-        return self.vision.encode(images)
 
     @property
     def crop_shape(self) -> tuple[int, ...]:
         size = self.vision.config.geometry.size
         return size, size, 3
-
-    def encode_bytes(self, n_crops: int) -> int:
-        return self.vision.working_bytes(n_crops)
 
     def crop_features(self, crops: Tensor) -> Tensor:
         return self.vision.features(crops)

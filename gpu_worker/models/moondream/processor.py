@@ -10,7 +10,7 @@ from petiole.gpu_worker.exceptions import InvalidRequest, require
 from petiole.gpu_worker.models.moondream.config import MoondreamConfig
 from petiole.gpu_worker.models.moondream.crops import cropped
 from petiole.gpu_worker.models.moondream.skills import SKILLS
-from petiole.gpu_worker.request.prepared_images import PreparedImage
+from petiole.gpu_worker.request.prepared_images import ImageLayout, PreparedImage
 from petiole.gpu_worker.request.skills import SkillCall, SkillPrompt, TextCodec
 
 if TYPE_CHECKING:
@@ -23,12 +23,12 @@ class MoondreamProcessor:
 
     config: MoondreamConfig
 
-    def n_positions(self, width: int, height: int) -> int:
-        return self.config.vision.geometry.grid**2
+    def layout(self, width: int, height: int, field: str, most: int) -> ImageLayout:
+        return ImageLayout(self.config.vision.geometry.grid**2)
 
-    def prepared(self, picture: Image.Image, content_hash: int) -> PreparedImage:
+    def prepared(self, picture: Image.Image, content_hash: int, layout: ImageLayout) -> PreparedImage:
         crops = cropped(picture, self.config.vision.geometry)
-        return PreparedImage(content_hash, self.n_positions(*picture.size), crops.pixels, crops.tiling)
+        return PreparedImage(content_hash, layout.n_positions, crops.pixels, crops.tiling)
 
     def ask(self, call: SkillCall, n_images: int, codec: TextCodec) -> SkillPrompt:
         known = ", ".join(SKILLS)

@@ -53,6 +53,7 @@ def read_moondream(source: TensorSource, model: Model, options: LoadOptions) -> 
                 bidirectional=True,
                 lead=1,
             ),
+            pictures=MoondreamProcessor(config),
             processor=MoondreamProcessor(config),
         )
 

@@ -35,6 +35,8 @@ def inverse_frequencies(rotary: Rotary) -> Tensor:
         return _yarn(rotary, base)
     if rotary.kind == "longrope":
         return base / torch.tensor(rotary.short_factors, dtype=torch.float32)
+    if rotary.kind == "axial":
+        return (1.0 / rotary.theta ** (torch.arange(0, dims, 4, dtype=torch.int64).float() / dims)).repeat(2)
     if rotary.kind == "proportional":
         turning = int(rotary.fraction * dims / 2)
         return torch.cat([base[:turning], torch.zeros(dims // 2 - turning)]) / rotary.factor
@@ -63,6 +65,17 @@ def _yarn(rotary: Rotary, base: Tensor) -> Tensor:
     span = max(high - low, 0.001)
     stretched = ((torch.arange(rotary.dims // 2, dtype=torch.float32) - low) / span).clamp(0, 1)
     return base / rotary.factor * stretched + base * (1 - stretched)
+
+
+def table_by_axes(rotary: Rotary, table: Tensor, positions: Tensor) -> Tensor:
+    """[T, dims]: the rows of a table for positions of several axes, integers [axes, T], of which each frequency
+    turns by its own."""
+    of_axes = table[positions]
+    found = of_axes[0].clone()
+    for axis in range(1, len(of_axes)):
+        turned = torch.tensor([one == axis for one in rotary.axes] * 2, device=table.device)
+        found[:, turned] = of_axes[axis][:, turned]
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,10 +88,11 @@ class Names:
     """prefixes: of all tensors but the head; the first that fits the checkpoint counts. heads: whole names, of
     which the first that exists counts. layer: before the names of layer {}. apart: a mixer and its feed-forward
     are stored as a layer each, one after the other. turned: how the names of layers end whose weights are stored
-    as [inputs, outputs]."""
+    as [inputs, outputs]. tower: prefixes of what encodes pictures, where a family reads it."""
 
     prefixes: tuple[str, ...] = ("model.", "")
     heads: tuple[str, ...] = ("lm_head",)
+    tower: tuple[str, ...] = ()
     embedding: str = "embed_tokens.weight"
     embedding_norm: str = "embedding_norm"
     learned_positions: str = "embed_positions.weight"

@@ -13,20 +13,20 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder, Forward, ImageDecoder
-from petiole.gpu_worker.models.fast_paths import with_known_crops
+from petiole.gpu_worker.models.fast_paths import tower_of, with_known_crops
 from petiole.gpu_worker.models.parts.layered import LayeredVision
 from petiole.gpu_worker.request.prepared_images import PreparedImage
 from petiole.gpu_worker.request.values import NO_NUMBER
 from petiole.gpu_worker.runtime.cpu.attention import PagedAttention, TextAttention
 from petiole.gpu_worker.runtime.cpu.native.build import instructions
 from petiole.gpu_worker.runtime.cpu.native.draw import draw
-from petiole.gpu_worker.runtime.cpu.native.encoder import native_encoder
+from petiole.gpu_worker.runtime.cpu.native.encoder import native_encoder, native_tower
 from petiole.gpu_worker.runtime.cpu.native.forward import native_decoder
 from petiole.gpu_worker.runtime.interface import FEATURES, OF_TOKENS, VALUES, VECTORS, Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from petiole.gpu_worker.runtime.memory.states import StatePool
 from petiole.gpu_worker.runtime.step import sampling
-from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates
+from petiole.gpu_worker.runtime.step.inputs import StepInputs, StepStates, adding_behind
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import SamplingMetadata
 from petiole.gpu_worker.runtime.step.terms import GroupedTerms
@@ -55,12 +55,14 @@ class CpuExecutor:
         self._recurrent = recurrent
         self._decoder, self._cache, self._bank, self._progress = decoder, cache, bank, progress
         self._pending = pending
-        self._text_only = decoder.value_tokens is None and decoder.images is None and decoder.plan.pooling is None
+        self._text_only = decoder.value_tokens is None and decoder.plan.pooling is None
         self._whole = decoder.plan.whole_texts
         states = () if recurrent is None else recurrent.layers
         self._native = native_decoder(decoder, cache, bank, progress, states)
         self._seeing: LayeredVision | None = with_known_crops(decoder)
         self._encoder = None if self._seeing is None else native_encoder(self._seeing.vision, progress)
+        tower = tower_of(decoder)
+        self._tower = None if tower is None else native_tower(tower, progress)
 
     @property
     def kernels(self) -> str:
@@ -99,7 +101,7 @@ class CpuExecutor:
                 copies=copies, rotary=rotary, limits=limits,
             )  # fmt: skip
             if self._text_only:
-                logits = step()
+                logits = step(features=inputs.kept.get(FEATURES, ()))
                 return StepStates(lambda: logits)
             hidden = self._embed(inputs, token_ids).float()
             logits = step(hidden=hidden, types=types)
@@ -123,7 +125,9 @@ class CpuExecutor:
             states = self._recurrent.advance(
                 inputs.batch_rows, inputs.starts, inputs.lengths, inputs.states, self._progress
             )
-        forward = Forward(positions if rotary is None else rotary, attention, terms, token_ids, types, states)
+        behind = adding_behind(inputs.kept.get(FEATURES, ()))
+        turning = positions if rotary is None else rotary
+        forward = Forward(turning, attention, terms, token_ids, types, states, behind=behind)
         hidden = self._decoder.forward(self._embed(inputs, token_ids), forward)[outputs]
         return self._made(inputs, lambda: self._decoder.head_output(hidden).float(), hidden)
 
@@ -168,6 +172,8 @@ class CpuExecutor:
     def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
         crops = [(torch.from_numpy(image.pixels), image.tiling) for image in images]
         encoder, seeing = self._encoder, self._seeing
+        if self._tower is not None:
+            return self._tower.encode(crops)
         if encoder is None or seeing is None:
             return cast(ImageDecoder, self._decoder).encode(crops)
         return [seeing.image_features(encoder.features(pixels), at) for pixels, at in crops]

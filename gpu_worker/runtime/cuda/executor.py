@@ -58,7 +58,7 @@ from petiole.gpu_worker.runtime.interface import FEATURES, NO_UPDATES, StepBatch
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 from petiole.gpu_worker.runtime.memory.room import sampling_bytes
 from petiole.gpu_worker.runtime.memory.states import StatePool
-from petiole.gpu_worker.runtime.step.inputs import Int64Array, StepInputs, StepStates, lay_out
+from petiole.gpu_worker.runtime.step.inputs import Int64Array, StepInputs, StepStates, adding_behind, lay_out
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import SamplingMetadata, likeliest
 from petiole.gpu_worker.runtime.step.segments import Run, Segmented, segmented
@@ -333,9 +333,9 @@ class CudaExecutor:
         embedded = self._embed(inputs, rows, token_ids, given < 0)
         for begin, features in inputs.kept.get(FEATURES, ()):
             embedded[begin : begin + features.shape[1]] = features[0]
-        hidden = self._decoder.forward(
-            embedded, Forward(rotary, attention, terms, token_ids, states=self._states(inputs, copies))
-        )
+        states, behind = self._states(inputs, copies), adding_behind(inputs.kept.get(FEATURES, ()))
+        forward = Forward(rotary, attention, terms, token_ids, states=states, behind=behind)
+        hidden = self._decoder.forward(embedded, forward)
         outputs = hidden[self._up(inputs.output_inputs)]
         return states_of(self._decoder, outputs)
 

@@ -51,7 +51,7 @@ class CudaPlatform:
         """The numbers are small enough that the working memory takes only a part of the free memory."""
         self.release_memory()
         free = self.room(config)
-        itemsize, encode, region = decoder.dtype.itemsize, encode_bytes(decoder), largest_region(decoder)
+        itemsize, encode, region = decoder.dtype.itemsize, encode_bytes(decoder, config), largest_region(decoder)
         return batching_that_fits(config, BATCHING["cuda"], decoder.plan, itemsize, free, encode, region)
 
     def copy_stream(self, compute: DeviceStream) -> DeviceStream:
@@ -65,7 +65,7 @@ class CudaPlatform:
         """All that is left of the memory fraction beside weights and working memory. Pages that running sequences
         do not need hold cached prefixes."""
         self.release_memory()  # temporary tensors of the weight conversion
-        working = working_bytes(config, decoder.plan, decoder.dtype.itemsize, encode_bytes(decoder))
+        working = working_bytes(config, decoder.plan, decoder.dtype.itemsize, encode_bytes(decoder, config))
         plan, size, of_states = decoder.plan, kv_dtype.itemsize, decoder.dtype.itemsize
         rows = (config.max_num_seqs + 1) * state_bytes(plan, of_states)
         free = self.room(config) - working - rows

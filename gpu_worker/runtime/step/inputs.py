@@ -36,10 +36,23 @@ from petiole.gpu_worker.runtime.interface import (
 Int64Array = npt.NDArray[np.int64]
 
 Parts = Sequence[tuple[int, Tensor]]
-"""A side input on the device: the index of the first input of each part, and the part. FEATURES: one an image
-(see `ImageDecoder`)."""
+"""A side input on the device: the index of the first input of each part, and the part. FEATURES: [1 + extra,
+positions, hidden], of an image or a part of one (see `ImageDecoder`)."""
 
 _NONE = np.empty(0, np.int64)
+
+
+def adding_behind(parts: Parts) -> Callable[[int, Tensor], None] | None:
+    """Adds what images have for the residual stream behind the first layers: see `Forward.behind`. None if they
+    have nothing for it."""
+    deep = [(at, features[1:]) for at, features in parts if len(features) > 1]
+
+    def add(layer: int, hidden: Tensor) -> None:
+        for at, features in deep:
+            if layer < len(features):
+                hidden[at : at + features.shape[1]] += features[layer]
+
+    return add if deep else None
 
 
 @dataclass(frozen=True, slots=True)

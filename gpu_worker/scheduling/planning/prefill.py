@@ -94,8 +94,9 @@ class PrefillPlanner:
         for seq, length in zip(plan.sequences, plan.lengths, strict=True):
             start = seq.scheduled_position
             for begin, image in seq.images.items():
-                if start <= begin < start + length and begin not in seq.features:
-                    crops += 0 if image.prepared is None else len(image.prepared.pixels)
+                meets = begin < start + length and start < begin + image.n_positions
+                if meets and begin not in seq.features:
+                    crops += 0 if image.prepared is None else image.prepared.n_encoded
                     if needed and crops > limits.max_crops:
                         return StepPlan([], images=needed)
                     needed.append((seq, begin))

@@ -44,7 +44,7 @@ class Presentation:
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Presentation:
         """`facts`: `Engine.facts()`."""
-        if facts.get("images"):
+        if facts.get("images") and not facts.get("chat_template"):  # it answers conversations by a skill
             return cls()
         format = detection.of_checkpoint(facts)
         shown = format.shown(facts.get("special_tokens", {}).values()) if format else ()

@@ -1,5 +1,5 @@
 """Qwen2 and 2.5, with biases on queries, keys and values; Qwen3, with norms of queries and keys; dense or with
-experts; and the text parts of Qwen2-VL, 2.5-VL and 3-VL, whose rotations by three axes are one for text."""
+experts; Qwen2.5-VL and Qwen3-VL; and the text part of Qwen2-VL, whose rotation by three axes is one for text."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
 from petiole.gpu_worker.models.families import config_keys
 from petiole.gpu_worker.models.families.family import Family
 from petiole.gpu_worker.models.plan import MAX_POSITION, Attention, Experts, FeedForward, ModelPlan, Norm
+from petiole.gpu_worker.models.vision.reading import read_qwen2_5_vl, read_qwen3_vl
 from petiole.gpu_worker.models.weights.names import Fused, Names
 
 SHARED = Names(
     beside_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
     beside_down=("mlp.shared_expert.down_proj",),
 )
-VL_MOE = replace(config_keys.WRAPPED, fused=Fused(input_major=True))
+VL_MOE = replace(config_keys.SEEING, fused=Fused(input_major=True))
 
 
 def qwen2(raw: JsonObject) -> ModelPlan:
@@ -75,13 +76,22 @@ def qwen2_vl(outer: JsonObject) -> ModelPlan:
     return qwen2(config_keys.text_part(outer))
 
 
+def qwen2_5_vl(outer: JsonObject) -> ModelPlan:
+    raw = config_keys.text_part(outer)
+    return config_keys.with_axes(qwen2(raw), lambda rotary: config_keys.in_sections(raw, rotary, (16, 24, 24)))
+
+
 def qwen3_vl_moe(outer: JsonObject) -> ModelPlan:
     raw = config_keys.text_part(outer)
-    return _mixed(raw, qwen3(raw), None, normalised=True)
+    return _mixed(raw, _qwen3_vl(raw), None, normalised=True)
 
 
 def qwen3_vl(outer: JsonObject) -> ModelPlan:
-    return qwen3(config_keys.text_part(outer))
+    return _qwen3_vl(config_keys.text_part(outer))
+
+
+def _qwen3_vl(raw: JsonObject) -> ModelPlan:
+    return config_keys.with_axes(qwen3(raw), lambda rotary: config_keys.interleaved(raw, rotary, (24, 20, 20)))
 
 
 FAMILIES = (
@@ -89,9 +99,8 @@ FAMILIES = (
     Family(("Qwen3ForCausalLM",), qwen3),
     Family(("Qwen3MoeForCausalLM",), qwen3_moe),
     Family(("Qwen2MoeForCausalLM",), qwen2_moe, SHARED),
-    Family(
-        ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"), qwen2_vl, config_keys.WRAPPED
-    ),
-    Family(("Qwen3VLForConditionalGeneration",), qwen3_vl, config_keys.WRAPPED),
-    Family(("Qwen3VLMoeForConditionalGeneration",), qwen3_vl_moe, VL_MOE),
+    Family(("Qwen2VLForConditionalGeneration",), qwen2_vl, config_keys.WRAPPED),
+    Family(("Qwen2_5_VLForConditionalGeneration",), qwen2_5_vl, config_keys.SEEING, read_qwen2_5_vl, sees=True),
+    Family(("Qwen3VLForConditionalGeneration",), qwen3_vl, config_keys.SEEING, read_qwen3_vl, sees=True),
+    Family(("Qwen3VLMoeForConditionalGeneration",), qwen3_vl_moe, VL_MOE, read_qwen3_vl, sees=True),
 )

@@ -12,12 +12,13 @@ from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
 from petiole.gpu_worker.models.families import config_keys
 from petiole.gpu_worker.models.families.family import Family
 from petiole.gpu_worker.models.plan import DeltaNet, Experts, FeedForward, Layer, Mixer, ModelPlan, Norm
+from petiole.gpu_worker.models.vision.reading import read_qwen3_5
 from petiole.gpu_worker.models.weights.names import DELTA_NET, Names
 
 LINEAR = "linear_attention"
 
 NAMES = replace(
-    config_keys.WRAPPED,
+    config_keys.SEEING,
     beside_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
     beside_down=("mlp.shared_expert.down_proj",),
 )
@@ -41,21 +42,30 @@ def qwen3_next(raw: JsonObject) -> ModelPlan:
 
 
 def qwen3_5(outer: JsonObject) -> ModelPlan:
-    return _plan(config_keys.text_part(outer), grouped=False, mixed=lambda i: False)
+    return _plan(config_keys.text_part(outer), grouped=False, mixed=lambda i: False, axes=True)
 
 
 def qwen3_5_moe(outer: JsonObject) -> ModelPlan:
-    return _plan(config_keys.text_part(outer), grouped=False, mixed=lambda i: True)
+    return _plan(config_keys.text_part(outer), grouped=False, mixed=lambda i: True, axes=True)
 
 
-def _plan(raw: JsonObject, *, grouped: bool, mixed: Callable[[int], bool], normalised: bool = True) -> ModelPlan:
+def _plan(
+    raw: JsonObject,
+    *,
+    grouped: bool,
+    mixed: Callable[[int], bool],
+    normalised: bool = True,
+    axes: bool = False,
+) -> ModelPlan:
+    """axes: whether pictures have positions of three axes."""
     norm = Norm(eps=config_keys.number(raw, "rms_norm_eps", 1e-6), offset=1.0)
     kinds, net = _kinds(raw), _delta_net(raw, grouped=grouped)
     width, biases = config_keys.head_dim(raw), bool(raw.get("attention_bias", False))
+    rotary = config_keys.rotary(raw, width, partial=True)
     attention = config_keys.usual_attention(
         raw,
         width,
-        rotary=config_keys.rotary(raw, width, partial=True),
+        rotary=config_keys.interleaved(raw, rotary, (11, 11, 10)) if axes else rotary,
         q_norm=norm,
         k_norm=norm,
         qkv_bias=biases,
@@ -111,6 +121,8 @@ def _mixture(raw: JsonObject, *, normalised: bool) -> tuple[FeedForward, Experts
 
 FAMILIES = (
     Family(("Qwen3NextForCausalLM",), qwen3_next, NEXT),
-    Family(("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), qwen3_5, NAMES),
-    Family(("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), qwen3_5_moe, NAMES),
+    Family(("Qwen3_5ForCausalLM",), qwen3_5, NAMES),
+    Family(("Qwen3_5MoeForCausalLM",), qwen3_5_moe, NAMES),
+    Family(("Qwen3_5ForConditionalGeneration",), qwen3_5, NAMES, read_qwen3_5, sees=True),
+    Family(("Qwen3_5MoeForConditionalGeneration",), qwen3_5_moe, NAMES, read_qwen3_5, sees=True),
 )

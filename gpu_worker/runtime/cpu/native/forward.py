@@ -25,6 +25,7 @@ from petiole.gpu_worker.runtime.cpu.native.stack import Stack, at_least, library
 from petiole.gpu_worker.runtime.cpu.native.supported import support
 from petiole.gpu_worker.runtime.interface import Int32Array, Progress, nothing
 from petiole.gpu_worker.runtime.memory.kv import KVCache
+from petiole.gpu_worker.runtime.step.inputs import Parts, adding_behind
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class NativeDecoder:
         progress: Progress = nothing,
         states: Sequence[LayerState | None] = (),
     ) -> None:
-        self._decoder, self._cache = decoder, cache
+        self._decoder, self._cache, self._library = decoder, cache, library
         self._adapters = NativeAdapters(library, bank) if bank is not None else None
         head, plan = decoder.head, decoder.plan
         table = decoder.embedding
@@ -92,6 +93,7 @@ class NativeDecoder:
         adapter_slots: Int32Array | None = None,
         *,
         hidden: Tensor | None = None,
+        features: Parts = (),
         copies: Tensor | None = None,
         rotary: Tensor | None = None,
         limits: Tensor | None = None,
@@ -107,12 +109,21 @@ class NativeDecoder:
         of the rows. copies: int64 [T], the place to which the states after each input are copied, or -1.
 
         hidden: float32 [T, hidden], the inputs' embeddings; None: the embeddings of the token ids. The forward
-        overwrites its first O rows with the outputs' hidden states before the final norm. rotary: int64 [T],
-        rotary positions; None: the positions. types: int64 [T], rows of token types; None: the first.
+        overwrites its first O rows with the outputs' hidden states before the final norm. features: of images, in
+        place of the embeddings of their tokens, and what is added behind the first layers. rotary: int64 [T] or
+        [axes, T], rotary positions; None: the positions. types: int64 [T], rows of token types; None: the first.
         limits: int64 [T]: an input sees the positions before its limit; None: all up to its own."""
-        if rotary is not None and rotary.ndim != 1:
-            raise ValueError(f"rotary positions: must be of one axis, got {list(rotary.shape)}")
         model, decoder = self._stack.model, self._decoder
+        tables: Sequence[Tensor | None] = ()
+        if rotary is not None and rotary.ndim > 1:
+            tables = decoder.tables_by_axes(rotary)
+            rotary = torch.arange(rotary.shape[1])
+        if features and hidden is None:
+            hidden = self._embed(token_ids)
+        for begin, own in features:
+            assert hidden is not None
+            hidden[begin : begin + own.shape[1]] = own[0]
+        deep = max((len(own) - 1 for _, own in features), default=0)
         by_ids, per_layer = self._tied and hidden is None, None
         if hidden is None:
             hidden = torch.empty(len(token_ids), model.hidden) if by_ids else decoder.embed(token_ids).float()
@@ -138,8 +149,22 @@ class NativeDecoder:
             per_layer=per_layer,
             logits=memory if decoder.plan.pooling is None else None,
             adapters=adapters,
+            tables=tables,
+            behind=adding_behind(features),
+            stops=range(deep),
         )
         return memory[: shape[0] * shape[1]].view(shape)
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        """float32 [T, hidden]. The weights of a tied head are packed, and C code reads them."""
+        if not self._tied:
+            return self._decoder.embed(token_ids).float()
+        head, factor = self._stack.model.head, self._stack.model.embedding_factor
+        hidden = torch.empty(len(token_ids), self._stack.model.hidden)
+        ids, into = ctypes.c_void_p(token_ids.data_ptr()), ctypes.c_void_p(hidden.data_ptr())
+        n = ctypes.c_int64(len(token_ids))
+        self._library.petiole_embed(ctypes.byref(head), n, ids, ctypes.c_float(factor), into)
+        return hidden
 
     def _extra(self, positions: Tensor, types: Tensor | None) -> Tensor | None:
         """float32 [T, hidden]: what is added to the embeddings at these positions, of tokens of these types."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import c_int64, c_void_p
 
 import numpy as np
@@ -25,6 +26,7 @@ from petiole.gpu_worker.runtime.cpu.native.layers.structures import (
     PerLayer,
     Structures,
 )
+from petiole.gpu_worker.runtime.cpu.native.products.adapters import BYTES_OF_LAYER
 from petiole.gpu_worker.runtime.cpu.native.products.choice import Products
 from petiole.gpu_worker.runtime.cpu.native.products.weights import EMPTY
 from petiole.gpu_worker.runtime.interface import Progress, nothing
@@ -140,6 +142,9 @@ class Stack:
         per_layer: Tensor | None = None,
         logits: Tensor | None = None,
         adapters: npt.NDArray[np.int64] | None = None,
+        tables: Sequence[Tensor | None] = (),
+        behind: Callable[[int, Tensor], None] | None = None,
+        stops: Sequence[int] = (),
     ) -> None:
         """Compute all layers.
 
@@ -149,7 +154,9 @@ class Stack:
         tokens, whose table is the head, times the embedding factor. extra: float32 [T, hidden], which is added to
         the inputs. positions, rows, rotary, limits: int64 [T]. copies: int64 [T], the place to which the states
         after each position are copied, or -1. per_layer: float32 [T, layers * width], the rows of
-        the table of per-layer inputs; overwritten. adapters: [T], see `NativeAdapters`."""
+        the table of per-layer inputs; overwritten. adapters: [T], see `NativeAdapters`. tables: float32, the
+        rotary table of each layer in this step; empty: those of all steps. behind: called after each layer among
+        `stops`, ascending, with its number and the residual stream, which it may change."""
         t, n_threads = len(hidden), torch.get_num_threads()
         if t > self._most or n_threads != self._step.n_threads:
             self._take_memory(max(t, self._most), n_threads)
@@ -168,6 +175,65 @@ class Stack:
         step.o = len(outputs)
         step.outputs = outputs.data_ptr()
         step.logits = _address(logits)
+        with self._turned(tables):
+            if behind is None or not stops:
+                self._compute(step)
+                return
+            self._compute_in_parts(step, hidden, outputs, adapters, behind, stops)
+
+    def _compute_in_parts(
+        self,
+        step: StepStruct,
+        hidden: Tensor,
+        outputs: Tensor,
+        adapters: npt.NDArray[np.int64] | None,
+        behind: Callable[[int, Tensor], None],
+        stops: Sequence[int],
+    ) -> None:
+        """All positions are computed up to the last stop: each may be changed there."""
+        model, n, every = self.model, len(self._layers), torch.arange(len(hidden))
+        whole = (model.layers, model.n_layers, model.last_kept, step.logits)
+        logits, first = step.logits, 0
+        try:
+            for end in sorted({*(stop + 1 for stop in stops), n}):
+                model.layers = whole[0] + first * ctypes.sizeof(LayerStruct)
+                model.n_layers = end - first
+                model.last_kept = whole[2] - first if end == n else end - first - 1
+                ended = end == n and n - 1 not in stops
+                step.o, step.outputs = (len(outputs), outputs.data_ptr()) if ended else (step.t, every.data_ptr())
+                step.logits = logits if ended else None
+                if adapters is not None:
+                    own = np.where(adapters, adapters + first * BYTES_OF_LAYER, 0)
+                    step.adapters = own.ctypes.data
+                self._compute(step)
+                if end - 1 in stops:
+                    behind(end - 1, hidden)
+                step.token_ids = step.extra = None
+                first = end
+        finally:
+            model.layers, model.n_layers, model.last_kept, step.logits = whole
+
+    def keep_in(
+        self, keys: Sequence[Tensor], values: Sequence[Tensor], tables: Sequence[Tensor], page_size: int
+    ) -> None:
+        """Other memory for keys and values, by layer: see `KVPointers`."""
+        for layer, own, other, table in zip(self._layers, keys, values, tables, strict=True):
+            heads = layer.heads
+            heads.keys, heads.values, heads.table = own.data_ptr(), other.data_ptr(), table.data_ptr()
+            heads.columns, heads.page_size = table.shape[1], page_size
+
+    @contextmanager
+    def _turned(self, tables: Sequence[Tensor | None]) -> Iterator[None]:
+        before = [layer.rotary for layer in self._layers]
+        for layer, table in zip(self._layers, tables, strict=False):
+            layer.rotary = _address(table)
+        try:
+            yield
+        finally:
+            for layer, table in zip(self._layers, before, strict=True):
+                layer.rotary = table
+
+    def _compute(self, step: StepStruct) -> None:
         failures = self._library.petiole_forward(ctypes.byref(self.model), ctypes.byref(step))
         if failures < 0:
             raise ModelError("adapters: must have the sizes of the model's linear layers")

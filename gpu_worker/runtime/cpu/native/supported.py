@@ -92,9 +92,8 @@ def support(decoder: object) -> Support:
 
 def _unknown_ends(decoder: Decoder) -> str | None:
     plan = decoder.plan
-    takes_more = decoder.images is not None or decoder.value_tokens is not None
-    if plan.tied_head and takes_more:  # the head's weights are rearranged, and inputs would be embedded by torch
-        return "a tied head beside other inputs than tokens"
+    if plan.tied_head and decoder.value_tokens is not None:  # torch embeds values, and the head is rearranged
+        return "a tied head beside values"
     if plan.per_layer is not None and plan.per_layer.width % 2:
         return f"per-layer inputs of {plan.per_layer.width} numbers"
     projection = None if decoder.per_layer is None else decoder.per_layer.projection

@@ -18,7 +18,7 @@ from petiole.contract.settings.engine import BATCHING
 from petiole.gpu_worker import Engine, EngineConfig, Request, Result, SamplingParams
 from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 from petiole.gpu_worker.models.moondream.config import text_plan
-from petiole.gpu_worker.request.prepared_images import PreparedImage
+from petiole.gpu_worker.request.prepared_images import ImageLayout, PreparedImage
 from petiole.gpu_worker.request.skills import SkillCall
 from petiole.gpu_worker.runtime.cuda import encoder
 from petiole.gpu_worker.runtime.cuda.encoder import crop_ladder
@@ -142,7 +142,7 @@ def test_a_resumed_answer_is_read_again_with_its_bins(open_late: OpenEngine, exp
 
 def prepared(limits: ModelLimits, k: int) -> PreparedImage:
     assert limits.processor is not None
-    return limits.processor.prepared(picture(k, SIZES[k % 4]), content_hash=k)
+    return limits.processor.prepared(picture(k, SIZES[k % 4]), k, ImageLayout(729))
 
 
 @pytest.mark.parametrize("shared", [False, True])

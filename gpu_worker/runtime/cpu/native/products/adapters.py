@@ -24,6 +24,10 @@ class _LowRank(ctypes.Structure):
     _fields_ = [("a", LinearStruct), ("b", LinearStruct * MOST_PARTS), ("parts", c_int64)]
 
 
+BYTES_OF_LAYER = ctypes.sizeof(_LowRank) * len(MAPS)
+"""Of the maps of an adapter, which lie layer by layer."""
+
+
 class NativeAdapters:
     """Repacks a slot when a step first uses the adapter that was put there."""
 

@@ -1,0 +1,132 @@
+"""From a picture's size to its layout, and from a picture to its pixels, as Qwen's models take it.
+
+    1000 x 650  ->  992 x 640          both sides multiples of a block's, the area within limits
+                ->  31 x 20 blocks     a position each, row by row
+                    axis 0  0 0 0 ...          time
+                    axis 1  0 0 0 ... 1 1 1    row
+                    axis 2  0 1 2 ... 0 1 2    column
+
+Text behind it goes on after the greatest number. The pixels are those of transformers' processor without
+torchvision, bit by bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from petiole.gpu_worker.exceptions import ModelError, require
+from petiole.gpu_worker.models.checkpoint.configuration import shown
+from petiole.gpu_worker.models.vision.config import TowerConfig
+from petiole.gpu_worker.request.prepared_images import ImageLayout, PreparedImage
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+MOST_UNEQUAL = 200
+"""How many times as long as the other a side may be."""
+_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+_HALVES = (0.5, 0.5, 0.5)
+_LEAST, _MOST, _LARGEST = 65_536, 16_777_216, 2**28
+"""Pixels of a picture, where no file says how many; and a limit far above every model."""
+
+
+@dataclass(frozen=True, slots=True)
+class GridPictures:
+    """Implements `Pictures`. patch, merge: see `TowerConfig`. least, most: pixels of a resized picture. mean,
+    std: of the numbers from 0 to 1 that stand for a colour's bytes, by colour. resample: of Pillow."""
+
+    patch: int
+    merge: int
+    least: int = _LEAST
+    most: int = _MOST
+    mean: tuple[float, ...] = _HALVES
+    std: tuple[float, ...] = _HALVES
+    scale: float = 1 / 255
+    resample: int = 3
+
+    @property
+    def max_positions(self) -> int:
+        return self.most // (self.patch * self.merge) ** 2
+
+    def layout(self, width: int, height: int, field: str, most: int) -> ImageLayout:
+        long, short = max(width, height), min(width, height)
+        limit = f"must have sides of which one is at most {MOST_UNEQUAL} times as long as the other"
+        require(long <= MOST_UNEQUAL * short, field, limit, f"{width} x {height}")
+        side = self.patch * self.merge
+        area = min(self.most, most * side**2)
+        rows, columns = (one // side for one in resized(height, width, side, min(self.least, area), area))
+        rotary = np.zeros((3, rows * columns), np.int32)
+        rotary[1], rotary[2] = np.divmod(np.arange(rows * columns), columns)
+        return ImageLayout(rows * columns, rotary, (columns * side, rows * side))
+
+    def prepared(self, picture: Image.Image, content_hash: int, layout: ImageLayout) -> PreparedImage:
+        assert layout.size is not None
+        pixels = np.array(picture.resize(layout.size, self.resample))[None]
+        patches = layout.n_positions * self.merge**2
+        return PreparedImage(content_hash, layout.n_positions, pixels, rotary=layout.rotary, n_patches=patches)
+
+    def values(self) -> npt.NDArray[np.float32]:
+        """[3, 256]: what stands for each byte of each colour."""
+        scaled = (np.arange(256).astype(np.float64) * self.scale).astype(np.float32)
+        mean, std = (np.array(one, np.float32)[:, None] for one in (self.mean, self.std))
+        found: npt.NDArray[np.float32] = (scaled - mean) / std
+        return found
+
+
+def resized(height: int, width: int, side: int, least: int, most: int) -> tuple[int, int]:
+    """The height and width of a picture whose sides become multiples of `side`, and its area `least` to `most`."""
+    high, wide = round(height / side) * side, round(width / side) * side
+    if high * wide > most:
+        shrunk = math.sqrt(height * width / most)
+        high = max(side, math.floor(height / shrunk / side) * side)
+        wide = max(side, math.floor(width / shrunk / side) * side)
+    elif high * wide < least:
+        grown = math.sqrt(least / (height * width))
+        high, wide = math.ceil(height * grown / side) * side, math.ceil(width * grown / side) * side
+    return high, wide
+
+
+def grid_pictures(tower: TowerConfig, given: Mapping[str, Any]) -> GridPictures:
+    """given: preprocessor_config.json; empty: the values of the published models. Raises ModelError for pictures
+    that are made ready in another way."""
+    if not given:
+        return GridPictures(tower.patch, tower.merge)
+    for key, known in (("patch_size", tower.patch), ("merge_size", tower.merge)):
+        default = 14 if key == "patch_size" else 2
+        _must(given.get(key, default) == known, key, f"be {known}, as in config.json", given.get(key, default))
+    for key in ("do_resize", "do_rescale", "do_normalize"):
+        _must(given.get(key, True) is True, key, "be true", given.get(key))
+    resample = given.get("resample", 3)
+    _must(type(resample) is int and 0 <= resample <= 5, "resample", "be a number of Pillow's, 0 to 5", resample)
+    size = given.get("size") or {}
+    _must(isinstance(size, Mapping), "size", "be an object", size)
+    least = given.get("min_pixels") or size.get("shortest_edge") or 56 * 56
+    most = given.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280
+    for key, value in (("shortest_edge", least), ("longest_edge", most)):
+        known = type(value) is int and (
+            tower.block**2 <= value <= _LARGEST or (key == "shortest_edge" and value > 0)
+        )
+        _must(known, f"size.{key}", f"be a number of pixels from {tower.block**2} to {_LARGEST}", value)
+    _must(least <= most, "size.shortest_edge", f"be at most {most}, the longest_edge", least)
+    mean, std = _colours(given, "image_mean", _CLIP_MEAN), _colours(given, "image_std", _CLIP_STD)
+    _must(min(std) > 0, "image_std", "be above 0", list(std))
+    scale = given.get("rescale_factor", 1 / 255)
+    _must(isinstance(scale, float) and 0 < scale <= 1, "rescale_factor", "be above 0 and at most 1", scale)
+    return GridPictures(tower.patch, tower.merge, least, most, mean, std, scale, resample)
+
+
+def _colours(given: Mapping[str, Any], key: str, default: Sequence[float]) -> tuple[float, ...]:
+    found = given.get(key, default)
+    known = isinstance(found, list | tuple) and len(found) == 3 and all(type(one) in (int, float) for one in found)
+    _must(known and all(abs(one) <= 1000 for one in found), key, "be three numbers", found)
+    return tuple(map(float, found))
+
+
+def _must(known: bool, key: str, limit: str, value: object) -> None:
+    if not known:
+        raise ModelError(f"preprocessor_config.json: {key} must {limit}, got {shown(value)}")

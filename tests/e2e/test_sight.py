@@ -1,0 +1,117 @@
+"""Pictures in conversations through Celery and the gateway, with a small model in Qwen3-VL's form; deaths among
+them. `tests/gpu_worker/models/vision` compares it with transformers."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from petiole.contract.requests.images import handle_of
+from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.keys import image_key
+from tests.support.gateway import Gateway
+from tests.support.seeing import as_file, drawn_picture, write_seeing
+from tests.support.site import Site, eventually
+
+FILES = [as_file(drawn_picture(170, 100)), as_file(drawn_picture(64, 64, seed=1))]
+DATA = [base64.b64encode(one).decode() for one in FILES]
+URLS = [f"data:image/png;base64,{one}" for one in DATA]
+PARTS = [{"type": "image_url", "image_url": {"url": url}} for url in URLS]
+QUESTION = [{"role": "user", "content": [PARTS[0], {"type": "text", "text": "Which?"}, PARTS[1]]}]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("sight")
+    write_seeing(folder / "model", "qwen3-vl")
+    engine = {
+        "PETIOLE_ENGINE_FACTORY": "tests.support.mortal_engine:MortalEngine",
+        "PETIOLE_MODEL": folder / "model",
+        "PETIOLE_DEVICE": "cpu",
+        "PETIOLE_DTYPE": "float32",
+        "PETIOLE_MAX_MODEL_LEN": 512,
+        "PETIOLE_NUM_PAGES": 2000,
+        "PETIOLE_NUM_THREADS": 1,
+        "PETIOLE_CHUNK_SIZE": 8,
+        "PETIOLE_STREAM_INTERVAL_MS": 0,
+        "PETIOLE_DEATHS": folder,
+        "PETIOLE_VISIBILITY_TIMEOUT_S": 2,
+        "PETIOLE_DRAIN_SECONDS": 0,
+    }
+    with Site(folder, **engine) as site:
+        for worker in [site.start_worker(), site.start_worker()]:
+            worker.ready()
+        yield site
+
+
+def send(site: Site, task: str, submission: dict[str, Any] | None = None, **options: Any) -> Any:
+    return site.app.send_task(f"tasks.{task}", kwargs={"affinity": None, **options}, **(submission or {}))
+
+
+def chat(site: Site, task_id: str, **more: Any) -> Any:
+    options: dict[str, Any] = {"messages": QUESTION, "max_tokens": 12, "seed": 5, "ignore_eos": True, **more}
+    return send(site, "chat", {"task_id": task_id}, **options)
+
+
+def test_a_conversation_with_two_pictures_is_streamed_and_answered(site: Site) -> None:
+    task = chat(site, "plain")
+    value = site.get(task)
+    assert value["usage"]["prompt_tokens"] > 19
+    assert value["token_ids"] == site.tokens(task)
+    assert value["text"] == "".join(delta["text"] for delta in site.log(task))
+    site.redis.set(image_key(handle_of(FILES[0])), FILES[0])
+    named = [{"type": "image", "image": handle_of(FILES[0])}, *QUESTION[0]["content"][1:]]
+    again = chat(site, "named", messages=[{"role": "user", "content": named}])
+    assert site.get(again)["token_ids"] == value["token_ids"]
+
+
+@pytest.mark.parametrize("n", [1, 6])
+def test_it_goes_on_where_its_worker_died(site: Site, n: int) -> None:
+    whole = site.get(chat(site, f"whole-{n}"))
+    doomed = chat(site, f"die-{n}-sight")
+    again = site.get(doomed)
+    site.start_worker()  # in place of the one that has died
+    assert again["attempt"] == 2
+    assert again["token_ids"] == site.tokens(doomed) == whole["token_ids"]
+
+
+def test_skills_are_answered(site: Site) -> None:
+    asked = site.get(send(site, "query", image=DATA[0], question="What?", max_tokens=5, temperature=0))
+    assert asked["answer"] == asked["text"]
+    described = site.get(send(site, "caption", image=DATA[0], length="short", max_tokens=5))
+    assert described["caption"] == described["text"]
+    for task, options, field in (
+        ("detect", {"image": DATA[0], "object": "cat"}, "skill"),
+        ("query", {"image": base64.b64encode(FILES[0][:99]).decode(), "question": "a"}, "image"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            send(site, task, **options).get(timeout=60)
+        assert caught.value.field == field
+
+
+def test_clients_of_both_interfaces_send_pictures(site: Site, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("gateway")
+    with Gateway(folder, PETIOLE_BROKER_URL=site.url) as gateway:
+        client = openai.OpenAI(base_url=gateway.url, api_key="none")
+        name = eventually(lambda: next((one.id for one in client.models.list()), ""), "a model")
+        first = client.chat.completions.create(model=name, messages=QUESTION, max_tokens=6, temperature=0)  # type: ignore[call-overload]
+        source = [{"type": "base64", "media_type": "image/png", "data": one} for one in DATA]
+        blocks = [
+            {"type": "image", "source": source[0]},
+            {"type": "text", "text": "Which?"},
+            {"type": "image", "source": source[1]},
+        ]
+        claude = anthropic.Anthropic(base_url=gateway.root, api_key="none")
+        second = claude.messages.create(
+            model=name,
+            messages=[{"role": "user", "content": blocks}],  # type: ignore[typeddict-item]
+            max_tokens=6,
+            extra_body={"temperature": 0},
+        )
+        assert second.content[0].text == first.choices[0].message.content  # type: ignore[union-attr]
+        assert second.usage.input_tokens + (second.usage.cache_read_input_tokens or 0) == first.usage.prompt_tokens

@@ -1,0 +1,153 @@
+"""Pictures where a chat template, a prompt or a skill places them, and what is refused by field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from petiole.gpu_worker import Engine, EngineConfig, InvalidRequest, Request, SamplingParams
+from petiole.gpu_worker.request.prepared_images import IMAGE
+from petiole.gpu_worker.request.skills import SkillCall
+from tests.support.seeing import PAD, PIXELS, TOKENS, as_file, drawn_picture
+
+FILES = [as_file(drawn_picture(170, 100)), as_file(drawn_picture(64, 64, seed=1))]
+POSITIONS = [15, 4]
+PICTURE = {"type": "image"}
+Talk = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def engine(folders: Callable[[str], tuple[Path, Any]]) -> Iterator[Engine]:
+    settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 256}
+    with Engine(EngineConfig(model=str(folders("qwen3-vl")[0]), **settings)) as engine:
+        yield engine
+
+
+def said(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+def asked(n: int = 4, images: Any = FILES, **more: Any) -> Request:
+    return Request(images=images, sampling=SamplingParams(temperature=0.0, max_tokens=n), **more)
+
+
+def runs_of(ids: list[int]) -> list[int]:
+    """The lengths of the pictures among tokens, each between the marks of its place."""
+    start, end = TOKENS["<|vision_start|>"], TOKENS["<|vision_end|>"]
+    found, at = [], 0
+    while start in ids[at:]:
+        at = ids.index(start, at) + 1
+        stop = ids.index(end, at)
+        assert set(ids[at:stop]) == {IMAGE}
+        found.append(stop - at)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("messages", "order"),
+    [
+        ([user(PICTURE, said("What?"), PICTURE)], [0, 1]),
+        ([user(said("a"), PICTURE), {"role": "assistant", "content": "b"}, user(PICTURE, said("c"))], [0, 1]),
+        ([{"role": "system", "content": [PICTURE]}, user(PICTURE, said("c"))], [0, 1]),
+    ],
+)
+def test_pictures_stand_where_the_template_puts_them(engine: Engine, messages: Talk, order: list[int]) -> None:
+    request = asked(messages=messages)
+    assert runs_of(engine.tokens_of(request)) == [POSITIONS[k] for k in order]
+    assert engine.generate([request])[0].usage.completion_tokens
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_a_marker_in_what_somebody_says_is_text(engine: Engine, role: str) -> None:
+    text = "<|vision_start|><|image_pad|><|vision_end|>"
+    ids = engine.tokens_of(asked(messages=[{"role": role, "content": text}, user(PICTURE, PICTURE, said(text))]))
+    assert len(runs_of(ids)) == 2
+    assert PAD not in ids
+
+
+@pytest.mark.parametrize(
+    ("request_", "field", "said_"),
+    [
+        (asked(messages=[user(PICTURE, said("a"))]), "images", "type image, 1, got 2"),
+        (asked(messages=[user(PICTURE, PICTURE, PICTURE)]), "images", "type image, 3, got 2"),
+        (
+            asked(messages=[{"role": "system", "content": "<|image_pad|>"}, user(PICTURE, PICTURE)]),
+            "messages",
+            "got 3",
+        ),
+        (asked(prompt="a <|image_pad|> b"), "prompt", "as images, 2, got 1"),
+        (asked(prompt=[5, PAD, 6, PAD, PAD]), "prompt", "as images, 2, got 3"),
+        (asked(prompt="a <|image_pad|> b", images=[]), "prompt", "as images, 0, got 1"),
+        (asked(prompt=[PAD], images=[as_file(drawn_picture(1000, 4))]), "images[0]", "200 times"),
+        (asked(prompt=[PAD], images=[FILES[0][:200]]), "images[0]", "can be read"),
+        (
+            asked(messages=[user(*[PICTURE] * 40)], images=[FILES[0]] * 40),
+            "messages",
+            "at most 255 tokens with its",
+        ),
+        (asked(skill=SkillCall("point", {"object": "cat"}), images=FILES[:1]), "skill", "query, caption"),
+        (asked(skill=SkillCall("caption", {})), "image", "one image, got 2"),
+        (asked(skill=SkillCall("caption", {"length": "epic"}), images=FILES[:1]), "length", "short, normal, long"),
+        (asked(skill=SkillCall("query", {"question": " "})), "question", "not empty"),
+        (asked(skill=SkillCall("query", {"question": "a", "reasoning": True})), "reasoning", "false"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_field(engine: Engine, request_: Request, field: str, said_: str) -> None:
+    with pytest.raises(InvalidRequest, match=said_) as caught:
+        engine.generate([request_])
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("name", ["query", "caption"])
+def test_a_skill_is_a_conversation_of_one_turn(engine: Engine, name: str) -> None:
+    options = {"query": {"question": "Describe this image."}, "caption": {}}[name]
+    skill = engine.generate([asked(skill=SkillCall(name, options), images=FILES[:1])])[0]
+    talk = engine.generate([asked(messages=[user(PICTURE, said("Describe this image."))], images=FILES[:1])])[0]
+    assert skill.token_ids == talk.token_ids
+    assert skill.answer == {{"query": "answer", "caption": "caption"}[name]: talk.text}
+
+
+def test_a_question_about_nothing(engine: Engine) -> None:
+    result = engine.generate([asked(skill=SkillCall("query", {"question": "Why?"}), images=[])])[0]
+    assert result.answer == {"answer": result.text}
+
+
+def test_placeholders_in_a_prompt_are_pictures(engine: Engine) -> None:
+    by_text, by_ids = asked(prompt="a<|image_pad|>b<|image_pad|>"), asked(prompt=[])
+    ids = [PAD if one == IMAGE else one for k, one in enumerate(engine.tokens_of(by_text))]
+    assert ids.count(PAD) == sum(POSITIONS)
+    places = [one for k, one in enumerate(ids) if one != PAD or ids[k - 1] != PAD]
+    by_ids = asked(prompt=places)
+    assert engine.tokens_of(by_ids) == engine.tokens_of(by_text)
+
+
+def test_texts_beside_pictures_are_cut(engine: Engine) -> None:
+    messages = [user(PICTURE, said("word " * 600), PICTURE)]
+    assert len(engine.tokens_of(asked(messages=messages))) > 256
+    for where in ("start", "middle", "end"):
+        usage = engine.generate([asked(messages=messages, truncate=where)])[0].usage
+        assert 200 < usage.prompt_tokens <= 252
+
+
+def test_what_the_model_says_of_itself(engine: Engine) -> None:
+    facts = engine.facts()
+    assert facts["images"]
+    assert facts["chat"]
+
+
+def test_a_large_picture_is_made_smaller(folders: Callable[[str], tuple[Path, Any]]) -> None:
+    folder = str(folders("qwen3-vl")[0])
+    settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 256}
+    file = as_file(drawn_picture(1400, 900))
+    with Engine(EngineConfig(model=folder, image_tokens=50, **settings)) as engine:
+        (n,) = runs_of(engine.tokens_of(asked(messages=[user(PICTURE)], images=[file])))
+        assert 30 < n <= 50
+        assert engine.generate([asked(messages=[user(PICTURE)], images=[file])])[0].usage.completion_tokens
+    assert PIXELS["longest_edge"] // 32**2 > 1000

@@ -1,0 +1,197 @@
+"""Models that see agree with transformers: over grids, several pictures, chunks that cut them, cached prefixes and
+preemptions. What would have gone wrong does go wrong where it is done wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from petiole.gpu_worker import Engine, Request, SamplingParams
+from petiole.gpu_worker.models.families import config_keys
+from petiole.gpu_worker.models.vision.pictures import GridPictures
+from petiole.gpu_worker.models.vision.tower import Tower
+from petiole.gpu_worker.preparation import images
+from petiole.gpu_worker.request.prepared_images import ImageLayout
+from petiole.gpu_worker.runtime.cpu import executor
+from petiole.gpu_worker.runtime.cpu.native import forward
+from tests.support.seeing import PAD, SEEING, as_file, drawn_picture, reference
+from tests.support.trials import rest
+
+OpenEngine = Callable[..., tuple[Engine, Any]]
+SIZES = [(170, 100), (64, 64), (90, 33), (60, 200), (33, 33), (250, 40)]
+PICTURES = [drawn_picture(*size, seed=k) for k, size in enumerate(SIZES)]
+FILES = [as_file(picture) for picture in PICTURES]
+
+Parts = list[int | str]
+PROMPTS: list[Parts] = [
+    [7, 8, "0", 9, 10],
+    ["1", 4],
+    [5, "2", 30, "3", 6, 7, "0", 11],
+    [5, "4", 12, 13, "4", 14, "5", 6],
+    [3, 4, 5, 6],
+]
+"""Token ids, and numbers of pictures as text."""
+
+
+def ids_of(parts: Parts) -> tuple[list[int], list[int]]:
+    """Token ids with a placeholder for each picture, and which pictures."""
+    ids = [PAD if isinstance(one, str) else one for one in parts]
+    return ids, [int(one) for one in parts if isinstance(one, str)]
+
+
+def asked(parts: Parts, n: int = 6, **more: Any) -> Request:
+    ids, pictures = ids_of(parts)
+    sampling = SamplingParams(temperature=0.0, max_tokens=n, logprobs=20, ignore_eos=True)
+    return Request(prompt=ids, images=[FILES[k] for k in pictures], sampling=sampling, **more)
+
+
+def error(model: Any, parts: Parts, result: Any) -> float:
+    """Of the log-probabilities of the likeliest tokens, at each token of an output."""
+    ids, pictures = ids_of(parts)
+    assert PAD not in result.token_ids, "which the reference would take for a picture"
+    expected = reference(model, [*ids, *result.token_ids], [PICTURES[k] for k in pictures])
+    expected = expected[-len(result.token_ids) - 1 : -1]
+    places = [[token for token, _ in one.top] for one in result.logprobs]
+    got = np.array([[logprob for _, logprob in one.top] for one in result.logprobs])
+    expected = np.take_along_axis(expected, np.array(places), axis=1)
+    return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
+
+
+def all_agree(engine: Engine, model: Any, prompts: list[Parts], n: int = 6) -> bool:
+    results = engine.generate([asked(parts, n) for parts in prompts])
+    return all(error(model, parts, result) < 1e-4 for parts, result in zip(prompts, results, strict=True))
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_pictures_anywhere_beside_text(name: str, open_engine: OpenEngine) -> None:
+    assert all_agree(*open_engine(name), PROMPTS)
+
+
+@pytest.mark.parametrize("name", rest(["qwen3-vl", "qwen3.5", "qwen2.5-vl"]))
+@pytest.mark.parametrize(("chunk", "policy"), rest([(3, "pipelined"), (8, "mixed"), (7, "drain")]))
+def test_chunks_may_cut_pictures(name: str, chunk: int, policy: str, open_engine: OpenEngine) -> None:
+    engine, model = open_engine(name, chunk_size=chunk, prefill_policy=policy, debug=True)
+    for _ in range(2):  # the second time from cached prefixes
+        assert all_agree(engine, model, PROMPTS)
+    assert not engine.runtime._features  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("cache", "page_size"), [("radix", 1), ("block", 16)])
+def test_a_second_question_does_not_encode_the_picture_again(
+    cache: str, page_size: int, open_engine: OpenEngine
+) -> None:
+    engine, model = open_engine(prefix_cache=cache, page_size=page_size)
+    long: Parts = [7, 8, "0", 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23]
+    assert all_agree(engine, model, [long])
+    assert engine.stats()["encoded_images"] == 1
+    result = engine.generate([asked([*long, 5])])[0]
+    assert error(model, [*long, 5], result) < 1e-4
+    assert result.usage.cached_prompt_tokens >= 32
+    assert engine.stats()["encoded_images"] == 1
+
+
+def test_preempted_and_resumed_in_pictures(open_engine: OpenEngine) -> None:
+    """Rows are preempted while a picture is half computed, too: what they publish ends before it."""
+    engine, model = open_engine(num_pages=110, prefix_cache="radix", chunk_size=5, debug=True)
+    prompts: list[Parts] = [[7 + k, "0", 8, "3", 9 + k] for k in range(6)]
+    assert all_agree(engine, model, prompts, 40)
+    assert engine.stats()["preemptions"]
+    assert not engine.runtime._features  # type: ignore[attr-defined]
+
+
+def test_cancelled_in_a_picture(open_engine: OpenEngine) -> None:
+    engine, model = open_engine(chunk_size=3, debug=True)
+    for _ in range(5):
+        handles = [engine.submit(asked(parts)) for parts in PROMPTS[:4]]
+        for handle in handles:
+            handle.cancel()
+        for handle in handles:
+            handle.result(timeout=60)
+    assert all_agree(engine, model, PROMPTS)
+    assert not engine.runtime._features  # type: ignore[attr-defined]
+
+
+def test_a_resumed_request_goes_on_as_before(open_engine: OpenEngine) -> None:
+    engine, _ = open_engine(prefix_cache="off")
+    whole = engine.generate([asked(PROMPTS[2])])[0].token_ids
+    for n in range(1, 6):
+        assert engine.generate([asked(PROMPTS[2], resume_token_ids=whole[:n])])[0].token_ids == whole
+
+
+# ------------------------------------------------------------ what would have gone wrong
+
+
+def _sections_in_blocks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(config_keys, "interleaved", config_keys.in_sections)
+
+
+def _no_deep_features(patch: pytest.MonkeyPatch) -> None:
+    for module in (executor, forward):
+        patch.setattr(module, "adding_behind", lambda parts: None)
+
+
+def _row_by_row(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Tower, "_in_blocks", lambda self, grid: grid.flatten(0, 1))
+
+
+def _of_layout(patch: pytest.MonkeyPatch, change: Callable[[ImageLayout], ImageLayout]) -> None:
+    layout = GridPictures.layout
+    patch.setattr(GridPictures, "layout", lambda self, *given: change(layout(self, *given)))
+
+
+def _by_index(patch: pytest.MonkeyPatch) -> None:
+    _of_layout(patch, lambda found: replace(found, rotary=None))
+
+
+def _of_the_lying_picture(patch: pytest.MonkeyPatch) -> None:
+    def change(found: ImageLayout) -> ImageLayout:
+        assert found.rotary is not None
+        return replace(found, rotary=found.rotary[[0, 2, 1]])
+
+    _of_layout(patch, change)
+
+
+WRONG = [_sections_in_blocks, _no_deep_features, _row_by_row, _by_index, _of_the_lying_picture]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_variants_are_seen(
+    wrong: Callable[[pytest.MonkeyPatch], None], open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong(monkeypatch)
+    engine, model = open_engine()
+    assert error(model, PROMPTS[0], engine.generate([asked(PROMPTS[0])])[0]) > 1e-3
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_a_picture_that_exif_turns(orientation: int, open_engine: OpenEngine) -> None:
+    """Its grid is that of the turned picture."""
+    engine, _ = open_engine()
+    exif = PICTURES[0].getexif()
+    exif[0x0112] = orientation
+    file = as_file(PICTURES[0], exif=exif)
+    turned = as_file(images.decoded(file, "image"))
+    found = [engine.generate([replace(asked([7, "0", 9]), images=[one])])[0] for one in (file, turned)]
+    assert found[0].token_ids == found[1].token_ids
+    assert found[0].logprobs is not None
+    assert found[1].logprobs is not None
+    for one, other in zip(found[0].logprobs, found[1].logprobs, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+
+
+def test_one_file_under_two_limits_is_two_pictures(open_engine: OpenEngine) -> None:
+    """They may have as many positions: a hash of the file alone would give one the keys of the other."""
+    engine, _ = open_engine()
+    pictures, config = engine.limits.pictures, engine.config
+    assert pictures is not None
+    few, many = (
+        images.request_image(FILES[0], "image", pictures, replace(config, image_tokens=n)) for n in (4, 100)
+    )
+    assert few.n_positions <= 4 < many.n_positions
+    assert few.content_hash != many.content_hash
+    shapes = [ImageLayout(6, size=(96, 64)), ImageLayout(6, size=(64, 96))]
+    assert shapes[0].key(5) != shapes[1].key(5)

@@ -1,0 +1,175 @@
+"""Small models that see, with drawn weights, in the published layouts: with a tokenizer and a chat template."""
+
+from __future__ import annotations
+
+import json
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tokenizers import AddedToken
+
+from tests.support.families import _LINEAR, _MIXED
+from tests.support.tokenizers import byte_level
+
+transformers = pytest.importorskip("transformers")
+
+MARKS = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"]
+TEMPLATE = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.content is string %}
+        {{- message.content }}
+    {%- else %}
+        {%- for content in message.content %}
+            {%- if content.type == 'image' or 'image' in content or 'image_url' in content %}
+                {{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+            {%- elif 'text' in content %}
+                {{- content.text }}
+            {%- endif %}
+        {%- endfor %}
+    {%- endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+"""As Qwen3-VL's, without tools."""
+PIXELS = {"shortest_edge": 1024, "longest_edge": 2**20}
+
+
+def tokenizer() -> Any:
+    made = byte_level()
+    made.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in MARKS])
+    return made
+
+
+TOKENS = {mark: tokenizer().token_to_id(mark) for mark in MARKS}
+PAD = TOKENS["<|image_pad|>"]
+VOCAB = 512
+
+
+def _text(sections: list[int], **more: Any) -> dict[str, Any]:
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": sections, "mrope_interleaved": True}
+    return {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 2048,
+        "eos_token_id": 0,
+        "bos_token_id": 1,
+        "pad_token_id": None,
+        "rope_parameters": rope,
+        **more,
+    }
+
+
+_TOWER: dict[str, Any] = {
+    "depth": 4,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_heads": 3,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 49,
+    "deepstack_visual_indexes": [0, 2],
+}
+_IDS = {
+    "image_token_id": PAD,
+    "video_token_id": TOKENS["<|video_pad|>"],
+    "vision_start_token_id": TOKENS["<|vision_start|>"],
+    "vision_end_token_id": TOKENS["<|vision_end|>"],
+}
+_QWEN3_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_TOWER_3_5 = {key: value for key, value in _TOWER.items() if key != "deepstack_visual_indexes"}
+_TOWER_2_5 = {
+    "depth": 4,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_heads": 3,
+    "out_hidden_size": 64,
+    "patch_size": 16,
+    "window_size": 64,
+    "fullatt_block_indexes": [1, 3],
+}
+SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "qwen3-vl": ("Qwen3VL", _text([6, 5, 5], tie_word_embeddings=True), _TOWER),
+    "qwen3-vl-untied": ("Qwen3VL", _text([6, 5, 5]), _TOWER | {"deepstack_visual_indexes": [0, 1, 3]}),
+    "qwen3-vl-moe": ("Qwen3VLMoe", _text([6, 5, 5], **_QWEN3_MOE), _TOWER),
+    "qwen3.5": ("Qwen3_5", _text([2, 1, 1], **_LINEAR), _TOWER_3_5),
+    "qwen3.5-moe": ("Qwen3_5Moe", _text([2, 1, 1], **_LINEAR | _MIXED), _TOWER_3_5),
+    "qwen2.5-vl": ("Qwen2_5_VL", _text([2, 3, 3], head_dim=16), _TOWER_2_5),
+}
+"""By name: the class, the text part and the tower."""
+
+
+def seeing_model(name: str) -> Any:
+    kind, text, tower = SEEING[name]
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text,
+        vision_config=tower,
+        tie_word_embeddings=text.get("tie_word_embeddings", False),
+        **_IDS,
+    )
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
+    rng = np.random.RandomState(7)
+    with torch.no_grad():
+        for key, weight in sorted(model.state_dict().items()):
+            drawn = torch.from_numpy(rng.standard_normal(tuple(weight.shape)).astype(np.float32))
+            if weight.ndim == 1:
+                drawn = 0.3 * drawn + ("norm" in key and key.endswith("weight"))
+            elif "embed" not in key:
+                drawn = 1.3 * drawn / weight[0].numel() ** 0.5
+            weight.copy_(drawn)
+    return model
+
+
+def pixels_of_transformers(**more: Any) -> Any:
+    """The processor that needs no torchvision."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    given = {"size": PIXELS, "patch_size": 16, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.3, 0.2]}
+    return Qwen2VLImageProcessorPil(**given | more)
+
+
+def write_seeing(folder: Path, name: str, model: Any = None) -> Any:
+    """The model, which `folder` has then."""
+    model = seeing_model(name) if model is None else model
+    model.save_pretrained(folder)
+    pixels_of_transformers().save_pretrained(folder)
+    tokenizer().save(str(folder / "tokenizer.json"))
+    described = {"eos_token": "<|end|>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(described))
+    return model
+
+
+def drawn_picture(width: int, height: int, seed: int = 0) -> Image.Image:
+    pixels = np.random.RandomState(seed).randint(0, 256, (9, 13, 3)).astype(np.uint8)
+    return Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def as_file(picture: Image.Image, **more: Any) -> bytes:
+    file = BytesIO()
+    picture.save(file, "PNG", **more)
+    return file.getvalue()
+
+
+def reference(model: Any, ids: list[int], pictures: list[Image.Image]) -> np.ndarray:
+    """float64 [positions, vocab]: log-probabilities. ids: with one placeholder for each picture."""
+    made = pixels_of_transformers()(images=pictures, return_tensors="pt") if pictures else {}
+    counts = iter([int(grid.prod()) // 4 for grid in made.get("image_grid_thw", ())])
+    whole = [token for one in ids for token in [one] * (next(counts) if one == PAD else 1)]
+    tokens = torch.tensor([whole])
+    with torch.no_grad():
+        more = {"mm_token_type_ids": (tokens == PAD).int()} if pictures else {}
+        logits = model(tokens, attention_mask=torch.ones_like(tokens), **made, **more).logits[0]
+    return logits.double().log_softmax(-1).numpy()
