@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from celery.exceptions import TimeoutError as GaveUp
 from pydantic import Field
@@ -97,7 +97,7 @@ async def _tried(path: str, model: str) -> None:
     """Let a worker generate one token with this adapter. Raises `Failure`."""
     found = await catalogue().find(model)
     await rate_limits.admit_brief(found.queue)
-    asked = {"prompt": "a", "max_tokens": 1, "adapter": path}
+    asked: dict[str, Any] = {"prompt": "a", "max_tokens": 1, "adapter": path}
     try:
         task = await definitions.generate.adelay(**asked, queue=found.queue, expires=TRIED_S)
         await task.aget(timeout=TRIED_S)
