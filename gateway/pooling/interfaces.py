@@ -89,8 +89,8 @@ class PoolingBody(RequestBody):
 
 
 class Embeddings(PoolingBody):
-    """input: a text, token ids, or a list of either. messages: a conversation in its place (vLLM's), to which
-    the tokenizer adds nothing unless `add_special_tokens` says so."""
+    """input: a text, token ids, or a list of either. messages: a conversation in its place (vLLM's). To token ids
+    alone, and to a conversation, the tokenizer adds nothing unless `add_special_tokens` says so."""
 
     IGNORED: ClassVar = frozenset({"user"})
     PREFIX: ClassVar = "embd-"
@@ -130,8 +130,7 @@ class Embeddings(PoolingBody):
 
     def rendered(self, ids: list[int]) -> Embeddings:
         """The same of the conversation's tokens."""
-        adds = bool(self.add_special_tokens)
-        return self.model_copy(update={"input": [ids], "messages": None, "add_special_tokens": adds})
+        return self.model_copy(update={"input": [ids], "messages": None})
 
     @property
     def ids_to_spell(self) -> list[list[int]]:
@@ -139,10 +138,11 @@ class Embeddings(PoolingBody):
 
     def spelled(self, texts: Sequence[str]) -> Embeddings:
         """The same with the texts of `ids_to_spell` in their places."""
-        rest = iter(texts)
-        return self.model_copy(
-            update={"input": [one if isinstance(one, str) else next(rest) for one in self.input]}
-        )
+        rest, update = iter(texts), dict[str, Any]()
+        if self.add_special_tokens is None and len(texts) == len(self.input):
+            update["add_special_tokens"] = False  # token ids are all that there is
+        update["input"] = [one if isinstance(one, str) else next(rest) for one in self.input]
+        return self.model_copy(update=update)
 
     def call(self) -> TaskCall:
         names = ("dimensions", "prompt_name", "normalize", "add_special_tokens")
