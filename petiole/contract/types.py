@@ -347,8 +347,7 @@ class _EmbedOptions(OfTexts, total=False):
     prompt_name: str | None
     """The model's prompt before each text, such as `query`. `None`: its default."""
     add_special_tokens: bool
-    """`False`: the tokenizer adds none of its own, such as to a conversation that a template has rendered.
-    Default: True."""
+    """`False`: without those that the tokenizer adds. Default: True."""
     outputs: list[Literal["dense", "sparse", "colbert"]] | None
     """`dense`; of BGE-M3 also `sparse`, weights of words, and `colbert`, vectors of tokens. `None`: `dense`."""
 

@@ -70,7 +70,7 @@ class EmbedRequest(OfTexts):
     prompt_name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """The model's prompt before each text, such as `query`. `None`: its default."""
     add_special_tokens: bool = True
-    """`False`: the tokenizer adds none of its own, such as to a conversation that a template has rendered."""
+    """`False`: without those that the tokenizer adds."""
     outputs: Annotated[list[Output], Entries(len(FIELDS), least=1)] | None = None
     """`dense`; of BGE-M3 also `sparse`, weights of words, and `colbert`, vectors of tokens. `None`: `dense`."""
 
