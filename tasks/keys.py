@@ -10,7 +10,8 @@ scripts get the names as arguments.
                         `RUNNING_BATCHES_KEY`
     of the broker       `LedgerKeys`
     of tenants          `usage_keys`, `account_keys`, `watched_key`
-    of the whole fleet  `WORKERS_KEY`, `LIVES_KEY`, `MODELS_KEY`, `QUARANTINE_KEY`, `PROBE_KEY`
+    of the whole fleet  `WORKERS_KEY`, `LIVES_KEY`, `MODELS_KEY`, `ADAPTERS_KEY`, `QUARANTINE_KEY`,
+                        `PROBE_KEY`
     of a worker         `MARKER_PREFIX`
     in a message        `SENT_HEADER`, `AFFINITY_HEADER`, `TENANT_HEADER`, `HELD_HEADER`, `NAME_PROPERTY`; the
                         rules of headers: `messages.headers`
@@ -30,6 +31,9 @@ LIVES_KEY = "petiole:lives"
 
 MODELS_KEY = "petiole:models"
 """Hash: by fingerprint and queues, the facts of a model (`fleet.models`)."""
+
+ADAPTERS_KEY = "petiole:adapters"
+"""Hash without an end: by name, an adapter that was loaded over HTTP (`fleet.adapters`)."""
 
 QUARANTINE_KEY = "petiole:quarantine"
 """List: messages that were set aside (`worker.broker.quarantine`)."""

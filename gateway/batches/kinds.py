@@ -89,6 +89,8 @@ def _response(asked: CreateResponse, name: str, now: int, found: ModelRoute) -> 
 
 
 def _embeddings(asked: Embeddings, name: str, now: int, found: ModelRoute) -> tuple[Plan, Answer]:
+    if asked.messages is not None:
+        _refuse("messages", "must be an input of text in a batch", asked.messages)
     if ids := asked.ids_to_spell:
         _refuse("input", "must be text in a batch", ids[0])
     plan = asked.plan(name, now, found)

@@ -37,9 +37,10 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     month_tokens: int | None = None
 
 
-ADMIN = "admin"
-RIGHTS = (ADMIN,)
-"""What not every key may do. `admin`: see, make and change all tenants and keys."""
+ADMIN, ADAPTERS = "admin", "adapters"
+RIGHTS = (ADMIN, ADAPTERS)
+"""What not every key may do. `admin`: see, make and change all tenants and keys. `adapters`: load and unload
+adapters."""
 
 BUDGETS = ("day_tokens", "month_tokens")
 """Limits that the ledger's sums are compared with: it has them by tenant."""

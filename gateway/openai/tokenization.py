@@ -43,18 +43,18 @@ class Tokenize(RequestBody):
     def _one_subject(self) -> Any:
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("prompt", "exactly one of prompt and messages must be given", "none or both")
-        if self.prompt is not None and not self.add_special_tokens:
-            raise InvalidRequest("add_special_tokens", "must be true: prompts have the tokenizer's", False)
-        if self.messages is not None and not self.add_generation_prompt and not self.continue_final_message:
-            raise InvalidRequest("add_generation_prompt", "must be true unless a message is continued", False)
         return self
 
     def options(self) -> dict[str, Any]:
         """The options of the count. Raises `InvalidRequest`."""
         if self.messages is None:
-            return {"texts": [self.prompt], "with_ids": True}
+            return {"texts": [self.prompt], "with_ids": True} | self._false("add_special_tokens")
         given = {name: value for name in _OF_A_CHAT if (value := getattr(self, name))}
-        return of_a_chat(given | {"messages": conversation.messages(self.messages)})
+        told = of_a_chat(given | {"messages": conversation.messages(self.messages)})
+        return told | self._false("add_generation_prompt")
+
+    def _false(self, name: str) -> dict[str, Any]:
+        return {} if getattr(self, name) else {name: False}
 
     def one_by_one(self, counted: CountDict) -> dict[str, Any]:
         """The options of the count that gives each token's text. Raises `InvalidRequest`."""

@@ -1,14 +1,16 @@
 // A conversation: what was said and which responses answer it.
-import { $, ask, copy, make, url } from "./http.js";
+import { $, ask, copy, keyed, make, url } from "./http.js";
 import { answerTo, follow, running } from "./following.js";
 import * as kept from "./kept.js";
 import * as pictures from "./pictures.js";
+import * as shared from "./shared.js";
 import { write } from "./words.js";
 
 const fields = $("settings").querySelector("form").elements;
-let { settings = {}, model = "" } = kept.ways();
+let { settings = {}, model = "", share = false } = kept.ways();
 let name = kept.open();
 let turns = kept.turnsOf(name);
+let conversation = kept.conversationOf(name); // its id, if the gateway keeps it for the tenant
 let editing = null; // the turn that the message takes the place of
 let models = [];
 let following = null; // the AbortController of the answer that runs
@@ -19,7 +21,7 @@ function keep() {
     const parts = running(answer) ? [] : answer.parts; // what still comes is read again
     return { ...turn, answer: { id, body: pictures.without(body), status, resumed, gap, usage, error, took, parts } };
   });
-  const fits = kept.keep(name, shown) && kept.keepWays({ settings, model });
+  const fits = kept.keep(name, shown, conversation) && kept.keepWays({ settings, model, share });
   $("full").hidden = fits;
 }
 
@@ -27,14 +29,18 @@ function keep() {
 
 function bodyOf(input) {
   const { effort, tools, ...sampling } = settings;
-  const before = turns.findLast(({ answer }) => answer.id && answer.status !== "failed")?.answer.id;
+  const before = !conversation && turns.findLast(({ answer }) => answer.id && answer.status !== "failed")?.answer.id;
+  const lost = !conversation && !before && turns.some(({ answer }) => answer.status === "completed");
   return {
-    model, input, stream: true, background: true, ...sampling,
+    model, input: lost ? [...told(turns), ...items(input)] : input, stream: true, background: true, ...sampling,
+    ...(conversation && { conversation }),
     ...(tools && { tools: JSON.parse(tools) }),
     ...(effort && { reasoning: { effort } }),
     ...(before && { previous_response_id: before }),
   };
 }
+
+const items = (input) => (typeof input === "string" ? [{ role: "user", content: input }] : input);
 
 /** What was said and answered before, for a gateway that no longer knows it. Pictures are lost. */
 function told(before) {
@@ -53,13 +59,13 @@ function told(before) {
 
 /** The request once more with the whole conversation in place of its predecessor, which was deleted or has expired. */
 function whole(turn) {
-  const { previous_response_id: _, input, ...rest } = turn.answer.body;
+  const { previous_response_id: _, conversation: __, input, ...rest } = turn.answer.body;
   const outputs = Array.isArray(input) && input.every(({ type }) => type?.endsWith("_call_output"));
-  const own = outputs ? [] : typeof input === "string" ? [{ role: "user", content: input }] : input;
-  return { ...rest, input: [...told(turns.slice(0, turns.indexOf(turn))), ...own] };
+  return { ...rest, input: [...told(turns.slice(0, turns.indexOf(turn))), ...(outputs ? [] : items(input))] };
 }
 
 function say(turn, input) {
+  turn.begins = share && !turns.length;
   turn.answer = answerTo(bodyOf(input));
   turns.push(turn);
   keep();
@@ -72,6 +78,11 @@ async function run(turn) {
   following = new AbortController();
   const { signal } = following;
   buttons();
+  if (turn.begins) {
+    conversation = await shared.begin(kept.titleOf(turns));
+    if (conversation) answer.body.conversation = conversation;
+  }
+  delete turn.begins;
   let frame = 0;
   const ticking = setInterval(() => { if (answer.first) drawMeta(turn); }, 1000);
   await follow(answer, () => {
@@ -86,7 +97,9 @@ async function run(turn) {
   }, signal);
   clearInterval(ticking);
   if (signal.aborted) return;
-  if (answer.code === "previous_response_not_found" && answer.body.previous_response_id) {
+  const { previous_response_id: before, conversation: at } = answer.body;
+  if ((before && answer.code === "previous_response_not_found") || (at && answer.code === "not_found")) {
+    conversation = null;
     turn.answer = answerTo(whole(turn));
     return run(turn);
   }
@@ -109,7 +122,9 @@ async function stop() {
 
 function again(turn) {
   turns = turns.slice(0, turns.indexOf(turn));
-  turn.answer = answerTo(turn.answer.body);
+  const shares = conversation;
+  conversation = null; // what the tenant has of it stays as it is
+  turn.answer = answerTo(shares ? bodyOf(turn.answer.body.input) : turn.answer.body);
   delete turn.known;
   turns.push(turn);
   draw();
@@ -260,7 +275,7 @@ function drawMeta(turn) {
   else if (answer.gap) now.push(make("span", { className: "kept" }, `went on after ${seconds(answer.gap)}`));
   if (!running(answer)) {
     if (textOf(answer)) now.push(small("Copy", (event) => copy(textOf(answer), event.currentTarget)));
-    now.push(small("As curl", () => showCurl(answer)));
+    if (answer.id || answer.error) now.push(small("As curl", () => showCurl(answer)));
     if (turn === turns.at(-1) && pictures.complete(answer.body)) now.push(small("Again", () => again(turn)));
   } else if (answer.id) now.push(small("As curl", () => showCurl(answer)));
   const mark = now.map((one) => one.textContent).join("|");
@@ -271,7 +286,7 @@ function drawMeta(turn) {
 
 function showCurl(answer) {
   const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-  const key = sessionStorage.getItem("petiole.key") ? ` \\\n  -H "Authorization: Bearer $PETIOLE_KEY"` : "";
+  const key = keyed() ? ` \\\n  -H "Authorization: Bearer $PETIOLE_KEY"` : "";
   const body = JSON.stringify(pictures.without(answer.body), null, 2);
   $("curl-ask").textContent = `curl -N ${url("v1/responses")} \\\n  -H 'Content-Type: application/json'${key} \\\n  -d ${quoted(body)}`;
   $("curl-again").textContent = `curl -N ${quoted(`${url("v1/responses")}/${answer.id}?stream=true&starting_after=0`)}${key}`;
@@ -295,7 +310,10 @@ function send() {
   const chosen = pictures.taken();
   const content = [...pictures.partsOf(chosen), ...(said ? [{ type: "input_text", text: said }] : [])];
   $("said").value = "";
-  if (editing) turns = turns.slice(0, turns.indexOf(editing));
+  if (editing) {
+    turns = turns.slice(0, turns.indexOf(editing));
+    conversation = null;
+  }
   edit(null);
   const asked = chosen.some(({ text }) => text) ? [{ role: "user", content: content.filter(({ type }) => type === "input_text") }] : undefined;
   const turn = { said, pictures: chosen.flatMap(({ thumb }) => thumb ?? []), files: chosen.flatMap(({ name }) => name ?? []), asked };
@@ -329,10 +347,30 @@ function change(other) {
   edit(null);
   name = kept.open(other);
   turns = kept.turnsOf(name);
+  conversation = kept.conversationOf(name);
   draw();
   buttons();
   readOn();
   $("said").focus();
+  if (conversation) catchUp();
+}
+
+/** Show what others of the tenant have said in this conversation meanwhile. */
+async function catchUp() {
+  const of = name, said = following ? [] : await shared.turnsOf(conversation, model);
+  if (of !== name || following || said.length <= turns.length) return;
+  turns = said;
+  keep();
+  draw();
+}
+
+/** Show a conversation of the tenant. */
+function changeToShared({ id }) {
+  const here = kept.list().find((one) => one.conversation === id);
+  if (here) return change(here.name);
+  change(id);
+  conversation = id;
+  catchUp();
 }
 
 $("fresh").addEventListener("click", () => {
@@ -358,7 +396,25 @@ function drawPast() {
   }));
 }
 
-$("talks").addEventListener("click", () => { drawPast(); $("past").showModal(); });
+async function drawShared() {
+  const all = await shared.list();
+  $("past-tenant").hidden = !all;
+  $("share").checked = share;
+  $("past-shared").replaceChildren(...(all ?? []).map((one) => {
+    const title = one.metadata.title || "A conversation";
+    const open = make("button", { type: "button", className: "quiet grow" }, title);
+    open.addEventListener("click", () => { $("past").close(); changeToShared(one); });
+    const drop = make("button", { type: "button", className: "quiet small", ariaLabel: `Delete ${title} for all` }, "Delete");
+    drop.addEventListener("click", async () => { await shared.remove(one.id); drawShared(); });
+    return make("li", { className: "row" }, open, drop);
+  }));
+}
+
+$("share").addEventListener("change", () => {
+  share = $("share").checked;
+  keep();
+});
+$("talks").addEventListener("click", () => { drawPast(); drawShared(); $("past").showModal(); });
 $("edit-leave").addEventListener("click", () => { $("said").value = ""; edit(null); });
 pictures.ready(buttons);
 

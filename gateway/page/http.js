@@ -54,6 +54,9 @@ function askForKey(refused) {
   return asking;
 }
 
+/** Whether requests go with a key. */
+export const keyed = () => Boolean(sessionStorage.getItem("petiole.key"));
+
 /** The answer to a request that is fine. Throws `Refused`, or what `fetch` throws when nobody answers. */
 export async function ask(path, { body, ...options } = {}) {
   for (;;) {

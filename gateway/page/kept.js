@@ -14,7 +14,7 @@ function read(key, otherwise) {
 
 const sound = ({ answer }) => answer && typeof answer === "object" && Array.isArray(answer.parts) && typeof answer.status === "string";
 
-/** The conversations, the newest first: `{ name, title, at }`. */
+/** The conversations, the newest first: `{ name, title, at, conversation }`. */
 export function list() {
   const names = [];
   try {
@@ -24,6 +24,9 @@ export function list() {
 }
 
 export const turnsOf = (name) => (read(OF + name, {}).turns ?? []).filter((turn) => turn && sound(turn));
+
+/** The id of the same conversation at the gateway, if it is kept there, too. */
+export const conversationOf = (name) => read(OF + name, {}).conversation ?? null;
 
 /** Stores a value; where there is no room, instead of the oldest other conversations. Says whether it is stored. */
 function write(key, value) {
@@ -43,14 +46,15 @@ export function remove(name) {
   try { localStorage.removeItem(OF + name); } catch { /* as above */ }
 }
 
+export const titleOf = (turns) => (turns.find(({ said }) => said)?.said ?? "Pictures").slice(0, TITLE);
+
 /** Keeps a conversation; one without turns is forgotten. */
-export function keep(name, turns) {
+export function keep(name, turns, conversation = null) {
   if (!turns.length) {
     remove(name);
     return true;
   }
-  const title = (turns.find(({ said }) => said)?.said ?? "Pictures").slice(0, TITLE);
-  return write(OF + name, { title, at: Date.now(), turns });
+  return write(OF + name, { title: titleOf(turns), at: Date.now(), turns, conversation });
 }
 
 /** How answers are asked for, the same for all conversations. */

@@ -175,6 +175,7 @@ function openKey(key = null) {
   const values = key ? { ...valuesOf(key), admin: key.rights.includes("admin") } : {};
   open("key-form", key ? `Key ${key.id}` : "New key", values, async (changed) => {
     const body = asked(changed, KEY_LIMITS);
+    if (body.rights && key) body.rights.push(...key.rights.filter((right) => right !== "admin"));
     const answer = await ask(key ? `v1/admin/keys/${key.id}` : "v1/admin/keys", { body }).then((one) => one.json());
     return key ? null : () => tellKey(answer);
   });

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from petiole.contract.errors import shorten
+from petiole.contract.limits import MAX_MESSAGES
 from petiole.contract.requests.bounds import Entries, Object
 from petiole.contract.requests.validation import listed
 from petiole.contract.results.vectors import MOST_TEXTS, Vectors
@@ -21,6 +22,8 @@ from petiole.gateway.core.requests import MostPromptTokens, RequestBody, cut_to,
 from petiole.gateway.core.task_plan import Plan, TaskCall
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.fleet.models import ModelRoute
+
+_OF_A_CHAT = ("chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 
 KEEP_S = 600
 """How long the record of a request is kept. It has one answer, which its own client waits for."""
@@ -86,13 +89,19 @@ class PoolingBody(RequestBody):
 
 
 class Embeddings(PoolingBody):
-    """input: a text, token ids, or a list of either."""
+    """input: a text, token ids, or a list of either. messages: a conversation in its place (vLLM's). To token ids
+    alone, and to a conversation, the tokenizer adds nothing unless `add_special_tokens` says so."""
 
     IGNORED: ClassVar = frozenset({"user"})
     PREFIX: ClassVar = "embd-"
     NAMES: ClassVar = {"texts": "input"}
 
-    input: Any
+    input: Any = None
+    messages: Annotated[list[Object], Entries(MAX_MESSAGES, least=1)] | None = None
+    chat_template_kwargs: Object = Field(default_factory=dict)
+    add_generation_prompt: bool = False
+    continue_final_message: bool = False
+    add_special_tokens: bool | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1)
     prompt_name: str | None = None
@@ -103,19 +112,40 @@ class Embeddings(PoolingBody):
     def _texts(cls, given: object) -> list[str | list[int]]:
         return one_or_many("input", given, MOST_TEXTS, "texts", may_be_empty=False)
 
+    @model_validator(mode="after")
+    def _one_subject(self) -> Any:
+        if (self.input is None) == (self.messages is None):
+            raise InvalidRequest("input", "exactly one of input and messages must be given", "none or both")
+        for name in _OF_A_CHAT if self.messages is None else ():
+            if getattr(self, name):
+                raise InvalidRequest(name, "needs messages", "input")
+        if self.messages is not None and self.prompt_name is not None:
+            raise InvalidRequest("prompt_name", "must not be given with messages", self.prompt_name)
+        return self
+
+    @property
+    def rendering(self) -> dict[str, Any]:
+        """How the conversation is rendered, as options of its count."""
+        return {name: getattr(self, name) for name in _OF_A_CHAT}
+
+    def rendered(self, ids: list[int]) -> Embeddings:
+        """The same of the conversation's tokens."""
+        return self.model_copy(update={"input": [ids], "messages": None})
+
     @property
     def ids_to_spell(self) -> list[list[int]]:
         return [one for one in self.input if isinstance(one, list)]
 
     def spelled(self, texts: Sequence[str]) -> Embeddings:
         """The same with the texts of `ids_to_spell` in their places."""
-        rest = iter(texts)
-        return self.model_copy(
-            update={"input": [one if isinstance(one, str) else next(rest) for one in self.input]}
-        )
+        rest, update = iter(texts), dict[str, Any]()
+        if self.add_special_tokens is None and len(texts) == len(self.input):
+            update["add_special_tokens"] = False  # token ids are all that there is
+        update["input"] = [one if isinstance(one, str) else next(rest) for one in self.input]
+        return self.model_copy(update=update)
 
     def call(self) -> TaskCall:
-        names = ("dimensions", "prompt_name", "normalize")
+        names = ("dimensions", "prompt_name", "normalize", "add_special_tokens")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         return TaskCall("embed", {"texts": self.input, **given})
 

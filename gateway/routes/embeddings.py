@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.core.task_plan import Plan
+from petiole.gateway.openai import conversation
 from petiole.gateway.pooling.interfaces import Classify, Embeddings, PoolingBody, PoolingResult, Rerank, Score
 from petiole.gateway.serving import generations, request_body
 from petiole.gateway.serving.answering import checked, large_answer, new_id
@@ -22,8 +23,12 @@ from petiole.tasks.streams import ends
 
 async def embed(request: Request) -> Response:
     asked = await request_body.read(request, Embeddings)
+    found = await catalogue().find(asked.model)
+    if (told := asked.messages) is not None:
+        messages = checked(lambda: conversation.messages(told))
+        counted = await count(found, {}, messages=messages, with_ids=True, **asked.rendering)
+        asked = asked.rendered(counted["token_ids"][0])
     if ids := asked.ids_to_spell:
-        found = await catalogue().find(asked.model)
         counted = await count(found, {"token_ids": "input"}, token_ids=ids, skip_special_tokens=False)
         asked = asked.spelled(counted["texts"])
     return await _answered(request, asked)

@@ -1,11 +1,12 @@
-"""What is kept beside the records: values as JSON, and lists that only grow. All of it expires, and a
-tenant finds its own.
+"""What is kept beside the records: values as JSON, lists that only grow, and names by when they were used. All of
+it expires, and a tenant finds its own.
 
 A list is an append-only log like a task's. Two gateways that append at once do not overwrite each other: whoever
 appends says how many entries it has seen."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,6 +62,27 @@ async def keep(longer: Mapping[str, int]) -> None:
 
     if longer:
         await patiently(renewed)
+
+
+async def used(name: str, member: str, keep_s: int, most: int) -> None:
+    """Note that this member is used now: of the `most` that were used last, and for `keep_s`."""
+    key, now = _key(name), time.time()
+
+    async def noted() -> None:
+        async with connections.async_streams().pipeline(transaction=False) as pipe:
+            pipe.zadd(key, {member: now})
+            pipe.zremrangebyscore(key, "-inf", now - keep_s)
+            pipe.zremrangebyrank(key, 0, -most - 1)
+            pipe.expire(key, keep_s)
+            await pipe.execute()
+
+    await patiently(noted)
+
+
+async def last_used(name: str) -> list[str]:
+    """The members, the one that was used first first."""
+    found = await patiently(lambda: connections.async_streams().zrange(_key(name), 0, -1))
+    return [_text(member) for member in found]
 
 
 async def entries(name: str) -> list[str]:

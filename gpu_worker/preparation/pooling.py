@@ -159,12 +159,19 @@ class TextRequests:
         whole = check_text(field, text)
         require(whole != "", field, "must not be empty", "an empty string")
         whole = _lowered(limits, prompt + whole)
-        encode = self.tokenizer.encode_cut if asked.truncate else self.tokenizer.encode
+        special = not isinstance(asked, Embedding) or asked.add_special_tokens
+        cutting = self.tokenizer.encode_cut if asked.truncate else self.tokenizer.encode
+        encode = partial(cutting, add_special_tokens=special)
         ids = encode(whole, field=field, max_tokens=at_most(asked.truncate_to, limits.max_tokens))
         require(len(ids) > 0, field, "must have a token", "none")
         if limits.pools_prompts or not prompt:
             return Tokens(ids)
-        alone = self.tokenizer.encode(_lowered(limits, prompt), field="prompt_name", max_tokens=limits.max_tokens)
+        alone = self.tokenizer.encode(
+            _lowered(limits, prompt),
+            field="prompt_name",
+            add_special_tokens=special,
+            max_tokens=limits.max_tokens,
+        )
         ends = bool(alone) and alone[-1] in self.tokenizer.special_token_ids  # as sentence-transformers counts
         return Tokens(ids, prompt=len(alone) - ends)
 

@@ -94,7 +94,8 @@ class PromptReader:
         require(request.prompt != "", "prompt", "must not be empty", "an empty string")
         tokenizer = self._tokenizer("prompt")
         if request.truncate is None:
-            tokens = tokenizer.encode(request.prompt, max_tokens=self._most_tokens)
+            special = request.add_special_tokens
+            tokens = tokenizer.encode(request.prompt, add_special_tokens=special, max_tokens=self._most_tokens)
         else:
             most = self._most_of(request)
             tokens = tokenizer.encode_cut(request.prompt, field="prompt", max_tokens=most, where=request.truncate)
@@ -125,6 +126,7 @@ class PromptReader:
             tokenizer.apply_chat_template,
             tools=request.tools,
             variables=request.chat_template_kwargs,
+            add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             content_is_text=self.config.user_control_tokens == "text",
         )

@@ -37,7 +37,8 @@ class Embedding:
     """What is made of each text. dimensions: the vector's first numbers, as of a Matryoshka model; None: all.
     normalize: whether the vector then gets the length 1; None: as the model's files say. prompt_name: the prompt
     of the model that stands before each text; None: its default, if it has one. truncate: a text that is too long
-    is cut, and not refused; truncate_to: one that has more tokens is too long. outputs: a vector ("dense"), and
+    is cut, and not refused; truncate_to: one that has more tokens is too long. add_special_tokens: whether the
+    tokenizer adds its own. outputs: a vector ("dense"), and
     what BGE-M3 makes of each token beside it, see `petiole.contract.results.vectors`."""
 
     dimensions: int | None = None
@@ -46,6 +47,7 @@ class Embedding:
     prompt_name: str | None = None
     truncate: bool = False
     truncate_to: int | None = None
+    add_special_tokens: bool = True
     outputs: Sequence[str] = (DENSE,)
 
     @property

@@ -59,6 +59,8 @@ class Request:
     `truncate`: where a prompt that leaves no room for the output is cut; None: nowhere. Of `messages` the longest
     texts are cut. `truncate_to`: a prompt with more tokens is cut, too.
     `continue_final_message`: the output continues the final message, which must be the assistant's.
+    `add_generation_prompt`: false: the messages are all of the prompt, and no answer begins.
+    `add_special_tokens`: false: the tokenizer adds none of its own to a prompt that is text.
     `priority`: smaller runs first.
     `deadline_s`: seconds after admission at which the request ends with its partial output and finish reason
     `deadline`.
@@ -84,6 +86,8 @@ class Request:
     tools: Sequence[Mapping[str, Any]] | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     continue_final_message: bool = False
+    add_generation_prompt: bool = True
+    add_special_tokens: bool = True
     truncate: Truncate | None = None
     truncate_to: int | None = None
     shown_tokens: Sequence[str] = ()

@@ -97,10 +97,18 @@ class Tokenizer:
             field, list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids), max_tokens
         )
 
-    def encode_cut(self, text: str, *, field: str, max_tokens: int, where: Truncate = "end") -> list[int]:
+    def encode_cut(
+        self,
+        text: str,
+        *,
+        field: str,
+        max_tokens: int,
+        where: Truncate = "end",
+        add_special_tokens: bool = True,
+    ) -> list[int]:
         """`encode`, but a text that is too long is cut there: the special tokens at both its ends stay."""
         check_text(field, text)
-        encoded = self.backend.encode(text)
+        encoded = self.backend.encode(text, add_special_tokens=add_special_tokens)
         ids, special = list(encoded.ids), encoded.special_tokens_mask
         if len(ids) <= max_tokens:
             return ids

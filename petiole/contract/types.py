@@ -346,6 +346,8 @@ class _EmbedOptions(OfTexts, total=False):
     'float32'."""
     prompt_name: str | None
     """The model's prompt before each text, such as `query`. `None`: its default."""
+    add_special_tokens: bool
+    """`False`: without those that the tokenizer adds. Default: True."""
     outputs: list[Literal["dense", "sparse", "colbert"]] | None
     """`dense`; of BGE-M3 also `sparse`, weights of words, and `colbert`, vectors of tokens. `None`: `dense`."""
 
@@ -465,6 +467,10 @@ class CountCall(Submission, total=False):
     """Variables for the chat template."""
     continue_final_message: bool
     """The last message is continued. Default: False."""
+    add_generation_prompt: bool
+    """`False`: the conversation ends with its last message, and no answer begins. Default: True."""
+    add_special_tokens: bool
+    """`False`: without the tokenizer's own in `texts`. Default: True."""
     token_ids: list[list[int]] | None
     """Lists of token ids, to get their texts."""
     with_ids: bool

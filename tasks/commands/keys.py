@@ -50,9 +50,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
 def _of_key(command: argparse.ArgumentParser) -> None:
     command.add_argument("--note", help="what the key is for")
     command.add_argument("--expires", metavar="TIME", help="such as 2027-01-31, in UTC; never")
-    command.add_argument(
-        "--rights", metavar="NAMES", help="of the key: admin, to see and change the keys of all; '': none"
-    )
+    rights = "of the key: admin, to see and change the keys of all; adapters, to load and unload them; '': none"
+    command.add_argument("--rights", metavar="NAMES", help=rights)
 
 
 def _of_tenant(command: argparse.ArgumentParser) -> None:

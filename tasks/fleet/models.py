@@ -25,15 +25,15 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import redis
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from petiole.tasks.errors import InvalidRequest, Unavailable
-from petiole.tasks.fleet import reports
-from petiole.tasks.keys import MODELS_KEY
+from petiole.tasks.fleet import adapters, reports
+from petiole.tasks.keys import ADAPTERS_KEY, MODELS_KEY
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.urls import redacted
@@ -75,7 +75,7 @@ class ModelFacts(BaseModel):
     own_queues: list[str] = []
     """Beside each of them the queue of this model alone."""
     adapters: dict[str, str] = {}
-    """By name, the adapters of `PETIOLE_SERVED_ADAPTERS`."""
+    """By name, the adapters of `PETIOLE_SERVED_ADAPTERS`, and those loaded over HTTP."""
     takes_adapters: bool = False
     """Whether requests may name other adapters."""
     loaded_adapters: list[str] = []
@@ -173,6 +173,7 @@ def models(client: redis.Redis | None = None) -> list[ModelFacts]:
     with client.pipeline(transaction=False) as pipe:
         pipe.time()
         pipe.hgetall(MODELS_KEY)
+        pipe.hgetall(ADAPTERS_KEY)
         return _read(*pipe.execute())
 
 
@@ -181,11 +182,15 @@ async def amodels() -> list[ModelFacts]:
     async with connections.async_streams().pipeline(transaction=False) as pipe:
         pipe.time()
         pipe.hgetall(MODELS_KEY)
+        pipe.hgetall(ADAPTERS_KEY)
         return _read(*await pipe.execute())
 
 
-def _read(clock: tuple[int, int], fields: dict[bytes, bytes]) -> list[ModelFacts]:
-    now, found = clock[0] + clock[1] / 1e6, []
+def _read(
+    clock: tuple[int, int], fields: Mapping[bytes, bytes], of_adapters: Mapping[bytes, bytes]
+) -> list[ModelFacts]:
+    now, loaded = clock[0] + clock[1] / 1e6, adapters.read(of_adapters)
+    found: list[ModelFacts] = []
     for name, value in fields.items():
         try:
             at, since, facts = value.split(b" ", 2)
@@ -193,7 +198,9 @@ def _read(clock: tuple[int, int], fields: dict[bytes, bytes]) -> list[ModelFacts
             if age_s > KEPT_S:
                 continue
             read = ModelFacts.model_validate_json(facts)
-            found.append(read.model_copy(update={"age_s": round(age_s, 1), "since": float(since)}))
+            named = adapters.of_model(loaded, read.names) if read.takes_adapters else {}
+            seen = {"age_s": round(age_s, 1), "since": float(since), "adapters": named | read.adapters}
+            found.append(read.model_copy(update=seen))
         except ValueError as error:  # perhaps another version's: skip it, and show the others
             logger.warning("the facts of %s cannot be read: %s", name.decode(errors="replace"), _kind(error))
     return sorted(found, key=lambda model: (not model.live, model.names, model.queues, model.fingerprint))
@@ -269,7 +276,8 @@ class Directory:
         try:
             return models()
         except redis.exceptions.NoPermissionError as error:
-            raise InvalidRequest("model", f"needs the right to read {MODELS_KEY}", str(error)) from None
+            limit = f"needs the right to read {MODELS_KEY} and {ADAPTERS_KEY}"
+            raise InvalidRequest("model", limit, str(error)) from None
         except connections.LOST as error:
             raise Unavailable(redacted(settings().streams_url), str(error)) from None
 

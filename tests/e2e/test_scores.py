@@ -23,6 +23,10 @@ from tests.support.text_models import write_classifier, write_judge, write_qwen3
 
 QUERY = "which door is open"
 DOCUMENTS = [f"door {k} of {k * k}" for k in range(12)]
+CONVERSATION = (
+    "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant: {% endif %}"
+)
 NAMES = {"embedder": "embeddings", "scorer": "scores", "classifier": "classes", "judge": "judge"}
 """By model, its queue."""
 
@@ -31,6 +35,7 @@ NAMES = {"embedder": "embeddings", "scorer": "scores", "classifier": "classes", 
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folders = {name: tmp_path_factory.mktemp(name) for name in NAMES}
     write_qwen3_embedder(folders["embedder"])
+    (folders["embedder"] / "chat_template.jinja").write_text(CONVERSATION)
     write_classifier(folders["scorer"], "bert", 1)
     write_classifier(folders["classifier"], "bert", 3)
     write_judge(folders["judge"])
@@ -151,6 +156,20 @@ def test_embeddings_in_either_format(site: Site, client: openai.OpenAI, gateway:
     ids = client.embeddings.create(model="embedder", input=[[75, 72, 79]], encoding_format="float")
     same = client.embeddings.create(model="embedder", input="hel", encoding_format="float")
     assert len(ids.data[0].embedding) == len(same.data[0].embedding)
+
+
+def test_a_conversation_is_rendered_and_its_vector_made(client: openai.OpenAI, gateway: Gateway) -> None:
+    """As vLLM's own test has it."""
+    told = [{"role": "user", "content": "Which door?"}, {"role": "assistant", "content": "The first."}]
+    body: dict[str, Any] = {"model": "embedder", "messages": told, "encoding_format": "float"}
+    rendered = "".join(f"<s>{one['role']}: {one['content']}</s>" for one in told)
+    for more, text in (({}, rendered), ({"add_generation_prompt": True}, f"{rendered}<s>assistant: ")):
+        answer = httpx2.post(f"{gateway.url}/embeddings", json=body | more).json()
+        alone = {"model": "embedder", "input": text, "add_special_tokens": False}
+        same = httpx2.post(f"{gateway.url}/embeddings", json=alone).json()
+        assert answer == same
+    refused = httpx2.post(f"{gateway.url}/embeddings", json=body | {"input": "x"}).json()
+    assert refused["error"]["param"] == "input"
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/rerank"])

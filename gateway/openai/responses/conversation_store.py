@@ -4,6 +4,7 @@
     NAME:output    the response when it has ended. It follows from the record and the log, so whoever reads it
                    first writes it, and it may be needed longer than a log is kept
     CONV:turns     a conversation's list: names of turns, and `-ITEM` for an item that was deleted
+    :talks         a tenant's conversations, by when they were used
 
 A response joins its conversation before its task is submitted, so no gateway must live until its end."""
 
@@ -15,6 +16,7 @@ import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from petiole.gateway.core.caller import caller
 from petiole.gateway.core.failures import Failure, invalid
 from petiole.gateway.core.parts import CollectedOutput
 from petiole.gateway.core.record import RequestRecord
@@ -25,6 +27,9 @@ from petiole.gateway.serving import generations, records, store
 from petiole.tasks.settings import settings
 
 CONVERSATION = "conversation"
+_TALKS = ":talks"
+"""No record has such a name."""
+MOST_LISTED = 1000
 _TRIES = 5
 
 
@@ -202,6 +207,19 @@ async def conversation(name: str) -> RequestRecord:
     return await records.get(name, CONVERSATION)
 
 
+async def note_use(name: str) -> None:
+    """A tenant's list has the conversation first. Without keys there is no list: an id is what reads it."""
+    if caller().name:
+        await store.used(_TALKS, name, settings().gateway_keep_s, MOST_LISTED)
+
+
+async def of_tenant() -> list[RequestRecord]:
+    """The caller's conversations, the one that was used first first."""
+    names = await store.last_used(_TALKS)
+    known = await records.known(names)
+    return [known[name] for name in names if name in known]
+
+
 async def entries_of(record: RequestRecord) -> list[str]:
     return await store.entries(f"{record.id}:turns")
 
@@ -235,6 +253,7 @@ async def join(name: str, turn: str, seen: int) -> None:
     if not await store.append(f"{name}:turns", [turn], seen, settings().gateway_keep_s):
         raise locked(name)
     await store.keep({name: settings().gateway_keep_s})
+    await note_use(name)
 
 
 async def note(record: RequestRecord, entries: Sequence[str]) -> None:
@@ -243,5 +262,6 @@ async def note(record: RequestRecord, entries: Sequence[str]) -> None:
         seen = len(await entries_of(record))
         if await store.append(f"{record.id}:turns", entries, seen, settings().gateway_keep_s):
             await store.keep({record.id: settings().gateway_keep_s})
+            await note_use(record.id)
             return
     raise locked(record.id)

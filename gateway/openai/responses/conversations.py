@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from petiole.contract.requests.bounds import Entries
+from petiole.gateway.core.caller import caller
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.core.record import RequestRecord
 from petiole.gateway.core.requests import Metadata, RequestBody
@@ -58,7 +59,17 @@ async def create(request: Request) -> Response:
     await records.put(record, settings().gateway_keep_s)
     if told:
         await _append(record, told)
+    await conversation_store.note_use(record.id)
     return json_answer(shown(record))
+
+
+async def list_all(request: Request) -> Response:
+    """The tenant's, which OpenAI does not list."""
+    if not caller().name:
+        raise Failure(
+            403, "the list of conversations needs a key, whose tenant they are of", code="missing_api_key"
+        )
+    return json_answer(listed([shown(one) for one in await conversation_store.of_tenant()], request.query_params))
 
 
 async def get(request: Request) -> Response:
@@ -135,6 +146,7 @@ async def _item(request: Request, record: RequestRecord) -> Item:
 def routes() -> list[BaseRoute]:
     return [
         Route("/conversations", create, methods=["POST"]),
+        Route("/conversations", list_all, methods=["GET"]),
         Route("/conversations/{id}", get, methods=["GET"]),
         Route("/conversations/{id}", update, methods=["POST"]),
         Route("/conversations/{id}", delete, methods=["DELETE"]),

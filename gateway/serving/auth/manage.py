@@ -189,15 +189,20 @@ def revoke(name: str) -> str:
 def webhook(tenant: str, url: str) -> str:
     """Where the tenant's notices go from now on. Returns a new secret. The one before it signs, too, until the
     next. Raises `InvalidRequest`."""
-    client, secret = connections.streams(), new_secret()
-    if tenant and client.hget(TENANTS, tenant) is None:
-        raise InvalidRequest("tenant", "must be one that has keys in Redis", tenant)
-    stored = client.hget(WEBHOOKS, tenant)
-    before = () if stored is None else _decoded(stored, Webhook).secrets
-    made = Webhook(url, [secret, *before[:1]])
-    if (found := problem(made)) is not None:
-        raise InvalidRequest(*found, url)
-    client.hset(WEBHOOKS, tenant, msgspec.json.encode(made))
+    secret = new_secret()
+
+    def with_secret(pipe: Any) -> None:
+        if tenant and pipe.hget(TENANTS, tenant) is None:
+            raise InvalidRequest("tenant", "must be one that has keys in Redis", tenant)
+        stored = pipe.hget(WEBHOOKS, tenant)
+        before = () if stored is None else _decoded(stored, Webhook).secrets
+        made = Webhook(url, [secret, *before[:1]])
+        if (found := problem(made)) is not None:
+            raise InvalidRequest(*found, url)
+        pipe.multi()
+        pipe.hset(WEBHOOKS, tenant, msgspec.json.encode(made))
+
+    connections.streams().transaction(with_secret, TENANTS, WEBHOOKS)
     return secret
 
 

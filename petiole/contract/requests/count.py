@@ -32,6 +32,10 @@ class CountRequest(Declared):
     """Variables for the chat template."""
     continue_final_message: bool = False
     """The last message is continued."""
+    add_generation_prompt: bool = True
+    """`False`: the conversation ends with its last message, and no answer begins."""
+    add_special_tokens: bool = True
+    """`False`: without the tokenizer's own in `texts`."""
     token_ids: Annotated[list[TokenIds], Entries(MOST, least=1)] | None = None
     """Lists of token ids, to get their texts."""
     with_ids: bool = False
@@ -57,6 +61,8 @@ class CountRequest(Declared):
             for name in _OF_A_CHAT[1:]:
                 if getattr(self, name):
                     raise InvalidRequest(name, "needs messages", given[0])
+            if not self.add_generation_prompt:
+                raise InvalidRequest("add_generation_prompt", "needs messages", given[0])
         else:
             self.chat()
         return self

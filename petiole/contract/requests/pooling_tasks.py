@@ -69,6 +69,8 @@ class EmbedRequest(OfTexts):
     """The numbers in the result: `float32`, `float16`, `int8` or `bits`. See docs/embeddings.md#vectors."""
     prompt_name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """The model's prompt before each text, such as `query`. `None`: its default."""
+    add_special_tokens: bool = True
+    """`False`: without those that the tokenizer adds."""
     outputs: Annotated[list[Output], Entries(len(FIELDS), least=1)] | None = None
     """`dense`; of BGE-M3 also `sparse`, weights of words, and `colbert`, vectors of tokens. `None`: `dense`."""
 
@@ -89,7 +91,8 @@ class EmbedRequest(OfTexts):
         return self
 
     def subject(self) -> dict[str, Any]:
-        asked = {name: getattr(self, name) for name in ("dimensions", "normalize", "encoding", "prompt_name")}
+        names = ("dimensions", "normalize", "encoding", "prompt_name", "add_special_tokens")
+        asked = {name: getattr(self, name) for name in names}
         return {
             "texts": self.texts,
             "embedding": {**asked, **self.cuts, "outputs": tuple(self.outputs or (DENSE,))},

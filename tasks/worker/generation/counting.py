@@ -40,8 +40,12 @@ def answer(request: CountRequest) -> dict[str, Any]:
             ]
             return {"counts": [*map(len, request.token_ids)], "texts": texts, **known}
         if request.texts is not None:
+            adds = request.add_special_tokens
             found = [
-                _naming(f"texts[{k}]", lambda text=text: engine.tokens_of(Request(prompt=text)))
+                _naming(
+                    f"texts[{k}]",
+                    lambda text=text: engine.tokens_of(Request(prompt=text, add_special_tokens=adds)),
+                )
                 for k, text in enumerate(request.texts)
             ]
         else:
@@ -56,7 +60,8 @@ def _of_chat(engine: EngineLike, request: CountRequest) -> list[int]:
     chat, known = request.chat(), dict[str, bytes]()
     if any(map(is_handle, chat.images())):
         known = stored(connections.streams(), [chat], settings().image_ttl_s)
-    return engine.tokens_of(Request(**chat.subject(), images=images_of(chat, known)))
+    asked = {**chat.subject(), "add_generation_prompt": request.add_generation_prompt}
+    return engine.tokens_of(Request(**asked, images=images_of(chat, known)))
 
 
 def _naming(field: str, count: Any) -> Any:

@@ -169,6 +169,11 @@ def test_tokens_of_texts_and_conversations(http: httpx2.Client, client: openai.O
     answer = client.chat.completions.create(model="petiole-tiny", messages=messages, max_tokens=1)
     assert answer.usage is not None
     assert rendered["count"] == answer.usage.prompt_tokens
+    ended = {"model": "petiole-tiny", "messages": messages, "add_generation_prompt": False}
+    without = http.post("/tokenize", json=ended).json()["tokens"]
+    assert rendered["tokens"][: len(without)] == without != rendered["tokens"]
+    bare = http.post("/tokenize", json={"model": "petiole-tiny", "prompt": PROMPT, "add_special_tokens": False})
+    assert bare.json()["tokens"] == ids, "the tokenizer adds none"
     for body, param in (
         ({"prompt": "x", "messages": messages}, "prompt"),
         ({"tokens": [-1]}, "tokens[0][0]"),

@@ -337,6 +337,55 @@ def test_a_conversation_that_the_gateway_has_forgotten_goes_on(page: Any, slow_g
     assert text_of(say(again, "two"))
 
 
+def keyed_page(browser: Any, gateway: Gateway, key: str) -> Any:
+    """A browser of its own, whose person has given the key."""
+    context = browser.new_context()
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
+    page.goto(f"{gateway.root}/")
+    page.locator("#key[open] input").fill(key)
+    page.keyboard.press("Enter")
+    page.locator("#model option[value='petiole-tiny']").wait_for(state="attached")
+    return page
+
+
+def test_a_tenants_conversation_is_in_each_of_its_browsers(browser: Any, slow_site: Site, tmp_path: Path) -> None:
+    keys = {"ptl-one": "acme", "ptl-two": "acme", "ptl-other": "globex"}
+    document = {
+        "tenants": {name: {"salt": name} for name in keys.values()},
+        "keys": {digest_of(key): {"tenant": tenant} for key, tenant in keys.items()},
+    }
+    told = {"PETIOLE_BROKER_URL": slow_site.url, "PETIOLE_GATEWAY_KEYS": json.dumps(document)}
+    with Gateway(tmp_path, **told) as keyed:
+        one, two, other = (keyed_page(browser, keyed, key) for key in keys)
+        for page in (one, two):
+            tune(page, max_output_tokens="3")
+        one.get_by_role("button", name="Talks").click()
+        one.locator("#share").check()
+        one.keyboard.press("Escape")
+        first = text_of(say(one, "from one"))
+        two.get_by_role("button", name="Talks").click()
+        two.locator("#past-shared button", has_text="from one").first.click()
+        two.locator(".bubble", has_text="from one").wait_for()
+        assert two.locator(".answer .words").inner_text().strip() == first
+        text_of(say(two, "from two"))
+        one.get_by_role("button", name="Talks").click()
+        one.locator("#past-shared button", has_text="from one").first.click()
+        one.locator(".bubble", has_text="from two").wait_for()
+        one.locator(".answer").last.get_by_role("button", name="Again").click()
+        text_of(one.locator(".answer").last)
+        text_of(say(one, "alone"))
+        two.reload()
+        two.get_by_role("button", name="Talks").click()
+        two.locator("#past-shared button", has_text="from one").first.click()
+        assert two.locator(".bubble").all_inner_texts() == ["from one", "from two"]
+        other.get_by_role("button", name="Talks").click()
+        other.locator("#past-tenant").wait_for()
+        assert other.locator("#past-shared li").count() == 0
+        for page in (one, two, other):
+            page.context.close()
+
+
 @pytest.mark.parametrize("kept", ["{", "[]", '{"turns": [{}, 3, null, {"answer": {"parts": 1}}]}', "null"])
 def test_what_is_damaged_in_storage_is_left_out(page: Any, kept: str) -> None:
     page.evaluate(
