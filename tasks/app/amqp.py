@@ -9,6 +9,7 @@ from typing import Any
 from celery.app import amqp as stock
 
 from petiole.tasks.app.rabbitmq import Queues
+from petiole.tasks.traces import carried
 
 
 class Amqp(stock.AMQP):  # type: ignore[misc]
@@ -33,8 +34,10 @@ class Amqp(stock.AMQP):  # type: ignore[misc]
         return send_without
 
     def as_task_v2(self, task_id: Any, name: str, args: Any, kwargs: Any, *more: Any, **options: Any) -> Any:
-        """Celery's, but short arguments are shown without a walk through them, which takes 8 % of the time of a
-        submission."""
+        """Celery's, in the trace of whoever submits. Short arguments are shown without a walk through them, which
+        takes 8 % of the time of a submission."""
+        if trace := carried.headers():
+            options["headers"] = {**trace, **(options.get("headers") or {})}
         for which, given in (("argsrepr", args), ("kwargsrepr", kwargs)):
             if (text := shown(given)) is not None:
                 options.setdefault(which, text)

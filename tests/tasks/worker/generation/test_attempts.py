@@ -22,7 +22,7 @@ DELTAS = [
 
 
 def begun(**changes: Any) -> BeginReply:
-    reply = {"attempt": 2, "deaths": 0, "cancel": b"", "model": b"m", "adapter": b"", "done": b"", "log": []}
+    reply = {"attempt": 2, "deaths": 0, "cancel": b"", "model": b"m", "adapter": b"", "done": b"", "log": [], "before": b"", "died": 0}
     return BeginReply.parse(list({**reply, **changes}.values()))
 
 
