@@ -10,9 +10,9 @@ FIELD = "begun:"
 
 
 class BegunAttempt(NamedTuple):
-    """`at`: when it began, in Unix seconds by Redis's clock. `why`: `new`; `died`, because the worker of the attempt
-    before has died; `again`, because that attempt was handed back, or its message came twice. `span`: its span as
-    `traceparent`, empty without one."""
+    """`at`: when it began, in Unix seconds by Redis's clock. `why`: `new`; `died`, because the worker of the
+    attempt before has died; `again`, because that attempt was handed back, or its message came twice. `span`: its
+    span as `traceparent`, empty without one."""
 
     number: int
     at: float

@@ -39,7 +39,9 @@ def tracer() -> Tracer | None:
 def _of(provider: TracerProvider) -> Tracer | None:
     from opentelemetry.trace import NoOpTracerProvider, ProxyTracerProvider
 
-    return None if isinstance(provider, ProxyTracerProvider | NoOpTracerProvider) else provider.get_tracer("petiole")
+    return (
+        None if isinstance(provider, ProxyTracerProvider | NoOpTracerProvider) else provider.get_tracer("petiole")
+    )
 
 
 def context_of(headers: Mapping[str, Any]) -> Context | None:

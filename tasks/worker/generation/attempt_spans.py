@@ -211,7 +211,10 @@ class AttemptSpans:
             if outcome.error is not None:
                 fail(span, type(outcome.error).__name__)
             elif self._content and outcome.result is not None:
-                said = {"role": "assistant", "parts": [{"type": "text", "content": outcome.result.get("text", "")}]}
+                said = {
+                    "role": "assistant",
+                    "parts": [{"type": "text", "content": outcome.result.get("text", "")}],
+                }
                 answer = json.dumps([{**said, "finish_reason": outcome.finish_reason}])
                 span.set_attribute("gen_ai.output.messages", answer)
         span.end()

@@ -29,8 +29,8 @@ from petiole.tasks.worker.output.outcomes import Outcome, failed, recorded, unre
 @dataclass(frozen=True, slots=True)
 class BeginReply:
     """The reply of `begin.lua` for one task. `attempt` is 0 if the task is finished. `adapter` identifies the
-    adapter by its content; the engine compares it, because the engine reads the files. `before`: the attempt before
-    this one, if it is known; `died`: its worker has died."""
+    adapter by its content; the engine compares it, because the engine reads the files. `before`: the attempt
+    before this one, if it is known; `died`: its worker has died."""
 
     attempt: int
     deaths: int

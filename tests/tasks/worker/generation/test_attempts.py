@@ -22,8 +22,8 @@ DELTAS = [
 
 
 def begun(**changes: Any) -> BeginReply:
-    reply = {"attempt": 2, "deaths": 0, "cancel": b"", "model": b"m", "adapter": b"", "done": b"", "log": [], "before": b"", "died": 0}
-    return BeginReply.parse(list({**reply, **changes}.values()))
+    reply = {"attempt": 2, "deaths": 0, "cancel": b"", "model": b"m", "adapter": b"", "done": b"", "log": []}
+    return BeginReply.parse(list({**reply, "before": b"", "died": 0, **changes}.values()))
 
 
 @pytest.mark.parametrize(
