@@ -14,7 +14,8 @@ from petiole.tasks.traces import carried
 
 class Amqp(stock.AMQP):  # type: ignore[misc]
     """Celery's class, but a message with `expires` has no time to live: RabbitMQ would drop an expired message
-    silently. Here a worker takes the message and revokes the task, so the caller and the readers are told."""
+    silently. Here a worker takes the message and revokes the task, so the caller and the readers are told. And a
+    message is in the trace of whoever submits it."""
 
     queues_cls = Queues
 
@@ -29,15 +30,15 @@ class Amqp(stock.AMQP):  # type: ignore[misc]
         send = self._create_task_sender()
 
         def send_without(producer: Any, name: str, message: Any, expiration: Any = None, **options: Any) -> Any:
+            if trace := carried.headers():
+                options["headers"] = {**trace, **(options.get("headers") or {})}
             return send(producer, name, message, **options)
 
         return send_without
 
     def as_task_v2(self, task_id: Any, name: str, args: Any, kwargs: Any, *more: Any, **options: Any) -> Any:
-        """Celery's, in the trace of whoever submits. Short arguments are shown without a walk through them, which
-        takes 8 % of the time of a submission."""
-        if trace := carried.headers():
-            options["headers"] = {**trace, **(options.get("headers") or {})}
+        """Celery's, but short arguments are shown without a walk through them, which takes 8 % of the time of a
+        submission."""
         for which, given in (("argsrepr", args), ("kwargsrepr", kwargs)):
             if (text := shown(given)) is not None:
                 options.setdefault(which, text)
