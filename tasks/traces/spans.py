@@ -66,12 +66,10 @@ class Submission:
     def __init__(self, span: Span | None = None) -> None:
         self._span = span
 
-    def sent(self, task_id: str, queue: str | None) -> None:
+    def sent(self, task_id: str, queue: str) -> None:
         if self._span is not None:
-            self._span.set_attribute("messaging.message.id", task_id)
-            if queue is not None:
-                self._span.update_name(f"send {queue}")
-                self._span.set_attribute("messaging.destination.name", queue)
+            self._span.update_name(f"send {queue}")
+            self._span.set_attributes({"messaging.message.id": task_id, "messaging.destination.name": str(queue)})
 
 
 _UNSENT = Submission()
@@ -127,8 +125,7 @@ class Reading:
 
     def end(self) -> None:
         span, last = self._span, self._last
-        span.set_attribute("petiole.deltas", self._deltas)
-        span.set_attribute("petiole.tokens", self._tokens)
+        span.set_attributes({"petiole.deltas": self._deltas, "petiole.tokens": self._tokens})
         if self._first_ns:
             span.add_event("first token", timestamp=self._first_ns)
         if last is not None:
@@ -162,12 +159,9 @@ class ServerSpan:
         if (span := self._span) is None:
             return
         span.update_name(f"{method} {route}")
-        for name, value in (
-            ("http.request.method", method),
-            ("http.route", route),
-            ("http.response.status_code", status),
-        ):
-            span.set_attribute(name, value)
+        span.set_attributes(
+            {"http.request.method": method, "http.route": route, "http.response.status_code": status}
+        )
         if status >= 500:
             fail(span, str(status))
 

@@ -78,7 +78,7 @@ def test_a_killed_worker_is_in_the_trace_between_the_attempts(site: Site, collec
     first, second = attempts(collector)
     assert first.parent == second.parent == spans["petiole.queue"].parent == sent.id
     assert (first.failed, first.attributes["error.type"], first.events) == (True, "WorkerLost", ("worker died",))
-    assert first.attributes["messaging.consumer.group.name"] == killed.node
+    assert first.attributes["petiole.worker"] == killed.node
     assert second.links == (first.id,)
     assert not second.failed
     assert first.end <= second.end

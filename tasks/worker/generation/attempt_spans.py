@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from petiole.contract.requests.generation import ChatRequest, Common, GenerateRequest, Options
+from petiole.contract.requests.generation import ChatRequest, Common, GenerateRequest
 from petiole.tasks.messages.headers import ETA, SENT
 from petiole.tasks.record.attempts import BegunAttempt
 from petiole.tasks.traces import carried, spans
@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 PROVIDER = "petiole"
 """`gen_ai.provider.name`."""
 _OPERATIONS = {"tasks.chat": "chat", "tasks.generate": "text_completion", "tasks.embed": "embeddings"}
-_ASKED = ("max_tokens", "temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty")
-"""Options of a request that are `gen_ai.request.*`."""
+_ASKED = {"max_tokens", "temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty"}
+"""Options that are `gen_ai.request.*`, if the request has them."""
 _USED = {
     "prompt_tokens": "input_tokens",
     "cached_prompt_tokens": "cache_read.input_tokens",
@@ -83,6 +83,7 @@ class AttemptSpans:
     ) -> None:
         self._tracer, self._span, self._parent = tracer, span, parent
         self._delivery, self._model, self._taken_ns = delivery, model, taken_ns
+        self._attributes: dict[str, Any] = {}
         self._content = self._marked = False
         self.traceparent = carried.of_context(span.get_span_context())["traceparent"]
         self.submitted_ns = self.prepared_ns = self.admitted_ns = self.first_ns = self.ended_ns = 0
@@ -112,8 +113,7 @@ class AttemptSpans:
         """The attempt has its number. `before`: the attempt before it, whose worker has `died`, perhaps. `marked`:
         its death would count from now on, not only once it has a place."""
         self._marked = marked
-        for name, value in self._about(attempt, self._delivery.request.hostname):
-            self._span.set_attribute(name, value)
+        self._attributes |= self._about(attempt, self._delivery.request.hostname)
         sent = SENT.of(self._delivery.message)
         if attempt == 1 and sent is not None and ETA.of(self._delivery.message) is None:
             self._beside("petiole.queue", int(sent * 1e9)).end(self._taken_ns)
@@ -124,25 +124,24 @@ class AttemptSpans:
         # What follows the end belongs to the attempt: links, and the span of Celery's instrumentation.
         self._delivery.message.update(carried.of_context(self._span.get_span_context()))
 
-    def _about(self, attempt: int, worker: str) -> Iterator[tuple[str, Any]]:
-        message = self._delivery.message
-        yield "messaging.system", SYSTEM
-        yield "messaging.operation.type", "process"
-        yield "messaging.message.id", self._delivery.task_id
-        yield "messaging.consumer.group.name", worker
-        if isinstance(queue := (message.get("delivery_info") or {}).get("routing_key"), str):
-            yield "messaging.destination.name", queue
-        yield "celery.task_name", self._delivery.task_name
-        yield "gen_ai.operation.name", _operation(self._delivery)
-        yield "gen_ai.provider.name", PROVIDER
-        yield "gen_ai.request.model", self._model
-        yield "petiole.attempt", attempt
+    def _about(self, attempt: int, worker: str) -> dict[str, Any]:
+        info = self._delivery.message.get("delivery_info") or {}
+        return {
+            "messaging.system": SYSTEM,
+            "messaging.operation.type": "process",
+            "messaging.message.id": self._delivery.task_id,
+            "messaging.destination.name": str(info.get("routing_key") or ""),
+            "gen_ai.operation.name": _operation(self._delivery),
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": self._model,
+            "petiole.worker": worker,
+            "petiole.attempt": attempt,
+        }
 
     def _tell_of(self, dead: BegunAttempt) -> Span:
         """The span of an attempt whose worker has died."""
         span = self._beside(_name(self._delivery, self._model), int(dead.at * 1e9), consumer=True)
-        for name, value in self._about(dead.number, dead.worker):
-            span.set_attribute(name, value)
+        span.set_attributes(self._about(dead.number, dead.worker))
         span.add_event("worker died", timestamp=self._taken_ns)
         fail(span, "WorkerLost")
         span.end(max(self._taken_ns, int(dead.at * 1e9)))
@@ -159,12 +158,12 @@ class AttemptSpans:
     @harmless
     def asks(self, request: Common, *, content: bool) -> None:
         """What the request says. `content`: its prompt, too, and at the end the answer."""
-        for name in _ASKED if isinstance(request, Options) else ():
+        for name in _ASKED & request.model_fields_set:
             if isinstance(value := getattr(request, name), int | float):
-                self._span.set_attribute(f"gen_ai.request.{name}", value)
+                self._attributes[f"gen_ai.request.{name}"] = value
         self._content = content
         if content and (messages := _messages(request)):
-            self._span.set_attribute("gen_ai.input.messages", json.dumps(messages))
+            self._attributes["gen_ai.input.messages"] = json.dumps(messages)
 
     # ------------------------------------------------------------ on its way
 
@@ -191,32 +190,25 @@ class AttemptSpans:
         self.ended_ns = self.ended_ns or now_ns
         within = set_span_in_context(span)
         usage = {} if outcome is None or outcome.result is None else outcome.result.get("usage") or {}
-        used = {f"gen_ai.usage.{_USED[name]}": n for name, n in usage.items() if name in _USED and n is not None}
         for name, start_ns, end_ns in self._stages():
-            stage = self._tracer.start_span(name, context=within, start_time=start_ns)
-            if name == "petiole.decode":
-                stage.set_attribute("petiole.deltas", self.deltas)
-                stage.set_attribute("petiole.tokens", usage.get("completion_tokens", 0))
-            stage.end(end_ns)
+            counts = {"petiole.deltas": self.deltas} if name == "petiole.decode" else None
+            self._tracer.start_span(name, context=within, start_time=start_ns, attributes=counts).end(end_ns)
+        known = self._attributes
+        known |= {f"gen_ai.usage.{_USED[name]}": n for name, n in usage.items() if name in _USED and n is not None}
         if self.first_ns:
             span.add_event("first token", timestamp=self.first_ns)
-            span.set_attribute("gen_ai.response.time_to_first_chunk", (self.first_ns - self._taken_ns) / 1e9)
-        for name, value in used.items():
-            span.set_attribute(name, value)
-        span.set_attribute("gen_ai.response.model", self._model)
+            known["gen_ai.response.time_to_first_chunk"] = (self.first_ns - self._taken_ns) / 1e9
         if outcome is None:
-            span.set_attribute("petiole.end", state.name.lower())
+            known["petiole.end"] = state.name.lower()
         else:
-            span.set_attribute("gen_ai.response.finish_reasons", [outcome.finish_reason])
+            known["gen_ai.response.model"] = self._model
+            known["gen_ai.response.finish_reasons"] = [outcome.finish_reason]
             if outcome.error is not None:
                 fail(span, type(outcome.error).__name__)
             elif self._content and outcome.result is not None:
-                said = {
-                    "role": "assistant",
-                    "parts": [{"type": "text", "content": outcome.result.get("text", "")}],
-                }
-                answer = json.dumps([{**said, "finish_reason": outcome.finish_reason}])
-                span.set_attribute("gen_ai.output.messages", answer)
+                said = _message("assistant", outcome.result.get("text", ""))
+                known["gen_ai.output.messages"] = json.dumps([said | {"finish_reason": outcome.finish_reason}])
+        span.set_attributes(known)
         span.end()
 
     def _stages(self) -> Iterator[tuple[str, int, int]]:
@@ -254,10 +246,11 @@ def _messages(request: Common) -> list[dict[str, Any]]:
     """The prompt, in the form of `gen_ai.input.messages`. Empty for what has no text prompt."""
     match request:
         case ChatRequest():
-            return [
-                {"role": str(one.get("role")), "parts": [{"type": "text", "content": one.get("content")}]}
-                for one in request.messages
-            ]
+            return [_message(str(one.get("role")), one.get("content")) for one in request.messages]
         case GenerateRequest(prompt=str(prompt)):
-            return [{"role": "user", "parts": [{"type": "text", "content": prompt}]}]
+            return [_message("user", prompt)]
     return []
+
+
+def _message(role: str, content: object) -> dict[str, Any]:
+    return {"role": role, "parts": [{"type": "text", "content": content}]}
