@@ -26,9 +26,7 @@ def show(options: argparse.Namespace) -> int:
         if rows:
             print_table(("attempt", "worker", "began", "end"), rows)
     else:
-        print(
-            f"petiole: nothing is known of {found.task_id}: it waits, is forgotten, or never was", file=sys.stderr
-        )
+        print(f"petiole: {found.task_id} is not known: it waits, is forgotten, or never was", file=sys.stderr)
     return 0 if found.known else 1
 
 
