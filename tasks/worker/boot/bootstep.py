@@ -90,9 +90,6 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             visibility_timeout_s=settings().visibility_timeout_s,
         )
         leases.start()
-        if path := settings().heartbeat_file:
-            heartbeat.Heartbeat(Path(path), engine.heartbeat_age_s).start()
-
         say_if_clocks_differ(connections.streams())
         at_start, on_rabbitmq, memory = version(), scheme(settings().broker_url) in RABBITMQ, ProcessMemory()
 
@@ -104,6 +101,12 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
         def queues() -> list[str]:
             return sorted({*serving.steering.given_up, *worker.app.amqp.queues.consume_from})
+
+        def takes() -> bool:
+            return serving.state == "ready" and bool(queues())
+
+        if path := settings().heartbeat_file:
+            heartbeat.Heartbeat(Path(path), engine.heartbeat_age_s, takes).start()
 
         def facts() -> ModelFacts:
             limits = engine.limits
