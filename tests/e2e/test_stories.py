@@ -58,7 +58,13 @@ def test_a_message_that_was_put_aside_is_sent_again(own_site: Site) -> None:
     entry = {"at": 1.0, "queue": "petiole", "reason": "headers.x: must be y", "task_id": result.id}
     site.redis.lpush(QUARANTINE_KEY, json.dumps({**entry, "message": message.decode()}))
     site.redis.lpush(QUARANTINE_KEY, json.dumps({**entry, "task_id": None, "message": "cut"}), "no JSON")
-    site.app.backend.mark_as_failure(result.id, InvalidRequest("message", "must be y", "x"))
+    error = {
+        "exc_type": "InvalidRequest",
+        "exc_module": "tasks.errors",
+        "exc_message": ["message", "must be y", "x"],
+    }
+    failed = {"task_id": result.id, "status": "FAILURE", "result": error, "traceback": None, "children": []}
+    site.redis.set(f"celery-task-meta-{result.id}", json.dumps(failed))
     status, shown = petiole(site, "replay")
     assert status == 0
     assert result.id in shown
