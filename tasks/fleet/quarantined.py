@@ -22,14 +22,14 @@ _PROPERTIES = ("correlation_id", "reply_to", "priority")
 
 class Quarantined(NamedTuple):
     """An entry of the list, which is `entry` itself. `at`: in Unix seconds. `task_id` is empty if the message has
-    none. `message`: as much as was kept of it."""
+    none. `kept`: as much as there is of the message."""
 
     entry: bytes
     at: float
     queue: str
     reason: str
     task_id: str
-    message: str
+    kept: str
 
 
 def listed() -> list[Quarantined]:
@@ -65,14 +65,14 @@ def _parts(one: Quarantined) -> tuple[bytes, dict[str, Any], dict[str, Any], dic
     """Body, headers, properties, and form of the body."""
     whole = "must be kept whole: not cut, and of a known form"
     try:
-        said = json.loads(one.message)
+        said = json.loads(one.kept)
         properties, headers = dict(said["properties"]), dict(said.get("headers") or {})
         body = b64decode(said["body"]) if properties.get("body_encoding") == "base64" else said["body"].encode()
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InvalidRequest("message", whole, f"{one.message[:80]}... ({error})") from None
-    kept = {name: properties[name] for name in _PROPERTIES if properties.get(name) is not None}
+        raise InvalidRequest("message", whole, f"{one.kept[:80]}... ({error})") from None
+    own = {name: properties[name] for name in _PROPERTIES if properties.get(name) is not None}
     form = {
         "content_type": str(said.get("content-type") or "application/json"),
         "content_encoding": str(said.get("content-encoding") or "utf-8"),
     }
-    return body, headers, kept, form
+    return body, headers, own, form
