@@ -23,6 +23,7 @@ from bench.harness.report import Report, arguments
 from petiole.contract.requests.generation import GenerateRequest
 from petiole.contract.results.task_result import StreamDelta
 from petiole.tasks.traces import carried, exporting, spans
+from petiole.tasks.worker.boot.bootstep import freeze
 from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.generation.attempt_spans import AttemptSpans
 from petiole.tasks.worker.generation.job import Job, State
@@ -120,6 +121,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING)
     os.environ["OTEL_BSP_SCHEDULE_DELAY"], calls = "100", 200 if options.quick else 1500
     os.environ["OTEL_BSP_MAX_QUEUE_SIZE"] = "100000"
+    freeze()  # as a worker does
     report = Report("What a trace of a task costs (processor time, sampled at 100 %)")
     request = GenerateRequest(prompt="p", max_tokens=DELTAS)
     parent = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
