@@ -233,6 +233,11 @@ class WorkerReport(BaseModel):
     memory_left_bytes: Annotated[
         int | None, gauge("memory_left_bytes", "Memory left below the limit of the worker's container.")
     ] = None  # None without a limit
+    card_memory_bytes: Annotated[int | None, gauge("card_memory_bytes", "Memory of the card in use.")] = None
+    card_power_w: Annotated[float | None, gauge("card_power_watts", "Power of the card.")] = None
+    card_temperature_c: Annotated[int | None, gauge("card_temperature_celsius", "Temperature of the card.")] = None
+    card_ecc_errors: Annotated[int | None, counter("card_ecc_errors", "Memory errors not corrected.")] = None
+    card_xids: Annotated[int | None, counter("card_xids", "Xids of the driver.")] = None
     failed: dict[str, int] = {}  # failed tasks by whose fault it is: caller, server
     finished: dict[str, int] = {}  # ended generations, by finish reason
     cached_prompt_tokens: Annotated[
