@@ -7,6 +7,7 @@ answer, and of an exception its type and its place, because a message may quote 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import secrets
@@ -18,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from petiole.gateway.serving.sse import OUTERMOST
+from petiole.tasks.traces import carried, spans
 
 access = logging.getLogger("petiole.gateway.access")
 logger = logging.getLogger("petiole.gateway")
@@ -53,10 +55,11 @@ _NOTICES = Counter(
     registry=METRICS,
 )
 
+_TRACE = {name.encode() for name in carried.NAMES}
 _HANDLERS = FunctionType, MethodType
 
 UNSEEN = frozenset({"/health", "/ready", "/metrics"})
-"""Paths without a line in the access log."""
+"""Paths without a line in the access log, and without a span."""
 
 
 class ObservabilityMiddleware:
@@ -86,6 +89,9 @@ class ObservabilityMiddleware:
             await send(message)
 
         _RUNNING.inc()
+        span = contextlib.ExitStack()
+        probed = scope["path"] in UNSEEN
+        served = spans.UNRECORDED if probed else span.enter_context(spans.serving(_trace_of(scope)))
         try:
             await self._app(scope, receive, observed)
         except asyncio.CancelledError:
@@ -105,6 +111,8 @@ class ObservabilityMiddleware:
             if path not in UNSEEN:
                 peer = scope["client"][0] if scope.get("client") else "-"
                 access.info("%s %s %s %d %.0f ms %s", peer, known, path, status, 1000 * whole_s, name.decode())
+            served.answered(known, path, status)
+            span.close()
 
 
 def count_notice(outcome: str) -> None:
@@ -131,6 +139,12 @@ def form_of(scope: Scope) -> str:
         if isinstance(value, str) and value:
             path = path.replace(f"/{value}", f"/{{{name}}}", 1)
     return path
+
+
+def _trace_of(scope: Scope) -> dict[str, str]:
+    """The headers of the client's trace."""
+    found = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"] if name in _TRACE}
+    return found
 
 
 def _fault(error: Exception) -> None:

@@ -18,6 +18,7 @@ from petiole.gateway.application import app
 from petiole.gateway.connections import LimitedHttpProtocol
 from petiole.gateway.serving.auth import callers, hosts, manage
 from petiole.tasks.settings import settings
+from petiole.tasks.traces import exporting
 
 LOOPBACK = "127.0.0.1"
 _OBJECTS = 20_000
@@ -53,6 +54,7 @@ def run(host: str | None, port: int | None, greeting: str = "") -> int:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, known.gateway_port if port is None else port), family=family)
     plain.install()
+    exporting.start("petiole-gateway")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     config = uvicorn.Config(
         served,

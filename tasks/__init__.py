@@ -16,6 +16,7 @@ numpy. The names below are imported at their first use.
     fleet/       watching and steering workers: reports, queue lengths, cancel, pause, drain, Prometheus
     app/         the Celery app: its configuration, result backend, RabbitMQ
     servers/     how to reach Redis: connections, sentinels, an embedded server
+    traces/      OpenTelemetry's traces: the headers that carry them, the spans of producers and readers
     record/      what stands in Redis of one task: deltas and ends as JSON, the scripts that write them
     messages/    the headers of a task's message: their rules, and the key of affinity
     settings     every setting, from PETIOLE_* variables; the engine's are in `contract.settings.engine`, too

@@ -13,8 +13,8 @@ scripts get the names as arguments.
     of the whole fleet  `WORKERS_KEY`, `LIVES_KEY`, `MODELS_KEY`, `ADAPTERS_KEY`, `QUARANTINE_KEY`,
                         `PROBE_KEY`
     of a worker         `MARKER_PREFIX`
-    in a message        `SENT_HEADER`, `AFFINITY_HEADER`, `TENANT_HEADER`, `HELD_HEADER`, `NAME_PROPERTY`; the
-                        rules of headers: `messages.headers`
+    in a message        `SENT_HEADER`, `AFFINITY_HEADER`, `TENANT_HEADER`, `HELD_HEADER`, `TRACEPARENT_HEADER`,
+                        `TRACESTATE_HEADER`, `NAME_PROPERTY`; the rules of headers: `messages.headers`
 """
 
 from __future__ import annotations
@@ -60,6 +60,12 @@ TENANT_HEADER = "tenant"
 HELD_HEADER = "petiole-held"
 """A header of the gateway's: the name of the key, and the tokens, in and out, that limits hold for the task until
 its end, and in which slot of time: `[KEY, IN, OUT, SLOT]`."""
+
+TRACEPARENT_HEADER = "traceparent"
+"""The span that the task belongs to, in the form of W3C's Trace Context (`traces`)."""
+
+TRACESTATE_HEADER = "tracestate"
+"""Beside it: what tracing systems have added."""
 
 NAME_PROPERTY = "petiole-message"
 """A property of a delivered message: its name (`worker.broker.ledger.Taken.name`). It overwrites a producer's
@@ -135,8 +141,8 @@ class StreamKeys(NamedTuple):
     channel: str
     """Pub/sub: the same deltas."""
     state: str
-    """Hash, which workers write: attempt, deaths, retries, model, adapter, prepared, running, done, retired, and
-    `message:NAME` (`begin.lua`)."""
+    """Hash, which workers write: attempt, deaths, retries, model, adapter, prepared, running, done, retired,
+    `begun:ATTEMPT` and `message:NAME` (`begin.lua`)."""
     asked: str
     """Hash, which producers write: submitted, cancel."""
     interest: str

@@ -236,6 +236,9 @@ class Settings(_EngineSettings, GatewaySettings, BaseSettings):  # type: ignore[
         default="",
         description="folders and URLs of which workers open files, such as /data/rows,s3://rows",
     )
+    trace_content: bool = Field(
+        default=False, description="whether traces have prompts and answers; they never have otherwise"
+    )
     heartbeat_file: str = Field(
         default="", description="file that a worker touches while its engine makes progress; empty: none"
     )

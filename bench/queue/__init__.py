@@ -10,5 +10,6 @@ submission    submissions from one process, and while the broker is away
 transport     the Redis transport, against kombu's own
 reliability   with log, fencing and leases, and without
 recovery      a worker is killed or deployed in mid-sentence
+traces        what the spans of a task cost
 affinity      conversations on a fleet
 """

@@ -176,6 +176,23 @@ WORKER = Dashboard(
             },
         ),
         Panel(
+            "Card: memory, errors",
+            "short",
+            {
+                "bytes {{worker}}": f"petiole_card_memory_bytes{{{BY_WORKER}}}",
+                "ECC {{worker}}": f"petiole_card_ecc_errors_total{{{BY_WORKER}}}",
+                "Xids {{worker}}": f"petiole_card_xids_total{{{BY_WORKER}}}",
+            },
+        ),
+        Panel(
+            "Card: power, temperature",
+            "short",
+            {
+                "W {{worker}}": f"petiole_card_power_watts{{{BY_WORKER}}}",
+                "°C {{worker}}": f"petiole_card_temperature_celsius{{{BY_WORKER}}}",
+            },
+        ),
+        Panel(
             "Leases and streams",
             "s",
             {

@@ -9,11 +9,13 @@ from typing import Any
 from celery.app import amqp as stock
 
 from petiole.tasks.app.rabbitmq import Queues
+from petiole.tasks.traces import carried
 
 
 class Amqp(stock.AMQP):  # type: ignore[misc]
     """Celery's class, but a message with `expires` has no time to live: RabbitMQ would drop an expired message
-    silently. Here a worker takes the message and revokes the task, so the caller and the readers are told."""
+    silently. Here a worker takes the message and revokes the task, so the caller and the readers are told. And a
+    message is in the trace of whoever submits it."""
 
     queues_cls = Queues
 
@@ -28,6 +30,8 @@ class Amqp(stock.AMQP):  # type: ignore[misc]
         send = self._create_task_sender()
 
         def send_without(producer: Any, name: str, message: Any, expiration: Any = None, **options: Any) -> Any:
+            if trace := carried.headers():
+                options["headers"] = {**trace, **(options.get("headers") or {})}
             return send(producer, name, message, **options)
 
         return send_without

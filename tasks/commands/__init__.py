@@ -11,6 +11,7 @@ conversation  `petiole chat`: a conversation in the terminal
 demo          `petiole demo`: an embedded Redis, a worker and eight streams
 terminal      tables, live views and errors, with or without rich
 gateway       `petiole serve`; `petiole up`, `petiole demo --http`: the gateway in front of workers of its own
+story         `petiole task`, the story of one; `petiole replay`
 keys          `petiole keys`: make, list and revoke the keys of the gateway
 demos/        `petiole demo --vision` and `--search`
 """

@@ -21,7 +21,7 @@ import petiole
 from petiole.contract.settings.engine import EngineSettings
 from petiole.contract.settings.gateway import GatewaySettings
 from petiole.tasks import settings, worker_side
-from petiole.tasks.commands import control as steering, conversation, keys, models, plan, status, usage
+from petiole.tasks.commands import control as steering, conversation, keys, models, plan, status, story, usage
 from petiole.tasks.commands.batch import command as batch
 from petiole.tasks.commands.terminal import error_text, plainly, print_table
 from petiole.tasks.errors import InvalidSettings, PetioleError
@@ -105,6 +105,12 @@ def parser() -> argparse.ArgumentParser:
         command("chat", conversation.run, "a conversation in the terminal, through the queue")
     )
     batch.add_options(command("batch", batch.run, "the rows of a file through the fleet, each exactly once"))
+    told = command("task", story.show, "tell the story of a task: its attempts, workers, faults and times")
+    told.add_argument("task_id")
+    told.add_argument("--json", action="store_true", help="print it as JSON")
+    again = command("replay", story.replay, "list messages that were put aside, or send them again")
+    again.add_argument("task_id", nargs="*", help="whose messages to send again")
+    again.add_argument("--all", action="store_true", help="send all of them")
     cancel = command("cancel", cancel_tasks, "cancel tasks, wherever they are")
     cancel.add_argument("task_id", nargs="+")
     for name, run, what in (
@@ -121,6 +127,7 @@ def parser() -> argparse.ArgumentParser:
     metrics = command("metrics", run_metrics, "serve the fleet's figures for Prometheus, until stopped")
     metrics.add_argument("--host", default="0.0.0.0", help="address to listen on (default: %(default)s, all)")
     metrics.add_argument("--port", type=_port, default=METRICS_PORT, help="default: %(default)s; 0: a free one")
+    metrics.add_argument("--vllm-names", action="store_true", help="some figures under vLLM's names, too")
     serve = command("serve", run_gateway, "serve OpenAI's interface over HTTP, until stopped")
     serve.add_argument("--host", help="address to listen on (default: PETIOLE_GATEWAY_HOST)")
     serve.add_argument("--port", type=_port, help="default: PETIOLE_GATEWAY_PORT; 0: a free one")
@@ -257,7 +264,7 @@ def run_metrics(options: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: over.set())
     host = options.host
     settings.settings()  # a wrong one ends this command, not each scrape
-    port = exporter.serve(host, options.port)
+    port = exporter.serve(host, options.port, vllm_names=options.vllm_names)
     print(f"serving http://{f'[{host}]' if ':' in host else host}:{port}/metrics", flush=True)
     over.wait()
     return 0

@@ -13,6 +13,8 @@ models        what the models take, and which queue serves a name: workers write
 probes        checks whether each Redis takes writes: for the command line and the exporter
 usage         the ledger, read: for `petiole usage`, the gateway and the exporter
 queues        queue lengths by priority: for the exporter, and for a worker's broker
+quarantined   messages that were put aside: list them, send them again
+story         the story of one task, for `petiole task`
 availability  who serves a queue: for callers that wait, and for a submission that requires a worker
 reports       workers' reports, field by field. A new figure begins here; `boot.step` fills it in, the command line
               shows it, `exporter` exports it

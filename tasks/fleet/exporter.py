@@ -29,7 +29,10 @@ _KINDS = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 
 
 class FleetCollector(Collector):
-    """Collects all metrics at each scrape."""
+    """Collects all metrics at each scrape. `vllm_names`: some of them also under vLLM's names."""
+
+    def __init__(self, *, vllm_names: bool = False) -> None:
+        self._vllm_names = vllm_names
 
     def collect(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("petiole_redis_up", "Whether Redis and the broker answer as they should.")
@@ -62,7 +65,10 @@ class FleetCollector(Collector):
         yield waiting
         yield from _usage()
         yield from _states(workers)
-        yield from _figures([worker for worker in workers if not worker.lost])
+        live = [worker for worker in workers if not worker.lost]
+        yield from _figures(live)
+        if self._vllm_names:
+            yield from _as_vllm(live)
 
     def describe(self) -> Iterable[Metric]:
         """Empty, so that registering the collector does not query Redis."""
@@ -198,6 +204,43 @@ def _figures(workers: list[WorkerReport]) -> Iterator[Metric]:
     yield from _recurrent([worker for worker in workers if worker.states])
 
 
+_VLLMS_REASONS = {"stop": "stop", "length": "length", "cancelled": "abort"}
+"""What vLLM calls the finish reasons of requests that have not failed."""
+
+
+def _as_vllm(workers: list[WorkerReport]) -> Iterator[Metric]:
+    """The metrics that vLLM has with the same meaning, under its names and labels, for dashboards made for it."""
+    labels = ("model_name", "engine", "worker")
+
+    def of(worker: WorkerReport) -> tuple[str, str, str]:
+        return worker.model, "0", worker.worker
+
+    for field, declared in WorkerReport.model_fields.items():
+        for metric in declared.metadata:
+            if isinstance(metric, Exported) and metric.vllm:
+                family = _KINDS[metric.kind](f"vllm:{metric.name}", metric.what, labels=labels)
+                for worker in workers:
+                    family.add_metric(of(worker), getattr(worker, field))
+                yield family
+    for field, shown in HISTOGRAMS.items():
+        if shown.vllm:
+            histogram = HistogramMetricFamily(f"vllm:{shown.name}", shown.what, labels=labels)
+            for worker in workers:
+                if (distribution := worker.distributions.get(field)) is not None:
+                    histogram.add_metric(of(worker), _buckets(distribution), distribution.sum)
+            yield histogram
+    usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", labels=labels)
+    ends = CounterMetricFamily(
+        "vllm:request_success", "Requests that have ended without an error.", labels=(*labels, "finished_reason")
+    )
+    for worker in workers:
+        usage.add_metric(of(worker), worker.pages_used / (worker.pages_total or 1))
+        for reason, theirs in _VLLMS_REASONS.items():
+            ends.add_metric((*of(worker), theirs), worker.finished.get(reason, 0))
+    yield usage
+    yield ends
+
+
 def _recurrent(workers: list[WorkerReport]) -> Iterator[Metric]:
     """Metrics of layers that keep a state, of workers whose model has some."""
     states = GaugeMetricFamily(
@@ -240,9 +283,9 @@ def _buckets(distribution: Distribution) -> list[tuple[str, float]]:
     return list(zip(bounds, accumulate(distribution.counts), strict=True))
 
 
-def serve(host: str, port: int) -> int:
+def serve(host: str, port: int, *, vllm_names: bool = False) -> int:
     """Serve scrapes on a background thread. Returns the port, which is a free one if `port` is 0."""
     registry = CollectorRegistry()
-    registry.register(FleetCollector())
+    registry.register(FleetCollector(vllm_names=vllm_names))
     server, _ = start_http_server(port, host, registry)
     return int(server.server_port)

@@ -57,11 +57,13 @@ def version() -> str:
 @dataclass(frozen=True, slots=True)
 class Exported:
     """In the type of a field of `WorkerReport`: the metric that `petiole metrics` makes of the field, by worker
-    and model. A field of None has no value. `name` is without `petiole_`, and a counter's without `_total`."""
+    and model. A field of None has no value. `name` is without `petiole_`, and a counter's without `_total`.
+    `vllm`: vLLM has a metric of this name with the same meaning (`petiole metrics --vllm-names`)."""
 
     kind: Literal["gauge", "counter"]
     name: str
     what: str
+    vllm: bool = False
 
 
 gauge, counter = partial(Exported, "gauge"), partial(Exported, "counter")
@@ -70,11 +72,13 @@ ENGINE = "Engine.stats"
 
 
 class Histogram(NamedTuple):
-    """A histogram that `petiole metrics` exports. `bounds`: the upper bounds of its buckets."""
+    """A histogram that `petiole metrics` exports. `bounds`: the upper bounds of its buckets. `vllm`: as of
+    `Exported`."""
 
     name: str
     what: str
     bounds: tuple[float, ...]
+    vllm: bool = True
 
 
 WAITS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 300.0, 900.0)
@@ -145,9 +149,11 @@ class WorkerReport(BaseModel):
     queues: list[str] = []  # it takes tasks from, or will after a pause
     result_marker: str = ""  # the id of a result that it has stored (`fleet.markers`); empty: none yet
     slots: Annotated[int, ENGINE, gauge("num_slots", "Requests that may generate at the same time.")] = 0
-    running: Annotated[int, ENGINE, gauge("num_requests_running", "Requests that generate.")] = 0
+    running: Annotated[int, ENGINE, gauge("num_requests_running", "Requests that generate.", vllm=True)] = 0
     waiting: Annotated[
-        int, ENGINE, gauge("num_requests_waiting", "Requests that the worker has taken and that wait for a place.")
+        int,
+        ENGINE,
+        gauge("num_requests_waiting", "Requests that the worker has taken and that wait for a place.", vllm=True),
     ] = 0
     held_back: Annotated[
         int,
@@ -169,18 +175,18 @@ class WorkerReport(BaseModel):
     prompt_tokens: Annotated[
         int, ENGINE, counter("prompt_tokens", "Prompt tokens computed, without those found in the prefix cache.")
     ] = 0
-    generated_tokens: Annotated[int, ENGINE, counter("generation_tokens", "Tokens generated.")] = 0
+    generated_tokens: Annotated[int, ENGINE, counter("generation_tokens", "Tokens generated.", vllm=True)] = 0
     texts: Annotated[
         int, ENGINE, counter("texts", "Texts and pairs of texts of which vectors or scores were made.")
     ] = 0
     draft_tokens: Annotated[
-        int, ENGINE, counter("spec_decode_num_draft_tokens", "Tokens drafted for speculative decoding.")
+        int, ENGINE, counter("spec_decode_num_draft_tokens", "Tokens drafted for speculative decoding.", vllm=True)
     ] = 0
     accepted_draft_tokens: Annotated[
-        int, ENGINE, counter("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
+        int, ENGINE, counter("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", vllm=True)
     ] = 0
     preemptions: Annotated[
-        int, ENGINE, counter("num_preemptions", "Requests that were preempted, and computed again.")
+        int, ENGINE, counter("num_preemptions", "Requests that were preempted, and computed again.", vllm=True)
     ] = 0
     steps: Annotated[int, ENGINE, counter("steps", "Steps of the engine.")] = 0
     evicted_pages: Annotated[int, ENGINE, counter("evicted_pages", "Pages evicted from the prefix cache.")] = 0
@@ -227,6 +233,11 @@ class WorkerReport(BaseModel):
     memory_left_bytes: Annotated[
         int | None, gauge("memory_left_bytes", "Memory left below the limit of the worker's container.")
     ] = None  # None without a limit
+    card_memory_bytes: Annotated[int | None, gauge("card_memory_bytes", "Memory of the card in use.")] = None
+    card_power_w: Annotated[float | None, gauge("card_power_watts", "Power of the card.")] = None
+    card_temperature_c: Annotated[int | None, gauge("card_temperature_celsius", "Temperature of the card.")] = None
+    card_ecc_errors: Annotated[int | None, counter("card_ecc_errors", "Memory errors not corrected.")] = None
+    card_xids: Annotated[int | None, counter("card_xids", "Xids of the driver.")] = None
     failed: dict[str, int] = {}  # failed tasks by whose fault it is: caller, server
     finished: dict[str, int] = {}  # ended generations, by finish reason
     cached_prompt_tokens: Annotated[

@@ -15,6 +15,7 @@ header only by its `Header`, so that a header without a rule cannot be read (`te
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,7 +28,14 @@ from kombu import compression
 from kombu.serialization import prepare_accept_content, registry
 
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.keys import AFFINITY_HEADER, HELD_HEADER, SENT_HEADER, TENANT_HEADER
+from petiole.tasks.keys import (
+    AFFINITY_HEADER,
+    HELD_HEADER,
+    SENT_HEADER,
+    TENANT_HEADER,
+    TRACEPARENT_HEADER,
+    TRACESTATE_HEADER,
+)
 
 ID_BYTES = 255
 MOST_CHARACTERS = 2**18
@@ -172,7 +180,22 @@ TENANT = Header[str](TENANT_HEADER, (is_id, ID_LIMIT))
 HELD = Header[list[Any]](HELD_HEADER, (_is_held, f"must be text and three whole numbers from 0 to {FARTHEST_S}"))
 AFFINITY = Header[str](AFFINITY_HEADER, (is_id, ID_LIMIT))
 
-OWN: dict[str, Header[Any]] = {header.name: header for header in (SENT, TENANT, HELD, AFFINITY)}
+_PARENT = re.compile("00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_STATE = re.compile("[ -~]{1,512}")
+
+
+def _matches(form: re.Pattern[str]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, str) and form.fullmatch(value) is not None
+
+
+TRACEPARENT = Header[str](
+    TRACEPARENT_HEADER, (_matches(_PARENT), "must be 00-TRACE-SPAN-FLAGS in hexadecimal digits, as W3C's is")
+)
+TRACESTATE = Header[str](TRACESTATE_HEADER, (_matches(_STATE), "must be 1 to 512 printable characters"))
+
+OWN: dict[str, Header[Any]] = {
+    header.name: header for header in (SENT, TENANT, HELD, AFFINITY, TRACEPARENT, TRACESTATE)
+}
 """Headers of Petiole's own, by name."""
 
 RESERVED = frozenset(dir(Context)) - KNOWN.keys()

@@ -53,8 +53,7 @@ class CallbackStream(AsyncStream):
         if self._closed or self._abandoned:
             await super().aclose()
         else:  # without an asyncio task of its own, because nothing is waited for
-            self._closed = True
-            self._steps.close()
+            self._leave()
             await self._unsubscribe()
 
     def hold(self) -> None:

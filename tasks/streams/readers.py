@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import redis
@@ -33,6 +33,7 @@ from petiole.tasks.streams.async_subscriptions import Subscription
 from petiole.tasks.streams.polling import IdleStream, stream_poller
 from petiole.tasks.streams.presentation import StreamPresentation
 from petiole.tasks.streams.protocol import LEAST_S, ConnectionLost, Parse, Step, StreamProtocol, read
+from petiole.tasks.traces import spans
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -53,6 +54,8 @@ class AsyncGeneration(AsyncResult):  # type: ignore[misc]
     id: str
     submitted_to: str | None = None
     """The queue, if this process has submitted the task."""
+    trace: Mapping[str, str] | None = None
+    """The headers of its trace, if this process has submitted the task."""
 
     if TYPE_CHECKING:
 
@@ -157,6 +160,7 @@ class _StreamReader:
         )
         self._watch = QueueWatch([getattr(task, "submitted_to", None)], timeout_s)
         self._step: Step | None = next(self._steps)
+        self._span = spans.reading(self.task_id, getattr(task, "trace", None))
 
     @property
     def result(self) -> AsyncGeneration:
@@ -174,9 +178,18 @@ class _StreamReader:
         self._complete = delta.finish_reason is not None
         if not delta.is_heartbeat:
             self._watch.heard()
+            if self._span is not None:
+                self._span.heard(delta)
         if self._showing is not None:
             delta = self._showing.show(delta)
         return delta if delta.prepared is None or self._prepared else None
+
+    def _leave(self) -> None:
+        """The reader reads no further. What it holds of servers is released apart."""
+        self._closed = True
+        self._steps.close()
+        if self._span is not None:
+            self._span.end()
 
     def _damaged(self) -> StreamError:
         return StreamError(f"task {self.task_id}: its stream in Redis is damaged: {self._keys.log} must be a list")
@@ -312,8 +325,7 @@ class Stream(_StreamReader, Iterator[StreamDelta]):
         A forked child that has not read the stream leaves all this to its parent.
         """
         if not self._closed:
-            self._closed = True
-            self._steps.close()
+            self._leave()
             if self._process == os.getpid():
                 self._unsubscribe()
                 if self._abandoned:
@@ -415,8 +427,7 @@ class AsyncStream(_StreamReader, AsyncIterator[StreamDelta]):
 
     async def aclose(self) -> None:
         if not self._closed:
-            self._closed = True
-            self._steps.close()
+            self._leave()
             await asyncio.shield(self._release())  # anyio cancels every `await` after a client has disconnected
 
     async def _release(self) -> None:

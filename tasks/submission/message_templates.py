@@ -34,12 +34,15 @@ from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.parsing import parse
 from petiole.tasks.submission.task import GenerationTask
+from petiole.tasks.traces import carried, spans
 from petiole.tasks.urls import RABBITMQ, scheme
 
 MOST_KEPT = 1000
 LARGE = 2**16
 """Characters, token ids and entries of arguments, above which a message takes long to write."""
 _OPTIONS = {"queue", "priority", "headers"}
+_OF_ONE_TASK = {AFFINITY_HEADER, *carried.NAMES}
+"""Headers that a message of Celery's may have, and the messages made from it have of their own."""
 _FORM = {"content-type": "application/json", "content-encoding": "utf-8"}
 
 
@@ -92,6 +95,9 @@ class MessageTemplate:
             "kwargsrepr": amqp.shown(kwargs) or saferepr(kwargs, *self.longest_shown),
             SENT_HEADER: round(time.time(), 3),
         }
+        with spans.sending(self.task.name) as span:
+            span.sent(task_id, self.queue)
+            own |= carried.headers()
         body = b64encode(json.dumps([[], kwargs, self.embed]).encode()).decode()
         properties = {**self.properties, "correlation_id": task_id, "delivery_tag": self._tag()}
         markers.look(self.task.app, self.queue)
@@ -156,7 +162,7 @@ def _made(
         task,
         queue=properties["delivery_info"]["routing_key"],
         key=f"{prefix}{push.key}",
-        headers={name: value for name, value in headers.items() if name != AFFINITY_HEADER},
+        headers={name: value for name, value in headers.items() if name not in _OF_ONE_TASK},
         properties=properties,
         embed=embed,
         longest_shown=(app.amqp.kwargsrepr_maxsize, app.conf.task_repr_maxlevels),

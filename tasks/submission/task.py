@@ -33,6 +33,7 @@ from petiole.tasks.submission.bundles import SUBMISSIONS, Bundles, reaching_the_
 from petiole.tasks.submission.parsing import apart, parse
 from petiole.tasks.submission.signatures import OwnQueue, sign
 from petiole.tasks.submission.task_body import take_result
+from petiole.tasks.traces import carried, spans
 from petiole.tasks.urls import redacted
 
 if TYPE_CHECKING:
@@ -71,7 +72,13 @@ class SubmittedTask(Task):  # type: ignore[misc]
                 self.app.breaker.check()
             stack.enter_context(reaching_the_broker(self.app, breaker=not (impatient or later)))
             stack.enter_context(publishing.confirmed(self._confirmation(confirm)))
+            span = stack.enter_context(spans.sending(self.name))
             submitted: AsyncGeneration = Task.apply_async(self, args, kwargs, *more, **options)
+            if isinstance(submitted, AsyncGeneration):  # not an eager one
+                submitted.trace = carried.headers()
+            span.sent(
+                submitted.id, getattr(options.get("router"), "queue", None) or self.app.conf.task_default_queue
+            )
         return submitted
 
     @staticmethod

@@ -78,7 +78,12 @@ ELSEWHERE: dict[str, dict[int, str]] = {
     "docs/maintaining.md": {0: "makes a release's record", 1: "needs a GPU", 2: "needs a GPU"},
     "docs/models.md": {0: "tests/e2e/test_plan_command.py"},
     "docs/monitoring.md": {0: "some of them end when they are stopped"},
-    "docs/operations.md": {0: "tests/e2e/test_recovery.py"},
+    "docs/operations.md": {
+        0: "tests/e2e/test_recovery.py",
+        1: "needs a cluster",
+        2: "tests/deploy/test_systemd.py",
+        3: "tests/e2e/test_stories.py",
+    },
     "docs/recipes.md": {
         0: "tests/gateway/test_keys.py",
         1: "tests/e2e/test_models.py",
@@ -89,6 +94,7 @@ ELSEWHERE: dict[str, dict[int, str]] = {
     "docs/security.md": {0: "tests/e2e/test_rights.py"},
     "docs/settings.md": {0: "tests/e2e/test_sentinel.py"},
     "docs/streams.md": {0: "tests/tasks/streams/test_wire_format.py"},
+    "docs/traces.md": {0: "tests/e2e/test_traces.py"},
     "docs/tutorial.md": {
         0: "tests/project/test_wheel.py",
         1: "tests/tasks/servers/test_embedded.py",
@@ -188,7 +194,7 @@ def pip(words: Sequence[str], page: str) -> None:
 
 def python(words: Sequence[str], page: str) -> None:
     if words[0].endswith(".py"):
-        assert (REPOSITORY / "examples" / Path(words[0]).name).exists()
+        assert (REPOSITORY / words[0]).exists() or (REPOSITORY / "examples" / Path(words[0]).name).exists()
         return
     assert words[0] == "-m"
     module, rest = words[1], words[2:]
@@ -273,7 +279,9 @@ PROGRAMS: dict[str, Callable[[Sequence[str], str], None]] = {
     "petiole": petiole,
     "pip": pip,
     "python": python,
+    "python3": python,
     **dict.fromkeys((".", "chmod", "echo", "install", "kill", "redis-cli", "uvicorn"), any_words),
+    **dict.fromkeys(("helm", "kubectl", "systemctl"), any_words),
 }
 
 

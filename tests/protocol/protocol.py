@@ -59,7 +59,7 @@ class Protocol:
     def _intake(self, s: State, i: int, number: int, job: Job) -> Steps:
         w = s.workers[i]
         if job.at == "queued" and not w.draining:
-            args = [TTL_MS, self.model(i), int(self.scenario.room), job.call_name, 0, "message", 0]
+            args = [TTL_MS, self.model(i), int(self.scenario.room), job.call_name, "", 0, "message", 0, ""]
             task, replies = self.run("begin", s.task, [LOG, TASK_STATE, COMPLETION, ASKED], args)
             begun = s._replace(task=task)
             yield f"{w.channel} begins", begun.put_job(i, number, at="begun", reply=replies[0]), 0
@@ -72,7 +72,7 @@ class Protocol:
         return f"model {i}" if self.scenario.models else "model"
 
     def _start(self, s: State, i: int, number: int, job: Job) -> State:
-        attempt, deaths, cancel, model, _, done, entries = job.reply
+        attempt, deaths, cancel, model, _, done, entries, *_ = job.reply
         if done:
             return s.put_job(i, number, at="replaying", final=json.loads(done), reply=None)
         final = "revoked" if cancel or job.ending else "failure" if deaths >= MAX_ATTEMPTS else ""

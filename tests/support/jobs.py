@@ -76,6 +76,7 @@ class Asked:
     """Of Celery's request, what a driver uses."""
 
     ending: Ending | None = None
+    hostname: str = "w@test"
     ignore_result: bool = True
 
     def revoked(self) -> bool:

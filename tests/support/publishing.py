@@ -66,7 +66,7 @@ def begin(
 ) -> BeginReply:
     """Each call without a name is another."""
     keys, name = [KEYS.log, KEYS.state, KEYS.completion, KEYS.asked], call or uuid.uuid4().hex
-    args = [60_000, model, at_once, name, retries, message, again]
+    args = [60_000, model, at_once, name, "w", retries, message, again, ""]
     return BeginReply.parse(scripts.load(client, "begin")(keys, args)[0])
 
 

@@ -267,9 +267,9 @@ class Site:
             tokens += delta["token_ids"]
         return tokens
 
-    def streaming(self, task: AsyncResult, at_least: int = 1) -> list[dict[str, Any]]:
+    def streaming(self, task: AsyncResult | str, at_least: int = 1) -> list[dict[str, Any]]:
         """Wait until so many tokens are in the log."""
-        eventually(lambda: len(self.tokens(task)) >= at_least, f"{at_least} tokens of {task.id}")
+        eventually(lambda: len(self.tokens(task)) >= at_least, f"{at_least} tokens of {task}")
         return self.log(task)
 
     def deltas(

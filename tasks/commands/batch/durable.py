@@ -22,6 +22,7 @@ from petiole.tasks.submission.batches.durable.records import BatchRecord, Lease
 from petiole.tasks.submission.batches.durable.runner import Runner
 from petiole.tasks.submission.batches.durable.watchdog import Watchdog
 from petiole.tasks.submission.batches.files import storage
+from petiole.tasks.traces import exporting
 
 VERBS = ("list", "show", "cancel", "resume", "run")
 FOREVER_S = 10.0**9
@@ -129,6 +130,7 @@ def host(options: argparse.Namespace) -> int:
         lease.hold()
         print("begun", flush=True)  # from now on this process renews the lease
         leashed.watch(runner.stop)
+    exporting.start("petiole-batch")
     began_at = time.monotonic()
     left = runner.run()
     print(f"petiole: {options.id}: {left}, after {time.monotonic() - began_at:.0f} s here", file=sys.stderr)

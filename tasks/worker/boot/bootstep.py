@@ -34,6 +34,7 @@ from petiole.tasks.worker.broker.leases import LeaseKeeper
 from petiole.tasks.worker.generation.counters import CountingThreads
 from petiole.tasks.worker.pool.pool import EX_USAGE, EnginePool, Undecided
 from petiole.tasks.worker.reports import heartbeat
+from petiole.tasks.worker.reports.card import find as find_card
 from petiole.tasks.worker.reports.facts import facts_of, model_name
 from petiole.tasks.worker.reports.host import ProcessMemory, say_if_clocks_differ
 from petiole.tasks.worker.reports.incidents import incidents
@@ -90,10 +91,8 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             visibility_timeout_s=settings().visibility_timeout_s,
         )
         leases.start()
-        if path := settings().heartbeat_file:
-            heartbeat.Heartbeat(Path(path), engine.heartbeat_age_s).start()
-
         say_if_clocks_differ(connections.streams())
+        card = find_card(str(engine.stats().get("device", "")))
         at_start, on_rabbitmq, memory = version(), scheme(settings().broker_url) in RABBITMQ, ProcessMemory()
 
         marker = Marker(worker.app)
@@ -104,6 +103,12 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
         def queues() -> list[str]:
             return sorted({*serving.steering.given_up, *worker.app.amqp.queues.consume_from})
+
+        def takes() -> bool:
+            return serving.state == "ready" and bool(queues())
+
+        if path := settings().heartbeat_file:
+            heartbeat.Heartbeat(Path(path), engine.heartbeat_age_s, takes).start()
 
         def facts() -> ModelFacts:
             limits = engine.limits
@@ -140,6 +145,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 **pool.uncompleted(),
                 **incidents.report(),
                 **memory.report(),
+                **({} if card is None else card.report()),
                 **engine_figures(engine.stats()),
                 **services.tally.report(),
             )

@@ -6,8 +6,10 @@ through, and has the others put aside. Errors of Redis or the result backend are
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
+from base64 import b64encode
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -135,7 +137,7 @@ class Consumer(StockConsumer):  # type: ignore[misc]
 
     def refuse(self, message: Any, refused: gate.RefusedMessage, error: Exception | None = None) -> None:
         """Have the message put aside, and then acknowledged. Stock Celery acknowledges it without a result."""
-        body = message.body if isinstance(message.body, bytes) else str(message.body).encode(errors="replace")
+        item = whole(message)
         where = message.delivery_info if isinstance(message.delivery_info, dict) else {}
 
         def acknowledge() -> None:
@@ -143,7 +145,7 @@ class Consumer(StockConsumer):  # type: ignore[misc]
                 message.ack_log_error(logger, self.connection_errors)
 
         queue = str(where.get("routing_key"))
-        put_aside(body, queue, refused.reason, refused.task_id, error=error, done=acknowledge)
+        put_aside(item, queue, refused.reason, refused.task_id, error=error, done=acknowledge)
         message.forget()
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
@@ -261,3 +263,20 @@ def _guard_replies(mingle: Any) -> None:
             return {}
 
     mingle.send_hello = checked
+
+
+def whole(message: Any) -> bytes:
+    """A message of kombu's in the form in which Redis has one; its body alone if its headers cannot be written."""
+    body = message.body if isinstance(message.body, bytes) else str(message.body).encode(errors="replace")
+    properties = message.properties if isinstance(message.properties, dict) else {}
+    said = {
+        "headers": message.headers,
+        "content-type": message.content_type,
+        "content-encoding": message.content_encoding,
+        "properties": {**properties, "body_encoding": "base64"},
+        "body": b64encode(body).decode(),
+    }
+    try:
+        return json.dumps(said, default=repr, skipkeys=True).encode()
+    except (ValueError, RecursionError):
+        return body

@@ -21,6 +21,7 @@ from celery import states
 
 from petiole.contract.results.vectors import FIELDS
 from petiole.tasks.app.backend import refuses
+from petiole.tasks.traces import carried
 from petiole.tasks.worker.completion import claims
 from petiole.tasks.worker.completion.reports import Completed, NeverStored, NotStored, OtherDelivery, Report
 from petiole.tasks.worker.delivery.messages import Messages
@@ -161,7 +162,7 @@ class Completion:
         """Run Celery's trace, which stores the outcome and sends what is linked to it."""
         delivery = self._messages.current
         try:
-            with at_hand(self.task_id, self._outcome):
+            with at_hand(self.task_id, self._outcome), carried.following(carried.of(delivery.message)):
                 failed, value, _ = delivery.target(*delivery.args)
         except ServerUnavailable:
             raise

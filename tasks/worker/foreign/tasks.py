@@ -28,6 +28,7 @@ from petiole.tasks.errors import WorkersLost
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.messages.headers import NESTING
 from petiole.tasks.servers.connections import LOST
+from petiole.tasks.traces import carried
 from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.delivery.mailbox import Callback, Mailbox
 from petiole.tasks.worker.delivery.messages import Messages
@@ -139,7 +140,8 @@ class ForeignTask:
         """Run the task. The returned callback reports its outcome to Celery."""
         began = time.monotonic()
         try:
-            outcome = delivery.target(*delivery.args)
+            with carried.following(carried.of(delivery.message)):
+                outcome = delivery.target(*delivery.args)
         except Exception:
             outcome = True, ExceptionInfo(), time.monotonic() - began
         except ServerUnavailable as refusal:  # it is not counted in its chord, and runs again

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from petiole.tasks.errors import GenerationFailed, ModelChanged, WorkersLost
+from petiole.tasks.record.attempts import BegunAttempt
 from petiole.tasks.record.codec import LoggedOutput
 from petiole.tasks.worker.output.outcomes import Outcome, failed, recorded, unreadable
 
@@ -28,7 +29,8 @@ from petiole.tasks.worker.output.outcomes import Outcome, failed, recorded, unre
 @dataclass(frozen=True, slots=True)
 class BeginReply:
     """The reply of `begin.lua` for one task. `attempt` is 0 if the task is finished. `adapter` identifies the
-    adapter by its content; the engine compares it, because the engine reads the files."""
+    adapter by its content; the engine compares it, because the engine reads the files. `before`: the attempt
+    before this one, if it is known; `died`: its worker has died."""
 
     attempt: int
     deaths: int
@@ -37,13 +39,15 @@ class BeginReply:
     adapter: str
     record: dict[str, Any] | None
     written: LoggedOutput
+    before: BegunAttempt | None = None
+    died: bool = False
 
     @classmethod
     def parse(cls, reply: Sequence[Any]) -> BeginReply | None:
         """Parse a reply. None: the task's keys are damaged."""
         if not reply:
             return None
-        attempt, deaths, cancel, model, adapter, done, entries = reply
+        attempt, deaths, cancel, model, adapter, done, entries, before, died = reply
         return cls(
             attempt=int(attempt),
             deaths=int(deaths),
@@ -52,6 +56,8 @@ class BeginReply:
             adapter=adapter.decode(errors="replace"),
             record=None if attempt else _record(done),
             written=LoggedOutput.of(entries),
+            before=BegunAttempt.parse(int(attempt) - 1, before),
+            died=bool(died),
         )
 
     def outcome(self, *, model: str, max_attempts: int) -> Outcome | None:

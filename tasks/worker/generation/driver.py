@@ -35,10 +35,11 @@ from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.delivery.mailbox import Mailbox
 from petiole.tasks.worker.delivery.messages import Messages
 from petiole.tasks.worker.generation import effects
+from petiole.tasks.worker.generation.attempt_spans import AttemptSpans
 from petiole.tasks.worker.generation.attempts import BeginReply
 from petiole.tasks.worker.generation.effects import Action, Effect, Effects
 from petiole.tasks.worker.generation.engines import EngineLike
-from petiole.tasks.worker.generation.job import Job, State
+from petiole.tasks.worker.generation.job import OVER, Job, State
 from petiole.tasks.worker.generation.presentation import Presentation, Presentations
 from petiole.tasks.worker.generation.time_limits import TimeLimits
 from petiole.tasks.worker.output.outcomes import Ending, Outcome, failed, succeeded
@@ -77,7 +78,7 @@ class JobDriver:
     """The driver of one job. Celery keeps it as the handle to terminate the task. Any thread may read `job`.
 
     `begun` and `outbox` exist once the attempt has begun, `handle` once the engine has the request, `completion`
-    while the task is completed.
+    while the task is completed, `spans` if the attempt is traced.
     """
 
     def __init__(self, services: Services, delivery: Delivery) -> None:
@@ -89,6 +90,7 @@ class JobDriver:
         self.handle: Handle | None = None
         self.completion: Completion | None = None
         self.presentation = Presentation()
+        self.spans: AttemptSpans | None = None
         self._prompt_end = ""
 
     @property
@@ -134,6 +136,8 @@ class JobDriver:
                 raise
             for effect in what_follows:
                 self._carry_out(effect)
+        if self.spans is not None and self.begun is not None and self.job.over and before not in OVER:
+            self.spans.over(self.job, before)
         if self.job.state is State.HANDED_BACK and before is not State.HANDED_BACK:
             self.services.mailbox.post(lambda: None)  # the shutdown waits for it
 
@@ -182,6 +186,8 @@ class JobDriver:
                 self._drop(error)
 
     def _submit(self, request: Request) -> None:
+        if self.spans is not None:
+            self.spans.submitted_ns = time.time_ns()
         try:
             self.handle = self.services.engine.submit(
                 request,
@@ -248,6 +254,10 @@ class JobDriver:
 
     # ------------------------------------------------------------ intake
 
+    def trace(self, model: str) -> None:
+        """An attempt is about to begin."""
+        self.spans = AttemptSpans.of(self.messages.current, self.job.taken_at, model)
+
     def begin(
         self,
         begun: BeginReply,
@@ -287,18 +297,26 @@ class JobDriver:
 
     def _on_prepared(self, handle: Handle, prepared: Prepared) -> None:
         self._prompt_end = prepared.prompt_end
+        if self.spans is not None:
+            self.spans.prepared_ns = time.time_ns()
         self._open_outbox.prepare(self.presentation.described(prepared, handle.request))
 
     def _on_admitted(self, handle: Handle) -> None:
         self._open_outbox.admit(handle.adapter_key or "")
+        if self.spans is not None:
+            self.spans.admitted_ns = time.time_ns()
         if handle.request.adapter is not None:
             self.services.adapters.used(handle.request.adapter)
         self.post(partial(self.job.admitted, time.monotonic(), self.messages.current.ending))
 
     def _on_delta(self, handle: Handle, delta: Delta) -> None:
         self._open_outbox.push(delta)
+        if self.spans is not None:
+            self.spans.heard()
 
     def _on_done(self, handle: Handle) -> None:
+        if self.spans is not None:
+            self.spans.ended_ns = time.time_ns()
         self._guarded(lambda: self.post(self._end_of(handle)))
 
     def _end_of(self, handle: Handle) -> Callable[[], Effects]:

@@ -108,6 +108,8 @@ class Intake:
 
     def _take(self, batch: list[JobDriver]) -> None:
         asked, room = [self._read(job) for job in batch], self._room()
+        for job in batch:
+            job.trace(self._model)
         requests, ttl_s = [one for one in asked if isinstance(one, Common)], self._services.settings.image_ttl_s
         images = self._patiently(lambda: stored(self._client, requests, ttl_s), len(batch)) or {}
         replies = self._begin_each(batch, room, call=uuid.uuid4().hex)
@@ -148,7 +150,8 @@ class Intake:
 
     def _begin_all(self, batch: list[JobDriver], room: int, call: str) -> list[list[object]]:
         keys = [key for job in batch for key in stream_keys(job.task_id).of_begin]
-        head = self._services.publisher.ttl_ms, self._services.engine.limits.fingerprint, room, call
+        worker = batch[0].messages.current.request.hostname
+        head = self._services.publisher.ttl_ms, self._services.engine.limits.fingerprint, room, call, worker
         facts = [fact for job in batch for fact in _facts(job)]
         replies: list[list[object]] | None = self._patiently(
             lambda: self._begin(keys, [*head, *facts]), len(batch)
@@ -208,6 +211,10 @@ class Intake:
         needs_reader = request is not None and request.cancel_on_disconnect
         ttl_s = None if request is None else request.stream_ttl_s
         account = self._account(job, request)
+        if job.spans is not None:
+            job.spans.begin(begun.attempt, begun.before, died=begun.died, marked=marked)
+            if request is not None:
+                job.spans.asks(request, content=services.settings.trace_content)
         job.begin(begun, start, limits, needs_reader=needs_reader, marked=marked, ttl_s=ttl_s, account=account)
 
     def _request(
@@ -241,10 +248,14 @@ class Intake:
             logger.exception("task %s could not be submitted", job.task_id)
             return failed(error)
 
+    @property
+    def _model(self) -> str:
+        """What the model is called."""
+        return model_name(self._services.settings, self._services.engine.limits.model)
+
     def _account(self, job: JobDriver, request: Common | None) -> Account:
         """How the task is entered in the ledger."""
-        settings, engine = self._services.settings, self._services.engine.limits
-        model = model_name(settings, engine.model)
+        settings, model = self._services.settings, self._model
         adapter = getattr(request, "adapter", None) or ""
         message = job.messages.current.message
         return Account.of(message, model=model, adapter=adapter, days=settings.usage_days)
@@ -264,10 +275,11 @@ def _continued(job: JobDriver) -> bool:
     return job.outbox is not None and job.placed and not (by_text and job.outbox.end)
 
 
-def _facts(job: JobDriver) -> tuple[int, str, int]:
-    """The arguments of `begin.lua` for a job: Celery's retries, the message's name, whether it is redelivered."""
-    delivery = job.messages.current
-    return delivery.retries, delivery.message_name, int(delivery.redelivered)
+def _facts(job: JobDriver) -> tuple[int, str, int, str]:
+    """The arguments of `begin.lua` for a job: Celery's retries, the message's name, whether it is redelivered, its
+    span."""
+    delivery, span = job.messages.current, "" if job.spans is None else job.spans.traceparent
+    return delivery.retries, delivery.message_name, int(delivery.redelivered), span
 
 
 def _wrong(request: Common, settings: Settings) -> InvalidRequest | None:

@@ -31,6 +31,7 @@ from petiole.tasks.servers import connections
 from petiole.tasks.servers.eviction import warn_of_eviction
 from petiole.tasks.settings import PREFIX, Settings, settings, shared
 from petiole.tasks.submission.task import GenerationTask
+from petiole.tasks.traces import exporting
 from petiole.tasks.worker.broker.quarantine import quarantine
 from petiole.tasks.worker.completion.threads import Completions
 from petiole.tasks.worker.delivery.delivery import Delivery
@@ -103,6 +104,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         if not shared(backend := str(self.app.conf.result_backend or "disabled")):
             logger.critical("result_backend: must keep results where other processes find them, got %s", backend)
             raise WorkerShutdown(EX_USAGE)
+        exporting.start("petiole-worker")
         begun = time.monotonic()
         logger.warning("loading %s", self.settings.model)  # WARNING is Celery's default log level
         engine = self._load()

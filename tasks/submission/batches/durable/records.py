@@ -25,6 +25,7 @@ from petiole.tasks.keys import OPEN_BATCHES_KEY, batch_key, batch_lease_key, bat
 from petiole.tasks.record import scripts
 from petiole.tasks.servers import connections
 from petiole.tasks.submission.batches.rows import sorting
+from petiole.tasks.traces import carried
 
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 """A runner has to work on it."""
@@ -106,6 +107,11 @@ class BatchRecord:
         return max(0, self.number("rows") - self.number("ended"))
 
     @property
+    def trace(self) -> dict[str, str]:
+        """The headers of the trace of whoever began it."""
+        return dict(json.loads(self.facts.get("trace") or "{}"))
+
+    @property
     def age(self) -> tuple[int, str]:
         """Older batches come first."""
         return self.number("created_at"), self.id
@@ -155,6 +161,8 @@ def create(name: str, spec: Spec, expires_in_s: int | None = None, **facts: Any)
     """Begin a batch. False if there is one of this name."""
     now = int(time.time())
     said = {**facts, "status": "validating", "created_at": now, "validating_at": now, "spec": _dumped(spec)}
+    if trace := carried.headers():
+        said["trace"] = dict(trace)
     if expires_in_s is not None:
         said["expires_at"] = now + expires_in_s
     keys = [batch_key(name), batches_key(spec.tenant), OPEN_BATCHES_KEY]

@@ -40,6 +40,7 @@ from petiole.tasks.submission.batches.row_types import Fault, NotRun, RowType
 from petiole.tasks.submission.batches.rows import sources
 from petiole.tasks.submission.batches.rows.sources import Source
 from petiole.tasks.submission.batches.segments import PageStore
+from petiole.tasks.traces import carried
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class Runner(Host):
         keeper = threading.Thread(target=self._keep, name="petiole-lease", daemon=True)
         keeper.start()
         try:
-            with roots.only(settings().batch_roots):
+            with roots.only(settings().batch_roots), carried.following(self._record.trace):
                 return self._run()
         except _Stopped:
             self._lease.release()

@@ -23,7 +23,7 @@ DELTAS = [
 
 def begun(**changes: Any) -> BeginReply:
     reply = {"attempt": 2, "deaths": 0, "cancel": b"", "model": b"m", "adapter": b"", "done": b"", "log": []}
-    return BeginReply.parse(list({**reply, **changes}.values()))
+    return BeginReply.parse(list({**reply, "before": b"", "died": 0, **changes}.values()))
 
 
 @pytest.mark.parametrize(

@@ -38,10 +38,9 @@ TASKS = ["a", "b", "c"]
 def begin(client: redis.Redis) -> list[BeginReply | None]:
     names = [stream_keys(task) for task in TASKS]
     keys = [key for name in names for key in (name.log, name.state, name.completion, name.asked)]
-    facts = [0, "a-message", 0] * len(TASKS)
-    return [
-        BeginReply.parse(reply) for reply in scripts.load(client, "begin")(keys, [60_000, "m", 3, "call", *facts])
-    ]
+    facts = [0, "a-message", 0, ""] * len(TASKS)
+    replies = scripts.load(client, "begin")(keys, [60_000, "m", 3, "call", "w", *facts])
+    return [BeginReply.parse(reply) for reply in replies]
 
 
 class Damaged:
