@@ -168,9 +168,7 @@ class KVAllocation:
         start = self.published
         pages = table.get_pages(self.row, 0, end // table.page_size)
         at = tokens.token_index(start), start // table.page_size
-        result = manager.cache.insert(tokens.prefix(end), pages, self.namespace, self._node, *at)
-        manager.cache.lock(result.node)
-        manager.cache.unlock(self._node)
+        result = manager.cache.insert(tokens.prefix(end), pages, self.namespace, self._node, *at, move_lock=True)
         self._node, self.published = result.node, max(start, result.end)
         return Published(result.start, result.end)
 

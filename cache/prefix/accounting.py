@@ -77,8 +77,10 @@ class CountingCache(ABC, Generic[Item, Held]):
         excess = self._cached + new_pages - self.max_cached_pages
         if excess > 0:
             self._pin(behind)
-            self.evict(min(excess, self._reclaimable))
-            self._unpin(behind)
+            try:
+                self.evict(min(excess, self._reclaimable))
+            finally:
+                self._unpin(behind)
         return max(0, min(new_pages, self.max_cached_pages - self._cached))
 
     def _tick(self) -> int:

@@ -149,6 +149,7 @@ class BlockCache(CountingCache[int, Pages]):
         from_node: BlockChain | None = None,
         from_token_idx: int = 0,
         from_page_idx: int = 0,
+        move_lock: bool = False,
     ) -> InsertResult[BlockChain]:
         tokens, given, size = as_tokens(tokens), np.asarray(pages, dtype=np.int64), self.block_size
         if given.shape != (self.page_table.pages_for(tokens.kv_length),):
@@ -166,30 +167,47 @@ class BlockCache(CountingCache[int, Pages]):
         if len(found):
             chain = BlockChain(np.concatenate([chain.pages, found]), hashes[-1], chain.namespace)
         start = len(chain.pages)
-        chain = self._extend(chain, codes, given, tokens.images)
-        self._touch(chain.pages)
-        end = len(chain.pages)
-        return InsertResult(chain if end else None, end - start, start * size, end * size)
+        hashes = self._continuation(chain, codes)
+        end = start + len(hashes)
+        pages = np.concatenate([chain.pages, given[start:end]])
+        extended = BlockChain(pages, hashes[-1], chain.namespace) if hashes else chain
+        result = InsertResult(extended if end else None, end - start, start * size, end * size)
+        self._touch(pages)
+        if hashes:
+            self._adopt(extended, start, codes, hashes, tokens.images)
+        if move_lock:
+            refs = self._refs[pages[from_page_idx:]]
+            self._reclaimable -= int(np.count_nonzero(refs == 0))
+            self._refs[pages[from_page_idx:]] = refs + 1
+        elif hashes:
+            self._heap.push(int(pages[-1]))
+        return result
 
-    def _extend(
-        self, chain: BlockChain, codes: Codes, pages: Pages, images: tuple[ImageIdentity, ...]
-    ) -> BlockChain:
-        """Index new blocks after a chain, up to the size limit or the first hash collision."""
+    def _continuation(self, chain: BlockChain, codes: Codes) -> list[int]:
+        """The hashes of new blocks after a chain, up to the size limit or the first hash collision."""
         start, size = len(chain.pages), self.block_size
-        prefix, hashes = chain.hash, []
+        prefix, hashes = chain.hash, list[int]()
         for i in range(start, start + self._make_room(len(codes) // size - start, chain.pages)):
             prefix = _chain(codes[i * size : (i + 1) * size].tobytes(), prefix)
             if prefix in self.hash_to_block_id:
                 break
             hashes.append(prefix)
-        if not hashes:
-            return chain
-        end = start + len(hashes)
-        new = pages[start:end].copy()
-        parents, hashed = np.concatenate([_last(chain.pages), new[:-1]]), np.array(hashes, dtype=np.uint64)
-        extended = BlockChain(np.concatenate([chain.pages, new]), hashes[-1], chain.namespace)
-        self.page_table.adopt_pages(new)  # after all that may fail: nobody would own the pages
-        self._tokens[new] = codes[start * size : end * size].reshape(-1, size)
+        return hashes
+
+    def _adopt(
+        self,
+        chain: BlockChain,
+        start: int,
+        codes: Codes,
+        hashes: list[int],
+        images: tuple[ImageIdentity, ...],
+    ) -> None:
+        """Index the blocks of a chain from block `start` on, and take over their pages."""
+        end, size = len(chain.pages), self.block_size
+        new, parents = chain.pages[start:], np.concatenate([np.zeros(1, np.int64), chain.pages])[start:end]
+        hashed, blocks = np.array(hashes, dtype=np.uint64), codes[start * size : end * size].reshape(-1, size)
+        self.page_table.adopt_pages(new)  # from here on nothing fails: nobody would own the pages
+        self._tokens[new] = blocks
         self._hashes[new] = hashed
         self._parents[new] = parents
         self._children[new] = 0
@@ -205,8 +223,6 @@ class BlockCache(CountingCache[int, Pages]):
         self._cached += len(new)
         self._reclaimable += len(new)
         self.stats.inserted_pages += len(new)
-        self._heap.push(int(new[-1]))
-        return extended
 
     # ------------------------------------------------------------ locks
 

@@ -139,11 +139,13 @@ class PrefixCache(Protocol[Node]):
         from_node: Node | None = None,
         from_token_idx: int = 0,
         from_page_idx: int = 0,
+        move_lock: bool = False,
     ) -> InsertResult[Node]:
         """Make `tokens` matchable; `pages` are the pages of all of them.
 
         `from_node` is a locked node that ends at page `from_page_idx` (token `from_token_idx`) of the same
-        sequence; the positions before it are not compared again.
+        sequence; the positions before it are not compared again. `move_lock`: the caller's lock on `from_node`
+        moves to the node of the result. Whatever raises, the cache has taken no page, and the lock has not moved.
         """
         return InsertResult(None, 0, from_page_idx, from_page_idx)
 

@@ -20,7 +20,7 @@ that was not used with the node since stays apart and keeps its own access time,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -50,7 +50,7 @@ from petiole.cache.prefix.tree import (
     unwritable,
     walk,
 )
-from petiole.cache.tokens import Codes, ImageIdentity, TokensLike, as_tokens, boundary, kept_tokens
+from petiole.cache.tokens import TokensLike, as_tokens, boundary, kept_tokens
 
 
 class RadixPrefixCache(CountingCache[TreeNode, TreeNode | None]):
@@ -116,6 +116,7 @@ class RadixPrefixCache(CountingCache[TreeNode, TreeNode | None]):
         from_node: TreeNode | None = None,
         from_token_idx: int = 0,
         from_page_idx: int = 0,
+        move_lock: bool = False,
     ) -> InsertResult[TreeNode]:
         tokens, given = kept_tokens(tokens), np.asarray(pages, dtype=np.int64)
         codes = tokens.codes
@@ -134,22 +135,28 @@ class RadixPrefixCache(CountingCache[TreeNode, TreeNode | None]):
         behind = node if node.parent is not None else None  # a root has no pages to protect
         end = boundary(codes, kv + self._make_room(len(codes) - kv, behind))
         if end > kv:
-            parent, segment, own = self._land(node, inside), compact(codes[kv:end]), unwritable(given[kv:end])
-            leaf = self._grow(parent, segment, own, tokens.images)
-            self.stats.inserted_pages += end - kv
+            segment, own = compact(codes[kv:end]), unwritable(given[kv:end])
+            leaf = TreeNode(self._land(node, inside), segment, own, tokens.images)
+            result = InsertResult(leaf, end - kv, kv, end)
             self._touch(leaf)
-            self._heap.push(leaf)
-            return InsertResult(leaf, end - kv, kv, end)
+            self._grow(leaf, self._between(from_node, leaf) if move_lock else ())
+            if not move_lock:
+                self._heap.push(leaf)
+            return result
         if kv == 0:
             return InsertResult(None, 0, 0, 0)
         node = self._land(node, inside)
+        result = InsertResult(node, 0, kv, kv)
         self._touch(node)
-        return InsertResult(node, 0, kv, kv)
+        if move_lock:
+            self._pin(node, from_node)
+        return result
 
-    def _grow(self, parent: TreeNode, codes: Codes, pages: Pages, images: tuple[ImageIdentity, ...]) -> TreeNode:
-        """Add a leaf below a node, and take over its pages. Registers the root of a new namespace."""
-        leaf = TreeNode(parent, codes, pages, images)
-        code = leaf.first_code
+    def _grow(self, leaf: TreeNode, held: Collection[TreeNode]) -> None:
+        """Add a leaf to the tree, take over its pages, and lock nodes of its path. Registers the root of a new
+        namespace."""
+        parent, code, pages = leaf.parent, leaf.first_code, leaf.physical_pages
+        assert parent is not None
         self.page_table.adopt_pages(pages)  # from here on nothing fails: nobody would own the pages
         if parent.namespace is not None:
             self._trees.setdefault(parent.namespace, parent)
@@ -157,7 +164,17 @@ class RadixPrefixCache(CountingCache[TreeNode, TreeNode | None]):
         self._nodes += 1
         self._cached += len(pages)
         self._reclaimable += len(pages)
-        return leaf
+        self.stats.inserted_pages += len(pages)
+        for node in held:
+            if node.lock_ref == 0:
+                self._reclaimable -= len(node.physical_pages)
+            node.lock_ref += 1
+
+    @staticmethod
+    def _between(above: TreeNode | None, node: TreeNode) -> list[TreeNode]:
+        """The node and its ancestors below `above`."""
+        path = path_to_root(node)
+        return path if above is None else path[: path.index(above)]
 
     # ------------------------------------------------------------ locks
 
@@ -196,8 +213,9 @@ class RadixPrefixCache(CountingCache[TreeNode, TreeNode | None]):
         if not detached:
             self._coalesce(node)
 
-    def _pin(self, node: TreeNode | None) -> None:
-        while node is not None:
+    def _pin(self, node: TreeNode | None, above: TreeNode | None = None) -> None:
+        while node is not above:
+            assert node is not None
             if node.lock_ref == 0:
                 self._reclaimable -= len(node.physical_pages)
             node.lock_ref += 1

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from petiole.contract.errors import shorten
+from petiole.gateway.core.foreign import unknown
 from petiole.tasks.errors import InvalidRequest
 
 _NAMELESS = {"auto": "auto", "any": "required", "none": "none"}
@@ -17,8 +18,10 @@ def functions(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Raises `InvalidRequest`."""
     found: dict[str, dict[str, Any]] = {}
     for place, tool in enumerate(given):
-        if tool.get("type") not in (None, "custom"):
-            continue
+        if (kind := tool.get("type")) not in (None, "custom"):
+            if isinstance(kind, str):
+                continue
+            raise InvalidRequest(f"tools[{place}].type", "must be text", shorten(kind))
         name, schema = tool.get("name"), tool.get("input_schema")
         if not isinstance(name, str) or not name:
             raise InvalidRequest(f"tools[{place}].name", "must be text", shorten(name))
@@ -33,7 +36,7 @@ def functions(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def skipped(given: Sequence[Mapping[str, Any]]) -> list[str]:
     """The tools that no model here can call, by their types."""
-    return list(dict.fromkeys(f"tools.{one['type']}" for one in given if one.get("type") not in (None, "custom")))
+    return unknown.kinds("tools", given, ("custom",))
 
 
 def calling(given: Sequence[Mapping[str, Any]], choice: Mapping[str, Any]) -> dict[str, Any]:

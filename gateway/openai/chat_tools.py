@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from petiole.contract.errors import shorten
-from petiole.gateway.core.foreign import text_tools
+from petiole.gateway.core.foreign import text_tools, unknown
 from petiole.tasks.errors import InvalidRequest
 
 Tool = Mapping[str, Any]
@@ -41,8 +41,7 @@ def custom(given: Sequence[Tool]) -> list[str]:
 
 def skipped(given: Sequence[Tool]) -> list[str]:
     """The tools that no model here can call, by their types."""
-    kinds = dict.fromkeys(tool.get("type") for tool in given)
-    return [f"tools.{kind}" for kind in kinds if isinstance(kind, str) and kind not in _CALLED]
+    return unknown.kinds("tools", given, _CALLED)
 
 
 def choice(given: Any) -> Any:

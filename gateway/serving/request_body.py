@@ -12,6 +12,7 @@ import msgspec
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from petiole import memory
 from petiole.contract.errors import shorten
 from petiole.contract.requests.bounds import MOST_VALUES, Bounded, too_many_in
 from petiole.gateway.core import caller
@@ -25,19 +26,23 @@ from petiole.tasks.settings import settings
 
 M = TypeVar("M", bound=Bounded)
 
-LARGE_BYTES = 256 * 2**10
-"""A body of so many bytes takes milliseconds."""
-
 _LARGE = ProcessThreads("bodies", size=2, most=100_000)
 
 
 async def read(request: Request, kind: type[M]) -> M:
     """The body as a request of this kind. Raises `Failure`."""
     body = await _bytes(request)
-    asked = _request(body, kind) if len(body) < LARGE_BYTES else await _LARGE.run(_request, body, kind)
+    asked = _request(body, kind) if len(body) < memory.LARGE_BYTES else await _LARGE.run(_large, body, kind)
     if isinstance(asked, RequestBody) and asked.ignored:
         caller.tell(unknown.HEADER, unknown.told(asked.ignored))
     return asked
+
+
+def _large(body: bytes, kind: type[M]) -> M:
+    try:
+        return _request(body, kind)
+    finally:
+        memory.release()
 
 
 def _request(body: bytes, kind: type[M]) -> M:
@@ -71,7 +76,7 @@ def _too_large(most: str) -> Failure:
 def decoded(body: bytes) -> dict[str, Any]:
     """The object in a body. Raises `Failure`."""
     if values := too_many_in(body):
-        raise _too_large(f"{MOST_VALUES} lists, objects and commas, got {values}")
+        raise _too_large(f"{MOST_VALUES} lists, objects, commas and colons, got {values}")
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -43,6 +43,7 @@ def test_a_gateway_is_ready_while_redis_answers_and_ends_at_a_signal(tmp_path: P
             redis.start()
             eventually(lambda: status(f"{gateway.root}/ready") == 200, "ready again")
             assert gateway.stop(signal.SIGTERM) == 0
+            assert " ERROR " not in gateway.output
     finally:
         redis.kill()
 

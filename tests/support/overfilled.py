@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -141,7 +142,7 @@ def message() -> Iterator[Case]:
             options: dict[str, Any] = task.body[1]
             validate(CountRequest, options) if name == "tasks.count" else parse(name, (), options)
         else:
-            assert "commas" in task.reason, task
+            assert re.search("commas|at most 1024 names", task.reason), task
 
     kinds: dict[str, Any] = {name: task.request for name, task in TASKS.items()}
     for name, kind in {**kinds, "tasks.count": CountRequest}.items():
@@ -185,9 +186,11 @@ def _mib(name: str) -> float:
 
 
 def main(door: str) -> None:
+    from petiole import memory
     from petiole.gateway.core.failures import Failure
     from petiole.tasks.errors import InvalidRequest, Unavailable
 
+    memory.DELAY_S = 3600.0  # nothing is given back in between, which the next case would be blamed for
     taken = dict[str, float]()
     for case, call in {"producer": producer, "message": message, "body": body, "line": line}[door]():
         Path("/proc/self/clear_refs").write_text("5")

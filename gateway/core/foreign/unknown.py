@@ -63,6 +63,12 @@ def hint(name: str, known: Iterable[str]) -> str:
     return ""
 
 
+def kinds(where: str, given: Iterable[object], known: Collection[str]) -> list[str]:
+    """The objects of other types than the known ones, by their types, such as `tools.web_search`."""
+    types = [one.get("type") for one in given if isinstance(one, Mapping)]
+    return list(dict.fromkeys(f"{where}.{kind}" for kind in types if isinstance(kind, str) and kind not in known))
+
+
 def ignored(given: Mapping[str, Any], known: Collection[str]) -> list[str]:
     """The parameters that are ignored."""
     if len(given.keys() - known) > MOST_UNKNOWN or settings().gateway_unknown == "refuse":

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from petiole.contract.errors import shorten
-from petiole.gateway.core.foreign import text_tools
+from petiole.gateway.core.foreign import text_tools, unknown
 from petiole.gateway.core.requests import NONE, Images, image
 from petiole.gateway.openai.responses import compaction, tools
 from petiole.tasks.errors import InvalidRequest
@@ -114,8 +114,7 @@ def _item(field: str, given: object, fetched: Images) -> Item:
 
 def skipped(given: object) -> list[str]:
     """The items that no model here is told, by their types."""
-    kinds = [one.get("type") for one in given if isinstance(one, dict)] if isinstance(given, list) else []
-    return list(dict.fromkeys(f"input.{kind}" for kind in kinds if isinstance(kind, str) and kind not in _TOLD))
+    return unknown.kinds("input", given if isinstance(given, list) else (), _TOLD)
 
 
 def _text(field: str, given: Item, name: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from petiole.contract.errors import shorten
-from petiole.gateway.core.foreign import text_tools
+from petiole.gateway.core.foreign import text_tools, unknown
 from petiole.tasks.errors import InvalidRequest
 
 Tool = Mapping[str, Any]
@@ -67,8 +67,7 @@ def custom(given: Sequence[Tool]) -> list[str]:
 
 def skipped(given: Sequence[Tool]) -> list[str]:
     """The tools that no model here can call, by their types."""
-    known = (*CALLED, "namespace")
-    return list(dict.fromkeys(f"tools.{tool.get('type')}" for tool in given if tool.get("type") not in known))
+    return unknown.kinds("tools", given, (*CALLED, "namespace"))
 
 
 def shown(given: Sequence[Tool]) -> list[dict[str, Any]]:
@@ -112,6 +111,10 @@ def _functions(given: Sequence[Tool]) -> Iterator[tuple[str, Name, Tool]]:
                     if isinstance(one, Mapping) and one.get("type") in CALLED:
                         name = Name(namespace, _name(f"{field}.tools[{k}]", one))
                         yield f"{field}.tools[{k}]", name, _told(tool, one)
+            case {"type": str()}:
+                pass
+            case _:
+                raise InvalidRequest(f"{field}.type", "must be text", shorten(tool.get("type")))
 
 
 def _told(namespace: Tool, tool: Tool) -> Tool:

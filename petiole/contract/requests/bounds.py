@@ -3,7 +3,8 @@
 pydantic makes an error of a kilobyte for each wrong entry and for each unknown name: without bounds 2 MB of JSON
 took a gigabyte. So
 
-1. JSON text has at most `MOST_VALUES` lists, objects and commas, counted before the text is parsed: `too_many_in`;
+1. JSON text has at most `MOST_VALUES` lists, objects, commas and colons, counted before the text is parsed:
+   `too_many_in`;
 2. each list and map of a request has a largest length, checked before its entries, and of its wrong entries the
    first one is reported: `Entries`;
 3. a request has at most `MOST_VALUES_OF_A_REQUEST` of them, counted before it is sent: `check_values`;
@@ -24,8 +25,8 @@ from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 from petiole.contract.errors import InvalidRequest
 
 MOST_VALUES = 2**19
-"""Maximum number of lists, objects and commas in JSON text. A byte or two of it may take two hundred bytes of
-memory."""
+"""Maximum number of lists, objects, commas and colons in JSON text. A byte or two of it may take two hundred bytes
+of memory: so much as a list in it, or as a name with its value."""
 
 MOST_VALUES_OF_A_REQUEST = MOST_VALUES - 4096
 """The same for a request: its message has some more around it."""
@@ -40,12 +41,12 @@ _COUNTED = (list, tuple, *_MAPS)
 
 
 def values_in(text: bytes | str) -> tuple[int, int]:
-    """How many lists and objects JSON text has at most, and how many of these and commas."""
+    """How many lists and objects JSON text has at most, and how many of these, commas and colons."""
     if isinstance(text, str):
-        nested, commas = text.count("[") + text.count("{"), text.count(",")
+        nested, between = text.count("[") + text.count("{"), text.count(",") + text.count(":")
     else:
-        nested, commas = text.count(b"[") + text.count(b"{"), text.count(b",")
-    return nested, nested + commas
+        nested, between = text.count(b"[") + text.count(b"{"), text.count(b",") + text.count(b":")
+    return nested, nested + between
 
 
 def too_many_in(text: bytes | str) -> int:
@@ -59,12 +60,12 @@ def too_many_in(text: bytes | str) -> int:
 
 def check_values(options: Mapping[str, Any]) -> None:
     """Raises `InvalidRequest`, which names the option with the most of them, if the JSON text of a request
-    has more lists, objects and commas than a worker takes."""
+    has more lists, objects, commas and colons than a worker takes."""
     if _marshalled(options) <= MOST_VALUES_OF_A_REQUEST:
         return
     counts = {name: _values_of(value) for name, value in options.items()}
-    if (values := 2 * len(counts) + sum(counts.values())) > MOST_VALUES_OF_A_REQUEST:
-        limit = f"with the rest must have at most {MOST_VALUES_OF_A_REQUEST} lists, objects and commas"
+    if (values := 3 * len(counts) + sum(counts.values())) > MOST_VALUES_OF_A_REQUEST:
+        limit = f"with the rest must have at most {MOST_VALUES_OF_A_REQUEST} lists, objects, commas and colons"
         raise InvalidRequest(max(counts, key=lambda name: counts[name]), limit, values)
 
 
@@ -85,7 +86,7 @@ def _values_of(value: Any) -> int:
             case str(text):
                 values += values_in(text)[1]
             case dict() as found:
-                values += 1 + len(found)
+                values += 1 + 2 * len(found)
                 open_ones += (*found, *found.values())
             case list() | tuple() as found:
                 values += 1 + len(found)

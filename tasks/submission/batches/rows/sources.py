@@ -60,7 +60,8 @@ class Row(NamedTuple):
         if not isinstance(self.content, bytes):
             return self.content
         if values := too_many_in(self.content):
-            raise InvalidRequest("row", f"must have at most {MOST_VALUES} lists, objects and commas", values)
+            limit = f"must have at most {MOST_VALUES} lists, objects, commas and colons"
+            raise InvalidRequest("row", limit, values)
         try:
             value = json.loads(self.content)
         except UnicodeDecodeError as error:

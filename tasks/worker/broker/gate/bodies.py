@@ -21,6 +21,7 @@ from typing import Any
 
 from kombu import compression
 
+from petiole import memory
 from petiole.contract.errors import shorten
 from petiole.contract.requests.bounds import MOST_VALUES, values_in
 from petiole.tasks.messages.headers import encodes
@@ -132,9 +133,11 @@ def check_encoding(content_encoding: str | None) -> None:
 def check_size(what: str, raw: bytes | str) -> int:
     """Check the size of JSON text before it is parsed. Returns the number of lists and objects that it may
     contain."""
+    if len(raw) >= memory.LARGE_BYTES:
+        memory.release()
     nested, values = values_in(raw)
     if values > MOST_VALUES:
-        raise RefusedError(what, f"must have at most {MOST_VALUES} lists, objects and commas", values)
+        raise RefusedError(what, f"must have at most {MOST_VALUES} lists, objects, commas and colons", values)
     return nested
 
 

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 
 from celery.canvas import Signature
 
+from petiole.contract.requests.bounds import MOST_NAMES
 from petiole.tasks.messages.headers import (
     ID,
     ID_LIMIT,
@@ -276,6 +277,8 @@ def _check_arguments(args: object, kwargs: object, embed: Mapping[str, Any]) -> 
         raise RefusedError(*_BODY, args)
     if not isinstance(kwargs, dict):
         raise RefusedError(*_BODY, kwargs)
+    if len(kwargs) > MOST_NAMES:  # Celery and the task copy them, again and again
+        raise RefusedError("body.kwargs", f"must have at most {MOST_NAMES} names", len(kwargs))
     for name in ("callbacks", "errbacks", "chain"):
         signatures = embed.get(name)
         if not isinstance(signatures, list | tuple | None):

@@ -343,7 +343,7 @@ def test_json_that_would_fill_the_memory_is_refused_before_it_is_parsed(monkeypa
     monkeypatch.setattr(bodies.json, "loads", lambda text: pytest.fail("it is parsed"))
     refused = gate.envelope(b"[" + b"[]," * 100 + b"[]]")
     assert isinstance(refused, gate.RefusedMessage)
-    assert "at most 100 lists, objects and commas, got 202" in refused.reason
+    assert "at most 100 lists, objects, commas and colons, got 202" in refused.reason
 
 
 def test_a_body_that_would_fill_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,4 +351,11 @@ def test_a_body_that_would_fill_the_memory_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(bodies, "MOST_VALUES", 100)
     refused = gate.task(given)
     assert isinstance(refused, gate.RefusedMessage)
-    assert "body must have at most 100 lists, objects and commas" in refused.reason
+    assert "body must have at most 100 lists, objects, commas and colons" in refused.reason
+
+
+def test_a_call_of_many_names_is_refused_before_anybody_copies_it() -> None:
+    given = message(GOOD, [[], {f"option{k}": k for k in range(1025)}, {}])
+    assert refused(gate.task(given)).reason == "body.kwargs must have at most 1024 names, got 1025"
+    given = message(GOOD, [[], {f"option{k}": k for k in range(1024)}, {}])
+    assert isinstance(gate.task(given), gate.Task)

@@ -1,0 +1,116 @@
+"""A fault at any call that an allocation makes, in order: nothing has changed, or it can be undone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+from petiole.cache import KVAllocation, KVCacheManager
+from petiole.cache.groups.manager import build_manager
+from petiole.cache.groups.table import WindowPages
+from petiole.cache.prefix.factory import CacheKind
+from tests.support.interrupted import InjectedFaultError, Interrupted
+
+KINDS: dict[str, tuple[CacheKind, dict[str, Any]]] = {
+    "radix": ("radix", {}),
+    "radix of few pages": ("radix", {"max_cached_pages": 64}),
+    "blocks of one": ("block", {}),
+    "blocks": ("block", {"page_size": 16}),
+    "blocks of few pages": ("block", {"page_size": 16, "max_cached_pages": 5}),
+    "windows": ("radix", {"windows": (WindowPages(8, 200),), "longest_step": 64}),
+    "windows, blocks": ("block", {"page_size": 16, "windows": (WindowPages(32, 40),), "longest_step": 64}),
+    "states": ("radix", {"snapshots": 8, "longest_step": 64}),
+    "states, blocks": ("block", {"page_size": 16, "snapshots": 8, "longest_step": 64}),
+    "no cache": ("off", {"page_size": 4}),
+}
+LONG, HALF = 96, 48
+ANEW = (
+    "_unpin, called by CountingCache._make_room",
+    "called by BlockCache._take_oldest",
+    "called by CountingCache.evict",
+    "called by PagePool.release_pages",
+)
+"""Calls in the middle of an eviction: after a fault there the books are wrong, which an engine sees, and all
+sequences begin anew (`tests.gpu_worker.engine.test_rollback`)."""
+
+
+def tokens(salt: int, n: int = LONG) -> list[int]:
+    """The first half is the same for each salt."""
+    return [1 + i % 7 for i in range(HALF)][:n] + [100 * salt + i for i in range(n - HALF)]
+
+
+def begun(manager: KVCacheManager, salt: int) -> KVAllocation:
+    allocation = manager.start(tokens(salt), kv_length=LONG)
+    assert allocation is not None
+    rows = np.array([allocation.row], np.int32)
+    assert manager.table.reserve_many(rows, np.array([LONG], np.int32)) == 1
+    return allocation
+
+
+def prepared(kind: CacheKind, options: dict[str, Any]) -> tuple[KVCacheManager, KVAllocation]:
+    """A cache with an old sequence, one that another has published half of, and one that runs."""
+    manager = build_manager(kind, 400, max_batch_size=8, **options)
+    old = begun(manager, 1)
+    old.finish(tokens(1), LONG)
+    other, mine = begun(manager, 2), begun(manager, 3)
+    other.publish(tokens(2), HALF + 16)
+    return manager, mine
+
+
+def books(manager: KVCacheManager) -> None:
+    manager.check()
+    manager.check_running()
+
+
+def each_call(kind: CacheKind, options: dict[str, Any], run: Callable[[KVCacheManager, KVAllocation], Any]) -> Any:
+    """A manager and its allocation after a fault at the first call, at the second one, and so on."""
+    for wanted in count():
+        manager, mine = prepared(kind, options)
+        seen = count()
+        interrupted = Interrupted(
+            lambda place, seen=seen, wanted=wanted: not any(one in place for one in ANEW) and next(seen) == wanted
+        )
+        try:
+            interrupted(run, manager, mine)
+        except InjectedFaultError:
+            yield manager, mine
+        if interrupted.place is None:
+            return
+
+
+@pytest.mark.parametrize(("kind", "options"), KINDS.values(), ids=KINDS.keys())
+def test_what_a_failed_publish_has_shared_is_known(kind: CacheKind, options: dict[str, Any]) -> None:
+    """So the launch can be undone, and no other sequence must start anew."""
+    publish: Any = lambda _, one: one.publish(tokens(3), LONG)  # noqa: E731
+    faults = 0
+    for manager, mine in each_call(kind, options, publish):
+        faults += 1
+        books(manager)
+        pages = manager.table.page_count(mine.row)
+        assert mine.unpublish(mine.reused)
+        assert manager.table.truncate(mine.row, pages * manager.table.page_size) == 0
+        books(manager)
+        mine.publish(tokens(3), LONG)
+        books(manager)
+        mine.finish(tokens(3), LONG)
+        books(manager)
+    assert faults > 10
+
+
+@pytest.mark.parametrize(("kind", "options"), KINDS.values(), ids=KINDS.keys())
+def test_a_failed_start_leaves_no_row(kind: CacheKind, options: dict[str, Any]) -> None:
+    faults = 0
+    for manager, mine in each_call(kind, options, lambda all_, _: all_.start(tokens(4))):
+        faults += 1
+        books(manager)
+        assert len(manager.running) == 2
+        again = manager.start(tokens(4))
+        assert again is not None
+        again.discard()
+        mine.discard()
+        books(manager)
+    assert faults > 10
