@@ -10,12 +10,11 @@ import torch
 from petiole.gpu_worker.models.checkpoint.gguf.block_types import TYPES
 from petiole.gpu_worker.models.checkpoint.gguf.blocks import CODINGS, in_blocks
 from petiole.gpu_worker.models.weights.formats.layer_tensors import LayerTensors
-from petiole.gpu_worker.models.weights.formats.packing import joined
 from petiole.gpu_worker.models.weights.formats.reader import WeightFormat
 from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout
 
-_VALUES_AT_ONCE = 2**24
-"""So many weights are bytes at a time."""
+_VALUES_AT_ONCE = 2**20
+"""So many weights are read at a time: what is made of them on the way stays in the caches."""
 
 
 def _form(beside: LayerTensors) -> CodeLayout:
@@ -51,7 +50,7 @@ def _read(beside: LayerTensors, into: Coded) -> int:
         end = min(start + step, beside.outputs)
         found = CODINGS[kind].codes(blocks[start:end])
         into.rows(start, end).put(
-            joined(found.codes) if found.table else found.codes,
+            found.codes,
             found.scales,
             found.offsets,
             None,
