@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import Tensor
 
 from petiole.gpu_worker.exceptions import ModelError
+from petiole.gpu_worker.models.checkpoint.codes import nibbles
 from petiole.gpu_worker.models.weights.formats import packing
 from petiole.gpu_worker.models.weights.formats.find import format_of
 from petiole.gpu_worker.models.weights.formats.layer_tensors import SUFFIXES
