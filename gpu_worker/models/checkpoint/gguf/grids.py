@@ -30,7 +30,7 @@ _SIGN = 3
 
 
 def _table(*sizes: float) -> tuple[float, ...]:
-    half = (*sizes, *(0.0,) * (8 - len(sizes)))
+    half = (*map(float, sizes), *(0.0,) * (8 - len(sizes)))
     return *half, *(-size for size in half)
 
 
