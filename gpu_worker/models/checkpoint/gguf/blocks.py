@@ -40,8 +40,8 @@ _NO_NUMBER = 0x7F
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Of [n, inputs]: codes; scales [n, groups]; offsets, if there are any, likewise. A code is a place in `table`,
-    and a byte has two; without a table it is a number with a sign, a byte each.
+    """Of [n, inputs]: codes; scales [n, groups]; offsets, if there are any, likewise. A code is a place in
+    `table`, two a byte; without a table it is a number with a sign, a byte each.
 
     weight = number * scale + offset, exactly the file's in float32. Scales and offsets are steps where there are
     factors: [n, blocks], of which each belongs to the groups of its block."""
