@@ -25,7 +25,7 @@ from torch import Tensor
 from petiole.gpu_worker.models.checkpoint.codes import E2M1, SIGNED, UNSIGNED, joined, nibbles
 from petiole.gpu_worker.models.checkpoint.gguf import grids
 from petiole.gpu_worker.models.checkpoint.gguf.block_types import TYPES
-from petiole.gpu_worker.models.checkpoint.gguf.fields import Parts, fields, halves, pairs_of_fields, split, word16
+from petiole.gpu_worker.models.checkpoint.gguf.fields import Parts, fields, pairs_of_fields, split, word16
 
 IQ4 = (
     *(-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0),
@@ -102,7 +102,7 @@ class Coding:
 
 def _at(*places: int) -> Callable[[Tensor], Factors]:
     """float16 at these bytes of each block."""
-    return lambda blocks: tuple(halves(blocks[..., at : at + 2]).squeeze(-1) for at in places)
+    return lambda blocks: tuple(blocks.view(torch.float16)[..., at // 2].contiguous() for at in places)
 
 
 # ------------------------------------------------------------ 32 inputs

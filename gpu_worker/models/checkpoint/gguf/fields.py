@@ -33,11 +33,6 @@ def split(tensor: Tensor, *sizes: int) -> Tensor:
     return tensor.reshape(*tensor.shape[:-1], *sizes)
 
 
-def halves(raw: Tensor) -> Tensor:
-    """uint8 [..., 2 n] -> float16 [..., n]."""
-    return _aligned(raw).view(torch.float16)
-
-
 def word16(raw: Tensor) -> Tensor:
     """uint8 [..., 2 n] -> int32 [..., n], from 0 to 65,535."""
     return _aligned(raw).view(torch.int16).int() & 0xFFFF
