@@ -21,6 +21,7 @@ _ROOMS: dict[str, str] = {
     "scheduler.overlap": "pipelined against blocking, with a device that only keeps time",
     "models": "decode and prefill on the CPU against transformers and llama.cpp",
     "models.mixtures": "decode steps of mixtures and of models with states, against llama.cpp",
+    "models.files": "a GGUF file against llama.cpp: loading, memory, decode steps",
     "models.vision": "questions about pictures, against Moondream's reference implementation",
     "models.batching": "a whole load at once, against transformers' generate and continuous batching",
     "engine": "the engine driven directly: batches, arrivals, prefixes, chat, constraints, speculation",

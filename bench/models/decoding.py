@@ -243,7 +243,7 @@ def judge(report: Report, name: str, goal: Goal, rates: dict[str, list[float]]) 
     medians = {side: statistics.median(found) for side, found in rates.items()}
     others = {side: rate for side, rate in medians.items() if side not in (Ours.name, FLOOR)}
     if not others:
-        report.add(name, medians[Ours.name], "tokens/s", floor=medians[FLOOR])
+        report.add(name, medians[Ours.name], "tokens/s", floor=medians.get(FLOOR))
         return
     peer = goal.against or max(others, key=lambda side: others[side])
     ratios = [a / b for a, b in zip(rates[Ours.name], rates[peer], strict=True)]
@@ -252,7 +252,7 @@ def judge(report: Report, name: str, goal: Goal, rates: dict[str, list[float]]) 
         medians[Ours.name],
         "tokens/s",
         peer=medians[peer],
-        floor=medians[FLOOR],
+        floor=medians.get(FLOOR),
         spread=(min(ratios), max(ratios)),
         target=goal.least,
         note=", ".join(f"{side} {rate:,.1f}" for side, rate in others.items()) + f"; aim {goal.aim}",

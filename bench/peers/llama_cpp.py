@@ -52,6 +52,10 @@ class LlamaCpp:
         """Computes the prompts. Returns a function that decodes `n_tokens` for each and returns the seconds."""
         return self._work("decode", prompts, n_tokens)
 
+    def load(self) -> float:
+        """Seconds to read the file again, without mapping it."""
+        return float(self._child.ask({"do": "load"})["seconds"])
+
     def prefill(self, prompt: Sequence[int]) -> Callable[[], float]:
         return self._work("prefill", [prompt], 0)
 

@@ -35,7 +35,8 @@ class Model:
         settings.n_gpu_layers = 0
         if hasattr(settings, "use_extra_bufts"):
             settings.use_extra_bufts = asked["extra"]
-        self._model = llama_cpp.llama_model_load_from_file(asked["path"].encode(), settings)
+        self._path, self._settings = asked["path"].encode(), settings
+        self._model = llama_cpp.llama_model_load_from_file(self._path, settings)
         if not self._model:
             raise RuntimeError("llama.cpp does not load the model")
 
@@ -51,6 +52,15 @@ class Model:
     def prefill(self, prompt: Sequence[int]) -> Callable[[], float]:
         tried = [_Batch(self, [prompt], flash, 0) for flash in (False, True)]
         return self._faster(tried, [batch.fill() for batch in tried]).fill
+
+    def load(self) -> float:
+        """Seconds to read the file again, without mapping it."""
+        self._settings.use_mmap = False
+        began = time.perf_counter()
+        model = self._lib.llama_model_load_from_file(self._path, self._settings)
+        seconds = time.perf_counter() - began
+        self._lib.llama_model_free(model)
+        return seconds
 
     def whole(self, prompts: Sequence[Sequence[int]], n_tokens: int) -> float:
         """Seconds from the first prompt to the last of `n_tokens` for each, by the attention that was faster in
@@ -162,6 +172,8 @@ def main() -> None:
             case "prefill":
                 works.append(model.prefill(told["prompts"][0]))
                 answer({"work": len(works) - 1})
+            case "load":
+                answer({"seconds": model.load()})
             case "whole":
                 answer({"seconds": model.whole(told["prompts"], told["tokens"])})
             case "run":

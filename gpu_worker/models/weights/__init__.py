@@ -9,5 +9,6 @@ formats/      readers of quantised checkpoints, one a format
 quantization  plain weights as four-bit codes
 quantized     the one form of quantised weights, and the `Linear` that computes every such form
 linear        `Linear`, and a class for each way to store its weights
+threads       work in parts, each on one thread
 names         where a checkpoint keeps the parts of a plan, and which products adapters change
 """

@@ -25,7 +25,9 @@ from petiole.gpu_worker.models.weights.linear import (
 from petiole.gpu_worker.models.weights.quantization import int4_form, quantise_int4
 from petiole.gpu_worker.models.weights.quantized import Coded, CodedLinear, CodedTable, CodeLayout, common_form
 from petiole.gpu_worker.models.weights.source import QuantisedLayer
+from petiole.gpu_worker.models.weights.threads import for_each
 
+_VALUES_AT_ONCE = 2**19
 _HEAD_ROWS = 8192  # of a head that is quantised, as many at a time are floats
 
 Quantization = Literal["none", "int8", "int4", "fp8"]
@@ -203,7 +205,13 @@ def coded_layers(layers: Sequence[QuantisedLayer], form: CodeLayout, to: Destina
                 continue
             own = layer.form.empty(lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype, device=to.device))
             to.advance(layer.read(own))
-            own.put_into(part)
+            rows = _VALUES_AT_ONCE // form.inputs + 1 if to.device.type == "cpu" else form.outputs
+
+            def put(start: int, own: Coded = own, part: Coded = part, rows: int = rows) -> None:
+                end = min(start + rows, own.form.outputs)
+                own.rows(start, end).put_into(part.rows(start, end))
+
+            for_each(put, range(0, own.form.outputs, rows))
     return whole
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.checkpoint.codes import SIGNED
-from petiole.gpu_worker.models.weights.formats.packing import joined
+from petiole.gpu_worker.models.checkpoint.codes import SIGNED, joined
 from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout
 
 GROUP = 32

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from petiole.gpu_worker.models.checkpoint.codes import E2M1, SIGNED, UNSIGNED
+from petiole.gpu_worker.models.checkpoint.codes import E2M1, SIGNED, UNSIGNED, nibbles
 
 RUN = 32
 """Inputs whose codes change places with each other; see `Coded.put_in_runs`."""
@@ -120,16 +120,23 @@ def common_form(forms: Sequence[CodeLayout]) -> CodeLayout | None:
     mixed = offsets and any(form.zeros is not None and not form.offsets for form in forms)
     if codes is None or not aligned or mixed:
         return None
-    same = len({form.scales for form in forms}) == 1 and not any(form.steps for form in forms)
+    zeros = any(form.zeros is not None for form in forms)
+    blocks = {form.steps * form.group for form in forms}
+    if len(blocks) == 1 and first.steps:  # blocks of inputs share a factor in all
+        steps, kept, of_zeros = blocks.pop() // group, torch.int8, torch.int8
+    else:
+        same = len({form.scales for form in forms}) == 1 and not any(form.steps for form in forms)
+        steps, kept, of_zeros = 0, first.scales if same else torch.float32, torch.float32
     return CodeLayout(
         outputs=first.outputs,
         inputs=first.inputs,
         group=group,
         codes=codes,
-        scales=first.scales if same else torch.float32,
-        zeros=torch.float32 if any(form.zeros is not None for form in forms) else None,
+        scales=kept,
+        zeros=of_zeros if zeros else None,
         multiplier=any(form.multiplier for form in forms),
         offsets=offsets,
+        steps=steps,
     )
 
 
@@ -247,11 +254,12 @@ class Coded:
         form, groups = self.form, other.form.groups
 
         def finer(of_groups: Tensor) -> Tensor:
-            return of_groups.float().repeat_interleave(-(-form.group // other.form.group), 1)[:, :groups]
+            return of_groups.repeat_interleave(-(-form.group // other.form.group), 1)[:, :groups]
 
         same_codes = form.table == other.form.table and form.codes == other.form.codes
-        codes = self.codes if same_codes else self._numbers().to(other.codes.dtype)
-        scales, zeros = self._scales(), self._zeros()
+        codes = self.codes if same_codes else self._wider_codes(other.codes.dtype)
+        as_steps = other.form.steps > 0
+        scales, zeros = (self.scales, self.zeros) if as_steps else (self._scales(), self._zeros())
         if zeros is None:
             zeros = torch.zeros_like(scales[:1, :1]).expand(scales.shape)
         if form.offsets and not other.form.offsets:
@@ -267,12 +275,26 @@ class Coded:
                 torch.where(flat, -zeros, scales),
             )
         ones = torch.ones_like(scales[:, 0])
+        zero_factors = self.zero_factors
+        if other.zero_factors is None:
+            zero_factors = None
+        elif zero_factors is None:
+            zero_factors = torch.zeros_like(other.zero_factors[:1, :1])
         other.put(
             codes,
             finer(scales),
             None if other.zeros is None else finer(zeros),
             None if other.multiplier is None else ones if self.multiplier is None else self.multiplier,
+            self.factors if as_steps else None,
+            zero_factors,
         )
+
+    def _wider_codes(self, dtype: torch.dtype) -> Tensor:
+        """Codes of eight bits, [outputs, inputs]."""
+        table = self.form.table
+        if table in (SIGNED, UNSIGNED) and dtype == torch.int8 and not self.form.in_runs:
+            return (nibbles(self.codes)[:, : self.form.inputs] + int(table[0])).view(torch.int8)
+        return self._numbers().to(dtype)
 
     def _scales(self) -> Tensor:
         """float32 [outputs, groups]."""

@@ -37,7 +37,7 @@ class CheckpointWeights:
 
     def __init__(self, checkpoint: ExpertTensors, declared: QuantizationConfig) -> None:
         self._checkpoint, self._declared = checkpoint, declared
-        self._found: dict[str, WeightFormat] = {}
+        self._found: dict[tuple[str, int, int], QuantisedLayer] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._checkpoint
@@ -47,12 +47,14 @@ class CheckpointWeights:
 
     def quantised(self, name: str, outputs: int, inputs: int) -> QuantisedLayer | None:
         """The layer of this name; None if its weights are plain. Raises ModelError for what is wrong with it."""
+        if (known := self._found.get((name, outputs, inputs))) is not None:
+            return known
         beside = LayerTensors(self._checkpoint, name, outputs, inputs, self._declared)
         found = format_of(beside)
         if found is None:
             return None
-        self._found[name] = found
-        return QuantisedLayer(found, found.form(beside), beside)
+        layer = self._found[name, outputs, inputs] = QuantisedLayer(found, found.form(beside), beside)
+        return layer
 
     def check(self) -> None:
         """After all layers have been looked up. Raises ModelError if the configuration declares a format that none
@@ -65,7 +67,7 @@ class CheckpointWeights:
     def log(self, in_memory: int, in_files: int) -> None:
         """Say which formats were read, and the bytes of all tensors in memory and in the files."""
         if self._found:
-            counts = Counter(found.name for found in self._found.values())
+            counts = Counter(found.format.name for found in self._found.values())
             formats = ", ".join(f"{n} in {name}" for name, n in sorted(counts.items()))
             memory, files = in_memory / 1e6, in_files / 1e6
             logger.info("quantised layers: %s; %.1f MB in memory, %.1f MB in files", formats, memory, files)

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.checkpoint.codes import E2M1, SIGNED, UNSIGNED
+from petiole.gpu_worker.models.checkpoint.codes import E2M1, SIGNED, UNSIGNED, joined, nibbles
 from petiole.gpu_worker.models.checkpoint.gguf import grids
 from petiole.gpu_worker.models.checkpoint.gguf.block_types import TYPES
-from petiole.gpu_worker.models.checkpoint.gguf.fields import Parts, fields, halves, split, word16
+from petiole.gpu_worker.models.checkpoint.gguf.fields import Parts, fields, pairs_of_fields, split, word16
 
 IQ4 = (
     *(-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0),
@@ -40,8 +40,8 @@ _NO_NUMBER = 0x7F
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Of [n, inputs]: codes, a byte each, [n, inputs]; scales [n, groups]; offsets, if there are any, likewise. A
-    code is a place in `table`; without a table it is a number with a sign.
+    """Of [n, inputs]: codes; scales [n, groups]; offsets, if there are any, likewise. A code is a place in
+    `table`, two a byte; without a table it is a number with a sign, a byte each.
 
     weight = number * scale + offset, exactly the file's in float32. Scales and offsets are steps where there are
     factors: [n, blocks], of which each belongs to the groups of its block."""
@@ -55,7 +55,7 @@ class Codes:
 
     def values(self) -> Tensor:
         """float32 [n, inputs]."""
-        numbers = torch.tensor(self.table)[self.codes.int()] if self.table else self.codes.float()
+        numbers = torch.tensor(self.table)[nibbles(self.codes).int()] if self.table else self.codes.float()
         values = split(numbers, self.scales.shape[1], -1) * _times(self.scales, self.factors)[..., None]
         if self.offsets is not None:
             values = values.add_(_times(self.offsets, self.offset_factors)[..., None])
@@ -102,14 +102,14 @@ class Coding:
 
 def _at(*places: int) -> Callable[[Tensor], Factors]:
     """float16 at these bytes of each block."""
-    return lambda blocks: tuple(halves(blocks[..., at : at + 2]).squeeze(-1) for at in places)
+    return lambda blocks: tuple(blocks.view(torch.float16)[..., at // 2].contiguous() for at in places)
 
 
 # ------------------------------------------------------------ 32 inputs
 
 
 def _q4(blocks: Tensor, d: Tensor, m: Tensor | None = None) -> Parts:
-    return fields(blocks[..., -16:], 4, 16), d, m
+    return pairs_of_fields(blocks[..., -16:], 16), d, m
 
 
 def _q5(blocks: Tensor, d: Tensor, m: Tensor | None = None) -> Parts:
@@ -133,11 +133,11 @@ def _e4m3(blocks: Tensor) -> Factors:
 
 
 def _mxfp4(blocks: Tensor, scales: Tensor) -> Parts:
-    return fields(blocks[..., 1:], 4, 16), scales, None
+    return pairs_of_fields(blocks[..., 1:], 16), scales, None
 
 
 def _nvfp4(blocks: Tensor, scales: Tensor) -> Parts:
-    return fields(blocks[..., 4:], 4, 8), scales, None
+    return pairs_of_fields(blocks[..., 4:], 8), scales, None
 
 
 # ------------------------------------------------------------ 256 inputs
@@ -145,13 +145,13 @@ def _nvfp4(blocks: Tensor, scales: Tensor) -> Parts:
 
 def _q2_k(blocks: Tensor) -> Parts:
     steps = blocks[..., :16]
-    return fields(blocks[..., 16:80], 2, 32), steps & 15, steps >> 4
+    return joined(fields(blocks[..., 16:80], 2, 32)), steps & 15, steps >> 4
 
 
 def _q3_k(blocks: Tensor) -> Parts:
     steps = fields(blocks[..., 96:104], 4, 8) | fields(blocks[..., 104:108], 2, 4) << 4
     codes = fields(blocks[..., 32:96], 2, 32) | fields(blocks[..., :32], 1, 32) << 2
-    return codes + 4, steps.view(torch.int8) - 32, None
+    return joined(codes + 4), steps.view(torch.int8) - 32, None
 
 
 def _six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,7 +163,7 @@ def _six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _q4_k(blocks: Tensor) -> Parts:
-    return fields(blocks[..., 16:], 4, 32), *_six_bits(blocks)
+    return pairs_of_fields(blocks[..., 16:], 32), *_six_bits(blocks)
 
 
 def _q5_k(blocks: Tensor) -> Parts:
@@ -172,24 +172,25 @@ def _q5_k(blocks: Tensor) -> Parts:
 
 
 def _q6_k(blocks: Tensor) -> Parts:
-    codes = fields(blocks[..., :128], 4, 64) | fields(blocks[..., 128:192], 2, 32) << 4
+    codes = fields(blocks[..., 128:192], 2, 32)
+    codes.bitwise_left_shift_(4).bitwise_or_(fields(blocks[..., :128], 4, 64))
     steps = blocks[..., 192:208].contiguous().view(torch.int8)
-    return codes.view(torch.int8) - 32, steps, None
+    return codes.view(torch.int8).sub_(32), steps, None
 
 
 def _iq4_xs(blocks: Tensor) -> Parts:
     steps = fields(blocks[..., 4:8], 4, 1) | fields(blocks[..., 2:4], 2, 1) << 4
-    return fields(blocks[..., 8:], 4, 16), steps.view(torch.int8) - 32, None
+    return pairs_of_fields(blocks[..., 8:], 16), steps.view(torch.int8) - 32, None
 
 
 def _tq1_0(blocks: Tensor, d: Tensor) -> Parts:
     runs = (blocks[..., :32], 5), (blocks[..., 32:48], 5), (blocks[..., 48:52], 4)
     digits = torch.cat([run * power for run, n in runs for power in _POWERS_OF_3[:n]], -1)  # modulo 256
-    return ((digits.int() * 3 >> 8) + 7).to(torch.uint8), d, None
+    return joined(((digits.int() * 3 >> 8) + 7).to(torch.uint8)), d, None
 
 
 def _tq2_0(blocks: Tensor, d: Tensor) -> Parts:
-    return fields(blocks[..., :64], 2, 32) + 7, d, None
+    return joined(fields(blocks[..., :64], 2, 32) + 7), d, None
 
 
 def _iq1_m_factor(blocks: Tensor) -> Factors:

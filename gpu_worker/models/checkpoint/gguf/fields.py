@@ -6,23 +6,31 @@ import torch
 from torch import Tensor
 
 Parts = tuple[Tensor, Tensor, Tensor | None]
-"""Codes, scales and offsets of blocks; each [n, blocks, ...]."""
+"""Codes, scales and offsets of blocks; each [n, blocks, ...]. Codes of four bits lie two a byte."""
 
 
 def fields(packed: Tensor, bits: int, run: int) -> Tensor:
     """uint8 [..., bytes] -> uint8 [..., bytes * 8 / bits]: of each `run` bytes the lowest bits, then the next."""
     runs = split(packed, -1, run)
-    return torch.stack([runs >> at & 2**bits - 1 for at in range(0, 8, bits)], -2).flatten(-3)
+    found = torch.empty((*runs.shape[:-1], 8 // bits, run), dtype=torch.uint8)
+    for i, at in enumerate(range(0, 8, bits)):
+        torch.bitwise_and(runs >> at, 2**bits - 1, out=found[..., i, :])
+    return found.flatten(-3)
+
+
+def pairs_of_fields(packed: Tensor, run: int) -> Tensor:
+    """`fields` of four bits, two a byte: uint8 [..., bytes] -> uint8 [..., bytes]."""
+    low = split(_aligned(packed).view(torch.int16), -1, run // 2)  # four codes: a byte of each half
+    high = low >> 4
+    found = torch.empty((*low.shape[:-1], 2, run // 2), dtype=torch.uint8)
+    found[..., 0, :] = (low & 15).bitwise_or_(high & 0xF0)
+    found[..., 1, :] = (high & 15).bitwise_or_((low >> 8).bitwise_and_(0xF0))
+    return found.flatten(-3)
 
 
 def split(tensor: Tensor, *sizes: int) -> Tensor:
     """The last dimension as several."""
     return tensor.reshape(*tensor.shape[:-1], *sizes)
-
-
-def halves(raw: Tensor) -> Tensor:
-    """uint8 [..., 2 n] -> float16 [..., n]."""
-    return _aligned(raw).view(torch.float16)
 
 
 def word16(raw: Tensor) -> Tensor:

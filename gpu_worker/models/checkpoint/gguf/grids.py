@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from petiole.gpu_worker.models.checkpoint.codes import joined
 from petiole.gpu_worker.models.checkpoint.gguf.fields import Parts, fields, split, word16, word32
 
 _SIGN = 3
@@ -29,7 +30,7 @@ _SIGN = 3
 
 
 def _table(*sizes: float) -> tuple[float, ...]:
-    half = (*sizes, *(0.0,) * (8 - len(sizes)))
+    half = (*map(float, sizes), *(0.0,) * (8 - len(sizes)))
     return *half, *(-size for size in half)
 
 
@@ -54,8 +55,8 @@ def _even_signs() -> Tensor:
 
 
 def _codes(name: str, rows: Tensor, signs: Tensor) -> Tensor:
-    """rows: [n, blocks, rows of the grid]. signs: a bit for each input, [n, blocks, 256]. -> [n, blocks, 256]."""
-    return _grids()[name][rows.int()].flatten(-2) | signs << _SIGN
+    """rows: [n, blocks, rows of the grid]. signs: a bit for each input, [n, blocks, 256]. -> [n, blocks, 128]."""
+    return joined(_grids()[name][rows.int()].flatten(-2) | signs << _SIGN)
 
 
 def _bits(signs: Tensor) -> Tensor:

@@ -10,12 +10,12 @@ import torch
 from petiole.gpu_worker.models.checkpoint.gguf.block_types import TYPES
 from petiole.gpu_worker.models.checkpoint.gguf.blocks import CODINGS, in_blocks
 from petiole.gpu_worker.models.weights.formats.layer_tensors import LayerTensors
-from petiole.gpu_worker.models.weights.formats.packing import joined
 from petiole.gpu_worker.models.weights.formats.reader import WeightFormat
 from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout
+from petiole.gpu_worker.models.weights.threads import for_each
 
-_VALUES_AT_ONCE = 2**24
-"""So many weights are bytes at a time."""
+_VALUES_AT_ONCE = 2**19
+"""So many weights are read at a time: what is made of them on the way stays in the caches."""
 
 
 def _form(beside: LayerTensors) -> CodeLayout:
@@ -47,17 +47,15 @@ def _read(beside: LayerTensors, into: Coded) -> int:
     kind = beside.dtype(".weight")
     blocks = in_blocks(beside.source.stored(beside.at + ".weight"), kind)
     step = max(1, _VALUES_AT_ONCE // beside.inputs)
-    for start in range(0, beside.outputs, step):
+
+    def part(start: int) -> None:
         end = min(start + step, beside.outputs)
         found = CODINGS[kind].codes(blocks[start:end])
         into.rows(start, end).put(
-            joined(found.codes) if found.table else found.codes,
-            found.scales,
-            found.offsets,
-            None,
-            found.factors,
-            found.offset_factors,
+            found.codes, found.scales, found.offsets, None, found.factors, found.offset_factors
         )
+
+    for_each(part, range(0, beside.outputs, step))
     return beside.read(".weight")
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from petiole.gpu_worker.models.checkpoint.codes import nibbles
+
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Nibble i of a word holds this one of eight outputs."""
 _OF_OUTPUT = tuple(_AWQ_ORDER.index(output) for output in range(8))
@@ -17,18 +19,6 @@ _OF_OUTPUT = tuple(_AWQ_ORDER.index(output) for output in range(8))
 def bytes_of(words: Tensor) -> Tensor:
     """int32 [..., n] -> uint8 [..., n, 4], the lowest byte first."""
     return words.contiguous().view(torch.uint8).view(*words.shape, 4)
-
-
-def nibbles(packed: Tensor) -> Tensor:
-    """uint8 [..., n] -> uint8 [..., 2 n], the lower half of each byte first."""
-    return torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
-
-
-def joined(codes: Tensor) -> Tensor:
-    """The inverse of `nibbles`, with a zero after an odd number of codes."""
-    if codes.shape[-1] % 2:
-        codes = torch.nn.functional.pad(codes, (0, 1))
-    return codes[..., 0::2] | codes[..., 1::2] << 4
 
 
 def along_inputs(words: Tensor, code_bytes: int) -> Tensor:

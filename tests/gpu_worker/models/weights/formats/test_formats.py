@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import Tensor
 
 from petiole.gpu_worker.exceptions import ModelError
+from petiole.gpu_worker.models.checkpoint.codes import nibbles
 from petiole.gpu_worker.models.weights.formats import packing
 from petiole.gpu_worker.models.weights.formats.find import format_of
 from petiole.gpu_worker.models.weights.formats.layer_tensors import SUFFIXES
@@ -47,8 +48,8 @@ def test_a_layer_is_what_loops_unpack(tmp_path: Path, name: str, outputs: int, i
 @given(st.lists(st.lists(st.integers(0, 15), min_size=8, max_size=8), min_size=1, max_size=9))
 def test_nibbles_in_words(rows: list[list[int]]) -> None:
     packed, codes = int32([words(row, 4) for row in rows]), torch.tensor(rows, dtype=torch.uint8)
-    assert packing.nibbles(packing.along_inputs(packed, 4)).tolist() == rows
-    assert packing.nibbles(packing.along_first(packed.t(), 4)).tolist() == rows
+    assert nibbles(packing.along_inputs(packed, 4)).tolist() == rows
+    assert nibbles(packing.along_first(packed.t(), 4)).tolist() == rows
     assert packing.along_outputs(packed, 4).t().tolist() == rows
     assert packing.over_outputs(packed.t(), 4, 8).t().tolist() == rows
     assert packing.joined(codes).tolist() == [pairs(row) for row in rows]

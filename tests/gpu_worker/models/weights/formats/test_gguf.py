@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from petiole.gpu_worker.models.weights.formats.gguf import FORMATS
 from petiole.gpu_worker.models.weights.formats.layer_tensors import LayerTensors
 from petiole.gpu_worker.models.weights.formats.quantization_config import QuantizationConfig
 from petiole.gpu_worker.models.weights.linear import DenseLinear
-from petiole.gpu_worker.models.weights.quantized import CodedLinear, CodedTable, plain_form
+from petiole.gpu_worker.models.weights.quantized import Coded, CodedLinear, CodedTable, common_form, plain_form
 from tests.gpu_worker.models.weights.formats.test_damaged import said
 from tests.gpu_worker.models.weights.test_quantised_models import Quantised, check
 from tests.support import gguf
@@ -66,13 +67,20 @@ class Blocks:
         return self.raw.numel()
 
 
-def in_memory(kind: str, raw: torch.Tensor) -> torch.Tensor:
-    """What the codes stand for that a layer of such blocks keeps."""
+def new_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(tuple(shape), dtype=dtype)
+
+
+def codes_of(kind: str, raw: torch.Tensor) -> Coded:
+    """What a layer of such blocks keeps."""
     beside = Blocks(kind, raw).beside
-    form = FORMATS[kind].form(beside)
-    coded = form.empty(lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype))
+    coded = FORMATS[kind].form(beside).empty(new_memory)
     assert FORMATS[kind].read(beside, coded) == raw.numel()
-    return coded.values()
+    return coded
+
+
+def in_memory(kind: str, raw: torch.Tensor) -> torch.Tensor:
+    return codes_of(kind, raw).values()
 
 
 def check_blocks(kind: str, raw: torch.Tensor, expected: torch.Tensor) -> None:
@@ -83,12 +91,8 @@ def check_blocks(kind: str, raw: torch.Tensor, expected: torch.Tensor) -> None:
 
 def plain(kind: str, raw: torch.Tensor) -> torch.Tensor:
     """What a weight stands for whose form has neither steps nor offsets."""
-    beside = Blocks(kind, raw).beside
-    form = FORMATS[kind].form(beside)
-    coded, other = (
-        one.empty(lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype)) for one in (form, plain_form(form))
-    )
-    FORMATS[kind].read(beside, coded)
+    coded = codes_of(kind, raw)
+    other = plain_form(coded.form).empty(new_memory)
     coded.put_into(other)
     return other.values()
 
@@ -104,6 +108,41 @@ def test_without_steps_and_offsets_weights_differ_by_a_rounding_of_zeros(kind: s
     step = TYPES[kind].values
     largest = expected.unflatten(1, (-1, step)).abs().amax(-1, keepdim=True)
     assert ((found - expected).abs().unflatten(1, (-1, step)) <= largest * 2.0**-21).all()
+
+
+MIXED = [
+    ("Q4_K", "Q6_K"),
+    ("Q4_K", "Q5_K"),
+    ("Q3_K", "Q4_K"),
+    ("IQ4_XS", "Q6_K"),
+    ("IQ2_XXS", "Q4_K"),
+    ("Q4_0", "Q8_0"),
+]
+"""As llama.cpp mixes types among queries, keys and values."""
+
+
+@pytest.mark.parametrize("kinds", MIXED, ids="-".join)
+def test_types_that_one_product_computes_become_one_form_exactly(kinds: tuple[str, str]) -> None:
+    recorded = load_file(RECORDED)
+    raw, expected = ([recorded[f"{kind}.{what}"] for kind in kinds] for what in ("blocks", "values"))
+    coded = [codes_of(kind, one) for kind, one in zip(kinds, raw, strict=True)]
+    common = common_form([one.form for one in coded])
+    assert common is not None
+    for one, values in zip(coded, expected, strict=True):
+        into = common.of(one.form.outputs).empty(new_memory)
+        one.put_into(into)
+        assert torch.equal(into.values(), values)
+
+
+@pytest.mark.parametrize("kinds", MIXED[:4], ids="-".join)
+def test_factors_of_blocks_stay_factors_in_one_form(kinds: tuple[str, str]) -> None:
+    forms = [
+        FORMATS[kind].form(Blocks(kind, torch.zeros(1, TYPES[kind].n_bytes, dtype=torch.uint8)).beside)
+        for kind in kinds
+    ]
+    common = common_form(forms)
+    assert common is not None
+    assert common.n_bytes * 8 <= 9.25 * common.inputs
 
 
 MOST = {"Q4_K": 1.04, "Q6_K": 1.31, "Q4_0": 1.0, "Q8_0": 1.0, "Q4_1": 1.0, "IQ4_XS": 1.02}

@@ -3,34 +3,77 @@
 
 #include <omp.h>
 
-/* rows [n <= PANEL][k] -> a panel. Outputs after the last have codes of zero bits. */
-static void pack_codes(int kind, int inputs, const uint8_t *rows, int n, int64_t k, uint8_t *out) {
-  const int64_t row = kind == FOUR ? k / 2 : k;
-  memset(out, 0, (size_t)(PANEL * row));
-  if (kind != FOUR) {
-    for (int64_t from = 0; from < k; from += 64) /* a line of each row at a time */
-      for (int i = 0; i < n; i++)
-        for (int64_t c = from; c < smaller(k, from + 64); c++) out[c * PANEL + i] = rows[i * row + c];
-    return;
-  }
-  for (int i = 0; i < n; i++)
-    for (int64_t c = 0; c < k / EIGHT; c++) {
-      const uint8_t *codes = rows + i * row + c * EIGHT / 2;
-      uint8_t *row = out + c * ROW4;
-#pragma GCC unroll 8
-      for (int input = 0; input < EIGHT; input++) {
-        const int64_t nibble = nibble_at(inputs, i, input);
-        row[nibble / 2] |= (uint8_t)((codes[input / 2] >> input % 2 * 4 & 15) << nibble % 2 * 4);
+#define LINE 64 /* bytes of each row that are rearranged at a time: as many words as lanes */
+
+/* The codes of EIGHT inputs, for each of 16 outputs a word in `first` and for the others in `second` -> their places among those
+ * of a panel: see `nibble_at`. */
+INLINE void put_eight(int inputs, vu first, vu second, char *row) {
+#if BY_SHUFFLE == 64
+#pragma GCC unroll 2
+  for (int four = 0; four < 2; four++, first >>= 16, second >>= 16, row += BY_SHUFFLE) {
+    const vu both[2] = {first & 0xFFFF, second & 0xFFFF};
+    vu spread[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+#ifdef BY_FOUR
+      if (inputs == INT8) {
+        const vu pairs = (both[i] & 0xFF) | (both[i] & 0xFF00) << 8;
+        spread[i] = (pairs & 0x000F000F) | (pairs & 0x00F000F0) << 4;
+        continue;
       }
+#endif
+      spread[i] = (both[i] & 0x0F0F) | (both[i] & 0xF0F0) << 12;
     }
+    *(vu *)row = spread[0] | spread[1] << 4;
+  }
+  (void)inputs;
+#elif BY_SHUFFLE == 32
+  for (int two = 0; two < EIGHT / 2; two++, first >>= 8, second >>= 8) {
+    const vu spread = (first & 0x0F) | (first & 0xF0) << 4 | (second & 0x0F) << 4 | (second & 0xF0) << 8;
+    for (int o = 0; o < LANES; o++) ((uint16_t *)row)[two * LANES + o / 4 % 2 * 8 + o / 8 * 4 + o % 4] = (uint16_t)spread[o];
+  }
+  (void)inputs;
+#else
+  *(vu *)row = first, ((vu *)row)[1] = second;
+  (void)inputs;
+#endif
+}
+
+/* Codes of a byte: those of four inputs. */
+INLINE void put_four(vu first, vu second, char *row) {
+  for (int input = 0; input < 4; input++, first >>= 8, second >>= 8, row += PANEL) {
+    *(vb *)row = __builtin_convertvector((vi)first, vb);
+    *(vb *)(row + LANES) = __builtin_convertvector((vi)second, vb);
+  }
+}
+
+/* rows [n <= PANEL][k] -> a panel. Outputs after the last have codes of zero bits. */
+static void pack_codes(int kind, int inputs, const char *rows, int n, int64_t k, char *out) {
+  const int64_t bytes = kind == FOUR ? k / 2 : k;
+  for (int64_t from = 0; from < bytes; from += LINE) {
+    const int64_t some = smaller(LINE, bytes - from);
+    vu words[2][LANES] = {0};
+    for (int i = 0; i < n; i++) memcpy(&words[i / LANES][i % LANES], rows + i * bytes + from, (size_t)some);
+    transpose(words[0]);
+    transpose(words[1]);
+    for (int i = 0; i < some / 4; i++, out += 4 * PANEL) {
+      if (kind == FOUR) put_eight(inputs, words[0][i], words[1][i], out);
+      else put_four(words[0][i], words[1][i], out);
+    }
+  }
+}
+
+INLINE void turn_numbers(const char *rows, int n, int64_t groups, int64_t size, char *out) {
+  for (int i = 0; i < n; i++)
+    for (int64_t c = 0; c < groups; c++) memcpy(out + (c * PANEL + i) * size, rows + (i * groups + c) * size, (size_t)size);
 }
 
 /* rows [n <= PANEL][groups] -> [groups][PANEL], padded with zeros. size: of a number */
 static void pack_numbers(const char *rows, int n, int64_t groups, int64_t size, char *out) {
-  memset(out, 0, (size_t)(groups * PANEL * size));
-  for (int i = 0; i < n; i++)
-    for (int64_t c = 0; c < groups; c++)
-      memcpy(out + (c * PANEL + i) * size, rows + (i * groups + c) * size, (size_t)size);
+  if (n < PANEL) memset(out, 0, (size_t)(groups * PANEL * size));
+  if (size == 1) turn_numbers(rows, n, groups, 1, out); /* constants */
+  else if (size == 2) turn_numbers(rows, n, groups, 2, out);
+  else turn_numbers(rows, n, groups, 4, out);
 }
 
 /* The factors of panel p, which has n outputs. */
@@ -112,7 +155,7 @@ void petiole_pack_groups(Linear *l, Groups *g, char *copies, int32_t n_threads) 
     char *copy = copies + omp_get_thread_num() * each, *codes = (char *)l->weight + p * l->stride;
     char *scales = (char *)g->scales + p * of_scales, *zeros = (char *)g->zeros + p * of_zeros;
     memcpy(copy, codes, (size_t)(l->stride / PANEL * n));
-    pack_codes(l->kind, g->inputs, (const uint8_t *)copy, n, l->k, (uint8_t *)(full ? codes : l->tail));
+    pack_codes(l->kind, g->inputs, copy, n, l->k, full ? codes : (char *)l->tail);
     memcpy(copy, scales, (size_t)(of_scales / PANEL * n));
     pack_numbers(copy, n, n_groups, s, full ? scales : (char *)g->tail_scales);
     pack_factors(l, g, p, n, full, copy);

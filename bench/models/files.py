@@ -1,0 +1,157 @@
+"""A GGUF file on the CPU beside llama.cpp: loading, memory, decode steps.
+
+    python -m bench.models.files --file MODEL.gguf
+
+Without a file it is a small random one. Each side loads the file from the system's cache; imports are not counted,
+and llama.cpp does not map it. The peak is that of one process while it loads, beside what it holds afterwards. In
+every round both sides decode the same number of tokens after the same prompts, on the same number of threads.
+llama.cpp rounds its inputs to eight bits; so do the rows that say it."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from bench.harness import load
+from bench.harness.checkpoints.decoders import SMALL, config
+from bench.harness.report import NotAvailableError, Report, arguments
+from bench.models.decoding import Goal, Ours, Prompts, Side, Work, in_turns, judge, prompts, works
+from bench.peers.llama_cpp import LlamaCpp
+from petiole.contract.settings.engine import EngineConfig
+from petiole.gpu_worker.models.checkpoint.gguf.config import config_of
+from petiole.gpu_worker.runtime.runtime import ModelRuntime
+
+GOALS = (Goal(1, 1.2, "1.2"), Goal(4, 1.3, "1.3"), Goal(16, 1.3, "1.3"))
+PROMPT, TOKENS = 128, 12
+MOST_LOADING, MOST_PEAK = 1.5, 1.3
+
+
+@dataclass(frozen=True)
+class Loading:
+    """seconds; bytes that the process took at most, and afterwards."""
+
+    seconds: float
+    peak: int
+    after: int
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--file", type=Path, help="a GGUF file of a decoder")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args(argv)
+    torch.set_num_threads(options.threads)
+    report = Report("A GGUF file on the CPU (peer: llama.cpp)")
+    rounds = 1 if options.quick else options.rounds
+    with tempfile.TemporaryDirectory(prefix="petiole-file-") as scratch:
+        measure(options.file or _random(Path(scratch)), report, rounds, options.threads, options.json)
+    report.finish(options.json)
+
+
+def measure(path: Path, report: Report, rounds: int, threads: int, json_path: str | None) -> None:
+    with ExitStack() as closing:
+        try:
+            llama = LlamaCpp(path, config_of(path)["vocab_size"], threads)
+            closing.callback(llama.close)
+        except NotAvailableError as error:
+            llama, report.absent[LlamaCpp.name] = None, str(error)
+        name = path.stem
+        loads(path, name, llama, report, rounds, threads)
+        report.save(json_path)
+        for note, settings in (("", {}), (", inputs in eight bits", {"activation_quantization": "int8"})):
+            runtime = ModelRuntime(
+                EngineConfig(
+                    model=str(path),
+                    device="cpu",
+                    max_num_seqs=max(goal.size for goal in GOALS),
+                    max_model_len=1024,
+                    num_threads=threads,
+                    **settings,
+                )
+            )
+            sides: list[Side] = [Ours(runtime), *([] if llama is None else [llama])]
+            try:
+                load.settle()
+                for goal in GOALS:
+                    work = works(sides, partial(_decodes, prompts(goal.size, PROMPT)), report)
+                    rates = in_turns(work, goal.size * TOKENS, rounds, report)
+                    judge(report, f"{name}, batch {goal.size}{note}", goal, rates)
+                    report.save(json_path)
+            finally:
+                runtime.close()
+
+
+def loads(path: Path, name: str, llama: LlamaCpp | None, report: Report, rounds: int, threads: int) -> None:
+    ours, theirs = list[Loading](), list[float]()
+    for _ in range(rounds):
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
+            ours.append(fresh.submit(loaded, str(path), threads).result())
+        if llama is not None:
+            theirs.append(llama.load())
+    ratios = [a.seconds / b for a, b in zip(ours, theirs, strict=False)]
+    report.add(
+        f"{name}: loading",
+        statistics.median(one.seconds for one in ours),
+        "s",
+        peer=statistics.median(theirs) if theirs else None,
+        spread=(min(ratios), max(ratios)) if ratios else None,
+        target=MOST_LOADING if theirs else None,
+        better="lower",
+    )
+    peak = statistics.median(one.peak for one in ours)
+    after = statistics.median(one.after for one in ours)
+    size = path.stat().st_size / 1e6
+    report.add(
+        f"{name}: memory at the peak of loading, beside afterwards",
+        peak / 1e6,
+        "MB",
+        floor=after / 1e6,
+        target=MOST_PEAK,
+        better="lower",
+        note=f"the file has {size:,.0f} MB",
+    )
+
+
+def loaded(path: str, threads: int) -> Loading:
+    """In a fresh process."""
+    torch.set_num_threads(threads)
+    before = _held("VmRSS")
+    began = time.perf_counter()
+    runtime = ModelRuntime(
+        EngineConfig(model=path, device="cpu", max_num_seqs=1, max_model_len=512, num_threads=threads)
+    )
+    seconds = time.perf_counter() - began
+    found = Loading(seconds, _held("VmHWM") - before, _held("VmRSS") - before)
+    runtime.close()
+    return found
+
+
+def _decodes(asked: Prompts, side: Side) -> Work:
+    return side.decode(asked, TOKENS)
+
+
+def _held(field: str) -> int:
+    """Bytes of this process, by Linux's name."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field + ":"))
+
+
+def _random(folder: Path) -> Path:
+    from bench.peers import gguf_file
+
+    gguf_file.write(config(SMALL), SMALL.dtype, True, folder / "random.gguf")
+    return folder / "random.gguf"
+
+
+if __name__ == "__main__":
+    main()
