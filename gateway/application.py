@@ -131,7 +131,8 @@ class _WithOrigins:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         dispatcher().start()
-        if path_in(scope).rstrip("/") and scope["path"].endswith("/"):  # a slash at the end means nothing
+        if "path" in scope and path_in(scope).rstrip("/") and scope["path"].endswith("/"):
+            # a slash at the end means nothing; a lifespan has no path
             scope = {**scope, "path": scope["path"].rstrip("/")}
         await self._app(scope, receive, send)
 
