@@ -95,7 +95,8 @@ def main(argv: list[str] | None = None) -> int:
             _begin(name)(arguments)
         except Exception as error:
             failed.append(name)
-            print(f"{name} failed: {type(error).__name__}: {error}", file=sys.stderr)
+            missing = ". `pip install -e '.[bench]'` brings it" if isinstance(error, ModuleNotFoundError) else ""
+            print(f"{name} failed: {type(error).__name__}: {error}{missing}", file=sys.stderr)
         seconds[name] = time.monotonic() - start
         print(f"=== {name}: {seconds[name]:.0f} s", flush=True)
     print(

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import socket
 
@@ -17,6 +18,7 @@ from petiole import plain
 from petiole.gateway.application import app
 from petiole.gateway.connections import LimitedHttpProtocol
 from petiole.gateway.serving.auth import callers, hosts, manage
+from petiole.tasks.errors import PetioleError
 from petiole.tasks.settings import settings
 from petiole.tasks.traces import exporting
 
@@ -34,8 +36,8 @@ async def served(scope: Scope, receive: Receive, send: Send) -> None:
 
 def run(host: str | None, port: int | None, greeting: str = "") -> int:
     """Serve until a signal ends the process. What is None comes from the settings. `greeting`: printed when it
-    serves, with its `{url}`. Raises OSError if the address cannot be had, and `PetioleError` if it must be known
-    whether there are keys, and Redis does not say."""
+    serves, with its `{url}`. Raises `PetioleError` if the address cannot be had, or if it must be known whether
+    there are keys, and Redis does not say."""
     known = settings()
     callers.KeyCache()  # what is wrong with the settings' keys is said at once
     host = known.gateway_host if host is None else host
@@ -52,7 +54,14 @@ def run(host: str | None, port: int | None, greeting: str = "") -> int:
     if known.gateway_hosts or (hosts.is_loopback(host) and not known.gateway_open):
         hosts.guard()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.create_server((host, known.gateway_port if port is None else port), family=family)
+    port = known.gateway_port if port is None else port
+    try:
+        listening = socket.create_server((host, port), family=family)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise PetioleError(
+            f"--host, --port: must be an address that is free here, got {host}:{port}: {reason}"
+        ) from error
     plain.install()
     exporting.start("petiole-gateway")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

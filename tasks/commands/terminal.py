@@ -16,7 +16,7 @@ from kombu.exceptions import OperationalError
 
 from petiole import plain
 from petiole.tasks import settings
-from petiole.tasks.errors import PetioleError
+from petiole.tasks.errors import PetioleError, Unavailable
 from petiole.tasks.urls import redacted
 
 Row = Sequence[str]
@@ -108,20 +108,27 @@ def _dimmed(text: str) -> Any:
     return shown
 
 
-def _of_a_django_project() -> str:
-    if os.environ.get("DJANGO_SETTINGS_MODULE") or not Path("manage.py").is_file():
-        return ""
-    return ". To read the settings of this Django project, set DJANGO_SETTINGS_MODULE"
+def _away(url: str, said: str) -> str:
+    """A line about the server at `url` that cannot be reached, and which variable may be missing."""
+    line = f"{redacted(url)} is not available: {said.rstrip('.')}"
+    if os.environ.get("DJANGO_SETTINGS_MODULE"):
+        return line
+    if Path("manage.py").is_file():
+        return f"{line}. To read the settings of this Django project, set DJANGO_SETTINGS_MODULE"
+    default = settings.Settings.model_fields["broker_url"].default
+    return f"{line}. That is the default: PETIOLE_BROKER_URL is not set here" if url == default else line
 
 
 def error_text(error: Exception) -> str:
     """The error; with the URL of the server that does not answer."""
     said, current = str(error) or type(error).__name__, settings.settings()
     match error:
+        case Unavailable():
+            return _away(error.url, error.reason)
         case PetioleError():
             return said
         case OperationalError():
-            return f"{redacted(current.broker_url)} is not available: {said}{_of_a_django_project()}"
+            return _away(current.broker_url, said)
         case redis.ConnectionError() | redis.TimeoutError():
-            return f"{redacted(current.streams_url)} is not available: {said}{_of_a_django_project()}"
+            return _away(current.streams_url, said)
     return said

@@ -111,7 +111,10 @@ def _server(name: str, url: str) -> Server:
 def diagnose(facts: Facts) -> list[Finding]:
     """What is wrong, the cause of other findings first."""
     found = [
-        Finding("PetioleRedisDown", f"the {name} does not answer: {why}")
+        Finding(
+            "PetioleRedisDown",
+            f"the {'Redis of the streams' if name == 'streams' else name} does not answer: {why}",
+        )
         for name, why in facts.unreachable.items()
     ]
     for server in facts.servers:

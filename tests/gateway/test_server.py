@@ -60,12 +60,20 @@ raise SystemExit(server.run("127.0.0.1", 0))
     assert (done.returncode, done.stdout.startswith("serving http")) == (0, True), done.stderr
 
 
+def test_it_starts_without_an_error(tmp_path: Path) -> None:
+    with Gateway(tmp_path) as gateway:
+        assert status(f"{gateway.root}/health") == 200
+        assert gateway.stop(signal.SIGTERM) == 0
+    assert " ERROR " not in gateway.output
+
+
 def test_an_address_that_is_taken_is_one_line(tmp_path: Path) -> None:
     with Gateway(tmp_path) as gateway:
         command = [sys.executable, "-m", "petiole.tasks.commands.cli", "serve", "--port", str(gateway.port)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
     assert (done.returncode, done.stderr.count("\n"), done.stdout) == (1, 1, "")
     assert "in use" in done.stderr
+    assert f"--port: must be an address that is free here, got 127.0.0.1:{gateway.port}: " in done.stderr
 
 
 def test_it_needs_nothing_of_a_worker() -> None:

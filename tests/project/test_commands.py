@@ -102,7 +102,8 @@ ELSEWHERE: dict[str, dict[int, str]] = {
         3: "tests/e2e/test_applications.py",
         4: "needs a model from the hub",
         5: "needs a model from the hub",
-        6: "tests/e2e/test_recovery.py",
+        6: "tests/tasks/servers/test_embedded.py",
+        7: "tests/e2e/test_recovery.py",
     },
     "docs/vision.md": {0: "tests/tasks/commands/test_vision_demo.py"},
 }
@@ -278,9 +279,8 @@ PROGRAMS: dict[str, Callable[[Sequence[str], str], None]] = {
     "make": make,
     "petiole": petiole,
     "pip": pip,
-    "python": python,
-    "python3": python,
-    **dict.fromkeys((".", "chmod", "echo", "install", "kill", "redis-cli", "uvicorn"), any_words),
+    **dict.fromkeys(("python", "python3"), python),
+    **dict.fromkeys((".", "chmod", "echo", "hf", "install", "kill", "redis-cli", "uvicorn"), any_words),
     **dict.fromkeys(("helm", "kubectl", "systemctl"), any_words),
 }
 

@@ -162,6 +162,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         pool.counters = CountingThreads(worker.app, worker.hostname, set(queues()) - tenants)
         pool.counters.start()
         BatchHost(worker.hostname, settings().visibility_timeout_s).start()
+        pool.say_that_it_serves()
 
 
 def add_own_queues(app: Any, model: str) -> set[str]:

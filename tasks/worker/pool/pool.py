@@ -83,6 +83,7 @@ class EnginePool(BasePool):  # type: ignore[misc]
         self.hub: Any = None
         self.load_abandoned = self.failed = False
         self._result_max_bytes = self.settings.result_max_bytes
+        self._begun = 0.0
 
     @property
     def services(self) -> Services:
@@ -105,12 +106,9 @@ class EnginePool(BasePool):  # type: ignore[misc]
             logger.critical("result_backend: must keep results where other processes find them, got %s", backend)
             raise WorkerShutdown(EX_USAGE)
         exporting.start("petiole-worker")
-        begun = time.monotonic()
+        self._begun = time.monotonic()
         logger.warning("loading %s", self.settings.model)  # WARNING is Celery's default log level
         engine = self._load()
-        logger.warning("serving %s after %.1f s", self.settings.model, time.monotonic() - begun)
-        if engine.limits.computing.weight_bytes:
-            logger.warning("%s", engine.limits.computing)
         if isinstance(self.limit, Undecided):
             self.limit = engine.config.max_num_seqs + LOOK_AHEAD
         engine.on_fatal = self.fail
@@ -134,6 +132,12 @@ class EnginePool(BasePool):  # type: ignore[misc]
         services.publisher.start()
         self.serving.intake.start()
         self.serving.steering.start()
+
+    def say_that_it_serves(self) -> None:
+        """For the log, when `petiole status` can show the worker."""
+        logger.warning("serving %s after %.1f s", self.settings.model, time.monotonic() - self._begun)
+        if (computing := self.services.engine.limits.computing).weight_bytes:
+            logger.warning("%s", computing)
 
     def _load(self) -> EngineLike:
         engine = load_engine(self.settings)

@@ -16,6 +16,8 @@ import redis
 from petiole.contract.results.task_result import StreamDelta
 from petiole.tasks.app.application import App, make_app
 from petiole.tasks.commands import cli, control as steering
+from petiole.tasks.commands.terminal import error_text
+from petiole.tasks.errors import Unavailable
 from petiole.tasks.fleet import control, reports
 from petiole.tasks.fleet.reports import WorkerReport
 from petiole.tasks.keys import WORKERS_KEY, stream_keys
@@ -81,6 +83,21 @@ def test_no_redis_is_one_clear_line(run: Run, monkeypatch: pytest.MonkeyPatch) -
     assert status == 1
     assert err.startswith("petiole: redis://localhost:1/0 is not available: ")
     assert err.count("\n") == 1
+
+
+def test_a_url_that_nobody_chose_is_said_to_be_the_default(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("DJANGO_SETTINGS_MODULE", "PETIOLE_BROKER_URL", "PETIOLE_REDIS_URL"):
+        monkeypatch.delenv(name, raising=False)
+    hint = ". That is the default: PETIOLE_BROKER_URL is not set here"
+    settings.cache_clear()
+    default = settings().broker_url
+    for error in (Unavailable(default, "refused"), redis.ConnectionError("refused")):
+        assert error_text(error) == f"{default} is not available: refused{hint}"
+    assert hint not in error_text(Unavailable("redis://elsewhere:6379/0", "refused"))
+    settings.cache_clear()
 
 
 def test_in_a_django_project_the_line_says_how_to_read_its_settings(
