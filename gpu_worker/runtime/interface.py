@@ -260,20 +260,37 @@ class Computing:
         return f"weights {self.weight_format}, {size}; {self.kernels} kernels{instructions}{threads}"
 
 
-@dataclass(frozen=True, slots=True)
-class KVLayout:
-    """What the bytes of a copy of keys and values mean, beside the model's fingerprint. position_bytes: of one
-    position, in all layers."""
-
-    meaning: str
-    position_bytes: int
-
-
 class HostCopy(Protocol):
     """Keys and values on their way to the host."""
 
     def wait(self) -> npt.NDArray[np.uint8]:
         """Wait for this copy's own event. Any thread may call this. Raises DeviceError."""
+        ...
+
+
+class KVCopies(Protocol):
+    """Copies of keys and values between the pool and the host, in stream order. Slots are places of positions in
+    the pool: page * page_size + offset.
+
+    layout: what the bytes of a copy mean, beside the model's fingerprint. position_bytes: of one position, in all
+    layers."""
+
+    @property
+    def layout(self) -> str: ...
+
+    @property
+    def position_bytes(self) -> int: ...
+
+    def to_host(self, slots: npt.NDArray[np.int64]) -> HostCopy:
+        """Copy the positions in these slots, after all steps that have been launched."""
+        ...
+
+    def staged(self, copy: npt.NDArray[np.uint8]) -> Any:
+        """A copy, ready for `from_host`. Any thread may call this."""
+        ...
+
+    def from_host(self, slots: npt.NDArray[np.int64], staged: Any, first: int) -> None:
+        """Write positions [first, first + len(slots)) of a copy into these slots, before all later steps."""
         ...
 
 
@@ -287,8 +304,7 @@ class ModelLimits:
     reserved one; 0: there are none. `values`: the kinds of values that the model has, or None. `images`: the
     images that it takes, or None. `texts`: the texts that it makes vectors of, or None for a model that
     generates. `judge`: how the latter scores pairs, if its files say so. `processor`: turns images into crops
-    and skill calls into prompts, or None. `kv_layout`: of copies of keys and values, or None if the runtime makes
-    none. `batching`: the meaning of settings of 0, on this device and with this
+    and skill calls into prompts, or None. `batching`: the meaning of settings of 0, on this device and with this
     memory. `computing`: for operators alone."""
 
     model: str
@@ -306,7 +322,6 @@ class ModelLimits:
     processor: Processor | None = None
     texts: TextLimits | None = None
     judge: Judge | None = None
-    kv_layout: KVLayout | None = None
     device: str = ""
     batching: Batching = field(default_factory=Batching)
     computing: Computing = field(default_factory=Computing)
@@ -345,9 +360,10 @@ class Runtime(Protocol):
     accept any kind of step.
 
     `progress`: set by the engine. A step that takes long, such as many crops on a CPU, calls it on any thread, to
-    show that the engine does not hang."""
+    show that the engine does not hang. `kv_copies`: None if it makes none: it has several pools, or none."""
 
     progress: Progress
+    kv_copies: KVCopies | None
 
     @property
     def limits(self) -> ModelLimits: ...
@@ -358,20 +374,6 @@ class Runtime(Protocol):
 
     def forget_images(self, keys: Sequence[int]) -> None:
         """Drop the features under these keys, after all steps that have been launched."""
-        ...
-
-    def kv_to_host(self, slots: npt.NDArray[np.int64]) -> HostCopy:
-        """Copy the keys and values in these slots of the pool (page * page_size + offset), after all steps that
-        have been launched."""
-        ...
-
-    def staged_kv(self, copy: npt.NDArray[np.uint8]) -> Any:
-        """A copy, ready for `kv_from_host`. Called on any thread."""
-        ...
-
-    def kv_from_host(self, slots: npt.NDArray[np.int64], staged: Any, first: int) -> None:
-        """Write the positions of a copy, from its position `first` on, into these slots, before all later
-        steps."""
         ...
 
     def expert_tokens(self) -> Sequence[Sequence[int]]:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -24,7 +23,7 @@ from petiole.gpu_worker.runtime.device.device import Device, upload
 from petiole.gpu_worker.runtime.interface import (
     Computing,
     EncodeInput,
-    HostCopy,
+    KVCopies,
     LoadWeights,
     ModelLimits,
     Progress,
@@ -33,7 +32,7 @@ from petiole.gpu_worker.runtime.interface import (
     Transfer,
     nothing,
 )
-from petiole.gpu_worker.runtime.memory.copies import KVCopies
+from petiole.gpu_worker.runtime.memory.copies import PoolCopies
 from petiole.gpu_worker.runtime.model_files import ModelInfo
 from petiole.gpu_worker.runtime.platforms import Executor
 from petiole.gpu_worker.runtime.step.inputs import Parts, StepInputs, StepStates, lay_out
@@ -69,7 +68,11 @@ class ModelRuntime:
         self._stream, self._copy_stream, self._slots = built.stream, built.copy_stream, built.slots
         self._memory, self._adapters, self._sampler = built.memory, built.adapters, built.sampler
         self._states, self._sides, self._takes = built.memory.states, built.sides, side_inputs(built.decoder)
-        self._copies = KVCopies(built.memory.cache, built.info.plan, self._device, self._stream, self._copy_stream)
+        self.kv_copies: KVCopies | None = None
+        if not (built.info.plan.whole_texts or built.memory.cache.windows or built.memory.recurrent):
+            self.kv_copies = PoolCopies(
+                built.memory.cache, built.info.plan, self._device, self._stream, self._copy_stream
+            )
         self._features: dict[int, Tensor] = {}  # of encoded images, by key; used in stream order
         with torch.no_grad():
             self._executor: Executor = self._new_executor(nothing)
@@ -93,8 +96,7 @@ class ModelRuntime:
             instructions=self._executor.instructions,
             threads=torch.get_num_threads() if self._device.kind == "cpu" else 0,
         )
-        limits = limits_of(self._info, self._decoder, self._memory, self.config, self._device, computing)
-        return limits if limits.whole_texts else replace(limits, kv_layout=self._copies.layout)
+        return limits_of(self._info, self._decoder, self._memory, self.config, self._device, computing)
 
     # -- steps
 
@@ -184,17 +186,6 @@ class ModelRuntime:
 
     def _up(self, array: np.ndarray) -> Tensor:
         return upload(array, self._platform.place)
-
-    # -- copies of keys and values
-
-    def kv_to_host(self, slots: npt.NDArray[np.int64]) -> HostCopy:
-        return self._copies.to_host(slots)
-
-    def staged_kv(self, copy: npt.NDArray[np.uint8]) -> Tensor:
-        return self._copies.staged(copy)
-
-    def kv_from_host(self, slots: npt.NDArray[np.int64], staged: Tensor, first: int) -> None:
-        self._copies.from_host(slots, staged, first)
 
     # -- the rest of the protocol
 

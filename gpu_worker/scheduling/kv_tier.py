@@ -25,7 +25,7 @@ from petiole.cache import KVAllocation, KVCacheManager
 from petiole.cache.chunk_keys import extend_chunk_keys
 from petiole.cache.tokens import page_boundary
 from petiole.contract.settings.engine import EngineConfig
-from petiole.gpu_worker.runtime.interface import HostCopy, Runtime
+from petiole.gpu_worker.runtime.interface import HostCopy, KVCopies, ModelLimits, Runtime
 from petiole.gpu_worker.runtime.memory.chunk_files import ChunkFiles
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 
@@ -70,18 +70,21 @@ class Load:
 
 
 class KVTier:
-    """Owned by the engine thread, but for what its two threads do. post: runs a function on the engine thread."""
+    """Owned by the engine thread, but for what its two threads do. limits: those of the weights now. post: runs a
+    function on the engine thread."""
 
     def __init__(
         self,
-        runtime: Runtime,
+        copies: KVCopies,
+        limits: Callable[[], ModelLimits],
         manager: KVCacheManager,
         files: ChunkFiles,
         post: Callable[[Callable[[], None]], None],
         *,
         salted: bool,
     ) -> None:
-        self._runtime, self._manager, self._post, self._salted = runtime, manager, post, salted
+        self._copies, self._limits, self._manager = copies, limits, manager
+        self._post, self._salted = post, salted
         self.files = files
         page_size = manager.table.page_size
         self._size = page_size * max(1, CHUNK // page_size)
@@ -139,7 +142,7 @@ class KVTier:
             begin = max(start, n * self._size)
             slots = self._slots(allocation, begin, min(end, (n + 1) * self._size))
             if len(slots):
-                self._runtime.kv_from_host(slots, staged, begin - n * self._size)
+                self._copies.from_host(slots, staged, begin - n * self._size)
         allocation.restored(seq.cache_tokens, end)
         self.counters.restored_tokens += end - start
         seq.load = Load("", [], 0, 0.0, ended=True)
@@ -172,7 +175,7 @@ class KVTier:
                 if copy is None:
                     missing.append(key)
                     break
-                load.staged.append(self._runtime.staged_kv(copy))
+                load.staged.append(self._copies.staged(copy))
                 self._bytes_per_s = _smoothed(self._bytes_per_s, len(copy) / (time.perf_counter() - begun))
         except Exception:
             logger.exception("chunks of the KV tier cannot be read")
@@ -190,7 +193,7 @@ class KVTier:
         """Whether reading is quicker than computing, as far as both are known."""
         if not (self._bytes_per_s and self._tokens_per_s):
             return True
-        return self._position_bytes / self._bytes_per_s < 1 / self._tokens_per_s
+        return self._copies.position_bytes / self._bytes_per_s < 1 / self._tokens_per_s
 
     # ------------------------------------------------------------ saving
 
@@ -210,10 +213,10 @@ class KVTier:
             if self._on_the_way + n_bytes > MOST_ON_THE_WAY:
                 self.counters.dropped_chunks += 1
                 return
-            copy = self._runtime.kv_to_host(self._slots(allocation, n * self._size, (n + 1) * self._size))
-            self._on_the_way += n_bytes
-            self._note(key)
+            copy = self._copies.to_host(self._slots(allocation, n * self._size, (n + 1) * self._size))
             self._writing.submit(self._write, self._layout, key, copy, n_bytes)
+            self._note(key)
+            self._on_the_way += n_bytes
 
     def _write(self, layout: str, key: bytes, copy: HostCopy, n_bytes: int) -> None:
         """On the thread that writes."""
@@ -249,19 +252,11 @@ class KVTier:
 
     @property
     def _layout(self) -> str:
-        limits = self._runtime.limits
-        assert limits.kv_layout is not None
-        return f"{limits.fingerprint} {limits.kv_layout.meaning} x {self._size}"
-
-    @property
-    def _position_bytes(self) -> int:
-        layout = self._runtime.limits.kv_layout
-        assert layout is not None
-        return layout.position_bytes
+        return f"{self._limits().fingerprint} {self._copies.layout} x {self._size}"
 
     @property
     def _chunk_bytes(self) -> int:
-        return self._size * self._position_bytes
+        return self._size * self._copies.position_bytes
 
     def _keys(self, seq: ScheduledSequence, kv_length: int) -> list[bytes]:
         """The keys of the whole chunks up to `kv_length`. None of a tenant's own, unless the settings allow it."""
@@ -301,13 +296,10 @@ def open_tier(
     InvalidRequest."""
     if not config.kv_tier:
         return None
-    others = None
-    if manager.has_groups:
-        others = "layers with a window or with a state"
-    elif config.prefix_cache == "off" or runtime.limits.kv_layout is None:
-        others = "an engine without a prefix cache"
-    if others is not None:
-        logger.info("kv_tier=%s is ignored: it keeps no KV of %s", config.kv_tier, others)
+    if runtime.kv_copies is None or manager.has_groups or config.prefix_cache == "off":
+        logger.info(
+            "kv_tier=%s is ignored: it needs a prefix cache, and layers without windows or states", config.kv_tier
+        )
         return None
     files = ChunkFiles(Path(config.kv_tier).expanduser(), int(config.kv_tier_gib * 2**30))
-    return KVTier(runtime, manager, files, post, salted=config.kv_tier_salted)
+    return KVTier(runtime.kv_copies, lambda: runtime.limits, manager, files, post, salted=config.kv_tier_salted)

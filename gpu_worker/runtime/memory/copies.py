@@ -17,7 +17,6 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.runtime.device.device import Device, DeviceEvent, DeviceStream, upload
-from petiole.gpu_worker.runtime.interface import KVLayout
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 
 Int64Array = npt.NDArray[np.int64]
@@ -39,8 +38,8 @@ class CopyToHost:
         return self._host.numpy()
 
 
-class KVCopies:
-    """layout: of its copies. The cache has one group, and keeps no states."""
+class PoolCopies:
+    """See `interface.KVCopies`. cache: with one pool of pages."""
 
     def __init__(
         self, cache: KVCache, plan: ModelPlan, device: Device, stream: DeviceStream, copy_stream: DeviceStream
@@ -50,11 +49,10 @@ class KVCopies:
         self._pools = [pool.view(len(pool), -1).view(torch.uint8) for pool in pools]
         self._device, self._place, self._stream, self._copy_stream = device, cache.device, stream, copy_stream
         widths = [pool.shape[1] for pool in self._pools]
-        self.layout = KVLayout(f"{cache.dtype} {widths}".removeprefix("torch."), sum(widths))
+        self.layout, self.position_bytes = f"{cache.dtype} {widths}".removeprefix("torch."), sum(widths)
 
     def to_host(self, slots: Int64Array) -> CopyToHost:
-        """Copy the positions in these slots, after all steps that have been launched."""
-        host = self._device.host_buffer((len(slots) * self.layout.position_bytes,), torch.uint8)
+        host = self._device.host_buffer((len(slots) * self.position_bytes,), torch.uint8)
         if self._place.type == "cpu":
             self._enqueue(self._stream, lambda: self._gather(torch.from_numpy(slots), host))
             return CopyToHost(self._stream.record(), host)
@@ -77,17 +75,15 @@ class KVCopies:
         return CopyToHost(self._copy_stream.record(), host)
 
     def staged(self, copy: Bytes) -> Tensor:
-        """A copy as `from_host` takes it. On CUDA in pinned memory. Any thread may call this."""
+        """On CUDA in pinned memory."""
         host = torch.from_numpy(copy)
         return host if self._place.type == "cpu" else host.pin_memory()
 
     def from_host(self, slots: Int64Array, staged: Tensor, first: int) -> None:
-        """Write positions [first, first + len(slots)) of a copy into these slots, before later steps."""
-
         def write() -> None:
             copy = staged.to(self._place, non_blocking=True)
             at, where = 0, upload(slots, self._place)
-            n = len(copy) // self.layout.position_bytes
+            n = len(copy) // self.position_bytes
             for pool in self._pools:
                 width = pool.shape[1]
                 part = copy[at : at + n * width].view(n, width)[first : first + len(slots)]
