@@ -22,7 +22,7 @@ from petiole.gpu_worker.scheduling.stopping import StopRules
 
 if TYPE_CHECKING:
     from petiole.gpu_worker.constraints import ConstraintState
-    from petiole.gpu_worker.scheduling.kv_tier import Load
+    from petiole.gpu_worker.runtime.memory.kv_tier import Load
     from petiole.gpu_worker.speculation import Drafter
 
 

@@ -40,10 +40,10 @@ from petiole.gpu_worker.runtime.interface import (
     StepOutput,
     TokenMask,
 )
+from petiole.gpu_worker.runtime.memory.kv_tier import KVTier
 from petiole.gpu_worker.scheduling import masks
 from petiole.gpu_worker.scheduling.admission import Cut, ResidentAdapters
 from petiole.gpu_worker.scheduling.batching import StepPayload, StepPlan, payload_of
-from petiole.gpu_worker.scheduling.kv_tier import KVTier
 from petiole.gpu_worker.scheduling.launching import Preparation
 from petiole.gpu_worker.scheduling.pipeline import LaunchHandle, PendingCommit, PipelineState
 from petiole.gpu_worker.scheduling.planning.planner import Planner

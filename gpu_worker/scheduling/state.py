@@ -27,6 +27,7 @@ from petiole.gpu_worker.request import TokenLogprobs
 from petiole.gpu_worker.request.embeddings import Pooled
 from petiole.gpu_worker.request.values import Numbers
 from petiole.gpu_worker.runtime.interface import ModelLimits
+from petiole.gpu_worker.runtime.memory.kv_tier import KVTier
 from petiole.gpu_worker.scheduling.admission import (
     Cut,
     DelayGate,
@@ -35,7 +36,6 @@ from petiole.gpu_worker.scheduling.admission import (
     WaitingQueue,
     forked,
 )
-from petiole.gpu_worker.scheduling.kv_tier import KVTier
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.stopping import End
 from petiole.gpu_worker.speculation import SpeculationStats

@@ -191,7 +191,9 @@ class WorkerReport(BaseModel):
         int, ENGINE, counter("kv_tier_saved_bytes", "Bytes of KV written to the tier's files.")
     ] = 0
     kv_tier_dropped_chunks: Annotated[
-        int, ENGINE, counter("kv_tier_dropped_chunks", "Chunks of KV that the tier's disk was too slow or full for.")
+        int,
+        ENGINE,
+        counter("kv_tier_dropped_chunks", "Chunks of KV that the tier could not save."),
     ] = 0
     kv_tier_given_up: Annotated[
         int, ENGINE, counter("kv_tier_given_up", "Reads of the tier's files that took too long.")

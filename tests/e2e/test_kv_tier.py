@@ -24,7 +24,9 @@ def test_a_killed_workers_conversations_are_warm_in_the_next_one(tmp_path: Path)
         value = site.get(asked)
         assert value["attempt"] >= 2
         assert value["token_ids"] == site.tokens(asked)
-        report = eventually(lambda: [one for one in workers(site.redis) if one.kv_tier_restored_tokens], "a report")
+        report = eventually(
+            lambda: [one for one in workers(site.redis) if one.kv_tier_restored_tokens], "a report"
+        )
         assert report[0].kv_tier_restored_tokens == len(PROMPT) // 256 * 256
         assert report[0].prompt_tokens <= 400 + len(PROMPT) % 256
         turn = [*PROMPT, *value["token_ids"], 30, 31]

@@ -12,8 +12,8 @@ import pytest
 from petiole.cache import CacheNamespace, CacheTokens, ImageToken
 from petiole.cache.chunk_keys import extend_chunk_keys
 from petiole.gpu_worker import Engine, EngineConfig, InvalidRequest, Request, SamplingParams
+from petiole.gpu_worker.runtime.memory import kv_tier
 from petiole.gpu_worker.runtime.memory.chunk_files import ChunkFiles
-from petiole.gpu_worker.scheduling import kv_tier
 from tests.support.toy_engine import expected, request, toy_engine
 
 PROMPTS = [[(7 * i * i + 3 * i + k) % 40 + 2 for i in range(90)] for k in range(5)]

@@ -47,7 +47,8 @@ from petiole.gpu_worker import (
 )
 from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.runtime.interface import LoadWeights, Progress, nothing
-from petiole.gpu_worker.scheduling import admission, kv_tier
+from petiole.gpu_worker.runtime.memory import kv_tier
+from petiole.gpu_worker.scheduling import admission
 from tests.support.swept import Swept, at_random, is_injected
 from tests.support.toy_engine import EOS, VOCAB, Expected, Watch, expected
 from tests.support.toy_runtime import ToyRuntime

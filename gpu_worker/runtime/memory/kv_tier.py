@@ -16,18 +16,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from petiole.cache import KVAllocation, KVCacheManager
+from petiole.cache import CacheNamespace, CacheTokens, KVAllocation, KVCacheManager
 from petiole.cache.chunk_keys import extend_chunk_keys
 from petiole.cache.tokens import page_boundary
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.runtime.interface import HostCopy, KVCopies, ModelLimits, Runtime
 from petiole.gpu_worker.runtime.memory.chunk_files import ChunkFiles
-from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +68,26 @@ class Load:
     ended: bool = False
 
 
+class TieredSequence(Protocol):
+    """What the tier knows of a sequence. chunk_keys: of its first chunks, as far as they have been needed. load:
+    None until the files have been asked."""
+
+    chunk_keys: list[bytes]
+    load: Load | None
+    cache_tokens: CacheTokens
+
+    @property
+    def namespace(self) -> CacheNamespace: ...
+
+    @property
+    def kv_position(self) -> int: ...
+
+    @property
+    def prefill_target(self) -> int: ...
+
+    def cached_as(self, n_positions: int) -> CacheTokens: ...
+
+
 class KVTier:
     """Owned by the engine thread, but for what its two threads do. limits: those of the weights now. post: runs a
     function on the engine thread."""
@@ -102,7 +121,7 @@ class KVTier:
 
     # ------------------------------------------------------------ restoring
 
-    def at_hand(self, seq: ScheduledSequence, now: float) -> bool:
+    def at_hand(self, seq: TieredSequence, now: float) -> bool:
         """Whether what the files have of the sequence beyond its cached positions has been read, or is not worth
         the wait. Starts to read."""
         if seq.load is None:
@@ -125,7 +144,7 @@ class KVTier:
             self._loads.remove(load)
             load.n, load.ended = len(load.staged), True
 
-    def reach(self, seq: ScheduledSequence) -> int:
+    def reach(self, seq: TieredSequence) -> int:
         """The number of leading positions that `restore` makes available if the cache has those before them."""
         load = seq.load
         if load is None or not load.n or load.layout != self._layout:
@@ -133,7 +152,7 @@ class KVTier:
         end = min((load.first + load.n) * self._size, seq.prefill_target - 1)
         return page_boundary(seq.cache_tokens.codes, end, self._manager.table.page_size)
 
-    def restore(self, seq: ScheduledSequence, allocation: KVAllocation) -> None:
+    def restore(self, seq: TieredSequence, allocation: KVAllocation) -> None:
         """Fill the row's own pages behind its cached positions with what has been read, and publish them."""
         load, start, end = seq.load, allocation.reused, self.reach(seq)
         if load is None or end <= start or start < load.first * self._size or end > allocation.kv_capacity:
@@ -147,7 +166,7 @@ class KVTier:
         self.counters.restored_tokens += end - start
         seq.load = Load("", [], 0, 0.0, ended=True)
 
-    def _begin(self, seq: ScheduledSequence, now: float) -> Load:
+    def _begin(self, seq: TieredSequence, now: float) -> Load:
         n_cached = self._manager.match_length(seq.cache_tokens, seq.namespace)
         keys = self._keys(seq, seq.prefill_target)
         first = n_cached // self._size
@@ -202,7 +221,7 @@ class KVTier:
         if n_tokens >= self._size and seconds > 0:
             self._tokens_per_s = _smoothed(self._tokens_per_s, n_tokens / seconds)
 
-    def save(self, seq: ScheduledSequence, allocation: KVAllocation) -> None:
+    def save(self, seq: TieredSequence, allocation: KVAllocation) -> None:
         """Save the whole chunks of the committed positions that are in no file."""
         if allocation.stale:
             return
@@ -258,7 +277,7 @@ class KVTier:
     def _chunk_bytes(self) -> int:
         return self._size * self._copies.position_bytes
 
-    def _keys(self, seq: ScheduledSequence, kv_length: int) -> list[bytes]:
+    def _keys(self, seq: TieredSequence, kv_length: int) -> list[bytes]:
         """The keys of the whole chunks up to `kv_length`. None of a tenant's own, unless the settings allow it."""
         if kv_length < self._size or (seq.namespace.salt is not None and not self._salted):
             return []
