@@ -75,7 +75,8 @@ class ChunkFiles:
         require(own, "kv_tier", "must be a folder in which only this user may write", str(folder))
 
     def read(self, layout: str, key: bytes, n_bytes: int) -> Bytes | None:
-        """The content of a file, mapped; None if there is none, or one that is damaged."""
+        """The content of a file, mapped (what is written to it changes no file: torch takes only arrays that it
+        may write to); None if there is none, or one that is damaged."""
         path = self._path(layout, key)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -86,7 +87,7 @@ class ChunkFiles:
             return None
         try:
             whole = os.fstat(descriptor).st_size == HEADER + n_bytes
-            file = np.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), np.uint8) if whole else None
+            file = np.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY), np.uint8) if whole else None
             if file is not None and file[:HEADER].tobytes() == _header(layout, key, file[HEADER:]):
                 os.utime(descriptor)
                 return file[HEADER:]

@@ -7,7 +7,6 @@ from the host has written.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -21,8 +20,6 @@ from petiole.gpu_worker.runtime.memory.kv import KVCache
 
 Int64Array = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
-
-warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # it is a mapped file, and only read
 
 
 class CopyToHost:

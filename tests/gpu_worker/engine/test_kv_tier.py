@@ -22,7 +22,10 @@ CHUNK = 16
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And patience, whatever the machine does: the toy computes as quickly as files are read."""
     monkeypatch.setattr(kv_tier, "CHUNK", CHUNK)
+    monkeypatch.setattr(kv_tier, "LONGEST_WAIT_S", 60.0)
+    monkeypatch.setattr(kv_tier.KVTier, "on_prefill", lambda *_: None)
 
 
 def engine_of(folder: Path, **config: Any) -> Engine:
@@ -148,6 +151,17 @@ def test_a_disk_that_takes_nothing_costs_nothing_but_the_tier(
         assert engine.stats()["kv_tier_failed"] > 0
         assert engine.stats()["kv_tier_dropped_chunks"] > 0
     assert not list((tmp_path / "kv").rglob("*.kv"))
+
+
+def test_nothing_is_read_where_computing_is_quicker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine_of(tmp_path / "kv") as engine:
+        answers(engine)
+    for tokens_per_s, restored in ((1e12, 0), (1e-3, 5 * (90 - 90 % CHUNK))):
+        with engine_of(tmp_path / "kv") as engine:
+            assert engine._tier is not None
+            engine._tier._bytes_per_s, engine._tier._tokens_per_s = 1e6, tokens_per_s
+            answers(engine)
+            assert engine.stats()["kv_tier_restored_tokens"] == restored
 
 
 def test_two_engines_share_a_folder(tmp_path: Path) -> None:
