@@ -176,11 +176,14 @@ def test_two_engines_share_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["petiole-tiny", "petiole-tiny-vision"])
-def test_real_models_give_the_same_tokens(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cache", [{}, {"prefix_cache": "block", "page_size": 16}], ids=["radix", "block"])
+def test_real_models_give_the_same_tokens(
+    tmp_path: Path, model: str, cache: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kv_tier, "CHUNK", 64)
     said = []
     for folder in ("", str(tmp_path), str(tmp_path)):
-        config = EngineConfig(model=model, device="cpu", max_num_seqs=4, num_pages=800, kv_tier=folder)
+        config = EngineConfig(model=model, device="cpu", max_num_seqs=4, num_pages=800, kv_tier=folder, **cache)
         with Engine(config) as engine:
             prompts = [[(5 * i * i + k) % 200 + 20 for i in range(300)] for k in range(3)]
             sampling = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
