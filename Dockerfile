@@ -52,7 +52,7 @@ COPY --from=cpu-build /srv/petiole /srv/petiole
 WORKDIR /srv/petiole
 USER 10001
 # Made here so that a volume mounted on it belongs to the worker's user.
-RUN mkdir -p /home/petiole/.cache/huggingface
+RUN mkdir -p /home/petiole/.cache/huggingface /home/petiole/kv
 CMD ["celery", "-A", "tasks", "worker", "--loglevel", "INFO"]
 
 # --- gateway --------------------------------------------------------------------------------------
@@ -106,5 +106,5 @@ RUN python3 -m venv /srv/build \
     && python -m compileall -q cache gateway gpu_worker tasks petiole bench
 USER 10001
 # Made here so that a volume mounted on it belongs to the worker's user.
-RUN mkdir -p /home/petiole/.cache/huggingface
+RUN mkdir -p /home/petiole/.cache/huggingface /home/petiole/kv
 CMD ["celery", "-A", "tasks", "worker", "--loglevel", "INFO"]

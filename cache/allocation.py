@@ -172,6 +172,12 @@ class KVAllocation:
         self._node, self.published = result.node, max(start, result.end)
         return Published(result.start, result.end)
 
+    def restored(self, tokens: TokensLike, kv_length: int) -> None:
+        """Note that copies of KV have been enqueued into the row's pages up to here, a page boundary, as if
+        `start` had matched them. Nothing has been computed yet."""
+        self.publish(tokens, kv_length)
+        self.reused = kv_length
+
     def share(self, kv_length: int) -> int:
         """Use the cache's pages for the published positions before `kv_length`, and free the row's own copies of
         them. Returns the number of pages freed.

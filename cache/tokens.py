@@ -295,6 +295,22 @@ class CacheTokens:
         codes = self._buffer[:kv]
         return kv - int(np.count_nonzero((codes < 0) & (codes >= _FIRST_IMAGE_CODE) & (codes & _OFFSET_MASK != 0)))
 
+    def content(self, start: int, end: int) -> bytes:
+        """What is at these positions, in bytes that mean the same in every process: an image by its hash and the
+        offset in it. Equal bytes mean equal content."""
+        codes = self._buffer[start:end]
+        seen = (codes < 0) & (codes >= _FIRST_IMAGE_CODE)
+        if not seen.any():
+            return codes.tobytes()
+        payload = codes[seen] - _FIRST_IMAGE_CODE
+        by_serial = {image.serial: image for image in self._images}
+        plain = codes.copy()
+        plain[seen] = _FIRST_IMAGE_CODE + (payload & _OFFSET_MASK)
+        images = (by_serial[serial] for serial in (payload >> _OFFSET_BITS).tolist())
+        return plain.tobytes() + b"".join(
+            image.content_hash.to_bytes(16, "little") + image.kv_length.to_bytes(4, "little") for image in images
+        )
+
     def cache_keys(self) -> list[tuple[int, ...]]:
         """The `cache_key()` of each token, for tests and debugging."""
         by_serial = {image.serial: image for image in self._images}

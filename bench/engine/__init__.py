@@ -3,6 +3,7 @@
 __main__   `python -m bench.engine`
 features   the speed on a model, and the gain of each feature
 groups     models whose layers do not keep everything, beside a dense one
+returning  a conversation that comes back after eviction, or on a new worker
 chunks     prefill policies and chunk sizes
 beside     chat beside rows of a batch that fill the engine
 growth     how costs grow with numbers

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from bench.engine.groups import beside_dense
+from bench.engine.returning import returning
 from bench.harness import floors, load
 from bench.harness.checkpoints.decoders import QWEN3_06B, SMALL, SMALL_LONG, TINY, Shape, checkpoint, write_adapter
 from bench.harness.report import percentile, progress
@@ -296,6 +297,7 @@ WORKLOADS: dict[str, Callable[[Bench], None]] = {
     "speculative": speculative,
     "lora": lora_mix,
     "groups": beside_dense,
+    "returning": returning,
 }
 
 

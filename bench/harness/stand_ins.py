@@ -12,6 +12,7 @@ import numpy as np
 
 from petiole.gpu_worker.runtime.device.device import SpanHook
 from petiole.gpu_worker.runtime.interface import (
+    KVCopies,
     LoadWeights,
     ModelLimits,
     Progress,
@@ -62,6 +63,7 @@ class NullRuntime:
         )
         self._token_id = token_id
         self.progress: Progress = nothing
+        self.kv_copies: KVCopies | None = None
 
     def launch_forward(self, slot_id: int, batch: StepBatch) -> None:
         pass

@@ -36,6 +36,7 @@ from petiole.gpu_worker.request import Delta, FinishReason, Request, Result
 from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.request.prepared_images import PreparedImage, RequestImage
 from petiole.gpu_worker.runtime.interface import ModelLimits, Runtime
+from petiole.gpu_worker.runtime.memory.kv_tier import open_tier
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
 from petiole.gpu_worker.scheduling.stopping import End, Finish
 from petiole.gpu_worker.speculation import NgramProposer, Proposer
@@ -92,7 +93,8 @@ class Engine:
             snapshots=limits.snapshots,
             longest_step=config.longest_step,
         )
-        self.scheduler = Scheduler(config, self.runtime, manager, tracer, self._cut)
+        self._tier = open_tier(config, self.runtime, manager, lambda command: self._loop.post(command))
+        self.scheduler = Scheduler(config, self.runtime, manager, tracer, self._cut, self._tier)
         preparer = Preparer(
             config,
             limits,
@@ -168,6 +170,8 @@ class Engine:
         for output in self._requests.all():  # empty unless the loop has failed
             self._text.refuse(output, EngineClosed("the engine has shut down"))
         self._text.close()
+        if self._tier is not None:
+            self._tier.close()
         self.runtime.close()
 
     # ------------------------------------------------------------ requests

@@ -53,6 +53,7 @@ def scheduler_stats(scheduler: Scheduler) -> dict[str, float | int]:
         "prefix_hit_rate": round(usage.cache.hit_rate, 4),
         "evicted_pages": usage.cache.evicted_pages,
         **{name: number for group in usage.groups for name, number in _window_gauges(group)},
+        **({} if state.tier is None else state.tier.stats()),
         **({} if usage.states is None else asdict(usage.states, dict_factory=_state_gauges)),
         "steps": counters.steps,
         "prefill_steps": counters.prefill_steps,

@@ -262,6 +262,40 @@ class Computing:
         return f"weights {self.weight_format}, {size}; {self.kernels} kernels{instructions}{threads}"
 
 
+class HostCopy(Protocol):
+    """Keys and values on their way to the host."""
+
+    def wait(self) -> npt.NDArray[np.uint8]:
+        """Wait for this copy's own event. Any thread may call this. Raises DeviceError."""
+        ...
+
+
+class KVCopies(Protocol):
+    """Copies of keys and values between the pool and the host, in stream order. Slots are places of positions in
+    the pool: page * page_size + offset.
+
+    layout: what the bytes of a copy mean, beside the model's fingerprint. position_bytes: of one position, in all
+    layers."""
+
+    @property
+    def layout(self) -> str: ...
+
+    @property
+    def position_bytes(self) -> int: ...
+
+    def to_host(self, slots: npt.NDArray[np.int64]) -> HostCopy:
+        """Copy the positions in these slots, after all steps that have been launched."""
+        ...
+
+    def staged(self, copy: npt.NDArray[np.uint8]) -> Any:
+        """A copy, ready for `from_host`. Any thread may call this."""
+        ...
+
+    def from_host(self, slots: npt.NDArray[np.int64], staged: Any, first: int) -> None:
+        """Write positions [first, first + len(slots)) of a copy into these slots, before all later steps."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
     """Properties of the model and its memory that the scheduler uses.
@@ -329,9 +363,10 @@ class Runtime(Protocol):
     accept any kind of step.
 
     `progress`: set by the engine. A step that takes long, such as many crops on a CPU, calls it on any thread, to
-    show that the engine does not hang."""
+    show that the engine does not hang. `kv_copies`: None if it makes none: it has several pools, or none."""
 
     progress: Progress
+    kv_copies: KVCopies | None
 
     @property
     def limits(self) -> ModelLimits: ...

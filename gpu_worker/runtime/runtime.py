@@ -23,6 +23,7 @@ from petiole.gpu_worker.runtime.device.device import Device, upload
 from petiole.gpu_worker.runtime.interface import (
     Computing,
     EncodeInput,
+    KVCopies,
     LoadWeights,
     ModelLimits,
     Progress,
@@ -31,6 +32,7 @@ from petiole.gpu_worker.runtime.interface import (
     Transfer,
     nothing,
 )
+from petiole.gpu_worker.runtime.memory.copies import PoolCopies
 from petiole.gpu_worker.runtime.model_files import ModelInfo
 from petiole.gpu_worker.runtime.platforms import Executor
 from petiole.gpu_worker.runtime.step.inputs import Parts, StepInputs, StepStates, lay_out
@@ -66,6 +68,11 @@ class ModelRuntime:
         self._stream, self._copy_stream, self._slots = built.stream, built.copy_stream, built.slots
         self._memory, self._adapters, self._sampler = built.memory, built.adapters, built.sampler
         self._states, self._sides, self._takes = built.memory.states, built.sides, side_inputs(built.decoder)
+        self.kv_copies: KVCopies | None = None
+        if not (built.info.plan.whole_texts or built.memory.cache.windows or built.memory.recurrent):
+            self.kv_copies = PoolCopies(
+                built.memory.cache, built.info.plan, self._device, self._stream, self._copy_stream
+            )
         self._features: dict[int, Tensor] = {}  # of encoded images, by key; used in stream order
         with torch.no_grad():
             self._executor: Executor = self._new_executor(nothing)

@@ -22,6 +22,7 @@ from petiole.gpu_worker.scheduling.stopping import StopRules
 
 if TYPE_CHECKING:
     from petiole.gpu_worker.constraints import ConstraintState
+    from petiole.gpu_worker.runtime.memory.kv_tier import Load
     from petiole.gpu_worker.speculation import Drafter
 
 
@@ -91,7 +92,8 @@ class ScheduledSequence(SchedulableSequence):
     `regions`: the regions of the images, or all of it. `features`: the runtime's key of each image whose
     encoding has been launched and not used yet, by the same position. `rotary`: int32 [axes, prompt]; None if
     rotary positions are the KV indices. Behind the prompt, a rotary position is its KV index plus
-    `rotary_offset`. `scored`: the number of tokens of the prompt whose log-probabilities are delivered or on
+    `rotary_offset`. `chunk_keys`, `load`: see `kv_tier`; the load is None until the files have been asked.
+    `scored`: the number of tokens of the prompt whose log-probabilities are delivered or on
     their way. Times (`*_s`) are seconds of `time.perf_counter`."""
 
     __slots__ = (
@@ -100,12 +102,14 @@ class ScheduledSequence(SchedulableSequence):
         "arrival_s",
         "cache_tokens",
         "cached_prompt_tokens",
+        "chunk_keys",
         "constraint",
         "drafter",
         "expected_reuse",
         "features",
         "first_token_s",
         "images",
+        "load",
         "namespace",
         "numbers",
         "output",
@@ -163,6 +167,8 @@ class ScheduledSequence(SchedulableSequence):
         self.first_token_s: float | None = None
         self.cached_prompt_tokens: int | None = None
         self.expected_reuse: int | None = None
+        self.chunk_keys: list[bytes] = []
+        self.load: Load | None = None
         self.cache_tokens = self.cached_as(self.prefill_target)
 
     def __repr__(self) -> str:
@@ -217,7 +223,7 @@ class ScheduledSequence(SchedulableSequence):
     def release(self) -> None:
         super().release()
         self.preempting = False
-        self.expected_reuse = None
+        self.expected_reuse = self.load = None
         self.cache_tokens = self.cached_as(self.prefill_target)
 
     def publish_committed(self) -> None:

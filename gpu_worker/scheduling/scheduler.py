@@ -40,6 +40,7 @@ from petiole.gpu_worker.runtime.interface import (
     StepOutput,
     TokenMask,
 )
+from petiole.gpu_worker.runtime.memory.kv_tier import KVTier
 from petiole.gpu_worker.scheduling import masks
 from petiole.gpu_worker.scheduling.admission import Cut, ResidentAdapters
 from petiole.gpu_worker.scheduling.batching import StepPayload, StepPlan, payload_of
@@ -71,12 +72,13 @@ class Scheduler:
         manager: KVCacheManager,
         tracer: Tracer = NO_TRACE,
         cut: Cut = _cut_here,
+        tier: KVTier | None = None,
     ) -> None:
         self.runtime = runtime
         self.manager = manager
         self.tracer = tracer
         adapters = ResidentAdapters(config.lora_slots, runtime.load_adapter)
-        self.state = SchedulerState(config, runtime.limits, manager, adapters, runtime.forget_images, cut)
+        self.state = SchedulerState(config, runtime.limits, manager, adapters, runtime.forget_images, cut, tier)
         self._keys = itertools.count()
         self.planner = Planner(self.state)
 
@@ -227,6 +229,9 @@ class Scheduler:
         now = time.perf_counter()
         if payload.plan.n_chunks:
             self.state.gate.last_prefill_s = now - payload.launched_s
+            if self.state.tier is not None:
+                n_tokens = int(payload.batch.lengths[payload.plan.n_decodes :].sum())
+                self.state.tier.on_prefill(n_tokens, now - payload.launched_s)
         elif step.kind == "encode":
             self.state.counters.encode_s += now - payload.launched_s
         with self.tracer.span("commit", payload.slot_id, payload.step_id):
@@ -236,6 +241,8 @@ class Scheduler:
                 for seq in payload.plan.chunks if payload.plan.n_chunks else ():
                     if seq.allocation is not None:
                         seq.allocation.share(seq.kv_position)
+                        if self.state.tier is not None:
+                            self.state.tier.save(seq, seq.allocation)
             except Exception as error:  # shared less
                 self.state.doubt(error)
         self.state.audit()

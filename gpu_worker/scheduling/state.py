@@ -27,6 +27,7 @@ from petiole.gpu_worker.request import TokenLogprobs
 from petiole.gpu_worker.request.embeddings import Pooled
 from petiole.gpu_worker.request.values import Numbers
 from petiole.gpu_worker.runtime.interface import ModelLimits
+from petiole.gpu_worker.runtime.memory.kv_tier import KVTier
 from petiole.gpu_worker.scheduling.admission import (
     Cut,
     DelayGate,
@@ -123,6 +124,7 @@ class SchedulerState:
         adapters: ResidentAdapters,
         forget_images: Callable[[Sequence[int]], None],
         cut: Cut,
+        tier: KVTier | None = None,
     ) -> None:
         self.config = config
         self.forget_images = forget_images
@@ -134,6 +136,7 @@ class SchedulerState:
         self.running: list[ScheduledSequence] = []
         self.gate = DelayGate(config.delay_factor)
         self.cutting = ImageCropping(cut, self.finalize)
+        self.tier = tier
         self.counters = Counters()
         self.emissions: list[Emission] = []
         self._doubtful = False
@@ -163,6 +166,11 @@ class SchedulerState:
     def has_work(self) -> bool:
         return self.num_allocated > 0 or len(self.waiting) > 0
 
+    def reusable(self, seq: ScheduledSequence) -> int:
+        """The number of positions that a waiting sequence would not compute if it started now."""
+        matched = self.manager.match_length(seq.cache_tokens, seq.namespace)
+        return matched if self.tier is None else max(matched, self.tier.reach(seq))
+
     # ------------------------------------------------------------ admission
 
     def enqueue(self, seq: ScheduledSequence) -> None:
@@ -185,10 +193,14 @@ class SchedulerState:
             undo.callback(self.adapters.release, seq.adapter_key)
             full = seq.max_positions if self.config.reserve == "full" else None
             chunk = None if full is not None else first_chunk
+            if chunk is not None and self.tier is not None:
+                chunk += max(0, self.tier.reach(seq) - self.manager.match_length(seq.cache_tokens, seq.namespace))
             allocation = self.manager.start(seq.cache_tokens, seq.namespace, kv_length=full, first_chunk=chunk)
             if allocation is None:
                 return False
             undo.callback(allocation.discard)
+            if self.tier is not None:
+                self.tier.restore(seq, allocation)
             undo.callback(seq.release)
             if seq.scheduled_s is None:
                 seq.match_and_add_prefix(allocation, allocation.reused)
@@ -271,6 +283,8 @@ class SchedulerState:
         try:
             if seq.kv_position > allocation.published:
                 allocation.publish(seq.cached_as(seq.kv_position), seq.kv_position)
+            if self.tier is not None and allocation.row:
+                self.tier.save(seq, allocation)
         except Exception as error:
             self.doubt(error)
         self.surely(self._discard, allocation)
@@ -347,14 +361,18 @@ class SchedulerState:
     # ------------------------------------------------------------ deadlines
 
     def expired(self, now: float) -> list[ScheduledSequence]:
-        """Remove and return the sequences whose deadline has passed."""
+        """Remove and return the sequences whose deadline has passed. Also give up reads that took too long."""
+        if self.tier is not None:
+            self.tier.expire(now)
         due = []
         while self._deadlines and self._deadlines.peekitem(0)[0][0] <= now:
             due.append(self._deadlines.popitem(0)[1])
         return due
 
     def next_deadline(self) -> float | None:
-        return float(self._deadlines.peekitem(0)[0][0]) if self._deadlines else None
+        first = float(self._deadlines.peekitem(0)[0][0]) if self._deadlines else None
+        found = [first, None if self.tier is None else self.tier.next_deadline]
+        return min((at for at in found if at is not None), default=None)
 
 
 def _deadline(seq: ScheduledSequence) -> tuple[float, tuple[int, int]]:

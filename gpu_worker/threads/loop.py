@@ -189,7 +189,7 @@ class EngineLoop:
         """Fail the first waiting request when nothing is in flight and nothing can start. Every accepted request
         fits alone, so this should not happen; failing it keeps it from blocking the queue forever."""
         state = self.scheduler.state
-        if state.cutting.busy:
+        if state.cutting.busy or (state.tier is not None and state.tier.busy):
             return False  # its outcome wakes the loop
         first = state.waiting.first()
         assert first is not None, f"stalled with {state.active} and {state.num_zombies} zombies"

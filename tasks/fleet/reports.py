@@ -190,6 +190,29 @@ class WorkerReport(BaseModel):
     ] = 0
     steps: Annotated[int, ENGINE, counter("steps", "Steps of the engine.")] = 0
     evicted_pages: Annotated[int, ENGINE, counter("evicted_pages", "Pages evicted from the prefix cache.")] = 0
+    kv_tier_restored_tokens: Annotated[
+        int, ENGINE, counter("kv_tier_restored_tokens", "Prompt tokens whose KV came from the tier's files.")
+    ] = 0
+    kv_tier_saved_bytes: Annotated[
+        int, ENGINE, counter("kv_tier_saved_bytes", "Bytes of KV written to the tier's files.")
+    ] = 0
+    kv_tier_dropped_chunks: Annotated[
+        int,
+        ENGINE,
+        counter("kv_tier_dropped_chunks", "Chunks of KV that the tier could not save."),
+    ] = 0
+    kv_tier_given_up: Annotated[
+        int, ENGINE, counter("kv_tier_given_up", "Reads of the tier's files that took too long.")
+    ] = 0
+    kv_tier_evicted: Annotated[
+        int, ENGINE, counter("kv_tier_evicted_files", "Files that this worker has removed from the tier for room.")
+    ] = 0
+    kv_tier_damaged: Annotated[
+        int, ENGINE, counter("kv_tier_damaged_files", "Damaged files that the tier has removed.")
+    ] = 0
+    kv_tier_failed: Annotated[
+        int, ENGINE, counter("kv_tier_failures", "Reads and writes of the tier's files that failed.")
+    ] = 0
     zombie_outputs: Annotated[
         int, ENGINE, counter("zombie_outputs", "Tokens sampled after the end of their sequence, and dropped.")
     ] = 0

@@ -48,6 +48,7 @@ What may go wrong:
     test_cut_connections     a connection is cut at any command that follows the end of a task
     test_refused_results     a result that the backend refuses
     test_stop_while_loading  a worker is stopped before it serves
+    test_kv_tier             a conversation outlives its worker in the files of its machine
     test_limits              what is too big, too much or too full
     test_bad_input           what should not be in a queue
     test_control_commands    who may command a worker, and where its answers go

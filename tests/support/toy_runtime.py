@@ -20,7 +20,7 @@ import numpy as np
 
 from petiole.cache import WindowPages
 from petiole.gpu_worker.request import SamplingParams
-from petiole.gpu_worker.runtime.device.cpu import CpuDevice
+from petiole.gpu_worker.runtime.device.cpu import CpuDevice, CpuEvent
 from petiole.gpu_worker.runtime.device.device import DeviceError
 from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
 from petiole.gpu_worker.runtime.device.transfer import RenderBuffer
@@ -74,6 +74,44 @@ class Staging:
     states: list[tuple[int, int, int, int]] = field(default_factory=list)  # (row, position, hash, last token)
 
 
+class ToyCopies:
+    """Implements `KVCopies`. A copy reads the pool, or writes to it, when the stream comes to it."""
+
+    layout, position_bytes = "toy", 8
+
+    def __init__(self, runtime: ToyRuntime) -> None:
+        self._runtime = runtime
+
+    def to_host(self, slots: np.ndarray) -> ToyCopy:
+        copy = ToyCopy(self._runtime, slots)
+        self._runtime.compute.enqueue(copy.gather, "copy")
+        copy.done = self._runtime.compute.record()
+        return copy
+
+    def staged(self, copy: np.ndarray) -> np.ndarray:
+        return copy.view(np.uint64)
+
+    def from_host(self, slots: np.ndarray, staged: np.ndarray, first: int) -> None:
+        def write() -> None:
+            self._runtime.kv.reshape(-1)[slots] = staged[first : first + len(slots)]
+
+        self._runtime.compute.enqueue(write, "copy")
+
+
+class ToyCopy:
+    done: CpuEvent
+
+    def __init__(self, runtime: ToyRuntime, slots: np.ndarray) -> None:
+        self._runtime, self._slots, self._found = runtime, slots, np.empty(len(slots), np.uint64)
+
+    def gather(self) -> None:
+        self._found[:] = self._runtime.kv.reshape(-1)[self._slots]
+
+    def wait(self) -> np.ndarray:
+        self.done.synchronize()
+        return self._found.view(np.uint8)
+
+
 class ToyRuntime:
     """Implements `Runtime`. `fail_forward_at` makes the device fail in that step, `fail_launch_at` the launch."""
 
@@ -104,6 +142,7 @@ class ToyRuntime:
             snapshots=snapshots,
             eos_token_ids=eos,
         )
+        self.kv_copies = None if windows or snapshots else ToyCopies(self)
         self.weights = 1
         self.adapters: dict[int, str] = {}
         self.device = CpuDevice(jitter=jitter)

@@ -3,6 +3,7 @@ and planning starts anew."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -29,14 +30,15 @@ class Candidates:
     def __iter__(self) -> Iterator[ScheduledSequence]:
         """Waiting sequences by rank. Once a sequence must wait for an adapter slot, later sequences with an
         adapter wait, too. Sequences without an adapter do not wait, because they delay nobody. Sequences whose
-        images are being cut are passed over."""
+        images are being cut, or whose KV is being read, are passed over."""
         state, slots_awaited = self._state, False
         for k, seq in enumerate(islice(state.waiting, state.config.max_num_seqs + LOOK_AHEAD)):
             slots_awaited |= state.adapters.must_wait(seq.adapter_key)
             if (slots_awaited and seq.adapter_key is not None) or seq in self.broken:
                 continue
             try:
-                at_hand = not seq.images or self._images_at_hand(seq, first=k == 0)
+                at_hand = state.tier is None or state.tier.at_hand(seq, time.perf_counter())
+                at_hand = at_hand and (not seq.images or self._images_at_hand(seq, first=k == 0))
             except Exception as error:
                 self.fails(seq, error)
                 continue
@@ -48,8 +50,7 @@ class Candidates:
         if all(image.prepared is not None for image in seq.images.values()):
             return True
         state = self._state
-        n_cached = state.manager.match_length(seq.cache_tokens, seq.namespace)
-        return state.cutting.at_hand(seq, n_cached, first=first)
+        return state.cutting.at_hand(seq, state.reusable(seq), first=first)
 
     def is_long(self, seq: ScheduledSequence) -> bool:
         """Whether the prefill, without the reused prefix, takes more than one chunk."""
@@ -58,7 +59,7 @@ class Candidates:
         if seq.blocks is not None:
             return seq.prefill_target - seq.reused > self._chunk
         if seq.expected_reuse is None:
-            seq.expected_reuse = self._state.manager.match_length(seq.cache_tokens, seq.namespace)
+            seq.expected_reuse = self._state.reusable(seq)
         return seq.prefill_target - seq.expected_reuse > self._chunk
 
     def awaits_chunks(self, seq: ScheduledSequence, ahead: Sequence[ScheduledSequence]) -> bool:
@@ -70,7 +71,7 @@ class Candidates:
         state, target = self._state, seq.prefill_target
         if state.config.prefix_cache == "off" or not ahead:
             return False
-        matched = state.manager.match_length(seq.cache_tokens, seq.namespace)
+        matched = state.reusable(seq)
         shared_pages = state.manager.pages_needed(matched + (target - matched + 1) // 2)
         shared = shared_pages * state.limits.page_size
         # At least one position is always computed.

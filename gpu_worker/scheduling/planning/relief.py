@@ -61,7 +61,7 @@ class Relief:
                 if behind_long or candidates.awaits_chunks(seq, ahead):
                     continue
                 pages = self._pages.to_start(seq)
-                reused = state.manager.match_length(seq.cache_tokens, seq.namespace)
+                reused = state.reusable(seq)
             except Exception as error:
                 candidates.fails(seq, error)
                 continue

@@ -107,6 +107,7 @@ Positive = Annotated[int, Ge(1), Le(_INT32)]
 OfTwo = Annotated[Count, UnlessZero(2)]
 Few = Annotated[int, Ge(0), Le(1024)]
 Share = Annotated[float, Gt(0), Le(1)]
+Gibibytes = Annotated[float, Gt(0), Le(1e6)]
 Million = Annotated[float, Ge(0), Le(1e6)]
 Factor = Annotated[Literal["off"] | float, BeforeValidator(_factor)]
 Sizes = Annotated[tuple[int, ...], BeforeValidator(_whole_numbers)]
@@ -151,6 +152,11 @@ class EngineSettings:
     gpu_memory_utilization: Share = setting(0.9, "share of the GPU's memory to use")
     prefix_cache: Literal["radix", "block", "off"] = setting("radix", "how prompts share their beginnings")
     prefix_cache_max_pages: Count | None = setting(None, "pages that the prefix cache may keep")
+    kv_tier: str = setting(
+        "", "folder for a machine's [tier of KV](cache.md#a-tier-on-the-machine), such as /dev/shm/petiole"
+    )
+    kv_tier_gib: Gibibytes = setting(16.0, "most that the files in `kv_tier` take")
+    kv_tier_salted: bool = setting(False, "`kv_tier` also keeps the KV of requests with a salt")
     pipeline: Literal["on", "off"] = setting("on", "plan the next step while the device computes")
     prefill_policy: Literal["drain", "pipelined", "mixed"] = setting(
         "pipelined", "prompts wait until the pipeline is empty, go between decodes, or in the same steps"

@@ -19,10 +19,12 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -45,6 +47,7 @@ from petiole.gpu_worker import (
 )
 from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.runtime.interface import LoadWeights, Progress, nothing
+from petiole.gpu_worker.runtime.memory import kv_tier
 from petiole.gpu_worker.scheduling import admission
 from tests.support.swept import Swept, at_random, is_injected
 from tests.support.toy_engine import EOS, VOCAB, Expected, Watch, expected
@@ -53,7 +56,7 @@ from tests.support.toy_text import LETTERS, ToyTokenizer, compile_toy
 from tests.support.trials import rest
 
 WORKLOADS = 300
-RUN_TOKENS, EVERY = admission.RUN_TOKENS, recurrent_states.EVERY
+RUN_TOKENS, EVERY, CHUNK = admission.RUN_TOKENS, recurrent_states.EVERY, kv_tier.CHUNK
 
 
 @dataclass
@@ -70,6 +73,8 @@ class Workload:
     )  # request index -> of the request whose answer it goes on with
     run_tokens: int = 64
     every: int = recurrent_states.EVERY
+    tier: dict[str, Any] = field(default_factory=dict)  # settings
+    chunk: int = 4
 
 
 # ---------------------------------------------------------------- drawing
@@ -111,6 +116,8 @@ def draw(seed: int) -> Workload:
         config["batch_step_budget"] = shares.choice(["off", 1, 1.25, 3])
     kept = random.Random(f"states {seed}")
     machine["snapshots"] = 0 if spec else kept.choice([0, 0, 2, 5, 40])
+    tiers = random.Random(f"tier {seed}")
+    tier = tiers.choice([{}, {"kv_tier_gib": tiers.choice([1e-5, 5e-5, 1.0]), "kv_tier_salted": True}])
     delays = rng.choice([0.0, 0.0002, 0.001])
     control = {i: rng.choice(["pause", "reload"]) for i in range(len(requests)) if rng.random() < 0.06}
     config["stream_interval_ms"] = rng.choice([0.0, 0.0, 2.0, 60_000.0])
@@ -126,6 +133,8 @@ def draw(seed: int) -> Workload:
         forks,
         rng.choice([1, 2, 6]),
         kept.choice([5, 16, 2048]),
+        tier,
+        tiers.choice([1, 2, 5, 16]),
     )
 
 
@@ -203,6 +212,7 @@ class SteadyRuntime(ToyRuntime):
 
     def prepare_reload(self, model: str) -> LoadWeights:
         def load(progress: Progress = nothing, /) -> None:
+            self.synchronize()
             self.kv[:] = 0
 
         return load
@@ -234,7 +244,7 @@ def operate(engine: Engine, what: str) -> None:
 def open_engine(workload: Workload, pipeline: str, delays: float) -> Engine:
     jitter = Delays(workload.seed, delays)
     runtime = SteadyRuntime(vocab_size=VOCAB, eos=frozenset({EOS}), jitter=jitter, **workload.machine)
-    config = EngineConfig(pipeline=pipeline, **workload.config)  # type: ignore[arg-type]
+    config = EngineConfig(pipeline=pipeline, **workload.config, **workload.tier)  # type: ignore[arg-type]
     tokenizer: Any = ToyTokenizer()
     engine = Engine(config, runtime=runtime, tokenizer=tokenizer, compile_constraint=compile_toy).start()
     for owner, name in (
@@ -253,6 +263,7 @@ def run(
     """harm: puts faults into the engine. Each ends one request at most. Returns where they were."""
     rng = random.Random(workload.seed)
     admission.RUN_TOKENS, recurrent_states.EVERY = workload.run_tokens, workload.every
+    kv_tier.CHUNK = workload.chunk
     engine = open_engine(workload, pipeline, delays)
     swept, failed = None if harm is None else harm(engine), 0
     try:
@@ -282,7 +293,7 @@ def run(
         engine.check_invariants()
     finally:
         engine.shutdown(drain=False)
-        admission.RUN_TOKENS, recurrent_states.EVERY = RUN_TOKENS, EVERY
+        admission.RUN_TOKENS, recurrent_states.EVERY, kv_tier.CHUNK = RUN_TOKENS, EVERY, CHUNK
     assert engine.failure is None, engine.failure
     raised = Counter[str]() if swept is None else swept.raised
     assert failed <= raised.total(), "a fault ends one request at most"
@@ -324,11 +335,21 @@ def check(engine: Engine, handle: Handle, watch: Watch, workload: Workload, *, c
     assert got == want, f"{request}"
 
 
+@contextmanager
+def folder_of(workload: Workload) -> Iterator[None]:
+    """A folder for the tier, if the workload has one."""
+    with TemporaryDirectory() as folder:
+        if workload.tier:
+            workload.tier["kv_tier"] = folder
+        yield
+
+
 def run_both(seed: int) -> None:
     workload = draw(seed)
     try:
-        run(workload, "on", workload.delays)
-        run(workload, "off", 0.0)
+        with folder_of(workload):  # the second engine finds what the first one has left
+            run(workload, "on", workload.delays)
+            run(workload, "off", 0.0)
     except BaseException:
         print(f"stress workload failed: --seed {seed}\n{workload}")
         raise
@@ -367,7 +388,8 @@ def harmed(seed: int, often: float = 0.002) -> Counter[str]:
             return swept
 
         try:
-            return run(workload, "off" if seed % 3 == 0 else "on", workload.delays, harm)
+            with folder_of(workload):
+                return run(workload, "off" if seed % 3 == 0 else "on", workload.delays, harm)
         except BaseException:
             print(f"stress workload with faults failed: --seed {seed} --faults\n{workload}")
             raise

@@ -1,0 +1,183 @@
+"""Files with the KV of chunks, in one folder that all workers of a machine share.
+
+    FOLDER/layout/key.kv      a header of 4,096 bytes, then the keys and values
+
+A file is written under another name, with all its blocks allocated, and renamed. It is never changed, so it can be
+mapped while others evict it: a mapped hole or a truncated file would end the process with SIGBUS. The header holds
+layout, key and checksum; a file that differs in one of them is removed, and its chunk computed again. Without
+`fsync`, a power cut leaves files that the checksum refuses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import mmap
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from petiole.contract.errors import require
+
+logger = logging.getLogger(__name__)
+
+Bytes = npt.NDArray[np.uint8]
+
+HEADER = 4096
+_CHECKSUM = 16
+_FORMAT = 1
+_UNFINISHED_S = 600.0
+"""A file of another process that has been unfinished for so long will stay so."""
+_QUIET_S = 60.0
+
+
+@dataclass(slots=True)
+class FileCounters:
+    """evicted, damaged: files removed. failed: reads and writes that raised."""
+
+    evicted: int = 0
+    damaged: int = 0
+    failed: int = 0
+
+
+class ChunkFiles:
+    """The files of a folder. Used by one thread that reads and one that writes; other processes use the same
+    folder.
+
+    most_bytes: of all files; the least recently used go first. Each further process that writes may exceed it by a
+    fiftieth."""
+
+    def __init__(self, folder: Path, most_bytes: int) -> None:
+        """Raises InvalidRequest for a folder in which other users may write."""
+        self._folder, self._most = folder, most_bytes
+        self.counters = FileCounters()
+        self._unseen = most_bytes  # bytes written since the last look at all files: look before the first one
+        self._quiet_until = 0.0
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = folder.stat()
+        except OSError as error:
+            require(
+                False, "kv_tier", f"must be a folder that this user may write to ({error.strerror})", str(folder)
+            )
+            raise
+        own = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        require(own, "kv_tier", "must be a folder in which only this user may write", str(folder))
+
+    def read(self, layout: str, key: bytes, n_bytes: int) -> Bytes | None:
+        """The content of a file, mapped (what is written to it changes no file: torch takes only arrays that it
+        may write to); None if there is none, or one that is damaged."""
+        path = self._path(layout, key)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._fails("read", error)
+            return None
+        try:
+            whole = os.fstat(descriptor).st_size == HEADER + n_bytes
+            file = np.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY), np.uint8) if whole else None
+            if file is not None and file[:HEADER].tobytes() == _header(layout, key, file[HEADER:]):
+                os.utime(descriptor)
+                return file[HEADER:]
+            self.counters.damaged += 1
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._fails("read", error)
+        finally:
+            os.close(descriptor)
+        return None
+
+    def holds(self, layout: str, key: bytes) -> bool:
+        return self._path(layout, key).exists()
+
+    def write(self, layout: str, key: bytes, content: Bytes) -> bool:
+        """Write a file, unless it is there. Returns False if that failed, for example because the disk is full."""
+        path, size = self._path(layout, key), HEADER + len(content)
+        try:
+            if path.exists():
+                return True
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            if self._unseen + size > self._most / 50:
+                self.evict(self._most - size)
+            self._write(path, _header(layout, key, content), content)
+        except OSError as error:
+            self._fails("written", error)
+            self._unseen = self._most  # look again: whoever filled the disk may have been us
+            return False
+        self._unseen += size
+        return True
+
+    @staticmethod
+    def _write(path: Path, header: bytes, content: Bytes) -> None:
+        unfinished = path.with_name(f"{secrets.token_hex(8)}.tmp")
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, HEADER + len(content))
+            at = 0
+            for part in (memoryview(header), content.data):
+                while len(part):
+                    n = os.pwrite(descriptor, part, at)
+                    part, at = part[n:], at + n
+            os.rename(unfinished, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(unfinished)
+            raise
+        finally:
+            os.close(descriptor)
+
+    def evict(self, most_bytes: int) -> None:
+        """Remove the least recently used files until all others have at most `most_bytes`."""
+        found = sorted(self._files())
+        total = sum(size for _, size, _ in found)
+        for _, size, path in found:
+            if total <= most_bytes:
+                break
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+                self.counters.evicted += 1
+            total -= size
+        self._unseen = 0
+
+    def _files(self) -> Iterator[tuple[float, int, str]]:
+        """Time of the last use, size and path of each file. Removes those that nobody will finish."""
+        now = time.time()
+        for folder in os.scandir(self._folder):
+            if not folder.is_dir(follow_symlinks=False):
+                continue
+            for entry in os.scandir(folder):
+                with suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    if entry.name.endswith(".tmp") and now - status.st_mtime > _UNFINISHED_S:
+                        os.unlink(entry.path)
+                    else:
+                        yield status.st_mtime, status.st_size, entry.path
+
+    def _path(self, layout: str, key: bytes) -> Path:
+        return self._folder / hashlib.blake2b(layout.encode(), digest_size=16).hexdigest() / f"{key.hex()}.kv"
+
+    def _fails(self, what: str, error: OSError) -> None:
+        self.counters.failed += 1
+        if (now := time.monotonic()) >= self._quiet_until:
+            self._quiet_until = now + _QUIET_S
+            logger.warning("a file of kv_tier cannot be %s: %s", what, error)
+
+
+def _header(layout: str, key: bytes, content: Bytes) -> bytes:
+    about = {"format": _FORMAT, "layout": layout, "key": key.hex(), "bytes": len(content)}
+    text = json.dumps(about).encode()
+    return text[: HEADER - _CHECKSUM].ljust(HEADER - _CHECKSUM) + xxhash.xxh3_128_digest(content.data)

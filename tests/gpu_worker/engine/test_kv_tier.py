@@ -1,0 +1,227 @@
+"""The KV tier: after eviction, in another process and on another engine the same tokens, with less to compute."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from petiole.cache import CacheNamespace, CacheTokens, ImageToken
+from petiole.cache.chunk_keys import extend_chunk_keys
+from petiole.gpu_worker import Engine, EngineConfig, InvalidRequest, Request, SamplingParams
+from petiole.gpu_worker.runtime.memory import kv_tier
+from petiole.gpu_worker.runtime.memory.chunk_files import ChunkFiles
+from tests.support.toy_engine import expected, request, toy_engine
+
+PROMPTS = [[(7 * i * i + 3 * i + k) % 40 + 2 for i in range(90)] for k in range(5)]
+CHUNK = 16
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And patience, whatever the machine does: the toy computes as quickly as files are read."""
+    monkeypatch.setattr(kv_tier, "CHUNK", CHUNK)
+    monkeypatch.setattr(kv_tier, "LONGEST_WAIT_S", 60.0)
+    monkeypatch.setattr(kv_tier.KVTier, "on_prefill", lambda *_: None)
+
+
+def engine_of(folder: Path, **config: Any) -> Engine:
+    machine = {"n_pages": 130, "rows": 2, "max_model_len": 120, **config.pop("machine", {})}
+    return toy_engine(machine=machine, kv_tier=str(folder), debug=True, **config)
+
+
+def answers(engine: Engine, prompts: list[list[int]] = PROMPTS, **more: Any) -> None:
+    """Ask for each prompt, and check the answer. One after the other, so that each evicts the one before."""
+    for prompt in prompts:
+        asked = request(prompt, 20, ignore_eos=True, **more)
+        assert engine.submit(asked).result(timeout=60).token_ids == expected(asked, 120).token_ids
+
+
+def computed(engine: Engine) -> int:
+    return int(engine.stats()["prompt_tokens"])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"pipeline": "off"},
+        {"prefix_cache": "block"},
+        {"prefix_cache": "block", "page_size": 16, "machine": {"n_pages": 9, "page_size": 16}},
+        {"reserve": "full"},
+        {"prefix_cache_max_pages": 0},
+        {"chunk_size": 7},
+        {"speculative_tokens": 3},
+        {"prefill_policy": "mixed"},
+        {"prefill_policy": "drain"},
+    ],
+    ids=str,
+)
+def test_what_was_evicted_or_ended_with_its_engine_is_restored(tmp_path: Path, config: dict[str, Any]) -> None:
+    with engine_of(tmp_path / "kv", **config) as engine:
+        answers(engine)
+        first = computed(engine)
+        assert first == sum(map(len, PROMPTS))
+        answers(engine)
+        assert computed(engine) - first <= len(PROMPTS) * (90 % CHUNK), "what has left the cache is in the files"
+    with engine_of(tmp_path / "kv", **config) as engine:
+        answers(engine)
+        assert computed(engine) <= len(PROMPTS) * (90 % CHUNK)
+        assert engine.stats()["kv_tier_restored_tokens"] == len(PROMPTS) * (90 - 90 % CHUNK)
+
+
+def test_an_answer_is_saved_with_its_prompt(tmp_path: Path) -> None:
+    asked = request(PROMPTS[0][:20], 60, ignore_eos=True)
+    with engine_of(tmp_path / "kv") as engine:
+        said = engine.submit(asked).result(timeout=60).token_ids
+    turn = [*PROMPTS[0][:20], *said, 5, 6, 7]
+    with engine_of(tmp_path / "kv") as engine:
+        answers(engine, [turn])
+        assert computed(engine) == len(turn) - (20 + 60 - 1) // CHUNK * CHUNK
+
+
+def test_a_prompt_that_is_all_in_files_computes_its_last_token(tmp_path: Path) -> None:
+    prompt = PROMPTS[0][: 5 * CHUNK]
+    for _ in range(2):
+        with engine_of(tmp_path / "kv") as engine:
+            answers(engine, [prompt])
+    assert computed(engine) == 1
+
+
+def test_adapters_and_salts_have_their_own(tmp_path: Path) -> None:
+    with engine_of(tmp_path / "kv", lora_slots=2) as engine:
+        for adapter in (None, "a", "bb"):
+            answers(engine, PROMPTS[:1], adapter=adapter)
+        answers(engine, PROMPTS[1:2], salt="tenant")
+        assert computed(engine) == 4 * 90, "nothing is shared"
+    with engine_of(tmp_path / "kv", lora_slots=2) as engine:
+        for adapter in (None, "a", "bb"):
+            answers(engine, PROMPTS[:1], adapter=adapter)
+        assert computed(engine) == 3 * (90 % CHUNK)
+        answers(engine, PROMPTS[1:2], salt="tenant")
+        assert computed(engine) == 3 * (90 % CHUNK) + 90, "a tenant's own KV is in no file"
+    for most in (90, 90 % CHUNK):
+        with engine_of(tmp_path / "kv", kv_tier_salted=True) as engine:
+            answers(engine, PROMPTS[1:2], salt="tenant")
+            assert computed(engine) == most
+
+
+def test_new_weights_find_nothing_of_the_old_ones(tmp_path: Path) -> None:
+    with engine_of(tmp_path / "kv") as engine:
+        answers(engine)
+    engine = engine_of(tmp_path / "kv")
+    engine.runtime.limits = engine.runtime.limits.__class__(  # type: ignore[misc]
+        **{name: getattr(engine.runtime.limits, name) for name in engine.runtime.limits.__slots__}
+        | {"fingerprint": "other"}
+    )
+    with engine:
+        answers(engine)
+        assert engine.stats()["kv_tier_restored_tokens"] == 0
+
+
+def test_a_read_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine_of(tmp_path / "kv") as engine:
+        answers(engine)
+    released, read = threading.Event(), ChunkFiles.read
+    monkeypatch.setattr(kv_tier, "LONGEST_WAIT_S", 0.2)
+    monkeypatch.setattr(ChunkFiles, "read", lambda *args: (released.wait(), read(*args))[1])
+    with engine_of(tmp_path / "kv") as engine:
+        answers(engine, PROMPTS[:2])
+        assert engine.stats()["kv_tier_given_up"] == 2
+        cancelled = engine.submit(request(PROMPTS[2], 20))
+        cancelled.cancel()
+        cancelled.result(timeout=60)
+        released.set()
+        answers(engine, PROMPTS[3:])
+
+
+def test_a_disk_that_takes_nothing_costs_nothing_but_the_tier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ChunkFiles, "_write", staticmethod(full))
+    with engine_of(tmp_path / "kv") as engine:
+        answers(engine)
+        answers(engine)
+        assert int(engine.stats()["kv_tier_failed"]) > 0
+        assert int(engine.stats()["kv_tier_dropped_chunks"]) > 0
+    assert not list((tmp_path / "kv").rglob("*.kv"))
+
+
+def test_nothing_is_read_where_computing_is_quicker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine_of(tmp_path / "kv") as engine:
+        answers(engine)
+    for tokens_per_s, restored in ((1e12, 0), (1e-3, 5 * (90 - 90 % CHUNK))):
+        with engine_of(tmp_path / "kv") as engine:
+            assert engine._tier is not None
+            engine._tier._bytes_per_s, engine._tier._tokens_per_s = 1e6, tokens_per_s
+            answers(engine)
+            assert engine.stats()["kv_tier_restored_tokens"] == restored
+
+
+def test_two_engines_share_a_folder(tmp_path: Path) -> None:
+    with engine_of(tmp_path / "kv") as one, engine_of(tmp_path / "kv") as other:
+        threads = [threading.Thread(target=answers, args=(engine,)) for engine in (one, other) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert one.failure is other.failure is None
+        assert computed(one) + computed(other) < 4 * 90 * len(PROMPTS)
+
+
+@pytest.mark.parametrize("model", ["petiole-tiny", "petiole-tiny-vision"])
+@pytest.mark.parametrize("cache", [{}, {"prefix_cache": "block", "page_size": 16}], ids=["radix", "block"])
+def test_real_models_give_the_same_tokens(
+    tmp_path: Path, model: str, cache: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_tier, "CHUNK", 64)
+    said = []
+    for folder in ("", str(tmp_path), str(tmp_path)):
+        config = EngineConfig(model=model, device="cpu", max_num_seqs=4, num_pages=800, kv_tier=folder, **cache)
+        with Engine(config) as engine:
+            prompts = [[(5 * i * i + k) % 200 + 20 for i in range(300)] for k in range(3)]
+            sampling = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+            results = engine.generate([Request(prompt=prompt, sampling=sampling) for prompt in prompts])
+            said.append([result.token_ids for result in results])
+    assert said[0] == said[1] == said[2]
+    assert engine.stats()["kv_tier_restored_tokens"] == 3 * 256
+
+
+def test_a_model_whose_kv_it_does_not_keep_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with toy_engine(machine={"snapshots": 5}, kv_tier=str(tmp_path)) as engine:
+        assert engine._tier is None
+    with toy_engine(prefix_cache="off", kv_tier=str(tmp_path)) as engine:
+        assert engine._tier is None
+    assert caplog.text.count("is ignored: it needs a prefix cache, and layers without windows or states") == 2
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidRequest, match="kv_tier: must be a folder"):
+        toy_engine(kv_tier=str(tmp_path / "file"))
+
+
+def test_keys_follow_the_content_and_not_the_process() -> None:
+    def keys(parts: list[Any], namespace: CacheNamespace | None = None) -> list[bytes]:
+        tokens, found = CacheTokens.from_tokens(parts), list[bytes]()
+        extend_chunk_keys(found, tokens, namespace or CacheNamespace(), 4, tokens.kv_length)
+        return found
+
+    a, b = ImageToken(1 << 100, 3), ImageToken(2 << 100, 3)
+    texts: list[list[Any]] = [[1, a, b, 2], [1, b, a, 2], [1, a, a, 2], [1, 2, 3, 4, 5, 6, 7, 8]]
+    assert len({keys(text)[-1] for text in texts}) == len(texts)
+    first = keys([1, a, b, 2])
+    kept = CacheTokens.from_tokens([ImageToken(9 << 90, 3)])  # takes the next serial
+    assert keys([1, a, b, 2]) == first
+    del kept
+    assert keys([1, 2, 3, 4, 5, 6, 7, 8])[0] == keys([1, 2, 3, 4, 5, 6, 7, 9])[0]
+    others = [CacheNamespace(lora_id="a"), CacheNamespace(salt="a"), CacheNamespace(image_hash=1)]
+    assert len({keys([1, 2, 3, 4], namespace)[0] for namespace in [None, *others]}) == 4
+    grown = keys([1, 2, 3, 4])
+    tokens = CacheTokens.from_text(np.arange(1, 9))
+    extend_chunk_keys(grown, tokens, CacheNamespace(), 4, 8)
+    assert grown == keys([1, 2, 3, 4, 5, 6, 7, 8])

@@ -1,0 +1,193 @@
+"""Files with the KV of chunks: what comes back is what was written, whatever happens to a file or a process."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from petiole.contract.errors import InvalidRequest
+from petiole.gpu_worker.runtime.memory import chunk_files
+from petiole.gpu_worker.runtime.memory.chunk_files import HEADER, ChunkFiles
+
+LAYOUT, N = "a layout", 5000
+
+
+def content(seed: int, n: int = N) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, n).astype(np.uint8)
+
+
+def key(n: int) -> bytes:
+    return n.to_bytes(32, "big")
+
+
+def only_file(folder: Path) -> Path:
+    (path,) = folder.rglob("*.kv")
+    return path
+
+
+def test_a_file_is_found_by_layout_and_key_in_every_process(tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "here"
+    assert ChunkFiles(folder, 1 << 20).write(LAYOUT, key(1), content(1))
+    files = ChunkFiles(folder, 1 << 20)
+    found = files.read(LAYOUT, key(1), N)
+    assert found is not None
+    assert (found == content(1)).all()
+    assert files.read(LAYOUT, key(2), N) is None
+    assert files.read("another", key(1), N) is None
+    assert only_file(folder).stat().st_mode & 0o777 == 0o600
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("trial", range(40))
+def test_a_damaged_file_is_removed(tmp_path: Path, trial: int) -> None:
+    rng, files = random.Random(trial), ChunkFiles(tmp_path / "kv", 1 << 20)
+    files.write(LAYOUT, key(1), content(1))
+    path = only_file(tmp_path)
+    data = bytearray(path.read_bytes())
+    how = rng.choice(["a bit", "cut", "longer", "zeros", "empty", "another's"])
+    if how == "a bit":
+        data[rng.choice([rng.randrange(200), rng.randrange(HEADER - 16, len(data))])] ^= 1 << rng.randrange(8)
+    elif how == "zeros":
+        begin = rng.randrange(HEADER, len(data))
+        data[begin:] = bytes(len(data) - begin)
+    elif how == "another's":
+        files.write(LAYOUT, key(2), content(2))
+        data = bytearray(path.with_name(f"{key(2).hex()}.kv").read_bytes())
+    else:
+        data = {"cut": data[: rng.randrange(len(data))], "longer": data + b"x", "empty": bytearray()}[how]
+    path.write_bytes(data)
+    assert files.read(LAYOUT, key(1), N) is None, how
+    assert files.counters.damaged == 1
+    assert not path.exists()
+    assert files.write(LAYOUT, key(1), content(1))
+    assert (files.read(LAYOUT, key(1), N) == content(1)).all()  # type: ignore[union-attr]
+
+
+def test_what_is_mapped_stays_readable_when_its_file_is_evicted(tmp_path: Path) -> None:
+    files = ChunkFiles(tmp_path / "kv", 1 << 20)
+    files.write(LAYOUT, key(1), content(1))
+    found = files.read(LAYOUT, key(1), N)
+    files.evict(0)
+    assert files.counters.evicted == 1
+    assert (found == content(1)).all()  # type: ignore[union-attr]
+    assert files.read(LAYOUT, key(1), N) is None
+
+
+def test_the_least_recently_used_files_go_first(tmp_path: Path) -> None:
+    each = HEADER + N
+    files = ChunkFiles(tmp_path / "kv", 4 * each)
+    for n in range(4):
+        files.write(LAYOUT, key(n), content(n))
+        os.utime(tmp_path / "kv" / next(iter(os.listdir(tmp_path / "kv"))) / f"{key(n).hex()}.kv", (n, n))
+    assert files.read(LAYOUT, key(0), N) is not None  # used now
+    files.write(LAYOUT, key(9), content(9))
+    left = [n for n in (0, 1, 2, 3, 9) if files.read(LAYOUT, key(n), N) is not None]
+    assert left == [0, 2, 3, 9]
+
+
+def test_files_that_nobody_will_finish_are_removed(tmp_path: Path) -> None:
+    files = ChunkFiles(tmp_path / "kv", 1 << 20)
+    files.write(LAYOUT, key(1), content(1))
+    old, new = (only_file(tmp_path).with_name(f"{name}.tmp") for name in ("old", "new"))
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (time.time() - 2 * chunk_files._UNFINISHED_S,) * 2)
+    files.evict(1 << 20)
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_a_folder_or_file_of_others_is_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(InvalidRequest, match="kv_tier: must be a folder in which only this user may write"):
+        ChunkFiles(shared, 1 << 20)
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(InvalidRequest, match="kv_tier: must be a folder that this user may write to"):
+        ChunkFiles(tmp_path / "file", 1 << 20)
+    files = ChunkFiles(tmp_path / "kv", 1 << 20)
+    files.write(LAYOUT, key(1), content(1))
+    path = only_file(tmp_path)
+    elsewhere = path.rename(tmp_path / "elsewhere")
+    path.symlink_to(elsewhere)
+    assert files.read(LAYOUT, key(1), N) is None
+    assert files.counters.failed == 1
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_call_of_the_system_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    rng = random.Random(seed)
+    files = ChunkFiles(tmp_path / "kv", 6 * (HEADER + N))
+
+    class FailingOs:
+        def __getattr__(self, name: str) -> object:
+            real = getattr(os, name)
+            if not callable(real) or name in ("close", "geteuid"):
+                return real
+
+            def call(*args: object, **kwargs: object) -> object:
+                if rng.random() < 0.1:
+                    raise OSError(rng.choice([5, 12, 28, 30]), f"injected in {name}")
+                return real(*args, **kwargs)
+
+            return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chunk_files, "os", FailingOs())
+        patch.setattr(chunk_files, "logger", type("Quiet", (), {"warning": lambda *_: None}))
+        for _ in range(100):
+            n = rng.randrange(12)
+            if rng.random() < 0.5:
+                files.write(LAYOUT, key(n), content(n))
+            elif (found := files.read(LAYOUT, key(n), N)) is not None:
+                assert (found == content(n)).all()
+    assert files.counters.failed > 0
+    for n in range(12):
+        found = files.read(LAYOUT, key(n), N)
+        assert found is None or (found == content(n)).all()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tests.gpu_worker.runtime.memory.test_chunk_files import LAYOUT, content, key
+from petiole.gpu_worker.runtime.memory.chunk_files import ChunkFiles
+files = ChunkFiles(Path(sys.argv[1]), 40_000_000)
+print("ready", flush=True)
+n = 0
+while True:
+    files.write(LAYOUT, key(n % 60), content(n % 60, 1_000_000))
+    n += 1
+"""
+
+
+def test_two_writers_killed_at_any_instant_leave_whole_files(tmp_path: Path) -> None:
+    folder, rng = tmp_path / "kv", random.Random(1)
+    for _ in range(6):
+        writers = [
+            subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE) for _ in range(2)
+        ]
+        for writer in writers:
+            assert writer.stdout is not None
+            writer.stdout.readline()
+        time.sleep(rng.random() * 0.1)
+        for writer in writers:
+            writer.send_signal(signal.SIGKILL)
+            writer.communicate()
+    files = ChunkFiles(folder, 40_000_000)
+    found = 0
+    for n in range(60):
+        copy = files.read(LAYOUT, key(n), 1_000_000)
+        if copy is not None:
+            found += 1
+            assert (copy == content(n, 1_000_000)).all()
+    assert found
+    assert files.counters.damaged == 0
