@@ -41,8 +41,8 @@ class PoolCopies:
     def __init__(
         self, cache: KVCache, plan: ModelPlan, device: Device, stream: DeviceStream, copy_stream: DeviceStream
     ) -> None:
-        own = [i for i, _ in plan.caches]
-        pools = [pool for pools in (cache.keys, cache.values) for pool in (pools[i] for i in own) if pool.numel()]
+        of_layers = [pools[i] for pools in (cache.keys, cache.values) for i, _ in plan.caches]
+        pools = {id(pool): pool for pool in of_layers}.values()  # latents are keys and values at once
         self._pools = [pool.view(len(pool), -1).view(torch.uint8) for pool in pools]
         self._device, self._place, self._stream, self._copy_stream = device, cache.device, stream, copy_stream
         widths = [pool.shape[1] for pool in self._pools]

@@ -14,6 +14,8 @@ from petiole.cache.chunk_keys import extend_chunk_keys
 from petiole.gpu_worker import Engine, EngineConfig, InvalidRequest, Request, SamplingParams
 from petiole.gpu_worker.runtime.memory import kv_tier
 from petiole.gpu_worker.runtime.memory.chunk_files import ChunkFiles
+from petiole.gpu_worker.runtime.runtime import ModelRuntime
+from tests.support.families import build_model
 from tests.support.toy_engine import expected, request, toy_engine
 
 PROMPTS = [[(7 * i * i + 3 * i + k) % 40 + 2 for i in range(90)] for k in range(5)]
@@ -175,22 +177,31 @@ def test_two_engines_share_a_folder(tmp_path: Path) -> None:
         assert computed(one) + computed(other) < 4 * 90 * len(PROMPTS)
 
 
-@pytest.mark.parametrize("model", ["petiole-tiny", "petiole-tiny-vision"])
+def of_random_weights(folder: Path, family: str) -> str:
+    build_model(family).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("model", ["petiole-tiny", "petiole-tiny-vision", "deepseek-v2", "gpt-oss", "phi3"])
 @pytest.mark.parametrize("cache", [{}, {"prefix_cache": "block", "page_size": 16}], ids=["radix", "block"])
 def test_real_models_give_the_same_tokens(
     tmp_path: Path, model: str, cache: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_tier, "CHUNK", 64)
+    monkeypatch.setattr(kv_tier, "CHUNK", 16)
+    name = model if model.startswith("petiole") else of_random_weights(tmp_path / "model", model)
     said = []
-    for folder in ("", str(tmp_path), str(tmp_path)):
-        config = EngineConfig(model=model, device="cpu", max_num_seqs=4, num_pages=800, kv_tier=folder, **cache)
-        with Engine(config) as engine:
-            prompts = [[(5 * i * i + k) % 200 + 20 for i in range(300)] for k in range(3)]
+    for folder in ("", str(tmp_path / "kv"), str(tmp_path / "kv")):
+        config = EngineConfig(model=name, device="cpu", max_num_seqs=4, num_pages=800, kv_tier=folder, **cache)
+        runtime = ModelRuntime(config)
+        with Engine(config, runtime=runtime) as engine:
+            longest = min(300, runtime.limits.max_model_len - 30)
+            prompts = [[(5 * i * i + k) % 40 + 20 for i in range(longest)] for k in range(3)]
             sampling = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
             results = engine.generate([Request(prompt=prompt, sampling=sampling) for prompt in prompts])
             said.append([result.token_ids for result in results])
     assert said[0] == said[1] == said[2]
-    assert engine.stats()["kv_tier_restored_tokens"] == 3 * 256
+    if engine._tier is not None:
+        assert engine.stats()["kv_tier_restored_tokens"] == 3 * (longest // 16 * 16)
 
 
 def test_a_model_whose_kv_it_does_not_keep_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
