@@ -67,6 +67,7 @@ from tests.gpu_worker.runtime.cpu.test_native_parallel import (
     VOCAB as MOONDREAM_VOCAB,
     random_decoder as random_moondream,
 )
+from tests.gpu_worker.runtime.cpu.test_native_plans import decoder_of as decoder_with
 from tests.gpu_worker.runtime.cpu.test_native_states import decoder_of
 from tests.support import fake_flashinfer
 from tests.support.other_decoders import (
@@ -295,7 +296,7 @@ def with_states(mixer: Recurrent) -> Decoder:
 def with_latents() -> Decoder:
     mixer = Attention(2, 1, 64, 0.125, Rotary(16), latent=Latent(48, 16, 16, 0, Norm()))
     layer = Layer(mixer, FeedForward(66), Norm(), feed_forward_norm=Norm())
-    return decoder_of(ModelPlan("test", 64, 64, (layer,), Norm(), 64), torch.float32)
+    return decoder_with(ModelPlan("test", 64, 64, (layer,), Norm(), 64), torch.float32)
 
 
 def by_distance() -> Decoder:
