@@ -185,7 +185,7 @@ LATENT = {
     "routed_scaling_factor": 1.5,
 }
 _MSCALE = _YARN | {"mscale": 0.7, "mscale_all_dim": 1.2}
-FAMILIES |= {
+WITH_LATENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v2": (
         "DeepseekV2",
         LATENT
@@ -215,6 +215,8 @@ FAMILIES |= {
         LATENT | {"q_lora_rank": 40, "rope_interleave": False, "n_shared_experts": 1},
     ),
 }
+"""Families whose attention reads latents, which only the CPU computes."""
+
 _NEMOTRON_H = {
     "head_dim": 32,
     "mamba_num_heads": 8,
@@ -275,10 +277,8 @@ WITH_STATES: dict[str, tuple[str, dict[str, Any]]] = {
 """Families some of whose layers keep a state."""
 NOT_ON_CUDA = {"granite4-h", "granite4-h-moe", "nemotron-h", "nemotron-h-moe"}
 """Families with a state that only the CPU computes."""
-WITH_LATENTS = {"deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "glm4-moe-lite"}
-"""Families whose attention reads latents, which only the CPU computes, too."""
 
-EVERY_FAMILY = FAMILIES | WITH_STATES
+EVERY_FAMILY = FAMILIES | WITH_LATENTS | WITH_STATES
 OF_EACH_KIND = (
     "qwen3",
     "mistral",

@@ -157,6 +157,8 @@ def rotary(raw: JsonObject, width: int, kind_of_layer: str = "", *, partial: boo
         truncate=bool(given.get("truncate", True)),
         fraction=turning,
     )
+    if kind == "yarn" and found.theta == 1.0:
+        raise ModelError("config.json: rope_theta must be above 1 for yarn, got 1")
     if kind == "longrope":
         short, long = (_factors(given, key, found.dims // 2) for key in ("short_factor", "long_factor"))
         factor = number(given, "factor", longest / original, low=1e-3)

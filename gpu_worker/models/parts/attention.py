@@ -93,8 +93,8 @@ def attended(
     neighbours = plan.rotary is not None and plan.rotary.neighbours
     q, *stored = torch.split(qkv, list(plan.qkv_sizes), dim=-1)
     if weights.latent is not None:
-        q, k = _latent_heads(plan, weights.latent, q, stored[0], kernels)
-        sums = attention.attend(layer, q, k, None, Rotation(None, 0.0, positions, table, neighbours))
+        q, keys = _latent_heads(plan, weights.latent, q, stored[0], kernels)
+        sums = attention.attend(layer, q, keys, None, Rotation(None, 0.0, positions, table, neighbours))
         return _latent_outputs(plan, weights.latent, sums)
     q = q.view(n, plan.heads, -1)
     if plan.output_gate:
@@ -160,10 +160,10 @@ def _latent_heads(
         assert weights.query_norm is not None
         given = weights.queries(normed(latent.norm, weights.query_norm, given, kernels))
     turning = plan.head_dim - latent.rank
-    own, q = given.view(len(given), plan.heads, -1).split([latent.own, turning], dim=-1)
+    own, q = torch.split(given.view(len(given), plan.heads, -1), [latent.own, turning], dim=-1)
     keys = weights.keys.weight.view(plan.heads, latent.rank, latent.own)
     met = torch.einsum("thn,hrn->thr", own, keys)
-    low, k = stored.split([latent.rank, turning], dim=-1)
+    low, k = torch.split(stored, [latent.rank, turning], dim=-1)
     low = normed(latent.norm, weights.norm, low, kernels)
     return torch.cat([q, met], dim=-1), torch.cat([k, low], dim=-1)[:, None]
 

@@ -28,11 +28,13 @@ from petiole.gpu_worker.models.moondream.vision_encoder import VisionEncoder
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.pooling import Pooler
 from petiole.gpu_worker.models.plan import (
+    Attention,
     DeltaNet,
     DistanceBias,
     Experts,
     FeedForward,
     Growth,
+    Latent,
     Layer,
     Mamba2,
     ModelPlan,
@@ -40,6 +42,7 @@ from petiole.gpu_worker.models.plan import (
     PerLayerInput,
     Pooling,
     Recurrent,
+    Rotary,
     Router,
     ShortConvolution,
 )
@@ -64,6 +67,7 @@ from tests.gpu_worker.runtime.cpu.test_native_parallel import (
     VOCAB as MOONDREAM_VOCAB,
     random_decoder as random_moondream,
 )
+from tests.gpu_worker.runtime.cpu.test_native_plans import decoder_of as decoder_with
 from tests.gpu_worker.runtime.cpu.test_native_states import decoder_of
 from tests.support import fake_flashinfer
 from tests.support.other_decoders import (
@@ -289,6 +293,12 @@ def with_states(mixer: Recurrent) -> Decoder:
     return decoder_of(ModelPlan("test", 64, 64, (layer,), Norm(), 64), torch.float32)
 
 
+def with_latents() -> Decoder:
+    mixer = Attention(2, 1, 64, 0.125, Rotary(16), latent=Latent(48, 16, 16, 0, Norm()))
+    layer = Layer(mixer, FeedForward(66), Norm(), feed_forward_norm=Norm())
+    return decoder_with(ModelPlan("test", 64, 64, (layer,), Norm(), 64), torch.float32)
+
+
 def by_distance() -> Decoder:
     return planned(lambda plan: each_mixer(plan, distances=DistanceBias()))(known_decoder())
 
@@ -310,6 +320,7 @@ def test_each_field_of_a_plan_is_refused_until_it_is_listed(values: fast_paths.V
     decoders |= {
         DistanceBias: by_distance(),
         Pooling: of_texts(),
+        Latent: with_latents(),
         **{type(mixer): with_states(mixer) for mixer in RECURRENT},
     }
     for kind, listed in values.items():

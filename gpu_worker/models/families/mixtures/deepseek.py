@@ -80,12 +80,16 @@ def _by_softmax(raw: JsonObject) -> Router:
     if method not in ("greedy", "group_limited_greedy"):
         limit = "greedy or group_limited_greedy"
         raise ModelError(f"config.json: topk_method must be {limit} for DeepSeek-V2, got {shown(method)}")
-    groups = {}
-    if method == "group_limited_greedy":
-        sizes = (config_keys.whole(raw, key, most) for key in ("n_group", "topk_group"))
-        groups = dict(zip(("groups", "best_groups"), sizes, strict=True))
-    factor = config_keys.number(raw, "routed_scaling_factor", 1.0)
-    return config_keys.router(raw, "n_routed_experts", "num_experts", factor=factor, of_group=1, **groups)
+    limited = method == "group_limited_greedy"
+    return config_keys.router(
+        raw,
+        "n_routed_experts",
+        "num_experts",
+        factor=config_keys.number(raw, "routed_scaling_factor", 1.0),
+        groups=config_keys.whole(raw, "n_group", most) if limited else 1,
+        best_groups=config_keys.whole(raw, "topk_group", most) if limited else 1,
+        of_group=1,
+    )
 
 
 FAMILIES = (

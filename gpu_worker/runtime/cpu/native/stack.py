@@ -99,6 +99,11 @@ class Stack:
             terms=max(
                 *(hidden, most["acted"], *(one.each.inner for one in experts)),
                 *(max(layer.out.k, layer.net_gates.k, layer.heads.head_dim) for layer in self._layers),
+                *(
+                    mixer.latent.own
+                    for plan in plans
+                    if isinstance(mixer := plan.mixer, Attention) and mixer.latent
+                ),
             ),
             experts=max((one.router.experts for one in experts), default=0),
             room=max((self._room(layer) for layer in self._layers if layer.recurrent), default=0),
