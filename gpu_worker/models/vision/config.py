@@ -91,7 +91,7 @@ def qwen2_5_vl(raw: JsonObject, text: ModelPlan) -> TowerConfig:
     pixels = whole(given, "window_size", _MAX_SIDE**2, 112)
     if pixels < tower.block:
         raise ModelError(f"config.json: vision_config.window_size must be at least {tower.block}, got {pixels}")
-    seeing_all = _layers(given, "fullatt_block_indexes", [7, 15, 23, 31], tower.plan.n_layers)
+    seeing_all = _layers(given, "fullatt_block_indexes", [7, 15, 23, 31], MAX_LAYERS)
     return replace(tower, window=pixels // tower.merge // tower.patch, whole=seeing_all)
 
 
