@@ -7,6 +7,7 @@ stands below it.
     fast_paths            what code that computes layers itself is asked: which layers of a plan it computes
     families/             config.json as a plan, a file a family. A new family begins here
     moondream/            what Moondream 2 has beside its plan: encoder, coordinates and sizes, skills
+    vision/               towers, and decoders that see
     adapters/             small changes to the weights, chosen by each request
     loading               walks a plan and its names, and reads the weights
     decoder               runs a plan; what a decoder of images or of values has beside it. An encoder implements

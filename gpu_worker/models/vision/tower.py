@@ -23,7 +23,7 @@ from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights, normed
 from petiole.gpu_worker.models.parts.rotary import Rotation, rotated
 from petiole.gpu_worker.models.plan import Layer, Norm
-from petiole.gpu_worker.models.vision.config import TowerConfig
+from petiole.gpu_worker.models.vision.dimensions import TowerConfig
 from petiole.gpu_worker.models.weights.linear import Linear
 
 Behind = Callable[[int, Tensor], None]
