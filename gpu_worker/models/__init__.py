@@ -17,7 +17,6 @@ stands below it.
     weights/              how linear layers are stored, named and read. A new way to store them goes here
     checkpoint/           a checkpoint's files: finding, formats, tensors
     plan                  a model as data. What no plan can say yet is a new field here
-    host_memory           large tensors on the host, in large pages
     petiole_tiny/         the small model that ships; in `tools` the one that calls tools, in `embed` that of
                           vectors
     petiole_tiny_vision/  the small vision model that ships

@@ -10,4 +10,5 @@ quantization  plain weights as four-bit codes
 quantized     the one form of quantised weights, and the `Linear` that computes every such form
 linear        `Linear`, and a class for each way to store its weights
 names         where a checkpoint keeps the parts of a plan, and which products adapters change
+host_memory   large tensors on the host, in large pages
 """
