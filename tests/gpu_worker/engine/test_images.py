@@ -293,7 +293,7 @@ def test_no_chunk_ends_inside_a_region() -> None:
 
 
 @pytest.mark.parametrize("policy", ["pipelined", "drain", "mixed"])
-@pytest.mark.parametrize(("cache", "page_size"), [("radix", 1), ("block", 4), ("off", 4)])
+@pytest.mark.parametrize(("cache", "page_size"), [("radix", 1), ("block", 16), ("off", 4)])
 @pytest.mark.parametrize("chunk", rest([3, 7, 1]))
 def test_chunks_end_inside_causal_images(
     open_engine: OpenEngine, policy: str, cache: str, page_size: int, chunk: int
