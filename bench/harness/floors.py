@@ -17,7 +17,7 @@ import torch
 
 from bench.harness.checkpoints.decoders import Shape
 from bench.harness.report import Report, median_of
-from petiole.gpu_worker.models.host_memory import new_tensor
+from petiole.gpu_worker.models.weights.host_memory import new_tensor
 
 _SIDE = 1024
 

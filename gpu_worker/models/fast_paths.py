@@ -32,7 +32,7 @@ from petiole.gpu_worker.models.plan import (
     PerLayerInput,
     Rotary,
 )
-from petiole.gpu_worker.models.vision.decoder import SeeingDecoder
+from petiole.gpu_worker.models.vision.seeing import SeeingDecoder
 from petiole.gpu_worker.models.vision.tower import Tower
 
 ANY: Final = object()
@@ -169,8 +169,9 @@ def with_known_crops(decoder: object) -> MoondreamDecoder | None:
 
 def tower_of(decoder: object) -> Tower | None:
     """What encodes, if the decoder's `encode` is known to be that of a tower; else None."""
-    known = isinstance(decoder, SeeingDecoder) and type(decoder) is SeeingDecoder
-    return decoder.vision if known and type(decoder.vision) is Tower else None
+    if not isinstance(decoder, SeeingDecoder) or type(decoder) is not SeeingDecoder:
+        return None
+    return decoder.vision if isinstance(decoder.vision, Tower) else None
 
 
 def unknown_value(plan: object, values: Values, without: Sequence[str] = ()) -> str | None:

@@ -1,13 +1,13 @@
 """What happens to a request before it may run, on the threads that `threads.intake` starts. Each line may import
 what stands below it.
 
-preparation  validates a request, tokenizes it and builds its sequence
-prompts      turns a prompt, messages or a skill call into a prompt's tokens
-pooling      what requests of texts ask: checks them, tokenizes their texts
-pairs        two texts as the tokens that a model gives a score to
-truncation   leaves tokens of a prompt out that is too long, where its request says so
-skills       skill calls as conversations
-tokens       checks a prompt's tokens, values and images
-output       where a request's output is collected, from its preparation on
-images       from an image's file to a picture: formats, limits, rules
+preparation     validates a request, tokenizes it and builds its sequence
+prompts         turns a prompt, messages or a skill call into a prompt's tokens
+skill_messages  skill calls as conversations
+pooling         what requests of texts ask: checks them, tokenizes their texts
+pairs           two texts as the tokens that a model gives a score to
+truncation      leaves tokens of a prompt out that is too long, where its request says so
+tokens          checks a prompt's tokens, values and images
+output          where a request's output is collected, from its preparation on
+images          from an image's file to a picture: formats, limits, rules
 """

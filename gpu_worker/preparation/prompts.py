@@ -17,7 +17,7 @@ from petiole.gpu_worker.constraints import PositionalConstraint, SkillConstraint
 from petiole.gpu_worker.exceptions import InvalidRequest, require
 from petiole.gpu_worker.preparation import truncation
 from petiole.gpu_worker.preparation.images import request_image
-from petiole.gpu_worker.preparation.skills import TextAnswer, conversation_of
+from petiole.gpu_worker.preparation.skill_messages import TextAnswer, conversation_of
 from petiole.gpu_worker.preparation.tokens import InputTokens, prompt_tokens
 from petiole.gpu_worker.request import Request
 from petiole.gpu_worker.request.prepared_images import IMAGE, ImagePlace, PreparedImage, RequestImage

@@ -34,6 +34,7 @@ With a real model:
     test_adapters            adapters whose files change
     test_applications        the applications in examples/
     test_vision              skills of the small vision model
+    test_sight               pictures in conversations, from clients of both interfaces
     test_embeddings          vectors of texts: results, streams, deaths, canvas
     test_outputs_of_tokens   what BGE-M3 makes of each token beside a vector
     test_texts_and_reloads   a task of texts is answered by one model

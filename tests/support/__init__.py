@@ -83,6 +83,7 @@ Models and devices:
     written          how each family writes a message with reasoning and calls of tools
     chat_templates   a small chat template for each format of calls
     pictures         pictures of shapes, as files
+    seeing           small models that see, and what transformers says of them
     plans            plans of small models, and weights to draw for them
     dtypes           models in another type
     quantised        quantised layers of each format, packed by loops

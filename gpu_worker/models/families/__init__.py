@@ -10,5 +10,6 @@ hybrids/       decoders of which most layers keep a state
 encoders/      encoders of texts
 family         what a family is; `read` is for one that is more than a decoder of text
 texts          what pools the hidden states of a model of texts, and how it is asked
+towers         `vision_config`: what encodes pictures
 config_keys    keys of config.json that families share: sizes, rotations, windows, limits
 """

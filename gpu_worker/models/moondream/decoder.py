@@ -8,7 +8,7 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.moondream.region import RegionHead
 from petiole.gpu_worker.models.moondream.vision_encoder import VisionEncoder
-from petiole.gpu_worker.models.vision.decoder import SeeingDecoder
+from petiole.gpu_worker.models.vision.seeing import SeeingDecoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

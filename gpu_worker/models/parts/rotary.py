@@ -69,7 +69,9 @@ def _yarn(rotary: Rotary, base: Tensor) -> Tensor:
 
 def table_by_axes(rotary: Rotary, table: Tensor, positions: Tensor) -> Tensor:
     """[T, dims]: the rows of a table for positions of several axes, integers [axes, T], of which each frequency
-    turns by its own."""
+    turns by its own. Raises ValueError for a rotation that has no axes."""
+    if not rotary.axes:
+        raise ValueError(f"rotary positions: must be of one axis, got {list(positions.shape)}")
     of_axes = table[positions]
     found = of_axes[0].clone()
     for axis in range(1, len(of_axes)):

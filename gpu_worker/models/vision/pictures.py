@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from petiole.gpu_worker.exceptions import ModelError, require
 from petiole.gpu_worker.models.checkpoint.configuration import shown
-from petiole.gpu_worker.models.vision.config import TowerConfig
+from petiole.gpu_worker.models.vision.dimensions import TowerConfig
 from petiole.gpu_worker.request.prepared_images import ImageLayout, PreparedImage
 
 if TYPE_CHECKING:

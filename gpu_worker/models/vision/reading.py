@@ -1,4 +1,4 @@
-"""Reads the tower of a checkpoint beside its decoder of text: `Reader`s of families.
+"""Reads the tower of a checkpoint beside its decoder of text.
 
 A checkpoint may have a configuration of a tower and no tensors of it: then it is a decoder of text."""
 
@@ -14,12 +14,12 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
 from petiole.gpu_worker.models.decoder import Decoder
-from petiole.gpu_worker.models.loading import LoadOptions, Model, read_decoder, read_layers
+from petiole.gpu_worker.models.loading import LoadOptions, Model, Reader, read_decoder, read_layers
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.plan import ModelPlan
-from petiole.gpu_worker.models.vision.config import TowerConfig, qwen2_5_vl, qwen3_5, qwen3_vl
-from petiole.gpu_worker.models.vision.decoder import SeeingDecoder
+from petiole.gpu_worker.models.vision.dimensions import TowerConfig
 from petiole.gpu_worker.models.vision.pictures import MOST_UNEQUAL, grid_pictures
+from petiole.gpu_worker.models.vision.seeing import SeeingDecoder
 from petiole.gpu_worker.models.vision.tower import Merger, Tower
 from petiole.gpu_worker.models.weights.copying import TensorSource, read_linear, read_tensor
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Linear
@@ -42,16 +42,13 @@ MOST_PATCHES = 4096
 """In an encode step: four at 512 x 512, say. Those who wait for their next token wait for it."""
 
 
-def read_qwen3_vl(source: TensorSource, model: Model, options: LoadOptions) -> Decoder:
-    return _read(source, model, options, qwen3_vl)
+def with_eyes(of: Callable[[JsonObject, ModelPlan], TowerConfig]) -> Reader:
+    """The `Reader` of a family. of: the dimensions of its tower, from config.json and the plan of its text."""
 
+    def read(source: TensorSource, model: Model, options: LoadOptions) -> Decoder:
+        return _read(source, model, options, of)
 
-def read_qwen3_5(source: TensorSource, model: Model, options: LoadOptions) -> Decoder:
-    return _read(source, model, options, qwen3_5)
-
-
-def read_qwen2_5_vl(source: TensorSource, model: Model, options: LoadOptions) -> Decoder:
-    return _read(source, model, options, qwen2_5_vl)
+    return read
 
 
 def _read(

@@ -23,7 +23,7 @@ from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights, normed
 from petiole.gpu_worker.models.parts.rotary import Rotation, rotated
 from petiole.gpu_worker.models.plan import Layer, Norm
-from petiole.gpu_worker.models.vision.config import TowerConfig
+from petiole.gpu_worker.models.vision.dimensions import TowerConfig
 from petiole.gpu_worker.models.weights.linear import Linear
 
 Behind = Callable[[int, Tensor], None]
@@ -89,16 +89,20 @@ class Tower:
     values: Tensor
 
     def encode(
-        self, images: Sequence[tuple[Tensor, tuple[int, int]]], computed: Computed | None = None
+        self,
+        images: Sequence[tuple[Tensor, tuple[int, int]]],
+        computed: Computed | None = None,
+        progress: Callable[[], None] = lambda: None,
     ) -> list[Tensor]:
         """See `ImageDecoder`. uint8 [1, height, width, 3] each -> features [1 + deep, positions, hidden] each.
-        computed: the layers; None: in torch."""
+        computed: the layers; None: in torch. progress: called after each layer that torch computes."""
         pictures = [pixels for pixels, _ in images]
         grids = [self.grid(pixels) for pixels in pictures]
         taken: dict[int, Tensor] = {}
         joined = self.config.merge**2
 
         def behind(layer: int, hidden: Tensor) -> None:
+            progress()
             if layer in self.config.taps:
                 k = self.config.taps.index(layer)
                 taken[1 + k] = self.deep[k](hidden, joined)

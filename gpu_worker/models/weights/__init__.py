@@ -11,4 +11,5 @@ quantized     the one form of quantised weights, and the `Linear` that computes 
 linear        `Linear`, and a class for each way to store its weights
 threads       work in parts, each on one thread
 names         where a checkpoint keeps the parts of a plan, and which products adapters change
+host_memory   large tensors on the host, in large pages
 """

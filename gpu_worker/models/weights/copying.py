@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.host_memory import new_tensor
+from petiole.gpu_worker.models.weights.host_memory import new_tensor
 from petiole.gpu_worker.models.weights.linear import (
     DenseLinear,
     Fp8Linear,

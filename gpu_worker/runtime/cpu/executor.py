@@ -40,7 +40,7 @@ def choose(logits: Tensor, choice: SamplingMetadata | None) -> Tensor:
 
 class CpuExecutor:
     """Forward and logits of one decoder over one KV pool. See `platform.Executor`. Long steps
-    call `progress`, except for those of torch's encoder."""
+    call `progress`, except for those of torch's encoder of crops."""
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class CpuExecutor:
         self._native = native_decoder(decoder, cache, bank, progress, states)
         self._seeing: LayeredVision | None = with_known_crops(decoder)
         self._encoder = None if self._seeing is None else native_encoder(self._seeing.vision, progress)
-        tower = tower_of(decoder)
-        self._tower = None if tower is None else native_tower(tower, progress)
+        self._tower = tower_of(decoder)
+        self._native_tower = None if self._tower is None else native_tower(self._tower, progress)
 
     @property
     def kernels(self) -> str:
@@ -172,8 +172,10 @@ class CpuExecutor:
     def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
         crops = [(torch.from_numpy(image.pixels), image.tiling) for image in images]
         encoder, seeing = self._encoder, self._seeing
+        if self._native_tower is not None:
+            return self._native_tower.encode(crops)
         if self._tower is not None:
-            return self._tower.encode(crops)
+            return self._tower.encode(crops, progress=self._progress)
         if encoder is None or seeing is None:
             return cast(ImageDecoder, self._decoder).encode(crops)
         return [seeing.image_features(encoder.features(pixels), at) for pixels, at in crops]

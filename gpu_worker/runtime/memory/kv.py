@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from petiole.cache import WindowPages
-from petiole.gpu_worker.models.host_memory import new_zeros
 from petiole.gpu_worker.models.plan import ModelPlan
+from petiole.gpu_worker.models.weights.host_memory import new_zeros
 from petiole.gpu_worker.runtime.device.device import upload
 from petiole.gpu_worker.runtime.interface import PageUpdates
 

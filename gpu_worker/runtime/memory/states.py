@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from petiole.gpu_worker.models.host_memory import new_zeros
 from petiole.gpu_worker.models.parts.recurrent.states import RUN, LayerState, Rounded, Span, StepBySpans
 from petiole.gpu_worker.models.plan import ModelPlan, Recurrent
+from petiole.gpu_worker.models.weights.host_memory import new_zeros
 from petiole.gpu_worker.runtime.device.device import upload
 from petiole.gpu_worker.runtime.interface import Int32Array, Progress, StateUpdates
 

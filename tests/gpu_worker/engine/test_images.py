@@ -290,3 +290,34 @@ def test_no_chunk_ends_inside_a_region() -> None:
     assert ends == [0] * 8 + [8, 9, 10, 10, 10, 10, 14, 15, 16, 17]
     assert [whole_regions(regions, 1, room) for room in range(9)] == [0] * 7 + [7, 8]
     assert [whole_regions(regions, 10, room) for room in range(6)] == [0] * 4 + [4, 5]
+
+
+@pytest.mark.parametrize("policy", ["pipelined", "drain", "mixed"])
+@pytest.mark.parametrize(("cache", "page_size"), [("radix", 1), ("block", 16), ("off", 4)])
+@pytest.mark.parametrize("chunk", rest([3, 7, 1]))
+def test_chunks_end_inside_causal_images(
+    open_engine: OpenEngine, policy: str, cache: str, page_size: int, chunk: int
+) -> None:
+    machine = {"prefix_cache": cache, "page_size": page_size, "chunk_size": chunk, "prefill_policy": policy}
+    with open_engine(debug=True, **machine) as engine:
+        for _ in range(2):
+            handles = [engine.submit(asked(parts)) for parts in PROMPTS]
+            for parts, handle in zip(PROMPTS, handles, strict=True):
+                assert handle.result(timeout=60).token_ids == expected(parts)
+        assert not engine.runtime._features  # type: ignore[attr-defined]
+
+
+def test_a_row_that_is_cut_inside_an_image_publishes_what_ends_before_it(open_engine: OpenEngine) -> None:
+    """A request is cancelled with a part of its image computed: the next one goes on behind the text before it."""
+    text = [1, 2, 3, 4, 5]
+    with open_engine(chunk_size=2, debug=True) as engine:
+        for k in range(30):
+            handle = engine.submit(asked([*text, image(200 + k, 20), 9]))
+            time.sleep(0.002 * (k % 7))
+            handle.cancel()
+            handle.result(timeout=30)
+        parts = [*text, image(300, 20), 9]
+        result = engine.generate([asked(parts)])[0]
+        assert result.token_ids == expected(parts)
+        assert result.usage.cached_prompt_tokens == len(text)
+        assert not engine.runtime._features  # type: ignore[attr-defined]

@@ -6,17 +6,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
-from petiole.gpu_worker.models.families import config_keys
+from petiole.gpu_worker.models.families import config_keys, towers
 from petiole.gpu_worker.models.families.family import Family
 from petiole.gpu_worker.models.plan import MAX_POSITION, Attention, Experts, FeedForward, ModelPlan, Norm
-from petiole.gpu_worker.models.vision.reading import read_qwen2_5_vl, read_qwen3_vl
+from petiole.gpu_worker.models.vision.reading import with_eyes
 from petiole.gpu_worker.models.weights.names import Fused, Names
 
 SHARED = Names(
     beside_gate_up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
     beside_down=("mlp.shared_expert.down_proj",),
 )
-VL_MOE = replace(config_keys.SEEING, fused=Fused(input_major=True))
+SEEING = config_keys.SEEING
+VL_MOE = replace(SEEING, fused=Fused(input_major=True))
 
 
 def qwen2(raw: JsonObject) -> ModelPlan:
@@ -100,7 +101,13 @@ FAMILIES = (
     Family(("Qwen3MoeForCausalLM",), qwen3_moe),
     Family(("Qwen2MoeForCausalLM",), qwen2_moe, SHARED),
     Family(("Qwen2VLForConditionalGeneration",), qwen2_vl, config_keys.WRAPPED),
-    Family(("Qwen2_5_VLForConditionalGeneration",), qwen2_5_vl, config_keys.SEEING, read_qwen2_5_vl, sees=True),
-    Family(("Qwen3VLForConditionalGeneration",), qwen3_vl, config_keys.SEEING, read_qwen3_vl, sees=True),
-    Family(("Qwen3VLMoeForConditionalGeneration",), qwen3_vl_moe, VL_MOE, read_qwen3_vl, sees=True),
+    Family(
+        ("Qwen2_5_VLForConditionalGeneration",),
+        qwen2_5_vl,
+        SEEING,
+        with_eyes(towers.qwen2_5_vl),
+        sees=True,
+    ),
+    Family(("Qwen3VLForConditionalGeneration",), qwen3_vl, SEEING, with_eyes(towers.qwen3_vl), sees=True),
+    Family(("Qwen3VLMoeForConditionalGeneration",), qwen3_vl_moe, VL_MOE, with_eyes(towers.qwen3_vl), sees=True),
 )

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
-from petiole.gpu_worker.models.families import config_keys
+from petiole.gpu_worker.models.families import config_keys, towers
 from petiole.gpu_worker.models.families.family import Family
 from petiole.gpu_worker.models.plan import DeltaNet, Experts, FeedForward, Layer, Mixer, ModelPlan, Norm
-from petiole.gpu_worker.models.vision.reading import read_qwen3_5
+from petiole.gpu_worker.models.vision.reading import with_eyes
 from petiole.gpu_worker.models.weights.names import DELTA_NET, Names
 
 LINEAR = "linear_attention"
@@ -123,6 +123,6 @@ FAMILIES = (
     Family(("Qwen3NextForCausalLM",), qwen3_next, NEXT),
     Family(("Qwen3_5ForCausalLM",), qwen3_5, NAMES),
     Family(("Qwen3_5MoeForCausalLM",), qwen3_5_moe, NAMES),
-    Family(("Qwen3_5ForConditionalGeneration",), qwen3_5, NAMES, read_qwen3_5, sees=True),
-    Family(("Qwen3_5MoeForConditionalGeneration",), qwen3_5_moe, NAMES, read_qwen3_5, sees=True),
+    Family(("Qwen3_5ForConditionalGeneration",), qwen3_5, NAMES, with_eyes(towers.qwen3_5), sees=True),
+    Family(("Qwen3_5MoeForConditionalGeneration",), qwen3_5_moe, NAMES, with_eyes(towers.qwen3_5), sees=True),
 )

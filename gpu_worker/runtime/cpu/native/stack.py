@@ -15,9 +15,9 @@ from torch import Tensor
 
 from petiole.contract.settings.engine import switch
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.host_memory import new_tensor
 from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.plan import Attention, Experts, Layer, Mixer
+from petiole.gpu_worker.models.weights.host_memory import new_tensor
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
 from petiole.gpu_worker.runtime.cpu.native.layers.model import LayerStruct, ModelStruct, StepStruct
 from petiole.gpu_worker.runtime.cpu.native.layers.structures import (

@@ -12,7 +12,8 @@ from hypothesis import given, settings, strategies as st
 
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.families.registry import model_of
-from petiole.gpu_worker.models.vision.config import TowerConfig, qwen2_5_vl, qwen3_5, qwen3_vl
+from petiole.gpu_worker.models.families.towers import qwen2_5_vl, qwen3_5, qwen3_vl
+from petiole.gpu_worker.models.vision.dimensions import TowerConfig
 from petiole.gpu_worker.models.vision.pictures import GridPictures, grid_pictures, resized
 from petiole.gpu_worker.models.vision.tower import Grid, Tower
 from petiole.gpu_worker.request.prepared_images import RequestImage, rotary_positions

@@ -115,3 +115,9 @@ def test_a_strict_tool_forbids_calls_without_marks() -> None:
     assert asked("hermes", {"name": "f", "strict": True})[1]["whole"]
     assert not asked("hermes", {"name": "f"}, parallel_tool_calls=False)[1]["whole"]
     assert not asked("llama", {"name": "f"}, parallel_tool_calls=False)[1]["whole"]
+
+
+def test_a_model_that_sees_calls_and_thinks_as_its_template_says() -> None:
+    described = {"chat_template": QWEN_25 + "{{ content.split('</think>') }}"}
+    assert Presentation.of(described | {"images": True}) == Presentation.of(described) != Presentation()
+    assert Presentation.of({"images": True, "chat": True}) == Presentation(), "it answers by a skill"

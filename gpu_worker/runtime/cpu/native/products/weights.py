@@ -8,7 +8,7 @@ from ctypes import c_float, c_int32, c_int64, c_uint8, c_void_p
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.host_memory import new_tensor
+from petiole.gpu_worker.models.weights.host_memory import new_tensor
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear, Linear
 from petiole.gpu_worker.models.weights.quantized import CodedLinear, CodeLayout
 from petiole.gpu_worker.runtime.cpu.native.products.library import NEVER, Library

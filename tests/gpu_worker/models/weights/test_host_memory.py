@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from petiole.gpu_worker.models.host_memory import new_tensor, new_zeros
+from petiole.gpu_worker.models.weights.host_memory import new_tensor, new_zeros
 
 CPU = torch.device("cpu")
 SHAPES = [(0, 3), (5, 3), (1024, 1024), (1025, 1031)]

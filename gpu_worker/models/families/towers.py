@@ -1,10 +1,10 @@
-"""The dimensions of a tower, from `vision_config`, and its layers as a plan. Missing values are those of the
-class in transformers."""
+"""`vision_config` as the dimensions of a tower and a plan of its layers. Missing values are those of the class in
+transformers. All of these raise ModelError."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isqrt
 
 from petiole.gpu_worker.exceptions import ModelError
@@ -19,45 +19,15 @@ from petiole.gpu_worker.models.checkpoint.configuration import (
 )
 from petiole.gpu_worker.models.families import config_keys
 from petiole.gpu_worker.models.plan import Attention, FeedForward, Layer, ModelPlan, Norm, Rotary
+from petiole.gpu_worker.models.vision.dimensions import TowerConfig
 
 NORM = Norm(kind="layer", eps=1e-6, bias=True)
 _MAX_SIDE = 4096
 """Pixels of a patch's side, and patches of a block's: a limit far above every tower."""
 
 
-@dataclass(frozen=True, slots=True)
-class TowerConfig:
-    """plan: the layers. patch: pixels of a patch's side. merge: patches of the side of a block, which becomes one
-    position. frames: pictures in a patch. table: rows and columns of the table of learned positions; 0: there is
-    none. taps: behind which layers the features are taken that the decoder of text adds behind its first ones.
-    window: blocks of the side of a window, whose patches see each other; 0: all patches of a picture do. whole:
-    the layers for which there are no windows. outputs: the width of features. norm: of the merger. placeholder:
-    the token that stands for a picture in text."""
-
-    plan: ModelPlan
-    patch: int
-    merge: int
-    frames: int
-    outputs: int
-    placeholder: int
-    norm: Norm
-    table: int = 0
-    taps: tuple[int, ...] = ()
-    window: int = 0
-    whole: tuple[int, ...] = ()
-
-    @property
-    def hidden(self) -> int:
-        return self.plan.hidden_size
-
-    @property
-    def block(self) -> int:
-        """Pixels of the side of a block."""
-        return self.patch * self.merge
-
-
 def qwen3_vl(raw: JsonObject, text: ModelPlan) -> TowerConfig:
-    """The tower of Qwen3-VL. Raises ModelError, as all of these."""
+    """The tower of Qwen3-VL."""
     tower, given = _plain(raw, text, 151655), objects(raw, "vision_config")
     taps = _layers(given, "deepstack_visual_indexes", [8, 16, 24], tower.plan.n_layers)
     if len(taps) >= text.n_layers:
@@ -91,7 +61,7 @@ def qwen2_5_vl(raw: JsonObject, text: ModelPlan) -> TowerConfig:
     pixels = whole(given, "window_size", _MAX_SIDE**2, 112)
     if pixels < tower.block:
         raise ModelError(f"config.json: vision_config.window_size must be at least {tower.block}, got {pixels}")
-    seeing_all = _layers(given, "fullatt_block_indexes", [7, 15, 23, 31], tower.plan.n_layers)
+    seeing_all = _layers(given, "fullatt_block_indexes", [7, 15, 23, 31], MAX_LAYERS)
     return replace(tower, window=pixels // tower.merge // tower.patch, whole=seeing_all)
 
 

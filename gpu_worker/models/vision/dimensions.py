@@ -1,0 +1,38 @@
+"""The dimensions of a tower, and its layers as a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from petiole.gpu_worker.models.plan import ModelPlan, Norm
+
+
+@dataclass(frozen=True, slots=True)
+class TowerConfig:
+    """plan: the layers. patch: pixels of a patch's side. merge: patches of the side of a block, which becomes one
+    position. frames: pictures in a patch. table: rows and columns of the table of learned positions; 0: there is
+    none. taps: behind which layers the features are taken that the decoder of text adds behind its first ones.
+    window: blocks of the side of a window, whose patches see each other; 0: all patches of a picture do. whole:
+    the layers for which there are no windows. outputs: the width of features. norm: of the merger. placeholder:
+    the token that stands for a picture in text."""
+
+    plan: ModelPlan
+    patch: int
+    merge: int
+    frames: int
+    outputs: int
+    placeholder: int
+    norm: Norm
+    table: int = 0
+    taps: tuple[int, ...] = ()
+    window: int = 0
+    whole: tuple[int, ...] = ()
+
+    @property
+    def hidden(self) -> int:
+        return self.plan.hidden_size
+
+    @property
+    def block(self) -> int:
+        """Pixels of the side of a block."""
+        return self.patch * self.merge
