@@ -134,7 +134,7 @@ class _WithOrigins:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         dispatcher().start()
-        if path_in(scope).rstrip("/") and scope["path"].endswith("/"):  # a slash at the end means nothing
+        if scope.get("path", "").endswith("/") and path_in(scope).rstrip("/"):  # a slash at the end means nothing
             scope = {**scope, "path": scope["path"].rstrip("/")}
         await self._app(scope, receive, send)
 
