@@ -25,11 +25,11 @@ from petiole.gateway.dialects import error_answer
 from petiole.gateway.observability import METRICS, ObservabilityMiddleware, count_notice
 from petiole.gateway.openai.responses import conversation_store
 from petiole.gateway.routes import (
-    adapters,
     admin,
     anthropic as messages,
     batches as batches,
     embeddings as texts,
+    lora,
     openai,
     page as page,
     responses as responses,
@@ -99,7 +99,7 @@ def _below_v1() -> list[BaseRoute]:
         *batches.routes(),
         *page.routes_of_the_fleet(),
         *admin.routes(),
-        *adapters.routes(),
+        *lora.routes(),
     ]
 
 
@@ -115,7 +115,7 @@ def make() -> Starlette:
             *page.routes(),
             *openai.routes_at_the_root(),
             *texts.routes_at_the_root(),
-            *adapters.routes(),
+            *lora.routes(),
         ],
         exception_handlers=dict.fromkeys(_ANSWERED, _failed),
     )
