@@ -25,11 +25,11 @@ from petiole.gateway.dialects import error_answer
 from petiole.gateway.observability import METRICS, ObservabilityMiddleware, count_notice
 from petiole.gateway.openai.responses import conversation_store
 from petiole.gateway.routes import (
-    adapters,
     admin,
     anthropic as messages,
     batches as batches,
     embeddings as texts,
+    lora,
     openai,
     page as page,
     responses as responses,
@@ -99,7 +99,7 @@ def _below_v1() -> list[BaseRoute]:
         *batches.routes(),
         *page.routes_of_the_fleet(),
         *admin.routes(),
-        *adapters.routes(),
+        *lora.routes(),
     ]
 
 
@@ -115,7 +115,7 @@ def make() -> Starlette:
             *page.routes(),
             *openai.routes_at_the_root(),
             *texts.routes_at_the_root(),
-            *adapters.routes(),
+            *lora.routes(),
         ],
         exception_handlers=dict.fromkeys(_ANSWERED, _failed),
     )
@@ -134,8 +134,7 @@ class _WithOrigins:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         dispatcher().start()
-        if scope["type"] != "lifespan" and path_in(scope).rstrip("/") and scope["path"].endswith("/"):
-            # a slash at the end means nothing
+        if scope.get("path", "").endswith("/") and path_in(scope).rstrip("/"):  # a slash at the end means nothing
             scope = {**scope, "path": scope["path"].rstrip("/")}
         await self._app(scope, receive, send)
 

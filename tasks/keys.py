@@ -33,7 +33,7 @@ MODELS_KEY = "petiole:models"
 """Hash: by fingerprint and queues, the facts of a model (`fleet.models`)."""
 
 ADAPTERS_KEY = "petiole:adapters"
-"""Hash without an end: by name, an adapter that was loaded over HTTP (`fleet.adapters`)."""
+"""Hash without an end: by name, an adapter that was loaded over HTTP (`fleet.loaded_adapters`)."""
 
 QUARANTINE_KEY = "petiole:quarantine"
 """List: messages that were set aside (`worker.broker.quarantine`)."""

@@ -22,6 +22,7 @@ from petiole.gateway.core.parts import (
     Part,
     PromptTokens,
     TextDelta,
+    TokenCount,
 )
 from petiole.gateway.core.record import RequestRecord
 from petiole.gateway.core.text_offsets import TokenOffsets
@@ -39,9 +40,9 @@ from petiole.tasks.templates.parser import (
 
 class OutputAssembler:
     """The state of one output's reader. `task_id`: the task whose text is divided; None: no text is.
-    `custom`: the functions that stand for tools which take text."""
+    `custom`: the functions that stand for tools which take text. `counts`: tokens are counted."""
 
-    def __init__(self, task_id: str | None = None, custom: Collection[str] = ()) -> None:
+    def __init__(self, task_id: str | None = None, custom: Collection[str] = (), *, counts: bool = False) -> None:
         self._task_id = task_id
         self._custom = custom
         self._input: InputReader | None = None  # of the open call
@@ -50,15 +51,21 @@ class OutputAssembler:
         self._opened: Kind | None = None
         self._last: Kind | None = None  # what was opened last
         self._length = 0  # of the output, in characters
+        self._count = TokenCount(0, 0) if counts else None
 
     @classmethod
     def of(cls, record: RequestRecord, choice: int) -> OutputAssembler:
         asked = record.asked
-        return cls(record.tasks[choice] if asked.get("parts") else None, asked.get("custom", ()))
+        task_id = record.tasks[choice] if asked.get("parts") else None
+        return cls(task_id, asked.get("custom", ()), counts=bool(asked.get("counts")))
 
     def read(self, delta: StreamDelta) -> list[Part]:
         """The parts that this delta makes, opens or closes. A delta without text may make none."""
         parts: list[Part] = []
+        if self._count is not None:
+            prompt = self._count.prompt_tokens if delta.prepared is None else delta.prepared.prompt_tokens
+            self._count = TokenCount(prompt, max(self._count.completion_tokens, delta.end))
+            parts.append(self._count)
         if delta.prepared is not None and self._task_id is not None:
             self._parser = _parser(delta.prepared)
             parts.append(OutputStarted(delta.prepared.prompt_tokens))

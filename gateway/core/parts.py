@@ -43,6 +43,13 @@ class PromptTokens(NamedTuple):
     last: bool
 
 
+class TokenCount(NamedTuple):
+    """How many tokens there are by now. It comes before the parts that they make, where the record asks for it."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
 class ItemStarted(NamedTuple):
     """A call has a name and an id."""
 
@@ -74,7 +81,7 @@ class OutputEnded(NamedTuple):
     at: float | None = None
 
 
-Part = OutputStarted | PromptTokens | ItemStarted | TextDelta | ItemDone | OutputEnded
+Part = OutputStarted | PromptTokens | TokenCount | ItemStarted | TextDelta | ItemDone | OutputEnded
 
 
 @dataclass

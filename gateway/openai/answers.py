@@ -8,7 +8,7 @@ from typing import Any
 from petiole.contract.results.outputs import Usage
 from petiole.gateway.core.events import StreamEvent, encode
 from petiole.gateway.core.failures import Failure, of_end
-from petiole.gateway.core.parts import CollectedOutput, OutputEnded
+from petiole.gateway.core.parts import CollectedOutput, OutputEnded, TokenCount
 from petiole.gateway.core.record import RequestRecord
 
 DONE = b"data: [DONE]\n\n"
@@ -58,6 +58,15 @@ class ChoicesView:
         self._failed = False
         self._head = encode({**head(record), "object": kind})[:-1] + b',"choices":['
         self._tail = b'],"usage":null}' if self._asked.get("usage") else b"]}"
+        self._counts = [TokenCount(0, 0)] * len(record.tasks)
+
+    def _behind(self, choice: int) -> bytes:
+        """What follows a choice in its chunk: with the usage by now, if that was asked for."""
+        if not self._asked.get("counts"):
+            return self._tail
+        prompt, made = self._counts[choice]
+        used = {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+        return b'],"usage":' + encode(used) + b"}"
 
     def _ended(self, choice: int, part: OutputEnded, fields: Any) -> list[StreamEvent]:
         self._usage[choice] = part.usage

@@ -125,7 +125,7 @@ class ChatCompletion(SamplingBody):
     def _shown(self) -> dict[str, Any]:
         """What the view reads."""
         known = {
-            "usage": bool(self.stream_options.get("include_usage")),
+            **self.usages,
             "top_logprobs": self.beside(self._likeliest),
             "as_ids": self.return_tokens_as_token_ids,
             "token_ids": self.return_token_ids,

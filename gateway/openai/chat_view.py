@@ -15,6 +15,7 @@ from petiole.gateway.core.parts import (
     Part,
     PositionedToken,
     TextDelta,
+    TokenCount,
 )
 from petiole.gateway.core.record import RequestRecord
 from petiole.gateway.openai import logprobs
@@ -41,11 +42,11 @@ class ChatView(ChoicesView):
         self._open: list[Kind] = ["content"] * len(record.tasks)
         self._calls = [0] * len(record.tasks)
         # The bytes around a text that comes without tokens.
-        self._plain = not (self._asked.keys() & {"top_logprobs", "token_ids"})
+        self._plain = not (self._asked.keys() & {"top_logprobs", "token_ids", "counts"})
         self._before = [
             b'%b{"index":%d,"delta":{"content":' % (self._head, choice) for choice in range(len(record.tasks))
         ]
-        self._behind = b'},"logprobs":null,"finish_reason":null}' + self._tail
+        self._after = b'},"logprobs":null,"finish_reason":null}' + self._tail
 
     def begin(self, choice: int) -> Iterable[StreamEvent]:
         return [StreamEvent("role")]
@@ -66,6 +67,8 @@ class ChatView(ChoicesView):
                 return []
             self._calls[choice] += 1
             return [StreamEvent("call", _call(part, "", self._calls[choice] - 1))]
+        if isinstance(part, TokenCount):
+            self._counts[choice] = part
         if not isinstance(part, OutputEnded):
             return []
         return self._ended(choice, part, (part, self._calls[choice] > 0))
@@ -73,7 +76,7 @@ class ChatView(ChoicesView):
     def encode(self, choice: int, number: int, event: StreamEvent) -> bytes:
         match event.name:
             case "text" if self._plain:
-                return self._before[choice] + encode(event.text) + self._behind
+                return self._before[choice] + encode(event.text) + self._after
             case "text":
                 return self._chunk(choice, {"content": event.text}, event.tokens)
             case "reasoning":
@@ -107,7 +110,7 @@ class ChatView(ChoicesView):
         shown["finish_reason"] = None if end is None else _finish_reason(end, called)
         if end is not None:
             shown["stop_reason"] = stop_reason(end)
-        return self._head + encode(shown) + self._tail
+        return self._head + encode(shown) + self._behind(choice)
 
 
 def whole(record: RequestRecord, outputs: Sequence[CollectedOutput]) -> dict[str, Any]:

@@ -64,6 +64,13 @@ class TextCompletion(SamplingBody):
         """The prompts whose texts are asked for, and given as token ids."""
         return [one for one in self.prompt if isinstance(one, list)] if self.echo else []
 
+    def cut(self, ids: list[int]) -> list[int]:
+        """What `truncate_prompt_tokens` leaves of a prompt. With -1 a worker knows how much: here it is all."""
+        most = self.truncate_prompt_tokens
+        if most in (None, -1):
+            return ids
+        return ids[:most] if self.truncation_side == "right" else ids[-most:]
+
     def plan(self, name: str, now: int, found: ModelRoute, stays: bool, spelled: Sequence[str] = ()) -> Plan:
         """The task that the request becomes, under this id. `spelled`: the texts of `ids_to_spell`. Raises
         `InvalidRequest`."""
@@ -77,7 +84,7 @@ class TextCompletion(SamplingBody):
         texts = iter(spelled)
         echoes = [one if isinstance(one, str) else next(texts) for one in self.prompt] if self.echo else None
         known = {
-            "usage": bool(self.stream_options.get("include_usage")),
+            **self.usages,
             "logprobs": self.beside(self.logprobs),
             "as_ids": self.return_tokens_as_token_ids,
             "token_ids": self.return_token_ids,

@@ -7,7 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from petiole.gateway.core.events import StreamEvent, encode
-from petiole.gateway.core.parts import CollectedOutput, OutputEnded, Part, PositionedToken, PromptTokens, TextDelta
+from petiole.gateway.core.parts import (
+    CollectedOutput,
+    OutputEnded,
+    Part,
+    PositionedToken,
+    PromptTokens,
+    TextDelta,
+    TokenCount,
+)
 from petiole.gateway.core.record import RequestRecord
 from petiole.gateway.core.text_offsets import PromptText
 from petiole.gateway.openai import logprobs
@@ -17,7 +25,8 @@ from petiole.gateway.openai.answers import ChoicesView, ended, finish_reason, he
 class CompletionsView(ChoicesView):
     """Events of a completion:
 
-    text     a piece of the text, also of the prompt's; its field says how long the choice's text is behind it
+    text     a piece of the text; its field says how long the choice's text is behind it
+    prompt   the same of the prompt's, with tokens
     end      the chunk with the finish reason, and the tokens that have no text
     error    in place of an end
     usage    the last chunk, if it was asked for
@@ -38,6 +47,8 @@ class CompletionsView(ChoicesView):
             return self._of_prompt(choice, part) if self._asked.get("scored") else []
         if isinstance(part, TextDelta):
             return [] if self._asked.get("nothing_more") else [self._text(choice, part.text, part.tokens)]
+        if isinstance(part, TokenCount):
+            self._counts[choice] = part
         if not isinstance(part, OutputEnded):
             return []
         part = _shown_end(self._asked, part)
@@ -47,29 +58,39 @@ class CompletionsView(ChoicesView):
         begins = choice not in self._prompts
         prompt = self._prompts.setdefault(choice, PromptText(echo(self._asked, choice)))
         text, tokens = prompt.add(logprobs.of_prompt(part.tokens, begins=begins), last=part.last)
-        return [self._text(choice, text, tokens)] if text else []
+        return [self._text(choice, text, tokens, "prompt")] if text else []
 
-    def _text(self, choice: int, text: str, tokens: Sequence[PositionedToken]) -> StreamEvent:
+    def _text(self, choice: int, text: str, tokens: Sequence[PositionedToken], name: str = "text") -> StreamEvent:
         self._lengths[choice] += len(text)
-        return StreamEvent("text", self._lengths[choice], text, tokens)
+        return StreamEvent(name, self._lengths[choice], text, tokens)
 
     def encode(self, choice: int, number: int, event: StreamEvent) -> bytes:
         match event.name:
-            case "text":
+            case "text" | "prompt":
                 assert event.text is not None
                 first = event.fields - len(event.text)
                 tokens = [PositionedToken(first + at, token) for at, token, _ in event.tokens]
-                return self._chunk(choice, event.text, tokens)
+                of_prompt = len(tokens) if event.name == "prompt" else 0
+                return self._chunk(choice, event.text, tokens, of_prompt=of_prompt, begins=not first)
             case "end":
                 length, end = event.fields
-                return self._chunk(choice, "", [PositionedToken(length, one.token) for one in end.tokens], end)
+                tokens = [PositionedToken(length, one.token) for one in end.tokens]
+                return self._chunk(choice, "", tokens, end, begins=not length)
             case _:
                 return self._last(event, self._asked["each"])
 
     def _chunk(
-        self, choice: int, text: str, tokens: Sequence[PositionedToken], end: OutputEnded | None = None
+        self,
+        choice: int,
+        text: str,
+        tokens: Sequence[PositionedToken],
+        end: OutputEnded | None = None,
+        of_prompt: int = 0,
+        *,
+        begins: bool,
     ) -> bytes:
-        return self._head + encode(shown(self._asked, choice, text, tokens, end)) + self._tail
+        made = shown(self._asked, choice, text, tokens, end, of_prompt, begins=begins)
+        return self._head + encode(made) + self._behind(choice)
 
 
 def whole(record: RequestRecord, outputs: Sequence[CollectedOutput]) -> dict[str, Any]:
@@ -86,7 +107,7 @@ def whole(record: RequestRecord, outputs: Sequence[CollectedOutput]) -> dict[str
             PositionedToken(len(before) + at, token) for piece in output.pieces for at, token, _ in piece.tokens
         ]
         rest = [PositionedToken(len(before) + len(text), one.token) for one in end.tokens]
-        choice = shown(record.asked, index, before + text, [*of_prompt, *tokens, *rest], end)
+        choice = shown(record.asked, index, before + text, [*of_prompt, *tokens, *rest], end, len(of_prompt))
         if (likeliest := record.asked.get("prompt_logprobs")) is not None:
             choice["prompt_logprobs"] = logprobs.by_id(prompt, likeliest)
         choices.append(choice)
@@ -115,16 +136,24 @@ def echo(asked: dict[str, Any], choice: int) -> str:
 
 
 def shown(
-    asked: dict[str, Any], choice: int, text: str, tokens: Sequence[PositionedToken], end: OutputEnded | None
+    asked: dict[str, Any],
+    choice: int,
+    text: str,
+    tokens: Sequence[PositionedToken],
+    end: OutputEnded | None,
+    of_prompt: int = 0,
+    *,
+    begins: bool = True,
 ) -> dict[str, Any]:
-    """A choice, or a piece of one."""
+    """A choice, or a piece of one. `of_prompt`: how many of the first tokens are the prompt's. `begins`: no other
+    piece is before this one."""
     likeliest = asked.get("logprobs")
     found: dict[str, Any] = {"index": choice, "text": text, "logprobs": None}
     if likeliest is not None and (tokens or end):
         found["logprobs"] = _logprobs(tokens, likeliest, bool(asked.get("as_ids")))
     if asked.get("token_ids"):
-        found["token_ids"] = [one.token.token_id for one in tokens]
-    if end is not None and "prompt_ids" in asked:
+        found["token_ids"] = [one.token.token_id for one in tokens[of_prompt:]]
+    if begins and "prompt_ids" in asked:
         found["prompt_token_ids"] = asked["prompt_ids"][choice // asked["each"]]
     found["finish_reason"] = None if end is None else finish_reason(end)
     if end is not None:

@@ -108,6 +108,12 @@ class SamplingBody(RequestBody):
                 raise InvalidRequest(f"stream_options.{name}", "must be true or false", shorten(value))
         return given
 
+    @property
+    def usages(self) -> dict[str, bool]:
+        """What the view reads of the usage: whether it comes last, and whether with each chunk, too."""
+        last = bool(self.stream_options.get("include_usage"))
+        return {"usage": last, "counts": last and bool(self.stream_options.get("continuous_usage_stats"))}
+
     @model_validator(mode="after")
     def _options_of_streams(self) -> Any:
         if self.stream_options and not self.stream:

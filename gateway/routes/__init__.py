@@ -5,7 +5,7 @@ responses   /responses
 openai      all other paths of OpenAI's, and those that vLLM added
 embeddings  /v1/embeddings, /rerank, /score and /classify
 anthropic   /messages, and /models for clients of Anthropic's
-adapters    /load_lora_adapter and /unload_lora_adapter, for those who may
+lora        /load_lora_adapter and /unload_lora_adapter, for those who may
 admin       /admin: keys and tenants, for those who may; /key
 page        the page: its files, the fleet as JSON, cancel
 """

@@ -62,7 +62,8 @@ async def create_completion(request: Request) -> Response:
         read = iter(
             (await count(found, tokenization.NAMES, texts=texts, with_ids=True))["token_ids"] if texts else ()
         )
-        plan = plan.noting(prompt_ids=[next(read) if isinstance(one, str) else one for one in asked.prompt])
+        whole = [next(read) if isinstance(one, str) else one for one in asked.prompt]
+        plan = plan.noting(prompt_ids=[*map(asked.cut, whole)])
     return await COMPLETION.create(request, plan, asked.stream)
 
 

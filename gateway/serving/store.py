@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import redis
@@ -82,7 +82,7 @@ async def used(name: str, member: str, keep_s: int, most: int) -> None:
 async def last_used(name: str) -> list[str]:
     """The members, the one that was used first first."""
     found = await patiently(lambda: connections.async_streams().zrange(_key(name), 0, -1))
-    return [_text(member) for member in found]
+    return [_text(cast("bytes | str", member)) for member in found]
 
 
 async def entries(name: str) -> list[str]:

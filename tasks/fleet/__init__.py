@@ -7,7 +7,7 @@ exporter      `petiole metrics`: reports and queue lengths for Prometheus
 markers       whether a process looks for results where workers store them: for a submission, callers that wait and
               the command line
 restarts      starts and last exits of workers: workers write them, the command line and the exporter read them
-adapters      adapters loaded over HTTP: the gateway writes them
+loaded_adapters  adapters that were loaded over HTTP: the gateway writes them
 models        what the models take, and which queue serves a name: workers write it, `petiole models` and
               submissions read it
 probes        checks whether each Redis takes writes: for the command line and the exporter

@@ -32,7 +32,7 @@ import redis
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from petiole.tasks.errors import InvalidRequest, Unavailable
-from petiole.tasks.fleet import adapters, reports
+from petiole.tasks.fleet import loaded_adapters, reports
 from petiole.tasks.keys import ADAPTERS_KEY, MODELS_KEY
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
@@ -189,7 +189,7 @@ async def amodels() -> list[ModelFacts]:
 def _read(
     clock: tuple[int, int], fields: Mapping[bytes, bytes], of_adapters: Mapping[bytes, bytes]
 ) -> list[ModelFacts]:
-    now, loaded = clock[0] + clock[1] / 1e6, adapters.read(of_adapters)
+    now, loaded = clock[0] + clock[1] / 1e6, loaded_adapters.read(of_adapters)
     found: list[ModelFacts] = []
     for name, value in fields.items():
         try:
@@ -198,7 +198,7 @@ def _read(
             if age_s > KEPT_S:
                 continue
             read = ModelFacts.model_validate_json(facts)
-            named = adapters.of_model(loaded, read.names) if read.takes_adapters else {}
+            named = loaded_adapters.of_model(loaded, read.names) if read.takes_adapters else {}
             seen = {"age_s": round(age_s, 1), "since": float(since), "adapters": named | read.adapters}
             found.append(read.model_copy(update=seen))
         except ValueError as error:  # perhaps another version's: skip it, and show the others

@@ -23,6 +23,7 @@ from petiole.gateway.core.parts import (
     Part,
     PromptTokens,
     TextDelta,
+    TokenCount,
 )
 from petiole.gateway.core.record import RequestRecord, dump, load
 from petiole.gateway.core.streams import ClientStream, Frame, cursor_of
@@ -189,7 +190,13 @@ def test_parts_open_and_close_and_a_failed_output_just_ends() -> None:
     assert [*OutputAssembler("t").read(prepared)] == [OutputStarted(3)]
     of_prompt = begun.model_copy(update={"index": -1, "text": ""})
     assert parts(of_prompt, begun) == ["PromptTokens", "ItemStarted", "TextDelta"]
-    assert {OutputStarted, PromptTokens, ItemStarted, TextDelta, ItemDone, OutputEnded} == set(Part.__args__)
+    counting = OutputAssembler("t", counts=True)
+    assert [counting.read(one)[0] for one in (prepared, begun)] == [
+        TokenCount(3, one.end) for one in (prepared, begun)
+    ]
+    assert {OutputStarted, PromptTokens, TokenCount, ItemStarted, TextDelta, ItemDone, OutputEnded} == set(
+        Part.__args__
+    )
 
 
 def test_choices_have_numbers_of_their_own() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -182,6 +183,30 @@ def test_tokens_of_texts_and_conversations(http: httpx2.Client, client: openai.O
         path = "/detokenize" if "tokens" in body else "/tokenize"
         refused = http.post(path, json={"model": "petiole-tiny", **body})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_each_chunk_has_the_usage_by_now(http: httpx2.Client, path: str) -> None:
+    body = {"model": "petiole-tiny", "max_tokens": 8, "temperature": 0, "ignore_eos": True, "stream": True}
+    body |= {"prompt": PROMPT} if path == "completions" else {"messages": [{"role": "user", "content": PROMPT}]}
+    body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    text = http.post(f"/v1/{path}", json=body).text
+    lines = [line[6:] for line in text.splitlines() if line.startswith("data: {")]
+    used = [json.loads(line)["usage"] for line in lines]
+    assert all(one["total_tokens"] == one["prompt_tokens"] + one["completion_tokens"] for one in used)
+    made = [one["completion_tokens"] for one in used]
+    assert made == sorted(made)
+    assert made[-1] == made[-2] == 8
+    assert used[-2]["prompt_tokens"] == used[-1]["prompt_tokens"] > 0
+
+
+def test_the_prompts_ids_come_first_and_as_they_were_cut(client: openai.OpenAI) -> None:
+    ids = [*range(40, 48)]
+    for side, left in (("right", ids[:4]), ("left", ids[-4:])):
+        more = {"return_token_ids": True, "truncate_prompt_tokens": 4, "truncation_side": side}
+        chunks = [*client.completions.create(**{**ASKED, "prompt": ids}, stream=True, extra_body=more)]
+        shown = [chunk.choices[0].model_dump().get("prompt_token_ids") for chunk in chunks]
+        assert shown == [left, *[None] * (len(chunks) - 1)]
 
 
 def test_a_prompt_that_is_too_long_is_cut_as_by_vllm(client: openai.OpenAI) -> None:

@@ -20,8 +20,8 @@ from petiole.gateway.serving.auth import rate_limits
 from petiole.gateway.serving.auth.rights import needing
 from petiole.gateway.serving.catalogue import catalogue
 from petiole.gateway.serving.retry import failure_of, patiently
-from petiole.tasks.fleet import adapters
-from petiole.tasks.fleet.adapters import LoadedAdapter
+from petiole.tasks.fleet import loaded_adapters
+from petiole.tasks.fleet.loaded_adapters import LoadedAdapter
 from petiole.tasks.fleet.models import ModelFacts
 from petiole.tasks.submission import definitions
 
@@ -60,7 +60,7 @@ async def load(request: Request) -> Response:
     model = _base(asked.base_model_name, known)
     await _tried(asked.lora_path, model)
     adapter = LoadedAdapter(path=asked.lora_path, model=model)
-    if not await patiently(lambda: adapters.load(name, adapter, replaces=asked.load_inplace)):
+    if not await patiently(lambda: loaded_adapters.load(name, adapter, replaces=asked.load_inplace)):
         raise _loaded_already(name)
     await _tell("loaded", name)
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
@@ -68,7 +68,7 @@ async def load(request: Request) -> Response:
 
 async def unload(request: Request) -> Response:
     name = (await request_body.read(request, UnloadAdapter)).lora_name
-    if not caller().may_ask(name) or not await patiently(lambda: adapters.unload(name)):
+    if not caller().may_ask(name) or not await patiently(lambda: loaded_adapters.unload(name)):
         told = f"The lora adapter '{name}' cannot be found."
         raise Failure(404, told, code="not_found", param="lora_name")
     await _tell("unloaded", name)
