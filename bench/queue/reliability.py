@@ -106,8 +106,8 @@ class Bench:
         assert taken is not None
         names = [stream_keys(request.request_id) for request in requests]
         keys = [key for name in names for key in (name.log, name.state, name.completion, name.asked)]
-        facts = [fact for message in taken for fact in (0, message.name, 0)]
-        args = [60_000, self.engine.limits.fingerprint, BATCH, str(self.runs), *facts]
+        facts = [fact for message in taken for fact in (0, message.name, 0, "")]
+        args = [60_000, self.engine.limits.fingerprint, BATCH, str(self.runs), "bench", *facts]
         begun = [BeginReply.parse(reply) for reply in scripts.load(self.client, "begin")(keys, args)]
         for request, message, begins in zip(requests, taken, begun, strict=True):
             assert begins is not None

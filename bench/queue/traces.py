@@ -24,9 +24,8 @@ from petiole.contract.requests.generation import GenerateRequest
 from petiole.contract.results.task_result import StreamDelta
 from petiole.tasks.traces import carried, exporting, spans
 from petiole.tasks.worker.boot.bootstep import freeze
+from petiole.tasks.worker.delivery.attempt_spans import AttemptSpans
 from petiole.tasks.worker.delivery.delivery import Delivery
-from petiole.tasks.worker.generation.attempt_spans import AttemptSpans
-from petiole.tasks.worker.generation.job import Job, State
 from petiole.tasks.worker.output.outcomes import Outcome
 
 MOST_A_TASK_US, MOST_A_DELTA_US = 200.0, 1.0
@@ -89,9 +88,7 @@ def attempt(headers: dict[str, Any], request: GenerateRequest) -> None:
     found.asks(request, content=False)
     found.submitted_ns = found.prepared_ns = found.admitted_ns = time.time_ns()
     found.heard()
-    job = Job("a", time.monotonic())
-    job.state, job.outcome = State.SETTLED, OUTCOME
-    found.over(job, State.COMPLETING)
+    found.end(OUTCOME, "settled")
 
 
 def producer() -> dict[str, str]:

@@ -26,8 +26,9 @@ class StreamWriter:
         self._publish = scripts.load(client, "publish")
         keys = self._keys.of_begin
         call = uuid.uuid4().hex
-        [reply] = scripts.load(client, "begin")(keys, [self._ttl_ms, model, 1, call, retries, call, 0])
-        attempt, _, cancel, _, _, done, entries = reply
+        arguments = [self._ttl_ms, model, 1, call, "", retries, call, 0, ""]
+        [reply] = scripts.load(client, "begin")(keys, arguments)
+        attempt, _, cancel, _, _, done, entries, *_ = reply
         self.attempt, self.cancelled = int(attempt), bool(cancel)
         self.record: dict[str, Any] | None = None if self.attempt else json.loads(done)
         self.written = LoggedOutput.of(entries)

@@ -21,7 +21,7 @@ import petiole
 from petiole.contract.settings.engine import EngineSettings
 from petiole.contract.settings.gateway import GatewaySettings
 from petiole.tasks import settings, worker_side
-from petiole.tasks.commands import control as steering, conversation, keys, models, plan, status, story, usage
+from petiole.tasks.commands import control as steering, conversation, keys, models, plan, status, usage
 from petiole.tasks.commands.batch import command as batch
 from petiole.tasks.commands.terminal import error_text, plainly, print_table
 from petiole.tasks.errors import InvalidSettings, PetioleError
@@ -105,10 +105,10 @@ def parser() -> argparse.ArgumentParser:
         command("chat", conversation.run, "a conversation in the terminal, through the queue")
     )
     batch.add_options(command("batch", batch.run, "the rows of a file through the fleet, each exactly once"))
-    told = command("task", story.show, "tell the story of a task: its attempts, workers, faults and times")
+    told = command("task", status.show_task, "tell the story of a task: its attempts, workers, faults and times")
     told.add_argument("task_id")
     told.add_argument("--json", action="store_true", help="print it as JSON")
-    again = command("replay", story.replay, "list messages that were put aside, or send them again")
+    again = command("replay", status.replay, "list messages that were put aside, or send them again")
     again.add_argument("task_id", nargs="*", help="whose messages to send again")
     again.add_argument("--all", action="store_true", help="send all of them")
     cancel = command("cancel", cancel_tasks, "cancel tasks, wherever they are")

@@ -5,6 +5,6 @@ the application has set, or that `exporting` makes in a process of Petiole's own
 not import OpenTelemetry.
 
 carried    the headers: of what is submitted here, and of what runs
-spans      the spans of producers, readers and the gateway; a worker's are in `worker.generation.attempt_spans`
+spans      the spans of producers, readers and the gateway; a worker's are in `worker.delivery.attempt_spans`
 exporting  a provider for workers, gateways and runners, from the standard variables
 """

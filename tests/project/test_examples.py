@@ -57,7 +57,7 @@ ELSEWHERE: dict[str, dict[int, str]] = {
         2: "tests/gateway/anthropic/test_messages.py",
     },
     "docs/models.md": {0: "tests/e2e/test_adapters.py"},
-    "docs/monitoring.md": {0: "needs python-json-logger"},
+    "docs/traces.md": {0: "needs python-json-logger"},
     "docs/recipes.md": {1: "tests/gateway/test_clients.py"},
     "docs/testing.md": dict.fromkeys(range(4), "tests/project/test_pages.py"),
     "docs/tools.md": dict.fromkeys(range(3), "tests/e2e/test_tiny_tools.py"),

@@ -21,6 +21,7 @@ ADMITTED = {
     ),
     *("MIT", "MIT-0", "MIT-CMU", "MPL-2.0", "PSF-2.0", "Zlib"),
     *("Apache Software License", "BSD License", "MIT License"),
+    *("3-Clause BSD License", "Mozilla Public License 2.0 (MPL 2.0)"),
 }
 """SPDX's names, and the classifiers of those who name no expression. MPL-2.0 binds its own files alone."""
 

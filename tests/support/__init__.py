@@ -15,6 +15,8 @@ A whole installation, and who uses it:
     client           a producer in a process of its own
     reader           a reader of a stream on a thread of its own
     issuer           an issuer of JSON Web Tokens, with its keys at a URL
+    collector        a collector of OpenTelemetry's traces
+    traced_app       a web app that is traced
     receiver         a tenant's server, which takes the notices of webhooks
     web_app          what a web app does with Petiole, in an environment with its own Celery
     faked            the tests of an application, with the fake worker

@@ -10,7 +10,6 @@ app.kubernetes.io/component: {{ .part }}
 
 {{- define "petiole.labels" -}}
 {{ include "petiole.selector" . }}
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 

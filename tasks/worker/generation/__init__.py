@@ -4,7 +4,6 @@ driver           drives one job: passes events to it, and carries out its effect
 job              the task in this worker, from its delivery to its acknowledgement: the state machine
 effects          the decisions of a job
 intake           the thread that begins attempts and submits requests; an option for the worker is read here
-attempt_spans    the spans of an attempt, for traces
 attempts         decides what a delivery does, from the state that earlier deliveries left in Redis
 time_limits      the time limits of a generation
 image_bytes      the bytes of the images of tasks

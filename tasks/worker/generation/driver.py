@@ -31,15 +31,15 @@ from petiole.tasks.worker.completion.reports import OtherDelivery, Report
 from petiole.tasks.worker.completion.standby import Standby
 from petiole.tasks.worker.completion.started import store_started
 from petiole.tasks.worker.completion.threads import Completions
+from petiole.tasks.worker.delivery.attempt_spans import AttemptSpans
 from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.delivery.mailbox import Mailbox
 from petiole.tasks.worker.delivery.messages import Messages
 from petiole.tasks.worker.generation import effects
-from petiole.tasks.worker.generation.attempt_spans import AttemptSpans
 from petiole.tasks.worker.generation.attempts import BeginReply
 from petiole.tasks.worker.generation.effects import Action, Effect, Effects
 from petiole.tasks.worker.generation.engines import EngineLike
-from petiole.tasks.worker.generation.job import OVER, Job, State
+from petiole.tasks.worker.generation.job import OVER, WRITING, Job, State
 from petiole.tasks.worker.generation.presentation import Presentation, Presentations
 from petiole.tasks.worker.generation.time_limits import TimeLimits
 from petiole.tasks.worker.output.outcomes import Ending, Outcome, failed, succeeded
@@ -137,9 +137,17 @@ class JobDriver:
             for effect in what_follows:
                 self._carry_out(effect)
         if self.spans is not None and self.begun is not None and self.job.over and before not in OVER:
-            self.spans.over(self.job, before)
+            self._end_spans(self.spans, before)
         if self.job.state is State.HANDED_BACK and before is not State.HANDED_BACK:
             self.services.mailbox.post(lambda: None)  # the shutdown waits for it
+
+    def _end_spans(self, spans: AttemptSpans, before: State) -> None:
+        """The job is over, from this state. Where that counts as a death, the next attempt tells of this one."""
+        state = self.job.state
+        given_up = before in WRITING and state in (State.STANDING_BY, State.GIVEN_UP)
+        failing = before is State.GENERATING and state is State.HANDED_BACK
+        if not ((given_up or failing) and spans.counts):
+            spans.end(self.job.outcome, state.name.lower())
 
     def _carry_out(self, effect: Effect) -> None:
         services, job = self.services, self.job

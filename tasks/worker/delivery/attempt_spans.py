@@ -31,7 +31,6 @@ from petiole.tasks.record.attempts import BegunAttempt
 from petiole.tasks.traces import carried, spans
 from petiole.tasks.traces.spans import SYSTEM, fail
 from petiole.tasks.worker.delivery.delivery import Delivery
-from petiole.tasks.worker.generation.job import WRITING, Job, State
 from petiole.tasks.worker.output.outcomes import Outcome
 
 if TYPE_CHECKING:
@@ -175,15 +174,14 @@ class AttemptSpans:
 
     # ------------------------------------------------------------ the end
 
-    @harmless
-    def over(self, job: Job, before: State) -> None:
-        """The job is over, from this state. Where that counts as a death, the attempt after this one tells."""
-        given_up = before in WRITING and job.state in (State.STANDING_BY, State.GIVEN_UP)
-        failing = before is State.GENERATING and job.state is State.HANDED_BACK
-        if not ((given_up or failing) and (self._marked or self.admitted_ns)):
-            self._end(job.outcome, job.state)
+    @property
+    def counts(self) -> bool:
+        """Whether a death of the worker would count as the task's: then the attempt after this one tells."""
+        return self._marked or bool(self.admitted_ns)
 
-    def _end(self, outcome: Outcome | None, state: State) -> None:
+    @harmless
+    def end(self, outcome: Outcome | None, state: str) -> None:
+        """The attempt is over. `state`: of its job, if the task has not ended here."""
         from opentelemetry.trace import set_span_in_context
 
         span, now_ns = self._span, time.time_ns()
@@ -199,7 +197,7 @@ class AttemptSpans:
             span.add_event("first token", timestamp=self.first_ns)
             known["gen_ai.response.time_to_first_chunk"] = (self.first_ns - self._taken_ns) / 1e9
         if outcome is None:
-            known["petiole.end"] = state.name.lower()
+            known["petiole.end"] = state
         else:
             known["gen_ai.response.model"] = self._model
             known["gen_ai.response.finish_reasons"] = [outcome.finish_reason]
