@@ -11,7 +11,7 @@ import logging
 from typing import Any
 
 import redis
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from petiole.tasks.keys import LIVES_KEY
 from petiole.tasks.servers import connections
@@ -82,6 +82,7 @@ def lives(client: redis.Redis | None = None) -> dict[str, Life]:
     for name, life in fields.items():
         try:
             found[name.decode(errors="replace")] = Life.model_validate(json.loads(life))
-        except (ValueError, ValidationError) as error:
-            logger.warning("the starts of %s cannot be read: %s", name, type(error).__name__)
+        except (ValueError, RecursionError) as error:
+            known = name.decode(errors="replace")
+            logger.warning("the starts of %s cannot be read: %s", known, type(error).__name__)
     return dict(sorted(found.items()))

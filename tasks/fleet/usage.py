@@ -51,7 +51,7 @@ def read(day: str, reply: Any, tenant: str | None = None) -> list[TenantUsage]:
     for whose, counted in sums.items():
         try:
             owner, model = map(str, json.loads(whose + b"]"))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             continue
         if tenant is None or owner == tenant:
             numbers = {what: counted[what.encode()] for what in SUMS}
@@ -72,5 +72,13 @@ def entries(number: int = 1, tenant: str | None = None, client: redis.Redis | No
     client = client or connections.streams()
     for day in reversed(days(number)):
         for _, raw in client.hscan_iter(usage_keys(day)[0], count=1000):
-            if tenant is None or json.loads(raw).get("tenant") == tenant:
+            if tenant is None or _tenant_of(raw) == tenant:
                 yield bytes(raw)
+
+
+def _tenant_of(raw: bytes) -> object:
+    """The tenant in a task's entry; None: it cannot be read."""
+    try:
+        return json.loads(raw)["tenant"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None

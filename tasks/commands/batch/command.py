@@ -177,7 +177,7 @@ def _value(option: str, text: str) -> Any:
             raise InvalidRequest(f"--set {option}", f"must name a file of text ({error})", text) from None
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

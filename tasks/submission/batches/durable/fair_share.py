@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -40,15 +41,25 @@ def part(mine: RunningBatch, running: Iterable[RunningBatch]) -> FairShare:
 
 
 def running() -> Iterator[RunningBatch]:
+    """What cannot be read, which every producer may write, is none."""
     [raw] = connections.perform([("SMEMBERS", RUNNING_BATCHES_KEY)])
-    names = sorted(name.decode() for name in raw)
+    names = sorted(name.decode(errors="replace") for name in raw)
     said = connections.perform([("GET", running_batch_key(name)) for name in names]) if names else []
     for name, one in zip(names, said, strict=True):
         if one is None:
             connections.perform([("SREM", RUNNING_BATCHES_KEY, name)])
-        else:
-            known = json.loads(one)
-            yield RunningBatch(name, known["tenant"], known["queue"], known["rows_per_s"])
+        elif (found := _read(name, one)) is not None:
+            yield found
+
+
+def _read(name: str, said: bytes) -> RunningBatch | None:
+    try:
+        known = json.loads(said)
+        tenant, queue, rows_per_s = known["tenant"], known["queue"], float(known["rows_per_s"])
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+    right = isinstance(tenant, str) and isinstance(queue, str) and 0 <= rows_per_s < math.inf
+    return RunningBatch(name, tenant, queue, rows_per_s) if right else None
 
 
 class SharingWithOthers(Sharing):

@@ -756,3 +756,17 @@ def test_a_process_that_may_not_see_batches_asks_once(
     assert [look() for _ in range(3)] == [(1.0, 0.0)] * 3
     assert len(asked) == 1
     leave()
+
+
+ODD = (b"", b"\xff", b"[]", b"5", b"[" * 100_000, b'{"tenant":"a"}', b'{"tenant":1,"queue":"q","rows_per_s":1}')
+ODD_RATES = (b"null", b"-1", b"1e999", b"NaN", b"1" * 400, b"{}")
+
+
+def test_what_nobody_can_read_of_others_is_no_batch(client: redis.Redis) -> None:
+    """Every producer may write these keys."""
+    rates = (b'{"tenant":"a","queue":"q","rows_per_s":%b}' % rate for rate in ODD_RATES)
+    for number, said in enumerate([*ODD, *rates, b'{"tenant":"a","queue":"q","rows_per_s":2}']):
+        client.set(fair_share.running_batch_key(f"b{number:02}"), said)
+        client.sadd(fair_share.RUNNING_BATCHES_KEY, f"b{number:02}")
+    client.sadd(fair_share.RUNNING_BATCHES_KEY, b"\xff\xfe")
+    assert [*fair_share.running()] == [fair_share.RunningBatch(f"b{number:02}", "a", "q", 2.0)]
