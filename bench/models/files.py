@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,6 +32,11 @@ from petiole.gpu_worker.models.checkpoint.gguf.config import config_of
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 
 GOALS = (Goal(1, 1.2, "1.2"), Goal(4, 1.3, "1.3"), Goal(16, 1.3, "1.3"))
+SETTINGS: dict[str, dict[str, Any]] = {
+    "": {},
+    ", inputs in eight bits": {"activation_quantization": "int8"},
+}
+"""By what is said of them."""
 PROMPT, TOKENS = 128, 12
 MOST_LOADING, MOST_PEAK = 1.5, 1.3
 
@@ -68,7 +74,7 @@ def measure(path: Path, report: Report, rounds: int, threads: int, json_path: st
         name = path.stem
         loads(path, name, llama, report, rounds, threads)
         report.save(json_path)
-        for note, settings in (("", {}), (", inputs in eight bits", {"activation_quantization": "int8"})):
+        for note, settings in SETTINGS.items():
             runtime = ModelRuntime(
                 EngineConfig(
                     model=str(path),

@@ -155,11 +155,13 @@ def _q3_k(blocks: Tensor) -> Parts:
 
 
 def _six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales, and minimums."""
-    low, high, rest = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
-    steps = torch.cat((low & 63, rest & 15 | (low >> 6) << 4), -1)
-    minimums = torch.cat((high & 63, rest >> 4 | (high >> 6) << 4), -1)
-    return steps, minimums
+    """Scales, and minimums. Four of them, a byte each, are computed at once."""
+    words = blocks[..., 4:16].clone(memory_format=torch.contiguous_format).view(torch.int32)
+    low, high, rest = (word.contiguous() for word in words.unbind(-1))
+    two, four, six = 0x30303030, 0x0F0F0F0F, 0x3F3F3F3F
+    steps = torch.stack((low & six, rest & four | low >> 2 & two), -1)
+    minimums = torch.stack((high & six, rest >> 4 & four | high >> 2 & two), -1)
+    return steps.view(torch.uint8), minimums.view(torch.uint8)
 
 
 def _q4_k(blocks: Tensor) -> Parts:

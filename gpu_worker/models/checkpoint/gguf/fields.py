@@ -9,6 +9,10 @@ Parts = tuple[Tensor, Tensor, Tensor | None]
 """Codes, scales and offsets of blocks; each [n, blocks, ...]. Codes of four bits lie two a byte."""
 
 
+_WHOLE = {4: torch.float32, 8: torch.float64, 16: torch.complex128}
+"""Types of so many bytes, as which these are copied at once."""
+
+
 def fields(packed: Tensor, bits: int, run: int) -> Tensor:
     """uint8 [..., bytes] -> uint8 [..., bytes * 8 / bits]: of each `run` bytes the lowest bits, then the next."""
     runs = split(packed, -1, run)
@@ -20,12 +24,14 @@ def fields(packed: Tensor, bits: int, run: int) -> Tensor:
 
 def pairs_of_fields(packed: Tensor, run: int) -> Tensor:
     """`fields` of four bits, two a byte: uint8 [..., bytes] -> uint8 [..., bytes]."""
-    low = split(_aligned(packed).view(torch.int16), -1, run // 2)  # four codes: a byte of each half
-    high = low >> 4
-    found = torch.empty((*low.shape[:-1], 2, run // 2), dtype=torch.uint8)
-    found[..., 0, :] = (low & 15).bitwise_or_(high & 0xF0)
-    found[..., 1, :] = (high & 15).bitwise_or_((low >> 8).bitwise_and_(0xF0))
-    return found.flatten(-3)
+    words = _aligned(packed).view(torch.int16)  # of four codes each: two of a run's first half, two of the second
+    high = words >> 4
+    low = (high & 0xF0).bitwise_or_(words & 15)
+    high.bitwise_and_(15).bitwise_or_(words.bitwise_right_shift_(8).bitwise_and_(0xF0))
+    half = _WHOLE[run // 2]
+    found = torch.empty((*packed.shape[:-1], packed.shape[-1] // run, 2), dtype=half)
+    found[..., 0], found[..., 1] = (one.to(torch.uint8).view(half) for one in (low, high))
+    return found.view(torch.uint8).flatten(-2)
 
 
 def split(tensor: Tensor, *sizes: int) -> Tensor:

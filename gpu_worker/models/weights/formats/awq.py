@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from petiole.gpu_worker.models.checkpoint.codes import UNSIGNED
+from petiole.gpu_worker.models.checkpoint.codes import UNSIGNED, joined
 from petiole.gpu_worker.models.weights.formats import packing
 from petiole.gpu_worker.models.weights.formats.layer_tensors import LayerTensors
 from petiole.gpu_worker.models.weights.formats.reader import WeightFormat
@@ -27,7 +27,7 @@ def _form(beside: LayerTensors) -> CodeLayout:
 
 def _read(beside: LayerTensors, into: Coded) -> int:
     scales = beside.source.stored(beside.at + ".scales")
-    codes = packing.joined(packing.awq_codes(beside.source.stored(beside.at + ".qweight")))
+    codes = joined(packing.awq_codes(beside.source.stored(beside.at + ".qweight")))
     into.put(codes, scales.t(), _zeros(beside, scales.shape[0]), None)
     return beside.read(".qweight", ".scales", ".qzeros")
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import Tensor
 
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.checkpoint.codes import nibbles
+from petiole.gpu_worker.models.checkpoint.codes import joined, nibbles
 from petiole.gpu_worker.models.weights.formats import packing
 from petiole.gpu_worker.models.weights.formats.find import format_of
 from petiole.gpu_worker.models.weights.formats.layer_tensors import SUFFIXES
@@ -52,7 +52,7 @@ def test_nibbles_in_words(rows: list[list[int]]) -> None:
     assert nibbles(packing.along_first(packed.t(), 4)).tolist() == rows
     assert packing.along_outputs(packed, 4).t().tolist() == rows
     assert packing.over_outputs(packed.t(), 4, 8).t().tolist() == rows
-    assert packing.joined(codes).tolist() == [pairs(row) for row in rows]
+    assert joined(codes).tolist() == [pairs(row) for row in rows]
     order = (0, 2, 4, 6, 1, 3, 5, 7)
     mixed = int32([words([row[i] for i in order], 4) for row in rows])
     assert packing.awq_codes(mixed).t().tolist() == rows
