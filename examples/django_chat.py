@@ -62,7 +62,7 @@ def page(request):
 def ask(request):
     messages = [{"role": "user", "content": request.POST.get("question", "")}]
     try:
-        result = petiole.chat.delay(messages=messages, max_tokens=200, temperature=0, registered=True)
+        result = petiole.chat.delay(messages=messages, max_tokens=1000, temperature=0, registered=True)
     except tuple(REFUSED) as error:
         return HttpResponse(str(error), status=REFUSED[type(error)])
     return JsonResponse({"id": result.id})  # an application notes whose it is, and checks that below

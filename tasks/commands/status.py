@@ -47,14 +47,15 @@ def show(options: argparse.Namespace) -> int:
 
 def doctor(options: argparse.Namespace) -> int:
     """Exit status 1 if there is a finding."""
-    found = diagnosis.diagnose(diagnosis.gather())
+    facts = diagnosis.gather()
+    found = diagnosis.diagnose(facts)
     if options.json:
         print(json.dumps([finding._asdict() for finding in found], indent=2))
     elif found:
         print(table_text(("finding", "what is wrong"), found))
         print("docs/runbooks.md has a section for each.")
     else:
-        print("Nothing is wrong.")
+        print("Nothing is wrong." if facts.workers else "Nothing is wrong, but no worker is running.")
     return 1 if found else 0
 
 
