@@ -163,7 +163,7 @@ def test_nothing_that_is_secret_is_shown(http: httpx2.Client) -> None:
         ("keys", {"tenant": "a/b"}, 400, "tenant: "),
         ("keys", {"tenant": "acme\n"}, 400, "tenant: "),
         ("keys", {"tenant": "acme", "key": "ptl-mine"}, 400, "key: is not a parameter"),
-        ("keys", {"tenant": "acme", "rights": ["root"]}, 400, "rights: must be of admin, got root"),
+        ("keys", {"tenant": "acme", "rights": ["root"]}, 400, "rights: must be of admin, adapters, got root"),
         ("keys", {"tenant": "acme", "limits": {"more": 1}}, 400, "limits: must be one of requests, "),
         ("keys", {"tenant": "acme", "limits": {"requests": -1}}, 400, "limits.requests: must be from 0 to "),
         ("keys", {"tenant": "acme", "limits": {"requests": 10**16}}, 400, "limits.requests: must be from 0 to "),

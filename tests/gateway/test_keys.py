@@ -294,7 +294,7 @@ def test_keys_are_made_listed_and_revoked(keys: Command, own_redis: RedisServer,
         assert http.get("/v1/models").status_code == 401, "who has seen a key never opens again"
     assert keys("add", "a/b")[0] == 1
     assert keys("add", "acme", "--limit", "more=1")[0] == 1
-    assert keys("add", "acme", "--rights", "all")[1] == "petiole: rights: must be of admin, got all\n"
+    assert keys("add", "acme", "--rights", "all")[1] == "petiole: rights: must be of admin, adapters, got all\n"
 
 
 def test_a_tenant_and_a_key_are_changed_without_a_new_key(keys: Command) -> None:
@@ -348,7 +348,7 @@ def test_a_change_that_cannot_be_is_refused_and_brings_no_revoked_key_back(
         ("acme", {"rights": ["admin"]}, {}, "rights: must be given for a key"),
         ("acme", {"priority": 10}, {}, "priority: must be from 0 to 9, got 10"),
         ("acme", {}, {"more": 1}, "limits: must be one of .*, got more"),
-        (key, {"rights": ["admin", "all"]}, {}, "rights: must be of admin, got all"),
+        (key, {"rights": ["admin", "all"]}, {}, "rights: must be of admin, adapters, got all"),
         (key, {}, {"day_tokens": 1}, "limits.day_tokens: must be given for a tenant, got 1"),
         ("nobody", {}, {}, "key: must be the name of one key"),
     ):
