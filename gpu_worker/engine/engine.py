@@ -36,7 +36,7 @@ from petiole.gpu_worker.request import Delta, FinishReason, Request, Result
 from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.request.prepared_images import PreparedImage, RequestImage
 from petiole.gpu_worker.runtime.interface import ModelLimits, Runtime
-from petiole.gpu_worker.runtime.memory.kv_tier import open_tier
+from petiole.gpu_worker.runtime.memory.kv_tier import open_files, open_tier
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
 from petiole.gpu_worker.scheduling.stopping import End, Finish
 from petiole.gpu_worker.speculation import NgramProposer, Proposer
@@ -71,6 +71,7 @@ class Engine:
         proposer: Proposer | None = None,
         tracer: Tracer = NO_TRACE,
     ) -> None:
+        files = open_files(config)
         parts = load_parts(config, runtime, tokenizer, tracer)
         limits = parts.runtime.limits
         if limits.whole_texts:
@@ -93,7 +94,7 @@ class Engine:
             snapshots=limits.snapshots,
             longest_step=config.longest_step,
         )
-        self._tier = open_tier(config, self.runtime, manager, lambda command: self._loop.post(command))
+        self._tier = open_tier(config, files, self.runtime, manager, lambda command: self._loop.post(command))
         self.scheduler = Scheduler(config, self.runtime, manager, tracer, self._cut, self._tier)
         preparer = Preparer(
             config,

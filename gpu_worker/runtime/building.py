@@ -173,6 +173,7 @@ def limits_of(
     return ModelLimits(
         model=info.name,
         fingerprint=info.fingerprint,
+        files=info.files,
         vocab_size=info.plan.vocab_size,
         max_model_len=config.max_model_len,
         n_pages=cache.n_pages,

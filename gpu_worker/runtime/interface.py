@@ -301,13 +301,13 @@ class ModelLimits:
     """Properties of the model and its memory that the scheduler uses.
 
     `n_pages` and `max_batch_size` include the reserved page 0 and row 0; texts that are computed whole take no
-    other page. `windows`: the pools of groups of
-    layers with a window, beside the pages of the others. `snapshots`: of layers that keep a state, with the
-    reserved one; 0: there are none. `values`: the kinds of values that the model has, or None. `images`: the
-    images that it takes, or None. `texts`: the texts that it makes vectors of, or None for a model that
-    generates. `judge`: how the latter scores pairs, if its files say so. `pictures`: turns pictures into what is
-    encoded, or None. `processor`: turns skill calls into prompts, or None. `batching`: the meaning of settings of
-    0, on this device and with this memory. `computing`: for operators alone."""
+    other page. `windows`: the pools of groups of layers with a window, beside the pages of the others.
+    `snapshots`: of layers that keep a state, with the reserved one; 0: there are none. `values`: the kinds of
+    values that the model has, or None. `images`: the images that it takes, or None. `texts`: the texts that it
+    makes vectors of, or None for a model that generates. `judge`: how the latter scores pairs, if its files say
+    so. `pictures`: turns pictures into what is encoded, or None. `processor`: turns skill calls into prompts, or
+    None. `files`: which files of this machine the weights are from. `batching`: the meaning of settings of 0, on
+    this device and with this memory. `computing`: for operators alone."""
 
     model: str
     fingerprint: str
@@ -326,6 +326,7 @@ class ModelLimits:
     texts: TextLimits | None = None
     judge: Judge | None = None
     device: str = ""
+    files: str = ""
     batching: Batching = field(default_factory=Batching)
     computing: Computing = field(default_factory=Computing)
 

@@ -16,7 +16,12 @@ import torch
 
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.checkpoint.finding import fingerprint, resolve_model, stored_dtype
+from petiole.gpu_worker.models.checkpoint.finding import (
+    files_of_weights,
+    fingerprint,
+    resolve_model,
+    stored_dtype,
+)
 from petiole.gpu_worker.models.checkpoint.opening import end_token_ids
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.families.registry import find_model
@@ -40,12 +45,13 @@ from petiole.gpu_worker.runtime.platforms import Platform
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """The facts of a model, without its weights. name: as it was asked for. max_model_len: the most positions of a
-    sequence that are served."""
+    sequence that are served. files: see `files_of_weights`."""
 
     name: str
     folder: Path
     model: Model
     fingerprint: str
+    files: str
     eos_token_ids: frozenset[int]
     max_model_len: int
 
@@ -89,7 +95,8 @@ class ModelReader:
         if found.pictures is not None:  # a task that goes on elsewhere must have the same prompt there
             digest = _with(digest, f"image tokens {self._config.image_tokens}")
         ends = end_token_ids(folder) or frozenset(plan.eos_token_ids)
-        info = ModelInfo(model, folder, replace(found, plan=settled), digest, ends, longest)
+        files = files_of_weights(folder) if self._source is None else "unknown"
+        info = ModelInfo(model, folder, replace(found, plan=settled), digest, files, ends, longest)
         return replace(info, fingerprint=_with(digest, "inputs int8")) if self._rounds_inputs(info) else info
 
     def read(self, info: ModelInfo, progress: Progress = nothing) -> Decoder:

@@ -70,9 +70,7 @@ class ModelRuntime:
         self._states, self._sides, self._takes = built.memory.states, built.sides, side_inputs(built.decoder)
         self.kv_copies: KVCopies | None = None
         if not (built.info.plan.whole_texts or built.memory.cache.windows or built.memory.recurrent):
-            self.kv_copies = PoolCopies(
-                built.memory.cache, built.info.plan, self._device, self._stream, self._copy_stream
-            )
+            self.kv_copies = PoolCopies(built.memory.cache, built.info.plan, self._stream, self._copy_stream)
         self._features: dict[int, Tensor] = {}  # of encoded images, by key; used in stream order
         with torch.no_grad():
             self._executor: Executor = self._new_executor(nothing)

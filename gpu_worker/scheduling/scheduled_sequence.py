@@ -92,7 +92,7 @@ class ScheduledSequence(SchedulableSequence):
     `regions`: the regions of the images, or all of it. `features`: the runtime's key of each image whose
     encoding has been launched and not used yet, by the same position. `rotary`: int32 [axes, prompt]; None if
     rotary positions are the KV indices. Behind the prompt, a rotary position is its KV index plus
-    `rotary_offset`. `chunk_keys`, `load`: see `kv_tier`; the load is None until the files have been asked.
+    `rotary_offset`. `tiered`, `chunk_keys`, `load`: see `kv_tier.TieredSequence`.
     `scored`: the number of tokens of the prompt whose log-probabilities are delivered or on
     their way. Times (`*_s`) are seconds of `time.perf_counter`."""
 
@@ -123,6 +123,7 @@ class ScheduledSequence(SchedulableSequence):
         "scored",
         "seed",
         "suspect",
+        "tiered",
         "values",
     )
 
@@ -167,6 +168,7 @@ class ScheduledSequence(SchedulableSequence):
         self.first_token_s: float | None = None
         self.cached_prompt_tokens: int | None = None
         self.expected_reuse: int | None = None
+        self.tiered = not self.wants_scores  # what is computed for scores has a namespace of its own
         self.chunk_keys: list[bytes] = []
         self.load: Load | None = None
         self.cache_tokens = self.cached_as(self.prefill_target)

@@ -169,7 +169,7 @@ class SchedulerState:
     def reusable(self, seq: ScheduledSequence) -> int:
         """The number of positions that a waiting sequence would not compute if it started now."""
         matched = self.manager.match_length(seq.cache_tokens, seq.namespace)
-        return matched if self.tier is None else max(matched, self.tier.reach(seq))
+        return matched if self.tier is None else self.tier.reach(seq, matched)
 
     # ------------------------------------------------------------ admission
 
@@ -194,7 +194,8 @@ class SchedulerState:
             full = seq.max_positions if self.config.reserve == "full" else None
             chunk = None if full is not None else first_chunk
             if chunk is not None and self.tier is not None:
-                chunk += max(0, self.tier.reach(seq) - self.manager.match_length(seq.cache_tokens, seq.namespace))
+                n_cached = self.manager.match_length(seq.cache_tokens, seq.namespace)
+                chunk += self.tier.reach(seq, n_cached) - n_cached
             allocation = self.manager.start(seq.cache_tokens, seq.namespace, kv_length=full, first_chunk=chunk)
             if allocation is None:
                 return False
@@ -243,6 +244,7 @@ class SchedulerState:
         if seq.request.deadline_s is not None and seq.scheduled_s is not None:
             self._deadlines.pop(_deadline(seq), None)
         self.waiting.remove(seq)
+        seq.load = None
         self._forget(seq)
 
     def fail(self, seq: ScheduledSequence, error: Exception) -> None:
@@ -285,6 +287,7 @@ class SchedulerState:
                 allocation.publish(seq.cached_as(seq.kv_position), seq.kv_position)
             if self.tier is not None and allocation.row:
                 self.tier.save(seq, allocation)
+                self.tier.touch(seq)
         except Exception as error:
             self.doubt(error)
         self.surely(self._discard, allocation)

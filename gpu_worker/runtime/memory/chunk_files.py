@@ -2,23 +2,24 @@
 
     FOLDER/layout/key.kv      a header of 4,096 bytes, then the keys and values
 
-A file is written under another name, with all its blocks allocated, and renamed. It is never changed, so it can be
-mapped while others evict it: a mapped hole or a truncated file would end the process with SIGBUS. The header holds
+A file is written under another name, with all its blocks allocated, and renamed; then it is never changed. It is
+read into memory, and not mapped: an error of the disk is an error of a call, and not a SIGBUS. The header holds
 layout, key and checksum; a file that differs in one of them is removed, and its chunk computed again. Without
-`fsync`, a power cut leaves files that the checksum refuses.
+`fsync`, a power cut leaves files that the checksum refuses. Nothing else in the folder is touched.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
-import mmap
 import os
+import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,10 @@ _FORMAT = 1
 _UNFINISHED_S = 600.0
 """A file of another process that has been unfinished for so long will stay so."""
 _QUIET_S = 60.0
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_PAUSE_S = 1.0
+"""For so long nothing is written after a write has failed."""
+_LAYOUT, _FILE = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{64}\.kv|[0-9a-f]{16}\.tmp")
 
 
 @dataclass(slots=True)
@@ -62,21 +67,19 @@ class ChunkFiles:
         self._folder, self._most = folder, most_bytes
         self.counters = FileCounters()
         self._unseen = most_bytes  # bytes written since the last look at all files: look before the first one
-        self._quiet_until = 0.0
+        self._quiet_until = self._paused_until = 0.0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = folder.stat()
-        except OSError as error:
-            require(
-                False, "kv_tier", f"must be a folder that this user may write to ({error.strerror})", str(folder)
-            )
+            status = folder.lstat()
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+            require(False, "kv_tier", f"must be a folder that this user may write to ({error})", str(folder))
             raise
         own = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        require(own, "kv_tier", "must be a folder in which only this user may write", str(folder))
+        own = own and stat.S_ISDIR(status.st_mode)
+        require(own, "kv_tier", "must be a folder in which only this user may write, and no link", str(folder))
 
     def read(self, layout: str, key: bytes, n_bytes: int) -> Bytes | None:
-        """The content of a file, mapped (what is written to it changes no file: torch takes only arrays that it
-        may write to); None if there is none, or one that is damaged."""
+        """The content of a file; None if there is none, or one that is damaged."""
         path = self._path(layout, key)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -86,11 +89,13 @@ class ChunkFiles:
             self._fails("read", error)
             return None
         try:
-            whole = os.fstat(descriptor).st_size == HEADER + n_bytes
-            file = np.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY), np.uint8) if whole else None
-            if file is not None and file[:HEADER].tobytes() == _header(layout, key, file[HEADER:]):
-                os.utime(descriptor)
-                return file[HEADER:]
+            if os.fstat(descriptor).st_size == HEADER + n_bytes:
+                header, content = bytearray(HEADER), np.empty(n_bytes, np.uint8)
+                _read_into(descriptor, 0, memoryview(header))
+                _read_into(descriptor, HEADER, content.data)
+                if header == _header(layout, key, content):
+                    os.utime(descriptor)
+                    return content
             self.counters.damaged += 1
             os.unlink(path)
         except FileNotFoundError:
@@ -101,12 +106,22 @@ class ChunkFiles:
             os.close(descriptor)
         return None
 
-    def holds(self, layout: str, key: bytes) -> bool:
-        return self._path(layout, key).exists()
+    def touch(self, layout: str, keys: Sequence[bytes]) -> list[bytes]:
+        """Note that files are used, the first one last: of a chain, its end goes first. Returns the keys of those
+        that are gone."""
+        gone = []
+        for key in reversed(keys):
+            try:
+                os.utime(self._path(layout, key))
+            except OSError:
+                gone.append(key)
+        return gone
 
     def write(self, layout: str, key: bytes, content: Bytes) -> bool:
         """Write a file, unless it is there. Returns False if that failed, for example because the disk is full."""
         path, size = self._path(layout, key), HEADER + len(content)
+        if time.monotonic() < self._paused_until:
+            return False
         try:
             if path.exists():
                 return True
@@ -116,7 +131,9 @@ class ChunkFiles:
             self._write(path, _header(layout, key, content), content)
         except OSError as error:
             self._fails("written", error)
-            self._unseen = self._most  # look again: whoever filled the disk may have been us
+            self._paused_until = time.monotonic() + _PAUSE_S
+            if error.errno in _FULL:
+                self.evict(None)
             return False
         self._unseen += size
         return True
@@ -140,27 +157,27 @@ class ChunkFiles:
         finally:
             os.close(descriptor)
 
-    def evict(self, most_bytes: int) -> None:
-        """Remove the least recently used files until all others have at most `most_bytes`."""
+    def evict(self, most_bytes: int | None) -> None:
+        """Remove the least recently used files until all others have at most `most_bytes`; None: a tenth of
+        them."""
         found = sorted(self._files())
         total = sum(size for _, size, _ in found)
+        most = int(0.9 * total) if most_bytes is None else most_bytes
         for _, size, path in found:
-            if total <= most_bytes:
+            if total <= most:
                 break
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 os.unlink(path)
                 self.counters.evicted += 1
-            total -= size
+                total -= size
         self._unseen = 0
 
     def _files(self) -> Iterator[tuple[float, int, str]]:
         """Time of the last use, size and path of each file. Removes those that nobody will finish."""
         now = time.time()
-        for folder in os.scandir(self._folder):
-            if not folder.is_dir(follow_symlinks=False):
-                continue
-            for entry in os.scandir(folder):
-                with suppress(FileNotFoundError):
+        for folder in _entries(self._folder, _LAYOUT):
+            for entry in _entries(folder.path, _FILE):
+                with suppress(OSError):
                     status = entry.stat(follow_symlinks=False)
                     if entry.name.endswith(".tmp") and now - status.st_mtime > _UNFINISHED_S:
                         os.unlink(entry.path)
@@ -181,3 +198,18 @@ def _header(layout: str, key: bytes, content: Bytes) -> bytes:
     about = {"format": _FORMAT, "layout": layout, "key": key.hex(), "bytes": len(content)}
     text = json.dumps(about).encode()
     return text[: HEADER - _CHECKSUM].ljust(HEADER - _CHECKSUM) + xxhash.xxh3_128_digest(content.data)
+
+
+def _entries(folder: Path | str, names: re.Pattern[str]) -> list[os.DirEntry[str]]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        return [entry for entry in entries if names.fullmatch(entry.name) and not entry.is_symlink()]
+    return []
+
+
+def _read_into(descriptor: int, at: int, target: memoryview) -> None:
+    """Raises OSError if the file ends before."""
+    while len(target):
+        n = os.preadv(descriptor, [target], at)
+        if not n:
+            raise OSError(errno.EIO, "the file has been cut")
+        at, target = at + n, target[n:]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from petiole.gpu_worker.models.plan import ModelPlan
-from petiole.gpu_worker.runtime.device.device import Device, DeviceEvent, DeviceStream, upload
+from petiole.gpu_worker.runtime.device.device import DeviceEvent, DeviceStream, upload
 from petiole.gpu_worker.runtime.memory.kv import KVCache
 
 Int64Array = npt.NDArray[np.int64]
@@ -38,18 +38,17 @@ class CopyToHost:
 class PoolCopies:
     """See `interface.KVCopies`. cache: with one pool of pages."""
 
-    def __init__(
-        self, cache: KVCache, plan: ModelPlan, device: Device, stream: DeviceStream, copy_stream: DeviceStream
-    ) -> None:
+    def __init__(self, cache: KVCache, plan: ModelPlan, stream: DeviceStream, copy_stream: DeviceStream) -> None:
         of_layers = [pools[i] for pools in (cache.keys, cache.values) for i, _ in plan.caches]
         pools = {id(pool): pool for pool in of_layers}.values()  # latents are keys and values at once
         self._pools = [pool.view(len(pool), -1).view(torch.uint8) for pool in pools]
-        self._device, self._place, self._stream, self._copy_stream = device, cache.device, stream, copy_stream
+        self._place, self._stream, self._copy_stream = cache.device, stream, copy_stream
         widths = [pool.shape[1] for pool in self._pools]
         self.layout, self.position_bytes = f"{cache.dtype} {widths}".removeprefix("torch."), sum(widths)
 
     def to_host(self, slots: Int64Array) -> CopyToHost:
-        host = self._device.host_buffer((len(slots) * self.position_bytes,), torch.uint8)
+        pinned = self._place.type != "cpu"
+        host = torch.empty(len(slots) * self.position_bytes, dtype=torch.uint8, pin_memory=pinned)
         if self._place.type == "cpu":
             self._enqueue(self._stream, lambda: self._gather(torch.from_numpy(slots), host))
             return CopyToHost(self._stream.record(), host)

@@ -1,7 +1,7 @@
 """The KV tier: copies of keys and values in files, beside the prefix cache, which outlive it and the process.
 
     commit of a chunk, end, preemption ──► copy to the host, in stream order ──► a file        (thread `kv-write`)
-    waiting, files hold more than the cache ──► mapped and checked (thread `kv-read`) ──► row, own pages, copy
+    waiting, files hold more than the cache ──► read and checked (thread `kv-read`) ──► row, own pages, copy
 
 A *chunk* is 256 positions. A sequence is passed over while its chunks are read. If that takes longer than to
 compute them would, or than `LONGEST_WAIT_S`, it starts with what has been read. The engine thread never waits for
@@ -11,12 +11,14 @@ a file. What fails is computed: the tier changes no token.
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,7 @@ import numpy.typing as npt
 from petiole.cache import CacheNamespace, CacheTokens, KVAllocation, KVCacheManager
 from petiole.cache.chunk_keys import extend_chunk_keys
 from petiole.cache.tokens import page_boundary
+from petiole.contract.errors import InvalidRequest
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.runtime.interface import HostCopy, KVCopies, ModelLimits, Runtime
 from petiole.gpu_worker.runtime.memory.chunk_files import ChunkFiles
@@ -32,10 +35,16 @@ logger = logging.getLogger(__name__)
 
 CHUNK = 256
 """Positions of a chunk, if pages are not larger."""
-MOST_ON_THE_WAY = 256 * 2**20
+VERSION = 1
+"""Of the numbers in files. To be raised with each change that gives keys or values other bits."""
+MOST_ON_THE_WAY = 2**30
 """Bytes of copies that wait to be written. Further ones are dropped: a later end of a sequence saves them."""
+MOST_HELD = 2**30
+"""Bytes that were read, or will be, for sequences that wait. The first one may always be read."""
 LONGEST_WAIT_S = 2.0
 LEAST_WAIT_S = 0.05
+REGAINED = 1.05
+"""By so much the rate of files is thought higher each time when nothing was read because of it."""
 MOST_KNOWN = 1_000_000
 """Keys of which this process remembers that there are files."""
 CLOSE_S = 2.0
@@ -54,24 +63,25 @@ class TierCounters:
     given_up: int = 0
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Load:
     """Chunks of a waiting sequence that are being read. first: the number of the first one. staged: those that
     have been read, in order. n: how many of them the sequence may use. ended: nothing more is read."""
 
-    layout: str
-    keys: list[bytes]
-    first: int
-    deadline: float
+    layout: str = ""
+    keys: list[bytes] = field(default_factory=list)
+    first: int = 0
+    deadline: float = 0.0
     staged: list[Any] = field(default_factory=list)
     n: int = 0
-    ended: bool = False
+    ended: bool = True
 
 
 class TieredSequence(Protocol):
-    """What the tier knows of a sequence. chunk_keys: of its first chunks, as far as they have been needed. load:
-    None until the files have been asked."""
+    """What the tier knows of a sequence. tiered: whether its KV may be in files. chunk_keys: of its first chunks,
+    as far as they have been needed. load: None until the files have been asked."""
 
+    tiered: bool
     chunk_keys: list[bytes]
     load: Load | None
     cache_tokens: CacheTokens
@@ -86,6 +96,36 @@ class TieredSequence(Protocol):
     def prefill_target(self) -> int: ...
 
     def cached_as(self, n_positions: int) -> CacheTokens: ...
+
+
+class _Worker:
+    """A thread that runs jobs in order, and that no exit waits for. busy_since: of `time.monotonic`, when the
+    present job has begun; None: there is none."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.busy_since: float | None = None
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def put(self, job: Callable[[], None]) -> None:
+        self._jobs.put(job)
+
+    def end(self, timeout_s: float) -> None:
+        """Do what has been put, but wait no longer than this for it."""
+        done = threading.Event()
+        self.put(done.set)
+        self._jobs.put(None)
+        done.wait(timeout_s)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self.busy_since = time.monotonic()
+            try:
+                job()
+            except Exception:
+                logger.exception("the KV tier")
+            self.busy_since = None
+            del job
 
 
 class KVTier:
@@ -107,10 +147,11 @@ class KVTier:
         self.files = files
         page_size = manager.table.page_size
         self._size = page_size * max(1, CHUNK // page_size)
-        self._reading, self._writing = (ThreadPoolExecutor(1, f"kv-{what}") for what in ("read", "write"))
-        self._known: dict[bytes, None] = {}  # keys with files, the oldest first
+        self._reader, self._writer = _Worker("kv-read"), _Worker("kv-write")
+        self._known: dict[tuple[str, bytes], None] = {}  # layouts and keys with files, the oldest first
         self._on_the_way = 0
-        self._loads: set[Load] = set()
+        self._loads: set[Load] = set()  # being read
+        self._held: WeakSet[Load] = WeakSet()  # of sequences that wait, with what has been read
         self._bytes_per_s = self._tokens_per_s = 0.0  # of reads and of prefills; 0: not known yet
         self.counters = TierCounters()
 
@@ -121,62 +162,86 @@ class KVTier:
 
     # ------------------------------------------------------------ restoring
 
-    def at_hand(self, seq: TieredSequence, now: float) -> bool:
+    def at_hand(self, seq: TieredSequence, now: float, *, first: bool) -> bool:
         """Whether what the files have of the sequence beyond its cached positions has been read, or is not worth
-        the wait. Starts to read."""
+        the wait. Starts to read. first: no waiting sequence ranks better."""
         if seq.load is None:
-            seq.load = self._begin(seq, now)
-        return seq.load.ended
+            seq.load = self._begin(seq, now, first)
+        return seq.load is not None and seq.load.ended
 
     @property
     def next_deadline(self) -> float | None:
-        """When to call `expire`. None: nothing is read."""
+        """When to call `expire`. None: nothing is read, or no sequence could start."""
+        if not self._manager.table.rows_available:
+            return None
         return min((load.deadline for load in self._loads), default=None)
 
     def expire(self, now: float) -> None:
-        """Give up what has been read for too long."""
-        for load in [load for load in self._loads if load.deadline <= now]:
-            self._end(load)
-            self.counters.given_up += 1
+        """Give up what has been read for too long, if a sequence could start."""
+        if self._loads and self._manager.table.rows_available:
+            for load in [load for load in self._loads if load.deadline <= now]:
+                self._end(load)
+                self.counters.given_up += 1
 
     def _end(self, load: Load) -> None:
         if load in self._loads:
             self._loads.remove(load)
             load.n, load.ended = len(load.staged), True
 
-    def reach(self, seq: TieredSequence) -> int:
-        """The number of leading positions that `restore` makes available if the cache has those before them."""
+    def reach(self, seq: TieredSequence, n_cached: int) -> int:
+        """The number of leading positions that `restore` makes available behind the `n_cached` that the cache
+        has."""
         load = seq.load
-        if load is None or not load.n or load.layout != self._layout:
-            return 0
+        if load is None or n_cached < load.first * self._size or load.layout != self._layout:
+            return n_cached
         end = min((load.first + load.n) * self._size, seq.prefill_target - 1)
-        return page_boundary(seq.cache_tokens.codes, end, self._manager.table.page_size)
+        return max(n_cached, page_boundary(seq.cache_tokens.codes, end, self._manager.table.page_size))
 
     def restore(self, seq: TieredSequence, allocation: KVAllocation) -> None:
-        """Fill the row's own pages behind its cached positions with what has been read, and publish them."""
-        load, start, end = seq.load, allocation.reused, self.reach(seq)
-        if load is None or end <= start or start < load.first * self._size or end > allocation.kv_capacity:
+        """Fill the row's own pages behind its cached positions with what has been read, and publish them. If that
+        fails, they are computed."""
+        start, end, load = allocation.reused, self.reach(seq, allocation.reused), seq.load
+        seq.load = Load()
+        if load is None or end <= start or end > allocation.kv_capacity:
             return
-        for n, staged in enumerate(load.staged[: load.n], load.first):
-            begin = max(start, n * self._size)
-            slots = self._slots(allocation, begin, min(end, (n + 1) * self._size))
-            if len(slots):
-                self._copies.from_host(slots, staged, begin - n * self._size)
+        try:
+            for n, staged in enumerate(load.staged[: load.n], load.first):
+                begin, behind = max(start, n * self._size), min(end, (n + 1) * self._size)
+                if begin < behind:
+                    slots = self._slots(allocation, begin, behind)
+                    self._copies.from_host(slots, staged, begin - n * self._size)
+        except Exception:
+            logger.exception("KV cannot be copied from the host: it is computed")
+            return
         allocation.restored(seq.cache_tokens, end)
         self.counters.restored_tokens += end - start
-        seq.load = Load("", [], 0, 0.0, ended=True)
 
-    def _begin(self, seq: TieredSequence, now: float) -> Load:
+    def _begin(self, seq: TieredSequence, now: float, first: bool) -> Load | None:
+        """What is read for a sequence. None: too much is held for others."""
+        if seq.prefill_target < self._size or self._hangs:
+            return Load()
         n_cached = self._manager.match_length(seq.cache_tokens, seq.namespace)
         keys = self._keys(seq, seq.prefill_target)
-        first = n_cached // self._size
-        load = Load(self._layout, keys[first:], first, now + self._patience(seq.prefill_target - n_cached))
-        if load.keys:
-            self._loads.add(load)
-            self._reading.submit(self._read, load)
-        else:
-            load.ended = True
+        begin = n_cached // self._size
+        if not keys[begin:] or not self._pays():
+            return Load()
+        held = sum(len(load.keys) for load in self._held) * self._chunk_bytes
+        room = max(0, MOST_HELD - held) // self._chunk_bytes
+        if not first and room < len(keys) - begin:
+            return None
+        keys = keys[begin : begin + max(room, 1, MOST_HELD // self._chunk_bytes if first else 0)]
+        deadline = now + self._patience(seq.prefill_target - n_cached)
+        load = Load(self._layout, keys, begin, deadline, ended=False)
+        self._reader.put(lambda: self._read(load))
+        self._loads.add(load)
+        self._held.add(load)
         return load
+
+    @property
+    def _hangs(self) -> bool:
+        """Whether one read has taken so long that others would not come in time, either."""
+        since = self._reader.busy_since
+        return since is not None and time.monotonic() - since > LONGEST_WAIT_S
 
     def _patience(self, n_tokens: int) -> float:
         """Seconds after which it would have been quicker to compute the tokens."""
@@ -186,33 +251,34 @@ class KVTier:
 
     def _read(self, load: Load) -> None:
         """On the thread that reads."""
-        missing = list[bytes]()
+        n_bytes = self._chunk_bytes
         try:
-            for key in load.keys if self._pays() else ():
+            for key in load.keys:
                 begun = time.perf_counter()
-                copy = None if load.ended else self.files.read(load.layout, key, self._chunk_bytes)
-                if copy is None:
-                    missing.append(key)
+                if load.ended or (copy := self.files.read(load.layout, key, n_bytes)) is None:
                     break
                 load.staged.append(self._copies.staged(copy))
-                self._bytes_per_s = _smoothed(self._bytes_per_s, len(copy) / (time.perf_counter() - begun))
-        except Exception:
-            logger.exception("chunks of the KV tier cannot be read")
+                self._bytes_per_s = _smoothed(self._bytes_per_s, n_bytes / (time.perf_counter() - begun))
+        finally:
+            self._post(lambda: self._have_read(load))
 
-        def done() -> None:
-            for key in load.keys[: len(load.staged)]:
-                self._note(key)
-            for key in missing:
-                self._known.pop(key, None)
-            self._end(load)
-
-        self._post(done)
+    def _have_read(self, load: Load) -> None:
+        n = len(load.staged)
+        for key in load.keys[:n]:
+            self._note(load.layout, key)
+        if not load.ended:  # the next one is not there, and what follows may not be
+            self._forget(load.layout, load.keys[n:])
+        self._end(load)
 
     def _pays(self) -> bool:
-        """Whether reading is quicker than computing, as far as both are known."""
+        """Whether reading is quicker than computing, as far as both are known. Each refusal raises what is thought
+        of the files, so that they are tried again."""
         if not (self._bytes_per_s and self._tokens_per_s):
             return True
-        return self._copies.position_bytes / self._bytes_per_s < 1 / self._tokens_per_s
+        pays = self._copies.position_bytes / self._bytes_per_s < 1 / self._tokens_per_s
+        if not pays:
+            self._bytes_per_s *= REGAINED
+        return pays
 
     # ------------------------------------------------------------ saving
 
@@ -225,42 +291,55 @@ class KVTier:
         """Save the whole chunks of the committed positions that are in no file."""
         if allocation.stale:
             return
+        layout, n_bytes = self._layout, self._chunk_bytes
         for n, key in enumerate(self._keys(seq, seq.kv_position)):
-            if key in self._known:
+            if (layout, key) in self._known:
                 continue
-            n_bytes = self._chunk_bytes
-            if self._on_the_way + n_bytes > MOST_ON_THE_WAY:
+            if self._on_the_way and self._on_the_way + n_bytes > MOST_ON_THE_WAY:
                 self.counters.dropped_chunks += 1
                 return
             copy = self._copies.to_host(self._slots(allocation, n * self._size, (n + 1) * self._size))
-            self._writing.submit(self._write, self._layout, key, copy, n_bytes)
-            self._note(key)
+            self._writer.put(self._writing(layout, key, copy, n_bytes))
+            self._note(layout, key)
             self._on_the_way += n_bytes
 
-    def _write(self, layout: str, key: bytes, copy: HostCopy, n_bytes: int) -> None:
-        """On the thread that writes."""
-        written = False
-        try:
-            written = self.files.write(layout, key, copy.wait())
-        except Exception as error:  # the device has failed: its own waiters say so
-            logger.debug("a chunk of the KV tier cannot be copied: %r", error)
+    def touch(self, seq: TieredSequence) -> None:
+        """Note that the files of a sequence that leaves are in use, also if it found its KV in the cache."""
+        layout, keys = self._layout, self._keys(seq, seq.kv_position)
+        if not keys:
+            return
 
-        def done() -> None:
-            self._on_the_way -= n_bytes
-            if written:
-                self.counters.saved_chunks += 1
-                self.counters.saved_bytes += n_bytes
-            else:
-                self.counters.dropped_chunks += 1
-                self._known.pop(key, None)
+        def touch() -> None:
+            if gone := self.files.touch(layout, keys):
+                self._post(lambda: self._forget(layout, gone))
 
-        self._post(done)
+        self._writer.put(touch)
+
+    def _writing(self, layout: str, key: bytes, copy: HostCopy, n_bytes: int) -> Callable[[], None]:
+        """What the thread that writes does."""
+
+        def write() -> None:
+            written = False
+            try:
+                written = self.files.write(layout, key, copy.wait())
+            finally:  # if the device has failed, its own waiters say so
+                self._post(lambda: self._have_written(layout, key, n_bytes, written))
+
+        return write
+
+    def _have_written(self, layout: str, key: bytes, n_bytes: int, written: bool) -> None:
+        self._on_the_way -= n_bytes
+        if written:
+            self.counters.saved_chunks += 1
+            self.counters.saved_bytes += n_bytes
+        else:
+            self.counters.dropped_chunks += 1
+            self._known.pop((layout, key), None)
 
     def close(self) -> None:
         """Write what is on the way, for `CLOSE_S` at most."""
-        self._reading.shutdown(wait=False, cancel_futures=True)
-        wait([self._writing.submit(lambda: None)], timeout=CLOSE_S)
-        self._writing.shutdown(wait=False, cancel_futures=True)
+        self._reader.end(0)
+        self._writer.end(CLOSE_S)
 
     def stats(self) -> dict[str, int]:
         """The counters, by the names that `Engine.stats` has."""
@@ -271,7 +350,8 @@ class KVTier:
 
     @property
     def _layout(self) -> str:
-        return f"{self._limits().fingerprint} {self._copies.layout} x {self._size}"
+        limits = self._limits()
+        return f"{VERSION} {limits.fingerprint} {limits.files} {self._copies.layout} x {self._size}"
 
     @property
     def _chunk_bytes(self) -> int:
@@ -279,7 +359,8 @@ class KVTier:
 
     def _keys(self, seq: TieredSequence, kv_length: int) -> list[bytes]:
         """The keys of the whole chunks up to `kv_length`. None of a tenant's own, unless the settings allow it."""
-        if kv_length < self._size or (seq.namespace.salt is not None and not self._salted):
+        own = seq.namespace.salt is not None and not self._salted
+        if kv_length < self._size or own or not seq.tiered:
             return []
         n = kv_length // self._size
         if len(seq.chunk_keys) < n:
@@ -292,11 +373,15 @@ class KVTier:
         """The slots of positions [start, end), which begin and end with a page."""
         table = self._manager.table
         size = table.page_size
-        pages = table.get_pages(allocation.row, start // size, max(start, end) // size).astype(np.int64)
+        pages = table.get_pages(allocation.row, start // size, end // size).astype(np.int64)
         return (pages[:, None] * size + np.arange(size)).ravel()
 
-    def _note(self, key: bytes) -> None:
-        self._known[key] = None
+    def _forget(self, layout: str, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            self._known.pop((layout, key), None)
+
+    def _note(self, layout: str, key: bytes) -> None:
+        self._known[layout, key] = None
         while len(self._known) > MOST_KNOWN:
             self._known.pop(next(iter(self._known)), None)
 
@@ -305,20 +390,30 @@ def _smoothed(mean: float, new: float) -> float:
     return new if not mean else 0.8 * mean + 0.2 * new
 
 
+def open_files(config: EngineConfig) -> ChunkFiles | None:
+    """The folder of the settings; None without one. Raises InvalidRequest."""
+    if not config.kv_tier:
+        return None
+    try:
+        folder = Path(config.kv_tier).expanduser()
+    except RuntimeError as error:
+        raise InvalidRequest("kv_tier", f"must be a folder ({error})", config.kv_tier) from error
+    return ChunkFiles(folder, int(config.kv_tier_gib * 2**30))
+
+
 def open_tier(
     config: EngineConfig,
+    files: ChunkFiles | None,
     runtime: Runtime,
     manager: KVCacheManager,
     post: Callable[[Callable[[], None]], None],
 ) -> KVTier | None:
-    """The tier of the settings; None if it is off, or if it does not keep the KV of such a model. Raises
-    InvalidRequest."""
-    if not config.kv_tier:
+    """The tier over these files; None without any, or if it does not keep the KV of such a model."""
+    if files is None:
         return None
     if runtime.kv_copies is None or manager.has_groups or config.prefix_cache == "off":
         logger.info(
             "kv_tier=%s is ignored: it needs a prefix cache, and layers without windows or states", config.kv_tier
         )
         return None
-    files = ChunkFiles(Path(config.kv_tier).expanduser(), int(config.kv_tier_gib * 2**30))
     return KVTier(runtime.kv_copies, lambda: runtime.limits, manager, files, post, salted=config.kv_tier_salted)

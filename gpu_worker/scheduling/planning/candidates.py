@@ -37,7 +37,7 @@ class Candidates:
             if (slots_awaited and seq.adapter_key is not None) or seq in self.broken:
                 continue
             try:
-                at_hand = state.tier is None or state.tier.at_hand(seq, time.perf_counter())
+                at_hand = state.tier is None or state.tier.at_hand(seq, time.perf_counter(), first=k == 0)
                 at_hand = at_hand and (not seq.images or self._images_at_hand(seq, first=k == 0))
             except Exception as error:
                 self.fails(seq, error)

@@ -132,7 +132,7 @@ def test_a_read_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(ChunkFiles, "read", lambda *args: (released.wait(), read(*args))[1])
     with engine_of(tmp_path / "kv") as engine:
         answers(engine, PROMPTS[:2])
-        assert engine.stats()["kv_tier_given_up"] == 2
+        assert engine.stats()["kv_tier_given_up"] == 1, "others do not wait behind a read that hangs"
         cancelled = engine.submit(request(PROMPTS[2], 20))
         cancelled.cancel()
         cancelled.result(timeout=60)
@@ -182,7 +182,7 @@ def of_random_weights(folder: Path, family: str) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("model", ["petiole-tiny", "petiole-tiny-vision", "deepseek-v2", "gpt-oss", "phi3"])
+@pytest.mark.parametrize("model", ["petiole-tiny", "petiole-tiny-vision", "deepseek-v2", "llama3", "qwen3-moe"])
 @pytest.mark.parametrize("cache", [{}, {"prefix_cache": "block", "page_size": 16}], ids=["radix", "block"])
 def test_real_models_give_the_same_tokens(
     tmp_path: Path, model: str, cache: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -200,8 +200,7 @@ def test_real_models_give_the_same_tokens(
             results = engine.generate([Request(prompt=prompt, sampling=sampling) for prompt in prompts])
             said.append([result.token_ids for result in results])
     assert said[0] == said[1] == said[2]
-    if engine._tier is not None:
-        assert engine.stats()["kv_tier_restored_tokens"] == 3 * (longest // 16 * 16)
+    assert engine.stats()["kv_tier_restored_tokens"] == 3 * (longest // 16 * 16)
 
 
 def test_a_model_whose_kv_it_does_not_keep_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -71,14 +71,52 @@ def test_a_damaged_file_is_removed(tmp_path: Path, trial: int) -> None:
     assert (files.read(LAYOUT, key(1), N) == content(1)).all()  # type: ignore[union-attr]
 
 
-def test_what_is_mapped_stays_readable_when_its_file_is_evicted(tmp_path: Path) -> None:
-    files = ChunkFiles(tmp_path / "kv", 1 << 20)
+def test_what_is_not_its_own_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "kv"
+    files = ChunkFiles(folder, 1 << 20)
     files.write(LAYOUT, key(1), content(1))
-    found = files.read(LAYOUT, key(1), N)
+    layout = only_file(folder).parent
+    strangers = [folder / "models" / "weights.safetensors", layout / "notes.txt", folder / "loose.kv"]
+    strangers += [folder / f"{'0' * 32}x" / only_file(folder).name]
+    for path in strangers:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(100))
+    (layout / f"{'a' * 64}.kv").symlink_to(strangers[0])
+    (folder / ("b" * 32)).symlink_to(folder / "models")
+    (layout / f"{'c' * 64}.kv").mkdir()
     files.evict(0)
+    assert all(path.exists() for path in strangers)
     assert files.counters.evicted == 1
-    assert (found == content(1)).all()  # type: ignore[union-attr]
     assert files.read(LAYOUT, key(1), N) is None
+
+
+def test_a_full_disk_makes_room_of_its_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ChunkFiles(tmp_path / "kv", 1 << 20)
+    for n in range(20):
+        files.write(LAYOUT, key(n), content(n))
+    now = [time.monotonic()]
+    monkeypatch.setattr(chunk_files.time, "monotonic", lambda: now[0])
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        assert not files.write(LAYOUT, key(20), content(20))
+        assert files.counters.evicted == 2
+        assert not files.write(LAYOUT, key(21), content(21)), "not at once again"
+        assert files.counters.failed == 1
+    now[0] += chunk_files._PAUSE_S
+    assert files.write(LAYOUT, key(21), content(21))
+
+
+def test_of_a_chain_the_end_goes_first(tmp_path: Path) -> None:
+    files = ChunkFiles(tmp_path / "kv", 1 << 20)
+    for n in range(4):
+        files.write(LAYOUT, key(n), content(n))
+    assert files.touch(LAYOUT, [key(n) for n in (0, 1, 2, 3, 7)]) == [key(7)]
+    files.evict(2 * (HEADER + N))
+    assert [n for n in range(4) if files.read(LAYOUT, key(n), N) is not None] == [0, 1]
 
 
 def test_the_least_recently_used_files_go_first(tmp_path: Path) -> None:
@@ -111,8 +149,12 @@ def test_a_folder_or_file_of_others_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="kv_tier: must be a folder in which only this user may write"):
         ChunkFiles(shared, 1 << 20)
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(InvalidRequest, match="kv_tier: must be a folder that this user may write to"):
-        ChunkFiles(tmp_path / "file", 1 << 20)
+    for path in (tmp_path / "file", Path("a\0b")):
+        with pytest.raises(InvalidRequest, match="kv_tier: must be a folder that this user may write to"):
+            ChunkFiles(path, 1 << 20)
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(InvalidRequest, match="and no link"):
+        ChunkFiles(tmp_path / "link", 1 << 20)
     files = ChunkFiles(tmp_path / "kv", 1 << 20)
     files.write(LAYOUT, key(1), content(1))
     path = only_file(tmp_path)
