@@ -107,12 +107,12 @@ class ChunkFiles:
         return None
 
     def touch(self, layout: str, keys: Sequence[bytes]) -> list[bytes]:
-        """Note that files are used, the first one last: of a chain, its end goes first. Returns the keys of those
-        that are gone."""
-        gone = []
-        for key in reversed(keys):
+        """Note that files are used, the first one last: of a chain, the end is evicted first. Returns the keys of
+        those that are gone."""
+        gone, now = [], time.time_ns()
+        for n, key in enumerate(keys):
             try:
-                os.utime(self._path(layout, key))
+                os.utime(self._path(layout, key), ns=(now - n, now - n))
             except OSError:
                 gone.append(key)
         return gone
@@ -172,7 +172,7 @@ class ChunkFiles:
                 total -= size
         self._unseen = 0
 
-    def _files(self) -> Iterator[tuple[float, int, str]]:
+    def _files(self) -> Iterator[tuple[int, int, str]]:
         """Time of the last use, size and path of each file. Removes those that nobody will finish."""
         now = time.time()
         for folder in _entries(self._folder, _LAYOUT):
@@ -182,7 +182,7 @@ class ChunkFiles:
                     if entry.name.endswith(".tmp") and now - status.st_mtime > _UNFINISHED_S:
                         os.unlink(entry.path)
                     else:
-                        yield status.st_mtime, status.st_size, entry.path
+                        yield status.st_mtime_ns, status.st_size, entry.path
 
     def _path(self, layout: str, key: bytes) -> Path:
         return self._folder / hashlib.blake2b(layout.encode(), digest_size=16).hexdigest() / f"{key.hex()}.kv"

@@ -16,6 +16,7 @@ from petiole.gpu_worker.runtime.memory import kv_tier
 from petiole.gpu_worker.runtime.memory.chunk_files import ChunkFiles
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 from tests.support.families import build_model
+from tests.support.seeing import PAD, as_file, drawn_picture, write_seeing
 from tests.support.toy_engine import expected, request, toy_engine
 
 PROMPTS = [[(7 * i * i + 3 * i + k) % 40 + 2 for i in range(90)] for k in range(5)]
@@ -201,6 +202,33 @@ def test_real_models_give_the_same_tokens(
             said.append([result.token_ids for result in results])
     assert said[0] == said[1] == said[2]
     assert engine.stats()["kv_tier_restored_tokens"] == 3 * (longest // 16 * 16)
+
+
+@pytest.mark.parametrize("cache", [{}, {"prefix_cache": "block", "page_size": 16}], ids=["radix", "block"])
+@pytest.mark.parametrize("chunk", [16, 64, 256])
+def test_chunks_that_end_inside_a_picture(
+    tmp_path: Path, cache: dict[str, Any], chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_tier, "CHUNK", chunk)
+    write_seeing(tmp_path / "model", "qwen3-vl")
+    pictures, said = [drawn_picture(800, 600), drawn_picture(600, 800, seed=0)], list[Any]()
+    for folder in ("", str(tmp_path / "kv"), str(tmp_path / "kv")):
+        machine: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 1024, "chunk_size": 100, **cache}
+        config = EngineConfig(model=str(tmp_path / "model"), device="cpu", kv_tier=folder, **machine)
+        with Engine(config) as engine:
+            asked = [
+                Request(
+                    prompt=[7] * 40 + [PAD] + [9] * 60 + tail,
+                    images=[as_file(picture)],
+                    sampling=SamplingParams(max_tokens=8, temperature=0, ignore_eos=True),
+                )
+                for picture in pictures
+                for tail in ([3, 4], [5, 6, 7])
+            ]
+            said.append([result.token_ids for result in engine.generate(asked)])
+            restored = engine.stats().get("kv_tier_restored_tokens", 0)
+    assert said[0] == said[1] == said[2]
+    assert int(restored) > 0
 
 
 def test_a_model_whose_kv_it_does_not_keep_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

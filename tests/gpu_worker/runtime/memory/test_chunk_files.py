@@ -95,7 +95,7 @@ def test_a_full_disk_makes_room_of_its_own_files(tmp_path: Path, monkeypatch: py
     for n in range(20):
         files.write(LAYOUT, key(n), content(n))
     now = [time.monotonic()]
-    monkeypatch.setattr(chunk_files.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -134,7 +134,7 @@ def test_the_least_recently_used_files_go_first(tmp_path: Path) -> None:
 def test_files_that_nobody_will_finish_are_removed(tmp_path: Path) -> None:
     files = ChunkFiles(tmp_path / "kv", 1 << 20)
     files.write(LAYOUT, key(1), content(1))
-    old, new = (only_file(tmp_path).with_name(f"{name}.tmp") for name in ("old", "new"))
+    old, new = (only_file(tmp_path).with_name(f"{name * 16}.tmp") for name in "ab")
     for path in (old, new):
         path.write_bytes(b"half")
     os.utime(old, (time.time() - 2 * chunk_files._UNFINISHED_S,) * 2)
