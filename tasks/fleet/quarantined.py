@@ -50,8 +50,11 @@ def listed() -> list[Quarantined]:
 def _read(entry: bytes) -> Quarantined | None:
     try:
         said = json.loads(entry)
-        texts = (str(said.get(name) or "") for name in ("queue", "reason", "task_id", "message"))
-        return Quarantined(entry, float(said["at"]), *texts, dict(said.get("error") or {}))
+        queue, reason, task_id, kept = (
+            str(said.get(name) or "") for name in ("queue", "reason", "task_id", "message")
+        )
+        error = dict(said.get("error") or {})
+        return Quarantined(entry, float(said["at"]), queue, reason, task_id, kept, error)
     except UNREADABLE:
         return None
 
