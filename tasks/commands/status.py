@@ -14,7 +14,6 @@ from kombu.exceptions import OperationalError
 
 from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.commands.terminal import error_text, live, print_table, table_text
-from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.fleet import diagnosis, markers, probes, quarantined, queues, reports, restarts, story
 from petiole.tasks.servers import connections
 
@@ -53,7 +52,7 @@ def doctor(options: argparse.Namespace) -> int:
         print(json.dumps([finding._asdict() for finding in found], indent=2))
     elif found:
         print(table_text(("finding", "what is wrong"), found))
-        print("docs/runbooks.md has a section for each.")
+        print("The page Runbooks, docs/runbooks.md in Petiole's repository, has a section for each.")
     else:
         print("Nothing is wrong." if facts.workers else "Nothing is wrong, but no worker is running.")
     return 1 if found else 0
@@ -194,27 +193,38 @@ def show_task(options: argparse.Namespace) -> int:
 
 
 def replay(options: argparse.Namespace) -> int:
-    """Without tasks, list what was put aside. Exit status 1 if one could not be sent again."""
+    """Without tasks, list what was put aside. Otherwise send the newest one of each task again. Exit status 1
+    if one could not be sent."""
     found = quarantined.listed()
     if not (options.task_id or options.all):
         rows = [(one.task_id or "-", one.queue, _when(one.at), one.reason[:100]) for one in found]
         print_table(("task", "queue", "put aside", "reason"), rows)
         return 0
-    wanted, failed = set(options.task_id), False
-    for unknown in sorted(wanted - {one.task_id for one in found}):
-        print(f"{unknown}: was not put aside, or is forgotten")
-        failed = True
-    for one in reversed(found):  # the oldest first
+    wanted = set(options.task_id)
+    unknown, failed = wanted - {one.task_id for one in found}, list[str]()
+    for name in sorted(unknown):
+        print(f"{name}: was not put aside, or is forgotten")
+    newest = {one.task_id or one.entry: one for one in reversed(found)}  # the oldest first
+    for one in newest.values():
         if not (options.all or one.task_id in wanted):
             continue
+        name = one.task_id or "a message without an id"
         try:
             quarantined.replay(one)
-            print(f"{one.task_id or 'a message without an id'}: sent again to {one.queue}")
-        except InvalidRequest as error:
-            print(f"{one.task_id or 'a message without an id'}: {error}")
-            failed = True
-    return int(failed)
+            print(f"{name}: sent again to {one.queue}")
+        except (OperationalError, *connections.LOST):  # it would be the same with the others
+            raise
+        except Exception as error:
+            print(f"{name}: {error_text(error)}")
+            failed.append(name)
+    if failed:
+        print(f"not sent again: {', '.join(failed)}")
+    return int(bool(unknown or failed))
 
 
-def _when(at: float) -> str:
-    return datetime.fromtimestamp(at).isoformat(" ", "milliseconds")
+def _when(at: Any) -> str:
+    """A time for people; as it is if it is none."""
+    try:
+        return datetime.fromtimestamp(at).isoformat(" ", "milliseconds")
+    except (ValueError, TypeError, OverflowError, OSError):
+        return str(at)

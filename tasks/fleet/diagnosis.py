@@ -125,7 +125,8 @@ def diagnose(facts: Facts) -> list[Finding]:
     found += _of_starts(facts)
     found += _of_versions([worker for worker in facts.workers if not worker.lost])
     if facts.quarantined:
-        found.append(Finding("PetioleQuarantine", f"{facts.quarantined} malformed messages were put aside"))
+        were = "message was" if facts.quarantined == 1 else "messages were"
+        found.append(Finding("PetioleQuarantine", f"{facts.quarantined} malformed {were} put aside"))
     return found
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.app.thread_executor import LOOKUPS
+from petiole.tasks.fleet import models, reports
 from petiole.tasks.fleet.models import is_own
 from petiole.tasks.fleet.reports import WorkerReport
 from petiole.tasks.servers import connections
@@ -32,14 +33,27 @@ _TIMEOUTS = {
 def queue_lengths(app: Celery = celery_app, others: Iterable[str] = ()) -> dict[tuple[str, int | None], int]:
     """Numbers of messages in the broker, by queue and priority. The queues are the default one, one for each
     tenant with a weight, and `others`. On RabbitMQ, which counts all priorities together, the priority is None."""
-    configured = settings()
-    names = [configured.queue, *(f"{configured.queue}.{tenant}" for tenant in configured.weights)]
+    names = _configured()
     names += sorted(set(others).difference(names))
     with app.connection_for_read(transport_options=_TIMEOUTS) as connection:
         connection.connect()
         return {
             (name, priority): length for name in names for priority, length in _lengths(connection, name).items()
         }
+
+
+def _configured() -> list[str]:
+    """The queues of the settings."""
+    queue, weights = settings().queue, settings().weights
+    return [queue, *(f"{queue}.{tenant}" for tenant in weights)]
+
+
+def known_queues() -> list[str]:
+    """The fleet's queues: those of the settings, of the workers of the last hour, and of the models of the last
+    days."""
+    taken = {name for worker in reports.workers() for name in worker.queues}
+    served = {name for model in models.models() for name in (*model.queues, *model.own_queues)}
+    return sorted(taken.union(served, _configured()))
 
 
 async def aqueue_length(queue: str | None = None, app: Celery = celery_app) -> int:

@@ -48,7 +48,8 @@ def of(task_id: str) -> Story:
     log = LoggedOutput.of(entries)
     facts: dict[str, Any] = {}
     if b"submitted" in asked:
-        facts["submitted_at"] = float(asked[b"submitted"])
+        with suppress(ValueError):
+            facts["submitted_at"] = float(asked[b"submitted"])
     if b"cancel" in asked:
         facts["cancelled"] = True
     if entries:

@@ -29,6 +29,14 @@ class PublishReply(IntEnum):
     DAMAGED = 5
 
 
+class ReopenReply(IntEnum):
+    """The answer of `reopen.lua`."""
+
+    OPEN = 0
+    RUNS = 1
+    ENDED = 2
+
+
 _FOLDER = Path(__file__).parent / "lua"
 _PRELUDE = (_FOLDER / "prelude.lua").read_text()
 
@@ -48,7 +56,7 @@ def _locals(constants: Mapping[str, int | str]) -> str:
     return "".join(f"local {name} = {json.dumps(value)}\n" for name, value in constants.items())
 
 
-SOURCES = sources(_FOLDER, {"publish": PublishReply.__members__})
+SOURCES = sources(_FOLDER, {"publish": PublishReply.__members__, "reopen": ReopenReply.__members__})
 """The scripts of a task's record."""
 
 

@@ -15,9 +15,12 @@ import pytest
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
+from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.fleet.queues import queue_lengths
 from petiole.tasks.fleet.reports import LOST_AFTER_S
+from petiole.tasks.keys import QUARANTINE_KEY
 from petiole.tasks.settings import settings
+from tests.e2e.test_stories import entries, petiole, put_aside
 from tests.support.client import client
 from tests.support.fake_engine import expected, word
 from tests.support.rabbitmq import INSTALLED, RabbitServer, site_on
@@ -123,6 +126,29 @@ def test_tasks_for_later_do_not_block_a_worker(rabbit: Site, queue: str) -> None
         rabbit.generate(f"l{i}", max_tokens=1, submission=later)
     behind = rabbit.generate("behind", max_tokens=2, seed=1, submission={"queue": queue})
     assert rabbit.get(behind)["token_ids"] == expected("behind", 1, 2)
+
+
+def test_a_refused_message_is_sent_again_to_the_queue_it_was_taken_from(rabbit: Site) -> None:
+    """One for later has come by exchanges, with a routing key of theirs."""
+    refused = rabbit.generate("late", max_tokens=2, submission={"countdown": 1, "headers": {"retries": "many"}})
+    with pytest.raises(InvalidRequest):
+        rabbit.get(refused)
+    [first] = entries(rabbit)
+    assert first["queue"] == "petiole"
+    assert petiole(rabbit, "replay", "--all") == (0, f"{refused.id}: sent again to petiole\n")
+    eventually(lambda: [one for one in entries(rabbit) if one["at"] > first["at"]], "refused again")
+    rabbit.redis.delete(QUARANTINE_KEY)
+
+
+def test_a_message_that_no_queue_takes_stays_in_quarantine(rabbit: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rabbit.environment, "PETIOLE_QUEUE", "petiole.nobody")  # known, and not declared
+    message = json.dumps({"headers": {}, "properties": {}, "body": "[]"})
+    put_aside(rabbit, None, message, queue="petiole.nobody")
+    put_aside(rabbit, None, message)
+    status, shown = petiole(rabbit, "replay", "--all")
+    assert (status, "NO_ROUTE" in shown, "sent again to petiole\n" in shown) == (1, True, True), shown
+    assert "petiole.nobody" in [one["queue"] for one in entries(rabbit)]
+    rabbit.redis.delete(QUARANTINE_KEY)
 
 
 @pytest.mark.parametrize("countdown", [0.001, 0.5, 1.5])

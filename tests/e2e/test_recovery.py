@@ -51,7 +51,7 @@ def test_the_only_worker_killed_and_started_again_goes_on_long_before_the_lease_
         value = site.get(result)
         assert value["token_ids"] == site.tokens(result) == expected("survivor", 3, MAX_MODEL_LEN - 1)
         assert value["attempt"] >= 2
-        assert "gave back 1 messages" in second.output
+        assert "gave back 1 message of" in second.output
 
 
 def test_after_a_restart_of_redis_the_lease_alone_decides_of_a_worker_that_was_there_before(

@@ -138,14 +138,17 @@ class Consumer(StockConsumer):  # type: ignore[misc]
     def refuse(self, message: Any, refused: gate.RefusedMessage, error: Exception | None = None) -> None:
         """Have the message put aside, and then acknowledged. Stock Celery acknowledges it without a result."""
         item = whole(message)
-        where = message.delivery_info if isinstance(message.delivery_info, dict) else {}
 
         def acknowledge() -> None:
             if not message.acknowledged:
                 message.ack_log_error(logger, self.connection_errors)
 
-        queue = str(where.get("routing_key"))
-        put_aside(item, queue, refused.reason, refused.task_id, error=error, done=acknowledge)
+        put_aside(
+            *(item, message.queue, refused.reason, refused.task_id),
+            headers=message.headers,
+            error=error,
+            done=acknowledge,
+        )
         message.forget()
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:

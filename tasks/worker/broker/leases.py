@@ -126,7 +126,8 @@ class LeaseKeeper:
                 self._look_at = 0.0
             incidents.count("deaths", sum(not is_second(owner) for owner in swept.dead))
             if swept.restored:
-                logger.warning("gave back %d messages of dead workers", swept.restored)
+                plural = "s" * (swept.restored != 1)
+                logger.warning("gave back %d message%s of dead workers", swept.restored, plural)
         self._starting = self._starting and not self._absences
 
     def _look(self, client: redis.Redis) -> None:

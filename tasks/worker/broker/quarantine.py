@@ -1,7 +1,8 @@
 """The quarantine of messages that the gate refuses. If a message has a task id, the task is also stored as failed
 and its stream ended.
 
-    `QUARANTINE_KEY`      list, newest first: {"at", "queue", "reason", "task_id", "message"}; capped, with a TTL
+    `QUARANTINE_KEY`      list, newest first: {"at", "queue", "reason", "task_id", "error", "message"}; capped,
+                          with a TTL. `error`: the task's, as `errors.describe` has it
 
 Any thread that meets such a message only queues it: `put_aside` neither waits nor raises. One thread stores the
 queued messages, and tries again while Redis or the result backend is away. Only then is a message acknowledged
@@ -55,7 +56,8 @@ Callback = Callable[[], object]
 
 @dataclass(slots=True)
 class QuarantinedMessage:
-    """One message to be put aside. `steps`: the steps that are left to do."""
+    """One message to be put aside. `item`: its beginning. `account`: whom its task's end is told. `steps`: the
+    steps that are left to do."""
 
     item: bytes
     queue: str
@@ -63,6 +65,7 @@ class QuarantinedMessage:
     task_id: str | None
     error: Exception
     done: Callback | None
+    account: Account
     at: float = field(default_factory=time.time)
     steps: deque[Callable[[Any, QuarantinedMessage], None]] = field(default_factory=deque)
 
@@ -152,10 +155,12 @@ def put_aside(
     reason: str,
     task_id: str | None = None,
     *,
+    headers: object = None,
     error: Exception | None = None,
     done: Callback | None = None,
 ) -> None:
-    """Quarantine a message, fail its task with `error`, and then call `done` on the consumer's thread."""
+    """Quarantine a message, fail its task with `error`, and then call `done` on the consumer's thread. `headers`:
+    the message's, if they could be read."""
     try:
         if task_id is None and (match := _ID.search(item[:SHOWN_BYTES])):
             task_id = match[1].decode()
@@ -163,9 +168,9 @@ def put_aside(
         incidents.count("quarantined")
         error = error or InvalidRequest("message", reason, item[:200].decode(errors="replace"))
         steps = [_enter] if task_id is None else [_enter, _fail, _end_stream]
-        quarantine.put(
-            QuarantinedMessage(item[:SHOWN_BYTES], queue, reason, task_id, error, done, steps=deque(steps)),
-        )
+        shown = item[:SHOWN_BYTES]
+        account = Account.of(headers if isinstance(headers, dict) else _headers(shown), days=settings().usage_days)
+        quarantine.put(QuarantinedMessage(shown, queue, reason, task_id, error, done, account, steps=deque(steps)))
     except Exception:
         logger.exception("a malformed message could not be queued for the quarantine")
 
@@ -182,10 +187,11 @@ def _enter(app: Any, aside: QuarantinedMessage) -> None:
         "queue": aside.queue,
         "reason": aside.reason,
         "task_id": aside.task_id,
+        "error": describe(aside.error),
         "message": aside.item.decode(errors="replace"),
     }
     with connections.streams().pipeline() as pipe:
-        pipe.lpush(QUARANTINE_KEY, json.dumps(entry))
+        pipe.lpush(QUARANTINE_KEY, json.dumps(entry, default=repr))
         pipe.ltrim(QUARANTINE_KEY, 0, KEPT - 1)
         pipe.expire(QUARANTINE_KEY, KEPT_S)
         pipe.execute()
@@ -200,8 +206,7 @@ def _fail(app: Any, aside: QuarantinedMessage) -> None:
 def _end_stream(app: Any, aside: QuarantinedMessage) -> None:
     assert aside.task_id is not None
     ttl_ms = settings().stream_ttl_s * 1000
-    account = Account.of(_headers(aside.item), days=settings().usage_days)
-    end_stream(connections.streams(), aside.task_id, ttl_ms, describe(aside.error), account)
+    end_stream(connections.streams(), aside.task_id, ttl_ms, describe(aside.error), aside.account)
 
 
 def _headers(item: bytes) -> dict[str, Any]:

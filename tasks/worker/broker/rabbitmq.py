@@ -86,11 +86,12 @@ class Channel(_stock.Channel):  # type: ignore[misc]
         return super().dispatch_method(method_sig, payload, content)
 
     def basic_consume(
-        self, *args: Any, no_ack: bool = False, callback: Callable[[Any], object], **options: Any
+        self, queue: str = "", *args: Any, no_ack: bool = False, callback: Callable[[Any], object], **options: Any
     ) -> Any:
         errors = (*self.connection.connection_errors, *self.connection.channel_errors, redis.RedisError)
 
         def guarded(content: Any) -> None:
+            content.queue = queue
             try:
                 callback(content)
             except errors:
@@ -100,7 +101,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
                 if not no_ack:
                     self.basic_reject(content.delivery_tag, requeue=False)
 
-        return super().basic_consume(*args, no_ack=no_ack, callback=guarded, **options)
+        return super().basic_consume(queue, *args, no_ack=no_ack, callback=guarded, **options)
 
 
 class Connection(_stock.Connection):  # type: ignore[misc]

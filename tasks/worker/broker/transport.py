@@ -293,6 +293,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
             self._refuse(taken, queue, read)
             return
         read.payload["properties"] |= {"delivery_tag": taken.tag, NAME_PROPERTY: taken.name}
+        read.payload["queue"] = queue
         try:
             self.connection._deliver(read.payload, queue)
         except Exception as error:
@@ -310,7 +311,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
             if self.holds(tag):
                 self.qos.ack(tag)
 
-        put_aside(taken.item, queue, refused.reason, refused.task_id, done=acknowledge)
+        put_aside(taken.item, queue, refused.reason, refused.task_id, headers=refused.headers, done=acknowledge)
 
     def _handle_message(self, client: Any, response: Any) -> Any:
         """What the subscription has received. A broadcast that the gate refuses is logged, and is empty."""
@@ -339,7 +340,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
             return True
 
     def _lost(self) -> None:
-        logger.warning("the lease on %d messages was lost; they went back to their queues", self.qos.count)
+        logger.warning("the lease on %d message%s was lost", self.qos.count, "s" * (self.qos.count != 1))
         if not self.ledger.second:
             incidents.count("lost_leases")
         self.qos.forget()

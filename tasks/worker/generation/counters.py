@@ -142,7 +142,7 @@ class _Counter(threading.Thread):
 
     def _refuse(self, message: Any, refused: gate.RefusedMessage) -> None:
         body = message.body if isinstance(message.body, bytes) else str(message.body).encode(errors="replace")
-        put_aside(body, self._queue, refused.reason, refused.task_id)
+        put_aside(body, self._queue, refused.reason, refused.task_id, headers=message.headers)
         message.ack()
 
     def _answer(self, task: gate.Task, message: Any) -> None:

@@ -65,6 +65,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"workers": [WORKER, WORKER.model_copy(update={"worker": "w2", "fingerprint": "g"})]},
     ),
     "poison": ("PetioleQuarantine", {"quarantined": 1}),
+    "much poison": ("PetioleQuarantine", {"quarantined": 2}),
 }
 
 

@@ -16,7 +16,7 @@ import json
 import lzma
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kombu import compression
@@ -48,10 +48,11 @@ punycode; and Python remembers each name that it was asked for."""
 @dataclass(frozen=True, slots=True)
 class RefusedMessage:
     """`reason` names the field, its limit and its value. `task_id`: the id of the task to fail, if it is
-    usable."""
+    usable. `headers`: the message's, if an envelope has some."""
 
     reason: str
     task_id: str | None = None
+    headers: object = field(default=None, compare=False, repr=False)
 
 
 class RefusedError(Exception):

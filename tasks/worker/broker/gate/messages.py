@@ -23,6 +23,9 @@ _virtual: Any = virtual
 
 
 class BrokerMessage:
+    """`queue`: from which it was taken. What a producer says of that in the message need not be so."""
+
+    queue: str = ""
     errors: Any
     body: Any
     content_encoding: Any
@@ -62,6 +65,10 @@ class BrokerMessage:
 
 
 class RedisMessage(BrokerMessage, _virtual.Message):  # type: ignore[misc]
+    def __init__(self, payload: Any, channel: Any = None, **options: Any) -> None:
+        super().__init__(payload, channel=channel, **options)
+        self.queue = payload.get("queue", "")
+
     def forget(self) -> None:
         super().forget()
         self._raw = None
@@ -70,5 +77,6 @@ class RedisMessage(BrokerMessage, _virtual.Message):  # type: ignore[misc]
 class RabbitMessage(BrokerMessage, _pyamqp.Message):  # type: ignore[misc]
     def __init__(self, content: Any, channel: Any = None, **options: Any) -> None:
         super().__init__(content, channel=channel, **options)
+        self.queue = getattr(content, "queue", "")
         if reason := getattr(content, "unreadable", None):
             self.errors.append((DecodeError, DecodeError(reason), None))

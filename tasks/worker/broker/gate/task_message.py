@@ -111,9 +111,11 @@ def envelope(raw: bytes) -> MessageArguments | RefusedMessage:
     try:
         return MessageArguments(_envelope(raw, said))
     except RefusedError as refused:
-        return RefusedMessage(str(refused), _id_of(*said))
+        reason = str(refused)
     except Exception as error:
-        return RefusedMessage(f"the message cannot be read: {named(error)}", _id_of(*said))
+        reason = f"the message cannot be read: {named(error)}"
+    headers = next((one.get("headers") for one in said if isinstance(one, dict)), None)
+    return RefusedMessage(reason, _id_of(*said), headers)
 
 
 def _envelope(raw: bytes, said: list[Any]) -> dict[str, Any]:
