@@ -131,6 +131,33 @@ WORKER = Dashboard(
             },
         ),
         Panel(
+            "KV from files: tokens a second",
+            "ops",
+            {"restored {{worker}}": rate("petiole_kv_tier_restored_tokens_total", "worker", BY_WORKER)},
+        ),
+        Panel(
+            "KV to files: bytes a second",
+            "Bps",
+            {"saved {{worker}}": rate("petiole_kv_tier_saved_bytes_total", "worker", BY_WORKER)},
+        ),
+        Panel(
+            "KV in files: what went wrong",
+            "short",
+            {
+                "chunks dropped": f"increase(petiole_kv_tier_dropped_chunks_total{{{BY_WORKER}}}[10m])",
+                "reads given up": f"increase(petiole_kv_tier_given_up_total{{{BY_WORKER}}}[10m])",
+                "failures": f"increase(petiole_kv_tier_failures_total{{{BY_WORKER}}}[10m])",
+            },
+        ),
+        Panel(
+            "KV in files: files removed",
+            "short",
+            {
+                "for room": f"increase(petiole_kv_tier_evicted_files_total{{{BY_WORKER}}}[10m])",
+                "damaged": f"increase(petiole_kv_tier_damaged_files_total{{{BY_WORKER}}}[10m])",
+            },
+        ),
+        Panel(
             "Recurrent states",
             "short",
             {

@@ -76,9 +76,8 @@ class SubmittedTask(Task):  # type: ignore[misc]
             submitted: AsyncGeneration = Task.apply_async(self, args, kwargs, *more, **options)
             if isinstance(submitted, AsyncGeneration):  # not an eager one
                 submitted.trace = carried.headers()
-            span.sent(
-                submitted.id, getattr(options.get("router"), "queue", None) or self.app.conf.task_default_queue
-            )
+                queue = getattr(options.get("router"), "queue", None) or self.app.conf.task_default_queue
+                span.sent(submitted.id, queue)
         return submitted
 
     @staticmethod

@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from celery.result import AsyncResult
 
 from petiole.tasks.commands import cli
+from petiole.tasks.keys import QUARANTINE_KEY
 from tests.support.rights import BINARIES, SECRET, binary_of, grant, grant_gateway
 from tests.support.site import REPOSITORY, Site, Worker
 from tests.support.trials import rest
@@ -23,6 +25,8 @@ WITHOUT_REDIS = {"settings", "demo", "up", "plan", "trace", "bench"}
 """Commands that use none, or one of their own."""
 
 CALLS: dict[str, tuple[str, list[str]]] = {
+    "replay": ("petiole", ["ASIDE"]),
+    "task": ("petiole", ["TASK"]),
     "status": ("monitor", ["--once"]),
     "doctor": ("monitor", ["--json"]),
     "models": ("monitor", []),
@@ -69,7 +73,14 @@ def test_redis_refuses_no_command_of_the_product(guarded: tuple[Site, Worker], t
     rows.write_text("".join(json.dumps({"prompt": f"row {n}", "max_tokens": 3}) + "\n" for n in range(20)))
     task = site.generate("a stream", max_tokens=4)
     site.get(task)
-    words = {"TASK": task.id, "WORKER": worker.node, "ROWS": str(rows), "OUTPUT": str(tmp_path / "results.jsonl")}
+    aside = put_aside(site)
+    words = {
+        "TASK": task.id,
+        "ASIDE": aside.id,
+        "WORKER": worker.node,
+        "ROWS": str(rows),
+        "OUTPUT": str(tmp_path / "results.jsonl"),
+    }
     site.redis.acl_log_reset()
     refused: dict[str, list[str]] = {}
     for name, (user, arguments) in CALLS.items():
@@ -81,6 +92,16 @@ def test_redis_refuses_no_command_of_the_product(guarded: tuple[Site, Worker], t
         ]
         site.redis.acl_log_reset()
     assert refused == {name: [] for name in CALLS}
+    assert len(site.get(aside)["token_ids"]) == 3
+
+
+def put_aside(site: Site) -> AsyncResult:
+    """A task whose message lies in quarantine. It was sent to a queue that no worker has."""
+    task = site.generate("late", max_tokens=3, submission={"queue": "petiole.aside"})
+    message = site.redis.rpop("petiole.aside").decode()
+    entry = {"at": 1.0, "queue": "petiole", "reason": "x", "task_id": task.id, "message": message}
+    site.redis.lpush(QUARANTINE_KEY, json.dumps(entry))
+    return task
 
 
 def run(site: Site, user: str, words: list[str], until: str | None) -> str:

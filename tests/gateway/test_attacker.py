@@ -75,10 +75,15 @@ def routes() -> list[Way]:
 
 
 ROUTES = routes()
-ADMIN = [one for one in ROUTES if one.path.startswith("/v1/admin/")]
-NAMED = [one for one in ROUTES if "{" in one.path and not is_open(one.path) and one not in ADMIN]
+NEEDED = {
+    "/v1/admin/": "admin",
+    **{f"{at}/{do}load_lora_adapter": "adapters" for at in ("", "/v1") for do in ("", "un")},
+}
+"""By the beginning of a path, the right that its routes need."""
+RIGHTS = {one: right for one in ROUTES for begin, right in NEEDED.items() if one.path.startswith(begin)}
+NAMED = [one for one in ROUTES if "{" in one.path and not is_open(one.path) and one not in RIGHTS]
 OPEN = [one for one in ROUTES if is_open(one.path)]
-REST = [one for one in ROUTES if one not in NAMED and one not in OPEN and one not in ADMIN]
+REST = [one for one in ROUTES if one not in NAMED and one not in OPEN and one not in RIGHTS]
 
 
 @dataclass
@@ -225,6 +230,7 @@ ASKED: Mapping[str, Any] = {
     "GET /v1/fleet": None,
     "GET /v1/files": None,
     "GET /v1/batches": None,
+    "GET /v1/conversations": None,
     "POST /v1/chat/completions": CHAT,
     "POST /v1/completions": {"model": MODEL, "prompt": "x", "max_tokens": 2},
     "POST /v1/messages": CHAT,
@@ -277,14 +283,20 @@ def test_nobody_without_a_key_gets_more_than_the_page(served: Gateway, victim: V
         assert (answer.status_code, victim.handle in answer.text) == (401, False)
 
 
-@pytest.mark.parametrize("route", ADMIN, ids=" ".join)
-def test_whoever_lacks_the_right_neither_sees_nor_changes_a_key(http: httpx2.Client, route: Way) -> None:
-    method, path = route
+@pytest.mark.parametrize("route", RIGHTS, ids=" ".join)
+def test_whoever_lacks_the_right_neither_sees_nor_changes_a_key_or_an_adapter(
+    http: httpx2.Client, route: Way
+) -> None:
+    (method, path), right = route, RIGHTS[route]
+    bodies = {
+        "admin": {"tenant": "globex", "rights": ["admin"]},
+        "adapters": {"lora_name": "acme-adapter", "lora_path": "/etc"},
+    }
     for name in ("acme", digest_of(VICTIM)[:12], digest_of(ATTACKER)[:12]):
-        asked = {"json": {"tenant": "globex", "rights": ["admin"]}} if method == "POST" else {}
+        asked = {"json": bodies[right]} if method == "POST" else {}
         answer = http.request(method, path.replace("{id}", name), **asked)
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "missing_right")
-        assert "the right admin" in answer.json()["error"]["message"]
+        assert f"the right {right}:" in answer.json()["error"]["message"]
         assert digest_of(VICTIM)[:12] not in answer.text
 
 

@@ -40,7 +40,9 @@ class ToyTokenizer:
     vocab_size = 48
     eos_token_ids: frozenset[int] = frozenset()
 
-    def encode(self, text: str, *, field: str = "prompt", max_tokens: int | None = None) -> list[int]:
+    def encode(
+        self, text: str, *, field: str = "prompt", add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
         return [LETTERS.index(letter) for letter in check_text(field, text)]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
