@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import redis
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -59,7 +60,7 @@ async def change(name: str, decided: Callable[[Stored], LoadedAdapter | None]) -
                 continue
 
 
-def read(fields: Mapping[bytes, bytes]) -> dict[str, LoadedAdapter]:
+def read(fields: Mapping[Any, Any]) -> dict[str, LoadedAdapter]:
     """By name, what is stored."""
     found = {}
     for raw_name, raw in fields.items():
