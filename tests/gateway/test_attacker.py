@@ -21,6 +21,7 @@ from websockets.sync.client import connect
 
 from petiole.gateway import application
 from petiole.gateway.authentication import is_open
+from petiole.gateway.openai.responses.conversation_store import LISTED
 from petiole.gateway.serving.auth.api_keys import digest_of
 from tests.support.gateway import Gateway
 from tests.support.site import Site, eventually
@@ -75,10 +76,11 @@ def routes() -> list[Way]:
 
 
 ROUTES = routes()
-ADMIN = [one for one in ROUTES if one.path.startswith("/v1/admin/")]
-NAMED = [one for one in ROUTES if "{" in one.path and not is_open(one.path) and one not in ADMIN]
+RIGHTED = [one for one in ROUTES if one.path.startswith("/v1/admin/") or one.path.endswith("_lora_adapter")]
+"""For keys with a right."""
+NAMED = [one for one in ROUTES if "{" in one.path and not is_open(one.path) and one not in RIGHTED]
 OPEN = [one for one in ROUTES if is_open(one.path)]
-REST = [one for one in ROUTES if one not in NAMED and one not in OPEN and one not in ADMIN]
+REST = [one for one in ROUTES if one not in NAMED and one not in OPEN and one not in RIGHTED]
 
 
 @dataclass
@@ -136,7 +138,7 @@ def victim(theirs: httpx2.Client) -> Victim:
     asked = {"custom_id": SECRET, "method": "POST", "url": "/v1/chat/completions", "body": CHAT}
     sent = {"file": (f"{SECRET}.jsonl", json.dumps(asked) + "\n")}
     file = made("/v1/files", files=sent, data={"purpose": "batch"})["id"]
-    talk = made("/v1/conversations", json={"items": SAID})["id"]
+    talk = made("/v1/conversations", json={"items": SAID, "metadata": {LISTED: "true"}})["id"]
     response = made("/v1/responses", json=TOLD)
     ids = {
         "chat": made("/v1/chat/completions", json=CHAT)["id"],
@@ -199,7 +201,7 @@ def test_nothing_of_the_victims_is_changed_by_it(theirs: httpx2.Client, victim: 
     ):
         assert theirs.get(path.format(victim.ids[name])).status_code == 200, name
     talk = f"/v1/conversations/{victim.ids['conversation']}"
-    assert theirs.get(talk).json()["metadata"] == {}
+    assert theirs.get(talk).json()["metadata"] == {LISTED: "true"}
     assert [one["id"] for one in theirs.get(f"{talk}/items").json()["data"]] == [victim.ids["item"]]
     assert theirs.get(f"/v1/responses/{victim.ids['response']}").json()["status"] in ("completed", "incomplete")
 
@@ -225,6 +227,7 @@ ASKED: Mapping[str, Any] = {
     "GET /v1/fleet": None,
     "GET /v1/files": None,
     "GET /v1/batches": None,
+    "GET /v1/conversations": None,
     "POST /v1/chat/completions": CHAT,
     "POST /v1/completions": {"model": MODEL, "prompt": "x", "max_tokens": 2},
     "POST /v1/messages": CHAT,
@@ -277,14 +280,15 @@ def test_nobody_without_a_key_gets_more_than_the_page(served: Gateway, victim: V
         assert (answer.status_code, victim.handle in answer.text) == (401, False)
 
 
-@pytest.mark.parametrize("route", ADMIN, ids=" ".join)
-def test_whoever_lacks_the_right_neither_sees_nor_changes_a_key(http: httpx2.Client, route: Way) -> None:
+@pytest.mark.parametrize("route", RIGHTED, ids=" ".join)
+def test_whoever_lacks_the_right_neither_sees_nor_changes_anything(http: httpx2.Client, route: Way) -> None:
     method, path = route
     for name in ("acme", digest_of(VICTIM)[:12], digest_of(ATTACKER)[:12]):
         asked = {"json": {"tenant": "globex", "rights": ["admin"]}} if method == "POST" else {}
         answer = http.request(method, path.replace("{id}", name), **asked)
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "missing_right")
-        assert "the right admin" in answer.json()["error"]["message"]
+        right = "admin" if "/admin/" in path else "adapters"
+        assert f"the right {right}" in answer.json()["error"]["message"]
         assert digest_of(VICTIM)[:12] not in answer.text
 
 
