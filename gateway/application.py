@@ -22,7 +22,7 @@ from petiole.gateway.authentication import AuthenticationMiddleware, path_in
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.cors import with_origins
 from petiole.gateway.dialects import error_answer
-from petiole.gateway.observability import METRICS, ObservabilityMiddleware, count_notice
+from petiole.gateway.observability import METRICS, ObservabilityMiddleware, TracingMiddleware, count_notice
 from petiole.gateway.openai.responses import conversation_store
 from petiole.gateway.routes import (
     admin,
@@ -130,7 +130,7 @@ class _WithOrigins:
 
     @cached_property
     def _app(self) -> ASGIApp:
-        return with_origins(AuthenticationMiddleware(make()))
+        return with_origins(AuthenticationMiddleware(TracingMiddleware(make())))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         dispatcher().start()

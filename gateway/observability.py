@@ -7,7 +7,6 @@ answer, and of an exception its type and its place, because a message may quote 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 import secrets
@@ -18,6 +17,7 @@ from types import FunctionType, MethodType
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from petiole.gateway.authentication import is_open, path_in
 from petiole.gateway.serving.sse import OUTERMOST
 from petiole.tasks.traces import carried, spans
 
@@ -59,7 +59,7 @@ _TRACE = {name.encode() for name in carried.NAMES}
 _HANDLERS = FunctionType, MethodType
 
 UNSEEN = frozenset({"/health", "/ready", "/metrics"})
-"""Paths without a line in the access log, and without a span."""
+"""Paths without a line in the access log."""
 
 
 class ObservabilityMiddleware:
@@ -89,9 +89,6 @@ class ObservabilityMiddleware:
             await send(message)
 
         _RUNNING.inc()
-        span = contextlib.ExitStack()
-        probed = scope["path"] in UNSEEN
-        served = spans.UNRECORDED if probed else span.enter_context(spans.serving(_trace_of(scope)))
         try:
             await self._app(scope, receive, observed)
         except asyncio.CancelledError:
@@ -102,8 +99,7 @@ class ObservabilityMiddleware:
             status = status or 500
         finally:
             _RUNNING.dec()
-            whole_s, path, method = time.perf_counter() - began_at, form_of(scope), scope["method"]
-            known = method if method in ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH") else "other"
+            whole_s, path, known = time.perf_counter() - began_at, form_of(scope), method_of(scope)
             _REQUESTS.labels(known, path, status).inc()
             _WHOLE.labels(path).observe(whole_s)
             if first_s:
@@ -111,8 +107,37 @@ class ObservabilityMiddleware:
             if path not in UNSEEN:
                 peer = scope["client"][0] if scope.get("client") else "-"
                 access.info("%s %s %s %d %.0f ms %s", peer, known, path, status, 1000 * whole_s, name.decode())
-            served.answered(known, path, status)
-            span.close()
+
+
+class TracingMiddleware:
+    """The application, with a span of each request whose caller is known: nobody else begins one, or says whether
+    it is recorded."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or is_open(path_in(scope)):
+            return await self._app(scope, receive, send)
+        status = 0
+
+        async def observed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        with spans.serving(_trace_of(scope)) as served:
+            try:
+                await self._app(scope, receive, observed)
+            except asyncio.CancelledError:
+                status = status or 499
+                raise
+            except Exception:
+                status = status or 500
+                raise
+            finally:
+                served.answered(method_of(scope), form_of(scope), status)
 
 
 def count_notice(outcome: str) -> None:
@@ -127,6 +152,11 @@ def name_of(scope: Scope) -> bytes:
         if header == b"x-request-id" and re.fullmatch(rb"[\w.:-]{1,64}", value):
             return bytes(value)
     return b"req_" + secrets.token_hex(8).encode()
+
+
+def method_of(scope: Scope) -> str:
+    method: str = scope["method"]
+    return method if method in ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH") else "other"
 
 
 def form_of(scope: Scope) -> str:

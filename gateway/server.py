@@ -53,15 +53,7 @@ def run(host: str | None, port: int | None, greeting: str = "") -> int:
             host = LOOPBACK
     if known.gateway_hosts or (hosts.is_loopback(host) and not known.gateway_open):
         hosts.guard()
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    port = known.gateway_port if port is None else port
-    try:
-        listening = socket.create_server((host, port), family=family)
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise PetioleError(
-            f"--host, --port: must be an address that is free here, got {host}:{port}: {reason}"
-        ) from error
+    listening = _listening(host, port)
     plain.install()
     exporting.start("petiole-gateway")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -87,6 +79,23 @@ def run(host: str | None, port: int | None, greeting: str = "") -> int:
     _collect_less()
     server.run(sockets=[listening])
     return 0
+
+
+def check_address(host: str | None, port: int | None) -> None:
+    """Raises `PetioleError` if `run` could not have it: before a model is loaded."""
+    _listening(settings().gateway_host if host is None else host, port).close()
+
+
+def _listening(host: str, port: int | None) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    port = settings().gateway_port if port is None else port
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise PetioleError(
+            f"--host, --port: must be an address that is free here, got {host}:{port}: {reason}"
+        ) from error
 
 
 def _collect_less() -> None:

@@ -5,6 +5,8 @@ thread as much again. Behind each such text a process calls `release`."""
 from __future__ import annotations
 
 import ctypes
+import logging
+import os
 import threading
 from functools import cache
 from typing import Any
@@ -14,6 +16,8 @@ LARGE_BYTES = 256 * 2**10
 
 DELAY_S = 1.0
 """By then most of what was large is freed. And so the memory is looked through once a second at most."""
+
+logger = logging.getLogger(__name__)
 
 _waiting = threading.Lock()
 
@@ -29,9 +33,28 @@ def release() -> None:
     if _trim() is not None and _waiting.acquire(blocking=False):
         timer = threading.Timer(DELAY_S, _release)
         timer.daemon = True
-        timer.start()
+        try:
+            timer.start()
+        except RuntimeError as error:  # no thread can be had: the next one tries again
+            _waiting.release()
+            _say(str(error))
 
 
 def _release() -> None:
     _waiting.release()
     _trim()(0)
+
+
+@cache
+def _say(why: str) -> None:
+    """Once."""
+    logger.warning("memory that was freed is not given back for now: %s", why)
+
+
+def _after_fork() -> None:
+    global _waiting
+    _waiting = threading.Lock()  # the parent's timer does not run here
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

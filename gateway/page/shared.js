@@ -8,8 +8,8 @@ const read = (path, options) => ask(path, options).then((answer) => answer.json(
 /** The tenant's conversations, the one used last first; null where there are none to list. */
 export const list = () => (keyed() ? read(`v1/conversations?limit=${PAGE}`).then(({ data }) => data, () => null) : null);
 
-/** The id of a new one; null: the gateway keeps none. */
-export const begin = (title) => (keyed() ? read("v1/conversations", { body: { metadata: { title } } }).then(({ id }) => id, () => null) : null);
+/** The id of a new one, which is listed; null: the gateway keeps none. */
+export const begin = (title) => (keyed() ? read("v1/conversations", { body: { metadata: { title, petiole_listed: "true" } } }).then(({ id }) => id, () => null) : null);
 
 export const remove = (id) => ask(`v1/conversations/${id}`, { method: "DELETE" }).catch(() => {});
 

@@ -14,6 +14,7 @@ from petiole.gateway.openai import conversation
 from petiole.gateway.pooling.interfaces import Classify, Embeddings, PoolingBody, PoolingResult, Rerank, Score
 from petiole.gateway.serving import generations, request_body
 from petiole.gateway.serving.answering import checked, large_answer, new_id
+from petiole.gateway.serving.auth import rate_limits
 from petiole.gateway.serving.catalogue import catalogue
 from petiole.gateway.serving.retry import patiently
 from petiole.gateway.serving.sse import unless_gone
@@ -24,6 +25,8 @@ from petiole.tasks.streams import ends
 async def embed(request: Request) -> Response:
     asked = await request_body.read(request, Embeddings)
     found = await catalogue().find(asked.model)
+    if asked.messages is not None or asked.ids_to_spell:
+        await rate_limits.admit_brief(found.queue)  # a worker makes texts of them first: a request of its own
     if (told := asked.messages) is not None:
         messages = checked(lambda: conversation.messages(told))
         counted = await count(found, {}, messages=messages, with_ids=True, **asked.rendering)

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from petiole.gateway.core.caller import ADAPTERS, caller
+from petiole.gateway.core.caller import ADAPTERS, ADMIN, caller
 from petiole.gateway.core.failures import Failure, invalid, unavailable
 from petiole.gateway.core.requests import RequestBody
 from petiole.gateway.serving import request_body
@@ -21,7 +21,7 @@ from petiole.gateway.serving.auth.rights import needing
 from petiole.gateway.serving.catalogue import catalogue
 from petiole.gateway.serving.retry import failure_of, patiently
 from petiole.tasks.fleet import loaded_adapters
-from petiole.tasks.fleet.loaded_adapters import LoadedAdapter
+from petiole.tasks.fleet.loaded_adapters import MOST, LoadedAdapter, Stored
 from petiole.tasks.fleet.models import ModelFacts
 from petiole.tasks.submission import definitions
 
@@ -31,12 +31,16 @@ TRIED_S = 120.0
 """How long a worker may take to load an adapter: it may come from the hub."""
 
 
+NAME = "^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$"
+"""The form of an adapter's name: a hub id is one."""
+
+
 class LoadAdapter(RequestBody):
     """`base_model_name`: of the model that it changes; None: the one that takes adapters."""
 
     REFUSED: ClassVar = {"is_3d_lora_weight": "is not served: adapters of experts are not"}
 
-    lora_name: str = Field(min_length=1, max_length=256)
+    lora_name: str = Field(max_length=256, pattern=NAME)
     lora_path: str = Field(min_length=1, max_length=1024)
     base_model_name: str | None = None
     load_inplace: bool = False
@@ -50,29 +54,63 @@ class UnloadAdapter(RequestBody):
 
 async def load(request: Request) -> Response:
     asked = await request_body.read(request, LoadAdapter)
-    name, known = asked.lora_name, await catalogue().shown(0)
+    name = asked.lora_name
     if not caller().may_ask(name):
         raise invalid("lora_name", "lora_name: must be a name that this key may ask for", "invalid_value")
+    known = await _free_of_settings(name)
     if any(name in model.names for model in known):
         raise invalid("lora_name", f"lora_name: {name!r} is the name of a model", "invalid_value")
-    if not asked.load_inplace and any(name in model.adapters for model in known):
-        raise _loaded_already(name)
-    model = _base(asked.base_model_name, known)
+    model = _base(asked.base_model_name, await catalogue().shown())
+
+    def decided(stored: Stored) -> LoadedAdapter:
+        before = stored.get(name)
+        if before is None and len(stored) >= MOST:
+            limit = f"at most {MOST} adapters may be loaded, unload one first"
+            raise invalid("lora_name", f"lora_name: {limit}, got {name!r}", "invalid_value")
+        if before is not None and not asked.load_inplace:
+            raise _loaded_already(name)
+        owner = caller().name if before is None else _own(name, before).tenant
+        return LoadedAdapter(path=asked.lora_path, model=model, tenant=owner)
+
+    decided(await patiently(loaded_adapters.stored))  # before a worker tries it
     await _tried(asked.lora_path, model)
-    adapter = LoadedAdapter(path=asked.lora_path, model=model)
-    if not await patiently(lambda: loaded_adapters.load(name, adapter, replaces=asked.load_inplace)):
-        raise _loaded_already(name)
+    await patiently(lambda: loaded_adapters.change(name, decided))
     await _tell("loaded", name)
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
 
 async def unload(request: Request) -> Response:
     name = (await request_body.read(request, UnloadAdapter)).lora_name
-    if not caller().may_ask(name) or not await patiently(lambda: loaded_adapters.unload(name)):
-        told = f"The lora adapter '{name}' cannot be found."
-        raise Failure(404, told, code="not_found", param="lora_name")
+    if caller().may_ask(name):
+        await _free_of_settings(name)
+
+    def decided(stored: Stored) -> None:
+        if name not in stored or not caller().may_ask(name):
+            told = f"The lora adapter '{name}' cannot be found."
+            raise Failure(404, told, code="not_found", param="lora_name")
+        _own(name, stored[name])
+
+    await patiently(lambda: loaded_adapters.change(name, decided))
     await _tell("unloaded", name)
     return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+
+
+async def _free_of_settings(name: str) -> Sequence[ModelFacts]:
+    """What the whole fleet serves: names are one space for all callers. Raises `Failure`."""
+    stored, known = await patiently(loaded_adapters.stored), await catalogue().known(0)
+    if name not in stored and any(name in model.adapters for model in known):
+        limit = "must not be a name of PETIOLE_SERVED_ADAPTERS, which a worker's settings change alone"
+        raise invalid("lora_name", f"lora_name: {limit}, got {name!r}", "invalid_value")
+    return known
+
+
+def _own(name: str, adapter: LoadedAdapter) -> LoadedAdapter:
+    """The adapter, if the caller may change it. Raises `Failure`."""
+    asks = caller()
+    if asks.name not in ("", adapter.tenant) and ADMIN not in asks.rights:
+        told = f"lora_name: {name!r} was loaded by another tenant: only its keys, and those of admins, change it"
+        raise Failure(403, told, code="not_its_own", param="lora_name")
+    return adapter
 
 
 def _loaded_already(name: str) -> Failure:

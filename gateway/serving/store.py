@@ -64,13 +64,14 @@ async def keep(longer: Mapping[str, int]) -> None:
         await patiently(renewed)
 
 
-async def used(name: str, member: str, keep_s: int, most: int) -> None:
-    """Note that this member is used now: of the `most` that were used last, and for `keep_s`."""
+async def used(name: str, member: str, keep_s: int, most: int, *, new: bool) -> None:
+    """Note that this member is used now: of the `most` that were used last, and for `keep_s`. Unless it is `new`
+    it must be there."""
     key, now = _key(name), time.time()
 
     async def noted() -> None:
-        async with connections.async_streams().pipeline(transaction=False) as pipe:
-            pipe.zadd(key, {member: now})
+        async with connections.async_streams().pipeline(transaction=True) as pipe:
+            pipe.zadd(key, {member: now}, xx=not new)
             pipe.zremrangebyscore(key, "-inf", now - keep_s)
             pipe.zremrangebyrank(key, 0, -most - 1)
             pipe.expire(key, keep_s)

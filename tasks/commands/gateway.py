@@ -55,6 +55,7 @@ def show() -> int:
     program = gateway_program()
     os.environ.update(demo.environment())
     settings.cache_clear()
+    program.check_address(None, None)
     try:
         print("Starting Redis, a worker and a gateway ...", flush=True)
         with demo.worker():
@@ -128,6 +129,7 @@ def up(models: Sequence[str], host: str | None, port: int | None) -> int:
         os.environ["PETIOLE_BROKER_URL"] = "embedded://"
     os.environ.setdefault("PETIOLE_DRAIN_SECONDS", "0")  # the gateway has waited for what runs
     settings.cache_clear()
+    program.check_address(host, port)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = float(os.environ.get("PETIOLE_GPU_MEMORY_UTILIZATION") or 0.9)
     places = placed(models, cards_here(), cores, share)

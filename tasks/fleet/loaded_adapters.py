@@ -7,8 +7,10 @@ their place."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
+import redis
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from petiole.tasks.keys import ADAPTERS_KEY
@@ -16,31 +18,49 @@ from petiole.tasks.servers import connections
 
 logger = logging.getLogger(__name__)
 
+MOST = 1000
+"""Every read of the models reads all of them."""
+
 
 class LoadedAdapter(BaseModel):
-    """`path`: a folder on the workers, or a hub id. `model`: a name of the model that it changes."""
+    """`path`: a folder on the workers, or a hub id. `model`: a name of the model that it changes. `tenant`: who
+    has loaded it."""
 
     model_config = ConfigDict(defer_build=True)
 
     path: str
     model: str
+    tenant: str = ""
 
 
-async def load(name: str, adapter: LoadedAdapter, *, replaces: bool) -> bool:
-    """Store it. False if there is one of this name and it `replaces` none."""
-    store, raw = connections.async_streams(), adapter.model_dump_json()
-    if replaces:
-        await store.hset(ADAPTERS_KEY, name, raw)
-        return True
-    return bool(await store.hsetnx(ADAPTERS_KEY, name, raw))
+Stored = Mapping[str, LoadedAdapter]
+"""By name."""
 
 
-async def unload(name: str) -> bool:
-    """Whether there was one. Tasks that name its path go on."""
-    return bool(await connections.async_streams().hdel(ADAPTERS_KEY, name))
+async def stored() -> Stored:
+    return read(await connections.async_streams().hgetall(ADAPTERS_KEY))
 
 
-def read(fields: Mapping[bytes, bytes]) -> dict[str, LoadedAdapter]:
+async def change(name: str, decided: Callable[[Stored], LoadedAdapter | None]) -> None:
+    """Store under this name what is decided of those that are stored; None removes it. Nobody else changes one
+    meanwhile. Tasks that name a path go on."""
+    async with connections.async_streams().pipeline(transaction=True) as pipe:
+        while True:
+            await pipe.watch(ADAPTERS_KEY)
+            adapter = decided(read(await pipe.hgetall(ADAPTERS_KEY)))
+            pipe.multi()  # type: ignore[no-untyped-call]
+            if adapter is None:
+                pipe.hdel(ADAPTERS_KEY, name)
+            else:
+                pipe.hset(ADAPTERS_KEY, name, adapter.model_dump_json())
+            try:
+                await pipe.execute()
+                return
+            except redis.WatchError:
+                continue
+
+
+def read(fields: Mapping[Any, Any]) -> dict[str, LoadedAdapter]:
     """By name, what is stored."""
     found = {}
     for raw_name, raw in fields.items():

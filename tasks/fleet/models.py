@@ -120,9 +120,6 @@ class ModelFacts(BaseModel):
         """Whether a worker serves it now."""
         return self.age_s <= reports.LOST_AFTER_S
 
-    def answers_to(self, name: str) -> bool:
-        return name in self.names or name in self.adapters
-
 
 def own_queue(queue: str, name: str) -> str:
     """Beside this queue the one of the workers whose model has this name first."""
@@ -224,24 +221,30 @@ def served(known: Iterable[ModelFacts], queue: str) -> list[ModelFacts]:
 
 def find(known: Sequence[ModelFacts], name: object, own: str, queue: str | None = None) -> ModelRoute:
     """Where the model of this name is served. `own`: the producer's. `queue`: the only one to look at, if it
-    is given. Raises `InvalidRequest`, which names the models that there are."""
+    is given. The name of a live model is no adapter's. Raises `InvalidRequest`, which names the models that there
+    are."""
     queues = {one for model in known for one in model.queues} if queue is None else {queue}
     name = str(name)
     serving = {one: served(known, one) for one in queues}
-    having = {one: of for one, of in serving.items() if any(model.answers_to(name) for model in of)}
-    alone = {one: of for one, of in having.items() if all(model.answers_to(name) for model in of)}
+    as_model = any(model.live and name in model.names for of in serving.values() for model in of)
+
+    def answers(model: ModelFacts) -> bool:
+        return name in model.names or (not as_model and name in model.adapters)
+
+    having = {one: of for one, of in serving.items() if any(map(answers, of))}
+    alone = {one: of for one, of in having.items() if all(map(answers, of))}
     found = [((not of[0].live, False, one != own, one), one, of[0]) for one, of in alone.items()]
     for one in having.keys() - alone.keys():
         for model in having[one]:
             beside = own_queue(one, model.names[0]) if model.names else ""
-            if model.answers_to(name) and beside in model.own_queues:
+            if answers(model) and beside in model.own_queues:
                 found.append(((not model.live, True, one != own, beside), beside, model))
     if found:
         _, best, model = min(found, key=lambda ranked: ranked[0])
         return ModelRoute(best, None if name in model.names else model.adapters[name], model.embeddings)
     if having:
         one, of = min(having.items())
-        others = ", ".join(model.names[0] for model in of if model.names and not model.answers_to(str(name)))
+        others = ", ".join(model.names[0] for model in of if model.names and not answers(model))
         limit = f"must be a name of all models of its queue; queue {one!r} has {others or 'others'}, too"
         raise InvalidRequest("model", limit, name)
     names = sorted({one for of in serving.values() for model in of for one in (*model.names, *model.adapters)})

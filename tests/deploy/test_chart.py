@@ -3,7 +3,10 @@ cluster has run it."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import helm_python
@@ -117,6 +120,20 @@ def test_a_worker_with_a_card() -> None:
     assert worker["readinessProbe"]["exec"]["command"] == ["test", "-e", file + READY]
     assert file in worker["livenessProbe"]["exec"]["command"][-1]
     assert {one["name"]: one for one in spec["volumes"]}["cache"]["hostPath"]["path"] == "/var/cache/petiole"
+
+
+def test_a_worker_begins_without_the_files_of_the_one_before_it(tmp_path: Path) -> None:
+    """A volume outlives the container, and its probes see the files before the worker can remove them."""
+    [worker] = pod("llm-worker-large")["containers"]
+    beating, other = tmp_path / "alive", tmp_path / "other"
+    for file in (beating, beating.with_name(beating.name + READY), other):
+        file.touch()
+    environment = {**os.environ, "PETIOLE_HEARTBEAT_FILE": str(beating)}
+    ran = subprocess.run(
+        [*worker["command"], "echo", *worker["args"]], env=environment, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.split() == worker["args"]
+    assert [*tmp_path.iterdir()] == [other]
 
 
 def test_scaling_asks_for_figures_that_there_are() -> None:

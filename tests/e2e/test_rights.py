@@ -17,7 +17,18 @@ import redis
 
 from petiole.tasks.servers.redis_py import RESP2
 from tests.support.fake_engine import expected
-from tests.support.rights import BINARIES, SECRET, USERS, binary_of, commands, documented, grant, version_of
+from tests.support.rights import (
+    BINARIES,
+    SECRET,
+    USERS,
+    binary_of,
+    commands,
+    documented,
+    grant,
+    grant_gateway,
+    of_gateways,
+    version_of,
+)
 from tests.support.site import REPOSITORY, Site, Worker, eventually
 from tests.support.trials import rest
 
@@ -110,6 +121,82 @@ def test_a_producer_can_do_its_work(guarded: tuple[Site, Worker]) -> None:
     assert refused(site) == []
     assert worker.node in run_as(site, "webapp", "-m", "petiole.tasks.commands.cli", "status", "--once")
     assert worker.node in run_as(site, "webapp", "-m", "petiole.tasks.commands.cli", "models", "--json")
+
+
+GATEWAY = """
+import asyncio
+from petiole.gateway.core.caller import Caller, as_caller
+from petiole.gateway.openai.responses import conversation_store
+from petiole.gateway.serving import store
+from petiole.tasks.fleet import loaded_adapters
+from petiole.tasks.fleet.loaded_adapters import LoadedAdapter
+
+async def change():
+    adapter = LoadedAdapter(path="/adapters/sql", model="fake", tenant="acme")
+    await loaded_adapters.change("sql", lambda stored: adapter)
+    assert await loaded_adapters.stored() == {"sql": adapter}
+    await loaded_adapters.change("sql", lambda stored: None)
+    assert await loaded_adapters.stored() == {}
+    with as_caller(Caller("acme", "key")):
+        await conversation_store.note_use("conv_1", new=True)
+        await conversation_store.note_use("conv_1")
+        await conversation_store.note_use("conv_2")
+        assert await store.last_used(":talks") == ["conv_1"], "only what was listed as new"
+        await store.forget(":talks")
+
+asyncio.run(change())
+print("all of it")
+"""
+
+
+@pytest.mark.parametrize("user", ["petiole", "gateway"])
+def test_a_gateway_can_do_its_work(guarded: tuple[Site, Worker], user: str) -> None:
+    site, _ = guarded
+    grant_gateway(site.redis)
+    site.redis.acl_log_reset()
+    assert "all of it" in run_as(site, user, "-c", GATEWAY)
+    assert refused(site) == []
+
+
+def test_a_worker_may_all_that_a_gateway_may(guarded: tuple[Site, Worker]) -> None:
+    """Where one URL is given to all."""
+    version = version_of(guarded[0].redis)
+    most = commands(documented(version)["petiole"])
+    assert {user: commands(rules) - most for user, rules in of_gateways(version).items()} == {
+        "gateway": set(),
+        "batches": set(),
+    }
+
+
+UNLISTED = """
+import asyncio
+from petiole.gateway.core.caller import Caller, as_caller
+from petiole.gateway.openai.responses import conversation_store
+
+with as_caller(Caller("acme", "key")):
+    asyncio.run(conversation_store.note_use("conv_1", new=True))
+print("all of it")
+"""
+
+
+def test_a_list_that_cannot_be_written_fails_no_request_and_leaves_nothing(own_site: Site) -> None:
+    """Of what notes the use all is done, or nothing."""
+    site = own_site
+    grant(site.redis)
+    grant_gateway(site.redis)
+    site.redis.execute_command("ACL", "SETUSER", "petiole", "-zremrangebyrank")
+    url = url_of(site, "petiole")
+    ran = subprocess.run(
+        [sys.executable, "-c", UNLISTED],
+        env={**os.environ, **site.environment, "PETIOLE_BROKER_URL": url},
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "all of it" in ran.stdout
+    assert "the list of conversations is not up to date" in ran.stderr
+    assert site.redis.keys("*talks*") == []
 
 
 MONITOR = """

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
+from petiole.gateway.serving.auth.api_keys import digest_of
 from petiole.tasks.keys import TRACEPARENT_HEADER, stream_keys
 from petiole.tasks.record.attempts import of_state
 from tests.support.collector import Collector, Span
@@ -151,6 +154,20 @@ def test_a_request_to_the_gateway_is_one_trace(site: Site, collector: Collector,
     assert {"read stream", "send petiole", *CHILDREN} <= names
     assert served.attributes["http.response.status_code"] == 200
     assert PROMPT.encode() not in collector.bytes
+
+
+def test_whoever_has_no_key_begins_no_span(site: Site, collector: Collector, tmp_path: Path) -> None:
+    """Whatever its `traceparent` says."""
+    site.worker()
+    keys = {"tenants": {"acme": {"salt": "s"}}, "keys": {digest_of("known"): {"tenant": "acme"}}}
+    told = {"PETIOLE_BROKER_URL": site.url, "PETIOLE_GATEWAY_KEYS": json.dumps(keys), **collector.environment}
+    with Gateway(tmp_path, **told) as gateway:
+        for key, trace, status in (("unknown", "ab", 401), ("known", "12", 200)):
+            headers = {"authorization": f"Bearer {key}", TRACEPARENT_HEADER: f"00-{trace * 16}-{'34' * 8}-01"}
+            assert httpx2.get(f"{gateway.url}/models", headers=headers).status_code == status
+        eventually(lambda: collector.spans("GET /v1/models"), "the span")
+        assert gateway.stop(signal.SIGTERM) == 0
+    assert {span.trace for span in collector.spans()} == {"12" * 16}
 
 
 def test_prompt_and_answer_if_a_setting_says_so(site: Site, collector: Collector) -> None:

@@ -14,6 +14,7 @@ import pytest
 from bench.harness.checkpoints.decoders import Shape, write_adapter
 from petiole.gateway.serving.auth.api_keys import digest_of
 from petiole.tasks.fleet import models
+from petiole.tasks.fleet.loaded_adapters import MOST, LoadedAdapter
 from petiole.tasks.keys import ADAPTERS_KEY
 from tests.gateway.conftest import REAL
 from tests.support.gateway import Gateway
@@ -24,11 +25,19 @@ pytestmark = pytest.mark.e2e
 TINY = Shape("petiole-tiny", "bfloat16", 512, 256, 512, 4, 4, 2, 64)
 KEEPER, PLAIN = "ptl-keeper", "ptl-plain"
 DOCUMENT = {
-    "tenants": {"acme": {"salt": "s"}, "few": {"salt": "f", "models": ["petiole-*"]}},
+    "tenants": {
+        "acme": {"salt": "s"},
+        "few": {"salt": "f", "models": ["petiole-*"]},
+        "other": {"salt": "o"},
+        "apart": {"salt": "a", "queue": "apart"},
+    },
     "keys": {
         digest_of(KEEPER): {"tenant": "acme", "rights": ["adapters"]},
         digest_of(PLAIN): {"tenant": "acme", "rights": ["admin"]},
         digest_of("few"): {"tenant": "few", "rights": ["adapters"]},
+        digest_of("other"): {"tenant": "other", "rights": ["adapters"]},
+        digest_of("apart"): {"tenant": "apart", "rights": ["adapters"]},
+        digest_of("chief"): {"tenant": "other", "rights": ["adapters", "admin"]},
     },
 }
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Count from 1 to 5."}], "temperature": 0}
@@ -46,7 +55,11 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(adapters: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    of_adapters = {"PETIOLE_LORA_SLOTS": 2, "PETIOLE_LORA_FILES": adapters / "allowed"}
+    of_adapters = {
+        "PETIOLE_LORA_SLOTS": 2,
+        "PETIOLE_LORA_FILES": adapters / "allowed",
+        "PETIOLE_SERVED_ADAPTERS": f"served={adapters / 'allowed' / 'one'}",
+    }
     with Site(tmp_path_factory.mktemp("adapting"), **REAL, **of_adapters) as site:
         site.worker()
         eventually(lambda: models.models(site.redis), "the worker has said what it serves")
@@ -154,3 +167,59 @@ def test_a_right_of_its_own_is_needed(http: httpx2.Client, gateway: Gateway, ada
         assert refused(load(few, one))[:2] == (400, "lora_name")
         load(http, one)
         assert refused(few.post("/unload_lora_adapter", json={"lora_name": "sql"}))[0] == 404
+
+
+def test_only_the_tenant_that_loaded_an_adapter_or_an_admin_changes_it(
+    http: httpx2.Client, gateway: Gateway, site: Site, adapters: Path
+) -> None:
+    one = adapters / "allowed" / "one"
+    assert load(http, one).status_code == 200
+    with client(gateway, "other") as other, client(gateway, "chief") as chief:
+        assert said(other, "sql"), "it is every tenant's that may ask for the name"
+        for answer in (
+            load(other, one, load_inplace=True),
+            other.post("/unload_lora_adapter", json={"lora_name": "sql"}),
+        ):
+            status, field, why = refused(answer)
+            assert (status, field) == (403, "lora_name")
+            assert "loaded by another tenant" in why
+        assert load(chief, one, load_inplace=True).status_code == 200
+        assert json.loads(site.redis.hget(ADAPTERS_KEY, "sql"))["tenant"] == "acme", "it stays its owner's"
+        assert http.post("/unload_lora_adapter", json={"lora_name": "sql"}).status_code == 200
+
+
+def test_names_are_one_space_for_all_callers(gateway: Gateway, http: httpx2.Client, adapters: Path) -> None:
+    """Also for a tenant that sees another queue alone."""
+    one = adapters / "allowed" / "one"
+    with client(gateway, "apart") as apart:
+        assert refused(load(apart, one, name="petiole-tiny")) == (
+            400,
+            "lora_name",
+            "lora_name: 'petiole-tiny' is the name of a model",
+        )
+        assert refused(load(apart, one, name="served"))[:2] == (400, "lora_name")
+
+
+def test_an_adapter_of_the_settings_is_changed_by_them_alone(http: httpx2.Client, adapters: Path) -> None:
+    one = adapters / "allowed" / "one"
+    for answer in (
+        load(http, one, name="served", load_inplace=True),
+        http.post("/unload_lora_adapter", json={"lora_name": "served"}),
+    ):
+        status, field, why = refused(answer)
+        assert (status, field) == (400, "lora_name")
+        assert "PETIOLE_SERVED_ADAPTERS" in why
+        assert "'served'" in why
+
+
+def test_names_are_few_and_plain(http: httpx2.Client, site: Site, adapters: Path) -> None:
+    one = adapters / "allowed" / "one"
+    for name in ("", "a b", "a\n", "a\0b", "\u202ea", "-a", "a" * 257):
+        assert refused(load(http, one, name=name))[:2] == (400, "lora_name"), name
+    stored = LoadedAdapter(path=str(one), model="petiole-tiny", tenant="acme").model_dump_json()
+    site.redis.hset(ADAPTERS_KEY, mapping={f"many-{number}": stored for number in range(MOST)})
+    status, field, why = refused(load(http, one))
+    assert (status, field) == (400, "lora_name")
+    assert f"at most {MOST} adapters" in why
+    assert "got 'sql'" in why
+    assert load(http, one, name="many-1", load_inplace=True).status_code == 200

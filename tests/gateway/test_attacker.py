@@ -21,6 +21,7 @@ from websockets.sync.client import connect
 
 from petiole.gateway import application
 from petiole.gateway.authentication import is_open
+from petiole.gateway.openai.responses.conversation_store import LISTED
 from petiole.gateway.serving.auth.api_keys import digest_of
 from tests.support.gateway import Gateway
 from tests.support.site import Site, eventually
@@ -141,7 +142,7 @@ def victim(theirs: httpx2.Client) -> Victim:
     asked = {"custom_id": SECRET, "method": "POST", "url": "/v1/chat/completions", "body": CHAT}
     sent = {"file": (f"{SECRET}.jsonl", json.dumps(asked) + "\n")}
     file = made("/v1/files", files=sent, data={"purpose": "batch"})["id"]
-    talk = made("/v1/conversations", json={"items": SAID})["id"]
+    talk = made("/v1/conversations", json={"items": SAID, "metadata": {LISTED: "true"}})["id"]
     response = made("/v1/responses", json=TOLD)
     ids = {
         "chat": made("/v1/chat/completions", json=CHAT)["id"],
@@ -204,7 +205,7 @@ def test_nothing_of_the_victims_is_changed_by_it(theirs: httpx2.Client, victim: 
     ):
         assert theirs.get(path.format(victim.ids[name])).status_code == 200, name
     talk = f"/v1/conversations/{victim.ids['conversation']}"
-    assert theirs.get(talk).json()["metadata"] == {}
+    assert theirs.get(talk).json()["metadata"] == {LISTED: "true"}
     assert [one["id"] for one in theirs.get(f"{talk}/items").json()["data"]] == [victim.ids["item"]]
     assert theirs.get(f"/v1/responses/{victim.ids['response']}").json()["status"] in ("completed", "incomplete")
 

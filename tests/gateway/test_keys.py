@@ -18,6 +18,7 @@ from websockets.sync.client import connect
 from petiole.gateway.core import tenant
 from petiole.gateway.core.caller import Caller, Key, Limits, Tenant
 from petiole.gateway.core.failures import Failure
+from petiole.gateway.openai.responses.conversation_store import LISTED
 from petiole.gateway.serving.auth import api_keys, callers, hosts, manage
 from petiole.gateway.serving.auth.hosts import is_loopback
 from petiole.tasks.commands import cli
@@ -35,6 +36,7 @@ DOCUMENT = {
         "acme": {"salt": "one", "priority": 3},
         "initech": {"salt": "other", "models": ["other-*"]},
         "globex": {"salt": "third"},
+        "texts": {"salt": "t", "limits": {"requests": 1}},
         "small": {"salt": "s", "limits": {"requests": 2, "output_tokens": 1000, "concurrent": 5}},
     },
     "keys": {
@@ -42,6 +44,7 @@ DOCUMENT = {
         api_keys.digest_of(INITECH): {"tenant": "globex"},
         api_keys.digest_of("few"): {"tenant": "initech"},
         api_keys.digest_of("little"): {"tenant": "small"},
+        api_keys.digest_of("texts"): {"tenant": "texts"},
     },
 }
 CHAT: dict[str, Any] = {
@@ -117,6 +120,44 @@ def test_a_tenant_sees_and_asks_for_the_models_it_is_allowed(http: httpx2.Client
 
 
 # ---------------------------------------------------------------- one tenant's things
+
+
+def test_no_worker_counts_for_who_is_beyond_a_limit(http: httpx2.Client, site: Site) -> None:
+    """A worker makes texts of messages and of tokens first: that is a request of its own."""
+    said = [{"role": "user", "content": "x"}]
+
+    def asked(**what: Any) -> int:
+        told = {"model": "petiole-tiny", **what}
+        return http.post("/v1/embeddings", json=told, headers=bearer("texts")).status_code
+
+    counted = set(site.redis.keys("celery-task-meta-*"))
+    asked(messages=said)
+    before = set(site.redis.keys("celery-task-meta-*"))
+    assert before - counted, "the first is counted"
+    assert [asked(messages=said), asked(input=[1, 2]), asked(input="x")] == [429] * 3
+    assert set(site.redis.keys("celery-task-meta-*")) <= before
+
+
+def test_a_tenant_lists_the_conversations_that_are_marked(http: httpx2.Client, site: Site) -> None:
+    def talk(metadata: dict[str, str]) -> str:
+        made = http.post("/v1/conversations", json={"metadata": metadata}, headers=bearer(ACME))
+        name: str = made.json()["id"]
+        return name
+
+    def listed(key: str) -> list[str]:
+        return [one["id"] for one in http.get("/v1/conversations", headers=bearer(key)).json()["data"]]
+
+    own, first, second = talk({"title": "mine"}), talk({LISTED: "true"}), talk({LISTED: "true"})
+    assert listed(ACME)[:2] == [second, first]
+    told = {"model": "petiole-tiny", "input": "x", "max_output_tokens": 2}
+    for name in (own, first):
+        answer = http.post("/v1/responses", json={**told, "conversation": name}, headers=bearer(ACME))
+        assert answer.status_code == 200
+    assert listed(ACME)[:2] == [first, second], "the one that was used last"
+    assert own not in listed(ACME)
+    assert listed(INITECH) == []
+    [talks] = site.redis.keys("*acme/:talks")
+    assert site.redis.ttl(talks) > 0
 
 
 def test_what_a_tenant_has_is_another_ones_404(http: httpx2.Client) -> None:

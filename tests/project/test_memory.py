@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -39,3 +41,29 @@ print(before - mib())
 def test_what_a_thread_has_freed_goes_back() -> None:
     done = subprocess.run([sys.executable, "-c", PARSED], capture_output=True, text=True, check=True)
     assert int(done.stdout) >= 30
+
+
+def test_without_a_thread_nothing_fails_and_the_next_one_tries_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(memory, "_waiting", threading.Lock())
+    monkeypatch.setattr(memory, "_trim", lambda: lambda _: 0)
+    memory._say.cache_clear()
+
+    def none_left(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Timer, "start", none_left)
+        memory.release()
+        memory.release()
+    assert caplog.text.count("can't start new thread") == 1
+    assert not memory._waiting.locked()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="of systems that fork")
+def test_a_forked_child_starts_fresh() -> None:
+    forked = "import os\nfrom petiole import memory\nmemory._waiting.acquire()\n"
+    forked += "child = os.fork()\n"
+    forked += "os._exit(memory._waiting.locked()) if not child else exit(os.waitpid(child, 0)[1])"
+    assert subprocess.run([sys.executable, "-c", forked], check=False).returncode == 0

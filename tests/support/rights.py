@@ -50,14 +50,21 @@ def grant(client: redis.Redis) -> dict[str, list[str]]:
     return rules
 
 
-def grant_gateway(client: redis.Redis) -> None:
-    """Make the users `gateway` and `batches`, who are `webapp` with one rule more each, of docs/gateway.md."""
-    page, version = (REPOSITORY / "docs" / "gateway.md").read_text(), version_of(client)
+def of_gateways(version: tuple[int, ...]) -> dict[str, list[str]]:
+    """The rules that the users `gateway` and `batches` have beside `webapp`'s, of docs/gateway.md."""
+    page, found = (REPOSITORY / "docs" / "gateway.md").read_text(), {}
     for user, before in (("gateway", "one rule more: "), ("batches", "one more: ")):
         rule = re.search(rf"{before}`(.*?)`", page, re.DOTALL)
         assert rule is not None
-        words = rule[1] if version >= (7,) else re.sub("[()]", "", rule[1])
-        client.execute_command("ACL", "SETUSER", user, *documented(version)["webapp"], *words.split())
+        found[user] = (rule[1] if version >= (7,) else re.sub("[()]", "", rule[1])).split()
+    return found
+
+
+def grant_gateway(client: redis.Redis) -> None:
+    """Make the users `gateway` and `batches`."""
+    version = version_of(client)
+    for user, words in of_gateways(version).items():
+        client.execute_command("ACL", "SETUSER", user, *documented(version)["webapp"], *words)
 
 
 def binary_of(which: str) -> str | None:

@@ -4,13 +4,14 @@
     NAME:output    the response when it has ended. It follows from the record and the log, so whoever reads it
                    first writes it, and it may be needed longer than a log is kept
     CONV:turns     a conversation's list: names of turns, and `-ITEM` for an item that was deleted
-    :talks         a tenant's conversations, by when they were used
+    :talks         a tenant's conversations that are listed, by when they were used
 
 A response joins its conversation before its task is submitted, so no gateway must live until its end."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -26,7 +27,11 @@ from petiole.gateway.openai.responses.request import KIND, PREFIX, History
 from petiole.gateway.serving import generations, records, store
 from petiole.tasks.settings import settings
 
+logger = logging.getLogger("petiole.gateway.conversations")
+
 CONVERSATION = "conversation"
+LISTED = "petiole_listed"
+"""Metadata of a conversation that all keys of its tenant shall see: the page's, if its user asks for it."""
 _TALKS = ":talks"
 """No record has such a name."""
 MOST_LISTED = 1000
@@ -207,14 +212,18 @@ async def conversation(name: str) -> RequestRecord:
     return await records.get(name, CONVERSATION)
 
 
-async def note_use(name: str) -> None:
-    """A tenant's list has the conversation first. Without keys there is no list: an id is what reads it."""
+async def note_use(name: str, *, new: bool = False) -> None:
+    """A tenant's list, if it has the conversation or this is `new` in it, has it first. Without keys there is no
+    list: an id is what reads it. What has used the conversation does not fail for the list."""
     if caller().name:
-        await store.used(_TALKS, name, settings().gateway_keep_s, MOST_LISTED)
+        try:
+            await store.used(_TALKS, name, settings().gateway_keep_s, MOST_LISTED, new=new)
+        except Failure as failure:
+            logger.warning("the list of conversations is not up to date: %s", failure)
 
 
 async def of_tenant() -> list[RequestRecord]:
-    """The caller's conversations, the one that was used first first."""
+    """The caller's conversations that are listed, the one that was used first first."""
     names = await store.last_used(_TALKS)
     known = await records.known(names)
     return [known[name] for name in names if name in known]

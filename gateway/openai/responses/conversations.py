@@ -59,12 +59,13 @@ async def create(request: Request) -> Response:
     await records.put(record, settings().gateway_keep_s)
     if told:
         await _append(record, told)
-    await conversation_store.note_use(record.id)
+    if asked.metadata.get(conversation_store.LISTED) == "true":
+        await conversation_store.note_use(record.id, new=True)
     return json_answer(shown(record))
 
 
 async def list_all(request: Request) -> Response:
-    """The tenant's, which OpenAI does not list."""
+    """The tenant's that are marked so, which OpenAI does not list."""
     if not caller().name:
         raise Failure(
             403, "the list of conversations needs a key, whose tenant they are of", code="missing_api_key"

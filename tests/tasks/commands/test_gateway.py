@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,21 @@ def test_models_on_one_card_share_its_memory() -> None:
 def test_without_a_card_models_share_the_cores() -> None:
     assert [one.environment["PETIOLE_NUM_THREADS"] for one in placed(["a", "b", "c"], [], 8, 0.9)] == ["2"] * 3
     assert placed(["a", "b"], [], 1, 0.9)[0].environment["PETIOLE_NUM_THREADS"] == "1"
+
+
+def test_a_port_that_is_taken_is_said_before_anything_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ran = subprocess.run(
+            [sys.executable, "-m", "petiole.tasks.commands.cli", "up", "petiole-tiny", "--port", port],
+            env={**os.environ, "PETIOLE_DEVICE": "cpu", "PYTHONPATH": python_path()},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert ran.returncode != 0
+    assert f"--host, --port: must be an address that is free here, got 127.0.0.1:{port}" in ran.stderr
+    assert "Starting" not in ran.stdout
 
 
 @pytest.mark.slow

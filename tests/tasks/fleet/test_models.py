@@ -69,6 +69,22 @@ def test_an_adapters_name_leads_to_queue_and_adapter() -> None:
     assert find(known, "a", "petiole") == ModelRoute("q", None)
 
 
+@pytest.mark.parametrize("queue", ["q", "other"])
+def test_a_models_name_is_no_adapters(queue: str) -> None:
+    """Wherever the model is, and although the adapter's queue is the asker's own."""
+    named = facts("chat", queues="q", age_s=1.0)
+    changed = facts(
+        "base", of="2", queues=queue, adapters={"chat": "org/other"}, own_queues=[own_queue(queue, "base")]
+    )
+    if queue == "q":
+        with pytest.raises(InvalidRequest, match="queue 'q' has base, too"):
+            find([changed, named], "chat", "q")
+    else:
+        assert find([changed, named], "chat", "other") == ModelRoute("q", None)
+        gone = facts("chat", queues="q", age_s=GONE)
+        assert find([changed, gone], "chat", "other") == ModelRoute("other", "org/other"), "the model has left"
+
+
 def test_two_models_on_one_queue_are_found_by_common_names_only() -> None:
     known = [facts("a", "chat"), facts("b", "chat")]
     assert find(known, "chat", "petiole").queue == "q"
