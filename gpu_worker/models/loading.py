@@ -137,7 +137,8 @@ class Model:
     """A model as its configuration describes it. raw: its config.json. read: makes the decoder of such a model
     from any source of tensors. texts: how a model of texts is asked. modules: the folders and files, inside the
     model's, of modules with weights of their own. judge: how a model that generates is asked for scores, if its
-    files say that. pictures: preprocessor_config.json; None: the family does not read it."""
+    files say that. pictures: how the files say that pictures are made
+    ready; None: the family does not read it."""
 
     raw: Mapping[str, Any]
     plan: ModelPlan

@@ -39,6 +39,7 @@ class RequestOutput:
         self.write: Callable[[Pooled], Made] | None = None
         self.stop: str | None = None
         self.reading: SkillState | PositionalSkill | None = None
+        self.answer_name: str | None = None
         self.spelling: TokenTexts | None = None
 
     @property
@@ -59,14 +60,16 @@ class RequestOutput:
         rules: StopRules,
         reading: SkillState | PositionalSkill | None = None,
         write: Callable[[Pooled], Made] | None = None,
+        answer_name: str | None = None,
     ) -> None:
         """Set up detokenization and replay the tokens of an earlier attempt, whose text was delivered already.
         `reading`: reads a skill's answer from what follows. `write`: makes the vector or the scores that are
-        delivered.
+        delivered. `answer_name`: what a skill's answer is called that is the text.
 
         Runs on a preparation thread.
         """
         request, self.reading, self.write = self.handle.request, reading, write
+        self.answer_name = answer_name
         sampling = request.sampling
         answers = request.prompt is None and not request.continue_final_message
         if tokenizer is not None:
@@ -123,6 +126,12 @@ class RequestOutput:
             reading.consume_step(token, values[k] if k < len(values) else ()) for k, token in enumerate(token_ids)
         )
         return items if any(item is not None for item in items) else None
+
+    def answer(self) -> Any:
+        """A skill's answer to the whole output."""
+        if self.answer_name is not None:
+            return {self.answer_name: "".join(self.texts)}
+        return None if self.reading is None else self.reading.finalize()
 
     def written(self, extras: Sequence[Extras]) -> dict[str, Any]:
         """The vectors or scores among these extras, as a field. Raises EngineError for one that is not finite."""

@@ -109,9 +109,8 @@ class Preparer:
         constraint, tokenizer = self._constraint(request, prompt, resumed, bans), self._text_tokenizer(request)
         tokenizer = tokenizer if subject.has_text and not request.pooled else None
         words = [token for token in prompt if token != IMAGE]
-        output.open(
-            tokenizer, words, rules, self._reading(subject, resumed), self.text_requests.writer(request, words)
-        )
+        reading, writer = self._reading(subject, resumed), self.text_requests.writer(request, words)
+        output.open(tokenizer, words, rules, reading, writer, answer_name=subject.answer)
         numbers = given.numbers | {len(prompt) + at: numbers for at, numbers in resumed.numbers.items()}
         drafter = None if given.images else self._drafter(request, prompt)
         return ScheduledSequence(

@@ -17,7 +17,7 @@ from petiole.gpu_worker.constraints import PositionalConstraint, SkillConstraint
 from petiole.gpu_worker.exceptions import InvalidRequest, require
 from petiole.gpu_worker.preparation import truncation
 from petiole.gpu_worker.preparation.images import request_image
-from petiole.gpu_worker.preparation.skill_messages import TextAnswer, conversation_of
+from petiole.gpu_worker.preparation.skill_messages import conversation_of
 from petiole.gpu_worker.preparation.tokens import InputTokens, prompt_tokens
 from petiole.gpu_worker.request import Request
 from petiole.gpu_worker.request.prepared_images import IMAGE, ImagePlace, PreparedImage, RequestImage
@@ -34,6 +34,7 @@ _TEXTS_OF_SKILLS = ("question", "object")
 """Options that the caller can shorten if the prompt is too long."""
 _ONLY_FOR_CHAT = ("tools", "chat_template_kwargs", "continue_final_message")
 _IMAGE_PARTS = ("image", "image_url", "input_image")
+_VIDEO_PARTS = ("video", "video_url", "input_video")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,15 @@ class PromptInputs:
     """The subject of a request.
 
     `request`: the request with the sampling and the constraint of its skill. `field`: the field that errors about
-    the prompt name. `reading`: the state that reads a skill's answer. `has_text`: whether the output is text."""
+    the prompt name. `reading`: the state that reads a skill's answer. `answer`: what an answer is called that is
+    the text. `has_text`: whether the output is text."""
 
     request: Request
     prompt: InputTokens
     field: str
     reading: Reading | None = None
     has_text: bool = True
+    answer: str | None = None
 
 
 NO_SKILLS = "this model has no skills"
@@ -102,10 +105,11 @@ class PromptReader:
         return PromptInputs(request, self._placed(tokens, self._images(request), "prompt"), "prompt")
 
     def _chat(self, request: Request, messages: Sequence[Mapping[str, Any]]) -> PromptInputs:
-        processor, parts = self.limits.processor, list(_image_parts(messages))
+        processor, parts = self.limits.processor, list(_parts(messages, _IMAGE_PARTS))
         if processor is None:
-            for where, kind in parts if self._placeholder is None else ():
-                raise InvalidRequest(where, "must be text: this model takes no images", kind)
+            for where, kind in parts if self._placeholder is None else _parts(messages, _VIDEO_PARTS):
+                what = "text: this model takes no images" if self._placeholder is None else "text or an image"
+                raise InvalidRequest(where, f"must be {what}", kind)
             return PromptInputs(request, self._told(request, messages, "messages"), "messages")
         for field in _ONLY_FOR_CHAT:
             require(
@@ -121,7 +125,7 @@ class PromptReader:
     def _told(self, request: Request, messages: Sequence[Mapping[str, Any]], field: str) -> InputTokens:
         """The tokens of a conversation, and the images where the chat template places them."""
         tokenizer, images = self._tokenizer("messages"), self._images(request, field)
-        self._check_parts(sum(1 for _ in _image_parts(messages)), request)
+        self._check_parts(sum(1 for _ in _parts(messages, _IMAGE_PARTS)), request)
         render = partial(
             tokenizer.apply_chat_template,
             tools=request.tools,
@@ -143,10 +147,9 @@ class PromptReader:
     def _answered(self, request: Request, call: SkillCall, field: str) -> PromptInputs:
         """A skill call as a conversation."""
         messages, name = conversation_of(call, len(request.images))
-        told = replace(request, skill=None, messages=messages)
-        codec = _Codec(self._tokenizer(field), self._most_tokens, self.config.user_control_tokens)
+        told = replace(request, skill=None, messages=messages, chat_template_kwargs={"enable_thinking": False})
         prompt = self._told(told, messages, "image" if request.images else field)
-        return PromptInputs(self._within(request), prompt, field, TextAnswer(name, codec))
+        return PromptInputs(self._within(request), prompt, field, answer=name)
 
     def _asked(self, request: Request, call: SkillCall, images: list[RequestImage], field: str) -> PromptInputs:
         asked = cast(Processor, self.limits.processor).ask(
@@ -273,11 +276,11 @@ def _where(ids: list[int], images: Sequence[RequestImage]) -> dict[int, RequestI
     return found
 
 
-def _image_parts(messages: object) -> Iterator[tuple[str, str]]:
-    """The image parts of the messages, with the name of each part. Malformed parts are refused later."""
+def _parts(messages: object, kinds: Collection[str]) -> Iterator[tuple[str, str]]:
+    """The parts of these types in the messages, with the name of each part. Malformed parts are refused later."""
     for k, message in enumerate(messages if isinstance(messages, Sequence) else ()):
         content = message.get("content") if isinstance(message, Mapping) else None
         for i, part in enumerate(content if isinstance(content, Sequence) else ()):
             kind = part.get("type") if isinstance(part, Mapping) else None
-            if kind in _IMAGE_PARTS:
+            if kind in kinds:
                 yield f"messages[{k}].content[{i}]", str(kind)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any
 
 from petiole.gpu_worker.exceptions import InvalidRequest, require
-from petiole.gpu_worker.request.skills import SkillCall, TextCodec
+from petiole.gpu_worker.request.skills import SkillCall
 
 _CAPTIONS = {
     "short": "Describe this image in one short sentence.",
@@ -35,24 +34,3 @@ def conversation_of(call: SkillCall, n_images: int) -> tuple[list[Mapping[str, A
         text = given
     pictures: list[dict[str, Any]] = [{"type": "image"}] * n_images
     return [{"role": "user", "content": [*pictures, {"type": "text", "text": text}]}], _NAMES[call.name]
-
-
-@dataclass(slots=True)
-class TextAnswer:
-    """A `SkillState` whose answer is the output's text, under `name`."""
-
-    name: str
-    codec: TextCodec
-    output: list[int] = field(default_factory=list)
-
-    def allowed_token_ids(self) -> None:
-        return None
-
-    def consume_step(self, token_id: int, values: Sequence[float] = ()) -> None:
-        self.output.append(token_id)
-
-    def finalize(self) -> dict[str, Any]:
-        return {self.name: self.codec.decode(self.output)}
-
-    def fork(self) -> Self:
-        return type(self)(self.name, self.codec, list(self.output))

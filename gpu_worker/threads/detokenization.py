@@ -277,7 +277,7 @@ class TextThread:
             prompt_logprobs=(
                 tuple(output.prompt) if output.handle.request.sampling.prompt_logprobs is not None else None
             ),
-            answer=None if output.reading is None else output.reading.finalize(),
+            answer=output.answer(),
             **output.whole(),
         )
 

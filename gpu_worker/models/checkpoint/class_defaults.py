@@ -20,7 +20,7 @@ from petiole.gpu_worker.models.checkpoint.configuration import JsonObject, archi
 _FILE = Path(__file__).with_suffix(".json")
 _OWN_LENGTH = ("llama3", "yarn", "longrope")
 """Kinds of rotation that have the length of the training, `original_max_position_embeddings`."""
-_OF_OLDER_CLASSES = frozenset({"position_embedding_type"})
+_OF_OLDER_CLASSES = frozenset({"position_embedding_type", "topk_method"})
 """Keys that classes no longer read, but with which models were trained: families refuse what they do not do."""
 
 

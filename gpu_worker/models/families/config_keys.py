@@ -134,11 +134,11 @@ def rotary(raw: JsonObject, width: int, kind_of_layer: str = "", *, partial: boo
     kind = {"su": "longrope", "mrope": "default"}.get(kind, kind)  # all axes of a text are one
     if kind not in _KINDS:
         raise ModelError(f"config.json: rope type must be {', '.join(_KINDS)}, got {shown(kind)}")
-    part = number(given if given.get("partial_rotary_factor") else raw, "partial_rotary_factor", 1.0) or 1.0
-    turning, part = (part, 1.0) if kind == "proportional" else (1.0, part)
+    asked = number(given if given.get("partial_rotary_factor") else raw, "partial_rotary_factor", 1.0) or 1.0
+    turning, part = (asked, 1.0) if kind == "proportional" else (1.0, asked)
     if (part != 1.0 and not (partial and 0 < part <= 1)) or turning > 1:
         limit = "from 0 to 1" if partial or turning > 1 else "1"
-        raise ModelError(f"config.json: partial_rotary_factor must be {limit}, got {max(part, turning):g}")
+        raise ModelError(f"config.json: partial_rotary_factor must be {limit}, got {asked:g}")
     longest = whole(raw, "max_position_embeddings", MAX_POSITION, 2048)
     trained = "original_max_position_embeddings"
     original = or_default(given, trained, or_default(raw, trained, longest))

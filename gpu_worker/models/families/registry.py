@@ -8,6 +8,7 @@ import pkgutil
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models import families
@@ -25,7 +26,6 @@ FOUND: dict[str, Family] = {
     for name in family.architectures
 }
 """By architecture, as the families name them."""
-PICTURES = "preprocessor_config.json"
 _DECODERS = {
     name.removesuffix("ForCausalLM"): family for name, family in FOUND.items() if name.endswith("ForCausalLM")
 }
@@ -41,8 +41,8 @@ def find_model(folder: Path) -> Model:
     ModelError if its architecture is unknown."""
     raw = config_of(folder)
     model = model_of(raw, f"{folder}: ")
-    if model.pictures is not None and (path := folder / PICTURES).exists():
-        model = replace(model, pictures=read_json(path))
+    if model.pictures is not None:
+        model = replace(model, pictures=_pictures(folder))
     return of_texts(model, folder, raw)
 
 
@@ -54,3 +54,15 @@ def model_of(raw: JsonObject, where: str = "") -> Model:
         instead = f"the nearest that is: {near[0]}; docs/models.md has all"
         raise ModelError(f"{where[-120:]}architecture {shown(name)[1:-1]} is not supported, {instead}")
     return ARCHITECTURES[name].model(raw)
+
+
+def _pictures(folder: Path) -> dict[str, Any]:
+    """How pictures are made ready. As in transformers, a part of processor_config.json comes before a file of its
+    own. Empty without both."""
+    whole, own = folder / "processor_config.json", folder / "preprocessor_config.json"
+    part = read_json(whole).get("image_processor") if whole.exists() else None
+    if part is None:
+        return read_json(own) if own.exists() else {}
+    if not isinstance(part, dict):
+        raise ModelError(f"{whole}: image_processor must be an object, got {shown(part)}")
+    return part

@@ -85,7 +85,7 @@ def _tower(
         limit = f"must divide {hidden}, hidden_size, into heads of a multiple of 4"
         raise ModelError(f"config.json: vision_config.num_heads {limit}, got {heads}")
     width = hidden // heads
-    rotary = Rotary(width, kind="axial", axes=(0,) * (width // 4) + (1,) * (width // 4))
+    rotary = Rotary(width, _theta(given), "axial", axes=(0,) * (width // 4) + (1,) * (width // 4))
     mixer = Attention(heads, heads, width, width**-0.5, rotary, mask="bidirectional", qkv_bias=True, out_bias=True)
     layer = Layer(mixer, fed, mixer_norm=norm, feed_forward_norm=norm)
     outputs = whole(given, "out_hidden_size", MAX_WIDTH, 3584)
@@ -100,6 +100,15 @@ def _tower(
         placeholder=whole(raw, "image_token_id", text.vocab_size - 1, token, low=0),
         norm=norm,
     )
+
+
+def _theta(given: JsonObject) -> float:
+    """Of the rotation, in the new spelling or the old one."""
+    rope = {**objects(given, "rope_parameters"), **objects(given, "rope_scaling")}
+    kind = rope.get("rope_type") or rope.get("type") or "axial"
+    if kind not in ("axial", "default"):
+        raise ModelError(f"config.json: vision_config.rope_parameters.rope_type must be axial, got {shown(kind)}")
+    return config_keys.number(rope if rope.get("rope_theta") else given, "rope_theta", 10_000.0, low=1.0)
 
 
 def _named(raw: JsonObject, given: JsonObject) -> JsonObject:

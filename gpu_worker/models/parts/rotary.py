@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -73,11 +74,16 @@ def table_by_axes(rotary: Rotary, table: Tensor, positions: Tensor) -> Tensor:
     if not rotary.axes:
         raise ValueError(f"rotary positions: must be of one axis, got {list(positions.shape)}")
     of_axes = table[positions]
-    found = of_axes[0].clone()
+    found = of_axes[0]
     for axis in range(1, len(of_axes)):
-        turned = torch.tensor([one == axis for one in rotary.axes] * 2, device=table.device)
-        found[:, turned] = of_axes[axis][:, turned]
+        found = torch.where(_turned_by(axis, rotary.axes, table.device), of_axes[axis], found)
     return found
+
+
+@cache
+def _turned_by(axis: int, axes: tuple[int, ...], device: torch.device) -> Tensor:
+    """bool [dims]: the columns of a table that turn by this axis. Kept, because the GPU waits for each copy."""
+    return torch.tensor([one == axis for one in axes] * 2, device=device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,12 @@ if TYPE_CHECKING:
 MOST_UNEQUAL = 200
 """How many times as long as the other a side may be."""
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-_HALVES = (0.5, 0.5, 0.5)
-_LEAST, _MOST, _LARGEST = 65_536, 16_777_216, 2**28
+_LEAST, _MOST, _LARGEST = 56 * 56, 28 * 28 * 1280, 2**28
 """Pixels of a picture, where no file says how many; and a limit far above every model."""
+_KIND = "Qwen2VLImageProcessor"
+"""The class in transformers whose defaults these are."""
+_KINDS = (_KIND, f"{_KIND}Fast", f"{_KIND}Pil", "Qwen2_5_VLImageProcessor")
+_EDGES = ("shortest_edge", "longest_edge")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,8 @@ class GridPictures:
     merge: int
     least: int = _LEAST
     most: int = _MOST
-    mean: tuple[float, ...] = _HALVES
-    std: tuple[float, ...] = _HALVES
+    mean: tuple[float, ...] = _CLIP_MEAN
+    std: tuple[float, ...] = _CLIP_STD
     scale: float = 1 / 255
     resample: int = 3
 
@@ -60,6 +63,9 @@ class GridPictures:
         side = self.patch * self.merge
         area = min(self.most, most * side**2)
         rows, columns = (one // side for one in resized(height, width, side, min(self.least, area), area))
+        fitting = area // side**2
+        limit = f"must be a picture of at most {fitting} positions"
+        require(rows * columns <= fitting, field, limit, f"{rows * columns} for {width} x {height}")
         rotary = np.zeros((3, rows * columns), np.int32)
         rotary[1], rotary[2] = np.divmod(np.arange(rows * columns), columns)
         return ImageLayout(rows * columns, rotary, (columns * side, rows * side))
@@ -92,22 +98,20 @@ def resized(height: int, width: int, side: int, least: int, most: int) -> tuple[
 
 
 def grid_pictures(tower: TowerConfig, given: Mapping[str, Any]) -> GridPictures:
-    """given: preprocessor_config.json; empty: the values of the published models. Raises ModelError for pictures
-    that are made ready in another way."""
-    if not given:
-        return GridPictures(tower.patch, tower.merge)
+    """given: what the model's files say of them; what they do not say is as the class in transformers has it.
+    Raises ModelError for pictures that are made ready in another way."""
+    kind = given.get("image_processor_type", _KIND)
+    _must(kind in _KINDS, "image_processor_type", f"be {_KIND}", kind)
     for key, known in (("patch_size", tower.patch), ("merge_size", tower.merge)):
         default = 14 if key == "patch_size" else 2
         _must(given.get(key, default) == known, key, f"be {known}, as in config.json", given.get(key, default))
     for key in ("do_resize", "do_rescale", "do_normalize"):
         _must(given.get(key, True) is True, key, "be true", given.get(key))
+    _must(not given.get("do_center_crop"), "do_center_crop", "be false", given.get("do_center_crop"))
     resample = given.get("resample", 3)
     _must(type(resample) is int and 0 <= resample <= 5, "resample", "be a number of Pillow's, 0 to 5", resample)
-    size = given.get("size") or {}
-    _must(isinstance(size, Mapping), "size", "be an object", size)
-    least = given.get("min_pixels") or size.get("shortest_edge") or 56 * 56
-    most = given.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280
-    for key, value in (("shortest_edge", least), ("longest_edge", most)):
+    least, most = _limits(given)
+    for key, value in zip(_EDGES, (least, most), strict=True):
         known = type(value) is int and (
             tower.block**2 <= value <= _LARGEST or (key == "shortest_edge" and value > 0)
         )
@@ -120,6 +124,22 @@ def grid_pictures(tower: TowerConfig, given: Mapping[str, Any]) -> GridPictures:
     return GridPictures(tower.patch, tower.merge, least, most, mean, std, scale, resample)
 
 
+def _limits(given: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The least and the most pixels: `min_pixels` and `max_pixels` come before `size`, which has both, or neither
+    if it is missing."""
+    size = given.get("size")
+    _must(isinstance(size, Mapping | None), "size", "be an object", size)
+    size = dict(zip(_EDGES, (_LEAST, _MOST), strict=True)) if size is None else dict(size)
+    size |= {
+        edge: given[key]
+        for edge, key in zip(_EDGES, ("min_pixels", "max_pixels"), strict=True)
+        if given.get(key) is not None
+    }
+    known = all(size.get(edge) is not None for edge in _EDGES)
+    _must(known, "size", f"have {' and '.join(_EDGES)}", list(size))
+    return tuple(size[edge] for edge in _EDGES)
+
+
 def _colours(given: Mapping[str, Any], key: str, default: Sequence[float]) -> tuple[float, ...]:
     found = given.get(key, default)
     known = isinstance(found, list | tuple) and len(found) == 3 and all(type(one) in (int, float) for one in found)
@@ -129,4 +149,6 @@ def _colours(given: Mapping[str, Any], key: str, default: Sequence[float]) -> tu
 
 def _must(known: bool, key: str, limit: str, value: object) -> None:
     if not known:
-        raise ModelError(f"preprocessor_config.json: {key} must {limit}, got {shown(value)}")
+        raise ModelError(
+            f"processor_config.json or preprocessor_config.json: {key} must {limit}, got {shown(value)}"
+        )

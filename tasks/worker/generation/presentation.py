@@ -58,7 +58,7 @@ class Presentation:
     def divides(self, request: Request) -> ToolFormat | None:
         """The format in which the output of this request is divided."""
         format = self.format
-        if format is None or request.messages is None:
+        if format is None or (request.messages is None and request.skill is None):
             return None
         calls, reasons = bool(request.tools) and format.template.has_calls, format.template.has_reasoning
         return format if calls or reasons else None
@@ -147,7 +147,9 @@ class Presentation:
         read = message.read(format, result.text, prompt_end=prompt_end, tools=tools)
         found: dict[str, Any] = {}
         if read.content != result.text:
-            found["content"] = read.content
+            found |= (
+                {"content": read.content} if request.messages else dict.fromkeys(result.answer or (), read.content)
+            )
         if read.calls:
             found["tool_calls"] = calls_of(task_id, read)
         if read.spans:

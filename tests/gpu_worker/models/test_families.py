@@ -113,6 +113,21 @@ def test_cross_attention_is_refused_by_name() -> None:
             LATENT | {"topk_method": "noaux_tc"},
             "topk_method must be greedy or .*'noaux_tc'",
         ),
+        ("DeepseekV2ForCausalLM", LATENT | {"norm_topk_prob": True}, "norm_topk_prob must be false .*got True"),
+        ("DeepseekV2ForCausalLM", LATENT | {"use_mla": False}, "use_mla must be true .*got False"),
+        (
+            "DeepseekV2ForCausalLM",
+            LATENT | {"scoring_func": "sigmoid"},
+            "scoring_func must be softmax .*'sigmoid'",
+        ),
+        (
+            "DeepseekV3ForCausalLM",
+            LATENT | {"scoring_func": "softmax"},
+            "scoring_func must be sigmoid .*'softmax'",
+        ),
+        ("DeepseekV3ForCausalLM", LATENT | {"topk_method": "greedy"}, "topk_method must be noaux_tc .*'greedy'"),
+        ("DeepseekV3ForCausalLM", LATENT | {"moe_layer_freq": 2}, "moe_layer_freq must be 1 .*got 2"),
+        ("LlamaForCausalLM", {"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1, got 0.5"),
         ("DeepseekV3ForCausalLM", LATENT | {"qk_rope_head_dim": 7}, "qk_rope_head_dim must be even, .* got 7"),
         (
             "DeepseekV3ForCausalLM",

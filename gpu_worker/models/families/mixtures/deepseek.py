@@ -4,10 +4,11 @@ sigmoid, and a stored correction changes the choice alone."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.checkpoint.configuration import JsonObject, shown
+from petiole.gpu_worker.models.checkpoint.configuration import JsonObject, architecture_of, shown
 from petiole.gpu_worker.models.families import config_keys
 from petiole.gpu_worker.models.families.family import Family
 from petiole.gpu_worker.models.families.mixtures.glm import NAMES, mixed, router
@@ -18,14 +19,17 @@ _NORM = Norm(eps=1e-6)
 
 
 def deepseek_v2(raw: JsonObject) -> ModelPlan:
+    _check(raw, scoring_func=("softmax",), topk_method=("greedy", "group_limited_greedy"), norm_topk_prob=(False,))
     return mixed(raw, _attention(raw, neighbours=True), _by_softmax(raw), _dense(raw, 0))
 
 
 def deepseek_v3(raw: JsonObject) -> ModelPlan:
+    _check(raw, scoring_func=("sigmoid",), topk_method=("noaux_tc",))
     return mixed(raw, _attention(raw), router(raw), _dense(raw, 3))
 
 
 def glm4_lite(raw: JsonObject) -> ModelPlan:
+    _check(raw, scoring_func=("sigmoid",), topk_method=("noaux_tc",))
     n, kinds = config_keys.n_layers(raw), raw.get("mlp_layer_types")
     kinds = ["dense", *["sparse"] * (n - 1)] if kinds is None else kinds
     if not isinstance(kinds, list) or len(kinds) != n or any(kind not in ("dense", "sparse") for kind in kinds):
@@ -33,6 +37,16 @@ def glm4_lite(raw: JsonObject) -> ModelPlan:
             f"config.json: mlp_layer_types must be dense or sparse for {n} layers, got {shown(kinds)}"
         )
     return mixed(raw, _attention(raw), router(raw), [kind == "dense" for kind in kinds])
+
+
+def _check(raw: JsonObject, **known: Sequence[object]) -> None:
+    """known: the values of keys that are computed; a missing one is one of them."""
+    for key, values in {"use_mla": (True,), "moe_layer_freq": (1,), **known}.items():
+        if raw.get(key) is not None and raw[key] not in values:
+            limit = " or ".join(str(one).lower() for one in values)
+            raise ModelError(
+                f"config.json: {key} must be {limit} for {architecture_of(raw)}, got {shown(raw[key])}"
+            )
 
 
 def _dense(raw: JsonObject, default: int) -> list[bool]:
@@ -75,11 +89,8 @@ def _attention(raw: JsonObject, neighbours: bool | None = None) -> Attention:
 
 
 def _by_softmax(raw: JsonObject) -> Router:
-    """The weights are not divided by their sum, whatever `norm_topk_prob` says."""
+    """The weights are not divided by their sum."""
     method, most = raw.get("topk_method"), config_keys.MAX_EXPERTS
-    if method not in ("greedy", "group_limited_greedy"):
-        limit = "greedy or group_limited_greedy"
-        raise ModelError(f"config.json: topk_method must be {limit} for DeepSeek-V2, got {shown(method)}")
     limited = method == "group_limited_greedy"
     return config_keys.router(
         raw,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,11 @@ def test_a_marker_in_what_somebody_says_is_text(engine: Engine, role: str) -> No
         (asked(prompt="a <|image_pad|> b"), "prompt", "as images, 2, got 1"),
         (asked(prompt=[5, PAD, 6, PAD, PAD]), "prompt", "as images, 2, got 3"),
         (asked(prompt="a <|image_pad|> b", images=[]), "prompt", "as images, 0, got 1"),
+        (
+            asked(messages=[user({"type": "video", "video": "x.mp4"})], images=[]),
+            "messages[0].content[0]",
+            "video",
+        ),
         (asked(prompt=[PAD], images=[as_file(drawn_picture(1000, 4))]), "images[0]", "200 times"),
         (asked(prompt=[PAD], images=[FILES[0][:200]]), "images[0]", "can be read"),
         (
@@ -112,6 +119,27 @@ def test_a_skill_is_a_conversation_of_one_turn(engine: Engine, name: str) -> Non
     talk = engine.generate([asked(messages=[user(PICTURE, said("Describe this image."))], images=FILES[:1])])[0]
     assert skill.token_ids == talk.token_ids
     assert skill.answer == {{"query": "answer", "caption": "caption"}[name]: talk.text}
+
+
+def test_an_answer_ends_before_a_stop_string(engine: Engine) -> None:
+    caption = SkillCall("caption", {})
+    text = engine.generate([asked(12, skill=caption, images=FILES[:1])])[0].text
+    sampling = SamplingParams(temperature=0.0, max_tokens=12, stop=[text[4:6]])
+    found = engine.generate([Request(skill=caption, images=FILES[:1], sampling=sampling)])[0]
+    assert found.answer == {"caption": found.text} == {"caption": text[: text.index(text[4:6])]}
+
+
+def test_a_skill_asks_for_no_thought(folders: Callable[[str], tuple[Path, Any]], tmp_path: Path) -> None:
+    folder = shutil.copytree(folders("qwen3-vl")[0], tmp_path / "model")
+    described = json.loads((folder / "tokenizer_config.json").read_text())
+    described["chat_template"] += "{{ '<think>' if enable_thinking | default(true) else '<think></think>' }}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(described))
+    settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 256}
+    talk = [user(PICTURE, said("Describe this image."))]
+    with Engine(EngineConfig(model=str(folder), **settings)) as engine:
+        ids = engine.tokens_of(asked(skill=SkillCall("caption", {}), images=FILES[:1]))
+        plain = asked(messages=talk, images=FILES[:1], chat_template_kwargs={"enable_thinking": False})
+        assert ids == engine.tokens_of(plain) != engine.tokens_of(asked(messages=talk, images=FILES[:1]))
 
 
 def test_a_question_about_nothing(engine: Engine) -> None:

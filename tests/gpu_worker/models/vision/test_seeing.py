@@ -3,14 +3,16 @@ preemptions. What would have gone wrong does go wrong where it is done wrongly."
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from petiole.gpu_worker import Engine, Request, SamplingParams
+from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.models.families import config_keys
 from petiole.gpu_worker.models.vision.pictures import GridPictures
 from petiole.gpu_worker.models.vision.tower import Tower
@@ -18,8 +20,10 @@ from petiole.gpu_worker.preparation import images
 from petiole.gpu_worker.request.prepared_images import ImageLayout
 from petiole.gpu_worker.runtime.cpu import executor
 from petiole.gpu_worker.runtime.cpu.native import forward
-from tests.support.seeing import PAD, SEEING, as_file, drawn_picture, reference
+from tests.support.seeing import PAD, SEEING, as_file, drawn_picture, reference, write_seeing
 from tests.support.trials import rest
+
+transformers = pytest.importorskip("transformers")
 
 OpenEngine = Callable[..., tuple[Engine, Any]]
 SIZES = [(170, 100), (64, 64), (90, 33), (60, 200), (33, 33), (250, 40)]
@@ -165,6 +169,22 @@ def test_wrong_variants_are_seen(
     wrong(monkeypatch)
     engine, model = open_engine()
     assert error(model, PROMPTS[0], engine.generate([asked(PROMPTS[0])])[0]) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["qwen3-vl", "qwen2.5-vl", "qwen3.5"])
+@pytest.mark.parametrize("old", [False, True])
+def test_the_rotation_of_a_tower_is_as_config_json_says(name: str, old: bool, tmp_path: Path) -> None:
+    write_seeing(tmp_path, name)
+    config = json.loads((tmp_path / "config.json").read_text())
+    tower = config["vision_config"]
+    tower.pop("rope_parameters", None)
+    tower |= {"rope_theta": 100.0} if old else {"rope_parameters": {"rope_type": "axial", "rope_theta": 100.0}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    auto = transformers.AutoModelForImageTextToText
+    model = auto.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_num_seqs": 8, "max_model_len": 512}
+    with Engine(EngineConfig(model=str(tmp_path), **settings)) as engine:
+        assert all_agree(engine, model, PROMPTS[:2], 4)
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])

@@ -8,7 +8,8 @@ import pytest
 
 from petiole.contract.requests.generation import ChatRequest
 from petiole.contract.requests.validation import validate
-from petiole.gpu_worker.request import Request
+from petiole.gpu_worker.request import FinishReason, Request, Result, Timing, Usage
+from petiole.gpu_worker.request.skills import SkillCall
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.templates.formats import FAMILIES
 from petiole.tasks.worker.generation.presentation import Presentation
@@ -27,6 +28,18 @@ def test_harmony_knows_three_efforts(given: str, own: str) -> None:
     request = Request(messages=SAID, chat_template_kwargs={"reasoning_effort": given, "a": 1})
     assert of("harmony").with_marks(request).chat_template_kwargs == {"reasoning_effort": own, "a": 1}
     assert of("hermes").with_marks(request).chat_template_kwargs == request.chat_template_kwargs
+
+
+def test_the_answer_of_a_skill_is_what_follows_its_thought() -> None:
+    request, said = Request(skill=SkillCall("caption")), "hm\n</think>\n\nA cat."
+    timing = Timing(0.0, 0.0, 0.0, 0.0, 0.0)
+    result = Result(
+        "a", said, (1, 2), FinishReason.STOP, "eos", Usage(1, 0, 2), timing, "m", answer={"caption": said}
+    )
+    found = of("hermes").parts("a", request, result, "<|im_start|>assistant\n<think>\n", lambda: range(1, 99))
+    assert found["caption"] == "A cat."
+    assert found["reasoning"].text == "hm"
+    assert "content" not in found
 
 
 def constraint(name: str, **options: Any) -> Any:
