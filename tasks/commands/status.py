@@ -14,7 +14,8 @@ from kombu.exceptions import OperationalError
 
 from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.commands.terminal import error_text, live, print_table, table_text
-from petiole.tasks.fleet import diagnosis, markers, probes, quarantined, queues, reports, restarts, story
+from petiole.tasks.fleet import markers, queues, reports, restarts
+from petiole.tasks.fleet.repair import diagnosis, probes, quarantined, story
 from petiole.tasks.servers import connections
 
 UNREACHABLE = (OperationalError, redis.RedisError, OSError)

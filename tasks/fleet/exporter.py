@@ -16,7 +16,8 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from petiole.tasks.fleet import probes, queues, reports, restarts, usage
+from petiole.tasks.fleet import queues, reports, restarts, usage
+from petiole.tasks.fleet.repair import probes
 from petiole.tasks.fleet.reports import HISTOGRAMS, Distribution, Exported, WorkerReport
 from petiole.tasks.fleet.restarts import Life
 from petiole.tasks.keys import QUARANTINE_KEY

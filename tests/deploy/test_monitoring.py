@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from petiole.gateway.observability import METRICS
-from petiole.tasks.fleet import diagnosis, exporter
+from petiole.tasks.fleet import exporter
+from petiole.tasks.fleet.repair import diagnosis
 from tests.support.site import REPOSITORY
 
 HERE = REPOSITORY / "deploy" / "monitoring"

@@ -33,8 +33,6 @@ CALLS: dict[str, tuple[str, list[str]]] = {
     "usage": ("monitor", ["--tasks"]),
     "metrics": ("monitor", ["--host", "127.0.0.1", "--port", "0"]),
     "stream": ("webapp", ["TASK"]),
-    "task": ("petiole", ["TASK"]),
-    "replay": ("petiole", []),
     "chat": ("webapp", ["--max-tokens", "3"]),
     "cancel": ("webapp", ["TASK"]),
     "batch": ("webapp", ["ROWS", "-o", "OUTPUT"]),

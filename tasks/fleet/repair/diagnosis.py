@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import redis
 from kombu.exceptions import OperationalError
 
-from petiole.tasks.fleet import probes, queues, reports, restarts
+from petiole.tasks.fleet import queues, reports, restarts
 from petiole.tasks.fleet.queues import QueueReport
+from petiole.tasks.fleet.repair import probes
 from petiole.tasks.fleet.reports import WorkerReport
 from petiole.tasks.fleet.restarts import Life
 from petiole.tasks.keys import QUARANTINE_KEY

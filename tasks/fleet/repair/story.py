@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import redis
 from celery.states import PENDING
 
-from petiole.tasks.fleet import control, quarantined
+from petiole.tasks.fleet import control
+from petiole.tasks.fleet.repair import quarantined
 from petiole.tasks.keys import stream_keys
 from petiole.tasks.record.attempts import BegunAttempt, of_state
 from petiole.tasks.record.codec import LoggedOutput

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from petiole.tasks.fleet.diagnosis import Facts, Server, diagnose
 from petiole.tasks.fleet.queues import QueueReport
+from petiole.tasks.fleet.repair.diagnosis import Facts, Server, diagnose
 from petiole.tasks.fleet.reports import WorkerReport
 from petiole.tasks.fleet.restarts import Life
 

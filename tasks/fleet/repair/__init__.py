@@ -1,0 +1,7 @@
+"""What is wrong, and what to do: for the command line, and for the exporter.
+
+diagnosis    what is wrong with the fleet: for `petiole doctor`
+story        the story of one task, for `petiole task`
+quarantined  messages that were put aside: list them, send them again
+probes       checks whether each Redis takes writes
+"""
