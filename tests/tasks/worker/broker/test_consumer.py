@@ -36,7 +36,9 @@ def aside(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None, Any]]:
     """Reason, task id and error of what was put aside."""
     given: list[tuple[str, str | None, Any]] = []
 
-    def put_aside(item: bytes, queue: str, reason: str, task_id: str | None, *, error: Any, **options: Any) -> None:
+    def put_aside(
+        item: bytes, queue: str, reason: str, task_id: str | None, *, error: Any, **options: Any
+    ) -> None:
         given.append((reason, task_id, error))
 
     monkeypatch.setattr(module, "put_aside", put_aside)
