@@ -28,7 +28,7 @@ def conversation_of(call: SkillCall, n_images: int) -> tuple[list[Mapping[str, A
         text = str(_CAPTIONS[str(length)])
     else:
         reasoning, given = call.options.get("reasoning", False), call.options.get("question")
-        require(reasoning is False, "reasoning", "must be false: this model's template decides", reasoning)
+        require(reasoning is False, "reasoning", "must be false: this model's skills do not reason", reasoning)
         if not isinstance(given, str) or not given.strip():
             raise InvalidRequest("question", "must be text that is not empty", given)
         text = given
