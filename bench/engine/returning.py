@@ -24,7 +24,8 @@ TURN = 20
 
 def returning(bench: Bench) -> None:
     """The cache holds one conversation at a time."""
-    shape, length = (QWEN3_06B, 4000) if bench.large else (TINY, bench.pick(600, 1500))
+    long = replace(QWEN3_06B, max_positions=8192)
+    shape, length = (long, 4000) if bench.large else (TINY, bench.pick(600, 1500))
     with ExitStack() as stack:
         model = stack.enter_context(checkpoint(shape))
         places = {"memory": (_folder("/dev/shm"), FROM_MEMORY), "disk": (_folder(None), FROM_DISK)}
