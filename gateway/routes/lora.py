@@ -146,6 +146,7 @@ async def _tried(path: str, model: str) -> None:
 
 
 async def _tell(what: str, name: str) -> None:
+    """Have this gateway know of the change before it answers, and log it."""
     await catalogue().known(0)
     asks = caller()
     logger.info("adapter %s %s by key %s of tenant %s", name, what, asks.key, asks.name)

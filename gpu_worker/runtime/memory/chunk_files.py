@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from petiole.contract.errors import require
+from petiole.contract.errors import InvalidRequest, require
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +72,8 @@ class ChunkFiles:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = folder.lstat()
         except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-            require(False, "kv_tier", f"must be a folder that this user may write to ({error})", str(folder))
-            raise
+            limit = f"must be a folder that this user may write to ({error})"
+            raise InvalidRequest("kv_tier", limit, str(folder)) from error
         own = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         own = own and stat.S_ISDIR(status.st_mode)
         require(own, "kv_tier", "must be a folder in which only this user may write, and no link", str(folder))

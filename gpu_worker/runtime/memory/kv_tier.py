@@ -123,7 +123,7 @@ class _Worker:
             try:
                 job()
             except Exception:
-                logger.exception("the KV tier")
+                logger.exception("a file of the KV tier could not be handled: its KV is computed")
             self.busy_since = None
             del job
 
@@ -220,16 +220,17 @@ class KVTier:
         """What is read for a sequence. None: too much is held for others."""
         if seq.prefill_target < self._size or self._hangs:
             return Load()
-        n_cached = self._manager.match_length(seq.cache_tokens, seq.namespace)
-        keys = self._keys(seq, seq.prefill_target)
-        begin = n_cached // self._size
-        if not keys[begin:] or not self._pays():
-            return Load()
-        held = sum(len(load.keys) for load in self._held) * self._chunk_bytes
-        room = max(0, MOST_HELD - held) // self._chunk_bytes
-        if not first and room < len(keys) - begin:
+        most = max(1, MOST_HELD // self._chunk_bytes)
+        held = sum(len(load.keys) for load in self._held)
+        if held >= most and not first:
             return None
-        keys = keys[begin : begin + max(room, 1, MOST_HELD // self._chunk_bytes if first else 0)]
+        n_cached = self._manager.match_length(seq.cache_tokens, seq.namespace)
+        begin = n_cached // self._size
+        keys = self._keys(seq, seq.prefill_target)[begin : begin + most]
+        if held + len(keys) > most and not first:
+            return None
+        if not keys or not self._pays():
+            return Load()
         deadline = now + self._patience(seq.prefill_target - n_cached)
         load = Load(self._layout, keys, begin, deadline, ended=False)
         self._reader.put(lambda: self._read(load))

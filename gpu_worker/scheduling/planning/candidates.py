@@ -31,13 +31,13 @@ class Candidates:
         """Waiting sequences by rank. Once a sequence must wait for an adapter slot, later sequences with an
         adapter wait, too. Sequences without an adapter do not wait, because they delay nobody. Sequences whose
         images are being cut, or whose KV is being read, are passed over."""
-        state, slots_awaited = self._state, False
+        state, slots_awaited, now = self._state, False, time.perf_counter()
         for k, seq in enumerate(islice(state.waiting, state.config.max_num_seqs + LOOK_AHEAD)):
             slots_awaited |= state.adapters.must_wait(seq.adapter_key)
             if (slots_awaited and seq.adapter_key is not None) or seq in self.broken:
                 continue
             try:
-                at_hand = state.tier is None or state.tier.at_hand(seq, time.perf_counter(), first=k == 0)
+                at_hand = state.tier is None or state.tier.at_hand(seq, now, first=k == 0)
                 at_hand = at_hand and (not seq.images or self._images_at_hand(seq, first=k == 0))
             except Exception as error:
                 self.fails(seq, error)
