@@ -9,22 +9,22 @@ Each line may import what stands below it, but nobody imports `worker`: Celery r
 is the producer side: importing this package reads no settings, connects to nothing, and needs neither torch nor
 numpy. The names below are imported at their first use.
 
-    commands/    `petiole ...`: the command line, the demo; imported by nobody
-    worker/      a worker: the only part that imports the engine; Celery finds it by `worker_side`
-    submission/  the tasks, `generate`, `chat`, `query`: what `delay` checks and sends, how a body gets its result
-    streams/     reading a task's stream, for an application, a task's `stream()` and the command line
-    fleet/       watching and steering workers: reports, queue lengths, cancel, pause, drain, Prometheus
-    app/         the Celery app: its configuration, result backend, RabbitMQ
-    servers/     how to reach Redis: connections, sentinels, an embedded server
-    traces/      OpenTelemetry's traces: the headers that carry them, the spans of producers and readers
-    record/      what stands in Redis of one task: deltas and ends as JSON, the scripts that write them
-    messages/    the headers of a task's message: their rules, and the key of affinity
-    settings     every setting, from PETIOLE_* variables; the engine's are in `contract.settings.engine`, too
-    worker_side  the names of the worker's classes, as dotted strings
-    urls         the forms of broker and Redis URLs; passwords that are not shown
-    templates/   tool and reasoning formats as data, one incremental parser; imports nothing of Petiole's
-    keys         every name that Petiole writes into Redis or into a message
-    errors       the exceptions that a caller may get
+    commands/        `petiole ...`: the command line, the demo; imported by nobody
+    worker/          a worker: the only part that imports the engine; Celery finds it by `worker_side`
+    submission/      the tasks, `generate`, `chat`, `query`: what `delay` checks and sends, how a body gets its result
+    streams/         reading a task's stream, for an application, a task's `stream()` and the command line
+    fleet/           watching and steering workers: reports, queue lengths, cancel, pause, drain, Prometheus
+    app/             the Celery app: its configuration, result backend, RabbitMQ
+    servers/         how to reach Redis: connections, sentinels, an embedded server
+    traces/          OpenTelemetry's traces: the headers that carry them, the spans of producers and readers
+    record/          what stands in Redis of one task: deltas and ends as JSON, the scripts that write them
+    messages/        the headers of a task's message: their rules, and the key of affinity
+    settings         every setting, from PETIOLE_* variables; the engine's are in `contract.settings.engine`, too
+    worker_side      the names of the worker's classes, as dotted strings
+    urls             the forms of broker and Redis URLs; passwords that are not shown
+    output_parsing/  the parser of reasoning and tool calls, and formats as data; imports nothing of Petiole's
+    keys             every name that Petiole writes into Redis or into a message
+    errors           the exceptions that a caller may get
 """
 
 from __future__ import annotations

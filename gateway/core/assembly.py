@@ -26,8 +26,8 @@ from petiole.gateway.core.parts import (
 )
 from petiole.gateway.core.record import RequestRecord
 from petiole.gateway.core.text_offsets import TokenOffsets
-from petiole.tasks.templates import detection, message
-from petiole.tasks.templates.parser import (
+from petiole.tasks.output_parsing import detection, message
+from petiole.tasks.output_parsing.parser import (
     ArgumentsDelta,
     CallEnded,
     CallStarted,

@@ -14,8 +14,8 @@ from petiole.contract.requests.generation import Common
 from petiole.contract.results.outputs import Prepared, Usage
 from petiole.contract.results.task_result import FinishReason, Reasoning, ToolCall
 from petiole.contract.tasks import TASKS
-from petiole.tasks.templates import message
-from petiole.tasks.templates.formats import FAMILIES
+from petiole.tasks.output_parsing import message
+from petiole.tasks.output_parsing.formats import FAMILIES
 
 MODEL = "petiole-fake"
 CONTEXT = 8192

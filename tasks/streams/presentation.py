@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from petiole.contract.results.task_result import StreamDelta, ToolCall
-from petiole.tasks.templates import detection, message
-from petiole.tasks.templates.parser import ArgumentsDelta, CallStarted, ContentDelta, Event, Parser, ReasoningDelta
+from petiole.tasks.output_parsing import detection, message
+from petiole.tasks.output_parsing.parser import (
+    ArgumentsDelta,
+    CallStarted,
+    ContentDelta,
+    Event,
+    Parser,
+    ReasoningDelta,
+)
 
 
 class StreamPresentation:

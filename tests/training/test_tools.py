@@ -12,8 +12,8 @@ import torch
 
 from petiole.gpu_worker.models.checkpoint.finding import fingerprint, resolve_model
 from petiole.gpu_worker.text.tokenizer_files import load_tokenizer
-from petiole.tasks.templates.formats import FAMILIES
-from petiole.tasks.templates.message import read
+from petiole.tasks.output_parsing.formats import FAMILIES
+from petiole.tasks.output_parsing.message import read
 from tests.support.trials import rest
 from training.decode import load_folder
 from training.text import dialogue

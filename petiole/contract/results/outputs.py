@@ -94,7 +94,7 @@ class Prepared:
 
     `prompt_end`: the last tokens of the prompt as text, as the template has rendered them. `tool_types`: by tool,
     the types of its parameters, such as "integer|null". `format`: how the output is divided into reasoning,
-    content and calls: a name in `tasks.templates.formats`, or a template. `reasoning`: the short ones of the
+    content and calls: a name in `tasks.output_parsing.formats`, or a template. `reasoning`: the short ones of the
     variables that the template was given, such as `enable_thinking`."""
 
     model: str

@@ -19,12 +19,12 @@ from petiole.contract.results.outputs import Prepared
 from petiole.contract.results.task_result import Reasoning, ToolCall
 from petiole.gpu_worker.request import Request, Result
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.templates import detection, message
-from petiole.tasks.templates.bodies import MOST_NAME
-from petiole.tasks.templates.formats import ToolFormat
-from petiole.tasks.templates.message import ParsedMessage
-from petiole.tasks.templates.types import names_in, parameters_of, types_of
-from petiole.tasks.templates.writing import WRITINGS, Writing, composed
+from petiole.tasks.output_parsing import detection, message
+from petiole.tasks.output_parsing.formats import ToolFormat
+from petiole.tasks.output_parsing.message import ParsedMessage
+from petiole.tasks.output_parsing.tool_calls import MOST_NAME
+from petiole.tasks.output_parsing.types import names_in, parameters_of, types_of
+from petiole.tasks.output_parsing.writing import WRITINGS, Writing, composed
 from petiole.tasks.worker.generation.engines import EngineLike
 
 SHORT = 64

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from petiole.tasks.fleet.models import ModelFacts
+from petiole.tasks.output_parsing import detection
 from petiole.tasks.settings import Settings
-from petiole.tasks.templates import detection
 
 MOST_ADAPTERS = 32
 """How many of the adapters that requests have named are shown."""

@@ -19,7 +19,7 @@ from petiole.gateway.core.assembly import OutputAssembler
 from petiole.gateway.core.parts import CollectedOutput
 from petiole.gateway.core.record import RequestRecord
 from petiole.gateway.core.streams import ClientStream, Frame
-from petiole.tasks.templates.message import call_id
+from petiole.tasks.output_parsing.message import call_id
 
 TEXT = (
     "<think>\nhm é\n</think>\n\nI look.\n"

@@ -15,10 +15,10 @@ from petiole.gpu_worker.constraints import compile_constraint
 from petiole.gpu_worker.request import Constraint
 from petiole.gpu_worker.request.protocols import ConstraintState
 from petiole.gpu_worker.text import Tokenizer
-from petiole.tasks.templates import message
-from petiole.tasks.templates.formats import FAMILIES
-from petiole.tasks.templates.types import EVERY, Schema, types_of
-from petiole.tasks.templates.writing import WRITINGS, composed
+from petiole.tasks.output_parsing import message
+from petiole.tasks.output_parsing.formats import FAMILIES
+from petiole.tasks.output_parsing.types import EVERY, Schema, types_of
+from petiole.tasks.output_parsing.writing import WRITINGS, composed
 from tests.gpu_worker.constraints.test_calls import ENFORCED, accepted
 from tests.support.tokenizers import byte_level
 from tests.support.tools import Drawn, calls, same

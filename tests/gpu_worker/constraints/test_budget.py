@@ -15,7 +15,7 @@ from petiole.gpu_worker.constraints import BudgetState, compile_constraint
 from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 from petiole.gpu_worker.request.protocols import ConstraintState
 from petiole.gpu_worker.text import load_tokenizer
-from petiole.tasks.templates.writing import WRITINGS, composed
+from petiole.tasks.output_parsing.writing import WRITINGS, composed
 from tests.support.toy_engine import BoldProposer
 
 TOKENIZER = load_tokenizer(resolve_model("petiole-tiny"))

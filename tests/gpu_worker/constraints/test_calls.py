@@ -16,9 +16,9 @@ from petiole.gpu_worker.constraints.calls import shortest
 from petiole.gpu_worker.exceptions import InvalidRequest
 from petiole.gpu_worker.request import Constraint
 from petiole.gpu_worker.text import Tokenizer
-from petiole.tasks.templates.formats import FAMILIES
-from petiole.tasks.templates.parser import CallEnded, Parser
-from petiole.tasks.templates.writing import WRITINGS, composed
+from petiole.tasks.output_parsing.formats import FAMILIES
+from petiole.tasks.output_parsing.parser import CallEnded, Parser
+from petiole.tasks.output_parsing.writing import WRITINGS, composed
 from tests.support.tokenizers import byte_level
 from tests.support.written import WRITERS, Said
 

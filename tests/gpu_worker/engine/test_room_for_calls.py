@@ -10,7 +10,7 @@ import pytest
 
 from petiole.gpu_worker import Constraint, Engine, EngineConfig, InvalidRequest, Request, SamplingParams
 from petiole.gpu_worker.request import Result
-from petiole.tasks.templates.writing import WRITINGS, composed
+from petiole.tasks.output_parsing.writing import WRITINGS, composed
 
 CITY = {
     "type": "object",

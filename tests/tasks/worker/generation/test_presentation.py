@@ -11,7 +11,7 @@ from petiole.contract.requests.validation import validate
 from petiole.gpu_worker.request import FinishReason, Request, Result, Timing, Usage
 from petiole.gpu_worker.request.skills import SkillCall
 from petiole.tasks.errors import InvalidRequest
-from petiole.tasks.templates.formats import FAMILIES
+from petiole.tasks.output_parsing.formats import FAMILIES
 from petiole.tasks.worker.generation.presentation import Presentation
 
 SAID: list[dict[str, Any]] = [{"role": "user", "content": "a"}]

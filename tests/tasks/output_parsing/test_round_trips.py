@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from petiole.gpu_worker.text.chat import ChatTemplate
-from petiole.tasks.templates import detection, message
-from petiole.tasks.templates.formats import FAMILIES
+from petiole.tasks.output_parsing import detection, message
+from petiole.tasks.output_parsing.formats import FAMILIES
 from tests.support.chat_templates import STYLES
 from tests.support.written import WITHOUT_CALLS, WITHOUT_REASONING
 

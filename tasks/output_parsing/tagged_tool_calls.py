@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from petiole.tasks.templates.bodies import Calls, is_name, meant
-from petiole.tasks.templates.json_values import escaped, quoted, typed
-from petiole.tasks.templates.marks import Mark, Marks
+from petiole.tasks.output_parsing.json_values import escaped, quoted, typed
+from petiole.tasks.output_parsing.marks import Mark, Marks
+from petiole.tasks.output_parsing.tool_calls import Calls, is_name, meant
 
 
 @dataclass(frozen=True, eq=False)

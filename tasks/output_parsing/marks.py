@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from petiole.tasks.templates.patterns import Node, Program, any_of
+from petiole.tasks.output_parsing.patterns import Node, Program, any_of
 
 LONGEST = 512
 _KEPT_TRANSITIONS = 20_000

@@ -1,4 +1,4 @@
-"""What stands between the marks of a call: a reader for each way in which families write calls.
+"""Parses tool calls, which stand between marks: a reader for each way in which families write calls.
 
 A reader is fed the text after the opening mark, and tells `Calls` what it finds as soon as that is certain. It is
 `done` after the last character of the calls, or `failed` at the first one that cannot belong to any.
@@ -8,7 +8,7 @@ A reader is fed the text after the opening mark, and tells `Calls` what it finds
     JsonCalls    [{"name": ..., "arguments": ...}, ...]
     PythonCalls  [name(key=value, ...), ...]
 
-`tagged` has the one for a tag around each argument.
+`tagged_tool_calls` has the one for a tag around each argument.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Protocol
 
-from petiole.tasks.templates.json_values import JSON, PYTHON, Dialect, Value, bare_key_at, key_at, quoted
+from petiole.tasks.output_parsing.json_values import JSON, PYTHON, Dialect, Value, bare_key_at, key_at, quoted
 
 MOST_NAME = 256
 _SPACES = re.compile(r"[ \t\n\r]*")

@@ -8,8 +8,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from petiole.tasks.templates.formats import FAMILIES, ToolFormat
-from petiole.tasks.templates.writing import WRITINGS, Writing
+from petiole.tasks.output_parsing.formats import FAMILIES, ToolFormat
+from petiole.tasks.output_parsing.writing import WRITINGS, Writing
 
 logger = logging.getLogger(__name__)
 

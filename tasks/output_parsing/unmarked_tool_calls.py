@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
-from petiole.tasks.templates.bodies import JsonCalls
-from petiole.tasks.templates.json_values import JSON
-from petiole.tasks.templates.template import Tools
+from petiole.tasks.output_parsing.json_values import JSON
+from petiole.tasks.output_parsing.template import Tools
+from petiole.tasks.output_parsing.tool_calls import JsonCalls
 
 _FENCE = re.compile(r"```[a-z]*[ \t]*\r?\n")
 _MAY_BE_FENCE = re.compile(r"`{0,3}|```[a-z]*[ \t]*\r?")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from petiole.tasks.templates.formats import FAMILIES
-from petiole.tasks.templates.parser import (
+from petiole.tasks.output_parsing.formats import FAMILIES
+from petiole.tasks.output_parsing.parser import (
     ArgumentsDelta,
     CallEnded,
     CallStarted,
@@ -23,7 +23,7 @@ from petiole.tasks.templates.parser import (
     ReasoningDelta,
     joined,
 )
-from petiole.tasks.templates.template import Template
+from petiole.tasks.output_parsing.template import Template
 from tests.support.written import WITHOUT_CALLS, WITHOUT_REASONING, WRITERS, Said, deepseek_31, hermes, qwen_xml
 
 TOOLS = {

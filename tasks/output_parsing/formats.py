@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from petiole.tasks.templates.template import Template, compiled
+from petiole.tasks.output_parsing.template import Template, compiled
 
 _THOUGHT = {"open": "<think>", "close": "</think>"}
 _CALLED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
@@ -24,7 +24,7 @@ _CHATML = "<|im_start|>assistant\n"
 @dataclass(frozen=True)
 class ToolFormat:
     """`needs_tool`: a call has no mark of its own, so only the name of a tool that the request has begins one.
-    `whole`: models also write a call as a whole message of JSON without marks: see `whole`."""
+    `whole`: models also write a call as a whole message of JSON without marks: see `unmarked_tool_calls`."""
 
     name: str
     given: Mapping[str, Any]

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from petiole.tasks.templates.formats import ToolFormat
-from petiole.tasks.templates.parser import (
+from petiole.tasks.output_parsing.formats import ToolFormat
+from petiole.tasks.output_parsing.parser import (
     ArgumentsDelta,
     CallEnded,
     CallStarted,
@@ -16,7 +16,7 @@ from petiole.tasks.templates.parser import (
     Parser,
     ReasoningDelta,
 )
-from petiole.tasks.templates.template import Tools
+from petiole.tasks.output_parsing.template import Tools
 
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 

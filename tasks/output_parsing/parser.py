@@ -14,7 +14,7 @@ how texts are split. The rules for what a template does not say:
 - In a string of the arguments all is data, also a mark.
 - Behind a call content goes on. The mark that ends the call is left out there, once.
 - Without tools, marks of calls are text.
-- Where a whole message may be a call (see `whole`), its text is told once it cannot be one.
+- Where a whole message may be a call (see `unmarked_tool_calls`), its text is told once it cannot be one.
 - Spaces before a mark are left out. So are spaces after a mark, where nothing of the kind came before. All other
   spaces stay, those at the end of the output, too."""
 
@@ -23,10 +23,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from petiole.tasks.templates.bodies import Body
-from petiole.tasks.templates.marks import Mark
-from petiole.tasks.templates.template import Field, Kind, Template, Tools, WatchedMarks
-from petiole.tasks.templates.whole import WholeMessage
+from petiole.tasks.output_parsing.marks import Mark
+from petiole.tasks.output_parsing.template import Field, Kind, Template, Tools, WatchedMarks
+from petiole.tasks.output_parsing.tool_calls import Body
+from petiole.tasks.output_parsing.unmarked_tool_calls import WholeMessage
 
 SPACES = " \t\n\r"
 

@@ -13,18 +13,9 @@ from functools import cached_property, lru_cache
 from itertools import takewhile
 from typing import Any, Literal
 
-from petiole.tasks.templates.bodies import (
-    Arguments,
-    Body,
-    Calls,
-    JsonCalls,
-    PythonCalls,
-    is_name,
-    meant,
-)
-from petiole.tasks.templates.json_values import Dialect, is_bare_key
-from petiole.tasks.templates.marks import Mark, Marks
-from petiole.tasks.templates.patterns import (
+from petiole.tasks.output_parsing.json_values import Dialect, is_bare_key
+from petiole.tasks.output_parsing.marks import Mark, Marks
+from petiole.tasks.output_parsing.patterns import (
     SPACES,
     Alternation,
     Concatenation,
@@ -38,7 +29,16 @@ from petiole.tasks.templates.patterns import (
     parsed,
     without_spaces_around,
 )
-from petiole.tasks.templates.tagged import Tagged, TaggedMarks
+from petiole.tasks.output_parsing.tagged_tool_calls import Tagged, TaggedMarks
+from petiole.tasks.output_parsing.tool_calls import (
+    Arguments,
+    Body,
+    Calls,
+    JsonCalls,
+    PythonCalls,
+    is_name,
+    meant,
+)
 
 Kind = Literal["content", "reasoning", "calls"]
 Tools = Mapping[str, Mapping[str, str]]

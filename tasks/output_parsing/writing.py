@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from petiole.tasks.templates.json_values import typed
-from petiole.tasks.templates.types import EVERY, Schema, Values, parameters_of
+from petiole.tasks.output_parsing.json_values import typed
+from petiole.tasks.output_parsing.types import EVERY, Schema, Values, parameters_of
 
 
 @dataclass(frozen=True)

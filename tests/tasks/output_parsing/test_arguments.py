@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from petiole.tasks.templates.formats import FAMILIES
-from petiole.tasks.templates.parser import (
+from petiole.tasks.output_parsing.formats import FAMILIES
+from petiole.tasks.output_parsing.parser import (
     ArgumentsDelta,
     CallEnded,
     CallStarted,
@@ -20,7 +20,7 @@ from petiole.tasks.templates.parser import (
     Parser,
     joined,
 )
-from petiole.tasks.templates.types import Schema, parameters_of, types_of
+from petiole.tasks.output_parsing.types import Schema, parameters_of, types_of
 from tests.support.tools import calls, same
 from tests.support.written import WITHOUT_CALLS, WRITERS, Said
 
