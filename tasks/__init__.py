@@ -11,7 +11,7 @@ numpy. The names below are imported at their first use.
 
     commands/        `petiole ...`: the command line, the demo; imported by nobody
     worker/          a worker: the only part that imports the engine; Celery finds it by `worker_side`
-    submission/      the tasks, `generate`, `chat`, `query`: what `delay` checks and sends, how a body gets its result
+    submission/      the tasks, `generate`, `chat`, `query`: what `delay` checks and sends
     streams/         reading a task's stream, for an application, a task's `stream()` and the command line
     fleet/           watching and steering workers: reports, queue lengths, cancel, pause, drain, Prometheus
     app/             the Celery app: its configuration, result backend, RabbitMQ

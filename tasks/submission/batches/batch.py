@@ -30,9 +30,10 @@ from petiole.tasks.submission.batches.client import AWAY, WRONG, BatchClient
 from petiole.tasks.submission.batches.ended_rows import EndedRows
 from petiole.tasks.submission.batches.in_flight import ALONE, RowInFlight, RowRate, RowsInFlight, Sharing, window
 from petiole.tasks.submission.batches.journal import Journal, OutputFiles
-from petiole.tasks.submission.batches.progress import MOST_ALIKE, FirstRows, Progress, RowResult, Watch, watched
-from petiole.tasks.submission.batches.row_types import OutputLine, RowType, TaskOutcome
+from petiole.tasks.submission.batches.progress import MOST_ALIKE, FirstRows, Progress, Watch, watched
+from petiole.tasks.submission.batches.row_types import RowType
 from petiole.tasks.submission.batches.rows import sorting
+from petiole.tasks.submission.batches.rows.results import OutputLine, RowResult, TaskOutcome
 from petiole.tasks.submission.batches.rows.sorting import Sort
 from petiole.tasks.submission.batches.rows.sources import Row, Source
 from petiole.tasks.submission.batches.segments import FileStore, LineStore

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from petiole.tasks.errors import BatchError
 from petiole.tasks.submission.batches.files import storage
-from petiole.tasks.submission.batches.row_types import OutputLine
 from petiole.tasks.submission.batches.rows import outputs
+from petiole.tasks.submission.batches.rows.results import OutputLine
 from petiole.tasks.submission.batches.segments import LineStore
 
 _FLAGS, _GOOD, _ENDED = 2, 2, 1

@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 SHOWN_EVERY_S = 0.25
 MOST_ALIKE = 10
@@ -38,14 +37,6 @@ class Progress:
         if self.rows is None or not self.rows_per_s:
             return None
         return max(self.rows - self.ended, 0) / self.rows_per_s
-
-
-class RowResult(NamedTuple):
-    """How a row has ended. `line`: as in the output."""
-
-    row: int
-    good: bool
-    line: Mapping[str, Any]
 
 
 @dataclass

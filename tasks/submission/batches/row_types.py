@@ -1,4 +1,4 @@
-"""A form says which tasks a row becomes, and what line their results make.
+"""A form says which tasks a row becomes, and which line their results make (`rows.results`).
 
 `RequestRows` is Petiole's own: a row is the options of one task of any name, or columns for a prompt. OpenAI's
 batch lines are a form of the gateway's, which stands above this room: a string names it."""
@@ -22,20 +22,13 @@ from petiole.contract.tasks import TASKS
 from petiole.tasks import errors
 from petiole.tasks.errors import BatchError, InvalidRequest, PetioleError
 from petiole.tasks.submission.batches.rows.frames import is_missing
+from petiole.tasks.submission.batches.rows.results import HEAD, OutputLine, TaskOutcome, failed_line, line_of
 from petiole.tasks.submission.batches.rows.sources import Row
 from petiole.tasks.submission.batches.rows.template import RowTemplate, column
 
 OPENAI = "petiole.gateway.batches.lines"
-NOT_SHOWN = ("attempt", "timing", "token_ids")
-"""Fields of results that lines have only where they are asked for: two runs do not agree in them, or they double
-the size."""
-_HEAD = ("row", "id", "error")
-"""What lines have beside the fields of results."""
 _NO_OPTIONS = ("id", "task")
 """What rows have beside options."""
-
-
-_SHOWN = 500
 
 
 class NotRun(BatchError):  # noqa: N818
@@ -51,38 +44,6 @@ class RowTask(NamedTuple):
 
     task: str
     options: Mapping[str, Any]
-
-
-class TaskOutcome(NamedTuple):
-    """How a task has ended: with a result, or with an error as `errors.describe` gives it."""
-
-    result: dict[str, Any] | None = None
-    error: dict[str, Any] | None = None
-
-    @property
-    def usage(self) -> Mapping[str, int]:
-        return (self.result or {}).get("usage") or {}
-
-
-class OutputLine(NamedTuple):
-    """How a row has ended. `value`: one JSON object. `why`: what is wrong, without the row's own values: rows that
-    fail alike have the same. Empty: unknown."""
-
-    good: bool
-    value: dict[str, Any]
-    why: str = ""
-
-    @property
-    def json(self) -> bytes:
-        """Without a line feed. What JSON does not know, such as a date in an `id`, is text."""
-        return json.dumps(self.value, ensure_ascii=False, default=str).encode(errors="replace")
-
-    def failure(self, row: Row) -> str:
-        """What a terminal shows of a row that has failed."""
-        error = self.value.get("error")
-        said = error.get("message") if isinstance(error, dict) else self.json.decode()
-        letters = (letter if letter.isprintable() else " " for letter in str(said)[:_SHOWN])
-        return f"row {row.number}: {''.join(letters)}"
 
 
 class RowWork(NamedTuple):
@@ -127,7 +88,7 @@ class RowType(Protocol):
 class RequestRows:
     """Rows are requests. `task`: of rows that name none. `options`: of all rows; a row's own win. `prompt`: with
     columns in braces; the row is data then, and has no options of its own but those that `columns` names, by
-    option. `fields`: the parts of a result that lines have; None: all but `NOT_SHOWN`."""
+    option. `fields`: the parts of a result that lines have; None: see `rows.results`."""
 
     task: str = "generate"
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -161,7 +122,7 @@ class RequestRows:
                     limit = "must be an option, or used by a prompt such as 'Summarize: {text}'"
                     raise InvalidRequest(name, limit, "a column of the rows")
         for name in self.fields or ():
-            if name not in (fields := {*_HEAD, *GenerationResult.model_fields}):
+            if name not in (fields := {*HEAD, *GenerationResult.model_fields}):
                 raise InvalidRequest("fields", f"must be among {', '.join(sorted(fields))}", name)
 
     def about(self) -> dict[str, Any]:
@@ -177,7 +138,7 @@ class RequestRows:
         return about
 
     def work(self, row: Row) -> RowWork:
-        return RowWork([self._call(row)], partial(self._line, row))
+        return RowWork([self._call(row)], partial(line_of, row, fields=self.fields))
 
     def _call(self, row: Row) -> RowTask:
         value = row.value()
@@ -216,37 +177,13 @@ class RequestRows:
             case option:
                 return {option: text}
 
-    def _line(self, row: Row, outcomes: Sequence[TaskOutcome]) -> OutputLine:
-        (outcome,) = outcomes
-        if outcome.error is not None:
-            return self._failed(row, outcome.error)
-        result = outcome.result or {}
-        chosen = self.fields or [name for name in result if name not in NOT_SHOWN]
-        chosen = [name for name in chosen if name not in _HEAD]
-        return OutputLine(True, {**self._head(row), **{name: result.get(name) for name in chosen}})
-
     def refusal(self, row: Row, error: Exception) -> OutputLine:
-        return self._failed(row, errors.describe(error))
-
-    def _failed(self, row: Row, error: Mapping[str, Any]) -> OutputLine:
-        shown = {"type": error.get("type"), "message": error.get("message")}
-        return OutputLine(False, {**self._head(row), "error": shown}, _why(error))
+        return failed_line(row, errors.describe(error))
 
     def faults(self, rows: Iterable[Row]) -> Iterator[Fault]:
         yield from ()
 
     def told(self, name: str, status: str, at: int) -> None: ...
-
-    @staticmethod
-    def _head(row: Row) -> dict[str, Any]:
-        head: dict[str, Any] = {"row": row.number}
-        try:
-            value = row.value()
-        except InvalidRequest:
-            return head
-        if "id" not in value:
-            return head
-        return {**head, "id": None if is_missing(value["id"]) else value["id"]}
 
 
 _SUBJECTS = (
@@ -265,13 +202,6 @@ def beginning_of(options: Mapping[str, Any], before: Sequence[Any]) -> str:
         if (value := options.get(name)) is not None
     ]
     return "\0".join(parts)
-
-
-def _why(error: Mapping[str, Any]) -> str:
-    match error:
-        case {"type": "InvalidRequest", "args": [str(field), str(limit), _]}:
-            return f"{field}: {limit}"
-    return str(error.get("message"))
 
 
 def named(task: str) -> str:

@@ -13,7 +13,8 @@ from petiole.tasks.submission.batches.in_flight import (
     RowsInFlight,
     window,
 )
-from petiole.tasks.submission.batches.row_types import OutputLine, RowWork, TaskOutcome
+from petiole.tasks.submission.batches.row_types import RowWork
+from petiole.tasks.submission.batches.rows.results import OutputLine, TaskOutcome
 from petiole.tasks.submission.batches.rows.sources import Row
 
 NOTHING = RowWork([], lambda outcomes: OutputLine(True, {}))

@@ -28,7 +28,7 @@ from petiole.tasks.submission.batches.files import storage
 from petiole.tasks.submission.batches.files.storage import StorageError
 from petiole.tasks.submission.batches.in_flight import FairShare, RowInFlight
 from petiole.tasks.submission.batches.progress import Progress
-from petiole.tasks.submission.batches.row_types import TaskOutcome
+from petiole.tasks.submission.batches.rows.results import OutputLine, TaskOutcome
 from petiole.tasks.submission.batches.rows.sources import Row
 from tests.support.site import RedisServer
 
@@ -365,7 +365,7 @@ def test_an_output_appears_only_by_the_runner_that_has_the_batch(
     assert old is not None
     refusal = row_types.RequestRows.refusal
 
-    def standing(self: row_types.RequestRows, row: Row, error: Exception) -> row_types.OutputLine:
+    def standing(self: row_types.RequestRows, row: Row, error: Exception) -> OutputLine:
         monkeypatch.setattr(row_types.RequestRows, "refusal", refusal)
         client.delete(f"petiole:batches:{{all}}:lease:{record.id}")
         assert ran(submitting.known(record.id)) == "cancelled"

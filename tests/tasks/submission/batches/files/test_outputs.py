@@ -13,8 +13,8 @@ import pytest
 
 from petiole.tasks.errors import BatchError, InvalidRequest
 from petiole.tasks.submission.batches.journal import Journal, JournalEntry, OutputFiles
-from petiole.tasks.submission.batches.row_types import OutputLine
 from petiole.tasks.submission.batches.rows import outputs
+from petiole.tasks.submission.batches.rows.results import OutputLine
 from petiole.tasks.submission.batches.segments import FileStore
 
 LINES: list[dict[str, Any]] = [
