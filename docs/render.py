@@ -39,7 +39,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from docs.families import PUBLISHED
-from petiole.contract.requests import count, generation, image_tasks, pooling_tasks, sampling, submission
+from petiole.contract.requests import count, embedding_tasks, generation, image_tasks, sampling, submission
 from petiole.contract.requests.count import CountRequest
 from petiole.contract.requests.generation import Common, Options
 from petiole.contract.requests.validation import Given
@@ -140,7 +140,7 @@ def texts(module: ModuleType) -> dict[tuple[str, str], str]:
     return found
 
 
-_DECLARING = (generation, image_tasks, pooling_tasks, task_result, submission, models, count)
+_DECLARING = (generation, image_tasks, embedding_tasks, task_result, submission, models, count)
 TEXTS = reduce(or_, map(texts, _DECLARING))
 TEXTS |= {("Sampling", name): text for (_, name), text in texts(sampling).items()}
 

@@ -16,8 +16,8 @@ from functools import partial
 
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.exceptions import EngineBusy, EngineClosed, EngineError
+from petiole.gpu_worker.preparation.embeddings import TextInputs
 from petiole.gpu_worker.preparation.output import RequestOutput
-from petiole.gpu_worker.preparation.pooling import TextInputs
 from petiole.gpu_worker.preparation.preparation import Preparer
 from petiole.gpu_worker.request import FinishReason, Request
 from petiole.gpu_worker.request.handle import Controller, Handle

@@ -85,7 +85,7 @@ from petiole.gpu_worker.models.weights.quantized import (
 )
 from petiole.gpu_worker.models.weights.source import CheckpointWeights
 from petiole.gpu_worker.models.weights.stacked import StackedLinear
-from petiole.gpu_worker.request.embeddings import Judge
+from petiole.gpu_worker.request.pooling import Judge
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from petiole.gpu_worker.request import FinishReason, TokenLogprobs
-from petiole.gpu_worker.request.embeddings import Made, Pooled
 from petiole.gpu_worker.request.handle import Handle
+from petiole.gpu_worker.request.pooling import Made, Pooled
 from petiole.gpu_worker.request.protocols import PositionalSkill, SkillState
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import Extras

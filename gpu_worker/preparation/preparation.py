@@ -22,8 +22,8 @@ from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.constraints import BannedState, Bans, ConstraintState, SkillConstraint, spellings
 from petiole.gpu_worker.constraints.calls import shortest
 from petiole.gpu_worker.exceptions import AdapterChanged, InvalidRequest, require
+from petiole.gpu_worker.preparation.embeddings import TextInputs, TextRequests
 from petiole.gpu_worker.preparation.output import RequestOutput
-from petiole.gpu_worker.preparation.pooling import TextInputs, TextRequests
 from petiole.gpu_worker.preparation.prompts import PromptInputs, PromptReader, Reading, no_tokenizer
 from petiole.gpu_worker.preparation.tokens import InputTokens, resumed_tokens
 from petiole.gpu_worker.request import Constraint, Request, SamplingParams

@@ -5,14 +5,14 @@ requests         `Request` and `Result`; `SamplingParams` is in `petiole.contrac
                  a result are in `petiole.contract.results.outputs`
 prepared_images  images in a prompt: what they look like, which positions see each other
 skills           what a vision model can be asked, and how its answer is read
-embeddings       texts of which a model makes vectors or scores, and how these are sent
+pooling          `Embedding` and `Scoring`; what a model of texts takes; how vectors and scores are sent
 values           numbers that tokens carry, and what they stand for
 protocols        what a constraint or a skill must be able to do; callers may bring their own
 """
 
 from petiole.contract.requests.sampling import SamplingParams
 from petiole.contract.results.outputs import Delta, FinishReason, Timing, TokenLogprobs, Usage
-from petiole.gpu_worker.request.embeddings import Embedding, Scoring
+from petiole.gpu_worker.request.pooling import Embedding, Scoring
 from petiole.gpu_worker.request.requests import (
     Constraint,
     ConstraintKind,

@@ -17,7 +17,7 @@ from petiole.contract.results.outputs import FinishReason, Timing, TokenLogprobs
 
 if TYPE_CHECKING:
     from petiole.cache import ValueToken
-    from petiole.gpu_worker.request.embeddings import Embedding, Scoring, Text
+    from petiole.gpu_worker.request.pooling import Embedding, Scoring, Text
     from petiole.gpu_worker.request.prepared_images import ImagePlace, PreparedImage
     from petiole.gpu_worker.request.protocols import ConstraintState
     from petiole.gpu_worker.request.skills import SkillCall

@@ -22,7 +22,7 @@ from petiole.gpu_worker.models.adapters.store import AdapterStore
 from petiole.gpu_worker.models.checkpoint.sentence_transformers import TextModel
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.weights.copying import TensorSource
-from petiole.gpu_worker.request.embeddings import TextLimits
+from petiole.gpu_worker.request.pooling import TextLimits
 from petiole.gpu_worker.runtime.derived_settings import n_threads, require_states_alone
 from petiole.gpu_worker.runtime.device.device import Device, DeviceStream, upload_together
 from petiole.gpu_worker.runtime.device.opening import open_device

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from petiole.cache import WindowPages
 from petiole.contract.settings.engine import Batching
 from petiole.gpu_worker.request import SamplingParams
-from petiole.gpu_worker.request.embeddings import Judge, TextLimits
+from petiole.gpu_worker.request.pooling import Judge, TextLimits
 from petiole.gpu_worker.request.prepared_images import ImageLimits, PreparedImage
 from petiole.gpu_worker.request.skills import Pictures, Processor
 from petiole.gpu_worker.request.values import ValueKinds

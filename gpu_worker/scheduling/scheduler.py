@@ -29,7 +29,7 @@ import numpy as np
 from petiole.cache import GroupedTable, KVCacheManager
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.request import TokenLogprobs
-from petiole.gpu_worker.request.embeddings import Pooled
+from petiole.gpu_worker.request.pooling import Pooled
 from petiole.gpu_worker.request.prepared_images import PreparedImage, RequestImage
 from petiole.gpu_worker.runtime.interface import (
     OF_TOKENS,

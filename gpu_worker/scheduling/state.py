@@ -24,7 +24,7 @@ from petiole.cache import KVAllocation, KVCacheManager
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.exceptions import AdapterError, InvalidRequest, failed
 from petiole.gpu_worker.request import TokenLogprobs
-from petiole.gpu_worker.request.embeddings import Pooled
+from petiole.gpu_worker.request.pooling import Pooled
 from petiole.gpu_worker.request.values import Numbers
 from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.runtime.memory.kv_tier import KVTier

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from petiole.gpu_worker.exceptions import EngineError, HandedBack, ModelChanged
-from petiole.gpu_worker.preparation.pooling import TextInputs, changed
+from petiole.gpu_worker.preparation.embeddings import TextInputs, changed
 from petiole.gpu_worker.request import (
     Delta,
     Embedding,
@@ -33,8 +33,8 @@ from petiole.gpu_worker.request import (
     Timing,
     Usage,
 )
-from petiole.gpu_worker.request.embeddings import Made
 from petiole.gpu_worker.request.handle import Handle
+from petiole.gpu_worker.request.pooling import Made
 from petiole.gpu_worker.scheduling.stopping import End, Finish
 
 

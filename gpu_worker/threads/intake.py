@@ -15,8 +15,8 @@ from collections.abc import Callable
 from functools import partial
 
 from petiole.gpu_worker.exceptions import EngineError, failed
+from petiole.gpu_worker.preparation.embeddings import TextInputs
 from petiole.gpu_worker.preparation.output import RequestOutput
-from petiole.gpu_worker.preparation.pooling import TextInputs
 from petiole.gpu_worker.preparation.preparation import Preparer
 from petiole.gpu_worker.request.prepared_images import PreparedImage, RequestImage
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence

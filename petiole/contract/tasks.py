@@ -50,10 +50,10 @@ TASKS = {
         Task("caption", "image_tasks:CaptionRequest", "caption"),
         Task("point", "image_tasks:PointRequest", "points", "object"),
         Task("detect", "image_tasks:DetectRequest", "objects", "object"),
-        Task("embed", "pooling_tasks:EmbedRequest", "vectors", "texts"),
-        Task("rerank", "pooling_tasks:RerankRequest", "scores", "query"),
-        Task("score", "pooling_tasks:ScoreRequest", "scores"),
-        Task("classify", "pooling_tasks:ClassifyRequest", "scores", "texts"),
+        Task("embed", "embedding_tasks:EmbedRequest", "vectors", "texts"),
+        Task("rerank", "embedding_tasks:RerankRequest", "scores", "query"),
+        Task("score", "embedding_tasks:ScoreRequest", "scores"),
+        Task("classify", "embedding_tasks:ClassifyRequest", "scores", "texts"),
     )
 }
 """By the name in messages."""

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import JsonObject, inside, read_json, read_list, shown
 from petiole.gpu_worker.models.plan import MAX_POSITION, Dense, Pooling, PoolingKind
-from petiole.gpu_worker.request.embeddings import Judge
+from petiole.gpu_worker.request.pooling import Judge
 
 _OLD_MODES = {
     "pooling_mode_cls_token": "cls",

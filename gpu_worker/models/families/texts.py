@@ -21,7 +21,7 @@ from petiole.gpu_worker.models.checkpoint.sentence_transformers import (
 from petiole.gpu_worker.models.families import config_keys
 from petiole.gpu_worker.models.loading import Model
 from petiole.gpu_worker.models.plan import Dense, ModelPlan, Pooling
-from petiole.gpu_worker.request.embeddings import Judge
+from petiole.gpu_worker.request.pooling import Judge
 
 
 def pooled(plan: Callable[[JsonObject], ModelPlan]) -> Callable[[JsonObject], ModelPlan]:

@@ -10,14 +10,14 @@ From `delay` to the engine a request passes four checks, and each alone checks s
 4. Preparation (`gpu_worker/preparation`): checks the limits that only the model has, such as vocabulary, context,
    pages and template. An engine may be used without Celery, so preparation calls `validation.validate`, too.
 
-count          request and result of `count`
-image_tasks    requests to a vision model: query, caption, point, detect
-pooling_tasks  requests to a model of texts: embed, rerank, score, classify
-generation     requests of `generate` and `chat`
-sampling       `SamplingParams`: the options of sampling, for these requests and for the engine
-validation     how every request is validated
-tool_choice    which tools a conversation may call
-images         an image in a request: base64, a data URL or a handle
-submission     the options of Celery that `delay` takes, such as `priority`
-bounds         what a request may cost before it is understood: values, entries, names
+count            request and result of `count`
+image_tasks      requests to a vision model: query, caption, point, detect
+embedding_tasks  embed, and what models of texts do beside it: rerank, score, classify
+generation       requests of `generate` and `chat`
+sampling         `SamplingParams`: the options of sampling, for these requests and for the engine
+validation       how every request is validated
+tool_choice      which tools a conversation may call
+images           an image in a request: base64, a data URL or a handle
+submission       the options of Celery that `delay` takes, such as `priority`
+bounds           what a request may cost before it is understood: values, entries, names
 """

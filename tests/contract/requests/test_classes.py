@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from petiole.contract.requests.pooling_tasks import ClassifyRequest
+from petiole.contract.requests.embedding_tasks import ClassifyRequest
 from petiole.contract.requests.validation import validate
 from petiole.tasks.errors import InvalidRequest
 

@@ -16,7 +16,7 @@ from petiole.contract.results.vectors import MOST_BYTES, SparseVectors, TokenVec
 from petiole.gpu_worker import Embedding, Engine, EngineConfig, InvalidRequest, ModelError, Request, SamplingParams
 from petiole.gpu_worker.exceptions import EngineError
 from petiole.gpu_worker.models.families.registry import find_model
-from petiole.gpu_worker.request.embeddings import Pooled, TextLimits
+from petiole.gpu_worker.request.pooling import Pooled, TextLimits
 from tests.support.text_models import PROMPTS, cosine, write_encoder, write_m3
 
 ALL = ("dense", "sparse", "colbert")

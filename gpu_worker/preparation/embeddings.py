@@ -1,4 +1,4 @@
-"""What requests of texts ask of a model, checked and tokenized.
+"""Requests for embeddings, scores and classes: checked by what the model does, and tokenized.
 
              texts of vectors      a classifier's texts     a model that generates
 vectors      pooled, and written   refused                  refused
@@ -22,7 +22,7 @@ from petiole.gpu_worker.preparation.pairs import Tokens
 from petiole.gpu_worker.preparation.prompts import no_tokenizer
 from petiole.gpu_worker.preparation.truncation import at_most
 from petiole.gpu_worker.request import Embedding, Request, Result, SamplingParams, Scoring
-from petiole.gpu_worker.request.embeddings import MOST_INSTRUCTION, Made, Pooled, TextLimits
+from petiole.gpu_worker.request.pooling import MOST_INSTRUCTION, Made, Pooled, TextLimits
 from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.text import Tokenizer
 from petiole.gpu_worker.text.checks import check_text
