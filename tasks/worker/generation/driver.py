@@ -2,8 +2,7 @@
 
 Any thread may call `post`. The events of all jobs happen on one thread, in the order in which they were posted. An
 effect never waits: work that waits for Redis runs on a completion thread, and changes of Celery's request are
-posted to the consumer's thread. The output itself does not pass through the job: the engine's text thread puts it
-into the outbox."""
+posted to the consumer's thread."""
 
 from __future__ import annotations
 
@@ -14,10 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
-from petiole.contract.results.outputs import Prepared
-from petiole.gpu_worker.exceptions import EngineError, HandedBack
-from petiole.gpu_worker.request import Delta, Request, Result
-from petiole.gpu_worker.request.handle import Handle
+from petiole.gpu_worker.request import Request
 from petiole.gpu_worker.threads.thread_pool import ThreadPool
 from petiole.tasks.errors import GenerationFailed, describe
 from petiole.tasks.fleet import control
@@ -35,14 +31,15 @@ from petiole.tasks.worker.delivery.attempt_spans import AttemptSpans
 from petiole.tasks.worker.delivery.delivery import Delivery
 from petiole.tasks.worker.delivery.mailbox import Mailbox
 from petiole.tasks.worker.delivery.messages import Messages
+from petiole.tasks.worker.delivery.time_limits import TimeLimits
 from petiole.tasks.worker.generation import effects
 from petiole.tasks.worker.generation.attempts import BeginReply
 from petiole.tasks.worker.generation.effects import Action, Effect, Effects
 from petiole.tasks.worker.generation.engines import EngineLike
 from petiole.tasks.worker.generation.job import OVER, WRITING, Job, State
 from petiole.tasks.worker.generation.presentation import Presentation, Presentations
-from petiole.tasks.worker.generation.time_limits import TimeLimits
-from petiole.tasks.worker.output.outcomes import Ending, Outcome, failed, succeeded
+from petiole.tasks.worker.generation.running_attempt import RunningAttempt
+from petiole.tasks.worker.output.outcomes import Ending, Outcome
 from petiole.tasks.worker.output.publisher import Outbox, Publisher
 from petiole.tasks.worker.reports.facts import Adapters
 from petiole.tasks.worker.reports.histograms import TaskHistograms
@@ -77,21 +74,17 @@ class Services:
 class JobDriver:
     """The driver of one job. Celery keeps it as the handle to terminate the task. Any thread may read `job`.
 
-    `begun` and `outbox` exist once the attempt has begun, `handle` once the engine has the request, `completion`
-    while the task is completed, `spans` if the attempt is traced.
+    `attempt` exists once it has begun, `completion` while the task is completed, `spans` if the attempt is traced.
     """
 
     def __init__(self, services: Services, delivery: Delivery) -> None:
         self.services = services
         self.messages = Messages(delivery)
         self.job = Job(delivery.task_id, time.monotonic())
-        self.begun: BeginReply | None = None
-        self.outbox: Outbox | None = None
-        self.handle: Handle | None = None
+        self.attempt: RunningAttempt | None = None
         self.completion: Completion | None = None
         self.presentation = Presentation()
         self.spans: AttemptSpans | None = None
-        self._prompt_end = ""
 
     @property
     def task_id(self) -> str:
@@ -100,13 +93,15 @@ class JobDriver:
     @property
     def placed(self) -> bool:
         """Whether an attempt has begun here and is not over."""
-        return self.outbox is not None and not self.job.over
+        return self.attempt is not None and not self.job.over
 
     @property
     def busy(self) -> bool:
         """Whether the task may still finish here. False while the result backend refuses the outcome: the next
         worker can store it."""
-        return (self.outbox is not None or self.job.outcome is not None) and not (self.job.over or self.job.parked)
+        return (self.attempt is not None or self.job.outcome is not None) and not (
+            self.job.over or self.job.parked
+        )
 
     # ------------------------------------------------------------ any thread
 
@@ -136,7 +131,7 @@ class JobDriver:
                 raise
             for effect in what_follows:
                 self._carry_out(effect)
-        if self.spans is not None and self.begun is not None and self.job.over and before not in OVER:
+        if self.spans is not None and self.attempt is not None and self.job.over and before not in OVER:
             self._end_spans(self.spans, before)
         if self.job.state is State.HANDED_BACK and before is not State.HANDED_BACK:
             self.services.mailbox.post(lambda: None)  # the shutdown waits for it
@@ -153,15 +148,13 @@ class JobDriver:
         services, job = self.services, self.job
         match effect:
             case effects.Submit(request):
-                self._submit(request)
+                self._begun.submit(request)
             case Action.CANCEL:
-                if self.handle is not None:
-                    self.handle.cancel()
+                self._begun.cancel()
             case Action.HAND_BACK:
-                if self.handle is not None:
-                    self.handle.hand_back()
+                self._begun.hand_back()
             case Action.RELEASE:
-                self._open_outbox.release()
+                self._begun.outbox.release()
             case effects.WriteEnd(outcome):
                 self._write_end(outcome)
             case Action.FLAG:
@@ -193,25 +186,9 @@ class JobDriver:
             case effects.GiveUp(error):
                 self._drop(error)
 
-    def _submit(self, request: Request) -> None:
-        if self.spans is not None:
-            self.spans.submitted_ns = time.time_ns()
-        try:
-            self.handle = self.services.engine.submit(
-                request,
-                on_prepared=self._on_prepared,
-                on_admitted=self._on_admitted,
-                on_delta=self._on_delta,
-                on_done=self._on_done,
-            )
-        except Exception as error:
-            logger.exception("task %s could not be submitted", self.task_id)
-            outcome = failed(error)
-            self.post(lambda: self.job.generated(outcome, 0))
-
     def _write_end(self, outcome: Outcome) -> None:
         try:
-            self._open_outbox.finish(outcome)
+            self._begun.outbox.finish(outcome)
         except Exception as error:  # the outcome cannot be written as JSON
             self.on_fault(error)
 
@@ -243,10 +220,8 @@ class JobDriver:
 
     def _drop(self, error: BaseException) -> None:
         logger.error("task %s is given up here; its message is requeued", self.task_id, exc_info=error)
-        if self.outbox is not None:
-            self.outbox.drop()
-        if self.handle is not None:
-            self.handle.cancel()
+        if self.attempt is not None:
+            self.attempt.drop()
         # Not at once, because the same error may happen again. Without effect at shutdown, when all unacknowledged
         # messages go back.
         self._on_consumer(self._forget)
@@ -256,9 +231,9 @@ class JobDriver:
         self.services.mailbox.post(lambda: self._guarded(step))
 
     @property
-    def _open_outbox(self) -> Outbox:
-        assert self.outbox is not None
-        return self.outbox
+    def _begun(self) -> RunningAttempt:
+        assert self.attempt is not None
+        return self.attempt
 
     # ------------------------------------------------------------ intake
 
@@ -279,18 +254,30 @@ class JobDriver:
     ) -> None:
         """An attempt has begun: generate, or end with the outcome. `marked`: `begin.lua` has set `running`."""
         ending = "revoked" if begun.cancel else self.messages.current.ending
-        publisher, written = self.services.publisher, begun.written
-        self.begun = begun
-        self.outbox = Outbox(
-            publisher,
+        services = self.services
+        outbox = Outbox(
+            services.publisher,
             self.task_id,
             begun.attempt,
-            written,
+            begun.written,
             self,
             needs_reader=needs_reader,
             marked=marked,
             ttl_s=ttl_s,
             account=account,
+        )
+        self.attempt = RunningAttempt(
+            self.job,
+            self.messages,
+            begun,
+            outbox,
+            self.presentation,
+            self.spans,
+            services.engine,
+            services.adapters,
+            services.result_max_bytes,
+            self.post,
+            self._guarded,
         )
         self.post(partial(self.job.begun, start, limits, ending))
 
@@ -300,48 +287,6 @@ class JobDriver:
 
     def fail(self, error: Exception) -> None:
         self.post(partial(self.job.fail, error))
-
-    # ------------------------------------------------------------ engine's preparation and text threads
-
-    def _on_prepared(self, handle: Handle, prepared: Prepared) -> None:
-        self._prompt_end = prepared.prompt_end
-        if self.spans is not None:
-            self.spans.prepared_ns = time.time_ns()
-        self._open_outbox.prepare(self.presentation.described(prepared, handle.request))
-
-    def _on_admitted(self, handle: Handle) -> None:
-        self._open_outbox.admit(handle.adapter_key or "")
-        if self.spans is not None:
-            self.spans.admitted_ns = time.time_ns()
-        if handle.request.adapter is not None:
-            self.services.adapters.used(handle.request.adapter)
-        self.post(partial(self.job.admitted, time.monotonic(), self.messages.current.ending))
-
-    def _on_delta(self, handle: Handle, delta: Delta) -> None:
-        self._open_outbox.push(delta)
-        if self.spans is not None:
-            self.spans.heard()
-
-    def _on_done(self, handle: Handle) -> None:
-        if self.spans is not None:
-            self.spans.ended_ns = time.time_ns()
-        self._guarded(lambda: self.post(self._end_of(handle)))
-
-    def _end_of(self, handle: Handle) -> Callable[[], Effects]:
-        error, healthy = handle.error, self.services.engine.healthy
-        if isinstance(error, HandedBack) or (isinstance(error, EngineError) and not healthy):
-            return self.job.handed_back if healthy else self.job.engine_lost
-        limit_bytes = self.services.result_max_bytes()
-        if error is not None:
-            return partial(self.job.generated, failed(error), limit_bytes)
-        return lambda: self.job.generated(self._succeeded(handle.request, handle.result()), limit_bytes)
-
-    def _succeeded(self, request: Request, result: Result) -> Outcome:
-        """On the thread of events, because dividing a long text would delay the other streams."""
-        assert self.begun is not None
-        lengths = partial(self.services.engine.text_lengths, request, result.token_ids)
-        parts = self.presentation.parts(self.task_id, request, result, self._prompt_end, lengths)
-        return succeeded(result, self.begun.attempt, self.begun.written, parts)
 
     # ------------------------------------------------------------ publisher
 
@@ -361,8 +306,8 @@ class JobDriver:
 
     def on_fault(self, error: Exception) -> None:
         """The task's data cannot be written, or its attempt cannot begin: the task fails, and its stream ends."""
-        if self.outbox is not None:
-            self.outbox.drop()
+        if self.attempt is not None:
+            self.attempt.outbox.drop()
         failure = GenerationFailed(f"its data cannot be handled: {type(error).__name__}: {error}")
         self.services.completions.run(partial(self._end_with, failure))
 

@@ -28,11 +28,11 @@ from petiole.tasks.settings import PREFIX, Settings
 from petiole.tasks.submission.parsing import parse
 from petiole.tasks.urls import RABBITMQ, scheme
 from petiole.tasks.worker import scripts
+from petiole.tasks.worker.delivery.time_limits import TimeLimits
 from petiole.tasks.worker.generation.attempts import BeginReply
 from petiole.tasks.worker.generation.driver import JobDriver, Services
 from petiole.tasks.worker.generation.engine_requests import engine_request
 from petiole.tasks.worker.generation.image_bytes import images_of, stored
-from petiole.tasks.worker.generation.time_limits import TimeLimits
 from petiole.tasks.worker.outage import Outage
 from petiole.tasks.worker.output.outcomes import Outcome, failed
 from petiole.tasks.worker.reports.facts import model_name
@@ -76,7 +76,7 @@ class Intake:
         that are not continued with it: another model has answered some of their texts."""
         with self._beginning:  # attempts begin with the new model from now on
             jobs = list(self._services.jobs.values())
-            begun = {job.task_id: job.begun.attempt for job in jobs if job.begun and _continued(job)}
+            begun = {job.task_id: job.attempt.begun.attempt for job in jobs if job.attempt and _continued(job)}
             keys = [stream_keys(task_id).state for task_id in begun]
             arguments = [self._services.engine.limits.fingerprint, *begun.values()]
             if begun:
@@ -272,7 +272,7 @@ class Intake:
 def _continued(job: JobDriver) -> bool:
     """Whether the engine continues a task after a reload."""
     by_text = TASKS[job.messages.current.task_name].by_text
-    return job.outbox is not None and job.placed and not (by_text and job.outbox.end)
+    return job.attempt is not None and job.placed and not (by_text and job.attempt.outbox.end)
 
 
 def _facts(job: JobDriver) -> tuple[int, str, int, str]:

@@ -6,9 +6,9 @@ import pytest
 import redis
 
 from petiole.gpu_worker.request import Request, SamplingParams
+from petiole.tasks.worker.delivery.time_limits import TimeLimits
 from petiole.tasks.worker.generation.driver import JobDriver
 from petiole.tasks.worker.generation.job import State
-from petiole.tasks.worker.generation.time_limits import TimeLimits
 from petiole.tasks.worker.output.outcomes import ended
 from petiole.tasks.worker.output.publisher import Publisher
 from tests.support.jobs import Delivered, services, turn
@@ -31,8 +31,8 @@ def generate(driver: JobDriver, client: redis.Redis, tokens: int = 3) -> None:
 
 
 def publish(driver: JobDriver) -> None:
-    assert driver.outbox is not None
-    driver.services.publisher.flush([driver.outbox])
+    assert driver.attempt is not None
+    driver.services.publisher.flush([driver.attempt.outbox])
     turn(driver.services)
 
 
@@ -54,7 +54,8 @@ def test_a_revoked_task_ends_as_such_in_its_stream(publisher: Publisher, client:
     driver.stop("expired")
     generate(driver, client)
     publish(driver)
-    assert driver.handle is None
+    assert driver.attempt is not None
+    assert driver.attempt.handle is None
     assert (log(client)[-1]["finish_reason"], driver.job.outcome) == ("cancelled", ended("expired"))
 
 
@@ -62,13 +63,15 @@ def test_what_is_handed_back_is_over_once_all_output_is_written(publisher: Publi
     driver = driver_of(publisher, Delivered(TASK))
     driver.services.engine.start()
     generate(driver, client, tokens=4000)
-    eventually(lambda: driver.outbox is not None and len(driver.outbox.pieces) > 3, "it generates")
+    eventually(lambda: driver.attempt is not None and len(driver.attempt.outbox.pieces) > 3, "it generates")
     driver.hand_back()
     eventually(lambda: turn(driver.services) or driver.job.state is State.RELEASING, "the engine hands it back")
     publish(driver)
     assert driver.job.state is State.HANDED_BACK
-    assert driver.outbox is not None
-    assert len(written(client)) == len([token for piece in driver.outbox.pieces for token in piece.token_ids])
+    assert driver.attempt is not None
+    assert len(written(client)) == len(
+        [token for piece in driver.attempt.outbox.pieces for token in piece.token_ids]
+    )
 
 
 def test_an_unexpected_error_gives_the_task_up_and_its_message_goes_back_later(

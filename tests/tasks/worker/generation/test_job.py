@@ -8,6 +8,7 @@ import pytest
 
 from petiole.gpu_worker.request import Request
 from petiole.tasks.worker.completion.reports import Completed, NeverStored, NotStored, OtherDelivery
+from petiole.tasks.worker.delivery.time_limits import TimeLimits
 from petiole.tasks.worker.generation.effects import (
     Accept,
     Action,
@@ -21,7 +22,6 @@ from petiole.tasks.worker.generation.effects import (
     WriteEnd,
 )
 from petiole.tasks.worker.generation.job import PARKED_FOR_S, Job, JobError, State
-from petiole.tasks.worker.generation.time_limits import TimeLimits
 from petiole.tasks.worker.output.outcomes import Outcome, ended
 from tests.support.jobs import LARGE, SUCCESS
 
