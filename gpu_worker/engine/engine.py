@@ -37,6 +37,8 @@ from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.request.prepared_images import PreparedImage, RequestImage
 from petiole.gpu_worker.runtime.interface import ModelLimits, Runtime
 from petiole.gpu_worker.runtime.memory.kv_tier import open_files, open_tier
+from petiole.gpu_worker.scheduling.history import RememberingSequence
+from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
 from petiole.gpu_worker.scheduling.stopping import End, Finish
 from petiole.gpu_worker.speculation import NgramProposer, Proposer
@@ -44,9 +46,6 @@ from petiole.gpu_worker.text import Tokenizer
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 T = TypeVar("T")
-
-HISTORY_LENGTH = 64
-"""Transitions of a sequence that a failed invariant, a fatal error (with `debug`) and a trace show."""
 
 
 class Engine:
@@ -103,7 +102,7 @@ class Engine:
             compile_constraint=compile_constraint or parts.compile_constraint,
             proposer=proposer or NgramProposer(),
             adapter_key=self.runtime.adapter_key,
-            history_length=HISTORY_LENGTH if config.debug or tracer.enabled else 0,
+            sequence=RememberingSequence if config.debug or tracer.enabled else ScheduledSequence,
         )
         self._requests = OpenRequests(config, self, self.scheduler, preparer, self.runtime, self._on_fatal, tracer)
         self._intake, self._loop, self._text = self._requests.intake, self._requests.loop, self._requests.text

@@ -62,7 +62,7 @@ class Preparer:
     """Builds sequences within the model's limits. Keeps no state of requests. Thread-safe.
 
     `adapter_key` is the runtime's. Without a tokenizer, prompts must be token ids, and a constraint must be a
-    `ConstraintState`. `history_length`: a sequence remembers this many of its last transitions.
+    `ConstraintState`. `sequence`: the class of sequences.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Preparer:
         compile_constraint: ConstraintCompiler | None,
         proposer: Proposer,
         adapter_key: Callable[[str], str],
-        history_length: int = 0,
+        sequence: type[ScheduledSequence] = ScheduledSequence,
     ) -> None:
         self.config = config
         self.limits = limits
@@ -82,7 +82,7 @@ class Preparer:
         self.compile_constraint = compile_constraint
         self.proposer = proposer
         self.adapter_key = adapter_key
-        self.history_length = history_length
+        self.sequence = sequence
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -113,7 +113,7 @@ class Preparer:
         output.open(tokenizer, words, rules, reading, writer, answer_name=subject.answer)
         numbers = given.numbers | {len(prompt) + at: numbers for at, numbers in resumed.numbers.items()}
         drafter = None if given.images else self._drafter(request, prompt)
-        return ScheduledSequence(
+        return self.sequence(
             request,
             SequenceInputs(prompt, numbers, given.images, self.limits.values, self.limits.images, self._whole),
             rules,
@@ -121,7 +121,6 @@ class Preparer:
             resolved=Resolved(resolve_seed(request), self._adapter_key(request)),
             followers=Followers(constraint, drafter, output),
             max_outstanding=1 if self.config.pipeline == "off" else 2,
-            history_length=self.history_length,
         )
 
     def texts(self, request: Request) -> TextInputs:

@@ -1,4 +1,4 @@
-"""The types used by `SchedulableSequence`: errors, states, operations and events."""
+"""The types used by `SchedulableSequence`: errors, states and operations."""
 
 from __future__ import annotations
 
@@ -65,33 +65,6 @@ class SequenceState(StrEnum):
     PREFILL_SCHEDULED = "prefill_scheduled"
     DECODE_SCHEDULED = "decode_scheduled"
     SPECULATIVE_SCHEDULED = "speculative_scheduled"
-
-
-class EventKind(StrEnum):
-    CREATED = "created"
-    PREFIX_MATCHED = "prefix_matched"
-    PREFILL_SCHEDULED = "prefill_scheduled"
-    PREFILL_APPLIED = "prefill_applied"
-    DECODE_SCHEDULED = "decode_scheduled"
-    DECODE_APPLIED = "decode_applied"
-    SPECULATIVE_SCHEDULED = "speculative_scheduled"
-    SPECULATIVE_APPLIED = "speculative_applied"
-    SCHEDULE_REVERTED = "schedule_reverted"
-    DISCARDED = "discarded"
-    UNASSIGNED_DROPPED = "unassigned_dropped"
-    RELEASED = "released"
-    REACQUIRED = "reacquired"
-
-
-class SequenceEvent(NamedTuple):
-    """A transition, its number of positions or tokens, and the committed position after it."""
-
-    kind: EventKind
-    amount: int
-    kv_position: int
-
-    def __str__(self) -> str:
-        return f"{self.kind}({self.amount})@{self.kv_position}"
 
 
 class Operation(NamedTuple):

@@ -137,14 +137,12 @@ class ScheduledSequence(SchedulableSequence):
         resolved: Resolved = DEFAULTS,
         followers: Followers = NOBODY,
         max_outstanding: int = 2,
-        history_length: int = 0,
     ) -> None:
         super().__init__(
             inputs.ids,
             rules.max_output_tokens,
             generated=request.resume_token_ids,
             max_outstanding=max_outstanding,
-            history_length=history_length,
         )
         self.request, self.rules = request, rules
         self.rank, self.arrival_s = (request.priority, arrival.number), arrival.at_s

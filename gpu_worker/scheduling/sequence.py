@@ -40,7 +40,6 @@ from petiole.gpu_worker.scheduling.outcomes import (
     AcceptedExceedsScheduled,
     AllocationFailed,
     Blocks,
-    EventKind,
     GenerationComplete,
     MissingTokenOnFinalChunk,
     NotIdle,
@@ -48,7 +47,6 @@ from petiole.gpu_worker.scheduling.outcomes import (
     PrefillComplete,
     PrefillNotComplete,
     PrefillOverrun,
-    SequenceEvent,
     SequenceState,
     TokenOnNonFinalChunk,
     WrongDanglingCount,
@@ -68,12 +66,10 @@ class SchedulableSequence:
     """The state machine. `tokens` is the prompt, `generated` the output tokens that are known already.
 
     `num_known_tokens`: generated tokens known when the current prefill began. `blocks` is set by
-    `match_and_add_prefix` or `reacquire`; without it, memory is unlimited (used by tests). `history_length` limits
-    the event history; 0 disables it.
+    `match_and_add_prefix`; without it, memory is unlimited (used by tests).
     """
 
     __slots__ = (
-        "_history",
         "_outstanding",
         "blocks",
         "finalized",
@@ -93,7 +89,6 @@ class SchedulableSequence:
         *,
         generated: Sequence[int] = (),
         max_outstanding: int = 2,
-        history_length: int = 0,
     ) -> None:
         self.prompt: IntArray = np.asarray(tokens, dtype=np.int32)
         if len(self.prompt) == 0:
@@ -107,8 +102,6 @@ class SchedulableSequence:
         self.num_known_tokens = len(self.generated)
         self.blocks: Blocks | None = None
         self._outstanding: deque[Operation] = deque()
-        self._history: deque[SequenceEvent] | None = deque(maxlen=history_length) if history_length else None
-        self._record(EventKind.CREATED, len(self.prompt))
 
     # ------------------------------------------------------------ derived
 
@@ -206,19 +199,20 @@ class SchedulableSequence:
     def last_token(self) -> int:
         return self.generated[-1] if self.generated else int(self.prompt[-1])
 
-    def history(self) -> tuple[SequenceEvent, ...]:
-        """The last transitions, oldest first. Empty unless the history is on."""
-        return tuple(self._history or ())
-
     # ------------------------------------------------------------ pages
 
     def match_and_add_prefix(self, blocks: Blocks | None, n_cached: int) -> int:
-        """Attach pages whose first `n_cached` positions hold KV already. Returns `n_cached`."""
-        return self._acquire(blocks, n_cached, EventKind.PREFIX_MATCHED)
-
-    def reacquire(self, blocks: Blocks | None, n_cached: int = 0) -> int:
-        """Attach pages again after `release`; positions from `n_cached` on are recomputed."""
-        return self._acquire(blocks, n_cached, EventKind.REACQUIRED)
+        """Attach pages whose first `n_cached` positions hold KV already, at first or again after `release`: the
+        others are computed. Returns `n_cached`."""
+        if self._outstanding or self.kv_position:
+            raise NotIdle("the sequence has KV already")
+        if not 0 <= n_cached < self.prefill_target:
+            raise PrefillOverrun(
+                f"{n_cached} cached positions, a target of {self.prefill_target}: compute at least 1"
+            )
+        self.blocks = blocks
+        self.kv_position = n_cached
+        return n_cached
 
     def release(self) -> None:
         """Detach the pages and keep the tokens. Raises NotIdle while operations are outstanding: the device may
@@ -228,7 +222,6 @@ class SchedulableSequence:
         self.blocks = None
         self.kv_position = 0
         self.num_known_tokens = len(self.generated)
-        self._record(EventKind.RELEASED, 0)
 
     # ------------------------------------------------------------ schedule
 
@@ -245,7 +238,6 @@ class SchedulableSequence:
         final = position + n_tokens == self.prefill_target
         yields = 1 if final and not self.is_recompute else 0
         self._outstanding.append(Operation(SequenceState.PREFILL_SCHEDULED, n_tokens, yields))
-        self._record(EventKind.PREFILL_SCHEDULED, n_tokens)
 
     def schedule_decode(self, planned: bool = False) -> None:
         """Schedule one token. `planned`: skip the checks, because the caller has just checked `can_decode` and
@@ -255,8 +247,6 @@ class SchedulableSequence:
                 self._refuse()
             self._cover(self.scheduled_position + 1)
         self._outstanding.append(_DECODE)
-        if self._history is not None:
-            self._record(EventKind.DECODE_SCHEDULED, 1)
 
     def schedule_speculative(self, n_tokens: int, planned: bool = False) -> None:
         """Schedule a verification that yields up to `n_tokens`: the drafts and the token after them. `planned`: as
@@ -268,15 +258,13 @@ class SchedulableSequence:
                 raise GenerationComplete(f"{n_tokens} tokens to verify, a budget of {self.remaining_tokens}")
             self._cover(self.kv_position + n_tokens)
         self._outstanding.append(_verification(n_tokens))
-        self._record(EventKind.SPECULATIVE_SCHEDULED, n_tokens)
 
     def revert_schedule(self) -> None:
         """Remove the newest operation, which must not have been dispatched to the device. Its pages stay in the
         row."""
         if not self._outstanding:
             raise WrongState("nothing is outstanding")
-        op = self._outstanding.pop()
-        self._record(EventKind.SCHEDULE_REVERTED, op.n_positions)
+        self._outstanding.pop()
 
     # ------------------------------------------------------------ apply
 
@@ -299,7 +287,7 @@ class SchedulableSequence:
         self._outstanding.popleft()
         if token is not None:
             self.generated.append(token)
-        self._advance(op.n_positions, EventKind.PREFILL_APPLIED)
+        self.kv_position += op.n_positions
 
     def apply_decode(self, token: int) -> None:
         outstanding = self._outstanding
@@ -308,8 +296,6 @@ class SchedulableSequence:
         outstanding.popleft()
         self.generated.append(token)
         self.kv_position += 1
-        if self._history is not None:
-            self._record(EventKind.DECODE_APPLIED, 1)
 
     def apply_speculative(self, accepted: Sequence[int]) -> None:
         """Apply the accepted tokens, in order; at least one. Frees the pages of rejected positions."""
@@ -318,8 +304,9 @@ class SchedulableSequence:
             raise AcceptedExceedsScheduled(f"{len(accepted)} accepted, {op.max_yield} scheduled")
         self._outstanding.popleft()
         self.generated.extend(accepted)
-        self._advance(len(accepted), EventKind.SPECULATIVE_APPLIED)
-        self._drop_unassigned(self.kv_position)
+        self.kv_position += len(accepted)
+        if self.blocks is not None and self.blocks.kv_capacity > self.kv_position:
+            self.blocks.trim(self.kv_position)
 
     def discard(self) -> None:
         """Remove the oldest operation of a finalized sequence and ignore its outputs."""
@@ -327,45 +314,20 @@ class SchedulableSequence:
             raise WrongState("nothing is outstanding")
         if not self.finalized:
             raise WrongState("only a finalized sequence discards outputs")
-        op = self._outstanding.popleft()
-        self._record(EventKind.DISCARDED, op.n_positions)
+        self._outstanding.popleft()
 
     # ------------------------------------------------------------ internal
-
-    def _acquire(self, blocks: Blocks | None, n_cached: int, kind: EventKind) -> int:
-        if self._outstanding or self.kv_position:
-            raise NotIdle("the sequence has KV already")
-        if not 0 <= n_cached < self.prefill_target:
-            raise PrefillOverrun(
-                f"{n_cached} cached positions, a target of {self.prefill_target}: compute at least 1"
-            )
-        self.blocks = blocks
-        self.kv_position = n_cached
-        self._record(kind, n_cached)
-        return n_cached
 
     def _cover(self, n_positions: int) -> None:
         blocks = self.blocks
         if blocks is not None and blocks.kv_capacity < n_positions and not blocks.reserve(n_positions):
             raise AllocationFailed(f"no pages for position {n_positions - 1}")
 
-    def _drop_unassigned(self, n_positions: int) -> None:
-        if self.blocks is not None and self.blocks.kv_capacity > n_positions:
-            self._record(EventKind.UNASSIGNED_DROPPED, self.blocks.trim(n_positions))
-
     def _oldest(self, state: SequenceState) -> Operation:
         if not self._outstanding or self._outstanding[0].state is not state:
             actual = self._outstanding[0].state if self._outstanding else SequenceState.IDLE
             raise WrongState(f"oldest operation: {actual}, applying to {state}")
         return self._outstanding[0]
-
-    def _advance(self, n_positions: int, kind: EventKind) -> None:
-        self.kv_position += n_positions
-        self._record(kind, n_positions)
-
-    def _record(self, kind: EventKind, count: int) -> None:
-        if self._history is not None:
-            self._history.append(SequenceEvent(kind, count, self.kv_position))
 
     def _refuse(self) -> NoReturn:
         """Raise the error for the first reason why no decode may be scheduled."""

@@ -203,11 +203,9 @@ class SchedulerState:
             if self.tier is not None:
                 self.tier.restore(seq, allocation)
             undo.callback(seq.release)
+            seq.match_and_add_prefix(allocation, allocation.reused)
             if seq.scheduled_s is None:
-                seq.match_and_add_prefix(allocation, allocation.reused)
                 self._admitted(seq, allocation.reused, now)
-            else:
-                seq.reacquire(allocation, allocation.reused)
             if self.manager.has_groups:
                 self.manager.keep(allocation.row, seq.ends(self.limits.eos_token_ids))
             self.waiting.remove(seq)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 from petiole.gpu_worker.exceptions import EngineError
 from petiole.gpu_worker.request import FinishReason
+from petiole.gpu_worker.scheduling.history import history_of
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 Command = Callable[[], None]
 
-_HISTORIES = "the last transitions of the sequences, as kind(amount)@committed position:"
+_HISTORIES = "the last transitions of the sequences, as transition@committed position+positions scheduled beyond:"
 
 
 class EngineLoop:
@@ -165,8 +166,8 @@ class EngineLoop:
     def _trace_ends(self, emissions: list[Emission]) -> None:
         for emission in emissions:
             if isinstance(emission, SequenceEnded):
-                history = " ".join(map(str, emission.seq.history()))
-                self._tracer.mark(f"{emission.seq.request.request_id} ended", {"history": history})
+                history = {"history": history_of(emission.seq)}
+                self._tracer.mark(f"{emission.seq.request.request_id} ended", history)
 
     def drain(self) -> None:
         """Commit all in-flight steps, oldest first. Requires that no launched step is unsampled (true between
@@ -211,7 +212,7 @@ class EngineLoop:
         """Add a note with the last transitions of each sequence, if they are recorded."""
         steps = self.pipeline.steps()
         sequences = {*self.scheduler.state.active, *(seq for step in steps for seq in step.sequences)}
-        lines = [f"{seq}: {' '.join(map(str, seq.history()))}" for seq in sequences if seq.history()]
+        lines = [f"{seq}: {history}" for seq in sequences if (history := history_of(seq))]
         if lines and not any(note.startswith(_HISTORIES) for note in getattr(error, "__notes__", ())):
             error.add_note("\n".join([_HISTORIES, *sorted(lines)]))
 

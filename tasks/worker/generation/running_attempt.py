@@ -33,8 +33,8 @@ Event = Callable[[], Effects]
 
 @dataclass
 class RunningAttempt:
-    """`handle` exists once the engine has the request. `spans`: None unless the attempt is traced. `post` passes an
-    event to the job; `guarded` runs a step whose exception gives the job up. `result_max_bytes()`: the largest
+    """`handle` exists once the engine has the request. `spans`: None unless the attempt is traced. `post` passes
+    an event to the job; `guarded` runs a step whose exception gives the job up. `result_max_bytes()`: the largest
     result that can be stored, as far as it is known."""
 
     job: Job

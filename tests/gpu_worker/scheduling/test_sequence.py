@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
+from petiole.gpu_worker.scheduling import history
+from petiole.gpu_worker.scheduling.history import Remembering, history_of
 from petiole.gpu_worker.scheduling.outcomes import (
     AcceptedExceedsScheduled,
     AllocationFailed,
-    EventKind,
     GenerationComplete,
     MissingTokenOnFinalChunk,
     NotIdle,
@@ -239,7 +240,7 @@ def test_a_preempted_sequence_recomputes_all_but_its_tail() -> None:
     seq.apply_decode(2)
     seq.release()
     assert (seq.prefill_target, seq.is_recompute, seq.last_token) == (5, True, 2)
-    seq.reacquire(None, 3)
+    seq.match_and_add_prefix(None, 3)
     seq.schedule_prefill(2)
     seq.schedule_decode()  # behind a final chunk whose next input is known
     with pytest.raises(TokenOnNonFinalChunk):
@@ -276,17 +277,15 @@ def test_tokens_are_sliced_across_prompt_and_output() -> None:
 # ---------------------------------------------------------------- history
 
 
-def test_history_is_a_bounded_ring_and_off_by_default() -> None:
-    assert prefilled().history() == ()
-    seq = prefilled(4, history_length=3)
+def test_history_is_a_bounded_ring_and_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert history_of(prefilled()) == ""
+    monkeypatch.setattr(history, "LENGTH", 3)
+    seq = Remembering(list(range(4)), 8)
+    seq.schedule_prefill(4)
+    seq.apply_prefill(1)
     seq.schedule_decode()
     seq.revert_schedule()
-    assert [event.kind for event in seq.history()] == [
-        EventKind.PREFILL_APPLIED,
-        EventKind.DECODE_SCHEDULED,
-        EventKind.SCHEDULE_REVERTED,
-    ]
-    assert str(seq.history()[0]) == "prefill_applied(4)@4"
+    assert history_of(seq) == "apply_prefill@4+0 schedule_decode@4+1 revert_schedule@4+0"
 
 
 def test_the_state_machines_need_no_torch() -> None:

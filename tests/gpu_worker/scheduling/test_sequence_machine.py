@@ -107,7 +107,7 @@ class SequenceMachine(RuleBasedStateMachine):
         self.kv, self.recompute = cached, bool(self.generated)
         self.target = 7 + max(0, len(self.generated) - 1)
         self.pages = Pages(40, 4)
-        self.seq.reacquire(self.pages, cached)
+        self.seq.match_and_add_prefix(self.pages, cached)
 
     @invariant()
     def agrees(self) -> None:
