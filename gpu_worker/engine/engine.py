@@ -37,12 +37,12 @@ from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.request.prepared_images import PreparedImage, RequestImage
 from petiole.gpu_worker.runtime.interface import ModelLimits, Runtime
 from petiole.gpu_worker.runtime.memory.kv_tier import open_files, open_tier
-from petiole.gpu_worker.scheduling.history import RememberingSequence
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
 from petiole.gpu_worker.scheduling.stopping import End, Finish
 from petiole.gpu_worker.speculation import NgramProposer, Proposer
 from petiole.gpu_worker.text import Tokenizer
+from petiole.gpu_worker.threads.history import RememberingSequence
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 T = TypeVar("T")

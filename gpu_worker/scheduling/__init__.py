@@ -12,7 +12,6 @@ The engine's loop calls `scheduler`; the other modules are its parts.
     batching            a plan as the arrays of a step
     masks               the token masks of a step's constrained outputs
     stopping            stop conditions on tokens
-    history             sequences that remember their transitions, for a debugged engine
     scheduled_sequence  the scheduler's sequence: a `sequence` with its request's data
     sequence            the state machine of one sequence, without its request
     outcomes            the types that the state machine uses

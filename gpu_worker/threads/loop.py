@@ -19,12 +19,12 @@ from collections.abc import Callable
 
 from petiole.gpu_worker.exceptions import EngineError
 from petiole.gpu_worker.request import FinishReason
-from petiole.gpu_worker.scheduling.history import history_of
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
 from petiole.gpu_worker.scheduling.state import Emission, SequenceEnded
 from petiole.gpu_worker.scheduling.stopping import Finish
+from petiole.gpu_worker.threads.history import history_of
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 logger = logging.getLogger(__name__)

@@ -164,7 +164,7 @@ def test_i4_an_operation_that_no_step_holds_is_noticed(monkeypatch: pytest.Monke
     assert isinstance(engine.failure, AssertionError)
     (note,) = engine.failure.__notes__  # what the log prints below the traceback
     assert "schedule_prefill@" in note
-    assert "decode_scheduled(1)@" in note
+    assert "schedule_decode@" in note
 
 
 # ---------------------------------------------------------------- I5

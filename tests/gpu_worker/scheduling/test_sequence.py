@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-from petiole.gpu_worker.scheduling import history
-from petiole.gpu_worker.scheduling.history import Remembering, history_of
 from petiole.gpu_worker.scheduling.outcomes import (
     AcceptedExceedsScheduled,
     AllocationFailed,
@@ -24,6 +22,8 @@ from petiole.gpu_worker.scheduling.outcomes import (
     WrongState,
 )
 from petiole.gpu_worker.scheduling.sequence import SchedulableSequence
+from petiole.gpu_worker.threads import history
+from petiole.gpu_worker.threads.history import Remembering, history_of
 from tests.support.sequences import Pages, prefilled, sequence
 
 # ---------------------------------------------------------------- the classic machine
