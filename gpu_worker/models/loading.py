@@ -372,7 +372,7 @@ class _Walk:
     def _distances(
         self, at: str, mixer: Attention, qkv: Linear, shared: Distances | Tensor | None
     ) -> Distances | None:
-        """Those of a layer."""
+        """The distances of a layer."""
         plan, hidden = mixer.distances, self.plan.hidden_size
         if not isinstance(plan, Disentangled):
             assert not isinstance(shared, Tensor)

@@ -226,7 +226,7 @@ class Attention:
 
     @property
     def latent_query_size(self) -> int:
-        """Of a plan with latents: the queries of all heads, before they meet the latents' space."""
+        """The width of all heads' queries before they meet the latents' space, in a plan with latents."""
         assert self.latent is not None
         return self.heads * (self.latent.own + self.head_dim - self.latent.rank)
 

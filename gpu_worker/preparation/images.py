@@ -36,16 +36,16 @@ _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I")
 _ONE_CLEAR_COLOUR = ("1", "L", "RGB", *_SIXTEEN_BITS)
 """Modes without alpha. A PNG of such a mode may name one colour that is transparent."""
 MOST_SEGMENTS = 10_000
-"""Of a file. The largest pictures have a few thousand, of several kilobytes each."""
+"""Segments of a file. The largest pictures have a few thousand, of several kilobytes each."""
 MOST_SCANS = 100
-"""Of a progressive JPEG. Encoders make about ten."""
+"""Scans of a progressive JPEG. Encoders make about ten."""
 _MOST_EXIF = 2**16
 """Bytes. A JPEG's segment cannot have more."""
 _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)
 """The tag of EXIF, and its values for pictures whose rows are columns."""
 _JPEG, _PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"
 _MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
-"""Of a JPEG's segment. Within a scan a byte 255 is followed by 0, or by one that tells where a reader goes on."""
+"""The marker of a JPEG's segment. Within a scan a byte 255 is followed by 0, or by one that tells where a reader goes on."""
 _SCAN, _END = 0xDA, 0xD9
 _ALONE = (0x01, 0xD8, _END)
 """Markers without a length."""

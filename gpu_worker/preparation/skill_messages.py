@@ -14,7 +14,7 @@ _CAPTIONS = {
     "long": "Describe this image in detail.",
 }
 _NAMES = {"query": "answer", "caption": "caption"}
-"""Of the text in the result."""
+"""By skill: the field of the result that has the text."""
 
 
 def conversation_of(call: SkillCall, n_images: int) -> tuple[list[Mapping[str, Any]], str]:

@@ -132,7 +132,7 @@ class ImageLimits:
         return self.lead + self.max_positions if self.bidirectional or self.lead else 0
 
     def regions(self, images: Mapping[int, RequestImage]) -> tuple[Region, ...]:
-        """Of images, by the position where each begins."""
+        """The regions of images, which are given by the position where each begins."""
         found = (Region(at - self.lead, at + one.n_positions, self.bidirectional) for at, one in images.items())
         return tuple(found) if self.max_region else ()
 

@@ -69,7 +69,7 @@ class Pictures(Protocol):
 
 
 class Processor(Pictures, Protocol):
-    """Of a model with skills of its own, by which it answers conversations, too."""
+    """The processor of a model with skills of its own, by which it answers conversations, too."""
 
     def ask(self, call: SkillCall, n_images: int, codec: TextCodec) -> SkillPrompt:
         """The call as a prompt and a state. Raises InvalidRequest for a skill or an option that the model does not

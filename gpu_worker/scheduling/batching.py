@@ -272,7 +272,7 @@ def _images(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> dict[str
 
 
 def _rotary(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> Int32Array | None:
-    """Of several axes only if they differ: all axes of text are one."""
+    """Rotary positions have several axes only if these differ: all axes of text are one."""
     axes = max(0 if seq.rotary is None else len(seq.rotary) for seq in plan.sequences)
     if not axes:
         return None

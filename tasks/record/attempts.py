@@ -33,7 +33,7 @@ class BegunAttempt(NamedTuple):
 
 
 def of_state(state: Mapping[bytes, bytes]) -> list[BegunAttempt]:
-    """Those of a task's state, the first first."""
+    """The attempts in a task's state, in the order in which they began."""
     found = []
     for name, entry in state.items():
         number = name.decode(errors="replace").removeprefix(FIELD)

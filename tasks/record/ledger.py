@@ -19,7 +19,7 @@ from petiole.tasks.keys import account_keys, usage_keys, watched_key
 from petiole.tasks.messages.headers import HELD, TENANT
 
 SUMS = ("requests", "prompt", "cached", "output", "reasoning")
-"""What is summed: tasks, and their tokens."""
+"""The sums: tasks, and their tokens."""
 
 SLOT_MS = 5000
 """What limits count, they count in slots of this length."""

@@ -23,7 +23,7 @@ MAX_BYTES = 2**27
 MAX_JSON = 2**25
 """Bytes of other JSON, which takes up to twenty times as many in memory."""
 MAX_DEPTH = 100
-"""Of lists and objects in each other: beyond what the interpreter handles, a value cannot even be shown."""
+"""The most lists and objects in each other: beyond what the interpreter handles, a value cannot even be shown."""
 _MAX_NAME = 255
 """Letters of a file's name."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")

@@ -103,7 +103,7 @@ def _tower(
 
 
 def _theta(given: JsonObject) -> float:
-    """Of the rotation, in the new spelling or the old one."""
+    """The rotation's theta, in the new spelling or the old one."""
     rope = {**objects(given, "rope_parameters"), **objects(given, "rope_scaling")}
     kind = rope.get("rope_type") or rope.get("type") or "axial"
     if kind not in ("axial", "default"):

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 CHUNK = 256
 """Positions of a chunk, if pages are not larger."""
 VERSION = 1
-"""Of the numbers in files. To be raised with each change that gives keys or values other bits."""
+"""The version of the numbers in files. Raise it with each change that gives keys or values other bits."""
 MOST_ON_THE_WAY = 2**30
 """Bytes of copies that wait to be written. Further ones are dropped: a later end of a sequence saves them."""
 MOST_HELD = 2**30

@@ -21,7 +21,7 @@ from petiole.tasks.record import codec, scripts
 from petiole.tasks.servers import connections
 
 _PROPERTIES = ("correlation_id", "reply_to", "priority")
-"""Those of a producer. A broker, or its client, gives each message the others anew."""
+"""The properties that a producer sets. A broker, or its client, gives each message the others anew."""
 
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """What reading somebody's JSON may raise."""

@@ -91,7 +91,7 @@ class AttemptSpans:
     @classmethod
     @harmless
     def of(cls, delivery: Delivery, taken_at: float, model: str) -> AttemptSpans | None:
-        """Those of an attempt that begins. None: nobody records spans, or not of this trace. `taken_at`: of
+        """The spans of an attempt that begins. None: nobody records spans, or not of this trace. `taken_at`: of
         `time.monotonic`."""
         if (tracer := spans.tracer()) is None:
             return None
@@ -210,7 +210,7 @@ class AttemptSpans:
         span.end()
 
     def _stages(self) -> Iterator[tuple[str, int, int]]:
-        """Those that have begun, with their times. The last one ends with the output."""
+        """The stages that have begun, with their times. The last one ends with the output."""
         marks = (
             ("petiole.prepare", self.submitted_ns),
             ("petiole.wait", self.prepared_ns),

@@ -35,7 +35,7 @@ IQ4 = (
 
 _POWERS_OF_3 = (1, 3, 9, 27, 81)
 _NO_NUMBER = 0x7F
-"""Of E4M3."""
+"""The code of E4M3 that is no number."""
 
 
 @dataclass(frozen=True, slots=True)

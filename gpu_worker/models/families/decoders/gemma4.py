@@ -102,7 +102,7 @@ def _heads4(raw: JsonObject, own: JsonObject | None, full: bool) -> tuple[int, i
 
 
 def _is_layer(entry: tuple[object, object]) -> bool:
-    """Of `per_layer_config`."""
+    """Whether an entry of `per_layer_config` is a layer's."""
     return str(entry[0]).isdecimal() and isinstance(entry[1], Mapping)
 
 

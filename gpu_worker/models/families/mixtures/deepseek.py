@@ -15,7 +15,7 @@ from petiole.gpu_worker.models.families.mixtures.glm import NAMES, mixed, router
 from petiole.gpu_worker.models.plan import Attention, Latent, ModelPlan, Norm, Router
 
 _NORM = Norm(eps=1e-6)
-"""Of latents, whatever `rms_norm_eps` says."""
+"""The norm of latents, whatever `rms_norm_eps` says."""
 
 
 def deepseek_v2(raw: JsonObject) -> ModelPlan:

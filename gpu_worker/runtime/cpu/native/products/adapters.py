@@ -25,7 +25,7 @@ class _LowRank(ctypes.Structure):
 
 
 BYTES_OF_LAYER = ctypes.sizeof(_LowRank) * len(MAPS)
-"""Of the maps of an adapter, which lie layer by layer."""
+"""Bytes of an adapter's maps in one layer; the layers follow each other."""
 
 
 class NativeAdapters:
