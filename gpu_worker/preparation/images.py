@@ -45,7 +45,7 @@ _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)
 """The tag of EXIF, and its values for pictures whose rows are columns."""
 _JPEG, _PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"
 _MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
-"""A JPEG segment's marker. Within a scan a byte 255 is followed by 0, or by one that tells where a reader goes on."""
+"""A JPEG segment's marker. Within a scan a byte 255 is followed by 0, or by one that tells where to go on."""
 _SCAN, _END = 0xDA, 0xD9
 _ALONE = (0x01, 0xD8, _END)
 """Markers without a length."""
