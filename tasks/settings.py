@@ -243,9 +243,9 @@ class Settings(_EngineSettings, GatewaySettings, BaseSettings):  # type: ignore[
         default="", description="file that a worker touches while its engine makes progress; empty: none"
     )
     engine: Literal["petiole", "vllm"] = Field(
-        default="petiole", description="the engine that a worker runs: Petiole's own, or [vLLM](engines.md)"
+        default="petiole", description="a worker's engine: petiole or [vllm](engines.md)"
     )
-    engine_factory: str = Field(default="", description="another engine, as module:callable; empty: `engine`")
+    engine_factory: str = Field(default="", description="another, as module:callable")
 
     @field_validator("broker_url")
     @classmethod

@@ -183,10 +183,10 @@ class EngineSettings:
     image_max_pixels: Positive = setting(50_000_000, "most pixels of an image")
     image_tokens: Positive = setting(4096, "most tokens of an image: a larger one is made smaller (not Moondream)")
     num_threads: Few = setting(0, "CPU threads of the model; 0: one for each core that the process may use")
-    vllm_python: str = setting("", "interpreter of an environment with [vLLM](engines.md)")
-    vllm_args: str = setting("", "vLLM's own arguments, as for `vllm serve`: `--tensor-parallel-size 4`")
-    vllm_start_s: Seconds = setting(1800.0, "most that vLLM may take to load a model")
-    vllm_silence_s: Seconds = setting(120.0, "without a sign of life for so long, vLLM counts as hung")
+    vllm_python: str = setting("", "interpreter with vLLM")
+    vllm_args: str = setting("", "vLLM's own [arguments](engines.md)")
+    vllm_start_s: Seconds = setting(1800.0, "longest start of vLLM")
+    vllm_silence_s: Seconds = setting(120.0, "longest silence of vLLM")
     debug: bool = setting(False, "check every invariant at every step")
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from petiole.engines.vllm import messages
+from petiole.engines.vllm import wording
 from petiole.gpu_worker.exceptions import EngineError, InvalidRequest
 from petiole.gpu_worker.request import FinishReason
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
@@ -60,13 +60,13 @@ class VllmSequences:
         """Submit a sequence, unless what it resumes is complete."""
         n = next(self._numbers)
         self._open[n], self._number[seq] = seq, n
-        grammar = messages.grammar_of(seq.constraint)
+        grammar = wording.grammar_of(seq.constraint)
         if grammar is not None:
             if seq.generated and grammar.finished:
                 return self.finalize(seq, _SATISFIED)
             self._held[seq] = []
         if len(seq.generated) < seq.max_output_tokens:  # otherwise `OpenRequests` ends it
-            self._say(do="submit", n=n, adapter=self._adapter(seq), **messages.submission(seq))
+            self._say(do="submit", n=n, adapter=self._adapter(seq), **wording.submission(seq))
         return None
 
     def finalize(self, seq: ScheduledSequence, end: End) -> None:
@@ -138,7 +138,7 @@ class VllmSequences:
 
     def _followed(self, seq: ScheduledSequence, tokens: list[int]) -> tuple[int, End | None]:
         """Follow the constraint. How many tokens there are up to its end, and this end, if it ends the output."""
-        if (grammar := messages.grammar_of(seq.constraint)) is None:
+        if (grammar := wording.grammar_of(seq.constraint)) is None:
             return len(tokens), None
         for k, token in enumerate(tokens):
             if not grammar.consume(token):
@@ -154,7 +154,7 @@ class VllmSequences:
         named = dict.fromkeys(sampling.logprob_token_ids, 0)
         return Extras(
             [
-                messages.scored(token, entries, named, sampling.logprobs)
+                wording.scored(token, entries, named, sampling.logprobs)
                 for token, entries in zip(tokens, found, strict=False)
             ]
         )
@@ -163,7 +163,7 @@ class VllmSequences:
         top = seq.request.sampling.prompt_logprobs or 0
         prompt = seq.prompt.tolist()
         entries = [
-            messages.scored(token, position, {}, top)
+            wording.scored(token, position, {}, top)
             for token, position in zip(prompt[seq.scored :], found[seq.scored :], strict=False)
         ]
         seq.scored = seq.num_input_tokens

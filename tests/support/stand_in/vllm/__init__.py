@@ -1,8 +1,8 @@
 """Stands in for vLLM: what `petiole/engines/vllm/program.py` uses of it, with tokens that are made up.
 
-A token is a function of all tokens before it, so a resumed request continues as it would have. A constrained output
-is the first string of its grammar. Like vLLM's, its engine has a rank: another process, which must answer when it is
-asked for a sign of life. `STAND_IN_START=hang` or `fail`, and `STAND_IN_STEP_MS`, say how it behaves.
+A token is a function of all tokens before it, so a resumed request continues as it would have. A constrained
+output is the first string of its grammar. Like vLLM's, its engine has a rank: another process, which must answer
+when it is asked for a sign of life. `STAND_IN_START=hang` or `fail`, and `STAND_IN_STEP_MS`, say how it behaves.
 """
 
 from __future__ import annotations

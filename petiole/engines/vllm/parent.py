@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from petiole.contract.settings.engine import Batching, EngineConfig
-from petiole.engines.vllm import messages
+from petiole.engines.vllm import wording
 from petiole.engines.vllm.child import Child
 from petiole.engines.vllm.sequences import VllmSequences
 from petiole.gpu_worker import constraints
@@ -185,7 +185,7 @@ class _Preparer(Preparer):
 
     def prepare(self, output: RequestOutput, arrival: int, arrival_s: float) -> ScheduledSequence:
         seq = super().prepare(output, arrival, arrival_s)
-        messages.checked(seq)
+        wording.checked(seq)
         return seq
 
 
@@ -199,7 +199,7 @@ def arguments_of(config: EngineConfig, folder: Path) -> list[str]:
         "--max-num-seqs": config.max_num_seqs or None,
         "--max-num-batched-tokens": config.max_num_batched_tokens or None,
         "--gpu-memory-utilization": config.gpu_memory_utilization,
-        "--max-logprobs": messages.MOST_LOGPROBS,
+        "--max-logprobs": wording.MOST_LOGPROBS,
         "--scheduling-policy": "priority",
         "--structured-outputs-config.backend": "guidance",
         "--generation-config": "vllm",
