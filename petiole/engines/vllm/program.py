@@ -99,6 +99,7 @@ class Server:
 
     async def generate(self, n: int, asked: dict[str, Any]) -> None:
         from vllm import SamplingParams
+        from vllm.exceptions import VLLMClientError
         from vllm.lora.request import LoRARequest
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -133,7 +134,7 @@ class Server:
         except Exception as error:
             self.dead(error)
             cause = error.__cause__ or error
-            refused = isinstance(cause, (ValueError, TypeError))
+            refused = isinstance(cause, (VLLMClientError, ValueError, TypeError))
             self.put({"n": n, "tokens": [], "error": f"{type(cause).__name__}: {cause}", "refused": refused})
         finally:
             self.running.pop(n, None)

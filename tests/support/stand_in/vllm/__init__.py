@@ -36,6 +36,10 @@ class EngineDeadError(Exception):
     """Its rank has ended."""
 
 
+class VLLMClientError(Exception):
+    """A request that is refused. It is no ValueError."""
+
+
 class RequestOutputKind(Enum):
     DELTA = 1
 
@@ -49,9 +53,9 @@ class SamplingParams:
     def __init__(self, **options: Any) -> None:
         self.__dict__ |= {"logprobs": None, "prompt_logprobs": None, "structured_outputs": None} | options
         if options["max_tokens"] < 1:
-            raise ValueError("max_tokens must be at least 1")
+            raise VLLMClientError("max_tokens must be at least 1")
         if not options.get("temperature", 1) <= 2:
-            raise ValueError("temperature must be in [0, 2]")
+            raise VLLMClientError("temperature must be in [0, 2]")
 
 
 class LoRARequest:
@@ -178,6 +182,7 @@ for _package in ("lora", "engine", "utils", "v1", "v1.engine"):
     _module(_package, __path__=[])
 _module("lora.request", LoRARequest=LoRARequest)
 _module("sampling_params", RequestOutputKind=RequestOutputKind, StructuredOutputsParams=StructuredOutputsParams)
+_module("exceptions", VLLMClientError=VLLMClientError)
 _module("engine.arg_utils", AsyncEngineArgs=AsyncEngineArgs)
 _module("utils.argparse_utils", FlexibleArgumentParser=argparse.ArgumentParser)
 _module("v1.engine.async_llm", AsyncLLM=AsyncLLM)
