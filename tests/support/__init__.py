@@ -49,7 +49,6 @@ Engines that a worker of a site may run, named by `PETIOLE_ENGINE_FACTORY`:
     uncollected      runs without garbage collection, and counts the jobs in memory
     overfilled       requests with too many entries, at each door
     endless_load     its model never comes
-    stand_in         a package in vLLM's place, for the child of `petiole.engines.vllm`
     slow_hub         its model comes from a hub that never sends the last bytes
 
 Parts of a worker, turned by hand:
