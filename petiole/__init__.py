@@ -8,6 +8,7 @@
     testing/     for an application's own tests, on top of the producer side
     gateway/     HTTP for any client of OpenAI's interface, on top of the producer side
     tasks/       everything Celery: submitting tasks and reading their streams, and the worker
+    engines/     other engines behind the same pool
     gpu_worker/  the engine: scheduling, runtime, models. It knows no Celery and no Redis
     cache/       who owns which KV page: pure Python and numpy
     contract/    what a request, a result, a setting, a task is: each described once

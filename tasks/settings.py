@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 from urllib.parse import parse_qsl, urlsplit
 
 from annotated_types import Le
@@ -242,9 +242,10 @@ class Settings(_EngineSettings, GatewaySettings, BaseSettings):  # type: ignore[
     heartbeat_file: str = Field(
         default="", description="file that a worker touches while its engine makes progress; empty: none"
     )
-    engine_factory: str = Field(
-        default="petiole.gpu_worker.engine:Engine", description="the engine that a worker runs, as module:callable"
+    engine: Literal["petiole", "vllm"] = Field(
+        default="petiole", description="a worker's engine: petiole or [vllm](engines.md)"
     )
+    engine_factory: str = Field(default="", description="another, as module:callable")
 
     @field_validator("broker_url")
     @classmethod
@@ -291,7 +292,7 @@ class Settings(_EngineSettings, GatewaySettings, BaseSettings):  # type: ignore[
         """Tenants and their weights. Empty on RabbitMQ, where the broker decides the order of queues."""
         return {} if scheme(self.broker_url) in RABBITMQ else parse_weights(self.tenant_weights)
 
-    def engine(self) -> dict[str, Any]:
+    def engine_options(self) -> dict[str, Any]:
         """The keyword arguments of `EngineConfig`."""
         given = {name: getattr(self, name) for name in _HINTS if name in Settings.model_fields}
         return given | {"max_waiting": sys.maxsize}  # Celery's prefetch bounds the tasks that a worker holds

@@ -71,7 +71,7 @@ class Bench:
     def __init__(self, client: redis.Redis, url: str, tokens: int) -> None:
         settings = Settings(device="cpu", dtype="float32", max_num_seqs=BATCH, num_threads=1)
         self.tokens, self.client, self.runs = tokens, client, 0
-        self.engine = Engine(EngineConfig(**settings.engine()))
+        self.engine = Engine(EngineConfig(**settings.engine_options()))
         self.engine.start()
         self.over = threading.Semaphore(0)
         self.publisher = Publisher(client, ttl_s=60)

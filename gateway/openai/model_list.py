@@ -32,6 +32,7 @@ def _card(model: ModelFacts, name: str, root: str, parent: str | None) -> dict[s
         "object": "model",
         "created": int(model.since),
         "owned_by": model.owned_by or "petiole",
+        "engine": model.engine or "petiole",
         "root": root,
         "parent": parent,
         "max_model_len": model.max_model_len,

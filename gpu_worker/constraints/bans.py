@@ -51,9 +51,9 @@ class Bans:
     a token costs does not depend on how many words there are."""
 
     def __init__(self, sequences: Iterable[Tokens], vocab_size: int) -> None:
-        self.vocab_size = vocab_size
+        self.sequences, self.vocab_size = tuple(sequences), vocab_size
         self.root = _BanNode()
-        for tokens in sequences:
+        for tokens in self.sequences:
             node = self.root
             for n, token in enumerate(tokens[:-1]):
                 node.nearest = min(node.nearest, len(tokens) - n)
@@ -92,6 +92,15 @@ class BannedState:
     def __init__(self, bans: Bans, inner: ConstraintState | None, output: Iterable[int] = ()) -> None:
         self._bans, self._inner = bans, inner
         self._nodes = [*accumulate(output, bans.after, initial=bans.root)]
+
+    @property
+    def inner(self) -> ConstraintState | None:
+        return self._inner
+
+    @property
+    def sequences(self) -> tuple[Tokens, ...]:
+        """The tokens of the words."""
+        return self._bans.sequences
 
     @property
     def finished(self) -> bool:

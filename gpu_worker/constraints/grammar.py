@@ -91,7 +91,7 @@ class Grammar:
     """A compiled constraint. `start()` creates initial states; the first state that fails sets `failed`."""
 
     def __init__(self, vocabulary: Vocabulary, source: str, field: str, value: object) -> None:
-        self.vocabulary = vocabulary
+        self.vocabulary, self.source = vocabulary, source
         self.failed = False
         self._matcher = on_large_stack(
             lambda: LLMatcher(vocabulary.tokenizer, source, log_level=0, limits=_limits())
@@ -120,6 +120,11 @@ class GrammarState:
         self._matcher = matcher
         self._consumed = consumed
         self._after_end = after_end
+
+    @property
+    def source(self) -> str:
+        """The grammar, in llguidance's own format."""
+        return self._grammar.source
 
     @property
     def finished(self) -> bool:

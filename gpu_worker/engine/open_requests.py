@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Generic, Protocol, TypeVar
 
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.exceptions import EngineBusy, EngineClosed, EngineError
@@ -22,37 +23,50 @@ from petiole.gpu_worker.preparation.preparation import Preparer
 from petiole.gpu_worker.request import FinishReason, Request
 from petiole.gpu_worker.request.handle import Controller, Handle
 from petiole.gpu_worker.request.prepared_images import PreparedImage, RequestImage
-from petiole.gpu_worker.runtime.interface import Runtime
-from petiole.gpu_worker.scheduling.pipeline import PipelineState
+from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
-from petiole.gpu_worker.scheduling.scheduler import Scheduler
+from petiole.gpu_worker.scheduling.state import Emission
 from petiole.gpu_worker.scheduling.stopping import End, Finish
 from petiole.gpu_worker.threads.detokenization import TextThread
 from petiole.gpu_worker.threads.fan_out import TextRun
+from petiole.gpu_worker.threads.inbox import CommandLoop
 from petiole.gpu_worker.threads.intake import PreparationThreads
-from petiole.gpu_worker.threads.loop import EngineLoop
-from petiole.gpu_worker.tracing import Tracer
+from petiole.gpu_worker.tracing import NO_TRACE, Tracer
+
+Deliver = Callable[[list[Emission]], None]
+OnFatal = Callable[[BaseException], None]
+L = TypeVar("L", bound=CommandLoop)
 
 
-class OpenRequests:
+class Model(Protocol):
+    """What is asked of a model here; a runtime is one."""
+
+    @property
+    def limits(self) -> ModelLimits: ...
+
+    def adapter_at_hand(self, adapter: str) -> bool: ...
+
+
+class OpenRequests(Generic[L]):
     """The open requests, and the threads that they pass: `intake`, `loop` and `text`. Thread-safe.
 
     open: the requests that were submitted. parts: the single texts of these that are in the engine. runs: of the
     open requests of texts; used on the text thread. n_texts: how many texts have been delivered.
-    on_fatal: called on the engine thread after a device failure, when every request has received its error.
+    make_loop: makes the loop that owns the accepted sequences. on_fatal: called on the engine thread after a
+    device failure, when every request has received its error.
     """
 
     def __init__(
         self,
         config: EngineConfig,
         controller: Controller,
-        scheduler: Scheduler,
         preparer: Preparer,
-        runtime: Runtime,
-        on_fatal: Callable[[BaseException], None],
-        tracer: Tracer,
+        model: Model,
+        make_loop: Callable[[Deliver, OnFatal], L],
+        on_fatal: OnFatal,
+        tracer: Tracer = NO_TRACE,
     ) -> None:
-        self._controller, self._scheduler, self._runtime, self._on_fatal = controller, scheduler, runtime, on_fatal
+        self._controller, self._model, self._on_fatal = controller, model, on_fatal
         self._most_open = config.max_waiting + config.max_num_seqs
         self._window = 2 * config.max_num_seqs  # texts of one request that are in the engine at once
         self._lock = threading.Lock()
@@ -63,17 +77,16 @@ class OpenRequests:
         self.runs: dict[Handle, TextRun] = {}
         self.n_texts = 0
         self.text = TextThread(
-            runtime.limits.model,
+            model.limits.model,
             self._stop_generating,
             self._forget,
             time.perf_counter,
             self._fail,
             config.stream_interval_ms / 1000,
         )
-        pipeline = PipelineState[ScheduledSequence](1 if config.pipeline == "off" else 2)
-        self.loop = EngineLoop(scheduler, pipeline, self.text.post, self._on_device_lost, tracer, config.debug)
+        self.loop = make_loop(self.text.post, self._on_device_lost)
         self.intake = PreparationThreads(
-            preparer, runtime.adapter_at_hand, self._accept_later, self._begin_texts, self.text.refuse, tracer
+            preparer, model.adapter_at_hand, self._accept_later, self._begin_texts, self.text.refuse, tracer
         )
 
     # ------------------------------------------------------------ any thread
@@ -146,7 +159,7 @@ class OpenRequests:
 
     def _accept(self, seq: ScheduledSequence, output: RequestOutput) -> None:
         output.seq = seq
-        state = self._scheduler.state
+        state = self.loop.state
         try:
             state.enqueue(seq)
             end = output.requested_end
@@ -178,7 +191,7 @@ class OpenRequests:
 
     def _finalize(self, seq: ScheduledSequence, end: End) -> None:
         if not seq.finalized:
-            self._scheduler.state.finalize(seq, end)
+            self.loop.state.finalize(seq, end)
 
     def _on_device_lost(self, error: BaseException) -> None:
         """End every accepted request with an error, then call `on_fatal`. Runs before any cleanup."""
@@ -207,9 +220,7 @@ class OpenRequests:
         def begin() -> None:
             if output.ended:
                 return
-            if (
-                texts.prepared.fingerprint != self._runtime.limits.fingerprint
-            ):  # another model was loaded meanwhile
+            if texts.prepared.fingerprint != self._model.limits.fingerprint:  # another model was loaded meanwhile
                 self._prepare(output)
                 return
             if (begun := self.runs.get(output.handle)) is not None:
@@ -250,5 +261,5 @@ class OpenRequests:
         """Before anything of the new model comes: no request of texts mixes two models."""
         for handle, run in tuple(self.runs.items()):
             output = self.open.get(handle)
-            if run.reloaded(self._runtime.limits.fingerprint) and output is not None:
+            if run.reloaded(self._model.limits.fingerprint) and output is not None:
                 self._prepare(output)

@@ -1,115 +1,58 @@
 """The loop of the engine thread: one loop for prefill and decode, pipelined or blocking, constrained or not.
 
-    round:  run the posted commands; end the requests whose deadline has passed; deliver
-            plan a step and launch its forward
+    turn:   plan a step and launch its forward
             commit the earlier steps that its masks depend on; compute the masks; launch its sampling
             commit the oldest step if all slots are in use or nothing was launched
-    idle:   sleep until the inbox has a command or a deadline passes
 
-The blocking engine is the same loop with one slot. Other threads post commands (functions) to the inbox, so the
-scheduler needs no locks.
+The blocking engine is the same loop with one slot. Before each turn, the inbox: see `CommandLoop`.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable
 
 from petiole.gpu_worker.exceptions import EngineError
-from petiole.gpu_worker.request import FinishReason
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
 from petiole.gpu_worker.scheduling.state import Emission, SequenceEnded
-from petiole.gpu_worker.scheduling.stopping import Finish
 from petiole.gpu_worker.threads.history import history_of
+from petiole.gpu_worker.threads.inbox import CommandLoop
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 logger = logging.getLogger(__name__)
 
-Command = Callable[[], None]
-
 _HISTORIES = "the last transitions of the sequences, as transition@committed position+positions scheduled beyond:"
 
 
-class EngineLoop:
-    """The engine's main loop. All methods run on the engine thread; other threads call only `post`.
-
-    `deliver(emissions)` receives committed tokens and ends, in order. `on_fatal(error)` is called on the engine
-    thread after a device failure, before any cleanup; it must end every request.
-    """
+class EngineLoop(CommandLoop):
+    """The engine's main loop. `on_fatal(error)` is called after a device failure, before any cleanup."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        pipeline: PipelineState[ScheduledSequence],
         deliver: Callable[[list[Emission]], None],
         on_fatal: Callable[[BaseException], None],
         tracer: Tracer = NO_TRACE,
+        *,
+        slots: int = 2,
         debug: bool = False,
     ) -> None:
+        super().__init__(scheduler.state, deliver, on_fatal)
         self.scheduler = scheduler
-        self.pipeline = pipeline
+        self.pipeline = PipelineState[ScheduledSequence](slots)
         self.paused = False
-        self.asleep = False
-        self.last_round_s = time.monotonic()
-        self._deliver = deliver
-        self._on_fatal = on_fatal
         self._tracer = tracer
         self._debug = debug
-        self._stopping = False
-        self._inbox: list[Command] = []
-        self._wake = threading.Condition()
-
-    # ------------------------------------------------------------ from other threads
-
-    def post(self, command: Command) -> None:
-        """Run `command` on the engine thread between two rounds."""
-        with self._wake:
-            self._inbox.append(command)
-            self._wake.notify()
-
-    def beat(self) -> None:
-        """Note that the engine makes progress. Long commands and steps call it, on any thread."""
-        self.last_round_s = time.monotonic()
 
     def unpause(self) -> None:
         """Launch steps again. To be posted as a command."""
         self.paused = False
 
-    def stop_when_done(self) -> None:
-        """Return from `run` once no work is left. To be posted as a command."""
-        self._stopping = True
-        self.unpause()
-
     # ------------------------------------------------------------ the loop
 
-    def run(self) -> None:
-        try:
-            while self._take_commands():
-                busy = self._round()
-                if not busy:
-                    self._sleep()
-        except BaseException as error:
-            self._fail(error)
-
-    def _take_commands(self) -> bool:
-        """Run the posted commands, end expired requests and deliver. Returns False when the loop should exit."""
-        self.beat()
-        if self._inbox:
-            with self._wake:
-                commands, self._inbox = self._inbox, []
-            for command in commands:
-                command()
-        state = self.scheduler.state
-        for seq in state.expired(time.perf_counter()):
-            state.finalize(seq, Finish(FinishReason.DEADLINE))
-        self.flush()
-        return not self._stopping or state.has_work
-
-    def _round(self) -> bool:
+    def _turn(self) -> bool:
         """One iteration. Returns False if it launched and committed nothing."""
         launched = not self.paused and self._launch()
         committed = False
@@ -154,16 +97,9 @@ class EngineLoop:
         self.flush()
         return True
 
-    def flush(self) -> None:
-        """Deliver the emissions collected so far."""
-        state = self.scheduler.state
-        if state.emissions:
-            emissions, state.emissions = state.emissions, []
-            if self._tracer.enabled:
-                self._trace_ends(emissions)
-            self._deliver(emissions)
-
     def _trace_ends(self, emissions: list[Emission]) -> None:
+        if not self._tracer.enabled:
+            return
         for emission in emissions:
             if isinstance(emission, SequenceEnded):
                 history = {"history": history_of(emission.seq)}
@@ -175,16 +111,6 @@ class EngineLoop:
         assert self.pipeline.launch_handle is None
         while self._commit_oldest():
             pass
-
-    def _sleep(self) -> None:
-        self.flush()  # planning may have ended a request without launching a step
-        deadline = self.scheduler.state.next_deadline()
-        with self._wake:
-            if self._inbox or (self._stopping and not self.scheduler.state.has_work):
-                return
-            self.asleep = True
-            self._wake.wait(None if deadline is None else max(0.0, deadline - time.perf_counter()))
-            self.asleep = False
 
     def _break_stall(self) -> bool:
         """Fail the first waiting request when nothing is in flight and nothing can start. Every accepted request

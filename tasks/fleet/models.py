@@ -68,6 +68,8 @@ class ModelFacts(BaseModel):
     """The worker's `PETIOLE_MODEL`."""
     names: list[str] = []
     """The names under which producers ask for it."""
+    engine: str = ""
+    """Whose engine, if not Petiole's."""
     owned_by: str = ""
     """Who published the checkpoint, if it is from the hub."""
     queues: list[str] = []

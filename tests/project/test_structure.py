@@ -30,7 +30,7 @@ MOST_NAMES_OF_TWO_CLASSES = 30
 def modules() -> dict[str, Path]:
     found = {f"petiole.{path.stem}": path for path in (ROOT / "petiole").glob("*.py")}
     found["petiole"] = found.pop("petiole.__init__")
-    for floor in (*FLOORS, "petiole/contract", "petiole/testing"):
+    for floor in (*FLOORS, "petiole/contract", "petiole/engines", "petiole/testing"):
         for path in (ROOT / floor).rglob("*.py"):
             found[named("petiole", *path.relative_to(ROOT).parts)] = path
     for folder in BESIDE:

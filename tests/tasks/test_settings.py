@@ -34,7 +34,8 @@ def _read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_worker_gives_its_engine_the_defaults_of_an_engine() -> None:
     """But a worker refuses nothing that it has taken, and its streams are read over a network."""
-    assert EngineConfig(**Settings().engine()) == EngineConfig(max_waiting=sys.maxsize, stream_interval_ms=25)
+    config = EngineConfig(**Settings().engine_options())
+    assert config == EngineConfig(max_waiting=sys.maxsize, stream_interval_ms=25)
 
 
 def test_settings_of_the_engine_are_declared_once() -> None:

@@ -109,6 +109,7 @@ Few = Annotated[int, Ge(0), Le(1024)]
 Share = Annotated[float, Gt(0), Le(1)]
 Gibibytes = Annotated[float, Gt(0), Le(1e6)]
 Million = Annotated[float, Ge(0), Le(1e6)]
+Seconds = Annotated[float, Gt(0), Le(1e6)]
 Factor = Annotated[Literal["off"] | float, BeforeValidator(_factor)]
 Sizes = Annotated[tuple[int, ...], BeforeValidator(_whole_numbers)]
 """The last two also say how they are read from text."""
@@ -182,6 +183,10 @@ class EngineSettings:
     image_max_pixels: Positive = setting(50_000_000, "most pixels of an image")
     image_tokens: Positive = setting(4096, "most tokens of an image: a larger one is made smaller (not Moondream)")
     num_threads: Few = setting(0, "CPU threads of the model; 0: one for each core that the process may use")
+    vllm_python: str = setting("", "interpreter with vLLM")
+    vllm_args: str = setting("", "vLLM's own [arguments](engines.md)")
+    vllm_start_s: Seconds = setting(1800.0, "longest start of vLLM")
+    vllm_silence_s: Seconds = setting(120.0, "longest silence of vLLM")
     debug: bool = setting(False, "check every invariant at every step")
 
 

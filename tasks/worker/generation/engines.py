@@ -1,7 +1,7 @@
 """Creates the engine that a worker runs.
 
-`PETIOLE_ENGINE_FACTORY` names its factory as "module:callable". The factory is called with an `EngineConfig` and
-returns an `EngineLike`. The fleet's tests use an engine that generates fake tokens.
+`PETIOLE_ENGINE` names it, or `PETIOLE_ENGINE_FACTORY` its factory as "module:callable". The factory is called with
+an `EngineConfig` and returns an `EngineLike`. The fleet's tests use an engine that generates fake tokens.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from petiole.gpu_worker.request import Delta, Request
 from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.tasks.settings import Settings
+
+_ENGINES = {"petiole": "petiole.gpu_worker.engine:Engine", "vllm": "petiole.engines.vllm:VllmEngine"}
 
 
 class EngineLike(Protocol):
@@ -71,11 +73,11 @@ class EngineLike(Protocol):
 
 def make_engine(settings: Settings) -> EngineLike:
     """Load, warm up and start the engine of the settings. Raises InvalidRequest."""
-    module, _, name = settings.engine_factory.partition(":")
+    module, _, name = (settings.engine_factory or _ENGINES[settings.engine]).partition(":")
     factory = getattr(import_module(_in_full(module)), name, None) if name else None
     if not callable(factory):
         raise InvalidRequest("engine_factory", "must be module:callable", settings.engine_factory)
-    engine: EngineLike = factory(EngineConfig(**settings.engine()))
+    engine: EngineLike = factory(EngineConfig(**settings.engine_options()))
     engine.start()
     return engine
 

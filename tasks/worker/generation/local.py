@@ -70,18 +70,18 @@ def engine() -> EngineLike:
 def plan(given: Mapping[str, object], memory: int | None, length: int | None) -> Sizes:
     """What a worker with these settings needs, and what this memory serves. given: settings of the engine in place
     of the configured ones. See `sizes_of`."""
-    return sizes_of(EngineConfig(**{**settings().engine(), **given}), memory, length)
+    return sizes_of(EngineConfig(**{**settings().engine_options(), **given}), memory, length)
 
 
 def served(model: str) -> Served:
     """How this model would be served. See `sizing.served`."""
-    return sizing.served(model, settings().engine().get("revision"))
+    return sizing.served(model, settings().engine_options().get("revision"))
 
 
 def trace(path: str, requests: int = 8, tokens: int = 64) -> None:
     """Run the configured model briefly, and write a timeline of host and device in each step to `path`."""
     tracer = Tracer()
     sampling = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
-    with Engine(EngineConfig(**settings().engine()), tracer=tracer) as engine:
+    with Engine(EngineConfig(**settings().engine_options()), tracer=tracer) as engine:
         engine.generate([Request(prompt=f"Count to {n}.", sampling=sampling) for n in range(10, 10 + requests)])
     tracer.save(path)

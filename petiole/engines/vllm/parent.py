@@ -1,0 +1,235 @@
+"""vLLM as an engine: its child computes, all else is what `Serving` has."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import shlex
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from petiole.contract.settings.engine import Batching, EngineConfig
+from petiole.engines.vllm import wording
+from petiole.engines.vllm.child import Child
+from petiole.engines.vllm.sequences import VllmSequences
+from petiole.gpu_worker import constraints
+from petiole.gpu_worker.engine.open_requests import OpenRequests
+from petiole.gpu_worker.engine.serving import Serving
+from petiole.gpu_worker.exceptions import AdapterError, EngineClosed, ModelError, require
+from petiole.gpu_worker.models.checkpoint.finding import fingerprint, resolve_model
+from petiole.gpu_worker.preparation.output import RequestOutput
+from petiole.gpu_worker.preparation.preparation import Preparer
+from petiole.gpu_worker.runtime.interface import Computing, ModelLimits
+from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
+from petiole.gpu_worker.speculation import NgramProposer
+from petiole.gpu_worker.text import load_tokenizer
+from petiole.gpu_worker.threads.inbox import CommandLoop
+
+_HERE = ("kv_tier", "speculative_tokens", "weight_quantization")
+"""Settings of Petiole's engine that would change answers or promises, and that vLLM has under names of its own."""
+
+
+class VllmEngine(Serving[CommandLoop]):
+    """Serves requests with vLLM. The constructor starts the child, and returns when it has loaded the model.
+    Raises InvalidRequest for settings, ModelError if vLLM does not start."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        require(config.vllm_python != "", "vllm_python", "must be an interpreter that has vLLM", "")
+        for name in _HERE:
+            given, default = getattr(config, name), EngineConfig.__dataclass_fields__[name].default
+            require(given == default, name, f"must be {default!r} with vLLM: use PETIOLE_VLLM_ARGS", given)
+        folder = resolve_model(config.model, config.revision)
+        self.tokenizer = load_tokenizer(folder)
+        self._figures: dict[str, float] = {}
+        self._done: dict[int, threading.Event] = {}
+        self._numbers = itertools.count(1)
+        self._adapters: dict[str, tuple[str, int, str]] = {}
+        self.child = Child(config.vllm_python, self._hear)
+        ready = self.child.start(arguments_of(config, folder), config.vllm_start_s)
+        self._limits = limits_of(config.model, fingerprint(folder, more=_differs(ready)), ready)
+        self._version = ready["version"]
+        batched = ready["max_num_batched_tokens"]
+        self.config = config = config.decided(Batching(ready["max_num_seqs"], batched, batched))
+        self.sequences = VllmSequences(self.child.say, self._adapter_of)
+        preparer = _Preparer(
+            config,
+            self._limits,
+            tokenizer=self.tokenizer,
+            compile_constraint=partial(constraints.compile_constraint, tokenizer=self.tokenizer),
+            proposer=NgramProposer(),
+            adapter_key=self._adapter_key,
+        )
+        self.paused = False
+        make_loop = partial(CommandLoop, self.sequences)
+        self.serve(OpenRequests(config, self, preparer, self, make_loop, self._on_fatal))
+        self.child.serve(config.vllm_silence_s, self._on_end)
+
+    @property
+    def limits(self) -> ModelLimits:
+        return self._limits
+
+    def _close(self) -> None:
+        self.child.close()
+
+    def _on_fatal(self, error: BaseException) -> None:
+        self.child.close(kindly=False)
+        super()._on_fatal(error)
+
+    # ------------------------------------------------------------ on the child's reading thread
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if (outputs := message.get("outputs")) is not None:
+            self._loop.post(lambda: self.sequences.receive(outputs))
+        elif (figures := message.get("alive")) is not None:
+            self._figures = figures
+        elif (done := self._done.pop(message.get("done", 0), None)) is not None:
+            done.set()
+
+    def _on_end(self, error: BaseException) -> None:
+        def fail() -> None:
+            raise error
+
+        self._loop.post(fail)
+
+    # ------------------------------------------------------------ adapters, on preparation threads
+
+    def adapter_at_hand(self, adapter: str) -> bool:
+        return False
+
+    def _adapter_key(self, adapter: str) -> str:
+        """A key of the adapter's content, for which vLLM gets a number. Raises AdapterError."""
+        try:
+            folder = resolve_model(adapter)
+            files = sorted(path for path in folder.iterdir() if path.name.startswith("adapter_"))
+            digest = hashlib.sha256()
+            for path in files:
+                with path.open("rb") as file:
+                    digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+        except (ModelError, OSError) as error:
+            raise AdapterError(f"adapter {adapter}: {error}") from error
+        if not files:
+            raise AdapterError(f"adapter {adapter}: {folder} has no adapter_config.json")
+        key = digest.hexdigest()[:16]
+        self._adapters.setdefault(key, (key, len(self._adapters) + 1, str(folder)))
+        return key
+
+    def _adapter_of(self, seq: ScheduledSequence) -> tuple[str, int, str] | None:
+        return None if seq.request.adapter is None else self._adapters[str(seq.adapter_key)]
+
+    # ------------------------------------------------------------ control
+
+    def pause(self) -> None:
+        """Schedule nothing; requests in vLLM wait. Returns when vLLM has confirmed it."""
+        self._ask("pause")
+        self.paused = True
+
+    def resume(self) -> None:
+        self._ask("resume")
+        self.paused = False
+
+    def _ask(self, command: str) -> None:
+        n = next(self._numbers)
+        done = self._done[n] = threading.Event()
+        self.child.say(do=command, n=n)
+        while not done.wait(0.5):
+            if not self._thread.is_alive():
+                raise EngineClosed("the engine has stopped")
+
+    def prepare_reload(self, model: str) -> Callable[[], None]:
+        """Always refused: raises ModelError."""
+        raise ModelError(f"vLLM keeps its weights while it runs: start a worker with PETIOLE_MODEL={model}")
+
+    # ------------------------------------------------------------ status
+
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | {"engine": f"vllm {self._version}"}
+
+    def heartbeat_age_s(self) -> float:
+        """Seconds since the child's last sign of life; 0 while the engine is closed."""
+        return 0.0 if self._requests.closed else max(0.0, time.monotonic() - self.child.heard_at)
+
+    def expert_tokens(self) -> Sequence[Sequence[int]]:
+        return ()
+
+    def stats(self) -> dict[str, float | int | str]:
+        limits, counters, figures = self._limits, self.sequences.counters, self._figures
+        pages, running = limits.n_pages - 1, int(figures.get("running", 0))
+        computed = counters.prompt_tokens + self.sequences.hits
+        return {
+            "model": limits.model,
+            "device": limits.device,
+            "weight_format": limits.computing.weight_format,
+            "kernels": limits.computing.kernels,
+            "healthy": int(self.healthy),
+            "paused": int(self.paused),
+            "slots": self.config.max_num_seqs,
+            "open": len(self._requests.open),
+            "running": running,
+            "waiting": int(figures.get("waiting", 0)),
+            "pages_total": pages,
+            "pages_free": round(pages * (1 - figures.get("kv_usage", 0.0))),
+            "prompt_tokens": counters.prompt_tokens,
+            "generated_tokens": counters.generated_tokens,
+            "finished": counters.finished,
+            "prefix_hit_tokens": self.sequences.hits,
+            "prefix_hit_rate": round(self.sequences.hits / computed, 4) if computed else 0.0,
+        }
+
+
+class _Preparer(Preparer):
+    """Refuses what vLLM lacks."""
+
+    def prepare(self, output: RequestOutput, arrival: int, arrival_s: float) -> ScheduledSequence:
+        seq = super().prepare(output, arrival, arrival_s)
+        wording.checked(seq)
+        return seq
+
+
+def arguments_of(config: EngineConfig, folder: Path) -> list[str]:
+    """vLLM's own arguments. Those of PETIOLE_VLLM_ARGS come last, and so hold."""
+    given = {
+        "--model": str(folder),
+        "--served-model-name": config.model,
+        "--dtype": config.dtype,
+        "--max-model-len": config.max_model_len or None,
+        "--max-num-seqs": config.max_num_seqs or None,
+        "--max-num-batched-tokens": config.max_num_batched_tokens or None,
+        "--gpu-memory-utilization": config.gpu_memory_utilization,
+        "--max-logprobs": wording.MOST_LOGPROBS,
+        "--scheduling-policy": "priority",
+        "--structured-outputs-config.backend": "guidance",
+        "--generation-config": "vllm",
+    }
+    if config.lora_slots:
+        given |= {"--max-loras": config.lora_slots, "--max-lora-rank": config.lora_max_rank}
+    found = [part for name, value in given.items() if value is not None for part in (name, str(value))]
+    lora = ["--enable-lora"] if config.lora_slots else []
+    prefix = ["--no-enable-prefix-caching"] if config.prefix_cache == "off" else []
+    return [*found, *lora, *prefix, *shlex.split(config.vllm_args)]
+
+
+def limits_of(model: str, content: str, ready: dict[str, Any]) -> ModelLimits:
+    """vLLM starts only if a sequence of `max_model_len` fits into its cache, whatever its groups of layers are."""
+    size, longest = ready["block_size"], ready["max_model_len"]
+    pages = max(ready["blocks"] or 0, -(-longest // size))
+    return ModelLimits(
+        model=model,
+        fingerprint=content,
+        vocab_size=ready["vocab_size"],
+        max_model_len=longest,
+        n_pages=pages + 1,
+        page_size=size,
+        max_batch_size=ready["max_num_seqs"] + 1,
+        eos_token_ids=frozenset(ready["eos"]),
+        device=ready["device"],
+        computing=Computing(ready["quantization"] or ready["dtype"], kernels=f"vllm {ready['version']}"),
+    )
+
+
+def _differs(ready: dict[str, Any]) -> str:
+    """What answers depend on beside the checkpoint: another engine never continues them."""
+    return f"vllm {ready['dtype']} {ready['quantization']}"

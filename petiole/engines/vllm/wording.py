@@ -1,0 +1,104 @@
+"""A sequence as a message to vLLM, in vLLM's words. What vLLM lacks is refused by name.
+
+Our rules decide where an output ends (`StopRules`), so vLLM is told only what it must know to generate no further.
+A resumed sequence is a longer prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from petiole.gpu_worker.constraints import BannedState
+from petiole.gpu_worker.constraints.grammar import GrammarState
+from petiole.gpu_worker.exceptions import require
+from petiole.gpu_worker.request import TokenLogprobs
+from petiole.gpu_worker.request.protocols import ConstraintState
+from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
+
+MOST_LOGPROBS = 128
+_GREEDY = 1e-6
+_SEEDS = 2**63
+
+
+def checked(seq: ScheduledSequence) -> None:
+    """Refuse what vLLM lacks. Raises InvalidRequest."""
+    request, constraint = seq.request, grammar_of(seq.constraint)
+    require(not request.images, "images", "are not passed on to vLLM", f"{len(request.images)} images")
+    require(request.texts is None, "texts", "need PETIOLE_ENGINE=petiole", "some")
+    heat = request.sampling.temperature
+    require(heat <= 2, "temperature", "must be at most 2, for vLLM", heat)
+    if constraint is None:
+        return
+    kind = getattr(request.constraint, "kind", "skill")
+    plain = isinstance(constraint, GrammarState)
+    require(plain, "constraint", "must be a grammar, without a budget for thoughts, for vLLM", kind)
+    limit = "must be none: vLLM begins a grammar anew"
+    require(constraint.finished or not request.resume_token_ids, "resume_token_ids", limit, "some")
+
+
+def grammar_of(constraint: ConstraintState | None) -> ConstraintState | None:
+    """A constraint without the words that are banned beside it."""
+    return constraint.inner if isinstance(constraint, BannedState) else constraint
+
+
+def submission(seq: ScheduledSequence) -> dict[str, Any]:
+    """What vLLM is asked."""
+    request, sampling, rules, done = seq.request, seq.request.sampling, seq.rules, len(seq.generated)
+    bias: dict[int, float] = {token: float("-inf") for token in sampling.banned_token_ids}
+    greedy = sampling.temperature < _GREEDY
+    options: dict[str, Any] = {
+        "max_tokens": rules.max_output_tokens - done,
+        "min_tokens": max(0, min(rules.min_tokens, rules.max_output_tokens) - done),
+        "temperature": 0.0 if greedy else sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "ignore_eos": True,
+        "stop_token_ids": sorted(rules.eos_ids | rules.stop_ids),
+    }
+    if not greedy:
+        options["seed"] = seq.seed % _SEEDS
+    if bias or sampling.logit_bias:
+        options["logit_bias"] = bias | {
+            token: value for token, value in sampling.logit_bias.items() if token not in bias
+        }
+    if sampling.allowed_token_ids is not None:
+        options["allowed_token_ids"] = sorted({*sampling.allowed_token_ids} - bias.keys())
+    if sampling.logprobs is not None:
+        options["logprobs"] = sampling.logprobs
+    if sampling.logprob_token_ids:
+        options["logprob_token_ids"] = list(sampling.logprob_token_ids)
+    if seq.wants_scores:
+        options["prompt_logprobs"] = sampling.prompt_logprobs
+    message: dict[str, Any] = {
+        "prompt": seq.tokens().tolist(),
+        "sampling": options,
+        "priority": request.priority,
+        "salt": request.salt,
+    }
+    if isinstance(grammar := grammar_of(seq.constraint), GrammarState):
+        message["grammar"] = lark_of(grammar.source)
+    if isinstance(seq.constraint, BannedState):
+        message["bad"] = [list(tokens) for tokens in seq.constraint.sequences]
+    return message
+
+
+def lark_of(source: str) -> str:
+    """The Lark grammar of a compiled constraint, whose source is one, or has one in JSON."""
+    return str(json.loads(source)["grammars"][0]["lark_grammar"]) if source.startswith("{") else source
+
+
+def scored(token: int, entries: list[tuple[int, float, int]], named: Mapping[int, int], top: int) -> TokenLogprobs:
+    """The log-probabilities at a position. `named`: the tokens that are asked for by id, with their places."""
+    by_token = {other: (value, rank) for other, value, rank in entries}
+    if named:
+        chosen = [other for other in named if other in by_token]
+    else:
+        ranked = sorted(by_token, key=lambda other: by_token[other][1])
+        chosen = [other for other in ranked if by_token[other][1] <= top][:top]
+    value = by_token[token][0] if token in by_token else 0.0
+    return TokenLogprobs(token, value, [(other, by_token[other][0]) for other in chosen])

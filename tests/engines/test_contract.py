@@ -1,0 +1,204 @@
+"""What a worker relies on, whichever engine it runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from petiole.gpu_worker import Constraint, HandedBack, InvalidRequest, Request, SamplingParams
+from petiole.gpu_worker.engine.serving import Serving
+from petiole.gpu_worker.request import FinishReason
+from petiole.gpu_worker.request.handle import Handle
+
+Any_ = Serving[Any]
+PROMPT = "Count from 1 to 5."
+
+
+def asked(**sampling: Any) -> Request:
+    defaults = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    return Request(prompt=PROMPT, sampling=SamplingParams(**defaults | sampling))
+
+
+def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        time.sleep(0.005)
+
+
+def begun(engine: Any_, request: Request, n: int = 2, **callbacks: Any) -> Handle:
+    """A request that has some tokens."""
+    handle = engine.submit(request, **callbacks)
+    until(lambda: sum(len(delta.token_ids) for delta in handle._deltas) >= n or handle.done())
+    return handle
+
+
+def test_a_stream_is_its_result(engine: Any_) -> None:
+    calls: list[str] = []
+    handle = engine.submit(
+        asked(),
+        on_prepared=lambda *_: calls.append("prepared"),
+        on_admitted=lambda *_: calls.append("admitted"),
+        on_done=lambda *_: calls.append("done"),
+    )
+    deltas, result = list(handle), handle.result()
+    assert all(a.index + len(a.token_ids) == b.index for a, b in pairwise(deltas))
+    assert result.token_ids == tuple(token for delta in deltas for token in delta.token_ids)
+    assert result.text == "".join(delta.text for delta in deltas)
+    assert (result.finish_reason, result.stop_reason, len(result.token_ids)) == ("length", "max_tokens", 12)
+    assert result.usage.completion_tokens == 12
+    until(lambda: "done" in calls)
+    assert calls == ["prepared", "admitted", "done"]
+
+
+def test_equal_requests_get_equal_tokens(engine: Any_) -> None:
+    results = engine.generate([asked(), asked(), asked()])
+    assert len({result.token_ids for result in results}) == 1
+
+
+def test_a_resumed_request_continues_and_counts_on(engine: Any_) -> None:
+    whole = engine.submit(asked()).result()
+    handle = engine.submit(replace(asked(), resume_token_ids=whole.token_ids[:5]))
+    deltas = list(handle)
+    assert next(delta.index for delta in deltas if delta.token_ids) == 5
+    assert handle.result().token_ids == whole.token_ids
+    assert "".join(delta.text for delta in deltas) in whole.text
+
+
+def test_what_is_resumed_complete_ends_at_once(engine: Any_) -> None:
+    whole = engine.submit(asked()).result()
+    again = engine.submit(replace(asked(), resume_token_ids=whole.token_ids)).result()
+    assert (again.token_ids, again.stop_reason) == (whole.token_ids, "max_tokens")
+
+
+def test_stop_tokens_sequences_and_strings_end_the_output(engine: Any_) -> None:
+    whole = engine.submit(asked()).result().token_ids
+    assert engine.submit(asked(stop_token_ids=[whole[3]])).result().stop_reason == whole[3]
+    ended = engine.submit(asked(stop_token_sequences=[whole[4:6]])).result()
+    assert ended.token_ids == whole[: len(ended.token_ids)]
+    assert ended.finish_reason is FinishReason.STOP
+    text = engine.submit(asked()).result().text
+    stopped = engine.submit(asked(stop=[text[2:5]])).result()
+    assert (stopped.text, stopped.stop_reason) == (text[: text.index(text[2:5])], text[2:5])
+
+
+def test_a_cancel_keeps_what_there_is(engine: Any_) -> None:
+    handle = begun(engine, asked(max_tokens=200))
+    handle.cancel()
+    result = handle.result()
+    assert result.finish_reason is FinishReason.CANCELLED
+    assert result.token_ids == tuple(token for delta in handle for token in delta.token_ids)
+
+
+def test_a_handback_ends_the_handle(engine: Any_) -> None:
+    handle = begun(engine, asked(max_tokens=200))
+    handle.hand_back()
+    with pytest.raises(HandedBack):
+        handle.result()
+    assert engine.submit(asked()).result().finish_reason is FinishReason.LENGTH
+
+
+def test_a_handback_before_the_first_token_delivers_none(engine: Any_) -> None:
+    engine.pause()
+    try:
+        handle = engine.submit(asked())
+        until(lambda: handle.prepared)
+        handle.hand_back()
+        with pytest.raises(HandedBack):
+            handle.result()
+    finally:
+        engine.resume()
+    assert not list(handle._deltas)
+
+
+def test_a_deadline_ends_with_what_there_is(engine: Any_) -> None:
+    result = engine.submit(replace(asked(max_tokens=200), deadline_s=0.02)).result()
+    assert result.finish_reason in (FinishReason.DEADLINE, FinishReason.LENGTH)
+
+
+def test_paused_requests_wait(engine: Any_) -> None:
+    engine.pause()
+    handle = engine.submit(asked())
+    until(lambda: handle.prepared)
+    assert not handle.admitted
+    engine.resume()
+    assert handle.result().finish_reason is FinishReason.LENGTH
+
+
+def test_log_probabilities_come_with_their_tokens(engine: Any_) -> None:
+    result = engine.submit(asked(logprobs=2, prompt_logprobs=0)).result()
+    assert result.logprobs is not None
+    assert result.prompt_logprobs is not None
+    assert [entry.token_id for entry in result.logprobs] == list(result.token_ids)
+    assert {len(entry.top) for entry in result.logprobs} == {2}
+    assert all(entry.logprob <= 0 for entry in result.logprobs)
+    assert len(result.prompt_logprobs) == result.usage.prompt_tokens
+
+
+@pytest.mark.parametrize("value", [["yes", "no"], ["12", "7"]])
+def test_a_choice_is_one_of_them(engine: Any_, value: list[str]) -> None:
+    request = replace(asked(ignore_eos=False), constraint=Constraint("choice", value))
+    handle = engine.submit(request)
+    result = handle.result()
+    assert result.text in value
+    assert result.finish_reason is FinishReason.STOP
+
+
+def test_a_schema_is_kept_to(engine: Any_, request: pytest.FixtureRequest) -> None:
+    if "stand-in" in request.node.name:
+        pytest.skip("it knows the first string of a grammar alone")
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["x", "yy"]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    made = replace(asked(max_tokens=60, ignore_eos=False), constraint=Constraint("json_schema", schema))
+    assert json.loads(engine.submit(made).result().text)["a"] in ("x", "yy")
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("max_tokens", {"sampling": SamplingParams(max_tokens=10_000)}),
+        ("images", {"images": [b"no image"]}),
+        ("adapter", {"adapter": "nobody"}),
+        ("prompt", {"prompt": ""}),
+        ("constraint", {"constraint": Constraint("regex", "(")}),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(engine: Any_, field: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        engine.submit(replace(asked(), **changes)).result()
+    assert refused.value.field.startswith(field)
+    assert engine.submit(asked()).result()
+
+
+def test_an_engine_describes_itself(engine: Any_) -> None:
+    facts, stats = engine.facts(), engine.stats()
+    assert facts["max_model_len"] == engine.limits.max_model_len == 256
+    assert stats["slots"] == engine.config.max_num_seqs
+    assert stats["kernels"] in facts.get("engine", stats["kernels"])
+    assert engine.limits.fingerprint
+    assert engine.healthy
+    assert engine.heartbeat_age_s() < 60
+
+
+def test_many_requests_end_once_each(engine: Any_) -> None:
+    ends: list[str] = []
+    handles = [
+        engine.submit(
+            replace(asked(), priority=k % 3), on_done=lambda handle: ends.append(handle.request.request_id)
+        )
+        for k in range(40)
+    ]
+    for handle in handles[::3]:
+        handle.cancel()
+    for handle in handles[1::3]:
+        handle.hand_back()
+    until(lambda: len(ends) >= 40)
+    assert len(ends) == len(set(ends)) == 40

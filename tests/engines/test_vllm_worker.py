@@ -1,0 +1,94 @@
+"""Workers whose engine is vLLM's child: what they lose, nothing; what a stream has twice, nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.fleet import models, reports
+from tests.engines.conftest import STAND_IN
+from tests.support.site import Site, Worker, eventually
+from tests.support.stand_in.vllm import token
+
+pytestmark = pytest.mark.e2e
+
+LONG = 300
+"""Tokens of a stream: two workers need two minutes for 200 of them, so deaths meet streams."""
+
+
+def expected(prompt: list[int], n: int) -> list[int]:
+    before = list(prompt)
+    for _ in range(n):
+        before.append(token(before))
+    return before[len(prompt) :]
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
+    engine = {"PETIOLE_ENGINE": "vllm", "PETIOLE_ENGINE_FACTORY": "", "PETIOLE_VLLM_PYTHON": sys.executable}
+    more: dict[str, Any] = {"PETIOLE_MODEL": "petiole-tiny", "PETIOLE_MAX_ATTEMPTS": 100, "STAND_IN_STEP_MS": 20}
+    with Site(tmp_path, **engine, **more) as site:
+        yield site
+
+
+def child_of(worker: Worker) -> int:
+    """The process of the worker's child."""
+    children = Path(f"/proc/{worker.process.pid}/task").glob("*/children")
+    found = [int(pid) for path in children for pid in path.read_text().split()]
+    return next(pid for pid in found if b"program.py" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+def test_a_worker_names_its_engine_and_refuses_by_name(site: Site) -> None:
+    site.worker()
+    prompt = [1, 2, 3]
+    value = site.get(site.generate(prompt, max_tokens=8, temperature=0, ignore_eos=True))
+    assert value["token_ids"] == expected(prompt, 8)
+    eventually(lambda: reports.workers(site.redis), "a report")
+    assert [report.kernels for report in reports.workers(site.redis)] == ["vllm 0.0"]
+    eventually(lambda: models.models(site.redis), "the facts of its model")
+    assert [facts.engine for facts in models.models(site.redis)] == ["vllm 0.0"]
+    with pytest.raises(InvalidRequest, match="temperature"):
+        site.get(site.generate(prompt, temperature=3))
+
+
+def test_a_worker_whose_child_is_killed_ends_and_another_continues_its_tasks(site: Site) -> None:
+    first = site.worker()
+    result = site.generate([4, 5], max_tokens=1500, temperature=0, ignore_eos=True)
+    site.streaming(result, 5)
+    second = site.worker()
+    os.kill(child_of(first), signal.SIGKILL)
+    value = site.get(result)
+    assert value["token_ids"] == site.tokens(result) == expected([4, 5], 1500)
+    assert first.process.wait(30) == 70
+    assert "vLLM has ended" in first.output
+    assert second.process.poll() is None
+
+
+@pytest.mark.slow
+def test_200_streams_and_every_kind_of_death(site: Site) -> None:
+    seed = int(os.environ.get("PETIOLE_CHAOS_SEED", "0")) or random.randrange(1, 2**31)
+    print(f"PETIOLE_CHAOS_SEED={seed}")
+    chance, workers = random.Random(seed), [site.worker() for _ in range(2)]
+    prompts = [[k + 1, chance.randrange(500)] for k in range(200)]
+    results = [site.generate(prompt, max_tokens=LONG, temperature=0, ignore_eos=True) for prompt in prompts]
+    for kind in ("worker", "child", "worker", "child"):
+        enough = min(sum(result.ready() for result in results) + 10, len(results))
+        eventually(lambda enough=enough: sum(one.ready() for one in results) >= enough, "some more ended")
+        place = chance.randrange(2)
+        with suppress(ProcessLookupError, StopIteration):
+            workers[place].kill() if kind == "worker" else os.kill(child_of(workers[place]), signal.SIGKILL)
+        workers[place] = site.worker()
+    values = [site.get(result) for result in results]
+    for prompt, result, value in zip(prompts, results, values, strict=True):
+        assert value["token_ids"] == site.tokens(result) == expected(prompt, LONG)
+    assert max(value["attempt"] for value in values) > 1, "no death met a stream"
