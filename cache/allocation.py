@@ -238,8 +238,8 @@ class KVAllocation:
         """
         self._require_running()
         manager, node, row = self._manager, self._node, self.row
-        self._node, self.row = None, 0
         manager.running.pop(row, None)
+        self._node, self.row = None, 0
         manager.table.erase(row)
         manager.cache.unlock(node)
 

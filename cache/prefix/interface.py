@@ -198,8 +198,8 @@ class PrefixCache(Protocol[Node]):
         return None
 
     def keep_only(self, nodes: Iterable[Node]) -> None:
-        """After a fault in the middle of a change: forget all but what these nodes hold, with one lock each. Each must
-        be attached. The caller frees the other pages."""
+        """After a fault in the middle of a change: forget all but what these nodes hold, with one lock each. Each
+        must be attached. The caller frees the other pages."""
         return None
 
     def reset(self) -> None:

@@ -336,10 +336,10 @@ class SchedulerState:
             self.fail(seq, error)
 
     def audit(self) -> bool:
-        """After a fault, check the books of the pages. If they are wrong, sequences keep what they hold, and the cache
-        forgets everything else. If even that cannot be known, all pages are free and nothing is cached from now on,
-        and the sequences with rows start anew; their tokens stay the same. Steps in flight may still use the pages:
-        what later steps write there, they write afterwards. Returns False if sequences start anew."""
+        """After a fault, check the books of the pages. If they are wrong, sequences keep what they hold, and the
+        cache forgets everything else. If even that cannot be known, all pages are free and nothing is cached from
+        now on, and the sequences with rows start anew; their tokens stay the same. Steps in flight may still use
+        the pages: what later steps write there, they write afterwards. Returns False if sequences start anew."""
         if not self._doubtful:
             return True
         self._doubtful = False

@@ -16,6 +16,7 @@ from petiole.cache.exceptions import ConservationError
 from petiole.cache.groups.manager import build_manager
 from petiole.cache.groups.table import WindowPages
 from petiole.cache.prefix.factory import CacheKind
+from tests.support import trials
 from tests.support.interrupted import InjectedFaultError, Interrupted
 
 KINDS: dict[str, tuple[CacheKind, dict[str, Any]]] = {
@@ -31,6 +32,15 @@ KINDS: dict[str, tuple[CacheKind, dict[str, Any]]] = {
     "no cache": ("off", {"page_size": 4}),
 }
 LONG, HALF = 96, 48
+EVERY = 7 if trials.short else 1
+"""Of the lines of a change, each so-many-th is the one that raises."""
+CHANGES: dict[str, Callable[[KVCacheManager, KVAllocation], object]] = {
+    "start": lambda manager, mine: manager.start(tokens(4)),
+    "publish": lambda manager, mine: mine.publish(tokens(3), LONG),
+    "finish": lambda manager, mine: mine.finish(tokens(3), LONG),
+}
+
+
 def tokens(salt: int, n: int = LONG) -> list[int]:
     """The first half is the same for each salt."""
     return [1 + i % 7 for i in range(HALF)][:n] + [100 * salt + i for i in range(n - HALF)]
@@ -121,7 +131,7 @@ def test_a_failed_start_leaves_no_row(kind: CacheKind, options: dict[str, Any]) 
 
 def filled(kind: CacheKind, options: dict[str, Any]) -> tuple[KVCacheManager, list[KVAllocation]]:
     """A cache of several chains with nothing free, and two sequences that hold a part of it."""
-    manager, mine = prepared(kind, options)
+    manager, _ = prepared(kind, options)
     for salt in range(10, 14):
         if (more := manager.start(tokens(salt))) is not None:
             manager.table.reserve_many(np.array([more.row], np.int32), np.array([LONG], np.int32))
@@ -169,3 +179,18 @@ def test_an_eviction_that_stops_between_two_lines_takes_nothing_from_a_sequence(
         again.finish(tokens(4), LONG)
         books(manager)
     assert wanted > 10 or n == 0
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+@pytest.mark.parametrize(("kind", "options"), KINDS.values(), ids=KINDS.keys())
+def test_no_line_of_an_admission_or_a_commit_leaves_books_that_cannot_be_mended(
+    kind: CacheKind, options: dict[str, Any], change: Callable[[KVCacheManager, KVAllocation], object]
+) -> None:
+    for wanted in count(step=EVERY):
+        manager, (other, mine) = filled(kind, options)
+        if not each_line(lambda manager=manager, mine=mine: change(manager, mine), wanted):
+            break
+        right(manager, other)
+        other.finish(tokens(2), LONG)
+        books(manager)
+    assert wanted > 10

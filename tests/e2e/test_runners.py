@@ -56,7 +56,7 @@ if "--leased" in sys.orig_argv:
     take = CurrentRow.take
     def taken(current, row):
         take(current, row)
-        if row.number == {row} and row.fault is None:
+        if row.number == {row} and not row.fault:
             os.kill(os.getpid(), signal.SIGKILL)
     CurrentRow.take = taken
 """

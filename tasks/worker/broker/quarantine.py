@@ -1,5 +1,5 @@
-"""The quarantine of messages that the gate refuses. If a message has a task id, the task's stream is ended, too, and
-the task stored as failed. A task that runs by another message, or has ended otherwise, is left alone.
+"""The quarantine of messages that the gate refuses. If a message has a task id, the task's stream is ended, too,
+and the task stored as failed. A task that runs by another message, or has ended otherwise, is left alone.
 
     `QUARANTINE_KEY`      list, newest first: {"at", "queue", "reason", "task_id", "error", "message"}; capped,
                           with a TTL. `error`: the task's, as `errors.describe` has it
@@ -56,8 +56,8 @@ Callback = Callable[[], object]
 
 
 class Sign(NamedTuple):
-    """By what a task knows a message of its own. `name`: the same at every delivery; empty on RabbitMQ. `own`: it is
-    surely the task's. On RabbitMQ each redelivered message counts as that, because its task might run no more."""
+    """By what a task knows a message of its own. `name`: the same at every delivery; empty on RabbitMQ. `own`: it
+    is surely the task's. On RabbitMQ each redelivered message counts as that: its task might run no more."""
 
     name: str = ""
     own: bool = False
@@ -65,8 +65,8 @@ class Sign(NamedTuple):
 
 @dataclass(slots=True)
 class QuarantinedMessage:
-    """One message to be put aside. `item`: its beginning. `sign`: how its task knows it. `account`: whom its task's
-    end is told. `steps`: the steps that are left to do."""
+    """One message to be put aside. `item`: its beginning. `sign`: how its task knows it. `account`: whom its
+    task's end is told. `steps`: the steps that are left to do."""
 
     item: bytes
     queue: str
@@ -170,8 +170,8 @@ def put_aside(
     error: Exception | None = None,
     done: Callback | None = None,
 ) -> None:
-    """Quarantine a message, fail its task with `error`, unless the task is another message's, and then call `done` on
-    the consumer's thread. `headers`: the message's, if they could be read."""
+    """Quarantine a message, fail its task with `error`, unless the task is another message's, and then call `done`
+    on the consumer's thread. `headers`: the message's, if they could be read."""
     try:
         if task_id is None and (match := _ID.search(item[:SHOWN_BYTES])):
             task_id = match[1].decode()
@@ -244,8 +244,8 @@ def end_stream(
     sign: Sign,
     account: Account | None = None,
 ) -> bool:
-    """Write the last delta of a stream without a worker, because its readers wait for one. Returns False if the task
-    is another message's. `account`: as of an outbox."""
+    """Write the last delta of a stream without a worker, because its readers wait for one. Returns False if the
+    task is another message's. `account`: as of an outbox."""
     keys = stream_keys(task_id)
     script = scripts.load(client, "close")
     names = [keys.log, keys.state, keys.asked, keys.runs, keys.messages]
