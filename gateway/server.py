@@ -24,8 +24,8 @@ from petiole.tasks.traces import exporting
 
 LOOPBACK = "127.0.0.1"
 KEPT_S = 75
-"""How long a connection without a request stays open. Clients keep one for 5 s, load balancers for a minute; so they
-close it first, and send no request to a closed connection."""
+"""How long a connection without a request stays open. Clients keep one for 5 s, load balancers for a minute; so
+they close it first, and send no request to a closed connection."""
 _OBJECTS = 20_000
 """More than before, after which Python looks for cycles: some MB."""
 
