@@ -238,8 +238,8 @@ class KVAllocation:
         """
         self._require_running()
         manager, node, row = self._manager, self._node, self.row
-        self._node, self.row = None, 0
         manager.running.pop(row, None)
+        self._node, self.row = None, 0
         manager.table.erase(row)
         manager.cache.unlock(node)
 
@@ -398,6 +398,17 @@ class KVCacheManager:
         for allocation in self.running.values():
             allocation.check()
         self.cache.check_locks([one.node for one in self.running.values() if one.node is not None])
+
+    def mend(self) -> None:
+        """After a fault in the middle of a change, such as an eviction: keep what running sequences hold, free and
+        forget everything else, and count it anew. Raises `ConservationError` if that cannot be known."""
+        running = self.running
+        if stale := [row for row, one in running.items() if one.stale]:
+            raise ConservationError(f"the cache does not know what the rows {stale} hold")
+        self.cache.keep_only([one.node for one in running.values() if one.node is not None])
+        self.table.keep_only(running.keys(), self.cache.owned_pages())
+        self.check()
+        self.check_running()
 
     def reset(self) -> None:
         """Free all pages and forget what is cached. Rows stay with their sequences, which must start anew."""

@@ -5,7 +5,7 @@
     late    `PETIOLE_GATEWAY_RECEIVE_S` after it has begun, and a second more for each `BYTES_A_SECOND` that came
 
 A late request is answered 408, if nothing was answered, and its connection is closed. While the gateway itself
-reads no further, the time does not count. A connection without a request between two is uvicorn's: five seconds.
+reads no further, the time does not count. Between two requests the connection is uvicorn's (`server.KEPT_S`).
 
 HTTP/1.0 knows no chunks: an answer without a length ends with its connection.
 

@@ -14,7 +14,7 @@ import socket
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from petiole import plain
+from petiole import memory, plain
 from petiole.gateway.application import app
 from petiole.gateway.connections import LimitedHttpProtocol
 from petiole.gateway.serving.auth import callers, hosts, manage
@@ -23,6 +23,9 @@ from petiole.tasks.settings import settings
 from petiole.tasks.traces import exporting
 
 LOOPBACK = "127.0.0.1"
+KEPT_S = 75
+"""How long a connection without a request stays open. Clients keep one for 5 s, load balancers for a minute; so
+they close it first, and send no request to a closed connection."""
 _OBJECTS = 20_000
 """More than before, after which Python looks for cycles: some MB."""
 
@@ -38,6 +41,7 @@ def run(host: str | None, port: int | None, greeting: str = "") -> int:
     """Serve until a signal ends the process. What is None comes from the settings. `greeting`: printed when it
     serves, with its `{url}`. Raises `PetioleError` if the address cannot be had, or if it must be known whether
     there are keys, and Redis does not say."""
+    memory.share_one_heap()
     known = settings()
     callers.KeyCache()  # what is wrong with the settings' keys is said at once
     host = known.gateway_host if host is None else host
@@ -67,6 +71,7 @@ def run(host: str | None, port: int | None, greeting: str = "") -> int:
         ws_max_size=known.gateway_max_body_bytes,
         ws_max_queue=1,
         ws_per_message_deflate=False,  # few bytes could become a thousand times as many
+        timeout_keep_alive=KEPT_S,
         timeout_graceful_shutdown=max(1, round(known.gateway_drain_s)),
     )
     shown = f"[{host}]" if ":" in host else host

@@ -1,6 +1,7 @@
 """Memory that was freed goes back to the system. glibc keeps what many small values took, for each thread apart:
 a single text of a megabyte that was parsed leaves a process 30 to 60 MiB larger, and the next one on another
-thread as much again. Behind each such text a process calls `release`."""
+thread as much again. Behind each such text a process calls `release`. That gives back the end of the heap only for
+what all threads share. So a process whose work is such texts calls `share_one_heap` before it has threads."""
 
 from __future__ import annotations
 
@@ -22,10 +23,21 @@ logger = logging.getLogger(__name__)
 _waiting = threading.Lock()
 
 
+_M_ARENA_MAX = -8
+"""Of glibc's `mallopt`."""
+
+
 @cache
 def _trim() -> Any:
     """glibc's function; None with another library of C."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
+def share_one_heap() -> None:
+    """Let all threads that begin from now on take memory from one heap. Python's threads seldom wait for it: they
+    take turns anyway."""
+    if _trim() is not None:
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def release() -> None:

@@ -134,6 +134,17 @@ class CompanionPool:
         self._stack[self._n_free : end] = companions[::-1]
         self._n_free = end
 
+    def keep_only(self, holds: NDArray[np.integer]) -> None:
+        """After a fault in the middle of a change: forget all companions but those that rows use. holds: as of
+        `check`."""
+        pages = np.flatnonzero(holds)
+        companions = self.of[pages]
+        self.free_all()
+        self.of[pages], self._page[companions], self._holds[companions] = companions, pages, holds[pages]
+        free = np.flatnonzero(self._page[1:] == 0)[::-1] + 1
+        self._n_free = len(free)
+        self._stack[: self._n_free] = free
+
     def check(self, holds: NDArray[np.integer]) -> None:
         """Check the pool's books. holds: by page of the table, how many rows use its companion. Raises
         ConservationError."""

@@ -19,6 +19,7 @@ exception, so models with states take none.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -171,12 +172,24 @@ class StateGroup:
 
     # ------------------------------------------------------------ conservation
 
+    def keep_only(self, matrix: Int32s, held: Collection[int]) -> None:
+        for row in set(range(self._n_rows)) - set(held):
+            self._begun.pop(row, None)
+            self._ends.pop(row, None)
+            self._begins[row] = self._last[row] = 0
+        self.pool.keep_only(self._holds())
+
+    def _holds(self) -> NDArray[np.int64]:
+        """By page of the table: how many rows use its snapshot."""
+        holds = np.zeros(self.pool.n_pages, dtype=np.int64)
+        for page in self._begun.values():
+            holds[page] += 1
+        return holds
+
     def check(self, matrix: Int32s, row_pages: NDArray[np.int64], n_pages: int) -> None:
         """Check the books of the group. Raises ConservationError."""
-        holds = np.zeros(n_pages, dtype=np.int64)
         for row, page in self._begun.items():
             column = int(self._begins[row]) // self.page_size - 1
             if not 0 <= column < row_pages[row] or matrix[row, column] != page:
                 raise ConservationError(f"row {row} began behind page {page}, which it does not map there")
-            holds[page] += 1
-        self.pool.check(holds)
+        self.pool.check(self._holds())

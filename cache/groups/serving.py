@@ -12,7 +12,7 @@ So a match ends at the deepest position, at most the match by tokens, at which e
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 import numpy as np
@@ -56,6 +56,9 @@ class LayerGroup(Protocol):
 
     def end(self, matrix: Int32s, row: int) -> None:
         """Give back everything that the row holds."""
+
+    def keep_only(self, matrix: Int32s, held: Collection[int]) -> None:
+        """After a fault in the middle of a change: forget all but what these rows hold."""
 
     def check(self, matrix: Int32s, row_pages: NDArray[np.int64], n_pages: int) -> None:
         """Check the books of the group. Raises ConservationError."""

@@ -136,6 +136,11 @@ class GroupedTable(PageTable):
 
     # ------------------------------------------------------------ conservation
 
+    def keep_only(self, held: Collection[int], cached: Pages) -> None:
+        super().keep_only(held, cached)
+        for group in self.groups:
+            group.keep_only(self.matrix, held)
+
     def check(self) -> None:
         super().check()
         for group in self.groups:

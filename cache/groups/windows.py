@@ -14,6 +14,8 @@ Idle pages are taken in the order of their age, the ordinary ones first. Kept on
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -155,15 +157,26 @@ class WindowGroup:
 
     # ------------------------------------------------------------ conservation
 
+    def keep_only(self, matrix: Int32s, held: Collection[int]) -> None:
+        for row in set(range(self._n_rows)) - set(held):
+            self._first[row] = self._end[row] = 0
+            self._ends.pop(row, None)
+        self.pool.keep_only(self._holds(matrix))
+
+    def _holds(self, matrix: Int32s) -> NDArray[np.int64]:
+        """By page of the table: how many rows use its companion."""
+        holds = np.zeros(self.pool.n_pages, dtype=np.int64)
+        for row in range(self._n_rows):
+            holds[matrix[row, self._first[row] : self._end[row]]] += 1
+        return holds
+
     def check(self, matrix: Int32s, row_pages: NDArray[np.int64], n_pages: int) -> None:
         """Check the books of the group. Raises ConservationError."""
-        holds = np.zeros(n_pages, dtype=np.int64)
         for row in range(len(row_pages)):
             first, end = int(self._first[row]), int(self._end[row])
             if not 0 <= first <= end <= row_pages[row]:
                 raise ConservationError(f"row {row} has {row_pages[row]} pages and holds [{first}, {end})")
-            holds[matrix[row, first:end]] += 1
-        self.pool.check(holds)
+        self.pool.check(self._holds(matrix))
 
 
 def most_pages(window: int, page_size: int, longest_step: int) -> int:

@@ -250,6 +250,21 @@ class PageTable(PagePool):
 
     # ------------------------------------------------------------ conservation
 
+    def keep_only(self, held: Collection[int], cached: Pages) -> None:
+        """After a fault in the middle of a change: these rows keep their pages, and all but theirs and the cached
+        ones are free."""
+        counts, remapped = self._row_pages, self._remapped
+        self._clear_rows(held)
+        self._remapped.update((row, first) for row, first in remapped.items() if row in held)
+        self._free_all()
+        for row in held:
+            self._row_pages[row] = counts[row]
+            self._owner[self._matrix[row, : counts[row]]] = row
+        self._owner[cached] = CACHED
+        free = np.flatnonzero(self._owner == FREE)[::-1]
+        self._n_free = len(free)
+        self._stack[: self._n_free] = free
+
     def check(self) -> None:
         """Check that every page is exactly one of free, cached and private (I7). Raises ConservationError."""
         free = self.free_pages

@@ -358,6 +358,21 @@ class BlockCache(CountingCache[int, Pages]):
 
     # ------------------------------------------------------------ conservation
 
+    def keep_only(self, nodes: Iterable[BlockChain]) -> None:
+        chains = list(nodes)
+        hashes, parents, images = self._hashes, self._parents, self._images
+        self.reset()
+        for chain in chains:
+            self._refs[chain.pages] += 1
+            self._namespaces[int(chain.pages[0])] = chain.namespace
+        kept = np.flatnonzero(self._refs)
+        self._state[kept], self._hashes[kept], self._parents[kept] = _INDEXED, hashes[kept], parents[kept]
+        np.add.at(self._children, parents[kept], 1)
+        self._children[0] = 0
+        self.hash_to_block_id.update(zip(hashes[kept].tolist(), kept.tolist(), strict=True))
+        self._images.update((page, images[page]) for page in kept.tolist() if page in images)
+        self._cached = len(kept)
+
     def owned_pages(self) -> Pages:
         return np.flatnonzero(self._state != _NONE)
 

@@ -53,11 +53,14 @@ class EvictionHeap(Generic[Item]):
     def pop(self) -> Item | None:
         """Remove and return the least recently used item, or None."""
         while self._entries:
-            time, version, item = heapq.heappop(self._entries)
+            time, version, item = self._entries[0]
             if self._versions.get(item) != version:
+                heapq.heappop(self._entries)
                 continue
-            del self._versions[item]
-            if self._accessed(item) == time:
+            used = self._accessed(item)
+            del self._versions[item]  # until it is pushed the item is not here, as `in` says
+            heapq.heappop(self._entries)
+            if used == time:
                 return item
             self._push(item)
         return None
@@ -67,7 +70,7 @@ class EvictionHeap(Generic[Item]):
         self._versions.clear()
 
     def _push(self, item: Item) -> None:
-        entry = self._accessed(item), self._next_version + 1, item  # from here on nothing fails
         self._next_version += 1
-        self._versions[item] = self._next_version
-        heapq.heappush(self._entries, entry)
+        version = self._next_version
+        heapq.heappush(self._entries, (self._accessed(item), version, item))
+        self._versions[item] = version

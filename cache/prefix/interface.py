@@ -197,6 +197,11 @@ class PrefixCache(Protocol[Node]):
         """Check that these nodes hold one lock each, and nobody else any. Raises ConservationError."""
         return None
 
+    def keep_only(self, nodes: Iterable[Node]) -> None:
+        """After a fault in the middle of a change: forget all but what these nodes hold, with one lock each. Each
+        must be attached. The caller frees the other pages."""
+        return None
+
     def reset(self) -> None:
         """Forget everything, locked or not. The caller frees the pages."""
         return None

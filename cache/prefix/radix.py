@@ -409,6 +409,19 @@ class RadixPrefixCache(CountingCache[TreeNode, TreeNode | None]):
 
     # ------------------------------------------------------------ conservation
 
+    def keep_only(self, nodes: Iterable[TreeNode]) -> None:
+        held = Counter(one for node in nodes for one in path_to_root(node))
+        self.reset()
+        for node, locks in held.items():
+            node.children, node.lock_ref = {}, locks
+        for node in held:
+            if node.parent is not None:
+                node.parent.children[node.first_code] = node
+                self._nodes += 1
+                self._cached += node.total_kv_length
+            elif node.namespace is not None:
+                self._trees[node.namespace] = node
+
     def nodes(self) -> list[TreeNode]:
         """All nodes except roots, including detached ones."""
         tops = [*self._trees.values(), *self._detached]

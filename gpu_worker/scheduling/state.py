@@ -334,22 +334,15 @@ class SchedulerState:
             self.fail(seq, error)
 
     def audit(self) -> bool:
-        """After a fault, check the books of the pages. If they are wrong, all pages are free and nothing is cached
-        from now on, and the sequences with rows start anew; their tokens stay the same. Steps in flight may still
-        use the pages: what later steps write there, they write afterwards. Returns False if the books were
-        wrong."""
+        """After a fault, check the books of the pages. If they are wrong, sequences keep what they hold, and the
+        cache forgets everything else. If even that cannot be known, all pages are free and nothing is cached from
+        now on, and the sequences with rows start anew; their tokens stay the same. Steps in flight may still use
+        the pages: what later steps write there, they write afterwards. Returns False if sequences start anew."""
         if not self._doubtful:
             return True
         self._doubtful = False
-        right = True
-        try:
-            self.manager.check()
-            self.manager.check_running()
-        except Exception as error:
-            logger.error(
-                "the books of the pages are wrong after a fault: all sequences start anew", exc_info=error
-            )
-            right = False
+        right = self._books_are_right() or self._mended()
+        if not right:
             self.manager.reset()
             self.counters.resets += 1
         for seq in self.active:
@@ -358,6 +351,24 @@ class SchedulerState:
             elif not right:
                 self.preempt(seq)
         return right
+
+    def _books_are_right(self) -> bool:
+        try:
+            self.manager.check()
+            self.manager.check_running()
+        except Exception as error:
+            logger.error("the books of the pages are wrong after a fault", exc_info=error)
+            return False
+        return True
+
+    def _mended(self) -> bool:
+        try:
+            self.manager.mend()
+        except Exception as error:
+            logger.error("the books cannot be mended: all sequences start anew", exc_info=error)
+            return False
+        logger.warning("the books of the pages are mended: what no sequence used is cached no longer")
+        return True
 
     # ------------------------------------------------------------ deadlines
 

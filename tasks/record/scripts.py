@@ -29,6 +29,13 @@ class PublishReply(IntEnum):
     DAMAGED = 5
 
 
+class CloseReply(IntEnum):
+    """The answer of `close.lua`."""
+
+    ANOTHERS = 0
+    ENDED = 1
+
+
 class ReopenReply(IntEnum):
     """The answer of `reopen.lua`."""
 
@@ -56,7 +63,14 @@ def _locals(constants: Mapping[str, int | str]) -> str:
     return "".join(f"local {name} = {json.dumps(value)}\n" for name, value in constants.items())
 
 
-SOURCES = sources(_FOLDER, {"publish": PublishReply.__members__, "reopen": ReopenReply.__members__})
+SOURCES = sources(
+    _FOLDER,
+    {
+        "publish": PublishReply.__members__,
+        "close": CloseReply.__members__,
+        "reopen": ReopenReply.__members__,
+    },
+)
 """The scripts of a task's record."""
 
 

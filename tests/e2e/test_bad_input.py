@@ -89,6 +89,22 @@ def test_other_streams_do_not_notice_ten_megabytes(site: Site) -> None:
     assert site.get(running)["token_ids"] == expected("steady", 1, 300)
 
 
+def test_a_refused_message_ends_nobody_elses_task(site: Site) -> None:
+    """One bears the id of a task that runs, another the id of one that has failed."""
+    with pytest.raises(InvalidRequest, match="max_tokens"):
+        site.get(failed := site.generate("p", max_tokens=0))
+    running = site.generate("steady", max_tokens=300, seed=1)
+    site.streaming(running)
+    marks = [f"mark-{uuid4()}" for _ in range(2)]
+    for task_id, mark in zip((running.id, failed.id), marks, strict=True):
+        put(site, envelope(task_id=task_id, retries=mark))
+    eventually(lambda: sum(mark in str(quarantined(site)) for mark in marks) == 2, "both are put aside")
+    assert site.get(running)["token_ids"] == site.tokens(running) == expected("steady", 1, 300)
+    eventually(lambda: site.held() == 0, "both are acknowledged")
+    with pytest.raises(InvalidRequest, match="max_tokens"):
+        site.get(site.app.AsyncResult(failed.id))
+
+
 @pytest.mark.slow
 def test_a_result_backend_that_is_away_does_not_silence_a_worker(tmp_path: Path) -> None:
     (folder := tmp_path / "results").mkdir()

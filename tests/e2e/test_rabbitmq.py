@@ -128,19 +128,39 @@ def test_tasks_for_later_do_not_block_a_worker(rabbit: Site, queue: str) -> None
     assert rabbit.get(behind)["token_ids"] == expected("behind", 1, 2)
 
 
-def test_a_refused_message_is_sent_again_to_the_queue_it_was_taken_from(rabbit: Site) -> None:
-    """One for later has come by exchanges, with a routing key of theirs."""
-    refused = rabbit.generate("late", max_tokens=2, submission={"countdown": 1, "headers": {"retries": "many"}})
-    with pytest.raises(InvalidRequest):
-        rabbit.get(refused)
-    [first] = entries(rabbit)
-    assert first["queue"] == "petiole"
-    assert petiole(rabbit, "replay", "--all") == (0, f"{refused.id}: sent again to petiole\n")
-    eventually(lambda: [one for one in entries(rabbit) if one["at"] > first["at"]], "refused again")
+@pytest.fixture
+def quarantine(rabbit: Site) -> Iterator[Site]:
+    """A site whose quarantine is empty: the messages of other tests have left it."""
+    rabbit.redis.delete(QUARANTINE_KEY)
+    yield rabbit
     rabbit.redis.delete(QUARANTINE_KEY)
 
 
-def test_a_message_that_no_queue_takes_stays_in_quarantine(rabbit: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_message_ends_nobody_elses_task(quarantine: Site) -> None:
+    running = quarantine.generate("steady", max_tokens=300, seed=1)
+    quarantine.streaming(running)
+    refused = {"task_id": running.id, "headers": {"retries": "many"}}
+    quarantine.generate("another", max_tokens=2, submission=refused)
+    eventually(lambda: entries(quarantine), "it is put aside")
+    assert quarantine.get(running)["token_ids"] == quarantine.tokens(running) == expected("steady", 1, 300)
+
+
+def test_a_refused_message_is_sent_again_to_the_queue_it_was_taken_from(quarantine: Site) -> None:
+    """One for later has come by exchanges, with a routing key of theirs."""
+    late = {"countdown": 1, "headers": {"retries": "many"}}
+    refused = quarantine.generate("late", max_tokens=2, submission=late)
+    with pytest.raises(InvalidRequest):
+        quarantine.get(refused)
+    [first] = entries(quarantine)
+    assert first["queue"] == "petiole"
+    assert petiole(quarantine, "replay", "--all") == (0, f"{refused.id}: sent again to petiole\n")
+    eventually(lambda: [one for one in entries(quarantine) if one["at"] > first["at"]], "refused again")
+
+
+def test_a_message_that_no_queue_takes_stays_in_quarantine(
+    quarantine: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rabbit = quarantine
     monkeypatch.setitem(rabbit.environment, "PETIOLE_QUEUE", "petiole.nobody")  # known, and not declared
     message = json.dumps({"headers": {}, "properties": {}, "body": "[]"})
     put_aside(rabbit, None, message, queue="petiole.nobody")
@@ -148,7 +168,6 @@ def test_a_message_that_no_queue_takes_stays_in_quarantine(rabbit: Site, monkeyp
     status, shown = petiole(rabbit, "replay", "--all")
     assert (status, "NO_ROUTE" in shown, "sent again to petiole\n" in shown) == (1, True, True), shown
     assert "petiole.nobody" in [one["queue"] for one in entries(rabbit)]
-    rabbit.redis.delete(QUARANTINE_KEY)
 
 
 @pytest.mark.parametrize("countdown", [0.001, 0.5, 1.5])

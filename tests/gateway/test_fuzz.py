@@ -20,6 +20,7 @@ import httpx2
 
 from tests.support.bodies import Bodies
 from tests.support.gateway import Gateway
+from tests.support.site import Site
 
 BODIES = int(os.environ.get("PETIOLE_FUZZ_BODIES", "300"))
 SEED = int(os.environ.get("PETIOLE_FUZZ_SEED") or random.SystemRandom().randrange(1, 2**31))
@@ -174,7 +175,7 @@ class Watched:
             asking.join()
 
 
-def test_fuzzed_requests_have_answers_and_leave_the_gateway_whole(gateway: Gateway) -> None:
+def test_fuzzed_requests_have_answers_and_leave_the_gateway_whole(site: Site, gateway: Gateway) -> None:
     print(f"PETIOLE_FUZZ_SEED={SEED} PETIOLE_FUZZ_BODIES={BODIES}")
     bodies, watched, sizes = Bodies(SEED, EXAMPLES), Watched(gateway), list[int]()
     answers = Counter[str]()
@@ -185,7 +186,9 @@ def test_fuzzed_requests_have_answers_and_leave_the_gateway_whole(gateway: Gatew
             path, body = given
             answer = http.post(path.replace("{id}", talk), content=body)
             answers[f"{path} {answer.status_code}"] += 1
-            assert answer.status_code < 500, (SEED, path, answer.text, body[:5000])
+            if answer.status_code >= 500:
+                print(SEED, path, answer.text, body[:5000], *(worker.output[-5000:] for worker in site.workers))
+            assert answer.status_code < 500
             if answer.status_code >= 400:
                 told = answer.json()["error"].keys()
                 if path.startswith("/v1/messages"):  # what it says of `thread` has details

@@ -67,3 +67,37 @@ def test_a_forked_child_starts_fresh() -> None:
     forked += "child = os.fork()\n"
     forked += "os._exit(memory._waiting.locked()) if not child else exit(os.waitpid(child, 0)[1])"
     assert subprocess.run([sys.executable, "-c", forked], check=False).returncode == 0
+
+
+SHARED = """
+import ctypes, threading
+from petiole import memory
+memory.share_one_heap()
+
+def mib():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS")) // 1024
+
+def work():
+    for k in range(300):
+        took[k] = malloc(64 * 1024)
+        ctypes.memset(took[k], 1, 64 * 1024)
+    for one in reversed(took):
+        free(one)
+
+libc, took = ctypes.CDLL(None), [None] * 300
+malloc, free = libc.malloc, libc.free
+malloc.restype, free.argtypes, malloc.argtypes = ctypes.c_void_p, [ctypes.c_void_p], [ctypes.c_size_t]
+free(malloc(16 * 2**20))  # from now on glibc keeps so much, and twice as much at a heap's end
+before = mib()
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+memory._trim()(0)
+print(mib() - before)
+"""
+
+
+@pytest.mark.skipif(memory._trim() is None or not Path("/proc/self/status").exists(), reason="of glibc and Linux")
+def test_the_end_of_a_heap_that_all_share_goes_back() -> None:
+    done = subprocess.run([sys.executable, "-c", SHARED], capture_output=True, text=True, check=True)
+    assert int(done.stdout) <= 8, "of 18 MiB"

@@ -121,22 +121,23 @@ class Bodies:
                 )
         return [self.any(levels - 1) for _ in range(choose.choice((0, 1, 2, 5)))]
 
-    def _drawn(self, kind: Any, metadata: Any) -> Any:
-        """Mostly of the type, at a limit now and then."""
+    def _drawn(self, kind: Any, metadata: Any, most_entries: int = 70_000) -> Any:
+        """Mostly of the type, at a limit now and then. Of lists in a list, one at most is long."""
         choose, most = self.random, dict(_limits(metadata))
         if choose.random() < 0.2:
             return self.any()
         origin, inner = get_origin(kind), get_args(kind)
         if origin is Annotated:
-            return self._drawn(inner[0], (*inner[1:], *metadata))
+            return self._drawn(inner[0], (*inner[1:], *metadata), most_entries)
         if origin in (Union, UnionType):
-            return self._drawn(choose.choice(inner), metadata)
+            return self._drawn(choose.choice(inner), metadata, most_entries)
         if origin is Literal:
             return choose.choice(inner)
         if origin in (list, dict):
-            count = choose.choice((0, 1, 1, 2, 5, 5, 40, most.get("most", 1000) + choose.choice((-1, 0, 1))))
-            one = self._drawn(inner[-1], ()) if count > 5 else None
-            entries = [self._drawn(inner[-1], ()) if one is None else one for _ in range(min(count, 70_000))]
+            at_limit = most.get("most", 1000) + choose.choice((-1, 0, 1))
+            count = min(choose.choice((0, 1, 1, 2, 5, 5, 40, at_limit)), most_entries)
+            one = self._drawn(inner[-1], (), 2) if count > 5 else None
+            entries = [self._drawn(inner[-1], (), most_entries) if one is None else one for _ in range(count)]
             return (
                 entries if origin is list else {f"{self._name()}{k or ''}": one for k, one in enumerate(entries)}
             )

@@ -57,6 +57,10 @@ class Swept:
             if self._interrupted.place is not None:
                 self.raised[self._interrupted.place] += 1
 
+    def stop(self) -> None:
+        """From now on there is no fault."""
+        self._interrupted.chooses = lambda place: False
+
     def patch_classes(self, patch: Any) -> None:
         """For methods of objects that are made later."""
         for owner, name in ((Preparation, "prepare"), (KVAllocation, "share")):

@@ -26,8 +26,9 @@ from celery.worker.loops import asynloop, synloop
 from celery.worker.state import maybe_shutdown
 
 from petiole.tasks.fleet.models import is_beside
+from petiole.tasks.keys import NAME_PROPERTY
 from petiole.tasks.worker.broker import gate
-from petiole.tasks.worker.broker.quarantine import put_aside
+from petiole.tasks.worker.broker.quarantine import Sign, put_aside
 from petiole.tasks.worker.reports.incidents import incidents
 
 logger = logging.getLogger(__name__)
@@ -145,6 +146,7 @@ class Consumer(StockConsumer):  # type: ignore[misc]
 
         put_aside(
             *(item, message.queue, refused.reason, refused.task_id),
+            sign=sign_of(message),
             headers=message.headers,
             error=error,
             done=acknowledge,
@@ -266,6 +268,13 @@ def _guard_replies(mingle: Any) -> None:
             return {}
 
     mingle.send_hello = checked
+
+
+def sign_of(message: Any) -> Sign:
+    properties, where = message.properties, message.delivery_info
+    name = properties.get(NAME_PROPERTY, "") if isinstance(properties, dict) else ""
+    again = isinstance(where, dict) and where.get("redelivered") is True
+    return Sign(str(name), own=again and not name)
 
 
 def whole(message: Any) -> bytes:

@@ -1,5 +1,5 @@
-"""The quarantine of messages that the gate refuses. If a message has a task id, the task is also stored as failed
-and its stream ended.
+"""The quarantine of messages that the gate refuses. If a message has a task id, the task's stream is ended, too,
+and the task stored as failed. A task that runs by another message, or has ended otherwise, is left alone.
 
     `QUARANTINE_KEY`      list, newest first: {"at", "queue", "reason", "task_id", "error", "message"}; capped,
                           with a TTL. `error`: the task's, as `errors.describe` has it
@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 
@@ -28,6 +28,7 @@ from petiole.tasks.errors import InvalidRequest, describe
 from petiole.tasks.keys import QUARANTINE_KEY, stream_keys
 from petiole.tasks.record import codec, ledger
 from petiole.tasks.record.ledger import Account
+from petiole.tasks.record.scripts import CloseReply
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.worker import idempotency, scripts
@@ -54,10 +55,18 @@ _ID = re.compile(rb'"(?:id|correlation_id)": ?"([0-9A-Za-z_-]{1,64})"')
 Callback = Callable[[], object]
 
 
+class Sign(NamedTuple):
+    """By what a task knows a message of its own. `name`: the same at every delivery; empty on RabbitMQ. `own`: it
+    is surely the task's. On RabbitMQ each redelivered message counts as that: its task might run no more."""
+
+    name: str = ""
+    own: bool = False
+
+
 @dataclass(slots=True)
 class QuarantinedMessage:
-    """One message to be put aside. `item`: its beginning. `account`: whom its task's end is told. `steps`: the
-    steps that are left to do."""
+    """One message to be put aside. `item`: its beginning. `sign`: how its task knows it. `account`: whom its
+    task's end is told. `steps`: the steps that are left to do."""
 
     item: bytes
     queue: str
@@ -65,6 +74,7 @@ class QuarantinedMessage:
     task_id: str | None
     error: Exception
     done: Callback | None
+    sign: Sign
     account: Account
     at: float = field(default_factory=time.time)
     steps: deque[Callable[[Any, QuarantinedMessage], None]] = field(default_factory=deque)
@@ -155,22 +165,25 @@ def put_aside(
     reason: str,
     task_id: str | None = None,
     *,
+    sign: Sign = Sign(),  # noqa: B008
     headers: object = None,
     error: Exception | None = None,
     done: Callback | None = None,
 ) -> None:
-    """Quarantine a message, fail its task with `error`, and then call `done` on the consumer's thread. `headers`:
-    the message's, if they could be read."""
+    """Quarantine a message, fail its task with `error`, unless the task is another message's, and then call `done`
+    on the consumer's thread. `headers`: the message's, if they could be read."""
     try:
         if task_id is None and (match := _ID.search(item[:SHOWN_BYTES])):
             task_id = match[1].decode()
         logger.error("a message was put aside, from %s: %s", queue, without_values(reason))
         incidents.count("quarantined")
         error = error or InvalidRequest("message", reason, item[:200].decode(errors="replace"))
-        steps = [_enter] if task_id is None else [_enter, _fail, _end_stream]
+        steps = [_enter] if task_id is None else [_enter, _end_stream, _fail]
         shown = item[:SHOWN_BYTES]
         account = Account.of(headers if isinstance(headers, dict) else _headers(shown), days=settings().usage_days)
-        quarantine.put(QuarantinedMessage(shown, queue, reason, task_id, error, done, account, steps=deque(steps)))
+        quarantine.put(
+            QuarantinedMessage(shown, queue, reason, task_id, error, done, sign, account, steps=deque(steps))
+        )
     except Exception:
         logger.exception("a malformed message could not be queued for the quarantine")
 
@@ -206,7 +219,11 @@ def _fail(app: Any, aside: QuarantinedMessage) -> None:
 def _end_stream(app: Any, aside: QuarantinedMessage) -> None:
     assert aside.task_id is not None
     ttl_ms = settings().stream_ttl_s * 1000
-    end_stream(connections.streams(), aside.task_id, ttl_ms, describe(aside.error), aside.account)
+    client, error = connections.streams(), describe(aside.error)
+    if end_stream(client, aside.task_id, ttl_ms, error, sign=aside.sign, account=aside.account):
+        return
+    logger.error("task %s: is another message's, and goes on as it was", aside.task_id)
+    aside.steps = deque([_end_stream])  # this step, which is the last one
 
 
 def _headers(item: bytes) -> dict[str, Any]:
@@ -219,16 +236,22 @@ def _headers(item: bytes) -> dict[str, Any]:
 
 
 def end_stream(
-    client: redis.Redis, task_id: str, ttl_ms: int, error: dict[str, Any], account: Account | None = None
-) -> None:
-    """Write the last delta of a stream without a worker, because its readers wait for one. `account`: as of an
-    outbox."""
+    client: redis.Redis,
+    task_id: str,
+    ttl_ms: int,
+    error: dict[str, Any],
+    *,
+    sign: Sign,
+    account: Account | None = None,
+) -> bool:
+    """Write the last delta of a stream without a worker, because its readers wait for one. Returns False if the
+    task is another message's. `account`: as of an outbox."""
     keys = stream_keys(task_id)
     script = scripts.load(client, "close")
-    names = [keys.log, keys.state, keys.asked]
-    arguments = [ttl_ms, keys.channel, *codec.closing(task_id, error)]
+    names = [keys.log, keys.state, keys.asked, keys.runs, keys.messages]
+    arguments = [ttl_ms, keys.channel, *codec.closing(task_id, error), sign.name, int(sign.own)]
     if account is not None:
         at = time.time()
         names += ledger.keys_of(account, at)
         arguments += [ledger.entry(account, task_id, 1, {"finish_reason": "error"}, 0, 0, at)]
-    script(names, arguments)
+    return bool(script(names, arguments) == CloseReply.ENDED)

@@ -61,7 +61,7 @@ from petiole.tasks.worker.broker.gate.messages import RedisMessage
 from petiole.tasks.worker.broker.ledger import Ledger, TakenMessage
 from petiole.tasks.worker.broker.liveness import PING_AFTER_S, HeldSubscription
 from petiole.tasks.worker.broker.qos import HeldMessages
-from petiole.tasks.worker.broker.quarantine import put_aside
+from petiole.tasks.worker.broker.quarantine import Sign, put_aside
 from petiole.tasks.worker.idempotency import trial
 from petiole.tasks.worker.reports.incidents import incidents
 
@@ -311,7 +311,12 @@ class Channel(_stock.Channel):  # type: ignore[misc]
             if self.holds(tag):
                 self.qos.ack(tag)
 
-        put_aside(taken.item, queue, refused.reason, refused.task_id, headers=refused.headers, done=acknowledge)
+        put_aside(
+            *(taken.item, queue, refused.reason, refused.task_id),
+            sign=Sign(taken.name),
+            headers=refused.headers,
+            done=acknowledge,
+        )
 
     def _handle_message(self, client: Any, response: Any) -> Any:
         """What the subscription has received. A broadcast that the gate refuses is logged, and is empty."""

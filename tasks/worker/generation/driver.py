@@ -21,7 +21,7 @@ from petiole.tasks.keys import stream_keys
 from petiole.tasks.record.ledger import Account
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import Settings
-from petiole.tasks.worker.broker.quarantine import end_stream
+from petiole.tasks.worker.broker.quarantine import Sign, end_stream
 from petiole.tasks.worker.completion.completion import Completion
 from petiole.tasks.worker.completion.reports import OtherDelivery, Report
 from petiole.tasks.worker.completion.standby import Standby
@@ -314,7 +314,8 @@ class JobDriver:
     def _end_with(self, failure: GenerationFailed) -> None:
         """On a completion thread."""
         try:
-            end_stream(connections.streams(), self.task_id, self.services.publisher.ttl_ms, describe(failure))
+            ttl_ms, error = self.services.publisher.ttl_ms, describe(failure)
+            end_stream(connections.streams(), self.task_id, ttl_ms, error, sign=Sign(own=True))
         except Exception as error:
             logger.warning("task %s: its stream has no end: %s", self.task_id, error)
         self.fail(failure)

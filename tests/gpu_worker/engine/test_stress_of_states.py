@@ -11,6 +11,7 @@ import random
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,12 @@ def run(folder: Path, seed: int, harm: Callable[[Engine], Swept] | None = None) 
                     continue
                 whole = result.finish_reason is not FinishReason.CANCELLED
                 assert result.token_ids == (tokens if whole else tokens[: len(result.token_ids)])
+            if swept is not None:
+                swept.stop()
+            longest = max(range(len(requests)), key=lambda i: len(requests[i].prompt))
+            for n in range(2):  # the second one finds what the first has left
+                [again] = engine.generate([replace(requests[longest], request_id=f"again {n}")])
+                assert again.token_ids == wanted[longest]
             engine.check_invariants()
             found = {name: int(engine.stats()[name]) for name in ("preemptions", "prefix_hit_tokens")}
     except BaseException:

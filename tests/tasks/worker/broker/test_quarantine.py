@@ -17,7 +17,7 @@ from celery.exceptions import BackendStoreError
 from petiole.tasks.keys import LedgerKeys, stream_keys
 from petiole.tasks.worker.broker import corruption, quarantine as module
 from petiole.tasks.worker.broker.ledger import Ledger, sweep
-from petiole.tasks.worker.broker.quarantine import Quarantine, put_aside
+from petiole.tasks.worker.broker.quarantine import Quarantine, Sign, put_aside
 from petiole.tasks.worker.completion.backend import BACKENDS
 from tests.support.site import eventually
 
@@ -167,3 +167,60 @@ def test_a_sweep_does_not_wait_for_the_quarantine(
     assert aside.backend.failed == []
     aside.backend.open.set()
     eventually(lambda: aside.backend.failed == ["a"], "the task has failed")
+
+
+def state(task_id: str) -> str:
+    return stream_keys(task_id).state
+
+
+RUNNING: list[Callable[[redis.Redis], object]] = [
+    lambda client: client.hset(state("a"), mapping={"attempt": 2, "running": 1, "message:its": "call"}),
+    lambda client: client.hset(state("a"), mapping={"attempt": 2, "message:its": "call", "done": "stop"}),
+    lambda client: (
+        client.set(stream_keys("a").runs, 1),
+        client.sadd(stream_keys("a").messages, "its"),
+    ),
+]
+
+
+@pytest.mark.parametrize("begin", RUNNING, ids=["running", "ended", "of the application's own"])
+@pytest.mark.parametrize("sign", [Sign(), Sign("another's")], ids=["nameless", "named"])
+def test_a_task_that_another_message_runs_goes_on(
+    aside: Aside, client: redis.Redis, begin: Callable[[redis.Redis], object], sign: Sign
+) -> None:
+    begin(client)
+    before = client.hgetall(state("a"))
+    aside.start()
+    aside.put("a", sign=sign)
+    aside.put("b")
+    eventually(lambda: aside.acknowledged == ["a", "b"], "both are acknowledged")
+    assert (aside.entries, aside.backend.failed) == (["a", "b"], ["b"])
+    assert client.hgetall(state("a")) == before
+    assert not client.exists(stream_keys("a").log)
+
+
+@pytest.mark.parametrize("begin", RUNNING, ids=["running", "ended", "of the application's own"])
+@pytest.mark.parametrize("sign", [Sign("its"), Sign(own=True)], ids=["named", "redelivered"])
+def test_a_task_whose_own_message_is_refused_when_it_comes_again_fails(
+    aside: Aside, client: redis.Redis, begin: Callable[[redis.Redis], object], sign: Sign
+) -> None:
+    """Its worker has died, and the next one is of another version."""
+    begin(client)
+    ended = client.hexists(state("a"), "done")
+    aside.start()
+    aside.put("a", sign=sign)
+    eventually(lambda: aside.acknowledged == ["a"], "acknowledged")
+    assert aside.backend.failed == ["a"]
+    assert client.llen(stream_keys("a").log) == (0 if ended else 1)
+
+
+def test_a_lost_reply_to_the_end_of_a_stream_keeps_no_task_from_its_result(
+    aside: Aside, client: redis.Redis
+) -> None:
+    aside.backend.errors = [redis.ConnectionError("away")]
+    aside.start()
+    aside.put("a")
+    aside.put("a")
+    eventually(lambda: aside.acknowledged == ["a", "a"], "acknowledged")
+    assert aside.backend.failed == ["a", "a"]
+    assert client.llen(stream_keys("a").log) == 1
