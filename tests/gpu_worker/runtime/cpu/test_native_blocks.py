@@ -12,11 +12,11 @@ from petiole.gpu_worker.models.checkpoint.gguf.blocks import CODINGS, in_blocks
 from petiole.gpu_worker.models.weights.formats.gguf import FORMATS, layout
 from petiole.gpu_worker.models.weights.quantized import Coded, common_form
 from petiole.gpu_worker.models.weights.source import QuantisedLayer
-from petiole.gpu_worker.runtime.cpu.native.products.blocks import native_blocks
+from petiole.gpu_worker.runtime.cpu.native.products.blocks import NativeBlocks
 from tests.gpu_worker.models.weights.formats.test_gguf import Blocks
 
-COMPILED = native_blocks()
-pytestmark = pytest.mark.skipif(COMPILED is None, reason="nothing can be compiled here")
+COMPILED = NativeBlocks()
+pytestmark = pytest.mark.skipif(not COMPILED.knows("Q8_0"), reason="nothing can be compiled here")
 
 FACTORS = {
     "Q4_0": (0,),
@@ -72,7 +72,6 @@ def same_bits(one: Coded, other: Coded) -> bool:
 
 
 def test_these_types_are_known() -> None:
-    assert COMPILED is not None
     assert {kind for kind in CODINGS if COMPILED.knows(kind)} == set(FACTORS)
 
 
@@ -105,7 +104,6 @@ def test_a_form_that_holds_two_types_is_filled_as_torch_fills_it(kind: str) -> N
 @pytest.mark.parametrize("kind", [kind for kind in FACTORS if FACTORS[kind]])
 @pytest.mark.parametrize("bits", [0x7C00, 0xFC00, 0x7E01])
 def test_one_factor_that_is_no_number_is_found(kind: str, bits: int) -> None:
-    assert COMPILED is not None
     for at in FACTORS[kind]:
         raw = raw_of(kind)
         assert COMPILED.finite(kind, raw)
@@ -114,7 +112,6 @@ def test_one_factor_that_is_no_number_is_found(kind: str, bits: int) -> None:
 
 
 def test_a_power_of_two_that_is_no_number_is_found() -> None:
-    assert COMPILED is not None
     raw = raw_of("MXFP4")
     raw[3, 17] = 255
     assert not COMPILED.finite("MXFP4", raw)

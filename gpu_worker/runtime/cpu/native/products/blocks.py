@@ -1,10 +1,9 @@
-"""`NativeBlocks` reads blocks of GGUF files in one pass, as `packed/blocks.c` does, on as many threads as torch."""
+"""`NativeBlocks` reads blocks of GGUF files in one pass, as `packed/blocks.c` does, on torch's threads."""
 
 from __future__ import annotations
 
 import ctypes
 from ctypes import c_int8, c_int32, c_int64, c_void_p
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -36,26 +35,28 @@ class BlocksInto(ctypes.Structure):
 
 
 class NativeBlocks:
-    """Implements `formats.layer_tensors.BlockReader`."""
+    """Implements `formats.layer_tensors.BlockReader`. Nothing is compiled before there is a block to read."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
+    @property
+    def _library(self) -> ctypes.CDLL | None:
+        return load_library() if switch("native") == "on" else None
 
     def knows(self, kind: str) -> bool:
-        return bool(self._library.petiole_knows_blocks(c_int32(_NUMBERS[kind])))
+        library = self._library
+        return library is not None and bool(library.petiole_knows_blocks(c_int32(_NUMBERS[kind])))
 
     def finite(self, kind: str, raw: Tensor) -> bool:
-        raw = raw.contiguous()
+        library, raw = self._library, raw.contiguous()
+        assert library is not None
         n = raw.numel() // TYPES[kind].n_bytes
         n_threads = c_int32(torch.get_num_threads())
         return bool(
-            self._library.petiole_finite_blocks(
-                c_int32(_NUMBERS[kind]), c_void_p(raw.data_ptr()), c_int64(n), n_threads
-            )
+            library.petiole_finite_blocks(c_int32(_NUMBERS[kind]), c_void_p(raw.data_ptr()), c_int64(n), n_threads)
         )
 
     def read(self, kind: str, raw: Tensor, into: Coded) -> None:
-        form, raw = into.form, raw.contiguous()
+        form, library, raw = into.form, self._library, raw.contiguous()
+        assert library is not None
         own = layout(kind, form.outputs, form.inputs)
         wide = bool(own.table) and not form.table
         assert all(tensor.is_contiguous() for tensor in into.tensors)
@@ -76,14 +77,7 @@ class NativeBlocks:
             table=(c_int8 * _VALUES)(*map(int, own.table if wide else ())),
         )
         n_threads = c_int32(torch.get_num_threads())
-        self._library.petiole_read_blocks(c_int32(_NUMBERS[kind]), ctypes.byref(to), n_threads)
-
-
-@cache
-def native_blocks() -> NativeBlocks | None:
-    """None if there is no compiled code."""
-    library = load_library() if switch("native") == "on" else None
-    return None if library is None else NativeBlocks(library)
+        library.petiole_read_blocks(c_int32(_NUMBERS[kind]), ctypes.byref(to), n_threads)
 
 
 def _address(tensor: Tensor | None) -> int | None:
