@@ -2,10 +2,10 @@
 
     python -m bench.models.files --file MODEL.gguf
 
-Without a file it is a small random one. Each side loads the file from the system's cache; imports are not counted,
-and llama.cpp does not map it. The peak is that of one process while it loads, beside what it holds afterwards. In
-every round both sides decode the same number of tokens after the same prompts, on the same number of threads.
-llama.cpp rounds its inputs to eight bits; so do the rows that say it."""
+Without a file it is a small random one. Each side loads the file from the system's cache, weights and vocabulary;
+imports are not counted, and llama.cpp does not map it. The peak is that of one process while it loads, beside what
+it holds afterwards. In every round both sides decode the same number of tokens after the same prompts, on the same
+number of threads. llama.cpp rounds its inputs to eight bits; so do the rows that say it."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from bench.peers.llama_cpp import LlamaCpp
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.models.checkpoint.gguf.config import config_of
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
+from petiole.gpu_worker.text import load_tokenizer
 
 GOALS = (Goal(1, 1.2, "1.2"), Goal(4, 1.3, "1.3"), Goal(16, 1.3, "1.3"))
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -133,6 +134,7 @@ def loaded(path: str, threads: int) -> Loading:
     torch.set_num_threads(threads)
     before = _held("VmRSS")
     began = time.perf_counter()
+    load_tokenizer(path)
     runtime = ModelRuntime(
         EngineConfig(model=path, device="cpu", max_num_seqs=1, max_model_len=512, num_threads=threads)
     )

@@ -69,6 +69,7 @@ from petiole.gpu_worker.models.weights.copying import (
     read_linear,
     read_tensor,
 )
+from petiole.gpu_worker.models.weights.formats.layer_tensors import BlockReader
 from petiole.gpu_worker.models.weights.formats.quantization_config import declared_by
 from petiole.gpu_worker.models.weights.formats.unread import check_embedding
 from petiole.gpu_worker.models.weights.fused import ExpertTensors
@@ -96,7 +97,8 @@ _PROGRESS_FROM_BYTES = 256 * 2**20
 class LoadOptions:
     """The target device and format of weights. `max_positions`: length of the rotary tables. `on_read`: told how
     many bytes have been read. `int8_inputs`: where four-bit integers allow it, inputs meet them in eight bits.
-    `room`: bytes that new weights may take; None: the device refuses what it cannot hold.
+    `room`: bytes that new weights may take; None: the device refuses what it cannot hold. `block_reader`: see
+    `LayerTensors`.
 
     On the "meta" device, loading only checks that all tensors exist and have the right shape; it reads none.
     """
@@ -111,6 +113,7 @@ class LoadOptions:
     storage: Storage = field(default_factory=Storage)
     on_read: Callable[[int], object] = lambda n_bytes: None
     room: int | None = None
+    block_reader: BlockReader | None = None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
         return self.storage.empty(shape, dtype or self.dtype, self.device)
@@ -162,7 +165,9 @@ def load_model(folder: Path, model: Model, options: LoadOptions) -> Decoder:
         names = model.names
         if model.plan.pooling is None and model.plan.tied_head and _has_head(checkpoint, names):
             model = replace(model, plan=replace(model.plan, tied_head=False))
-        source = CheckpointWeights(ExpertTensors(checkpoint, names.fused, names.turned), declared_by(model.raw))
+        source = CheckpointWeights(
+            ExpertTensors(checkpoint, names.fused, names.turned), declared_by(model.raw), options.block_reader
+        )
         only_check = options.device.type == "meta"
         meta = options if only_check else replace(options, device=torch.device("meta"), storage=Storage())
         checked = model.read(source, model, meta)

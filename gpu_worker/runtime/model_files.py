@@ -138,6 +138,7 @@ class ModelReader:
             int8_inputs=int8_inputs(self._config, self._platform),
             kernels=self._platform.kernels,
             storage=storage,
+            block_reader=self._platform.block_reader,
             room=host_memory() if device.type == "cpu" and not storage.n_bytes else None,
         )
         if self._source is not None:

@@ -18,6 +18,7 @@ from petiole.gpu_worker.models.decoder import Decoder, ImageDecoder
 from petiole.gpu_worker.models.parts.kernels import Kernels
 from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.models.weights.copying import Quantization
+from petiole.gpu_worker.models.weights.formats.layer_tensors import BlockReader
 from petiole.gpu_worker.request.prepared_images import PreparedImage
 from petiole.gpu_worker.runtime.device.device import Device, DeviceStream
 from petiole.gpu_worker.runtime.interface import Progress
@@ -62,7 +63,8 @@ class Platform(Protocol):
     """place: where the tensors are. kernels: those of a decoder's layers. choose, accept: see `OutputSampler`.
     dtypes: the types that weights may have, by name; the first stands in for all others. quantizations: the values
     of `weight_quantization` that this platform computes. pinned: whether copies to the device are quicker from
-    pinned memory. window_pools: whether layers with a window have pools of their own."""
+    pinned memory. window_pools: whether layers with a window have pools of their own. block_reader: see
+    `LayerTensors`."""
 
     @property
     def device(self) -> Device: ...
@@ -90,6 +92,9 @@ class Platform(Protocol):
 
     @property
     def window_pools(self) -> bool: ...
+
+    @property
+    def block_reader(self) -> BlockReader | None: ...
 
     def require(self, model: ModelPlan) -> None:
         """Raises ModelError if this platform would not compute the model."""

@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 TOGETHER, OUTPUT = 128, 24
+WINDOW, WINDOWS = 1024, 8
 HERE = Path(__file__).parent
+
+
+def windows(tokens: list[int], first: list[int]) -> list[list[int]]:
+    """The parts of the long text, each behind the tokens with which a prompt begins."""
+    size = WINDOW - len(first)
+    assert len(tokens) >= WINDOWS * size
+    return [first + tokens[i * size : (i + 1) * size] for i in range(WINDOWS)]
 
 
 class LlamaCpp:
@@ -34,8 +42,13 @@ class LlamaCpp:
         self._context = self._model._ctx.ctx
         self._batch = llama_cpp.llama_batch_init(TOGETHER, 0, 1)
 
-    def tokens(self, text: str) -> list[int]:
-        return list(self._model.tokenize(text.encode(), add_bos=True, special=True))
+    def tokens(self, text: str, *, begin: bool = True) -> list[int]:
+        return list(self._model.tokenize(text.encode(), add_bos=begin, special=True))
+
+    def nats(self, tokens: list[int]) -> float:
+        self.clear()
+        rows = self.logprobs(tokens, every=True)
+        return -sum(float(row[token]) for row, token in zip(rows, tokens[1:], strict=False))
 
     def logprobs(self, tokens: list[int], past: int = 0, *, every: bool = False) -> list[Any]:
         """Of all tokens behind the last of `tokens`, or behind each of them."""
@@ -68,8 +81,10 @@ class LlamaCpp:
 def main() -> None:
     model, texts = LlamaCpp(sys.argv[1]), json.loads((HERE / "texts.json").read_text())
     text = model.tokens((HERE / "text.txt").read_text())
-    rows = model.logprobs(text, every=True)
-    nats = -sum(float(row[token]) for row, token in zip(rows, text[1:], strict=False))
+    nats = model.nats(text)
+    long = (HERE / "long_text.txt").read_text()
+    whole, plain = model.tokens(long), model.tokens(long, begin=False)
+    parts = windows(plain, whole[: len(whole) - len(plain)])
     greedy = []
     for prompt in texts["prompts"]:
         model.clear()
@@ -87,6 +102,7 @@ def main() -> None:
     found = {
         "tokens": [model.tokens(one) for one in texts["hard"]],
         "nats": {"llama.cpp": [round(nats, 3), len(text) - 1]},
+        "long": {"llama.cpp": [round(sum(map(model.nats, parts)), 3), WINDOWS * (WINDOW - 1)]},
         "greedy": greedy,
     }
     print(json.dumps(found, separators=(",", ":")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,12 +16,14 @@ import pytest
 
 from petiole.gpu_worker import Constraint, Embedding, Engine, EngineConfig, Request, SamplingParams
 from tests.real.models import HERE, MODELS, fetched, wanted
+from tests.real.record import windows
 
 pytestmark = pytest.mark.real
 
 NEAR_TIE = 0.5
 """Nats between the two likeliest tokens, below which rounding may choose the other."""
 TEXT = (HERE / "text.txt").read_text()
+LONG = (HERE / "long_text.txt").read_text()
 TEXTS = json.loads((HERE / "texts.json").read_text())
 REFERENCES: dict[str, Any] = json.loads((HERE / "references.json").read_text())
 LANGUAGE = [name for name in wanted() if name != "minilm"]
@@ -88,6 +91,21 @@ class TestLanguage:
         found = [-one.logprob for one in result.prompt_logprobs[1:] if one is not None]
         for whose, (total, n) in REFERENCES[name]["nats"].items():
             assert abs(sum(found[:n]) / n - total / n) <= (0.005 if whose == "float32" else 0.015), whose
+
+    def test_perplexity_over_8000_tokens(self, name: str, opened: Opened) -> None:
+        """Within 0.5 % of float32's, and 1.5 % of llama.cpp's, which rounds its inputs."""
+        engine = opened.engine(name)
+        whole = engine.tokens_of(Request(prompt=LONG))
+        plain = engine.tokens_of(Request(prompt=LONG, add_special_tokens=False))
+        asked_for = [
+            engine.submit(asked({"max_tokens": 1, "prompt_logprobs": 0}, prompt=tokens))
+            for tokens in windows(list(plain), list(whole[: len(whole) - len(plain)]))
+        ]
+        found = [one.logprob for handle in asked_for for one in (handle.result(1800).prompt_logprobs or ())[1:]]
+        for whose, (total, n) in REFERENCES[name].get("long", {}).items():
+            assert n == len(found)
+            ratio = math.exp(-sum(found) / n - total / n)
+            assert abs(ratio - 1) <= (0.005 if whose == "float32" else 0.015), (whose, ratio)
 
     def test_greedy_answers_are_those_of_llama_cpp_up_to_a_near_tie(self, name: str, opened: Opened) -> None:
         engine, references = opened.engine(name), REFERENCES[name]["greedy"]

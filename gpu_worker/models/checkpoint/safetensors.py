@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,6 +93,21 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {said if len(said) <= 400 else said[:400] + '…'}"
 
 
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
+"""Linux reserves no memory for pages that might be written: a file may be larger than the memory."""
+
+
+def contents(path: Path, *, mapped: bool = True) -> mmap.mmap | bytearray:
+    """A private copy of the file: torch wants memory that it may write to. Raises ModelError."""
+    try:
+        with path.open("rb") as file:
+            if not mapped:
+                return bytearray(file.read())
+            return mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE | _NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from None
+
+
 class TensorFile(ABC):
     """A file with tensors, mapped into memory. entries: by name."""
 
@@ -143,13 +159,7 @@ class SafetensorsFile(TensorFile):
         if not path.exists():
             raise ModelError(f"{path} is missing")
         check_file(path, most)
-        try:
-            with path.open("rb") as file:
-                self._map = (
-                    mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if mapped else bytearray(file.read())
-                )
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{path} cannot be read: {error}") from None
+        self._map = contents(path, mapped=mapped)
         self.entries = self._read_header()
 
     def _read_header(self) -> dict[str, TensorEntry]:

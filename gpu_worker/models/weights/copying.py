@@ -200,7 +200,7 @@ def coded_layers(layers: Sequence[QuantisedLayer], form: CodeLayout, to: Destina
     whole = form.of(sum(sizes)).empty(to.empty)
     if to.device.type != "meta":
         for layer, part in zip(layers, whole.split(sizes), strict=True):
-            if layer.form.of(0) == form.of(0):
+            if layer.fills(form):
                 to.advance(layer.read(part))
                 continue
             own = layer.form.empty(lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype, device=to.device))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.weights.formats.find import format_of
-from petiole.gpu_worker.models.weights.formats.layer_tensors import LayerTensors
+from petiole.gpu_worker.models.weights.formats.layer_tensors import BlockReader, LayerTensors
 from petiole.gpu_worker.models.weights.formats.quantization_config import QuantizationConfig
 from petiole.gpu_worker.models.weights.formats.reader import WeightFormat
 from petiole.gpu_worker.models.weights.fused import ExpertTensors
@@ -27,16 +27,22 @@ class QuantisedLayer:
     form: CodeLayout
     beside: LayerTensors
 
+    def fills(self, form: CodeLayout) -> bool:
+        """Whether `read` fills memory of this form."""
+        return form.of(0) == self.form.of(0) or self.format.fills(self.beside, form)
+
     def read(self, into: Coded) -> int:
-        """Returns the bytes read."""
+        """into: of a form that it `fills`. Returns the bytes read."""
         return self.format.read(self.beside, into)
 
 
 class CheckpointWeights:
-    """The tensors of a checkpoint whose configuration declares these formats."""
+    """The tensors of a checkpoint whose configuration declares these formats. compiled: see `LayerTensors`."""
 
-    def __init__(self, checkpoint: ExpertTensors, declared: QuantizationConfig) -> None:
-        self._checkpoint, self._declared = checkpoint, declared
+    def __init__(
+        self, checkpoint: ExpertTensors, declared: QuantizationConfig, compiled: BlockReader | None = None
+    ) -> None:
+        self._checkpoint, self._declared, self._compiled = checkpoint, declared, compiled
         self._found: dict[tuple[str, int, int], QuantisedLayer] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -49,7 +55,7 @@ class CheckpointWeights:
         """The layer of this name; None if its weights are plain. Raises ModelError for what is wrong with it."""
         if (known := self._found.get((name, outputs, inputs))) is not None:
             return known
-        beside = LayerTensors(self._checkpoint, name, outputs, inputs, self._declared)
+        beside = LayerTensors(self._checkpoint, name, outputs, inputs, self._declared, self._compiled)
         found = format_of(beside)
         if found is None:
             return None

@@ -13,6 +13,7 @@ from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.models.weights.copying import Quantization
 from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor, choose
+from petiole.gpu_worker.runtime.cpu.native.products.blocks import NativeBlocks
 from petiole.gpu_worker.runtime.device.device import Device, DeviceStream
 from petiole.gpu_worker.runtime.interface import Progress
 from petiole.gpu_worker.runtime.memory.container import host_memory_left
@@ -37,6 +38,7 @@ class CpuPlatform:
         self.quantizations: tuple[Quantization, ...] = ("none", "int8", "int4")
         self.pinned = False
         self.window_pools = True
+        self.block_reader = NativeBlocks()
         self._free = host_memory_left if free is None else free
 
     def require(self, model: ModelPlan) -> None:

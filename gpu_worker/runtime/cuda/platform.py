@@ -43,6 +43,7 @@ class CudaPlatform:
         self.quantizations: tuple[Quantization, ...] = ("none", "fp8", "int4")
         self.pinned = True
         self.window_pools = False
+        self.block_reader = None
 
     def require(self, model: ModelPlan) -> None:
         require_flashinfer(model)

@@ -50,7 +50,7 @@ class _GgufReader:
         self._kinds: list[int] = self._list("token_type", int, len(self._tokens))
         if (longest := max(map(len, self._tokens), default=0)) > MAX_PIECE:
             raise self._wrong("tokens", f"have at most {MAX_PIECE} letters each", longest)
-        if (added := sum(kind in (_CONTROL, _USER_DEFINED) for kind in self._kinds)) > MAX_ADDED_TOKENS:
+        if (added := self._kinds.count(_CONTROL) + self._kinds.count(_USER_DEFINED)) > MAX_ADDED_TOKENS:
             raise self._wrong("token_type", f"have at most {MAX_ADDED_TOKENS} control and user's tokens", added)
 
     def read(self) -> tuple[Tokenizer, dict[str, Any]]:
@@ -79,7 +79,8 @@ class _GgufReader:
     def _byte_level(self) -> Tokenizer:
         pre = self._get("pre")
         if not isinstance(pre, str) or pre not in CUTS:
-            near = ", ".join(get_close_matches(str(pre), CUTS, 3, 0.5)) or "llama-bpe or qwen2"
+            near = ", ".join(get_close_matches(pre if isinstance(pre, str) else "", CUTS, 3, 0.5))
+            near = near or "llama-bpe or qwen2"
             raise self._wrong("pre", f"be one of {len(CUTS)} names, such as {near}, for gpt2", shown(pre))
         cut = CUTS[pre]
         backend = self._bpe(self._merges(), ignore_merges=cut.whole)
@@ -214,7 +215,7 @@ class _GgufReader:
 
     def _list(self, key: str, kind: type, length: int | None = None) -> list[Any]:
         found = self._get(key)
-        if not isinstance(found, list) or not all(isinstance(one, kind) for one in found):
+        if not isinstance(found, list) or not {kind}.issuperset(map(type, found)):
             raise self._wrong(key, f"be a list of {kind.__name__}", shown(found))
         if length is not None and len(found) != length:
             raise self._wrong(key, f"have one for each of {length} tokens", len(found))

@@ -172,8 +172,10 @@ class _Config:
         metadata = self._header.metadata
         texts = metadata.get("tokenizer.ggml.tokens")
         texts = texts if isinstance(texts, list) else []
-        known = _END_TEXTS if _HARMONY in texts else _END_TEXTS | {_END_OF_MESSAGE}
-        ends = {i for i, text in enumerate(texts) if isinstance(text, str) and text in known}
+        found = (_END_TEXTS | {_END_OF_MESSAGE}).intersection(texts)
+        if _HARMONY in found:
+            found -= {_END_OF_MESSAGE}
+        ends = {texts.index(text) for text in found}
         for key in (f"tokenizer.ggml.{name}_token_id" for name in _ENDS):
             if (end := metadata.get(key)) is not None and type(end) is not int:
                 raise ModelError(f"{self._header.path}: {key} must be a whole number, got {shown(end)}")

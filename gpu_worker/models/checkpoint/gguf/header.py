@@ -27,6 +27,7 @@ MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 _MOST_ENTRIES, _MOST_TENSORS, _MOST_VALUES, _MOST_BYTES = 10_000, 100_000, 2**22, 2**24
 """Values: of all arrays together. Each takes some fifty bytes in memory."""
 _MOST_HEADER = 2**28
@@ -105,6 +106,8 @@ class _HeaderReader:
 
     def header(self) -> GgufHeader:
         version = self._number("I")
+        if version and not version & 0xFFFF:
+            raise ModelError(f"{self._path} is big-endian: take a file in little-endian order")
         if version not in _VERSIONS:
             known = " or ".join(map(str, _VERSIONS))
             raise ModelError(f"{self._path}: GGUF's version must be {known}, got {version}")
@@ -164,11 +167,25 @@ class _HeaderReader:
         if self._values > _MOST_VALUES:
             raise ValueError(f"must have at most {_MOST_VALUES} values in all arrays, got {self._values}")
         if inner == _STRING:
-            return [self._text() for _ in range(n)]
+            return self._texts(n)
         if inner not in _SCALARS:
             raise ValueError(f"arrays of type {inner}")
         code = _SCALARS[inner]
         return list(struct.unpack(f"<{n}{code}", self._bytes(n * struct.calcsize(code))))
+
+    def _texts(self, n: int) -> list[str]:
+        """Vocabularies have hundreds of thousands, so each takes few steps."""
+        data, at, length_at, found = self._data, self._at, _LENGTH.unpack_from, list[str]()
+        most = min(len(data), _MOST_HEADER)
+        for _ in range(n):
+            begin = at + _LENGTH.size
+            end = begin + length_at(data, at)[0] if begin <= most else begin
+            if end > most or end - begin > _MOST_BYTES:
+                break  # the error is that of `_text`
+            found.append(data[begin:end].decode())
+            at = end
+        self._at = at
+        return found if len(found) == n else [*found, self._text()]
 
     def _text(self) -> str:
         return self._bytes(self._count("bytes of text", _MOST_BYTES)).decode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import re
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from petiole.gpu_worker.models.checkpoint.gguf.blocks import values_of
 from petiole.gpu_worker.models.checkpoint.gguf.config import architecture_of, config_of
 from petiole.gpu_worker.models.checkpoint.gguf.header import GgufTensor, read_header, read_whole
 from petiole.gpu_worker.models.checkpoint.gguf.tensor_mapping import FREQUENCIES, LONG, SHORT, Place
-from petiole.gpu_worker.models.checkpoint.safetensors import TensorEntry, TensorFile
+from petiole.gpu_worker.models.checkpoint.safetensors import TensorEntry, TensorFile, contents
 
 _VALUES_AT_ONCE = 2**24
 _MOST_ENTRIES = 2**19
@@ -63,8 +62,7 @@ class GgufTensors(TensorFile):
                     raise ModelError(f"{path}: {limit}, got more: {shown(given)} has {tensor.shape[0]} experts")
             if len(self.entries) == known:
                 raise ModelError(f"{path}: tensor {shown(given)} is not one of a {self._of.hub}")
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._map = contents(path)
 
     def _is_beyond(self, name: str, n_layers: int) -> bool:
         """Whether a tensor belongs to a layer that predicts further tokens."""

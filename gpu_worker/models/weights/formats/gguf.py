@@ -6,12 +6,13 @@ file's."""
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from petiole.gpu_worker.models.checkpoint.gguf.block_types import TYPES
 from petiole.gpu_worker.models.checkpoint.gguf.blocks import CODINGS, in_blocks
-from petiole.gpu_worker.models.weights.formats.layer_tensors import LayerTensors
+from petiole.gpu_worker.models.weights.formats.layer_tensors import BlockReader, LayerTensors
 from petiole.gpu_worker.models.weights.formats.reader import WeightFormat
-from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout
+from petiole.gpu_worker.models.weights.quantized import Coded, CodeLayout, in_eight_bits
 from petiole.gpu_worker.models.weights.threads import for_each
 
 _VALUES_AT_ONCE = 2**19
@@ -20,11 +21,21 @@ _VALUES_AT_ONCE = 2**19
 
 def _form(beside: LayerTensors) -> CodeLayout:
     n, k, kind = beside.outputs, beside.inputs, beside.dtype(".weight")
-    coding = CODINGS[kind]
-    blocks = in_blocks(beside.tensor(".weight", (kind,), (n, k)), kind)
-    if not all(bool(torch.isfinite(one.float()).all()) for one in coding.factors(blocks)):
+    raw = beside.tensor(".weight", (kind,), (n, k))
+    if not _are_finite(beside, kind, raw):
         raise beside.wrong(".weight", "have finite scales", "inf or NaN")
     return layout(kind, n, k)
+
+
+def _are_finite(beside: LayerTensors, kind: str, raw: Tensor) -> bool:
+    if (compiled := _compiled(beside, kind)) is not None:
+        return compiled.finite(kind, raw)
+    factors = CODINGS[kind].factors(in_blocks(raw, kind))
+    return all(bool(torch.isfinite(one.float()).all()) for one in factors)
+
+
+def _compiled(beside: LayerTensors, kind: str) -> BlockReader | None:
+    return beside.compiled if beside.compiled is not None and beside.compiled.knows(kind) else None
 
 
 def layout(kind: str, n: int, k: int) -> CodeLayout:
@@ -43,9 +54,35 @@ def layout(kind: str, n: int, k: int) -> CodeLayout:
     )
 
 
+def _widens(own: CodeLayout, form: CodeLayout) -> bool:
+    """Whether weights of a type's own form become another one without a rounding: codes become integers of a byte,
+    groups are cut, offsets of zero are added."""
+    same_codes = own.table == form.table and own.codes == form.codes
+    eight = in_eight_bits(own)
+    integers = not form.table and form.codes == torch.int8 and eight is not None and eight.codes == torch.int8
+    same_zeros = own.zeros is None or (own.zeros, own.offsets) == (form.zeros, form.offsets)
+    same_blocks = bool(own.steps) == bool(form.steps) and own.steps * own.group == form.steps * form.group
+    return (
+        (same_codes or integers)
+        and same_zeros
+        and same_blocks
+        and (own.scales, own.group % form.group, form.multiplier) == (form.scales, 0, False)
+        and (form.offsets or form.zeros is None)
+    )
+
+
+def _fills(beside: LayerTensors, form: CodeLayout) -> bool:
+    kind = beside.dtype(".weight")
+    return _compiled(beside, kind) is not None and _widens(layout(kind, 0, form.inputs), form)
+
+
 def _read(beside: LayerTensors, into: Coded) -> int:
     kind = beside.dtype(".weight")
-    blocks = in_blocks(beside.source.stored(beside.at + ".weight"), kind)
+    raw = beside.source.stored(beside.at + ".weight")
+    if (compiled := _compiled(beside, kind)) is not None:
+        compiled.read(kind, raw, into)
+        return beside.read(".weight")
+    blocks = in_blocks(raw, kind)
     step = max(1, _VALUES_AT_ONCE // beside.inputs)
 
     def part(start: int) -> None:
@@ -59,5 +96,5 @@ def _read(beside: LayerTensors, into: Coded) -> int:
     return beside.read(".weight")
 
 
-FORMATS = {kind: WeightFormat("gguf", kind, _form, _read) for kind in CODINGS}
+FORMATS = {kind: WeightFormat("gguf", kind, _form, _read, _fills) for kind in CODINGS}
 """By type of tensor."""

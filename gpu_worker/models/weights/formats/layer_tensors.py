@@ -15,6 +15,7 @@ from torch import Tensor
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.safetensors import TensorEntry
 from petiole.gpu_worker.models.weights.formats.quantization_config import QuantizationConfig
+from petiole.gpu_worker.models.weights.quantized import Coded
 
 Shape = tuple[int, ...]
 
@@ -35,15 +36,30 @@ class StoredTensors(Protocol):
         ...
 
 
+class BlockReader(Protocol):
+    """Compiled code that reads blocks of GGUF files. raw: uint8 [outputs, bytes of a row], of this type."""
+
+    def knows(self, kind: str) -> bool: ...
+    def finite(self, kind: str, raw: Tensor) -> bool:
+        """Whether all that scales are made of is finite."""
+        ...
+
+    def read(self, kind: str, raw: Tensor, into: Coded) -> None:
+        """Fills memory of the type's own form, or of one to which `formats.gguf` lets it widen."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LayerTensors:
-    """at: the layer's name; a tensor's name is `at` + suffix. declared: what config.json says of the weights."""
+    """at: the layer's name; a tensor's name is `at` + suffix. declared: what config.json says of the weights.
+    compiled: reads blocks; None: torch reads them all."""
 
     source: StoredTensors
     at: str
     outputs: int
     inputs: int
     declared: QuantizationConfig
+    compiled: BlockReader | None = None
 
     def has(self, *suffixes: str) -> bool:
         return all(self.at + suffix in self.source for suffix in suffixes)

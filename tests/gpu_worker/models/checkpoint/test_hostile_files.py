@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import struct
@@ -18,6 +19,7 @@ from petiole.gpu_worker import EngineConfig, models
 from petiole.gpu_worker.exceptions import MachineError, ModelError
 from petiole.gpu_worker.models import checkpoint
 from petiole.gpu_worker.models.checkpoint.finding import resolve_model
+from petiole.gpu_worker.models.checkpoint.safetensors import contents
 from petiole.gpu_worker.runtime.building import platform_of
 from petiole.gpu_worker.runtime.device.opening import open_device
 from petiole.gpu_worker.runtime.model_files import ModelReader
@@ -233,7 +235,22 @@ def test_a_bomb_of_gguf_names_its_limit(tmp_path: Path, make: Callable[[Path], P
         opened(make(tmp_path / "bomb.gguf"))
 
 
+def test_a_big_endian_file_is_named_so(tmp_path: Path) -> None:
+    path = tmp_path / "big.gguf"
+    path.write_bytes(b"GGUF" + struct.pack(">IQQ", 3, 1, 1))
+    with pytest.raises(ModelError, match="is big-endian"):
+        opened(path)
+
+
 # ------------------------------------------------------------ sizes and places
+
+
+def test_a_file_may_be_larger_than_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "large.gguf"
+    size = 4 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with path.open("wb") as file:
+        file.truncate(size)
+    assert contents(path)[size - 1] == 0
 
 
 def test_weights_that_do_not_fit_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ adapters  what LoRA adapters add to the maps of a mixed batch
 library   torch's own products of the same weights
 linear    a map's panels among the threads, and what becomes of the sums
 weights   tensors as `packed/` rearranges them
+blocks    blocks of GGUF files become codes and scales
 kernels/  the sums of a panel
 packed/   how weights lie in memory
 """

@@ -17,7 +17,7 @@ from petiole.gpu_worker.models.checkpoint.gguf.block_types import TYPES
 from petiole.gpu_worker.models.checkpoint.gguf.blocks import CODINGS, values_of
 from petiole.gpu_worker.models.checkpoint.safetensors import TensorEntry
 from petiole.gpu_worker.models.weights.formats.gguf import FORMATS
-from petiole.gpu_worker.models.weights.formats.layer_tensors import LayerTensors
+from petiole.gpu_worker.models.weights.formats.layer_tensors import BlockReader, LayerTensors
 from petiole.gpu_worker.models.weights.formats.quantization_config import QuantizationConfig
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.models.weights.quantized import Coded, CodedLinear, CodedTable, common_form, plain_form
@@ -49,9 +49,9 @@ def test_blocks_are_what_loops_pack(kind: str) -> None:
 class Blocks:
     """A tensor of blocks, as a checkpoint has it."""
 
-    def __init__(self, kind: str, raw: torch.Tensor) -> None:
+    def __init__(self, kind: str, raw: torch.Tensor, compiled: BlockReader | None = None) -> None:
         self.raw, self.shape = raw, (len(raw), raw.shape[1] // TYPES[kind].n_bytes * TYPES[kind].values)
-        self.beside = LayerTensors(self, "layer", *self.shape, QuantizationConfig("gguf"))
+        self.beside = LayerTensors(self, "layer", *self.shape, QuantizationConfig("gguf"), compiled)
         self._entry = TensorEntry(kind, self.shape, 0, raw.numel())
 
     def __contains__(self, name: str) -> bool:

@@ -39,11 +39,20 @@ INLINE void put_eight(int inputs, vu first, vu second, char *row) {
 #endif
 }
 
+/* Compilers convert lane by lane. */
+INLINE vb lowest_bytes(vu words) {
+#ifdef __AVX512F__
+  return (vb)_mm512_cvtepi32_epi8((__m512i)words);
+#else
+  return __builtin_convertvector((vi)words, vb);
+#endif
+}
+
 /* Codes of a byte: those of four inputs. */
 INLINE void put_four(vu first, vu second, char *row) {
   for (int input = 0; input < 4; input++, first >>= 8, second >>= 8, row += PANEL) {
-    *(vb *)row = __builtin_convertvector((vi)first, vb);
-    *(vb *)(row + LANES) = __builtin_convertvector((vi)second, vb);
+    *(vb *)row = lowest_bytes(first);
+    *(vb *)(row + LANES) = lowest_bytes(second);
   }
 }
 
