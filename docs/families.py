@@ -57,7 +57,7 @@ PUBLISHED = (
     _causal("gpt-oss 20b, 120b, with MXFP4 experts or plain ones", "GptOss"),
     _causal("GLM-4 9B, 32B", "Glm", "Glm4"),
     _causal("GLM-4.5, 4.6, Air", "Glm4Moe"),
-    _causal("DeepSeek-V2, V3; GLM-4.7-Flash", "DeepseekV2", "DeepseekV3", "Glm4MoeLite", cuda=False),
+    _causal("DeepSeek-V2, V3; GLM-4.7-Flash", "DeepseekV2", "DeepseekV3", "Glm4MoeLite"),
     _causal("LFM2, LFM2.5", "Lfm2"),
     _causal("LFM2 with experts", "Lfm2Moe"),
     _causal("Phi-3, 3.5, Phi-4-mini", "Phi3"),

@@ -27,16 +27,17 @@ def overlapped(x: Tensor) -> dict[str, bool]:
 
 
 def rotate_and_store(
-    q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, keys: Tensor, values: Tensor, slots: Tensor
+    q: Tensor, k: Tensor, v: Tensor | None, rotation: Rotation, keys: Tensor, values: Tensor, slots: Tensor
 ) -> None:
     """Rotate q in place, if anything is rotated; keys[slots[t]] = k[t] rotated, values[slots[t]] = v[t], in the
-    cache's type, cut to its range. Norm and rotation are computed in float32.
+    cache's type, cut to its range. Norm and rotation are computed in float32. v None: values are the stored keys.
 
     q: [T, Hq, D], k, v: [T, Hkv, D], rows of any stride, heads dense; keys, values: [slots, Hkv, D], contiguous;
     slots: int64 [T].
     """
     n, n_heads, width = q.shape
-    n_kv_heads, table = k.shape[1], rotation.table
+    n_kv_heads, table, stored = k.shape[1], rotation.table, v is not None
+    v, block = k if v is None else v, triton.next_power_of_2(width // 2)
     assert all(x.stride()[1:] == (width, 1) for x in (q, k, v))
     assert table is None or table.is_contiguous()
     _check_sizes(q, k, v, rotation, keys, values)
@@ -59,12 +60,13 @@ def rotate_and_store(
         v.stride(0),
         rotation.eps,
         NORMED=rotation.norms is not None,
+        VALUES=stored,
         HALF=width // 2,
         TURNED=0 if table is None else table.shape[1] // 2,
         NEAR=rotation.neighbours,
-        BLOCK=triton.next_power_of_2(width // 2),
+        BLOCK=block,
         HEADS=_HEADS,
-        num_warps=4,
+        num_warps=max(4, block * _HEADS // 512),
         **overlapped(q),
     )
 
@@ -102,6 +104,7 @@ def _rotate_and_store(
     v_row,
     eps,
     NORMED: tl.constexpr,
+    VALUES: tl.constexpr,
     HALF: tl.constexpr,
     TURNED: tl.constexpr,
     NEAR: tl.constexpr,
@@ -125,8 +128,9 @@ def _rotate_and_store(
     else:
         at, apart, used = _places(group - n_groups, n_kv_heads, HALF, TURNED, NEAR, BLOCK, HEADS)
         place = tl.load(slots + row) * n_kv_heads * (2 * HALF)
-        low, high = _pairs(v + row * v_row, at, apart, used)
-        _store_pairs(values + place, at, apart, used, low, high)
+        if VALUES:
+            low, high = _pairs(v + row * v_row, at, apart, used)
+            _store_pairs(values + place, at, apart, used, low, high)
         low, high = _rotated(
             k + row * k_row, at, apart, used, k_norm, angles, eps, NORMED, HALF, TURNED, NEAR, BLOCK
         )
