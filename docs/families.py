@@ -40,6 +40,8 @@ def _heads(name: str) -> tuple[str, ...]:
 PUBLISHED = (
     _causal("Llama 2, 3, 3.1, 3.2", "Llama"),
     _causal("Llama 3.2 with images, without layers of cross attention", f"Mllama{_VISION}", "Mllama"),
+    _causal("Seed-OSS; ERNIE 4.5, dense", "SeedOss", "Ernie4_5"),
+    _causal("EXAONE 4", "Exaone4"),
     _causal("Mistral 7B", "Mistral"),
     _causal("Mixtral 8x7B, 8x22B", "Mixtral"),
     _causal("Ministral 3; Mistral Small 3", "Ministral3", f"Mistral3{_VISION}"),

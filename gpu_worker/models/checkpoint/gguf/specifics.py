@@ -276,14 +276,17 @@ def _deepseek2(metadata: Metadata, common: Config) -> Config:
             "norm_topk_prob": bool(metadata.get("expert_weights_norm", False)),
             "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
         }
-    rank = metadata.whole("attention.q_lora_rank", 0, low=0)
+    rank, value = (
+        metadata.whole("attention.q_lora_rank", 0, low=0),
+        metadata.whole("attention.value_length", width),
+    )
     return routing | {
         **_chosen(metadata),
         "q_lora_rank": rank or None,
         "kv_lora_rank": metadata.whole("attention.kv_lora_rank"),
         "qk_rope_head_dim": turning,
         "qk_nope_head_dim": width - turning,
-        "v_head_dim": metadata.whole("attention.value_length_mla", metadata.whole("attention.value_length", width)),
+        "v_head_dim": metadata.whole("attention.value_length_mla", value),
         "partial_rotary_factor": 1.0,
         "attention_bias": "blk.0.attn_kv_a_mqa.bias" in metadata.header.tensors,
         "n_routed_experts": metadata.whole("expert_count"),

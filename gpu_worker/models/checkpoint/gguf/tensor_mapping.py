@@ -251,11 +251,7 @@ ARCHITECTURES = {
     ),
     "glm4moe": Architecture(
         "Glm4MoeForCausalLM",
-        layer=_LAYER
-        | _NORMS
-        | _EXPERTS
-        | _BESIDE_GLM
-        | {"post_attention_norm": "post_attention_layernorm"},
+        layer=_LAYER | _NORMS | _EXPERTS | _BESIDE_GLM | {"post_attention_norm": "post_attention_layernorm"},
     ),
     "deepseek2": DEEPSEEK2,
     "gpt-oss": Architecture(

@@ -1,8 +1,9 @@
-"""FlashInfer's attention over latents: queries [turning | latent] over one vector for each position (`plan.Latent`).
+"""FlashInfer's attention over latents: all heads of queries over one vector for each position (`plan.Latent`).
 
 One kind of wrapper plans prefills, decodes and verifications. Like the others it fills pinned memory and copies it
 without waiting; it allocates that memory anew for each plan, and keeps it until its next one. No card has run this
-module: `tests/support/fake_flashinfer.py` stands in for the wrapper.
+module: `tests/support/fake_flashinfer.py` stands in for the wrapper. FlashInfer compiles one kernel for it
+(`gen_batch_mla_module`) when the first model starts, for which nvcc and ninja are needed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import AppendWrappers,
 from petiole.gpu_worker.runtime.device.device import staged
 
 PLAN_BYTES = 8 * 2**20
-"""Device memory for the plan of a captured step, which FlashInfer allocates; it takes as much pinned memory, too."""
+"""Device memory for the plan of a captured step, which FlashInfer allocates, beside as much pinned memory."""
 
 _RANKS, _TURNING = 128, 64
 """Multiples of these are what the kernel computes."""
@@ -41,16 +42,14 @@ def require_supported(mixer: Attention) -> None:
 class LatentWrappers:
     """Prefill, decode and verify of one slot, with a wrapper for each kind of layer.
 
-    rows: of a captured step; 0: steps are not captured. indices: the page list that a captured step reads. queries:
-    of each row of a captured step."""
+    rows: of a captured step; 0: steps are not captured. indices: the page list that a captured step reads.
+    queries: of each row of a captured step."""
 
     def __init__(
         self, geometry: Geometry, workspace: Tensor, rows: int = 0, indices: Tensor | None = None, queries: int = 0
     ) -> None:
         self.geometry = geometry
-        self.wrappers = {
-            kind: LatentWrapper(kind, workspace, rows, indices, queries) for kind in geometry.kinds
-        }
+        self.wrappers = {kind: LatentWrapper(kind, workspace, rows, indices, queries) for kind in geometry.kinds}
 
     def plan(self, lengths: Tensor, indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
         """Plan a step. lengths: its positions, as an indptr. All arrays are pinned, except `indices`."""
@@ -64,9 +63,9 @@ class LatentWrappers:
 
 
 class LatentWrapper:
-    """A block of the kernel computes 64 or 128 queries, heads counted. If several queries of a row are causal, and a
-    block ends inside a query, it may miss a key, and FlashInfer refuses the plan. Then there are more heads, up to
-    the next power of two, whose queries are zeros."""
+    """A block of the kernel computes 64 or 128 queries, heads counted. If rows have several queries, and a block
+    ends inside one, it may miss a key, and FlashInfer refuses the plan. Then there are more heads, up to the next
+    power of two, whose queries are zeros."""
 
     def __init__(
         self, kind: AttentionKind, workspace: Tensor, rows: int, indices: Tensor | None, queries: int
@@ -113,7 +112,7 @@ class LatentWrapper:
             sums = torch.empty_like(q)
         self._wrapper.run(query=self._parts(q), kv_cache=self._parts(pages[0][:, :, 0]), out=self._parts(sums)[0])
         if more:
-            out.copy_(sums[:, : -more])
+            out.copy_(sums[:, :-more])
 
     def _parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What is of latents, and what turns."""

@@ -33,8 +33,8 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
 from petiole.gpu_worker.runtime.cuda.capture import cuda_capture, eager
 from petiole.gpu_worker.runtime.cuda.executor import batching_that_fits, require_flashinfer, working_bytes
 from petiole.gpu_worker.runtime.cuda.graphs import Graphs
-from petiole.gpu_worker.runtime.cuda.simulated import SimulatedCard
 from petiole.gpu_worker.runtime.cuda.shapes import Shape, append_shapes, batch_ladder, token_ladder
+from petiole.gpu_worker.runtime.cuda.simulated import SimulatedCard
 from petiole.gpu_worker.runtime.interface import VALUES, RowBinding
 from petiole.gpu_worker.runtime.memory.room import sampling_bytes
 from petiole.gpu_worker.runtime.step.rows import RowStates
