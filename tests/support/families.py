@@ -166,6 +166,7 @@ FAMILIES |= {
     "glm": ("Glm", {"head_dim": 16, "attention_bias": True, "pad_token_id": 0}),
     "glm4": ("Glm4", {"head_dim": 32, "attention_bias": True, "pad_token_id": 0}),
     "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "pad_token_id": 0}),
+    "phi2": ("Phi", {"hidden_act": "gelu_new", "num_key_value_heads": 4}),
     "cohere": ("Cohere", {"logit_scale": 0.5, "pad_token_id": 0}),
     "cohere2": (
         "Cohere2",
