@@ -17,10 +17,11 @@ def plan(raw: JsonObject) -> ModelPlan:
         raise ModelError("config.json: qk_layernorm must be false, got true: such norms are not computed")
     raw = {"partial_rotary_factor": 0.5, **raw}
     norm = Norm("layer", eps=config_keys.number(raw, "layer_norm_eps", 1e-5), bias=True)
-    width, known = config_keys.head_dim(raw), ("gelu_tanh", "gelu", "relu", "silu")
-    rotary = config_keys.rotary(raw, width, partial=True)
+    width, rotary = config_keys.head_dim(raw), config_keys.rotary(raw, config_keys.head_dim(raw), partial=True)
     mixer = config_keys.usual_attention(raw, width, rotary=rotary, qkv_bias=True, out_bias=True)
-    fed = FeedForward(config_keys.inner(raw), config_keys.activation(raw, known), gated=False, bias=True)
+    fed = FeedForward(
+        config_keys.inner(raw), config_keys.activation(raw, ("gelu_tanh", "gelu", "relu")), gated=False, bias=True
+    )
     layers = config_keys.usual_layers(
         raw,
         mixer,
