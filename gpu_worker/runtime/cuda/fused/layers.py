@@ -13,7 +13,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from petiole.gpu_worker.models.parts.rotary import Rotation
 
-_HEADS = 8
+_PAIRS = 512
+"""Pairs of elements that a program turns: of up to eight heads."""
 FP8_MAX = tl.constexpr(448.0)
 
 
@@ -38,11 +39,12 @@ def rotate_and_store(
     n, n_heads, width = q.shape
     n_kv_heads, table, stored = k.shape[1], rotation.table, v is not None
     v, block = k if v is None else v, triton.next_power_of_2(width // 2)
+    heads = max(1, min(8, _PAIRS // block))
     assert all(x.stride()[1:] == (width, 1) for x in (q, k, v))
     assert table is None or table.is_contiguous()
     _check_sizes(q, k, v, rotation, keys, values)
     q_norm, k_norm = rotation.norms or (q, q)
-    _rotate_and_store[(n, triton.cdiv(n_heads, _HEADS) + triton.cdiv(n_kv_heads, _HEADS))](
+    _rotate_and_store[(n, triton.cdiv(n_heads, heads) + triton.cdiv(n_kv_heads, heads))](
         q,
         k,
         v,
@@ -65,8 +67,8 @@ def rotate_and_store(
         TURNED=0 if table is None else table.shape[1] // 2,
         NEAR=rotation.neighbours,
         BLOCK=block,
-        HEADS=_HEADS,
-        num_warps=max(4, block * _HEADS // 512),
+        HEADS=heads,
+        num_warps=4,
         **overlapped(q),
     )
 
