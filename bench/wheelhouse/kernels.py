@@ -82,6 +82,7 @@ def wanted(head_dims: list[int]) -> Iterator[Any]:
         shape = (*[torch.bfloat16] * 3, torch.int32, width, width, 0, False, False)
         yield modules.gen_batch_decode_module(*shape)
         yield modules._gen_batch_prefill_primary_module("fa2", *shape, False)
+    yield modules.gen_batch_mla_module("fa2", *[torch.bfloat16] * 3, torch.int32, 512, 64, False)
     yield gen_act_and_mul_module("silu")
     yield gen_norm_module()
 

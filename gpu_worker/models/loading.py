@@ -458,8 +458,12 @@ class _Walk:
         if plan.query_rank:
             query_norm = self._norm(plan.norm, at + names.query_norm, plan.query_rank)
             queries = self._linear((at + names.query_up,), (mixer.latent_query_size,), plan.query_rank)
-        whole = self._widened(at + names.up, heads * each, plan.rank).view(heads, each, plan.rank)
-        keys, values = whole[:, : plan.own].transpose(1, 2), whole[:, plan.own :]
+        if self.prefix + at + names.keys + ".weight" in self.source:
+            keys = self._widened(at + names.keys, heads * plan.rank, plan.own)
+            values = self._widened(at + names.values, heads * plan.value, plan.rank)
+        else:
+            whole = self._widened(at + names.up, heads * each, plan.rank).view(heads, each, plan.rank)
+            keys, values = whole[:, : plan.own].transpose(1, 2), whole[:, plan.own :]
         return LatentWeights(
             keys=DenseLinear(self._kept(keys).view(-1, plan.own)),
             values=DenseLinear(self._kept(values).view(-1, plan.rank)),

@@ -671,6 +671,10 @@ class ModelPlan:
         return any(True for _ in self.recurrent)
 
     @property
+    def reads_latents(self) -> bool:
+        return any(mixer.latent is not None for _, mixer in self.attending)
+
+    @property
     def experts(self) -> tuple[Experts | None, ...]:
         """The experts of each layer."""
         return tuple(layer.experts for layer in self.layers)

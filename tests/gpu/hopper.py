@@ -161,6 +161,15 @@ def heads(width: int, normed: bool, dtype: torch.dtype, near: bool = False) -> N
     layers.rotate_and_store(q, k, v, rotation, keys, values, torch.zeros(n, dtype=torch.int64))
 
 
+def latents() -> None:
+    """Of DeepSeek and GLM-4.7-Flash."""
+    n, width = 16, 576
+    q, k = (torch.empty((n, many, width), dtype=torch.bfloat16) for many in (16, 1))
+    rotation = Rotation(None, 0.0, torch.zeros(n, dtype=torch.int32), torch.empty(4096, 64), True)
+    keys = torch.empty((4096, 1, width), dtype=torch.bfloat16)
+    layers.rotate_and_store(q, k, None, rotation, keys, keys, torch.zeros(n, dtype=torch.int64))
+
+
 def pages() -> None:
     table = torch.empty((65, 4096), dtype=torch.int32)
     rows, indptr = (torch.zeros(n, dtype=torch.int32) for n in (64, 65))
@@ -295,6 +304,7 @@ VARIANTS: dict[str, Callable[[], Tensor | None]] = {
         for normed in (False, True)
         for dtype in (torch.bfloat16, torch.float8_e4m3fn)
     },
+    "of latents": latents,
     "": pages,
     "of 4096": eight_bits,
     "with values": accepted,
@@ -327,6 +337,7 @@ VARIANTS: dict[str, Callable[[], Tensor | None]] = {
 FEW = (
     "bfloat16",
     "of 128, normed",
+    "of latents",
     "",
     "of 4096",
     "with values",

@@ -89,6 +89,21 @@ def test_layers_with_a_state_agree_with_transformers(family, graphs, checkpoint,
     agree(got, [reference(model, other.prompt)[-1] for other in others], model)
 
 
+@pytest.mark.parametrize("heads", [16, 20])
+@pytest.mark.parametrize("pages", PAGES, ids=["page1", "page16"])
+def test_attention_over_latents_agrees_with_transformers(heads, pages, checkpoint, open_runtime):
+    """Of DeepSeek-V2-Lite's sizes, and with the heads of GLM-4.7-Flash, which do not divide a block: prompts in
+    chunks, captured decodes, and drafts."""
+    sizes = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+    of_heads = {"num_attention_heads": heads, "num_key_value_heads": heads, "num_hidden_layers": 1}
+    folder, model = checkpoint("deepseek-v3", **sizes, **of_heads, first_k_dense_replace=1)
+    decodes_agree(Driver(open_runtime(folder, **pages)), model, [tokens(n, n) for n in (240, 3, 129, 30, 1)])
+    driver = Driver(open_runtime(folder, speculative_tokens=4, **pages))
+    sequence = driver.sequence(tokens(60), ALL)
+    driver.prefill([sequence], [23])
+    agree(outputs_of_all(driver, sequence), reference(model, sequence.prompt)[23:], model)
+
+
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "width"), [(32, 8, 128), (16, 8, 128), (5, 1, 64), (8, 1, 128)], ids=str
 )

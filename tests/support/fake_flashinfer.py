@@ -91,6 +91,7 @@ def rotate_and_store(q, k, v, rotation, keys, values, slots):
     assert positions.shape == slots.shape == q.shape[:1]
     assert keys.is_contiguous()
     assert values.is_contiguous()
+    assert v is not None or keys is values
     if table is None:  # nothing is rotated
         table = torch.ones(int(positions.max()) + 1, 0)
     cos, sin = table[positions.long()][:, None].chunk(2, dim=-1)
@@ -108,7 +109,8 @@ def rotate_and_store(q, k, v, rotation, keys, values, slots):
 
     q_norm, k_norm = rotation.norms or (None, None)
     q.copy_(rotated(q, q_norm))
-    for source, target in ((rotated(k, k_norm), keys), (v, values)):
+    stored = [(rotated(k, k_norm), keys), *([] if v is None else [(v, values)])]
+    for source, target in stored:
         largest = torch.finfo(target.dtype).max
         target[slots] = source.float().clamp(-largest, largest).to(target.dtype)
 
@@ -496,6 +498,97 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         return self._attend(q, pages, None, out, return_lse)
 
 
+@dataclasses.dataclass(frozen=True)
+class MLAPlanMetadata:
+    rows: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def csr(cls, qo_indptr, kv_indptr, kv_indices, kv_len_arr):
+        check_int32(qo_indptr, kv_indptr, kv_indices, kv_len_arr)
+        assert len(qo_indptr) == len(kv_indptr) == len(kv_len_arr) + 1
+        assert int(qo_indptr[0]) == int(kv_indptr[0]) == 0
+        assert len(kv_indices) == int(kv_indptr[-1])
+        return cls((qo_indptr, kv_indptr, kv_indices, kv_len_arr))
+
+
+class BatchMLAPagedAttentionWrapper:
+    """What the host reads is read when it plans. A captured wrapper launches what its first plan asked for."""
+
+    def __init__(
+        self,
+        workspace,
+        use_cuda_graph=False,
+        qo_indptr=None,
+        kv_indptr=None,
+        kv_indices=None,
+        kv_len_arr=None,
+        backend="auto",
+    ):
+        assert backend == "fa2"
+        assert workspace.numel() >= WORKSPACE_BYTES
+        self.fixed = (qo_indptr, kv_indptr, kv_indices, kv_len_arr) if use_cuda_graph else None
+        if self.fixed:
+            check_int32(*self.fixed)
+            assert len({buffer.data_ptr() for buffer in self.fixed}) == 4, "they must not overlap"
+        self.clusters = None
+
+    def plan(
+        self,
+        *,
+        metadata,
+        num_heads,
+        head_dim_ckv,
+        head_dim_kpe,
+        page_size,
+        causal,
+        sm_scale,
+        q_data_type,
+        kv_data_type,
+        query_layout,
+        kv_cache_layout,
+    ):
+        bounds, indptr, indices, lengths = metadata.rows
+        assert q_data_type == kv_data_type
+        assert query_layout == kv_cache_layout == "split"
+        queries, pages = bounds.diff(), indptr.diff()
+        assert int(queries.min()) >= 1
+        assert (pages == -(-lengths // page_size)).all()
+        assert (lengths >= queries).all(), "each query has a position"
+        tile = 128 if int(queries.sum()) * num_heads // len(queries) > 64 else 64
+        if tile % num_heads:
+            assert int(queries.max()) * num_heads <= tile, "a tile may end inside a query, and miss a key"
+        if self.fixed:
+            assert [len(x) for x in (bounds, indptr, lengths)] == [len(self.fixed[i]) for i in (0, 1, 3)]
+            assert len(indices) <= len(self.fixed[2])
+            assert indices.data_ptr() == self.fixed[2].data_ptr(), "nothing copies the list"
+            assert self.clusters in (None, tile), "a captured launch cannot change"
+        self.clusters, self.causal, self.scale = tile, causal, sm_scale
+        self.heads, self.widths, self.page_size, self.dtype = (
+            num_heads,
+            (head_dim_ckv, head_dim_kpe),
+            page_size,
+            q_data_type,
+        )
+        self.host, self.indices = [x.clone() for x in (bounds, indptr, lengths)], indices
+
+    def run(self, *, query, kv_cache, out):
+        bounds, indptr, lengths = (x.tolist() for x in self.host)
+        assert [x.shape for x in query] == [(bounds[-1], self.heads, width) for width in self.widths]
+        assert [x.shape[1:] for x in kv_cache] == [(self.page_size, width) for width in self.widths]
+        assert {x.dtype for x in (*query, *kv_cache, out)} == {self.dtype}
+        assert out.shape == query[0].shape
+        check_dense_rows(*query, *kv_cache, out)
+        q, cached = torch.cat(query, -1), torch.cat(kv_cache, -1)
+        for row, length in enumerate(lengths):
+            first, end = bounds[row], bounds[row + 1]
+            k = cached[self.indices[indptr[row] : indptr[row + 1]].long()].flatten(0, 1)[:length]
+            scores = torch.einsum("nhd,kd->hnk", q[first:end], k) * self.scale
+            if self.causal:
+                ends = torch.arange(length - (end - first), length)
+                scores = scores.masked_fill(torch.arange(length) > ends[:, None], -math.inf)
+            out[first:end] = torch.einsum("hnk,kd->nhd", scores.softmax(-1), k[:, : self.widths[0]])
+
+
 # ---------------------------------------------------------------- gpu_worker.runtime.cuda.fused.products
 
 MOST_ROWS = 2
@@ -545,6 +638,7 @@ def install(monkeypatch):
         monkeypatch.setattr(graphs, often, 1)
     monkeypatch.setattr(installed, "installed_version", lambda: Version("0.7.2.post1"))
     module("flashinfer", BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper)
+    module("flashinfer.mla", BatchMLAPagedAttentionWrapper, MLAPlanMetadata)
     module("flashinfer.norm", rmsnorm, fused_add_rmsnorm)
     module("flashinfer.activation", silu_and_mul)
     layers = (rotate_and_store, write_pages, gather_pages, token_slots, quantize_rows)

@@ -34,7 +34,7 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-_YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
 _LOCAL, _FULL = "sliding_attention", "full_attention"
 _GEMMA4 = {
@@ -61,17 +61,23 @@ _QWEN2_MOE = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 48,
 }
-_MINISTRAL3 = _YARN | {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1}
-_OLMO3 = {_LOCAL: {"rope_type": "default", "rope_theta": 10_000.0}, _FULL: _YARN}
+_MINISTRAL3 = YARN | {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1}
+_OLMO3 = {_LOCAL: {"rope_type": "default", "rope_theta": 10_000.0}, _FULL: YARN}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
     "llama3": ("Llama", {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
     "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 32}),
+    "seed-oss": ("SeedOss", {"head_dim": 32}),
+    "seed-oss-biases": ("SeedOss", {"head_dim": 16, "attention_out_bias": True, "mlp_bias": True}),
+    "ernie4.5": ("Ernie4_5", {"head_dim": 32}),
+    "ernie4.5-biases": ("Ernie4_5", {"head_dim": 16, "use_bias": True, "tie_word_embeddings": False}),
+    "exaone4": ("Exaone4", {"sliding_window": 7, "layer_types": [_LOCAL, _LOCAL, _FULL]}),
+    "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": [_FULL] * 3}),
     "mistral": ("Mistral", {"sliding_window": 7}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
-    "qwen2-yarn": ("Qwen2", {"rope_parameters": _YARN}),
+    "qwen2-yarn": ("Qwen2", {"rope_parameters": YARN}),
     "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
     "gemma3": (
         "Gemma3",
@@ -112,7 +118,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 7,
             "num_local_experts": 6,
             "num_experts_per_tok": 3,
-            "rope_parameters": _YARN | {"truncate": False, "original_max_position_embeddings": 16},
+            "rope_parameters": YARN | {"truncate": False, "original_max_position_embeddings": 16},
         },
     ),
     "glm4-moe": (
@@ -160,6 +166,7 @@ FAMILIES |= {
     "glm": ("Glm", {"head_dim": 16, "attention_bias": True, "pad_token_id": 0}),
     "glm4": ("Glm4", {"head_dim": 32, "attention_bias": True, "pad_token_id": 0}),
     "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "pad_token_id": 0}),
+    "phi2": ("Phi", {"hidden_act": "gelu_new", "num_key_value_heads": 4}),
     "cohere": ("Cohere", {"logit_scale": 0.5, "pad_token_id": 0}),
     "cohere2": (
         "Cohere2",
@@ -184,7 +191,7 @@ LATENT = {
     "n_shared_experts": 2,
     "routed_scaling_factor": 1.5,
 }
-_MSCALE = _YARN | {"mscale": 0.7, "mscale_all_dim": 1.2}
+_MSCALE = YARN | {"mscale": 0.7, "mscale_all_dim": 1.2}
 WITH_LATENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v2": (
         "DeepseekV2",
@@ -215,7 +222,7 @@ WITH_LATENTS: dict[str, tuple[str, dict[str, Any]]] = {
         LATENT | {"q_lora_rank": 40, "rope_interleave": False, "n_shared_experts": 1},
     ),
 }
-"""Families whose attention reads latents, which only the CPU computes."""
+"""Families whose attention reads latents."""
 
 _NEMOTRON_H = {
     "head_dim": 32,

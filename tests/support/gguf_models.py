@@ -23,12 +23,14 @@ _FUSED = re.compile(r"(.*experts)\.(gate_up_proj|down_proj)(_bias)?")
 
 def grid(model: Any) -> Any:
     """The model with weights that Q8_0 holds exactly: in each block a largest one that is 127 steps."""
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         if parameter.ndim > 1 and parameter.shape[-1] % 32 == 0:
             steps = torch.randint(-127, 128, parameter.shape)
             steps[..., ::32] = 127
             if parameter.ndim > 2:  # experts of gpt-oss are stored with inputs first
                 steps[..., ::32, :] = 127
+            if name.endswith("kv_b_proj.weight"):  # the rows of keys become columns
+                steps.view(model.config.num_attention_heads, -1, steps.shape[1])[:, ::32] = 127
             parameter.data = steps / 512
     return model
 
@@ -74,6 +76,11 @@ def _as_converted(architecture: str, config: Any, stored: dict[str, Tensor]) -> 
             yield f"{name}.weight", tensor
         elif name.endswith("conv.conv.weight"):
             yield name, tensor.squeeze(1)
+        elif name.endswith("kv_b_proj.weight") and not getattr(config, "in_one", False):
+            both = tensor.view(config.num_attention_heads, -1, tensor.shape[1])
+            keys, values = torch.split(both, [config.qk_nope_head_dim, config.v_head_dim], dim=1)
+            yield name.replace("kv_b_proj", "k_b_proj"), keys.transpose(1, 2)
+            yield name.replace("kv_b_proj", "v_b_proj"), values
         elif ".linear_attn." in name:
             yield from _delta_net(architecture, config, name, tensor)
         elif architecture in _ROTATED_PAIRS and part in heads:

@@ -68,7 +68,8 @@ DELTA_NET = RecurrentNames(
 @dataclass(frozen=True, slots=True)
 class LatentNames:
     """The parts of attention over latents. queries: of queries that are one product; query_down, query_norm,
-    query_up: of others. up: of keys and values, from a latent."""
+    query_up: of others. up: of keys and values, from a latent; or keys, values: the same in two, in the form of
+    `LatentWeights`, where a checkpoint has them."""
 
     queries: str = "self_attn.q_proj"
     query_down: str = "self_attn.q_a_proj"
@@ -77,6 +78,8 @@ class LatentNames:
     down: str = "self_attn.kv_a_proj_with_mqa"
     norm: str = "self_attn.kv_a_layernorm"
     up: str = "self_attn.kv_b_proj"
+    keys: str = "self_attn.k_b_proj"
+    values: str = "self_attn.v_b_proj"
 
     def first(self, plan: Latent) -> tuple[str, str]:
         """The stored layers of the first product."""

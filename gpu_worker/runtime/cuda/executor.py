@@ -34,6 +34,7 @@ from petiole.gpu_worker.models.weights.quantized import KernelLinear
 from petiole.gpu_worker.request.prepared_images import PreparedImage
 from petiole.gpu_worker.request.values import NO_NUMBER
 from petiole.gpu_worker.runtime.cuda import whole_texts
+from petiole.gpu_worker.runtime.cuda.attention import latents
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     HEAD_SIZES,
     PLAN_BYTES,
@@ -47,6 +48,7 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     new_workspace,
 )
 from petiole.gpu_worker.runtime.cuda.attention.installed import require_version
+from petiole.gpu_worker.runtime.cuda.attention.latents import LatentWrappers, append_wrappers
 from petiole.gpu_worker.runtime.cuda.capture import Capture, eager
 from petiole.gpu_worker.runtime.cuda.encoder import EncoderGraphs
 from petiole.gpu_worker.runtime.cuda.graphs import Graphs, new_step_buffers, states_of
@@ -93,10 +95,8 @@ def require_supported(model: ModelPlan) -> None:
         return
     for _, mixer in model.attending:
         if mixer.latent is not None:
-            raise MachineError(
-                f"CUDA does not compute {model.architecture}, whose attention reads latents; device=cpu does"
-            )
-        if mixer.head_dim not in HEAD_SIZES:
+            latents.require_supported(mixer)
+        elif mixer.head_dim not in HEAD_SIZES:
             known = ", ".join(map(str, HEAD_SIZES))
             raise MachineError(
                 f"head_dim: must be {known} on CUDA, got {mixer.head_dim}; device=cpu serves this model"
@@ -113,7 +113,7 @@ def working_bytes(engine: EngineConfig, model: ModelPlan, itemsize: int, encode_
     """Bytes needed beside weights, adapters and KV: workspaces, graphs, activations of a prefill and of an encode,
     logits and the rows' sampling states."""
     longest = engine.max_model_len
-    shapes = captured_shapes(engine, longest)
+    shapes = captured_shapes(engine, model, longest)
     outputs = engine.max_num_seqs * (1 + engine.speculative_tokens)
     tokens = max(engine.max_num_batched_tokens, outputs)
     if engine.mixes:
@@ -128,7 +128,8 @@ def working_bytes(engine: EngineConfig, model: ModelPlan, itemsize: int, encode_
         sum(map(len, shapes.values())),
         len({AttentionKind.of(mixer) for _, mixer in model.attending}),
     )
-    plans = n_captured * (PLAN_BYTES + _LENGTHS_BYTES) + 2 * _WRAPPER_BYTES  # + causal, bidirectional
+    plan_bytes = latents.PLAN_BYTES if model.reads_latents else PLAN_BYTES
+    plans = n_captured * (plan_bytes + _LENGTHS_BYTES) + 2 * _WRAPPER_BYTES  # + causal, bidirectional
     columns = -(-longest // engine.page_size)
     page_lists = 4 * (3 * engine.max_num_seqs + 1) * columns  # each slot's, and the table
     states = (engine.max_num_seqs + 1) * sampling_bytes(model)
@@ -142,7 +143,8 @@ def _mixed_width(layer: Layer) -> int:
     """Numbers of a position between the products of its mixer; float32 ones count twice."""
     mixer = layer.mixer
     if isinstance(mixer, Attention):
-        return 2 * (mixer.q_size + 2 * mixer.kv_size)
+        parts = 2 if mixer.latent is None else 6  # with what its heads are padded to
+        return parts * mixer.q_size + 4 * mixer.kv_size
     if isinstance(mixer, DeltaNet):
         chunks = switch("exact") == "off"
         squares = 256 * mixer.value_heads * chunks  # of `fused.chunks`, the last ones of rows included
@@ -159,13 +161,14 @@ def _fed_width(layer: Layer, model: ModelPlan) -> int:
     return dense + layer.experts.router.chosen * each + 4 * layer.experts.router.experts
 
 
-def captured_shapes(engine: EngineConfig, longest: int) -> dict[str, list[Shape]]:
-    """The steps that each slot captures, by layout. longest: maximum positions of a row."""
-    queries = 1 + engine.speculative_tokens
+def captured_shapes(engine: EngineConfig, model: ModelPlan, longest: int) -> dict[str, list[Shape]]:
+    """The steps that each slot captures, by layout. longest: maximum positions of a row. With latents, a plan's
+    launches follow the average length of rows, so rows of any length are not captured."""
+    queries, appends = 1 + engine.speculative_tokens, engine.cuda_graphs == "on" and not model.reads_latents
     return {
         "decode": uniform_shapes(engine, 1),
         "verify": uniform_shapes(engine, queries) if 1 < queries <= longest else [],
-        "append": append_shapes(engine, longest) if engine.cuda_graphs == "on" else [],
+        "append": append_shapes(engine, longest) if appends else [],
     }
 
 
@@ -192,7 +195,7 @@ class _Slot:
     has no such regions."""
 
     graphs: dict[str, Graphs]
-    append: AppendWrappers
+    append: AppendWrappers | LatentWrappers
     bidirectional: AppendWrappers | None
 
 
@@ -250,7 +253,7 @@ class CudaExecutor:
         self._decoder, self._cache, self._bank = decoder, cache, bank
         self._pending, self._recurrent = pending, recurrent
         self._geometry = Geometry(decoder.plan, cache, decoder.dtype)
-        shapes = captured_shapes(config, cache.table.shape[1] * cache.page_size)
+        shapes = captured_shapes(config, decoder.plan, cache.table.shape[1] * cache.page_size)
         workspace = new_workspace(cache.device)
         self._slots = [self._new_slot(shapes, workspace, device) for _ in range(2)]
         device.synchronize()  # these tensors were created on another stream than the one that will use them
@@ -285,7 +288,7 @@ class CudaExecutor:
         images, bidirectional = self._decoder.images, None
         if images is not None and images.bidirectional:
             bidirectional = AppendWrappers(self._geometry, workspace, causal=False)
-        return _Slot(graphs, AppendWrappers(self._geometry, workspace), bidirectional)
+        return _Slot(graphs, append_wrappers(self._geometry, workspace), bidirectional)
 
     def encode(self, slot_id: int, images: Sequence[PreparedImage]) -> Sequence[Tensor]:
         if self._encoder is not None:
@@ -370,7 +373,7 @@ class CudaExecutor:
         wrappers = {} if regions is None else regions.wrappers
         return FlashInferAttention(self._geometry, slots, slot.append.wrappers, n, wrappers)
 
-    def _plan(self, wrappers: AppendWrappers, run: Run) -> None:
+    def _plan(self, wrappers: AppendWrappers | LatentWrappers, run: Run) -> None:
         from petiole.gpu_worker.runtime.cuda.fused.layers import gather_pages
 
         table = self._cache.table

@@ -55,6 +55,7 @@ from petiole.gpu_worker.runtime.cuda.attention.flashinfer import (
     Geometry,
     host_page_counts,
 )
+from petiole.gpu_worker.runtime.cuda.attention.latents import LatentWrappers
 from petiole.gpu_worker.runtime.cuda.capture import Capture
 from petiole.gpu_worker.runtime.cuda.recurrent import StatesOnCuda
 from petiole.gpu_worker.runtime.cuda.shapes import Shape
@@ -332,7 +333,9 @@ class Graphs:
 
 def new_wrappers(
     geometry: Geometry, shape: Shape, workspace: Tensor, indices: Tensor
-) -> DecodeWrappers | AppendWrappers:
+) -> DecodeWrappers | AppendWrappers | LatentWrappers:
+    if geometry.plan.reads_latents:
+        return LatentWrappers(geometry, workspace, shape.rows, indices, shape.queries)
     if shape.queries:
         return DecodeWrappers(geometry, shape.rows, workspace, indices, shape.queries)
     return AppendWrappers(geometry, workspace, shape.rows, indices)

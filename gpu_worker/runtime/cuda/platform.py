@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from petiole.contract.settings.engine import BATCHING, EngineConfig
+from petiole.gpu_worker.exceptions import require
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.models.weights.copying import Quantization
@@ -50,6 +51,9 @@ class CudaPlatform:
 
     def decided(self, config: EngineConfig, decoder: Decoder) -> EngineConfig:
         """The numbers are small enough that the working memory takes only a part of the free memory."""
+        latents = decoder.plan.reads_latents
+        what = "must be auto on CUDA for attention over latents"
+        require(not latents or config.kv_dtype == "auto", "kv_dtype", what, config.kv_dtype)
         self.release_memory()
         free = self.room(config)
         itemsize, encode, region = decoder.dtype.itemsize, encode_bytes(decoder, config), largest_region(decoder)

@@ -10,6 +10,7 @@ from petiole.gpu_worker.models.plan import (
     DeltaNet,
     Experts,
     FeedForward,
+    Latent,
     Layer,
     ModelPlan,
     Norm,
@@ -17,11 +18,17 @@ from petiole.gpu_worker.models.plan import (
 )
 from petiole.gpu_worker.models.weights.quantized import RUN, CodeLayout, in_eight_bits, plain_form
 
-ATTENTION: Values = COMMON
+ATTENTION: Values = changed(
+    COMMON,
+    {
+        Attention: {"latent": {None, Latent}},
+        Latent: {**dict.fromkeys(("rank", "own", "value", "query_rank"), ANY), "norm": {Norm}},
+    },
+)
 """What FlashInfer computes, with `fused.layers`. The rest is refused on CUDA: there is no other attention."""
 
 CAPTURED: Values = changed(
-    COMMON,
+    ATTENTION,
     {
         Layer: {"mixer": {Attention, DeltaNet, ShortConvolution}, "experts": {None, Experts}},
         Experts: {
@@ -40,7 +47,9 @@ CAPTURED: Values = changed(
 )
 """What may be captured: a forward of the decoder, which the host does not look into."""
 
-ENCODED = changed(CAPTURED, {Attention: {"rotary": {None}, "mask": {"bidirectional"}, "sinks": {False}}})
+ENCODED = changed(
+    CAPTURED, {Attention: {"rotary": {None}, "mask": {"bidirectional"}, "sinks": {False}, "latent": {None}}}
+)
 """Encoders of crops that may be captured: their attention is torch's."""
 
 
@@ -82,6 +91,7 @@ FUSED = changed(
             "residual": {1.0},
             "scalar": {False},
         },
+        Attention: {"latent": {None}},
         FeedForward: {"activation": {"silu"}, "gated": {True}, "clamp": {0.0}, "slope": {1.0}, "up_offset": {0.0}},
         Norm: {"kind": {"rms"}, "weight": {True}, "bias": {False}},
     },

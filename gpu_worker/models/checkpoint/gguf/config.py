@@ -11,9 +11,16 @@ from petiole.gpu_worker.models.checkpoint.configuration import MAX_LAYERS, shown
 from petiole.gpu_worker.models.checkpoint.gguf.block_types import TYPES
 from petiole.gpu_worker.models.checkpoint.gguf.header import GgufHeader, read_whole
 from petiole.gpu_worker.models.checkpoint.gguf.metadata import Metadata
-from petiole.gpu_worker.models.checkpoint.gguf.specifics import BY_LAYER, PARTLY_TURNED, SPECIFICS
+from petiole.gpu_worker.models.checkpoint.gguf.specifics import (
+    BY_LAYER,
+    OF_LATENTS,
+    PARTLY_TURNED,
+    SPECIFICS,
+    scored_by_sigmoid,
+)
 from petiole.gpu_worker.models.checkpoint.gguf.tensor_mapping import (
     ARCHITECTURES,
+    DEEPSEEK3,
     FREQUENCIES,
     LONG,
     MIXTRAL,
@@ -55,6 +62,8 @@ def architecture_of(header: GgufHeader) -> Architecture:
         return MIXTRAL
     if name == "olmo2" and "olmo2.attention.sliding_window" in header.metadata:
         return OLMO3
+    if name == "deepseek2" and scored_by_sigmoid(Metadata(header, name)):
+        return DEEPSEEK3
     return ARCHITECTURES[name]
 
 
@@ -71,7 +80,8 @@ class _Config:
         n_heads = metadata.whole("attention.head_count")
         hidden, longest = metadata.whole("embedding_length"), metadata.whole("context_length")
         width = metadata.whole("attention.key_length", hidden // max(1, n_heads))
-        if (found := metadata.whole("attention.value_length", width)) != width:
+        found = metadata.whole("attention.value_length", width)
+        if found != width and self._name not in OF_LATENTS:
             raise metadata.wrong("attention.value_length", f"be {width}, the width of a head", found)
         turned = metadata.whole("rope.dimension_count", width)
         if turned != width and (self._name not in PARTLY_TURNED or turned > width):
@@ -147,6 +157,9 @@ class _Config:
                 "beta_slow": metadata.number("rope.scaling.yarn_beta_slow", 1.0),
                 "truncate": self._name != "gpt-oss",
             }
+            if self._name in OF_LATENTS:  # the key is a tenth of its name's; cosine and sine are not strengthened
+                strength = 10 * metadata.number("rope.scaling.yarn_log_multiplier", 0.0)
+                scaling |= {"attention_factor": 1.0, "mscale_all_dim": strength}
         return scaling
 
     def _vocab_size(self) -> int:

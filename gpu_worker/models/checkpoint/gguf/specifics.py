@@ -17,8 +17,12 @@ _LARGE_GEMMAS = {"gemma2": 46, "gemma3": 62}
 """The one of this many layers scales its attention by the width of the model for each head."""
 _PER_LAYER = "per_layer_token_embd.weight"
 _HUGE = 1e20
+_SOFTMAX = 1
 _POOLING = {1: "mean", 2: "first", 3: "last"}
 _SIGMOID = 2
+_GLM_FLASH = ((47, 48), 154_880)
+"""The layers, with or without those that predict further tokens, and the vocabulary of GLM-4.7-Flash, whose first
+files do not say how experts are scored."""
 
 
 def _kinds(metadata: Metadata, n: int, every: int) -> list[str]:
@@ -243,6 +247,58 @@ def _glm4moe(metadata: Metadata, common: Config) -> Config:
     }
 
 
+def scored_by_sigmoid(metadata: Metadata) -> bool:
+    """Whether a `deepseek2` is a DeepSeek-V3 or GLM-4.7-Flash."""
+    layers, vocab = _GLM_FLASH
+    embedding = metadata.header.tensors.get("token_embd.weight")
+    flash = embedding is not None and embedding.shape[0] == vocab and metadata.whole("block_count") in layers
+    found = metadata.whole("expert_gating_func", _SIGMOID if flash else _SOFTMAX)
+    if found not in (_SOFTMAX, _SIGMOID):
+        limit = f"be {_SOFTMAX}, softmax, or {_SIGMOID}, sigmoid"
+        raise metadata.wrong("expert_gating_func", limit, found)
+    return found == _SIGMOID
+
+
+def _deepseek2(metadata: Metadata, common: Config) -> Config:
+    """Newer files give the sizes of heads before they are brought into the space of latents under names of their
+    own."""
+    turning, sigmoid = metadata.whole("rope.dimension_count"), scored_by_sigmoid(metadata)
+    width = metadata.whole("attention.key_length_mla", common["head_dim"], low=turning)
+    groups = metadata.whole("expert_group_count", 1)
+    routing = {
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": bool(metadata.get("expert_weights_norm", True)),
+        "topk_method": "noaux_tc",
+    }
+    if not sigmoid:
+        routing = {
+            "scoring_func": "softmax",
+            "norm_topk_prob": bool(metadata.get("expert_weights_norm", False)),
+            "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
+        }
+    rank, value = (
+        metadata.whole("attention.q_lora_rank", 0, low=0),
+        metadata.whole("attention.value_length", width),
+    )
+    return routing | {
+        **_chosen(metadata),
+        "q_lora_rank": rank or None,
+        "kv_lora_rank": metadata.whole("attention.kv_lora_rank"),
+        "qk_rope_head_dim": turning,
+        "qk_nope_head_dim": width - turning,
+        "v_head_dim": metadata.whole("attention.value_length_mla", value),
+        "partial_rotary_factor": 1.0,
+        "attention_bias": "blk.0.attn_kv_a_mqa.bias" in metadata.header.tensors,
+        "n_routed_experts": metadata.whole("expert_count"),
+        "moe_intermediate_size": metadata.whole("expert_feed_forward_length"),
+        "n_shared_experts": metadata.whole("expert_shared_count", 1),
+        "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0) or 1.0,
+        "first_k_dense_replace": metadata.whole("leading_dense_block_count", 1, low=0),
+        "n_group": groups,
+        "topk_group": metadata.whole("expert_group_used_count", 1),
+    }
+
+
 def _gpt_oss(metadata: Metadata, common: Config) -> Config:
     n = common["num_hidden_layers"]
     return {
@@ -325,6 +381,7 @@ SPECIFICS: Mapping[str, Callable[[Metadata, Config], Config]] = {
     "starcoder2": _starcoder2,
     "glm4": _glm4,
     "glm4moe": _glm4moe,
+    "deepseek2": _deepseek2,
     "gpt-oss": _gpt_oss,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2moe,
@@ -337,5 +394,7 @@ SPECIFICS: Mapping[str, Callable[[Metadata, Config], Config]] = {
 """By `general.architecture`."""
 BY_LAYER = frozenset({"gemma4"})
 """Architectures whose layers differ in heads, feed-forwards and rotation."""
-PARTLY_TURNED = frozenset({"phi3", "glm4", "glm4moe", "qwen3next", "qwen35", "qwen35moe"})
+PARTLY_TURNED = frozenset({"phi3", "deepseek2", "glm4", "glm4moe", "qwen3next", "qwen35", "qwen35moe"})
 """Architectures that rotate a part of each head."""
+OF_LATENTS = frozenset({"deepseek2"})
+"""Architectures whose attention reads latents."""

@@ -38,6 +38,23 @@ _BESIDE: Named = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 """The tensors of the expert that every position takes."""
+_BESIDE_GLM: Named = {
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+_LATENTS: Named = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+}
+"""Older files have `attn_kv_b`, newer ones its two parts."""
 _DELTA_NET: Named = {
     "attn_qkv": "linear_attn.in_proj_qkv",
     "attn_gate": "linear_attn.in_proj_z",
@@ -129,6 +146,9 @@ MIXTRAL = replace(
     },
 )
 """`llama` with experts."""
+DEEPSEEK2 = Architecture("DeepseekV2ForCausalLM", layer=_LAYER | _LATENTS | _EXPERTS | _BESIDE_GLM)
+DEEPSEEK3 = replace(DEEPSEEK2, hub="DeepseekV3ForCausalLM")
+"""`deepseek2` whose experts are scored by a sigmoid; GLM-4.7-Flash computes the same."""
 _OLMO2 = Architecture("Olmo2ForCausalLM", layer=_LAYER | _NORMS | _OUT_NORMS)
 OLMO3 = replace(_OLMO2, hub="Olmo3ForCausalLM")
 """`olmo2` with windows."""
@@ -231,17 +251,9 @@ ARCHITECTURES = {
     ),
     "glm4moe": Architecture(
         "Glm4MoeForCausalLM",
-        layer=_LAYER
-        | _NORMS
-        | _EXPERTS
-        | {
-            "post_attention_norm": "post_attention_layernorm",
-            "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-            "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-            "ffn_up_shexp": "mlp.shared_experts.up_proj",
-            "ffn_down_shexp": "mlp.shared_experts.down_proj",
-        },
+        layer=_LAYER | _NORMS | _EXPERTS | _BESIDE_GLM | {"post_attention_norm": "post_attention_layernorm"},
     ),
+    "deepseek2": DEEPSEEK2,
     "gpt-oss": Architecture(
         "GptOssForCausalLM",
         layer=_LAYER

@@ -23,6 +23,9 @@ _MOST_ENTRIES = 2**19
 _DROPPED = {".conv.conv.weight": 1, ".linear_attn.conv1d.weight": 1, ".mlp.shared_expert_gate.weight": 0}
 """The dimension of size 1 that the converter drops, by the end of a tensor's name."""
 
+_BY_HEAD = (".k_b_proj.weight", ".v_b_proj.weight")
+"""Tensors that the converter stores head by head, in three dimensions."""
+
 
 def _entry(tensor: GgufTensor, place: Place) -> TensorEntry:
     """A tensor's part that has this place: of one that several share by heads, as many bytes."""
@@ -30,6 +33,8 @@ def _entry(tensor: GgufTensor, place: Place) -> TensorEntry:
     for end, at in _DROPPED.items():
         if place.name.endswith(end):
             shape = (*shape[:at], 1, *shape[at:])
+    if place.name.endswith(_BY_HEAD) and len(shape) == 3:
+        shape = (shape[0] * shape[1], *shape[2:])
     if place.parts > 1:
         within = place.parts // (1 if place.by_heads else shape[0])
         outer, *inner = shape if place.by_heads else shape[1:]

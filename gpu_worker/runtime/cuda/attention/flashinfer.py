@@ -160,10 +160,14 @@ class AttentionKind(NamedTuple):
     scale: float
     window: int
     softcap: float
+    rank: int = 0
+    """Of latents; 0: there are none."""
 
     @staticmethod
     def of(mixer: Attention) -> AttentionKind:
-        return AttentionKind(mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.scale, mixer.window, mixer.softcap)
+        sizes = mixer.heads, mixer.kv_heads, mixer.head_dim
+        rank = 0 if mixer.latent is None else mixer.latent.rank
+        return AttentionKind(*sizes, mixer.scale, mixer.window, mixer.softcap, rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +243,7 @@ class FlashInferAttention:
         if q.shape[1:] != (kind.heads, kind.head_dim):
             planned = f"{kind.heads} heads of {kind.head_dim}"
             raise ValueError(f"queries: must be of {planned}, as planned, got {list(q.shape[1:])}")
-        if k is None or v is None:
+        if k is None:
             q, _ = rotated(q, None, rotation)
         else:
             rotate_and_store(q, k, v, rotation, cache.keys[layer], cache.values[layer], self.slots)

@@ -13,7 +13,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from petiole.gpu_worker.models.parts.rotary import Rotation
 
-_HEADS = 8
+_PAIRS = 512
+"""Pairs of elements that a program turns: of up to eight heads."""
 FP8_MAX = tl.constexpr(448.0)
 
 
@@ -27,21 +28,23 @@ def overlapped(x: Tensor) -> dict[str, bool]:
 
 
 def rotate_and_store(
-    q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, keys: Tensor, values: Tensor, slots: Tensor
+    q: Tensor, k: Tensor, v: Tensor | None, rotation: Rotation, keys: Tensor, values: Tensor, slots: Tensor
 ) -> None:
     """Rotate q in place, if anything is rotated; keys[slots[t]] = k[t] rotated, values[slots[t]] = v[t], in the
-    cache's type, cut to its range. Norm and rotation are computed in float32.
+    cache's type, cut to its range. Norm and rotation are computed in float32. v None: values are the stored keys.
 
     q: [T, Hq, D], k, v: [T, Hkv, D], rows of any stride, heads dense; keys, values: [slots, Hkv, D], contiguous;
     slots: int64 [T].
     """
     n, n_heads, width = q.shape
-    n_kv_heads, table = k.shape[1], rotation.table
+    n_kv_heads, table, stored = k.shape[1], rotation.table, v is not None
+    v, block = k if v is None else v, triton.next_power_of_2(width // 2)
+    heads = max(1, min(8, _PAIRS // block))
     assert all(x.stride()[1:] == (width, 1) for x in (q, k, v))
     assert table is None or table.is_contiguous()
     _check_sizes(q, k, v, rotation, keys, values)
     q_norm, k_norm = rotation.norms or (q, q)
-    _rotate_and_store[(n, triton.cdiv(n_heads, _HEADS) + triton.cdiv(n_kv_heads, _HEADS))](
+    _rotate_and_store[(n, triton.cdiv(n_heads, heads) + triton.cdiv(n_kv_heads, heads))](
         q,
         k,
         v,
@@ -59,11 +62,12 @@ def rotate_and_store(
         v.stride(0),
         rotation.eps,
         NORMED=rotation.norms is not None,
+        VALUES=stored,
         HALF=width // 2,
         TURNED=0 if table is None else table.shape[1] // 2,
         NEAR=rotation.neighbours,
-        BLOCK=triton.next_power_of_2(width // 2),
-        HEADS=_HEADS,
+        BLOCK=block,
+        HEADS=heads,
         num_warps=4,
         **overlapped(q),
     )
@@ -102,6 +106,7 @@ def _rotate_and_store(
     v_row,
     eps,
     NORMED: tl.constexpr,
+    VALUES: tl.constexpr,
     HALF: tl.constexpr,
     TURNED: tl.constexpr,
     NEAR: tl.constexpr,
@@ -125,8 +130,9 @@ def _rotate_and_store(
     else:
         at, apart, used = _places(group - n_groups, n_kv_heads, HALF, TURNED, NEAR, BLOCK, HEADS)
         place = tl.load(slots + row) * n_kv_heads * (2 * HALF)
-        low, high = _pairs(v + row * v_row, at, apart, used)
-        _store_pairs(values + place, at, apart, used, low, high)
+        if VALUES:
+            low, high = _pairs(v + row * v_row, at, apart, used)
+            _store_pairs(values + place, at, apart, used, low, high)
         low, high = _rotated(
             k + row * k_row, at, apart, used, k_norm, angles, eps, NORMED, HALF, TURNED, NEAR, BLOCK
         )

@@ -14,7 +14,7 @@ from petiole.gpu_worker.models.checkpoint.gguf.config import config_of
 from petiole.gpu_worker.models.checkpoint.gguf.tensor_mapping import ARCHITECTURES
 from tests.gpu_worker.models.test_encoders import cosine, made, reference, tokens
 from tests.gpu_worker.models.weights.test_quantised_models import Quantised, check
-from tests.support.families import LONGROPE, build_model
+from tests.support.families import LONGROPE, YARN, build_model
 from tests.support.gguf_models import grid, save
 from tests.support.text_models import write_encoder
 
@@ -55,7 +55,76 @@ _GEMMA4_KEYS = {
     "rope.dimension_count": 32,
 }
 _COHERE_KEYS = {"attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.5}
+_LATENTS = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 16}
+_LATENT_KEYS = {
+    "attention.head_count_kv": 1,
+    "attention.key_length": 40,
+    "attention.value_length": 32,
+    "attention.key_length_mla": 40,
+    "attention.value_length_mla": 16,
+    "attention.kv_lora_rank": 32,
+    "rope.dimension_count": 8,
+    "expert_count": 12,
+    "expert_used_count": 3,
+    "expert_feed_forward_length": 32,
+    "expert_shared_count": 2,
+    "expert_weights_scale": 1.5,
+}
+_OLDER_KEYS = {  # a head of keys for each of queries, and no sizes of MLA's own
+    **{key: value for key, value in _LATENT_KEYS.items() if not key.endswith("_mla")},
+    "attention.head_count_kv": 4,
+    "attention.value_length": 16,
+}
+_STRENGTH = {"mscale": 0.707, "mscale_all_dim": 0.707}
+_YARN_KEYS = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 64,
+    "rope.scaling.yarn_log_multiplier": 0.0707,
+}
+_SIGMOID_KEYS = {
+    "attention.q_lora_rank": 40,
+    "expert_weights_norm": True,
+    "expert_gating_func": 2,
+    "leading_dense_block_count": 1,
+}
 MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "deepseek-v2": (
+        "deepseek-v2",
+        "deepseek2",
+        _LATENTS,
+        _LATENT_KEYS
+        | {
+            "attention.q_lora_rank": 40,
+            "expert_group_count": 4,
+            "expert_group_used_count": 2,
+            "leading_dense_block_count": 1,
+        },
+    ),
+    "deepseek-v2-lite": (
+        "deepseek-v2-lite",
+        "deepseek2",
+        {**_LATENTS, "rope_parameters": YARN | _STRENGTH},
+        _LATENT_KEYS | _YARN_KEYS | {"leading_dense_block_count": 0},
+    ),
+    "deepseek-v2-lite-older": (
+        "deepseek-v2-lite",
+        "deepseek2",
+        {**_LATENTS, "in_one": True, "rope_parameters": YARN | _STRENGTH},
+        _OLDER_KEYS | _YARN_KEYS | {"leading_dense_block_count": 0, "expert_gating_func": 1},
+    ),
+    "deepseek-v3": (
+        "deepseek-v3",
+        "deepseek2",
+        {**_LATENTS, "rope_parameters": YARN | _STRENGTH},
+        _LATENT_KEYS | _YARN_KEYS | _SIGMOID_KEYS | {"expert_group_count": 3, "expert_group_used_count": 2},
+    ),
+    "glm-4.7-flash": (
+        "glm4-moe-lite",
+        "deepseek2",
+        {**_LATENTS, "rope_interleave": True},
+        _LATENT_KEYS | _SIGMOID_KEYS | {"expert_shared_count": 1},
+    ),
     "llama": ("llama2", "llama", {}, {}),
     "mixtral": ("mixtral", "llama", {}, {"expert_count": 5, "expert_used_count": 2, "rope.freq_base": 1e6}),
     "qwen2": ("qwen2", "qwen2", {}, {}),

@@ -17,7 +17,7 @@ from bench.harness.checkpoints.decoders import QWEN3_06B, config as shape_config
 from bench.harness.driver import Driver
 from petiole.contract.settings.engine import BATCHING, Batching
 from petiole.gpu_worker import Engine, EngineConfig, Request
-from petiole.gpu_worker.exceptions import ModelError
+from petiole.gpu_worker.exceptions import MachineError, ModelError
 from petiole.gpu_worker.models.families.registry import ARCHITECTURES, model_of
 from petiole.gpu_worker.models.fast_paths import Support
 from petiole.gpu_worker.models.loading import read_decoder
@@ -34,6 +34,7 @@ from petiole.gpu_worker.runtime.cuda.capture import cuda_capture, eager
 from petiole.gpu_worker.runtime.cuda.executor import batching_that_fits, require_flashinfer, working_bytes
 from petiole.gpu_worker.runtime.cuda.graphs import Graphs
 from petiole.gpu_worker.runtime.cuda.shapes import Shape, append_shapes, batch_ladder, token_ladder
+from petiole.gpu_worker.runtime.cuda.simulated import SimulatedCard
 from petiole.gpu_worker.runtime.interface import VALUES, RowBinding
 from petiole.gpu_worker.runtime.memory.room import sampling_bytes
 from petiole.gpu_worker.runtime.step.rows import RowStates
@@ -42,7 +43,7 @@ from tests.gpu_worker.engine.test_prompt_logprobs import check as check_scores
 from tests.gpu_worker.models.test_generation import MIN_TOKENS, N_TOKENS, PROMPTS, oracle, oracle_of_min_tokens
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
 from tests.support import fake_flashinfer
-from tests.support.families import FAMILIES, NOT_ON_CUDA, WITH_STATES, write_adapter
+from tests.support.families import FAMILIES, NOT_ON_CUDA, WITH_LATENTS, WITH_STATES, build_model, write_adapter
 from tests.support.plans import each_mixer
 from tests.support.values import OWN, WithValues
 
@@ -182,11 +183,12 @@ def test_logits_in_the_models_type_are_adjusted_in_float32(checkpoint, open_cuda
     assert relative_error(outcomes[1][known], outcomes[0][known]) < 2e-2
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(FAMILIES | WITH_LATENTS))
 def test_every_family_in_chunks_and_in_captured_decodes(family, checkpoint, open_cuda):
     folder, model = checkpoint(family)
     runtime = open_cuda(folder, graph_batch_sizes=(2, 4))
-    require_flashinfer(each_mixer(runtime._decoder.plan, head_dim=64))
+    if family in FAMILIES:
+        require_flashinfer(each_mixer(runtime._decoder.plan, head_dim=64))
     driver = Driver(runtime)
     sequences = [driver.sequence(tokens(n, n), ALL) for n in (4, 19, 33)]
     driver.prefill(sequences, [2, 9, 20])
@@ -194,6 +196,35 @@ def test_every_family_in_chunks_and_in_captured_decodes(family, checkpoint, open
         got = table(step(sequences))
         expected = [reference(model, one.prompt + one.output[: len(one.output) - 1])[-1] for one in sequences]
         assert relative_error(got, np.array(expected)) < 1e-4
+
+
+@pytest.mark.parametrize("heads", [5, 20])
+def test_blocks_of_latent_attention_end_between_queries(heads, tmp_path, open_cuda):
+    """Where they end inside one, FlashInfer refuses the plan."""
+    model = build_model("deepseek-v3", num_attention_heads=heads, num_key_value_heads=heads)
+    model.save_pretrained(tmp_path)
+    driver = Driver(open_cuda(tmp_path, speculative_tokens=4, graph_batch_sizes=(2,)))
+    sequences = [driver.sequence(tokens(n, n), ALL) for n in (40, 21)]
+    driver.prefill(sequences, [20, 9])
+    driver.prefill(sequences)
+    driver.decode(sequences)
+    history = [one.prompt + one.output for one in sequences]
+    got = table(driver.verify(sequences, [[7, 8, 9, 10], [11]]))
+    expected = [reference(model, [*history[0], 7, 8, 9, 10])[-5:], reference(model, [*history[1], 11])[-2:]]
+    assert relative_error(got, np.concatenate(expected)) < 1e-4
+
+
+def test_latents_of_sizes_without_a_kernel_and_in_eight_bits_are_refused_by_name(checkpoint, open_runtime):
+    runtime = open_runtime(checkpoint("deepseek-v2-lite")[0])
+    decoder, card = runtime._decoder, SimulatedCard(2**40, lambda: 2**40)
+    (mixer, *_) = decoder.plan.mixers
+    for rank, turning, named in ((24, 64, "kv_lora_rank"), (512, 8, "qk_rope_head_dim")):
+        latent = dataclasses.replace(mixer.latent, rank=rank)
+        with pytest.raises(MachineError, match=f"{named}: must be a multiple of .* on CUDA"):
+            card.require(each_mixer(decoder.plan, head_dim=rank + turning, latent=latent))
+    card.require(each_mixer(decoder.plan, head_dim=576, latent=dataclasses.replace(mixer.latent, rank=512)))
+    with pytest.raises(ValueError, match="kv_dtype: must be auto on CUDA"):
+        card.decided(dataclasses.replace(runtime.config, kv_dtype="fp8"), decoder)
 
 
 def test_experts_without_a_kernel_are_computed_beside_padding(checkpoint, open_cuda, monkeypatch):
