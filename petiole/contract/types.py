@@ -151,7 +151,15 @@ class Judged(OfTexts, total=False):
     """What a model that generates is to judge by. `None`: whether a passage answers a query."""
 
 
-class GenerateOptions(Options):
+class _GenerateOptions(Options, total=False):
+    """What none needs to give."""
+
+    suffix: str | None
+    """What follows the output, which is then what stands between `prompt` and this: for models with tokens for
+    that, such as Qwen2.5-Coder, StarCoder 2, CodeLlama, DeepSeek-Coder, Codestral and CodeGemma."""
+
+
+class GenerateOptions(_GenerateOptions):
     """Options of `generate`."""
 
     prompt: str | list[int]
@@ -159,7 +167,7 @@ class GenerateOptions(Options):
     token ids, taken as they are."""
 
 
-class PartialGenerateOptions(Options, total=False):
+class PartialGenerateOptions(_GenerateOptions, total=False):
     """Options of `generate` in a chain: the previous task may supply what is missing."""
 
     prompt: str | list[int]
