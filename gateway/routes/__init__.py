@@ -1,5 +1,6 @@
 """The handlers of each interface's paths. They hold nothing but rooms together: bodies, plans, generations, views.
 
+invocations /invocations: any of the interfaces below, by what a body has
 batches     /files and /batches
 responses   /responses
 openai      all other paths of OpenAI's, and those that vLLM added

@@ -144,6 +144,7 @@ def test_prompts_in_all_their_forms(client: openai.OpenAI, http: httpx2.Client) 
         ({"prompt": [1, "x"]}, "prompt"),
         ({"prompt": 7}, "prompt"),
         ({"suffix": "x"}, "suffix"),
+        ({"suffix": "x", "echo": True}, "echo"),
         ({"logprobs": 21}, "logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),

@@ -39,6 +39,9 @@ _PATIENCE_S = 600.0
 """A busy machine is no fault of a client."""
 
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in a shell's background has it ignored
+
+
 class Lacks(str):
     """Why a client has no such step."""
 
