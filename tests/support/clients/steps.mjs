@@ -46,7 +46,7 @@ export async function waitUntilRunning() {
 
 async function refused() {
   const text = await (await fetch(`${ROOT}/metrics`)).text();
-  const lines = text.matchAll(/^petiole_gateway_requests_total\{.*path="(.*?)",status="([45]\d\d)"\} (\S+)/gm);
+  const lines = text.matchAll(/^petiole_gateway_requests_total\{.*path="(.*?)",status="(?!499)([45]\d\d)"\} (\S+)/gm);
   return new Map([...lines].map(([, path, status, count]) => [`${path} ${status}`, Number(count)]));
 }
 

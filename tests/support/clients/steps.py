@@ -34,7 +34,7 @@ TOO_LONG = "one two three " * 2000
 """More than the context of petiole-tiny-tools."""
 
 _HEAD = re.compile(r'^# (?:dependencies = \["|npm: )([^"\s]+)', re.M)
-_REFUSED = re.compile(r'^petiole_gateway_requests_total\{.*path="(.*?)",status="([45]\d\d)"\} (\S+)', re.M)
+_REFUSED = re.compile(r'^petiole_gateway_requests_total\{.*path="(.*?)",status="(?!499)([45]\d\d)"\} (\S+)', re.M)
 _PATIENCE_S = 600.0
 """A busy machine is no fault of a client."""
 
@@ -150,7 +150,7 @@ def _read(url: str) -> str:
 
 
 def _refused() -> dict[tuple[str, str], float]:
-    """By path and status, how many requests the gateway has refused."""
+    """By path and status, how many requests the gateway has refused; 499 are those whose client has left."""
     return {(path, status): float(count) for path, status, count in _REFUSED.findall(_read(f"{ROOT}/metrics"))}
 
 
