@@ -166,7 +166,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def add_own_queues(app: Any, model: str) -> set[str]:
-    """Beside each queue that this worker takes from, the queue of its model alone. `model`: the name that only it has."""
+    """Beside each queue that this worker takes from, the queue of its model alone. `model`: its own name."""
     queues, apart = app.amqp.queues, {f"{settings().queue}.{tenant}" for tenant in settings().weights}
     common = set(queues.consume_from) - apart - {settings().linked_queue}
     own = {own_queue(queue, model) for queue in common if not queue.endswith(SUFFIX)}

@@ -46,8 +46,8 @@ def model_name(settings: Settings, model: str) -> str:
 
 
 def own_name(settings: Settings, model: str) -> str:
-    """The name that only this model has: the first of the settings, or else the whole path or hub id. `model`: what
-    the engine calls it."""
+    """The name that only this model has: the first of the settings, or else the whole path or hub id. `model`:
+    what the engine calls it."""
     whole = model or settings.model
     return names_of(settings, whole, reloaded=True)[0] if settings.served_names.strip(" ,") else whole
 
