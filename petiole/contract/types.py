@@ -155,8 +155,7 @@ class _GenerateOptions(Options, total=False):
     """What none needs to give."""
 
     suffix: str | None
-    """What follows the output, which is then what stands between `prompt` and this: for models with tokens for
-    that, such as Qwen2.5-Coder, StarCoder 2, CodeLlama, DeepSeek-Coder, Codestral and CodeGemma."""
+    """What follows the output: for models with tokens for filling in the middle, such as Qwen2.5-Coder."""
 
 
 class GenerateOptions(_GenerateOptions):

@@ -172,8 +172,7 @@ class GenerateRequest(Options):  # type: ignore[misc]  # frozen: `Declared`
     """What to continue: text, to which the tokenizer adds its special tokens (BOS for Llama, none for Qwen), or
     token ids, taken as they are."""
     suffix: Text | None = None
-    """What follows the output, which is then what stands between `prompt` and this: for models with tokens for
-    that, such as Qwen2.5-Coder, StarCoder 2, CodeLlama, DeepSeek-Coder, Codestral and CodeGemma."""
+    """What follows the output: for models with tokens for filling in the middle, such as Qwen2.5-Coder."""
 
     @field_validator("prompt", mode="plain")
     @classmethod
