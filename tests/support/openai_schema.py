@@ -37,7 +37,7 @@ OPERATIONS = 21
 CHECKS = "not_a_server_error,response_schema_conformance,content_type_conformance"
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 MOST_TOKENS = 4
-_RUN_S = 900
+_RUN_S = 3600
 
 
 class Missing(Exception):  # noqa: N818
