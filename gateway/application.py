@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import re
 from functools import cached_property
 
 import redis
@@ -29,6 +30,7 @@ from petiole.gateway.routes import (
     anthropic as messages,
     batches as batches,
     embeddings as texts,
+    invocations,
     lora,
     openai,
     page as page,
@@ -40,6 +42,7 @@ from petiole.gateway.serving.webhooks.dispatcher import WebhookDispatcher
 from petiole.tasks.servers import connections
 
 _ANSWER_S = 2.0
+_SLASHES = re.compile("/{2,}")
 _ANSWERED = Failure, HTTPException, ClientGone, redis.RedisError, Exception
 
 
@@ -80,7 +83,8 @@ def _told(error: Exception) -> Failure:
         case HTTPException(status_code=404):
             return Failure(404, "there is no such path", code="not_found")
         case HTTPException(status_code=405):
-            return Failure(405, "this path has no such method", code="method_not_allowed")
+            allow = (error.headers or {}).get("Allow")
+            return Failure(405, "this path has no such method", code="method_not_allowed", allow=allow)
         case HTTPException():
             return Failure(error.status_code, error.detail)
         case redis.RedisError():
@@ -115,6 +119,7 @@ def make() -> Starlette:
             *page.routes(),
             *openai.routes_at_the_root(),
             *texts.routes_at_the_root(),
+            *invocations.routes(),
             *lora.routes(),
         ],
         exception_handlers=dict.fromkeys(_ANSWERED, _failed),
@@ -134,8 +139,12 @@ class _WithOrigins:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         dispatcher().start()
-        if scope.get("path", "").endswith("/") and path_in(scope).rstrip("/"):  # a slash at the end means nothing
-            scope = {**scope, "path": scope["path"].rstrip("/")}
+        path = scope.get("path", "")
+        if "//" in path:  # of a base URL that ends with a slash
+            path = _SLASHES.sub("/", path)
+            scope = {**scope, "path": path}
+        if path.endswith("/") and path_in(scope).rstrip("/"):  # a slash at the end means nothing
+            scope = {**scope, "path": path.rstrip("/")}
         await self._app(scope, receive, send)
 
 

@@ -9,11 +9,15 @@ reads no further, the time does not count. Between two requests the connection i
 
 HTTP/1.0 knows no chunks: an answer without a length ends with its connection.
 
+Java's client asks for HTTP/2 with each request (`Upgrade: h2c`), and goes on with HTTP/1.1 if nobody answers that.
+The parser would take the body for another protocol, so it does not see the wish.
+
 The parser keeps headers until they have ended, so they are counted as they come. `headers` counts the rest."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -21,6 +25,7 @@ from petiole.gateway.headers import MOST_BYTES
 from petiole.tasks.settings import settings
 
 BYTES_A_SECOND = 1000
+_WISH = re.compile(rb"(\r\n)(upgrade:[ \t]*h2c[ \t]*\r\n)", re.I)
 _LATE, _TOO_LARGE = "408 Request Timeout", "431 Request Header Fields Too Large"
 
 
@@ -59,6 +64,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if not self._received:
             self._begin()
         self._received += len(data)
+        if self._in_headers and b"h2c" in data:
+            head, end, rest = data.partition(b"\r\n\r\n")
+            data = _WISH.sub(rb"\1x-\2", head + end, 1) + rest
         super().data_received(data)
         if self._since is not None and self._in_headers and self._received > MOST_BYTES:
             self._refuse(_TOO_LARGE)

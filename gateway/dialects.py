@@ -13,5 +13,7 @@ from petiole.gateway.serving.answering import json_answer
 
 def error_answer(scope: Scope, failure: Failure) -> Response:
     headers = {} if failure.retry_after_s is None else {"retry-after": str(failure.retry_after_s)}
+    if failure.allow is not None:
+        headers["allow"] = failure.allow
     spoken = _anthropic if _anthropic.spoken(scope) else _openai
     return json_answer(spoken.error_body(failure), failure.status, headers)

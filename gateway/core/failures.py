@@ -30,7 +30,8 @@ _ROUTES = {
 
 
 class Failure(Exception):  # noqa: N818
-    """A request has no answer, or no whole one. `retry_after_s`: the same request may succeed after this time."""
+    """A request has no answer, or no whole one. `retry_after_s`: the same request may succeed after this time.
+    `allow`: the methods that its path has."""
 
     def __init__(
         self,
@@ -40,10 +41,11 @@ class Failure(Exception):  # noqa: N818
         code: str | None = None,
         param: str | None = None,
         retry_after_s: int | None = None,
+        allow: str | None = None,
     ) -> None:
         super().__init__(status, message)
         self.status, self.message, self.code, self.param = status, message, code, param
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.allow = retry_after_s, allow
 
     @property
     def kind(self) -> Kind:

@@ -122,6 +122,7 @@ def whole(record: RequestRecord, outputs: Sequence[CollectedOutput]) -> dict[str
             {
                 "index": index,
                 "message": _message(record.asked, output),
+                "token_ids": None,
                 **_tokens(record.asked, output.tokens),
                 "finish_reason": _finish_reason(end, any(piece.kind in CALLS for piece in output.pieces)),
                 "stop_reason": stop_reason(end),
@@ -133,6 +134,7 @@ def whole(record: RequestRecord, outputs: Sequence[CollectedOutput]) -> dict[str
         "usage": usage([output.ended.usage for output in outputs if output.ended]),
     }
     also = {"metadata": "metadata", "prompt_ids": "prompt_token_ids"}
+    answer |= {"prompt_logprobs": None, "prompt_token_ids": None}  # as vLLM's clients read them
     if (likeliest := record.asked.get("prompt_logprobs")) is not None:
         answer["prompt_logprobs"] = logprobs.by_id(outputs[0].prompt, likeliest)
     return answer | {shown: record.asked[name] for name, shown in also.items() if name in record.asked}

@@ -27,12 +27,10 @@ class TextCompletion(SamplingBody):
     """The body of a request. Each prompt has `n` choices, those of the first prompt first. With `echo`,
     `max_tokens` may be 0: a token is generated then, and is not shown."""
 
-    REFUSED: ClassVar = SamplingBody.REFUSED | {
-        "suffix": "is not served",
-        "prompt_embeds": "is not served",
-    }
+    REFUSED: ClassVar = SamplingBody.REFUSED | {"prompt_embeds": "is not served"}
 
     prompt: Any
+    suffix: str | None = None
     max_tokens: int = MAX_TOKENS
     logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
     echo: bool = False
@@ -54,6 +52,9 @@ class TextCompletion(SamplingBody):
         if self.echo and self.truncate_prompt_tokens is not None:
             limit = "cannot be combined with echo, which shows the whole prompt"
             raise InvalidRequest("truncate_prompt_tokens", limit, self.truncate_prompt_tokens)
+        for name in ("echo", "truncate_prompt_tokens", "return_token_ids") if self.suffix else ():
+            if (given := getattr(self, name)) not in (None, False):
+                raise InvalidRequest(name, "cannot be combined with suffix", given)
         if self.n * len(self.prompt) > MOST_PROMPTS:
             limit = f"must give at most {MOST_PROMPTS} choices in all"
             raise InvalidRequest("n", limit, f"{self.n} for each of {len(self.prompt)} prompts")
@@ -76,6 +77,8 @@ class TextCompletion(SamplingBody):
         `InvalidRequest`."""
         options, names = self.options(found, stays, self.logprobs)
         options["max_tokens"] = max(1, self.max_tokens) if self.echo else self.max_tokens
+        if self.suffix:
+            options["suffix"] = self.suffix
         scored = self.echo and self.logprobs is not None
         if scored and "prompt_logprobs" not in options:
             names["prompt_logprobs"] = "logprobs"

@@ -107,7 +107,8 @@ def whole(record: RequestRecord, outputs: Sequence[CollectedOutput]) -> dict[str
             PositionedToken(len(before) + at, token) for piece in output.pieces for at, token, _ in piece.tokens
         ]
         rest = [PositionedToken(len(before) + len(text), one.token) for one in end.tokens]
-        choice = shown(record.asked, index, before + text, [*of_prompt, *tokens, *rest], end, len(of_prompt))
+        said = shown(record.asked, index, before + text, [*of_prompt, *tokens, *rest], end, len(of_prompt))
+        choice = {"prompt_logprobs": None, "token_ids": None, "prompt_token_ids": None, **said}  # as vLLM's
         if (likeliest := record.asked.get("prompt_logprobs")) is not None:
             choice["prompt_logprobs"] = logprobs.by_id(prompt, likeliest)
         choices.append(choice)

@@ -16,6 +16,7 @@ from petiole.contract.requests.count import MOST, CountDict
 from petiole.gateway.core.requests import Ids, RequestBody
 from petiole.gateway.openai import conversation
 from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.fleet.models import ModelFacts
 
 NAMES = {"texts": "prompt", "token_ids": "tokens"}
 _OF_A_CHAT = ("messages", "tools", "chat_template_kwargs", "continue_final_message")
@@ -71,6 +72,17 @@ class Detokenize(RequestBody):
 
     def options(self) -> dict[str, Any]:
         return {"token_ids": [self.tokens], "skip_special_tokens": False}
+
+
+def described(model: ModelFacts) -> dict[str, Any]:
+    """vLLM's /tokenizer_info: what a model's tokenizer is, without the files that only its workers have."""
+    special = {number: {"content": text, "special": True} for number, text in model.special_tokens.items()}
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": model.max_model_len,
+        "vocab_size": model.vocab_size,
+        "added_tokens_decoder": special,
+    }
 
 
 def tokenized(counted: CountDict, texts: list[str] | None) -> dict[str, Any]:

@@ -86,6 +86,14 @@ async def detokenize(request: Request) -> Response:
     return json_answer({"prompt": counted["texts"][0]})
 
 
+async def tokenizer_info(request: Request) -> Response:
+    known, name = await catalogue().shown(), request.query_params.get("model")
+    for model in known:
+        if name in model.names or (name is None and model.names):
+            return json_answer(tokenization.described(model))
+    raise _unknown(name or "")
+
+
 async def list_models(_: Request) -> Response:
     return json_answer(model_list.listed(await catalogue().shown()))
 
@@ -95,7 +103,11 @@ async def get_model(request: Request) -> Response:
     for card in model_list.cards(await catalogue().shown()):
         if card["id"] == name:
             return json_answer(card)
-    raise Failure(404, f"model: no worker has served {name[:256]!r}", code="model_not_found", param="model")
+    raise _unknown(name)
+
+
+def _unknown(name: str) -> Failure:
+    return Failure(404, f"model: no worker has served {name[:256]!r}", code="model_not_found", param="model")
 
 
 async def list_usage(request: Request) -> Response:
@@ -123,4 +135,8 @@ def routes() -> list[Route]:
 
 def routes_at_the_root() -> list[Route]:
     """vLLM has these beside /v1."""
-    return [Route("/tokenize", tokenize, methods=["POST"]), Route("/detokenize", detokenize, methods=["POST"])]
+    return [
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+        Route("/tokenizer_info", tokenizer_info, methods=["GET"]),
+    ]

@@ -6,11 +6,13 @@ raises: the error knows the frame, and with it the body."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message
 
 from petiole import memory
 from petiole.contract.errors import shorten
@@ -25,22 +27,38 @@ from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.settings import settings
 
 M = TypeVar("M", bound=Bounded)
+V = TypeVar("V")
 
+_CODINGS = frozenset({"gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress"})
+"""Few bytes could become a thousand times as many."""
 _LARGE = ProcessThreads("bodies", size=2, most=100_000)
 
 
 async def read(request: Request, kind: type[M]) -> M:
     """The body as a request of this kind. Raises `Failure`."""
     body = await _bytes(request)
-    asked = _request(body, kind) if len(body) < memory.LARGE_BYTES else await _LARGE.run(_large, body, kind)
+    large = len(body) >= memory.LARGE_BYTES
+    asked = await _LARGE.run(_released, _request, body, kind) if large else _request(body, kind)
     if isinstance(asked, RequestBody) and asked.ignored:
         caller.tell(unknown.HEADER, unknown.told(asked.ignored))
     return asked
 
 
-def _large(body: bytes, kind: type[M]) -> M:
+async def looked_at(request: Request) -> tuple[dict[str, Any], Request]:
+    """The object in the body, and the request again, for a handler that reads it. Raises `Failure`."""
+    body = await _bytes(request)
+    value = decoded(body) if len(body) < memory.LARGE_BYTES else await _LARGE.run(_released, decoded, body)
+    unread: list[Message] = [{"type": "http.request", "body": body}]
+
+    async def receive() -> Message:
+        return unread.pop() if unread else await request.receive()
+
+    return value, Request(request.scope, receive)
+
+
+def _released(read: Callable[..., V], *arguments: Any) -> V:
     try:
-        return _request(body, kind)
+        return read(*arguments)
     finally:
         memory.release()
 
@@ -53,6 +71,11 @@ def _request(body: bytes, kind: type[M]) -> M:
 
 
 async def _bytes(request: Request) -> bytes:
+    coding = request.headers.get("content-encoding", "").lower()
+    if coding in _CODINGS:
+        raise Failure(
+            415, f"content-encoding: must be identity, got {coding}", code="unsupported_content_encoding"
+        )
     most = settings().gateway_max_body_bytes
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdecimal() and int(declared) > most:

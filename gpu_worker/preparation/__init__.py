@@ -3,6 +3,7 @@ what stands below it.
 
 preparation     validates a request, tokenizes it and builds its sequence
 prompts         turns a prompt, messages or a skill call into a prompt's tokens
+infill          prompt and suffix as one prompt, for models that fill in what is between
 skill_messages  skill calls as conversations
 embeddings      checks requests for embeddings and scores by what the model does, and tokenizes their texts
 pairs           two texts as the tokens that a model gives a score to

@@ -17,6 +17,7 @@ from petiole.gpu_worker.constraints import PositionalConstraint, SkillConstraint
 from petiole.gpu_worker.exceptions import InvalidRequest, require
 from petiole.gpu_worker.preparation import truncation
 from petiole.gpu_worker.preparation.images import request_image
+from petiole.gpu_worker.preparation.infill import infill
 from petiole.gpu_worker.preparation.skill_messages import conversation_of
 from petiole.gpu_worker.preparation.tokens import InputTokens, prompt_tokens
 from petiole.gpu_worker.request import Request
@@ -72,6 +73,8 @@ class PromptReader:
         for field in _ONLY_FOR_CHAT if request.messages is None else ():
             require(not getattr(request, field), field, "needs messages", f"a {given[0]}")
         truncation.check(request.truncate, request.truncate_to)
+        if request.suffix is not None:
+            return self._filled_in(request, request.suffix)
         plain = self.limits.processor is None or request.prompt is not None
         require(plain or request.truncate is None, "truncate", "is not for models with images", request.truncate)
         if request.skill is not None:
@@ -103,6 +106,20 @@ class PromptReader:
             most = self._most_of(request)
             tokens = tokenizer.encode_cut(request.prompt, field="prompt", max_tokens=most, where=request.truncate)
         return PromptInputs(request, self._placed(tokens, self._images(request), "prompt"), "prompt")
+
+    def _filled_in(self, request: Request, suffix: str) -> PromptInputs:
+        """A prompt whose output ends before the suffix: at any mark, and at what models write then."""
+        prompt, cut = request.prompt, request.truncate
+        if not isinstance(prompt, str):
+            raise InvalidRequest("suffix", "needs a prompt that is text", "another subject")
+        require(cut is None, "truncate", "cannot be combined with suffix", cut)
+        require(not request.images, "suffix", "cannot be combined with images", f"{len(request.images)} images")
+        special, tokenizer = request.add_special_tokens, self._tokenizer("prompt")
+        found = infill(prompt, suffix, tokenizer, add_special_tokens=special, max_tokens=self._most_tokens)
+        sampling = request.sampling
+        if not sampling.ignore_eos:
+            sampling = replace(sampling, stop_token_ids=[*sampling.stop_token_ids, *found.ends])
+        return PromptInputs(replace(request, sampling=sampling), InputTokens(found.ids), "prompt")
 
     def _chat(self, request: Request, messages: Sequence[Mapping[str, Any]]) -> PromptInputs:
         processor, parts = self.limits.processor, list(_parts(messages, _IMAGE_PARTS))

@@ -59,6 +59,7 @@ class Request:
     `truncate`: where a prompt that leaves no room for the output is cut; None: nowhere. Of `messages` the longest
     texts are cut. `truncate_to`: a prompt with more tokens is cut, too.
     `continue_final_message`: the output continues the final message, which must be the assistant's.
+    `suffix`: what follows the output, for a `prompt` of text and models that fill in the middle.
     `add_generation_prompt`: false: the messages are all of the prompt, and no answer begins.
     `add_special_tokens`: false: the tokenizer adds none of its own to a prompt that is text.
     `priority`: smaller runs first.
@@ -76,6 +77,7 @@ class Request:
     `gpu_worker.constraints.SkillConstraint`."""
 
     prompt: str | Sequence[PromptToken] | None = None
+    suffix: str | None = None
     messages: Sequence[Mapping[str, Any]] | None = None
     skill: SkillCall | None = None
     texts: Sequence[Text] | None = None

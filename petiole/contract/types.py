@@ -151,7 +151,14 @@ class Judged(OfTexts, total=False):
     """What a model that generates is to judge by. `None`: whether a passage answers a query."""
 
 
-class GenerateOptions(Options):
+class _GenerateOptions(Options, total=False):
+    """What none needs to give."""
+
+    suffix: str | None
+    """What follows the output: for models with tokens for filling in the middle, such as Qwen2.5-Coder."""
+
+
+class GenerateOptions(_GenerateOptions):
     """Options of `generate`."""
 
     prompt: str | list[int]
@@ -159,7 +166,7 @@ class GenerateOptions(Options):
     token ids, taken as they are."""
 
 
-class PartialGenerateOptions(Options, total=False):
+class PartialGenerateOptions(_GenerateOptions, total=False):
     """Options of `generate` in a chain: the previous task may supply what is missing."""
 
     prompt: str | list[int]

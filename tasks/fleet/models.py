@@ -124,7 +124,7 @@ class ModelFacts(BaseModel):
 
 
 def own_queue(queue: str, name: str) -> str:
-    """Beside this queue the one of the workers whose model has this name first."""
+    """Beside this queue the one of the workers whose model has this name."""
     plain = re.sub(r"[^A-Za-z0-9_-]", "-", name)[-48:]
     digest = "" if plain == name else f"-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:8]}"
     return f"{queue}{_OWN}{plain}{digest}"
@@ -230,16 +230,19 @@ def find(known: Sequence[ModelFacts], name: object, own: str, queue: str | None 
     serving = {one: served(known, one) for one in queues}
     as_model = any(model.live and name in model.names for of in serving.values() for model in of)
 
+    later = {model.fingerprint for of in serving.values() for model in _later_namesakes(of, name)}
+
     def answers(model: ModelFacts) -> bool:
-        return name in model.names or (not as_model and name in model.adapters)
+        named = name in model.names and model.fingerprint not in later
+        return named or (not as_model and name in model.adapters)
 
     having = {one: of for one, of in serving.items() if any(map(answers, of))}
     alone = {one: of for one, of in having.items() if all(map(answers, of))}
     found = [((not of[0].live, False, one != own, one), one, of[0]) for one, of in alone.items()]
     for one in having.keys() - alone.keys():
         for model in having[one]:
-            beside = own_queue(one, model.names[0]) if model.names else ""
-            if answers(model) and beside in model.own_queues:
+            beside = next((own for own in model.own_queues if is_beside(own, one)), None)
+            if answers(model) and beside is not None:
                 found.append(((not model.live, True, one != own, beside), beside, model))
     if found:
         _, best, model = min(found, key=lambda ranked: ranked[0])
@@ -253,6 +256,20 @@ def find(known: Sequence[ModelFacts], name: object, own: str, queue: str | None 
     where = "" if queue is None else f" of queue {queue!r}"
     limit = f"must be a model{where}: {', '.join(names)}" if names else f"no worker has served a model{where} yet"
     raise InvalidRequest("model", limit, name)
+
+
+def _later_namesakes(of: Iterable[ModelFacts], name: str) -> list[ModelFacts]:
+    """The models of a queue whose paths end as another one's, which was there before and keeps this name."""
+    alike = sorted((model for model in of if _short_name(model) == name), key=lambda model: model.since)
+    return [model for model in alike if model.model != alike[0].model]
+
+
+def _short_name(model: ModelFacts) -> str | None:
+    """The last part of a model's path, if nobody has named the model."""
+    match model.names:
+        case [short, whole] if whole == model.model and whole.rstrip("/").endswith(f"/{short}"):
+            return short
+    return None
 
 
 class Directory:

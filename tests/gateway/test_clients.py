@@ -28,7 +28,9 @@ from tests.support.site import REPOSITORY, Site, eventually
 CLIENTS = os.environ.get("PETIOLE_CLIENTS")
 ABSENT = re.compile(r"(?:No module named '|metadata was found for |No such file or directory: ')([\w.@/-]+)")
 NPM = re.compile(r"^(?:#|//) npm: (.+)", re.M)
-_RUN_S = 600
+_RUN_S = 3600
+_READY_S = 600.0
+"""The first worker may compile its kernels."""
 
 
 @contextmanager
@@ -51,7 +53,7 @@ def served(folder: Path) -> Iterator[Gateway]:
             PETIOLE_NUM_PAGES=2 * CONTEXT,
         )
         for worker in site.workers:
-            worker.ready()
+            worker.ready(_READY_S)
         eventually(lambda: len(models.models(site.redis)) == 2, "both workers have said what they serve")
         with Gateway(folder, PETIOLE_BROKER_URL=site.url, **common) as gateway:
             yield gateway

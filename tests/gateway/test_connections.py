@@ -172,3 +172,39 @@ def test_http_1_0_gets_no_chunks(gateway: Gateway, path: str) -> None:
         answered, _, rest = told(one).partition(b"\r\n\r\n")
     assert b"transfer-encoding" not in answered.lower()
     assert rest.startswith(b"{")
+
+
+def test_a_wish_for_http_2_leaves_the_body_where_it_is(gateway: Gateway) -> None:
+    """As Java's client asks with each request."""
+    wishes = (
+        b"connection: Upgrade, HTTP2-Settings\r\nUPGRADE:  h2c\r\nhttp2-settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
+    )
+    body = b'{"upgrade: h2c": 1}'
+    with connected(gateway) as one:
+        for _ in range(2):
+            one.sendall(LINE + wishes + b"content-length: %d\r\n\r\n" % len(body) + body)
+            said = answer(one)
+            assert b"model: is required" in said, said
+
+
+def test_a_path_says_which_methods_it_has(gateway: Gateway) -> None:
+    with connected(gateway) as one:
+        one.sendall(b"OPTIONS /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        said = answer(one)
+    assert said.startswith(b"HTTP/1.1 405")
+    assert b"\r\nallow: POST\r\n" in said
+
+
+@pytest.mark.parametrize("coding", ["gzip", "ZSTD"])
+def test_a_compressed_body_is_refused_by_name(gateway: Gateway, coding: str) -> None:
+    with connected(gateway) as one:
+        one.sendall(LINE + b"content-encoding: %b\r\ncontent-length: 2\r\n\r\n{}" % coding.encode())
+        said = answer(one)
+    assert said.startswith(b"HTTP/1.1 415")
+    assert f"content-encoding: must be identity, got {coding.lower()}".encode() in said
+
+
+def test_two_slashes_are_one(gateway: Gateway) -> None:
+    with connected(gateway) as one:
+        one.sendall(WHOLE.replace(b"/health", b"//health"))
+        assert answer(one).startswith(b"HTTP/1.1 200")

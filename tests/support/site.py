@@ -111,12 +111,12 @@ class Worker:
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def ready(self) -> Worker:
+    def ready(self, timeout_s: float = 120.0) -> Worker:
         def is_ready() -> bool:
             assert self.process.poll() is None, f"{self.name} ended:\n{self.output[-4000:]}"
             return f"{self.node} ready." in self.output
 
-        eventually(is_ready, f"{self.name} is ready", 120.0)
+        eventually(is_ready, f"{self.name} is ready", timeout_s)
         return self
 
     def memory_bytes(self, name: str = "VmRSS") -> int:

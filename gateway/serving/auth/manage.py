@@ -99,7 +99,7 @@ def change(name: str, changes: Mapping[str, Any], limits: Mapping[str, int], mak
     if make or connections.streams().hget(TENANTS, name) is not None:
         change_tenant(name, changes, limits, make)
         return f"tenant {name}"
-    digest = _key_of(name)
+    digest = _key_of(name, ", or that of a tenant: --make makes one")
     _change(KEYS, digest, Key, changes, limits)
     return f"key {name_of(digest)}"
 
@@ -211,13 +211,14 @@ def no_webhook(tenant: str) -> bool:
     return bool(connections.streams().hdel(WEBHOOKS, tenant))
 
 
-def _key_of(name: str) -> str:
-    """The SHA-256 of the key of this name, or of the key itself. Raises `InvalidRequest`."""
+def _key_of(name: str, otherwise: str = "") -> str:
+    """The SHA-256 of the key of this name, or of the key itself. `otherwise`: what it may be, too. Raises
+    `InvalidRequest`."""
     whole = digest_of(name)
     known = map(_text, connections.streams().hkeys(KEYS))
     found = [one for one in known if one == whole or (len(name) >= 4 and one.startswith(name))]
     if len(found) != 1:
-        limit = "must be the name of one key in Redis, as `petiole keys list` shows it"
+        limit = f"must be the name of one key in Redis, as `petiole keys list` shows it{otherwise}"
         raise InvalidRequest("key", limit, f"{len(found)} of that name")
     return found[0]
 

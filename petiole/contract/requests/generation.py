@@ -171,12 +171,14 @@ class GenerateRequest(Options):  # type: ignore[misc]  # frozen: `Declared`
     prompt: str | list[int]
     """What to continue: text, to which the tokenizer adds its special tokens (BOS for Llama, none for Qwen), or
     token ids, taken as they are."""
+    suffix: Text | None = None
+    """What follows the output: for models with tokens for filling in the middle, such as Qwen2.5-Coder."""
 
     @field_validator("prompt", mode="plain")
     @classmethod
     def _text_or_token_ids(cls, prompt: object) -> str | list[int]:
         if isinstance(prompt, str):
-            return checked_text("prompt", prompt)
+            return checked_text("prompt", prompt, may_be_empty=True)
         if not isinstance(prompt, list | tuple):
             raise InvalidRequest("prompt", "must be text or a list of token ids", prompt)
         if not prompt:
@@ -187,6 +189,19 @@ class GenerateRequest(Options):  # type: ignore[misc]  # frozen: `Declared`
             if type(token) is not int or not 0 <= token < 2**31:
                 raise InvalidRequest(f"prompt[{position}]", "must be a token id", token)
         return list(prompt)
+
+    @model_validator(mode="after")
+    def _text_around_the_output(self) -> Self:
+        if self.suffix is None:
+            if isinstance(self.prompt, str):
+                checked_text("prompt", self.prompt)
+            return self
+        checked_text("suffix", self.suffix)
+        if not isinstance(self.prompt, str):
+            raise InvalidRequest("suffix", "needs a prompt that is text", f"{len(self.prompt)} token ids")
+        if self.truncate is not None:
+            raise InvalidRequest("truncate", "cannot be combined with suffix", self.truncate)
+        return self
 
 
 _NOT_FOR_THE_ENGINE = ("tool_choice", "parallel_tool_calls", "reasoning_effort", "max_reasoning_tokens")

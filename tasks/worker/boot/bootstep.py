@@ -35,7 +35,7 @@ from petiole.tasks.worker.generation.counters import CountingThreads
 from petiole.tasks.worker.pool.pool import EX_USAGE, EnginePool, Undecided
 from petiole.tasks.worker.reports import heartbeat
 from petiole.tasks.worker.reports.card import find as find_card
-from petiole.tasks.worker.reports.facts import facts_of, model_name
+from petiole.tasks.worker.reports.facts import facts_of, own_name
 from petiole.tasks.worker.reports.host import ProcessMemory, say_if_clocks_differ
 from petiole.tasks.worker.reports.incidents import incidents
 from petiole.tasks.worker.reports.marker import Marker
@@ -99,7 +99,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
         begun_with = engine.limits.fingerprint
 
-        own = add_own_queues(worker.app, model_name(settings(), engine.limits.model))
+        own = add_own_queues(worker.app, own_name(settings(), engine.limits.model))
 
         def queues() -> list[str]:
             return sorted({*serving.steering.given_up, *worker.app.amqp.queues.consume_from})
@@ -166,7 +166,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def add_own_queues(app: Any, model: str) -> set[str]:
-    """Beside each queue that this worker takes from, the queue of its model alone. `model`: its first name."""
+    """Beside each queue that this worker takes from, the queue of its model alone. `model`: its own name."""
     queues, apart = app.amqp.queues, {f"{settings().queue}.{tenant}" for tenant in settings().weights}
     common = set(queues.consume_from) - apart - {settings().linked_queue}
     own = {own_queue(queue, model) for queue in common if not queue.endswith(SUFFIX)}

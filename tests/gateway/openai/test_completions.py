@@ -144,6 +144,7 @@ def test_prompts_in_all_their_forms(client: openai.OpenAI, http: httpx2.Client) 
         ({"prompt": [1, "x"]}, "prompt"),
         ({"prompt": 7}, "prompt"),
         ({"suffix": "x"}, "suffix"),
+        ({"suffix": "x", "echo": True}, "echo"),
         ({"logprobs": 21}, "logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
@@ -240,3 +241,28 @@ def test_a_prompt_of_token_ids_has_no_special_tokens_to_leave_out() -> None:
     TextCompletion.model_validate({"model": "m", "prompt": [[1, 2], [3]], "add_special_tokens": False})
     with pytest.raises(ValidationError, match="add_special_tokens: must be true"):
         TextCompletion.model_validate({"model": "m", "prompt": [[1, 2], "x"], "add_special_tokens": False})
+
+
+def test_sagemakers_path_is_any_of_the_interfaces(http: httpx2.Client) -> None:
+    told = {"model": "petiole-tiny", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2}
+    for body, kind in ((told, "chat.completion"), ({**ASKED, "stream": False}, "text_completion")):
+        answer = http.post("/invocations", json=body)
+        assert (answer.status_code, answer.json()["object"]) == (200, kind), answer.text
+    with http.stream("POST", "/invocations", json={**ASKED, "stream": True}) as streamed:
+        assert [*streamed.iter_lines()][-2:] == ["data: [DONE]", ""]
+    for wrong, told_of in (({"model": "petiole-tiny"}, "messages, prompt"), ({**ASKED, "n": 0}, "n: must be")):
+        refused = http.post("/invocations", json=wrong)
+        assert refused.status_code == 400
+        assert told_of in refused.json()["error"]["message"]
+    classes = http.post("/invocations", json={"model": "petiole-tiny", "input": "x"})
+    assert "has no classes" in classes.json()["error"]["message"]
+
+
+def test_what_a_tokenizer_is(http: httpx2.Client) -> None:
+    known = http.get("/tokenizer_info").json()
+    assert known == http.get("/tokenizer_info", params={"model": "petiole-tiny"}).json()
+    counted = http.post("/tokenize", json={"model": "petiole-tiny", "prompt": PROMPT}).json()
+    assert known["model_max_length"] == counted["max_model_len"]
+    assert known["tokenizer_class"]
+    assert {"content": "<|im_end|>", "special": True} in known["added_tokens_decoder"].values()
+    assert http.get("/tokenizer_info", params={"model": "x"}).status_code == 404

@@ -108,7 +108,7 @@ def joined(frames: Sequence[Frame]) -> dict[str, Any]:
         for choice in chunk["choices"]:
             found["text"] += choice.get("text") or choice.get("delta", {}).get("content") or ""
             found["finish_reason"] = choice["finish_reason"] or found["finish_reason"]
-            found["token_ids"] += choice.get("token_ids", [])
+            found["token_ids"] += choice.get("token_ids") or []
             found["logprobs"] += _entries(choice["logprobs"])
     return found
 
@@ -147,7 +147,7 @@ def test_what_is_streamed_is_the_whole_answer(
         assert (
             found["finish_reason"] == choice["finish_reason"] == ("length" if "nothing_more" in asked else "stop")
         )
-        assert found["token_ids"] == choice.get("token_ids", [])
+        assert found["token_ids"] == (choice.get("token_ids") or [])
         assert found["logprobs"] == _entries(choice["logprobs"])
         assert found["usage"] == (answer["usage"] if asked.get("usage") else None)
 

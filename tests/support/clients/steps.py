@@ -34,8 +34,12 @@ TOO_LONG = "one two three " * 2000
 """More than the context of petiole-tiny-tools."""
 
 _HEAD = re.compile(r'^# (?:dependencies = \["|npm: )([^"\s]+)', re.M)
-_REFUSED = re.compile(r'^petiole_gateway_requests_total\{.*path="(.*?)",status="([45]\d\d)"\} (\S+)', re.M)
-_PATIENCE_S = 30.0
+_REFUSED = re.compile(r'^petiole_gateway_requests_total\{.*path="(.*?)",status="(?!499)([45]\d\d)"\} (\S+)', re.M)
+_PATIENCE_S = 600.0
+"""A busy machine is no fault of a client."""
+
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in a shell's background has it ignored
 
 
 class Lacks(str):
@@ -58,7 +62,8 @@ def calling(name: str, /, **arguments: Any) -> str:
 AFTER_THREE_ROUNDS = "It is 20 degrees everywhere."
 THREE_ROUNDS = reciting(*(calling("weather", city=city) for city in ("Rome", "Oslo", "Lima")), AFTER_THREE_ROUNDS)
 """A question whose answer needs three calls, one after the other."""
-ENDLESS = reciting("and so on " * 1000)
+_ENDLESS = "and so on " * 4000
+ENDLESS = reciting(_ENDLESS)
 """A question whose answer nobody waits for."""
 
 
@@ -101,8 +106,8 @@ def refused(*kinds: type[Exception], by: str = "") -> Iterator[None]:
 def command(*arguments: str, said: str = "", **environment: str) -> str:
     """What a command of the client prints; its errors, too. `said`: what it reads."""
     return subprocess.run(
-        [*arguments], input=said, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
-        env=os.environ | environment, check=False,
+        [*arguments], input=said, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=_PATIENCE_S, env=os.environ | environment, check=False,
     ).stdout  # fmt: skip
 
 
@@ -145,8 +150,26 @@ def _read(url: str) -> str:
 
 
 def _refused() -> dict[tuple[str, str], float]:
-    """By path and status, how many requests the gateway has refused."""
+    """By path and status, how many requests the gateway has refused; 499 are those whose client has left."""
     return {(path, status): float(count) for path, status, count in _REFUSED.findall(_read(f"{ROOT}/metrics"))}
+
+
+def _generated() -> int:
+    """The tokens that all workers have generated."""
+    return sum(worker["generated_tokens"] for worker in json.loads(_read(f"{URL}/fleet"))["workers"])
+
+
+def _abort(step: Callable[[], Any]) -> None:
+    """`step`, whose answers must end long before all has been said."""
+    before = _generated()
+    _ran(step, may_be_refused=False)
+    asked = {"model": SCRIPTED, "prompt": _ENDLESS}
+    request = urllib.request.Request(
+        f"{ROOT}/tokenize", json.dumps(asked).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as answer:
+        whole = json.load(answer)["count"]
+    assert (more := _generated() - before) < whole, f"{more} tokens, of {whole}"
 
 
 def _ran(step: Callable[[], Any], may_be_refused: bool) -> None:
@@ -170,7 +193,10 @@ def run(program: dict[str, Any]) -> None:
         elif inspect.isfunction(step) and step.__module__ == "__main__" and not name.startswith("_"):
             began = time.monotonic()
             try:
-                _ran(step, name in program.get("REFUSED", ("error",)))
+                if name == "abort":
+                    _abort(step)
+                else:
+                    _ran(step, name in program.get("REFUSED", ("error",)))
             except Exception:
                 print(json.dumps({"step": name, "failed": traceback.format_exc()}), flush=True)
             else:

@@ -3,6 +3,8 @@
 # ///
 """Semantic Kernel: chat completion, and an agent with a plug-in."""
 
+import gc
+
 import openai
 import steps
 from pydantic import BaseModel
@@ -73,6 +75,8 @@ async def abort():
     await anext(pieces)
     steps.wait_until_running()
     await pieces.aclose()
+    del pieces
+    gc.collect()  # until then the client keeps its connection
     await steps.idle()
 
 

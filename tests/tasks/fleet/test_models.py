@@ -102,6 +102,21 @@ def test_each_of_two_models_on_one_queue_has_a_queue_beside_it() -> None:
     assert all(queue.startswith("q.model.") and "/" not in queue for queue in beside.values())
 
 
+def test_two_files_of_one_name_in_two_folders_are_two_models() -> None:
+    paths = ("/m/a/model.gguf", "/m/b/model.gguf")
+    known = [
+        facts("model.gguf", path, of=path, model=path, since=since, own_queues=[own_queue("q", path)])
+        for since, path in enumerate(paths)
+    ]
+    beside = {path: own_queue("q", path) for path in paths}
+    assert len({*beside.values()}) == 2
+    assert {path: find(known, path, "petiole").queue for path in paths} == beside
+    assert find(known, "model.gguf", "petiole").queue == beside[paths[0]], "as before the other one came"
+    assert find(known[1:], "model.gguf", "petiole").queue == "q"
+    named = [facts("chat", of=path, model=path, since=since) for since, path in enumerate(paths)]
+    assert find(named, "chat", "petiole").queue == "q", "who gives two models one name means both"
+
+
 def test_an_adapter_of_one_of_two_models_is_found() -> None:
     known = [facts("a", own_queues=[own_queue("q", "a")], adapters={"sql": "org/sql"}), facts("b")]
     assert find(known, "sql", "petiole") == ModelRoute(own_queue("q", "a"), "org/sql")
