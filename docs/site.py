@@ -6,7 +6,7 @@ page of the Python names is written from what `petiole` exports; its text comes 
 
     docs/*.md, zensical.toml  ->  build/docs/ (staged)  ->  site/
 
-The site loads nothing from elsewhere: no font, no script, no count of visitors.
+Its search is `search.js`, which takes the place of the tool's own. The site loads nothing from elsewhere: no font, no script, no count of visitors.
 """
 
 from __future__ import annotations
@@ -125,6 +125,8 @@ def main(argv: list[str] | None = None) -> int:
     done = subprocess.run([options.zensical, "build", "--clean", "--strict", "-f", str(build / CONFIG.name)])
     if done.returncode:
         return done.returncode
+    [search] = (build / "site/assets/javascripts/workers").glob("search.*.js")
+    shutil.copy(DOCS / "search.js", search)
     shutil.rmtree(ROOT / "site", ignore_errors=True)
     shutil.move(build / "site", ROOT / "site")
     return 0
