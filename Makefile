@@ -90,12 +90,12 @@ render: $(VENV)/.dev  ## write what follows from declarations: types of options,
 DOCS_TOOLS := zensical==0.0.73 mkdocstrings-python==2.0.11
 
 # Its own environment: the tool is larger than all that the tests need beside torch. With npm the site gets mermaid.
-docs:  ## the docs as a site, into ./site (REPOSITORY=URL: where links to files of the repository lead)
+docs:  ## the docs as a site, into ./site (REPOSITORY=URL, in place of the one in pyproject.toml)
 	test -e $(SDKS)/docs/bin/python || $(PYTHON) -m venv $(SDKS)/docs
 	$(SDKS)/docs/bin/pip install --quiet $(DOCS_TOOLS)
 	-command -v npm >/dev/null && npm install --silent --prefix $(SDKS) mermaid@11
 	mermaid=$$(ls $(SDKS)/node_modules/mermaid/dist/mermaid.min.js 2>/dev/null); \
-	$(SDKS)/docs/bin/python -m docs.site --repository "$(REPOSITORY)" --zensical $(SDKS)/docs/bin/zensical \
+	$(SDKS)/docs/bin/python -m docs.site $(if $(REPOSITORY),--repository "$(REPOSITORY)") --zensical $(SDKS)/docs/bin/zensical \
 		$${mermaid:+--mermaid $$mermaid}
 
 format: $(VENV)/.dev  ## let ruff fix what it can

@@ -21,6 +21,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from docs.address import urls
+
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 CONFIG = DOCS / "zensical.toml"
@@ -114,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m docs.site", description="Build the docs as a site, into ./site."
     )
-    parser.add_argument("--repository", default="", metavar="URL", help="where the links that leave docs/ lead")
+    parser.add_argument("--repository", default=urls().get("Repository", ""), metavar="URL", help="where the links that leave docs/ lead")
     parser.add_argument("--zensical", default="zensical", metavar="PATH", help="the program that builds the site")
     parser.add_argument("--mermaid", metavar="FILE", help="mermaid.min.js, which draws the diagrams")
     options: Any = parser.parse_args(argv)
