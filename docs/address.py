@@ -1,7 +1,7 @@
-"""Where the project can be had: what `[project.urls]` of pyproject.toml says, as README, the tutorial and others say it.
+"""Where the project can be had: `[project.urls]` of pyproject.toml, as README, the tutorial and others say it.
 
-`python -m docs.render` writes these lines between `<!-- name -->` and `<!-- /name -->`. An address that is not there
-yet is left out, and the lines say what to do without it.
+`python -m docs.render` writes these lines between `<!-- name -->` and `<!-- /name -->`. An address that is not
+there yet is left out, and the lines say what to do without it.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def blocks(known: Mapping[str, str], version: str) -> dict[str, str]:
         )
     else:
         install = (
-            f"{version} is on no package index yet: `make release` in a checkout builds it. Give pip `--find-links "
-            f"/path/to/checkout/dist`, and pin `petiole=={version}`."
+            f"{version} is on no package index yet: `make release` in a checkout builds it. Give pip "
+            f"`--find-links /path/to/checkout/dist`, and pin `petiole=={version}`."
         )
     report = (
         f"at [{known['Security'].removeprefix('mailto:')}]({known['Security']})"
         if "Security" in known
         else "by *Security*, then *Report a vulnerability*, on the repository's page"
     )
+    demo = "make demo      # no Redis, Docker or GPU needed: eight prompts at once through a real worker\n"
     return {
-        "try": f"```sh\n{clone}make demo      # no Redis, Docker or GPU needed: eight prompts at once through a real "
-        "worker\nmake test      # every kind of test\n```",
+        "try": f"```sh\n{clone}{demo}make test      # every kind of test\n```",
         "install": install,
         "report": f"Report a weakness in private, {report}. Please open no issue for it.",
     }
@@ -56,7 +56,9 @@ def blocks(known: Mapping[str, str], version: str) -> dict[str, str]:
 
 def page(text: str) -> str:
     for name, lines in blocks(urls(), str(project()["version"])).items():
-        text = re.sub(rf"(?s)(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", lambda m, put=lines: m[1] + put + m[2], text)
+        opening, closing = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
+        between = re.compile(f"(?<={opening}).*?(?={closing})", re.S)
+        text = between.sub(lines.replace("\\", r"\\"), text)
     return text
 
 

@@ -6,7 +6,8 @@ page of the Python names is written from what `petiole` exports; its text comes 
 
     docs/*.md, zensical.toml  ->  build/docs/ (staged)  ->  site/
 
-Its search is `search.js`, which takes the place of the tool's own. The site loads nothing from elsewhere: no font, no script, no count of visitors.
+Its search is `search.js`, which takes the place of the tool's own. The site loads nothing from elsewhere: no font,
+no script, no count of visitors.
 """
 
 from __future__ import annotations
@@ -116,7 +117,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m docs.site", description="Build the docs as a site, into ./site."
     )
-    parser.add_argument("--repository", default=urls().get("Repository", ""), metavar="URL", help="where the links that leave docs/ lead")
+    parser.add_argument(
+        "--repository",
+        default=urls().get("Repository", ""),
+        metavar="URL",
+        help="where the links that leave docs/ lead",
+    )
     parser.add_argument("--zensical", default="zensical", metavar="PATH", help="the program that builds the site")
     parser.add_argument("--mermaid", metavar="FILE", help="mermaid.min.js, which draws the diagrams")
     options: Any = parser.parse_args(argv)
