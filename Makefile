@@ -90,12 +90,12 @@ render: $(VENV)/.dev  ## write what follows from declarations: types of options,
 DOCS_TOOLS := zensical==0.0.73 mkdocstrings-python==2.0.11
 
 # Its own environment: the tool is larger than all that the tests need beside torch. With npm the site gets mermaid.
-docs:  ## the docs as a site, into ./site (REPOSITORY=URL: where links to files of the repository lead)
+docs:  ## the docs as a site, into ./site (REPOSITORY=URL, in place of the one in pyproject.toml)
 	test -e $(SDKS)/docs/bin/python || $(PYTHON) -m venv $(SDKS)/docs
 	$(SDKS)/docs/bin/pip install --quiet $(DOCS_TOOLS)
 	-command -v npm >/dev/null && npm install --silent --prefix $(SDKS) mermaid@11
 	mermaid=$$(ls $(SDKS)/node_modules/mermaid/dist/mermaid.min.js 2>/dev/null); \
-	$(SDKS)/docs/bin/python -m docs.site --repository "$(REPOSITORY)" --zensical $(SDKS)/docs/bin/zensical \
+	$(SDKS)/docs/bin/python -m docs.site $(if $(REPOSITORY),--repository "$(REPOSITORY)") --zensical $(SDKS)/docs/bin/zensical \
 		$${mermaid:+--mermaid $$mermaid}
 
 format: $(VENV)/.dev  ## let ruff fix what it can
@@ -109,21 +109,33 @@ chaos: $(VENV)/.dev  ## an hour of killed workers, cut connections and bad messa
 	PETIOLE_CHAOS_MINUTES=60 $(BIN)/python -m pytest tests/chaos -s
 
 DIST := dist
+BUILD := $(SDKS)/build/bin
+
+# The build backend by hash, as in the images: the bytes of a wheel depend on it.
+$(SDKS)/build/.made: images/build.txt
+	$(PYTHON) -m venv $(SDKS)/build
+	$(BUILD)/pip install --quiet --require-hashes -r images/build.txt
+	@touch $@
 
 # The wheel of a checkout has the engine, that of an sdist has not.
-dist: $(VENV)/.dev  ## what a release uploads, into ./dist: petiole, and the engine with the demo models as petiole-worker
+dist: $(SDKS)/build/.made  ## what an index gets, into ./dist: petiole, and the engine with the demo models as petiole-worker
 	rm -f $(DIST)/petiole*
-	$(BIN)/python -m hatchling build -t sdist -d $(DIST)
-	cd petiole-worker && $(abspath $(BIN))/python -m hatchling build -t sdist -d $(abspath $(DIST))
-	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(DIST) $(DIST)/petiole*.tar.gz
+	$(BUILD)/python -m hatchling build -t sdist -d $(DIST)
+	cd petiole-worker && $(abspath $(BUILD))/python -m hatchling build -t sdist -d $(abspath $(DIST))
+	$(BUILD)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(DIST) $(DIST)/petiole*.tar.gz
 
-release: dist  ## the same bytes when built once more, and what PyPI says of them
+# constraints.txt: the versions that the tests and the images of this release had.
+release: dist  ## all of a release: the same bytes when built once more, checked for PyPI, versions, an SBOM, checksums
 	$(MAKE) --no-print-directory dist DIST=$(DIST)/again
 	cd $(DIST)/again && sha256sum petiole* | (cd .. && sha256sum --check --strict -)
 	rm -r $(DIST)/again
 	test -e $(SDKS)/bin/python || $(PYTHON) -m venv $(SDKS)
-	$(SDKS)/bin/pip install --quiet 'twine>=6.1'
+	$(SDKS)/bin/pip install --quiet 'twine>=6.1' 'cyclonedx-bom>=7'
 	$(SDKS)/bin/twine check --strict $(DIST)/petiole*
+	sed -n 's/^\([a-z].*==.*[^ ]\) \\$$/\1/p' images/gpu.txt >$(DIST)/constraints.txt
+	$(SDKS)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible \
+		--output-file $(DIST)/sbom.cdx.json images/gpu.txt
+	cd $(DIST) && sha256sum petiole* constraints.txt sbom.cdx.json >SHA256SUMS
 
 wheelhouse: $(VENV)/.dev  ## what a CUDA machine without internet needs beside torch, into ./wheelhouse
 	$(BIN)/python -m bench.wheelhouse wheelhouse

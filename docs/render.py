@@ -13,6 +13,7 @@
     tasks/submission/typed.py         the methods of the tasks, with these types: all of it is written here
     petiole/__init__.py, tasks/__init__.py   the names of the tasks among those that they offer
     docs/requests.md and others       the same for readers: the tables between `<!-- name -->` and `<!-- /name -->`
+    README.md and others              where the project can be had (docs/address.py)
 
 The text below a field is what an editor shows and what stands in the table. In the table `docs/page.md#heading`
 becomes a link.
@@ -38,6 +39,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from docs import address
 from docs.families import PUBLISHED
 from petiole.contract.requests import count, embedding_tasks, generation, image_tasks, sampling, submission
 from petiole.contract.requests.count import CountRequest
@@ -122,6 +124,9 @@ def main() -> None:
     for path in PAGES:
         path.write_text(page(path.read_text(), path.name))
         print(f"wrote the tables of {path.relative_to(ROOT)}")
+    for path in address.PAGES:
+        path.write_text(address.page(path.read_text()))
+    address.CITATION.write_text(address.citation(address.CITATION.read_text()))
     print(f"wrote {TYPES.relative_to(ROOT)} and {TYPED.relative_to(ROOT)}")
 
 

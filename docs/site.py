@@ -6,7 +6,8 @@ page of the Python names is written from what `petiole` exports; its text comes 
 
     docs/*.md, zensical.toml  ->  build/docs/ (staged)  ->  site/
 
-The site loads nothing from elsewhere: no font, no script, no count of visitors.
+Its search is `search.js`, which takes the place of the tool's own. The site loads nothing from elsewhere: no font,
+no script, no count of visitors.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import sys
 import tomllib
 from pathlib import Path
 from typing import Any
+
+from docs.address import urls
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -114,7 +117,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m docs.site", description="Build the docs as a site, into ./site."
     )
-    parser.add_argument("--repository", default="", metavar="URL", help="where the links that leave docs/ lead")
+    parser.add_argument(
+        "--repository",
+        default=urls().get("Repository", ""),
+        metavar="URL",
+        help="where the links that leave docs/ lead",
+    )
     parser.add_argument("--zensical", default="zensical", metavar="PATH", help="the program that builds the site")
     parser.add_argument("--mermaid", metavar="FILE", help="mermaid.min.js, which draws the diagrams")
     options: Any = parser.parse_args(argv)
@@ -125,6 +133,8 @@ def main(argv: list[str] | None = None) -> int:
     done = subprocess.run([options.zensical, "build", "--clean", "--strict", "-f", str(build / CONFIG.name)])
     if done.returncode:
         return done.returncode
+    [search] = (build / "site/assets/javascripts/workers").glob("search.*.js")
+    shutil.copy(DOCS / "search.js", search)
     shutil.rmtree(ROOT / "site", ignore_errors=True)
     shutil.move(build / "site", ROOT / "site")
     return 0

