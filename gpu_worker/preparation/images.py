@@ -71,7 +71,7 @@ def request_image(data: bytes, field: str, pictures: Pictures, config: EngineCon
     layout = pictures.layout(*size, field, config.image_tokens)
     key = layout.key(content_hash_of(data))
     cut = partial(_cut, data, key, field, pictures, size, layout)
-    return RequestImage(key, layout.n_positions, layout.rotary, cut)
+    return RequestImage(key, layout.n_positions, layout.rotary, cut, size=layout.size)
 
 
 def parts_of(data: bytes) -> tuple[int, int]:

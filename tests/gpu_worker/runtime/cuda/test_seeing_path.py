@@ -1,5 +1,5 @@
-"""Pictures of towers on the CUDA path (positions of three axes, deep features, captured decodes behind them) give
-the CPU's answers, on a device that computes as late as it may."""
+"""Pictures of towers on the CUDA path (positions of three axes, deep features, layers that look ahead and others
+that do not, captured decodes behind them) give the CPU's answers, on a device that computes as late as it may."""
 
 from __future__ import annotations
 
@@ -24,8 +24,15 @@ def requests() -> list[Request]:
     return [Request(prompt=ids, images=[FILES[k] for k in of], sampling=sampling) for ids, of in PROMPTS]
 
 
-@pytest.mark.parametrize("name", ["qwen3-vl", "qwen2.5-vl"])
-@pytest.mark.parametrize(("chunk", "policy"), [(5, "pipelined"), (0, "mixed")])
+@pytest.mark.parametrize(
+    ("name", "chunk", "policy"),
+    [
+        ("qwen3-vl", 5, "pipelined"),
+        ("qwen2.5-vl", 0, "mixed"),
+        ("gemma3", 20, "pipelined"),
+        ("gemma4", 80, "mixed"),
+    ],
+)
 def test_answers_are_those_of_the_cpu(
     name: str, chunk: int, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
