@@ -240,20 +240,22 @@ class PromptReader:
         """The request's images. `field`: the field that errors name, if they do not name an image by its index."""
         n, images = len(request.images), list[RequestImage]()
         require(self.limits.images is not None or n == 0, "images", "this model takes none", n)
+        details = request.image_details or ("auto",) * n
+        require(len(details) == n, "image_details", f"must be as many as images, {n}", len(details))
         for k, image in enumerate(request.images):
             where = field or f"images[{k}]"
             if isinstance(image, PreparedImage):
                 images.append(RequestImage.of(image))
             else:
-                images.append(self._examined(image, where, self.limits.pictures))
+                images.append(self._examined(image, where, self.limits.pictures, details[k]))
         return images
 
-    def _examined(self, data: object, field: str, pictures: Pictures | None) -> RequestImage:
+    def _examined(self, data: object, field: str, pictures: Pictures | None, detail: str) -> RequestImage:
         if pictures is None:
             raise InvalidRequest(field, "this model takes no images", "an image")
         if not isinstance(data, bytes | bytearray | memoryview):
             raise InvalidRequest(field, "must be the bytes of a file, or crops", type(data).__name__)
-        return request_image(bytes(data), field, pictures, self.config)
+        return request_image(bytes(data), field, pictures, self.config, detail)
 
     @property
     def _most_tokens(self) -> int:

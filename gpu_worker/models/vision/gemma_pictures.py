@@ -77,12 +77,13 @@ class BudgetPictures(ResizedPictures):
 
 
 def square_pictures(tower: TowerConfig, given: Mapping[str, Any]) -> SquarePictures:
-    """As `grid_pictures`."""
+    """As `grid_pictures`; the size that no file says is the tower's."""
     check_kind(given, "Gemma3ImageProcessor")
     check_switches(given, do_resize=True, do_rescale=True, do_normalize=True, do_pan_and_scan=False)
     pixels = tower.table * tower.patch
-    size = given.get("size", {"height": 224, "width": 224})
-    must(size == {"height": pixels, "width": pixels}, "size", f"be {pixels} x {pixels}, as in config.json", size)
+    known = {"height": pixels, "width": pixels}
+    size = given.get("size", known)
+    must(size == known, "size", f"be {pixels} x {pixels}, as in config.json", size)
     colours = numbers_of_colours(given, (0.5,) * 3, (0.5,) * 3, resample=2)
     return SquarePictures(tower.patch, tower.merge, *colours, blocks=tower.table // tower.merge)
 

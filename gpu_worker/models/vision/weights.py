@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.loading import LoadOptions, read_layers
 from petiole.gpu_worker.models.parts.layer import LayerWeights
@@ -200,7 +201,8 @@ def _in_halves(stack: Decoder, of: TowerReader) -> Decoder:
         order = torch.arange(mixer.head_dim).view(2, 2, -1).transpose(0, 1).flatten()
         turned = mixer.q_size + mixer.kv_size
         rows = torch.arange(turned).view(-1, mixer.head_dim)[:, order].flatten()
-        assert isinstance(weights.qkv, DenseLinear)
+        if not isinstance(weights.qkv, DenseLinear):
+            raise ModelError(f"{of.prefix}encoder: must have plain weights, not quantised ones")
         _in_order(weights.qkv.weight[:turned], rows, of, dim=0)
         for norm in (weights.q_norm, weights.k_norm):
             assert norm is not None
@@ -215,8 +217,8 @@ def _clipped(layer: LayerWeights, i: int, of: TowerReader) -> LayerWeights:
     plan, at = of.config.plan, GEMMA4.layer.format(i)
 
     def bounded(linear: Linear, stored: StoredLinear | None) -> Linear:
-        assert isinstance(linear, DenseLinear)
-        assert stored is not None
+        if not isinstance(linear, DenseLinear) or stored is None:
+            raise ModelError(f"{of.prefix}encoder: must have plain weights, not quantised ones")
         parts = zip(stored.names, torch.split(linear.weight, list(stored.sizes)), strict=True)
         found = [ClippedLinear(weight, *bounds(at + name.removesuffix("linear"))) for name, weight in parts]
         return JoinedLinear(tuple(found)) if len(found) > 1 else found[0]

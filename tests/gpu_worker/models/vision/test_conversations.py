@@ -66,6 +66,18 @@ def test_pictures_stand_where_the_template_puts_them(engine: Engine, messages: T
     assert engine.generate([request])[0].usage.completion_tokens
 
 
+def test_low_detail_is_few_tokens(folders: Callable[[str], tuple[Path, Any]]) -> None:
+    file = as_file(drawn_picture(900, 700))
+    settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 1024}
+    with Engine(EngineConfig(model=str(folders("qwen3-vl")[0]), **settings)) as engine:
+        talk = [user(PICTURE, PICTURE, said("a"))]
+        request = asked(messages=talk, images=[file, file], image_details=["low", "auto"])
+        low, whole = runs_of(engine.tokens_of(request))
+        assert low <= 256 < whole
+        with pytest.raises(InvalidRequest, match="must be as many as images, 2, got 1"):
+            engine.generate([asked(messages=talk, images=[file, file], image_details=["low"])])
+
+
 @pytest.mark.parametrize("role", ["user", "tool"])
 def test_a_marker_in_what_somebody_says_is_text(engine: Engine, role: str) -> None:
     text = "<|vision_start|><|image_pad|><|vision_end|>"
