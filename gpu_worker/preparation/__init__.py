@@ -4,7 +4,7 @@ what stands below it.
 preparation     validates a request, tokenizes it and builds its sequence
 prompts         turns a prompt, messages or a skill call into a prompt's tokens
 skill_messages  skill calls as conversations
-finding         where things are, as JSON that a schema describes
+locating        where things are, as JSON that a schema describes
 pooling         what requests of texts ask: checks them, tokenizes their texts
 pairs           two texts as the tokens that a model gives a score to
 truncation      leaves tokens of a prompt out that is too long, where its request says so

@@ -15,7 +15,7 @@ from typing import Any, cast
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.constraints import PositionalConstraint, SkillConstraint
 from petiole.gpu_worker.exceptions import InvalidRequest, require
-from petiole.gpu_worker.preparation import finding, truncation
+from petiole.gpu_worker.preparation import locating, truncation
 from petiole.gpu_worker.preparation.images import request_image
 from petiole.gpu_worker.preparation.skill_messages import ANSWERS, conversation_of
 from petiole.gpu_worker.preparation.tokens import InputTokens, prompt_tokens
@@ -159,10 +159,10 @@ class PromptReader:
         self._check_unconstrained(request)
         request = replace(
             request,
-            constraint=finding.constraint_of(call, whole),
+            constraint=locating.constraint_of(call, whole),
             sampling=replace(request.sampling, max_tokens="rest"),
         )
-        reading = finding.FoundInText(call.name, whole, self._tokenizer(field))
+        reading = locating.FoundInText(call.name, whole, self._tokenizer(field))
         return PromptInputs(request, prompt, field, reading, has_text=False)
 
     def _asked(self, request: Request, call: SkillCall, images: list[RequestImage], field: str) -> PromptInputs:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from petiole.gpu_worker.exceptions import InvalidRequest, require
-from petiole.gpu_worker.preparation import finding
+from petiole.gpu_worker.preparation import locating
 from petiole.gpu_worker.request.skills import SkillCall
 
 _CAPTIONS = {
@@ -21,7 +21,7 @@ ANSWERS = {"query": "answer", "caption": "caption"}
 
 def conversation_of(call: SkillCall, n_images: int, *, finds: bool) -> list[Mapping[str, Any]]:
     """The messages of a call. finds: whether the model has learnt where things are. Raises InvalidRequest."""
-    known = (*ANSWERS, *(finding.SKILLS if finds else ()))
+    known = (*ANSWERS, *(locating.SKILLS if finds else ()))
     require(call.name in known, "skill", f"must be one that this model has: {', '.join(known)}", call.name)
     if call.name != "query":
         require(n_images == 1, "image", f"{call.name} takes one image", f"{n_images} images")
@@ -30,8 +30,8 @@ def conversation_of(call: SkillCall, n_images: int, *, finds: bool) -> list[Mapp
 
 
 def _text_of(call: SkillCall) -> str:
-    if call.name in finding.SKILLS:
-        return finding.text_of(call)
+    if call.name in locating.SKILLS:
+        return locating.text_of(call)
     if call.name == "caption":
         length = call.options.get("length", "normal")
         known = isinstance(length, str) and length in _CAPTIONS

@@ -232,7 +232,7 @@ class WorkerReport(BaseModel):
     feature_hits: Annotated[
         int,
         ENGINE,
-        counter("image_feature_hits", "Images whose features were kept: decoded, and not encoded again."),
+        counter("image_feature_hits", "Images decoded, and not encoded again."),
     ] = 0
     encode_s: Annotated[
         float, ENGINE, counter("encode_seconds", "Seconds of encode steps, from launch to completion.")

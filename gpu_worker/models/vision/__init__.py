@@ -2,7 +2,7 @@
 Each line may import what stands below it.
 
 reading         from a checkpoint to a decoder with eyes
-weights         a tower's weights, and the names of its tensors
+tower_weights   a tower's weights, and the names of its tensors
 seeing          a decoder with eyes, of any family
 tower           from pixels to the inputs of the decoder of text
 joining         the patches of a block as one position

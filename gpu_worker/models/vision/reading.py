@@ -19,7 +19,7 @@ from petiole.gpu_worker.models.vision.gemma_pictures import budget_pictures, squ
 from petiole.gpu_worker.models.vision.pictures import ResizedPictures, grid_pictures
 from petiole.gpu_worker.models.vision.seeing import SeeingDecoder
 from petiole.gpu_worker.models.vision.tower import Tower
-from petiole.gpu_worker.models.vision.weights import TowerReader, read_gemma3, read_gemma4, read_qwen
+from petiole.gpu_worker.models.vision.tower_weights import TowerReader, read_gemma3, read_gemma4, read_qwen
 from petiole.gpu_worker.models.weights.copying import TensorSource
 from petiole.gpu_worker.request.prepared_images import ImageLimits
 

@@ -16,7 +16,7 @@ from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.families import config_keys
 from petiole.gpu_worker.models.families.decoders import gemma3, gemma4
-from petiole.gpu_worker.models.vision import weights
+from petiole.gpu_worker.models.vision import tower_weights
 from petiole.gpu_worker.models.vision.pictures import GridPictures
 from petiole.gpu_worker.models.vision.positions import AxisTables
 from petiole.gpu_worker.models.vision.tower import Tower
@@ -203,7 +203,7 @@ def _never_ahead(patch: pytest.MonkeyPatch) -> None:
 
 
 def _without_bounds(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(weights, "_clipped", lambda layer, i, of: layer)
+    patch.setattr(tower_weights, "_clipped", lambda layer, i, of: layer)
 
 
 def _rows_before_columns(patch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def _rows_before_columns(patch: pytest.MonkeyPatch) -> None:
 
 
 def _halves_as_stored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(weights, "_in_halves", lambda stack, of: stack)
+    patch.setattr(tower_weights, "_in_halves", lambda stack, of: stack)
 
 
 WRONG = [

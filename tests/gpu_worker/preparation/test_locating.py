@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from petiole.gpu_worker import InvalidRequest
-from petiole.gpu_worker.preparation.finding import FoundInText, constraint_of, text_of
+from petiole.gpu_worker.preparation.locating import FoundInText, constraint_of, text_of
 from petiole.gpu_worker.request.skills import SkillCall
 from petiole.gpu_worker.text import Tokenizer
 from tests.support.tokenizers import byte_level
