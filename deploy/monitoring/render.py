@@ -189,6 +189,7 @@ WORKER = Dashboard(
             {
                 "encoded": rate("petiole_encoded_images_total", "worker", BY_WORKER),
                 "found in the cache": rate("petiole_image_hits_total", "worker", BY_WORKER),
+                "not encoded again": rate("petiole_image_feature_hits_total", "worker", BY_WORKER),
                 "seconds of encoding": rate("petiole_encode_seconds_total", "worker", BY_WORKER),
             },
         ),

@@ -60,10 +60,10 @@ def _part(field: str, part: object, fetched: Images) -> dict[str, Any]:
         case {"type": "refusal", "refusal": str(text)}:
             return {"type": "text", "text": text}
         case {"type": "image_url", "image_url": {"url": str(url)}} | {"type": "image_url", "image_url": str(url)}:
-            return {
-                "type": "image_url",
-                "image_url": {"url": image(f"{field}.image_url.url", fetched.get(url, url))},
-            }
+            more = images.said(part)
+            images.check_detail(f"{field}.image_url.detail", more.get("detail", "auto"))
+            url = image(f"{field}.image_url.url", fetched.get(url, url))
+            return {"type": "image_url", "image_url": {"url": url, **more}}
         case {"type": str(kind)}:
             limit = "must be a complete part of type text or image_url"
             raise InvalidRequest(field, limit, shorten(kind))

@@ -6,6 +6,7 @@ prompts         turns a prompt, messages or a skill call into a prompt's tokens
 infill          prompt and suffix as one prompt, for models that fill in what is between
 skill_messages  skill calls as conversations
 embeddings      checks requests for embeddings and scores by what the model does, and tokenizes their texts
+locating        where things are, as JSON that a schema describes
 pairs           two texts as the tokens that a model gives a score to
 truncation      leaves tokens of a prompt out that is too long, where its request says so
 tokens          checks a prompt's tokens, values and images

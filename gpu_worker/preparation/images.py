@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from PIL import Image, ImageFile
 
 FORMATS = ("JPEG", "PNG", "WEBP")
+LOW_DETAIL = 256
+"""The most tokens of an image that is to be seen in low detail."""
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I")
 _ONE_CLEAR_COLOUR = ("1", "L", "RGB", *_SIXTEEN_BITS)
 """Modes without alpha. A PNG of such a mode may name one colour that is transparent."""
@@ -53,7 +55,9 @@ _DEPTH_AT = 24  # of a PNG's bytes: the bits of a sample
 _READABLE = "must be a JPEG, PNG or WebP file that can be read"
 
 
-def request_image(data: bytes, field: str, pictures: Pictures, config: EngineConfig) -> RequestImage:
+def request_image(
+    data: bytes, field: str, pictures: Pictures, config: EngineConfig, detail: str = "auto"
+) -> RequestImage:
     """The image of a file: hashed, with its header read. Raises InvalidRequest, here and in `cut`."""
     limit = config.image_max_bytes
     require(len(data) > 0, field, _READABLE, "an empty file")
@@ -68,10 +72,11 @@ def request_image(data: bytes, field: str, pictures: Pictures, config: EngineCon
         still = picture.format == "JPEG" or picture.format == "MPO" or not getattr(picture, "is_animated", False)
         require(still, field, "must be one picture, and no animation", f"an animated {picture.format}")
         size = turned_size(picture)
-    layout = pictures.layout(*size, field, config.image_tokens)
+    most = min(config.image_tokens, LOW_DETAIL) if detail == "low" else config.image_tokens
+    layout = pictures.layout(*size, field, most)
     key = layout.key(content_hash_of(data))
     cut = partial(_cut, data, key, field, pictures, size, layout)
-    return RequestImage(key, layout.n_positions, layout.rotary, cut)
+    return RequestImage(key, layout.n_positions, layout.rotary, cut, size=layout.size)
 
 
 def parts_of(data: bytes) -> tuple[int, int]:

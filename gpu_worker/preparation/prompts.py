@@ -15,10 +15,10 @@ from typing import Any, cast
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.constraints import PositionalConstraint, SkillConstraint
 from petiole.gpu_worker.exceptions import InvalidRequest, require
-from petiole.gpu_worker.preparation import truncation
+from petiole.gpu_worker.preparation import locating, truncation
 from petiole.gpu_worker.preparation.images import request_image
 from petiole.gpu_worker.preparation.infill import infill
-from petiole.gpu_worker.preparation.skill_messages import conversation_of
+from petiole.gpu_worker.preparation.skill_messages import ANSWERS, conversation_of
 from petiole.gpu_worker.preparation.tokens import InputTokens, prompt_tokens
 from petiole.gpu_worker.request import Request
 from petiole.gpu_worker.request.prepared_images import IMAGE, ImagePlace, PreparedImage, RequestImage
@@ -101,7 +101,8 @@ class PromptReader:
         tokenizer = self._tokenizer("prompt")
         if request.truncate is None:
             special = request.add_special_tokens
-            tokens = tokenizer.encode(request.prompt, add_special_tokens=special, max_tokens=self._most_tokens)
+            text = self._written(tokenizer, request.prompt) if request.images else request.prompt
+            tokens = tokenizer.encode(text, add_special_tokens=special, max_tokens=self._most_tokens)
         else:
             most = self._most_of(request)
             tokens = tokenizer.encode_cut(request.prompt, field="prompt", max_tokens=most, where=request.truncate)
@@ -150,6 +151,7 @@ class PromptReader:
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             content_is_text=self.config.user_control_tokens == "text",
+            rewrite=partial(self._written, tokenizer) if images else str,
         )
         if request.truncate is None:
             return self._placed(render(messages, max_tokens=self._most_tokens), images, field)
@@ -163,17 +165,30 @@ class PromptReader:
 
     def _answered(self, request: Request, call: SkillCall, field: str) -> PromptInputs:
         """A skill call as a conversation."""
-        messages, name = conversation_of(call, len(request.images))
+        boxes = None if self.limits.images is None else self.limits.images.boxes
+        messages = conversation_of(call, len(request.images), finds=boxes is not None)
         told = replace(request, skill=None, messages=messages, chat_template_kwargs={"enable_thinking": False})
         prompt = self._told(told, messages, "image" if request.images else field)
-        return PromptInputs(self._within(request), prompt, field, answer=name)
+        if call.name in ANSWERS:
+            return PromptInputs(self._within(request), prompt, field, answer=ANSWERS[call.name])
+        (image,) = prompt.images.values()
+        whole = image.size if boxes == 0 and image.size is not None else (boxes or 1,) * 2
+        self._check_unconstrained(request)
+        request = replace(
+            request,
+            constraint=locating.constraint_of(call, whole),
+            sampling=replace(request.sampling, max_tokens="rest"),
+        )
+        reading = locating.FoundInText(call.name, whole, self._tokenizer(field))
+        return PromptInputs(request, prompt, field, reading, has_text=False)
 
     def _asked(self, request: Request, call: SkillCall, images: list[RequestImage], field: str) -> PromptInputs:
         asked = cast(Processor, self.limits.processor).ask(
             call, len(images), _Codec(self._tokenizer(field), self._most_tokens, self.config.user_control_tokens)
         )
         tokens = prompt_tokens(asked.prompt, self.limits.vocab_size, self.limits.values, images)
-        return PromptInputs(self._steered(request, asked), tokens, field, asked.state, asked.has_text)
+        steered = self._steered(request, asked)
+        return PromptInputs(steered, tokens, field, asked.state, asked.has_text, asked.answer)
 
     def _steered(self, request: Request, asked: SkillPrompt) -> Request:
         """The request with a skill's bans and constraint, and with `max_tokens` within the context."""
@@ -184,17 +199,17 @@ class PromptReader:
         request = self._within(replace(request, sampling=sampling))
         if asked.steering == "none":
             return request
-        require(
-            request.constraint is None,
-            "constraint",
-            "must be none: the skill has a constraint of its own",
-            request.constraint,
-        )
+        self._check_unconstrained(request)
         rest = self.eos_token_ids, self.limits.vocab_size
         if asked.steering == "index":
             positional = cast(PositionalSkill, asked.state).fork()
             return replace(request, constraint=PositionalConstraint(positional, *rest))
         return replace(request, constraint=SkillConstraint(cast(SkillState, asked.state).fork(), *rest))
+
+    @staticmethod
+    def _check_unconstrained(request: Request) -> None:
+        limit = "must be none: the skill has a constraint of its own"
+        require(request.constraint is None, "constraint", limit, request.constraint)
 
     def _within(self, request: Request) -> Request:
         """The request with `max_tokens` within the context: a default may be larger."""
@@ -208,6 +223,14 @@ class PromptReader:
     @property
     def _placeholder(self) -> int | None:
         return None if self.limits.images is None else self.limits.images.placeholder
+
+    def _written(self, tokenizer: Tokenizer, text: str) -> str:
+        """A text in which images stand as the model has learnt it."""
+        written = None if self.limits.images is None else self.limits.images.written
+        if written is None:
+            return text
+        parts = (one if isinstance(one, str) else tokenizer.text_of(one) for one in written.parts)
+        return text.replace(tokenizer.text_of(written.mark), "".join(parts))
 
     def _check_parts(self, n: int, request: Request) -> None:
         of = len(request.images)
@@ -234,20 +257,22 @@ class PromptReader:
         """The request's images. `field`: the field that errors name, if they do not name an image by its index."""
         n, images = len(request.images), list[RequestImage]()
         require(self.limits.images is not None or n == 0, "images", "this model takes none", n)
+        details = request.image_details or ("auto",) * n
+        require(len(details) == n, "image_details", f"must be as many as images, {n}", len(details))
         for k, image in enumerate(request.images):
             where = field or f"images[{k}]"
             if isinstance(image, PreparedImage):
                 images.append(RequestImage.of(image))
             else:
-                images.append(self._examined(image, where, self.limits.pictures))
+                images.append(self._examined(image, where, self.limits.pictures, details[k]))
         return images
 
-    def _examined(self, data: object, field: str, pictures: Pictures | None) -> RequestImage:
+    def _examined(self, data: object, field: str, pictures: Pictures | None, detail: str) -> RequestImage:
         if pictures is None:
             raise InvalidRequest(field, "this model takes no images", "an image")
         if not isinstance(data, bytes | bytearray | memoryview):
             raise InvalidRequest(field, "must be the bytes of a file, or crops", type(data).__name__)
-        return request_image(bytes(data), field, pictures, self.config)
+        return request_image(bytes(data), field, pictures, self.config, detail)
 
     @property
     def _most_tokens(self) -> int:

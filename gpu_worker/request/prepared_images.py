@@ -72,17 +72,19 @@ class RequestImage:
     """An image of a request. It becomes pixels shortly before a step needs them, and again after each preemption.
 
     `cut` decodes it, and cuts or resizes it, on a preparation thread, or raises InvalidRequest; None if the
-    request came with pixels. `prepared`: the pixels while they are at hand."""
+    request came with pixels. `prepared`: the pixels while they are at hand. `size`: see `ImageLayout`."""
 
     content_hash: int
     n_positions: int
     rotary: Int32Array | None = None
     cut: Callable[[], PreparedImage] | None = None
     prepared: PreparedImage | None = None
+    size: tuple[int, int] | None = None
 
     @staticmethod
     def of(image: PreparedImage) -> RequestImage:
-        return RequestImage(image.content_hash, image.n_positions, image.rotary, None, image)
+        size = image.pixels.shape[2], image.pixels.shape[1]
+        return RequestImage(image.content_hash, image.n_positions, image.rotary, None, image, size)
 
     def forget(self) -> None:
         """Drop the crops, once the device has their embeddings."""
@@ -107,6 +109,15 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """How a picture stands in text. mark: the token that a chat template writes for it. parts: what stands in its
+    place before the text becomes tokens, of tokens and text."""
+
+    mark: int
+    parts: tuple[int | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ImageLimits:
     """The images that a model takes.
 
@@ -115,8 +126,10 @@ class ImageLimits:
     cut. bidirectional: whether the positions of an image
     see each other. lead: how many positions before an image belong to its region. The KV of these positions
     depends on the image, so the image stands at position `lead` and is part of the KV's namespace.
-    placeholder: the token that stands for an image in text, which the chat template writes; None: the model's
-    processor says where images stand."""
+    placeholder: the token that stands for an image among tokens, which the chat template writes; None: the model's
+    processor says where images stand. written: what the chat template writes, if it is not the placeholder
+    alone. boxes: what the width and the height of an image are in the boxes that the
+    model writes; 0: the pixels of the resized image; None: it has not learnt any."""
 
     max_images: int
     max_positions: int
@@ -125,6 +138,8 @@ class ImageLimits:
     lead: int = 0
     placeholder: int | None = None
     patches: int = 0
+    written: Written | None = None
+    boxes: int | None = None
 
     @property
     def max_region(self) -> int:

@@ -53,7 +53,8 @@ class Request:
     For a model that has them, values may stand among the token ids. Each of `images` has its
     `ImagePlace` among the token ids, or a part of type "image" in the messages, in the same order.
 
-    `images`: JPEG, PNG or WebP files, or crops. A file is not decoded if the cache has the image.
+    `images`: JPEG, PNG or WebP files, or crops. A file is not decoded if the cache has the image. `image_details`:
+    of each; "low": of files that have few tokens then. Empty: none is.
     `tools`, `chat_template_kwargs`: tools and variables for the chat template.
     `shown_tokens`: texts of special tokens that stay in the output's text, whatever `skip_special_tokens` says.
     `truncate`: where a prompt that leaves no room for the output is cut; None: nowhere. Of `messages` the longest
@@ -97,6 +98,7 @@ class Request:
     constraint: Constraint | ConstraintState | None = None
     adapter: str | None = None
     images: Sequence[PreparedImage | bytes] = ()
+    image_details: Sequence[str] = ()
     priority: int = 0
     deadline_s: float | None = None
     salt: str = ""

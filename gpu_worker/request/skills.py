@@ -45,12 +45,14 @@ tokens before."""
 class SkillPrompt:
     """A skill call as a prompt and a state.
 
-    `state`: a PositionalSkill if `steering` is "index", otherwise a SkillState. `banned_token_ids`: never allowed,
-    at any index. `has_text`: whether the output is text, which is then streamed."""
+    `state`: a PositionalSkill if `steering` is "index", a SkillState if "tokens", otherwise None. `answer`: what
+    the answer is called, if it is the text. `banned_token_ids`: never allowed, at any index. `has_text`: whether
+    the output is text, which is then streamed."""
 
     prompt: Sequence[int | ImagePlace]
-    state: SkillState | PositionalSkill
+    state: SkillState | PositionalSkill | None = None
     steering: Steering = "none"
+    answer: str | None = None
     banned_token_ids: tuple[int, ...] = ()
     has_text: bool = True
 

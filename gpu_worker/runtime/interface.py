@@ -380,6 +380,10 @@ class Runtime(Protocol):
         """Drop the features under these keys, after all steps that have been launched."""
         ...
 
+    def feature_hits(self) -> int:
+        """How many images of encodes had kept features. Called on any thread."""
+        ...
+
     def expert_tokens(self) -> Sequence[Sequence[int]]:
         """For each layer with experts, how many positions each expert has computed. Called on any thread."""
         ...

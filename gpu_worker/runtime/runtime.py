@@ -33,6 +33,7 @@ from petiole.gpu_worker.runtime.interface import (
     nothing,
 )
 from petiole.gpu_worker.runtime.memory.copies import PoolCopies
+from petiole.gpu_worker.runtime.memory.features import KeptFeatures
 from petiole.gpu_worker.runtime.model_files import ModelInfo
 from petiole.gpu_worker.runtime.platforms import Executor
 from petiole.gpu_worker.runtime.step.inputs import Parts, StepInputs, StepStates, lay_out
@@ -72,6 +73,7 @@ class ModelRuntime:
         if not (built.info.plan.whole_texts or built.memory.cache.windows or built.memory.recurrent):
             self.kv_copies = PoolCopies(built.memory.cache, built.info.plan, self._stream, self._copy_stream)
         self._features: dict[int, Tensor] = {}  # of encoded images, by key; used in stream order
+        self._kept_features = KeptFeatures(self.config.image_cache_bytes)
         with torch.no_grad():
             self._executor: Executor = self._new_executor(nothing)
         self.limits: ModelLimits = self._new_limits()
@@ -164,8 +166,16 @@ class ModelRuntime:
         return found
 
     def _encode(self, slot_id: int, images: Sequence[EncodeInput]) -> None:
-        encoded = self._executor.encode(slot_id, [one.image for one in images])
-        self._features |= zip((one.key for one in images), encoded, strict=True)
+        new = list[EncodeInput]()
+        for one in images:
+            if (kept := self._kept_features.get(one.image.content_hash)) is not None:
+                self._features[one.key] = kept
+            else:
+                new.append(one)
+        encoded = self._executor.encode(slot_id, [one.image for one in new]) if new else ()
+        for one, features in zip(new, encoded, strict=True):
+            self._features[one.key] = features
+            self._kept_features.put(one.image.content_hash, features)
 
     def forget_images(self, keys: Sequence[int]) -> None:
         """Drop images that no step will use."""
@@ -191,6 +201,9 @@ class ModelRuntime:
         return upload(array, self._platform.place)
 
     # -- the rest of the protocol
+
+    def feature_hits(self) -> int:
+        return self._kept_features.hits
 
     def expert_tokens(self) -> Sequence[Sequence[int]]:
         found = []
@@ -234,6 +247,7 @@ class ModelRuntime:
         self.synchronize()
         with torch.no_grad():
             self._executor = _NoWeights()
+            self._kept_features.clear()
             for slot in self._slots:
                 slot.staging.states = None  # refers to the old executor's tensors
             self._platform.release_memory()

@@ -10,7 +10,7 @@ out in a prompt become control tokens. In a conversation, `control` decides."""
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -129,6 +129,13 @@ class Tokenizer:
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
+    def text_of(self, token_id: int) -> str:
+        """How a special token is written. Raises ModelError for a token that the tokenizer lacks."""
+        found = self.backend.id_to_token(token_id)
+        if found is None:
+            raise ModelError(f"tokenizer.json: must have the token {token_id}, which config.json names")
+        return str(found)
+
     def token_bytes(self, token_id: int) -> bytes:
         """What the token contributes to the text, special tokens included. It may be a part of a character."""
         if self._pieces is None:
@@ -175,11 +182,13 @@ class Tokenizer:
         continue_final_message: bool = False,
         max_tokens: int | None = None,
         content_is_text: bool = True,
+        rewrite: Callable[[str], str] = str,
     ) -> list[int]:
         """The prompt of a conversation: see `ChatTemplate.render`; `max_tokens` as for `encode`.
 
         `content_is_text`: control tokens that are written out in the content of users and tools are text; see
-        `control`. Raises InvalidRequest, whose field is mostly "messages".
+        `control`. rewrite: of the text before it becomes tokens. Raises InvalidRequest, whose field is mostly
+        "messages".
         """
         content = self.control.in_content()
         text = self.chat_template.render(
@@ -190,6 +199,7 @@ class Tokenizer:
             continue_final_message=continue_final_message,
             hide=content.hide if content_is_text else None,
         )
+        text = rewrite(text)
         if (ids := content.encode(text)) is not None:
             return self._of_length("messages", ids, max_tokens)
         return self.encode(text, field="messages", add_special_tokens=False, max_tokens=max_tokens)

@@ -229,6 +229,11 @@ class WorkerReport(BaseModel):
     image_hits: Annotated[
         int, ENGINE, counter("image_hits", "Images found in the prefix cache: neither decoded nor encoded.")
     ] = 0
+    feature_hits: Annotated[
+        int,
+        ENGINE,
+        counter("image_feature_hits", "Images decoded, and not encoded again."),
+    ] = 0
     encode_s: Annotated[
         float, ENGINE, counter("encode_seconds", "Seconds of encode steps, from launch to completion.")
     ] = 0.0

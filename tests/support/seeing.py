@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from tokenizers import AddedToken
 
-from tests.support.families import _LINEAR, _MIXED
+from tests.support.families import _FULL, _LINEAR, _LOCAL, _MIXED
 from tests.support.tokenizers import byte_level
 
 transformers = pytest.importorskip("transformers")
@@ -88,6 +88,17 @@ _IDS = {
     "vision_start_token_id": TOKENS["<|vision_start|>"],
     "vision_end_token_id": TOKENS["<|vision_end|>"],
 }
+_BEGIN, _END = TOKENS["<|vision_start|>"], TOKENS["<|vision_end|>"]
+_MORE = {
+    "Gemma3": {
+        "mm_tokens_per_image": 16,
+        "image_token_index": PAD,
+        "boi_token_index": _BEGIN,
+        "eoi_token_index": _END,
+    },
+    "Gemma4": {"image_token_id": PAD, "boi_token_id": _BEGIN, "eoi_token_id": _END, "audio_config": None},
+}
+"""By class: what the whole model's configuration has, if not the same as Qwen's."""
 _QWEN3_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _TOWER_3_5 = {key: value for key, value in _TOWER.items() if key != "deepstack_visual_indexes"}
 _TOWER_2_5 = {
@@ -100,6 +111,47 @@ _TOWER_2_5 = {
     "window_size": 64,
     "fullatt_block_indexes": [1, 3],
 }
+_GEMMA: dict[str, Any] = {
+    "rope_parameters": {
+        _LOCAL: {"rope_type": "default", "rope_theta": 10_000.0},
+        _FULL: {"rope_type": "default", "rope_theta": 100_000.0},
+    },
+    "sliding_window": 7,
+    "layer_types": [_LOCAL, _FULL, _LOCAL, _FULL],
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+}
+_GEMMA3 = _GEMMA | {"query_pre_attn_scalar": 20}
+_SIGLIP = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "image_size": 64,
+    "patch_size": 8,
+    "vision_use_head": False,
+}
+_GEMMA4 = _GEMMA | {
+    "global_head_dim": 64,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": VOCAB,
+    "final_logit_softcapping": 5.0,
+}
+_TOWER_4 = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "head_dim": 16,
+    "patch_size": 8,
+    "position_embedding_size": 256,
+    "rope_parameters": {"rope_type": "axial", "rope_theta": 100.0},
+}
+_AHEAD = {"use_bidirectional_attention": "vision"}
+_PER_LAYER = {"hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}
+_EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 32}
 SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3-vl": ("Qwen3VL", _text([6, 5, 5], tie_word_embeddings=True), _TOWER),
     "qwen3-vl-untied": ("Qwen3VL", _text([6, 5, 5]), _TOWER | {"deepstack_visual_indexes": [0, 1, 3]}),
@@ -107,6 +159,10 @@ SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3.5": ("Qwen3_5", _text([2, 1, 1], **_LINEAR), _TOWER_3_5),
     "qwen3.5-moe": ("Qwen3_5Moe", _text([2, 1, 1], **_LINEAR | _MIXED), _TOWER_3_5),
     "qwen2.5-vl": ("Qwen2_5_VL", _text([2, 3, 3], head_dim=16), _TOWER_2_5),
+    "gemma3": ("Gemma3", _text([], **_GEMMA3), _SIGLIP),
+    "gemma4": ("Gemma4", _text([], **_GEMMA4 | _AHEAD), _TOWER_4 | {"standardize": True}),
+    "gemma4-per-layer": ("Gemma4", _text([], **_GEMMA4 | _PER_LAYER), _TOWER_4 | {"use_clipped_linears": True}),
+    "gemma4-experts": ("Gemma4", _text([], **_GEMMA4 | _AHEAD | _EXPERTS), _TOWER_4),
 }
 """By name: the class, the text part and the tower."""
 
@@ -117,7 +173,7 @@ def seeing_model(name: str) -> Any:
         text_config=text,
         vision_config=tower,
         tie_word_embeddings=text.get("tie_word_embeddings", False),
-        **_IDS,
+        **_MORE.get(kind, _IDS),
     )
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
@@ -127,7 +183,9 @@ def seeing_model(name: str) -> Any:
             drawn = torch.from_numpy(rng.standard_normal(tuple(weight.shape)).astype(np.float32))
             if weight.ndim == 1:
                 drawn = 0.3 * drawn + ("norm" in key and key.endswith("weight"))
-            elif "embed" not in key:
+            elif weight.ndim == 0:
+                drawn = drawn.abs() * (2.0 if key.endswith("max") else -2.0 if key.endswith("min") else 1.0)
+            elif "embed" not in key or "embed_vision" in key:
                 drawn = 1.3 * drawn / weight[0].numel() ** 0.5
             weight.copy_(drawn)
     return model
@@ -141,15 +199,39 @@ def pixels_of_transformers(**more: Any) -> Any:
     return Qwen2VLImageProcessorPil(**given | more)
 
 
+def gemma_pixels(kind: str) -> Any:
+    """As `pixels_of_transformers`."""
+    if kind == "Gemma3":
+        from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+        return Gemma3ImageProcessorPil(size={"height": 64, "width": 64}, image_std=[0.5, 0.3, 0.2])
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+    return Gemma4ImageProcessorPil(patch_size=8, max_soft_tokens=70)
+
+
+def pixels_of(model: Any) -> Any:
+    """The processor of a model's pictures."""
+    kind = type(model).__name__.removesuffix("ForConditionalGeneration")
+    return gemma_pixels(kind) if kind in _MORE else pixels_of_transformers()
+
+
 def write_seeing(folder: Path, name: str, model: Any = None) -> Any:
     """The model, which `folder` has then."""
     model = seeing_model(name) if model is None else model
     model.save_pretrained(folder)
-    pixels_of_transformers().save_pretrained(folder)
+    pixels_of(model).save_pretrained(folder)
     tokenizer().save(str(folder / "tokenizer.json"))
-    described = {"eos_token": "<|end|>", "chat_template": TEMPLATE}
+    template = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", mark_of(model))
+    described = {"eos_token": "<|end|>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(described))
     return model
+
+
+def mark_of(model: Any) -> str:
+    """What a chat template writes for a picture."""
+    kind = type(model).__name__.removesuffix("ForConditionalGeneration")
+    return {"Gemma3": "<|vision_start|>", "Gemma4": "<|image_pad|>"}.get(kind, "".join(MARKS[:3]))
 
 
 def drawn_picture(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -165,11 +247,16 @@ def as_file(picture: Image.Image, **more: Any) -> bytes:
 
 def reference(model: Any, ids: list[int], pictures: list[Image.Image]) -> np.ndarray:
     """float64 [positions, vocab]: log-probabilities. ids: with one placeholder for each picture."""
-    made = pixels_of_transformers()(images=pictures, return_tensors="pt") if pictures else {}
-    counts = iter([int(grid.prod()) // 4 for grid in made.get("image_grid_thw", ())])
-    whole = [token for one in ids for token in [one] * (next(counts) if one == PAD else 1)]
+    made = dict(pixels_of(model)(images=pictures, return_tensors="pt")) if pictures else {}
+    made.pop("num_crops", None)
+    counts = made.pop("num_soft_tokens_per_image", None)
+    if counts is None:
+        counts = [int(grid.prod()) // 4 for grid in made.get("image_grid_thw", ())] or [16] * len(pictures)
+    places = iter([int(count) for count in counts])
+    whole = [token for one in ids for token in [one] * (next(places) if one == PAD else 1)]
     tokens = torch.tensor([whole])
+    kinds = "token_type_ids" if type(model).__name__.startswith("Gemma3") else "mm_token_type_ids"
     with torch.no_grad():
-        more = {"mm_token_type_ids": (tokens == PAD).int()} if pictures else {}
+        more = {kinds: (tokens == PAD).int()} if pictures else {}
         logits = model(tokens, attention_mask=torch.ones_like(tokens), **made, **more).logits[0]
     return logits.double().log_softmax(-1).numpy()

@@ -186,6 +186,9 @@ class ToyRuntime:
     def forget_images(self, keys: Sequence[int]) -> None:
         pass
 
+    def feature_hits(self) -> int:
+        return 0
+
     def expert_tokens(self) -> Sequence[Sequence[int]]:
         return ()
 

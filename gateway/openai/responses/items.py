@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from petiole.contract.errors import shorten
+from petiole.contract.requests.images import check_detail
 from petiole.gateway.core.foreign import text_tools, unknown
 from petiole.gateway.core.requests import NONE, Images, image
 from petiole.gateway.openai.responses import compaction, tools
@@ -146,6 +147,7 @@ def _part(field: str, role: str, part: object, fetched: Images) -> Item:
             return {"type": kind, "text": text}
         case {"type": "input_image", "image_url": str(url), **more} if role != "assistant":
             detail = more.get("detail") or "auto"
+            check_detail(f"{field}.detail", detail)
             url = image(f"{field}.image_url", fetched.get(url, url))
             return {"type": "input_image", "detail": detail, "image_url": url}
         case {"type": "input_image", "file_id": str(name)}:
@@ -231,10 +233,16 @@ def _is_told(found: Sequence[dict[str, Any]]) -> bool:
     return len(found) == 1 and found[0]["role"] == "system" and isinstance(found[0]["content"], str)
 
 
+def _detail(part: Item) -> Item:
+    """Of an image, where it is not the usual one."""
+    detail = part.get("detail", "auto")
+    return {} if detail == "auto" else {"detail": detail}
+
+
 def _shown(parts: Sequence[Item]) -> str | list[Item]:
     """Content as a task takes it: text, or a list of parts if there are images."""
     shown = [
-        {"type": "image_url", "image_url": {"url": part["image_url"]}}
+        {"type": "image_url", "image_url": {"url": part["image_url"]}, **_detail(part)}
         if part["type"] == "input_image"
         else {"type": "text", "text": part.get("text", part.get("refusal", ""))}
         for part in parts

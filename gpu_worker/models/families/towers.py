@@ -20,6 +20,7 @@ from petiole.gpu_worker.models.checkpoint.configuration import (
 from petiole.gpu_worker.models.families import config_keys
 from petiole.gpu_worker.models.plan import Attention, FeedForward, Layer, ModelPlan, Norm, Rotary
 from petiole.gpu_worker.models.vision.dimensions import TowerConfig
+from petiole.gpu_worker.request.prepared_images import Written
 
 NORM = Norm(kind="layer", eps=1e-6, bias=True)
 _MAX_SIDE = 4096
@@ -49,7 +50,7 @@ def _plain(raw: JsonObject, text: ModelPlan, token: int) -> TowerConfig:
     if isqrt(entries) ** 2 != entries:
         raise ModelError(f"config.json: vision_config.num_position_embeddings must be a square, got {entries}")
     tower = _tower(raw, text, NORM, fed, hidden=1152, depth=27, patch=16, token=token)
-    return replace(tower, table=isqrt(entries))
+    return replace(tower, table=isqrt(entries), boxes=1000)
 
 
 def qwen2_5_vl(raw: JsonObject, text: ModelPlan) -> TowerConfig:
@@ -62,7 +63,7 @@ def qwen2_5_vl(raw: JsonObject, text: ModelPlan) -> TowerConfig:
     if pixels < tower.block:
         raise ModelError(f"config.json: vision_config.window_size must be at least {tower.block}, got {pixels}")
     seeing_all = _layers(given, "fullatt_block_indexes", [7, 15, 23, 31], MAX_LAYERS)
-    return replace(tower, window=pixels // tower.merge // tower.patch, whole=seeing_all)
+    return replace(tower, window=pixels // tower.merge // tower.patch, whole=seeing_all, boxes=0)
 
 
 def _tower(
@@ -78,12 +79,9 @@ def _tower(
 ) -> TowerConfig:
     """hidden, depth, patch, token: the defaults."""
     given = objects(raw, "vision_config")
-    hidden, heads = whole(given, "hidden_size", MAX_WIDTH, hidden), whole(given, "num_heads", MAX_WIDTH, 16)
+    hidden, heads = _heads(given, "num_heads", hidden=hidden, heads=16, width=4)
     depth = whole(given, "depth", MAX_LAYERS, depth)
     whole(given, "in_channels", 3, 3, low=3)
-    if hidden % heads or hidden // heads % 4:
-        limit = f"must divide {hidden}, hidden_size, into heads of a multiple of 4"
-        raise ModelError(f"config.json: vision_config.num_heads {limit}, got {heads}")
     width = hidden // heads
     rotary = Rotary(width, _theta(given), "axial", axes=(0,) * (width // 4) + (1,) * (width // 4))
     mixer = Attention(heads, heads, width, width**-0.5, rotary, mask="bidirectional", qkv_bias=True, out_bias=True)
@@ -102,13 +100,111 @@ def _tower(
     )
 
 
-def _theta(given: JsonObject) -> float:
+def gemma3(raw: JsonObject, text: ModelPlan) -> TowerConfig:
+    """SigLIP: all pictures have one size."""
+    given = objects(raw, "vision_config")
+    hidden, heads = _heads(given, "num_attention_heads", hidden=768, heads=12, width=1)
+    norm = Norm(kind="layer", eps=config_keys.number(given, "layer_norm_eps", 1e-6), bias=True)
+    act = config_keys.activation({"hidden_act": "gelu_pytorch_tanh", **_named(raw, given)}, ("gelu_tanh", "gelu"))
+    fed = FeedForward(whole(given, "intermediate_size", 2 * MAX_WIDTH, 3072), act, gated=False, bias=True)
+    width = hidden // heads
+    mixer = Attention(heads, heads, width, width**-0.5, mask="bidirectional", qkv_bias=True, out_bias=True)
+    patch = whole(given, "patch_size", _MAX_SIDE, 16)
+    table = whole(given, "image_size", 2**16, 224) // patch
+    tokens = whole(raw, "mm_tokens_per_image", MAX_VOCAB, 256)
+    if isqrt(tokens) ** 2 != tokens or not table or table % isqrt(tokens):
+        limit = f"must be a square whose root divides {table}, the patches of a side"
+        raise ModelError(f"config.json: mm_tokens_per_image {limit}, got {tokens}")
+    begin, end = (_token(raw, text, part, default) for part, default in (("boi", 255_999), ("eoi", 256_000)))
+    placeholder = _token(raw, text, "image", 262_144)
+    whole(given, "num_channels", 3, 3, low=3)
+    return TowerConfig(
+        plan=_layers_of(given, hidden, Layer(mixer, fed, mixer_norm=norm, feed_forward_norm=norm), 12),
+        patch=patch,
+        merge=table // isqrt(tokens),
+        frames=1,
+        outputs=text.hidden_size,
+        placeholder=placeholder,
+        norm=Norm(eps=norm.eps, offset=1.0),
+        table=table,
+        written=Written(begin, ("\n\n", begin, placeholder, end, "\n\n")),
+    )
+
+
+def gemma4(raw: JsonObject, text: ModelPlan) -> TowerConfig:
+    """Heads turn by column and by row. The two halves of a head are in the order of `_in_halves`."""
+    given = objects(raw, "vision_config")
+    hidden = whole(given, "hidden_size", MAX_WIDTH, 768)
+    heads, width = whole(given, "num_attention_heads", MAX_WIDTH, 12), whole(given, "head_dim", MAX_WIDTH, 64)
+    kv_heads = whole(given, "num_key_value_heads", MAX_WIDTH, 12)
+    if width % 4 or heads % kv_heads:
+        limit = "must be a multiple of 4, of heads that those of keys divide"
+        raise ModelError(f"config.json: vision_config.head_dim {limit}, got {width}, {heads} and {kv_heads} heads")
+    if given.get("attention_bias"):
+        raise ModelError("config.json: vision_config.attention_bias must be false, got true")
+    norm = Norm(eps=config_keys.number(given, "rms_norm_eps", 1e-6))
+    named = {"hidden_activation": "gelu_pytorch_tanh", **_named(raw, given)}
+    act = config_keys.activation(named, ("gelu_tanh", "gelu", "silu"), key="hidden_activation")
+    half = width // 4
+    mixer = Attention(
+        heads,
+        kv_heads,
+        width,
+        scale=1.0,
+        rotary=Rotary(width, _theta(given, 100.0), "axial", axes=(1,) * half + (0,) * half),
+        mask="bidirectional",
+        q_norm=norm,
+        k_norm=norm,
+        v_norm=replace(norm, weight=False),
+    )
+    fed = FeedForward(whole(given, "intermediate_size", 2 * MAX_WIDTH, 3072), act)
+    if text.per_layer is not None and objects(raw, "text_config").get("pad_token_id", 0) != 0:
+        raise ModelError("config.json: pad_token_id must be 0 beside pictures and per-layer inputs")
+    placeholder = _token(raw, text, "image", 258_880)
+    begin, end = (_token(raw, text, part, default) for part, default in (("boi", 255_999), ("eoi", 258_882)))
+    return TowerConfig(
+        plan=_layers_of(given, hidden, Layer(mixer, fed, norm, norm, norm, norm), 16),
+        patch=whole(given, "patch_size", _MAX_SIDE, 16),
+        merge=whole(given, "pooling_kernel_size", _MAX_SIDE, 3),
+        frames=1,
+        outputs=text.hidden_size,
+        placeholder=placeholder,
+        norm=replace(norm, weight=False),
+        table=whole(given, "position_embedding_size", MAX_VOCAB, 10_240),
+        written=Written(placeholder, (begin, placeholder, end)),
+        clipped=bool(given.get("use_clipped_linears", False)),
+        standard=bool(given.get("standardize", False)),
+    )
+
+
+def _layers_of(given: JsonObject, hidden: int, layer: Layer, depth: int) -> ModelPlan:
+    layers = (layer,) * whole(given, "num_hidden_layers", MAX_LAYERS, depth)
+    return ModelPlan("tower", 0, hidden, layers, None, max_position=0)
+
+
+def _heads(given: JsonObject, key: str, *, hidden: int, heads: int, width: int) -> tuple[int, int]:
+    """The hidden size, and how many heads divide it into heads of a multiple of `width`."""
+    hidden, heads = whole(given, "hidden_size", MAX_WIDTH, hidden), whole(given, key, MAX_WIDTH, heads)
+    if hidden % heads or hidden // heads % width:
+        of = f" of a multiple of {width}" if width > 1 else ""
+        limit = f"must divide {hidden}, hidden_size, into heads{of}"
+        raise ModelError(f"config.json: vision_config.{key} {limit}, got {heads}")
+    return hidden, heads
+
+
+def _token(raw: JsonObject, text: ModelPlan, part: str, default: int) -> int:
+    """A token of pictures, in the new spelling or the old one."""
+    key = f"{part}_token_index" if f"{part}_token_index" in raw else f"{part}_token_id"
+    return whole(raw, key, text.vocab_size - 1, default, low=0)
+
+
+def _theta(given: JsonObject, default: float = 10_000.0) -> float:
     """The rotation's theta, in the new spelling or the old one."""
     rope = {**objects(given, "rope_parameters"), **objects(given, "rope_scaling")}
     kind = rope.get("rope_type") or rope.get("type") or "axial"
     if kind not in ("axial", "default"):
         raise ModelError(f"config.json: vision_config.rope_parameters.rope_type must be axial, got {shown(kind)}")
-    return config_keys.number(rope if rope.get("rope_theta") else given, "rope_theta", 10_000.0, low=1.0)
+    return config_keys.number(rope if rope.get("rope_theta") else given, "rope_theta", default, low=1.0)
 
 
 def _named(raw: JsonObject, given: JsonObject) -> JsonObject:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from petiole.gpu_worker.models.plan import ModelPlan, Norm
+from petiole.gpu_worker.request.prepared_images import Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,9 @@ class TowerConfig:
     none. taps: behind which layers the features are taken that the decoder of text adds behind its first ones.
     window: blocks of the side of a window, whose patches see each other; 0: all patches of a picture do. whole:
     the layers for which there are no windows. outputs: the width of features. norm: of the merger. placeholder:
-    the token that stands for a picture in text."""
+    the token that stands for a picture among tokens. written: how a picture is written in text, if not as that
+    token alone. boxes: see `ImageLimits`. clipped: whether products have bounds. standard: whether features are
+    brought to one scale."""
 
     plan: ModelPlan
     patch: int
@@ -27,6 +30,10 @@ class TowerConfig:
     taps: tuple[int, ...] = ()
     window: int = 0
     whole: tuple[int, ...] = ()
+    written: Written | None = None
+    boxes: int | None = None
+    clipped: bool = False
+    standard: bool = False
 
     @property
     def hidden(self) -> int:

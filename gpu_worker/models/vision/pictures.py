@@ -31,22 +31,17 @@ MOST_UNEQUAL = 200
 """How many times as long as the other a side may be."""
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _LEAST, _MOST, _LARGEST = 56 * 56, 28 * 28 * 1280, 2**28
-"""Pixels of a picture, where no file says how many; and a limit far above every model."""
-_KIND = "Qwen2VLImageProcessor"
-"""The class in transformers whose defaults these are."""
-_KINDS = (_KIND, f"{_KIND}Fast", f"{_KIND}Pil", "Qwen2_5_VLImageProcessor")
+"""Pixels of a picture in transformers' class, where no file says how many; and a limit far above every model."""
 _EDGES = ("shortest_edge", "longest_edge")
 
 
 @dataclass(frozen=True, slots=True)
-class GridPictures:
-    """Implements `Pictures`. patch, merge: see `TowerConfig`. least, most: pixels of a resized picture. mean,
-    std: of the numbers from 0 to 1 that stand for a colour's bytes, by colour. resample: of Pillow."""
+class ResizedPictures:
+    """Pictures that are resized whole. patch, merge: see `TowerConfig`. mean, std: of the numbers from 0 to 1 that
+    stand for a colour's bytes, by colour. resample: of Pillow."""
 
     patch: int
     merge: int
-    least: int = _LEAST
-    most: int = _MOST
     mean: tuple[float, ...] = _CLIP_MEAN
     std: tuple[float, ...] = _CLIP_STD
     scale: float = 1 / 255
@@ -54,21 +49,21 @@ class GridPictures:
 
     @property
     def max_positions(self) -> int:
-        return self.most // (self.patch * self.merge) ** 2
+        raise NotImplementedError
+
+    @property
+    def longest(self) -> int:
+        """The most patches of a side."""
+        raise NotImplementedError
+
+    @property
+    def side(self) -> int:
+        """Pixels of the side of a block."""
+        return self.patch * self.merge
 
     def layout(self, width: int, height: int, field: str, most: int) -> ImageLayout:
-        long, short = max(width, height), min(width, height)
-        limit = f"must have sides of which one is at most {MOST_UNEQUAL} times as long as the other"
-        require(long <= MOST_UNEQUAL * short, field, limit, f"{width} x {height}")
-        side = self.patch * self.merge
-        area = min(self.most, most * side**2)
-        rows, columns = (one // side for one in resized(height, width, side, min(self.least, area), area))
-        fitting = area // side**2
-        limit = f"must be a picture of at most {fitting} positions"
-        require(rows * columns <= fitting, field, limit, f"{rows * columns} for {width} x {height}")
-        rotary = np.zeros((3, rows * columns), np.int32)
-        rotary[1], rotary[2] = np.divmod(np.arange(rows * columns), columns)
-        return ImageLayout(rows * columns, rotary, (columns * side, rows * side))
+        """See `Pictures`."""
+        raise NotImplementedError
 
     def prepared(self, picture: Image.Image, content_hash: int, layout: ImageLayout) -> PreparedImage:
         assert layout.size is not None
@@ -82,6 +77,36 @@ class GridPictures:
         mean, std = (np.array(one, np.float32)[:, None] for one in (self.mean, self.std))
         found: npt.NDArray[np.float32] = (scaled - mean) / std
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class GridPictures(ResizedPictures):
+    """As Qwen's models take them. least, most: pixels of a resized picture."""
+
+    least: int = _LEAST
+    most: int = _MOST
+
+    @property
+    def max_positions(self) -> int:
+        return self.most // self.side**2
+
+    @property
+    def longest(self) -> int:
+        return int((self.max_positions * self.merge**2 * MOST_UNEQUAL) ** 0.5) + self.merge
+
+    def layout(self, width: int, height: int, field: str, most: int) -> ImageLayout:
+        long, short = max(width, height), min(width, height)
+        limit = f"must have sides of which one is at most {MOST_UNEQUAL} times as long as the other"
+        require(long <= MOST_UNEQUAL * short, field, limit, f"{width} x {height}")
+        side = self.side
+        area = min(self.most, most * side**2)
+        rows, columns = (one // side for one in resized(height, width, side, min(self.least, area), area))
+        fitting = area // side**2
+        limit = f"must be a picture of at most {fitting} positions"
+        require(rows * columns <= fitting, field, limit, f"{rows * columns} for {width} x {height}")
+        rotary = np.zeros((3, rows * columns), np.int32)
+        rotary[1], rotary[2] = np.divmod(np.arange(rows * columns), columns)
+        return ImageLayout(rows * columns, rotary, (columns * side, rows * side))
 
 
 def resized(height: int, width: int, side: int, least: int, most: int) -> tuple[int, int]:
@@ -100,35 +125,57 @@ def resized(height: int, width: int, side: int, least: int, most: int) -> tuple[
 def grid_pictures(tower: TowerConfig, given: Mapping[str, Any]) -> GridPictures:
     """given: what the model's files say of them; what they do not say is as the class in transformers has it.
     Raises ModelError for pictures that are made ready in another way."""
-    kind = given.get("image_processor_type", _KIND)
-    _must(kind in _KINDS, "image_processor_type", f"be {_KIND}", kind)
-    for key, known in (("patch_size", tower.patch), ("merge_size", tower.merge)):
-        default = 14 if key == "patch_size" else 2
-        _must(given.get(key, default) == known, key, f"be {known}, as in config.json", given.get(key, default))
-    for key in ("do_resize", "do_rescale", "do_normalize"):
-        _must(given.get(key, True) is True, key, "be true", given.get(key))
-    _must(not given.get("do_center_crop"), "do_center_crop", "be false", given.get("do_center_crop"))
-    resample = given.get("resample", 3)
-    _must(type(resample) is int and 0 <= resample <= 5, "resample", "be a number of Pillow's, 0 to 5", resample)
+    check_kind(given, "Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor")
+    check_sides(given, patch_size=(tower.patch, 14), merge_size=(tower.merge, 2))
+    check_switches(given, do_resize=True, do_rescale=True, do_normalize=True)
     least, most = _limits(given)
     for key, value in zip(_EDGES, (least, most), strict=True):
         known = type(value) is int and (
             tower.block**2 <= value <= _LARGEST or (key == "shortest_edge" and value > 0)
         )
-        _must(known, f"size.{key}", f"be a number of pixels from {tower.block**2} to {_LARGEST}", value)
-    _must(least <= most, "size.shortest_edge", f"be at most {most}, the longest_edge", least)
-    mean, std = _colours(given, "image_mean", _CLIP_MEAN), _colours(given, "image_std", _CLIP_STD)
-    _must(min(std) > 0, "image_std", "be above 0", list(std))
-    scale = given.get("rescale_factor", 1 / 255)
-    _must(isinstance(scale, float) and 0 < scale <= 1, "rescale_factor", "be above 0 and at most 1", scale)
-    return GridPictures(tower.patch, tower.merge, least, most, mean, std, scale, resample)
+        must(known, f"size.{key}", f"be a number of pixels from {tower.block**2} to {_LARGEST}", value)
+    must(least <= most, "size.shortest_edge", f"be at most {most}, the longest_edge", least)
+    colours = numbers_of_colours(given, _CLIP_MEAN, _CLIP_STD, resample=3)
+    return GridPictures(tower.patch, tower.merge, *colours, least=least, most=most)
+
+
+def check_kind(given: Mapping[str, Any], kind: str, *others: str) -> None:
+    """The class in transformers that makes pictures ready."""
+    found = given.get("image_processor_type", kind)
+    must(found in (kind, f"{kind}Fast", f"{kind}Pil", *others), "image_processor_type", f"be {kind}", found)
+
+
+def check_sides(given: Mapping[str, Any], **known: tuple[int, int]) -> None:
+    """By key: what it must be, and what it is where no file says it."""
+    for key, (known_side, default) in known.items():
+        found = given.get(key, default)
+        must(found == known_side, key, f"be {known_side}, as in config.json", found)
+
+
+def check_switches(given: Mapping[str, Any], **known: bool) -> None:
+    """By key: what it must be, and is where no file says it."""
+    for key, value in {**known, "do_center_crop": False}.items():
+        found = given.get(key, value)
+        must((found or False) is value, key, f"be {str(value).lower()}", found)
+
+
+def numbers_of_colours(
+    given: Mapping[str, Any], mean: Sequence[float], std: Sequence[float], resample: int
+) -> tuple[tuple[float, ...], tuple[float, ...], float, int]:
+    """Mean, standard deviation, scale and resampling, or these defaults: see `ResizedPictures`."""
+    found_mean, found_std = _colours(given, "image_mean", mean), _colours(given, "image_std", std)
+    must(min(found_std) > 0, "image_std", "be above 0", list(found_std))
+    scale, way = given.get("rescale_factor", 1 / 255), given.get("resample", resample)
+    must(isinstance(scale, float) and 0 < scale <= 1, "rescale_factor", "be above 0 and at most 1", scale)
+    must(type(way) is int and 0 <= way <= 5, "resample", "be a number of Pillow's, 0 to 5", way)
+    return found_mean, found_std, scale, way
 
 
 def _limits(given: Mapping[str, Any]) -> tuple[Any, Any]:
     """The least and the most pixels: `min_pixels` and `max_pixels` come before `size`, which has both, or neither
     if it is missing."""
     size = given.get("size")
-    _must(isinstance(size, Mapping | None), "size", "be an object", size)
+    must(isinstance(size, Mapping | None), "size", "be an object", size)
     size = dict(zip(_EDGES, (_LEAST, _MOST), strict=True)) if size is None else dict(size)
     size |= {
         edge: given[key]
@@ -136,18 +183,19 @@ def _limits(given: Mapping[str, Any]) -> tuple[Any, Any]:
         if given.get(key) is not None
     }
     known = all(size.get(edge) is not None for edge in _EDGES)
-    _must(known, "size", f"have {' and '.join(_EDGES)}", list(size))
+    must(known, "size", f"have {' and '.join(_EDGES)}", list(size))
     return tuple(size[edge] for edge in _EDGES)
 
 
 def _colours(given: Mapping[str, Any], key: str, default: Sequence[float]) -> tuple[float, ...]:
     found = given.get(key, default)
     known = isinstance(found, list | tuple) and len(found) == 3 and all(type(one) in (int, float) for one in found)
-    _must(known and all(abs(one) <= 1000 for one in found), key, "be three numbers", found)
+    must(known and all(abs(one) <= 1000 for one in found), key, "be three numbers", found)
     return tuple(map(float, found))
 
 
-def _must(known: bool, key: str, limit: str, value: object) -> None:
+def must(known: bool, key: str, limit: str, value: object) -> None:
+    """Raises ModelError, naming the key of a file, the limit and the value."""
     if not known:
         raise ModelError(
             f"processor_config.json or preprocessor_config.json: {key} must {limit}, got {shown(value)}"

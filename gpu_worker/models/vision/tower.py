@@ -1,7 +1,7 @@
 """A tower: the patches of pictures, of any number and shape, to features.
 
-    pixels [1, h, w, 3]  ->  patches in the order of blocks  ->  + learned positions, bent to the picture's grid
-    layers               all patches of a picture, or of a window, see each other; rotated by row and column
+    pixels [1, h, w, 3]  ->  patches in the order of blocks  ->  + learned positions
+    layers               all patches of a picture, or of a window, see each other; turned by row and column, or not
     merger               the patches of a block  ->  one position of the decoder of text
     deep mergers         the same behind earlier layers: added behind the first layers of the decoder of text
 
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from petiole.gpu_worker.models.decoder import Decoder, Forward
 from petiole.gpu_worker.models.parts.attention import Distances
-from petiole.gpu_worker.models.parts.kernels import Kernels
 from petiole.gpu_worker.models.parts.layer import LayerWeights
-from petiole.gpu_worker.models.parts.norms import NormWeights, normed
 from petiole.gpu_worker.models.parts.rotary import Rotation, rotated
-from petiole.gpu_worker.models.plan import Layer, Norm
+from petiole.gpu_worker.models.plan import Layer
 from petiole.gpu_worker.models.vision.dimensions import TowerConfig
+from petiole.gpu_worker.models.vision.joining import Joining
+from petiole.gpu_worker.models.vision.positions import Positions
 from petiole.gpu_worker.models.weights.linear import Linear
 
 Behind = Callable[[int, Tensor], None]
@@ -33,25 +33,6 @@ Spans = Sequence[Sequence[int]]
 Computed = Callable[[Tensor, Tensor, Spans, Behind], Tensor]
 """The layers: inputs [T, hidden], int64 [2, T] rows and columns, spans, what is called after the layers that are
 taken -> [T, hidden]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Merger:
-    """joins_first: whether the norm is of the joined patches."""
-
-    norm: NormWeights
-    first: Linear
-    second: Linear
-    joins_first: bool
-    plan: Norm
-    kernels: Kernels
-
-    def __call__(self, hidden: Tensor, joined: int) -> Tensor:
-        """[T, hidden] -> [T / joined, outputs]."""
-        width = hidden.shape[1] * joined
-        x = hidden.reshape(-1, width) if self.joins_first else hidden
-        x = normed(self.plan, self.norm, x, self.kernels).reshape(-1, width)
-        return self.second(F.gelu(self.first(x)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +58,14 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """stack: the layers, without embedding and head. positions: [table², hidden], or None. values: float32
-    [3, 256], see `GridPictures`."""
+    """stack: the layers, without embedding and head. values: float32 [3, 256], see `ResizedPictures`."""
 
     config: TowerConfig
     patches: Linear
-    positions: Tensor | None
+    positions: Positions | None
     stack: Decoder
-    merger: Merger
-    deep: tuple[Merger, ...]
+    merger: Joining
+    deep: tuple[Joining, ...]
     values: Tensor
 
     def encode(
@@ -128,7 +108,7 @@ class Tower:
         return self.stack.layers
 
     def _computed(self, hidden: Tensor, axes: Tensor, spans: Spans, behind: Behind) -> Tensor:
-        return self.stack.forward(hidden, Forward(axes, WholeAttention(spans), behind=behind))
+        return self.stack.forward(hidden, Forward(axes, WholeAttention(spans, self.plan), behind=behind))
 
     def _by_windows(self, grids: Sequence[Grid]) -> Windows | None:
         """The patches, window by window. None without windows."""
@@ -158,7 +138,8 @@ class Tower:
         x = self.patches(torch.cat([self._values_of(pixels) for pixels in images]).to(self.dtype))
         if self.positions is None:
             return x
-        return x + torch.cat([self._positions_of(grid, self.positions) for grid in grids]).to(x.dtype)
+        positions = (self._in_blocks(self.positions.of(grid.rows, grid.columns)) for grid in grids)
+        return x + torch.cat(list(positions)).to(x.dtype)
 
     def axes(self, grids: Sequence[Grid]) -> Tensor:
         """int64 [2, T]: the row and the column of each patch."""
@@ -192,28 +173,13 @@ class Tower:
         values = self.values.flatten()[of_patch.long() + first]
         return values[:, :, None].expand(-1, -1, config.frames, -1, -1).flatten(1)
 
-    def _positions_of(self, grid: Grid, table: Tensor) -> Tensor:
-        """float32 [patches, hidden]: between the table's entries, whose corners are those of the picture."""
-        side, place = self.config.table, table.device
-        at = []
-        for n in (grid.rows, grid.columns):
-            along = torch.arange(n, device=place, dtype=torch.float32) * (side - 1) / max(n - 1, 1)
-            low = along.floor()
-            at.append((low.long(), (low.long() + 1).clamp(max=side - 1), along - low))
-        (top, bottom, down), (left, right, across) = at
-        found = torch.zeros((), device=place)
-        for rows, of_row in ((top, 1 - down), (bottom, down)):
-            for columns, of_column in ((left, 1 - across), (right, across)):
-                entries = table[rows[:, None] * side + columns[None, :]]
-                found = found + entries * (of_row[:, None] * of_column[None, :])[..., None]
-        return self._in_blocks(found)
-
 
 @dataclass(frozen=True, slots=True)
 class WholeAttention:
     """Implements `StepAttention`: the positions of a run see each other, and no others."""
 
     spans: Spans
+    plan: Sequence[Layer]
 
     def attend(
         self,
@@ -229,8 +195,9 @@ class WholeAttention:
         assert v is not None
         q, k = rotated(q, k, rotation)
         assert k is not None
-        parts = []
+        parts, scale = [], self.plan[layer].attention.scale
         for own in zip(*(torch.split(x, list(self.spans[layer])) for x in (q, k, v)), strict=True):
-            seen = F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in own))
+            queries, keys, values = (x.transpose(0, 1)[None] for x in own)
+            seen = F.scaled_dot_product_attention(queries, keys, values, scale=scale, enable_gqa=True)
             parts.append(seen[0].transpose(0, 1).flatten(1))
         return torch.cat(parts)

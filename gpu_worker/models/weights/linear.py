@@ -29,6 +29,21 @@ class DenseLinear:
 
 
 @dataclass(frozen=True, slots=True)
+class ClippedLinear:
+    """A product whose inputs and outputs have bounds, each of one number. weight: [out, in]."""
+
+    weight: Tensor
+    input_low: Tensor
+    input_high: Tensor
+    output_low: Tensor
+    output_high: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = F.linear(x.clamp(self.input_low, self.input_high), self.weight)
+        return y.clamp(self.output_low, self.output_high)
+
+
+@dataclass(frozen=True, slots=True)
 class Int8Linear:
     """8-bit integer weights with one scale per output; inputs and outputs are not quantized.
 

@@ -24,7 +24,8 @@ from petiole.gpu_worker.runtime.memory.kv import KVCache
 class PagedAttention:
     """The attention of one step. plan: the mixer of each layer. rows: int64 [B]; starts, lengths: host [B]; slots:
     of each group of layers, int64 [T], the slots of the step's positions. limits: int64 [T], for each query the
-    end of the keys that it sees; None: all up to its own. progress: called in each layer."""
+    end of the keys that it sees in layers with the mask "prefix"; None: all up to its own. progress: called
+    in each layer."""
 
     cache: KVCache
     plan: Sequence[Mixer]
@@ -139,9 +140,10 @@ class PagedAttention:
         if plan.mask == "bidirectional":
             mask = torch.ones(end - start, end, dtype=torch.bool)
             return mask & ((queries - positions).abs() < window) if window else mask
-        if not start and not (window and end > window) and self.limits is None:
+        limits = self.limits if plan.mask == "prefix" else None
+        if not start and not (window and end > window) and limits is None:
             return None
-        mask = positions <= queries if self.limits is None else positions < self.limits[span, None]
+        mask = positions <= queries if limits is None else positions < limits[span, None]
         return mask & (positions > queries - window) if window else mask
 
 

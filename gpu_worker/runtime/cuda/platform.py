@@ -73,7 +73,8 @@ class CudaPlatform:
         working = working_bytes(config, decoder.plan, decoder.dtype.itemsize, encode_bytes(decoder, config))
         plan, size, of_states = decoder.plan, kv_dtype.itemsize, decoder.dtype.itemsize
         rows = (config.max_num_seqs + 1) * state_bytes(plan, of_states)
-        free = self.room(config) - working - rows
+        features = config.image_cache_bytes if decoder.images is not None else 0
+        free = self.room(config) - working - rows - features
         fitting = pages_in(config, plan, size, free, windows=False, of_states=of_states)
         n_pages = config.num_pages or require_pages(config, fitting, page_bytes(config, plan, size), free)
         return 1 if plan.whole_texts else n_pages

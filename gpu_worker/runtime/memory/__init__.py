@@ -3,6 +3,7 @@
 kv_tier      what KV is kept in files, and which sequences wait for it
 chunk_files  the files, which a machine's workers share
 copies       copies of keys and values to the host, and back
+features     what images have become, kept on a budget of their own
 states       the states of layers that keep one
 kv           the paged KV pool and the device's page table
 room         whether rows, adapters and pages fit, before any are allocated

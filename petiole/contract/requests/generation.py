@@ -95,6 +95,10 @@ class Common(Declared):
         """The images, in order, as they are in the message."""
         return []
 
+    def image_details(self) -> list[str]:
+        """How closely the model looks at each image: see `images.DETAILS`. Empty: at all as it may."""
+        return []
+
 
 class Options(Common, Sampling):  # type: ignore[misc]  # frozen: `Declared`
     """Options of both `generate` and `chat`."""
@@ -243,6 +247,8 @@ class ChatRequest(Options):  # type: ignore[misc]  # frozen: `Declared`
             elif isinstance(content, list | NoneType):
                 for part, image in images.parts_of(message):
                     images.check(f"messages[{position}].content[{part}]", image)
+                for part, detail in images.details_of(message):
+                    images.check_detail(f"messages[{position}].content[{part}].detail", detail)
                 rest = images.without_images(message).get("content")
                 total += _json_length(f"messages[{position}].content", rest, MAX_PROMPT_CHARACTERS)
             else:
@@ -292,6 +298,9 @@ class ChatRequest(Options):  # type: ignore[misc]  # frozen: `Declared`
 
     def images(self) -> list[str]:
         return [str(image) for message in self.messages for _, image in images.parts_of(message)]
+
+    def image_details(self) -> list[str]:
+        return [str(detail) for message in self.messages for _, detail in images.details_of(message)]
 
 
 def _json_length(field: str, value: object, limit: int) -> int:

@@ -19,6 +19,8 @@ MAX_CHARACTERS = 2**27
 """Maximum length of an image's text in a message. A setting of the worker limits the bytes of an image."""
 
 IMAGE_PARTS = ("image", "image_url", "input_image")
+DETAILS = ("auto", "low", "high")
+"""How closely a model looks at an image, as OpenAI's API says it. low: few tokens; auto is high."""
 HANDLE_PREFIX = "petiole-image:"
 _HANDLE = re.compile(HANDLE_PREFIX + "[0-9a-f]{32}")
 _DATA_URL = re.compile(r"\s*data:[^,]{0,200};\s*base64\s*,", re.IGNORECASE)
@@ -85,13 +87,32 @@ def parts_of(message: Mapping[str, Any]) -> Iterator[tuple[int, object]]:
             yield k, inner.get("url") if isinstance(inner, dict) else inner
 
 
+def details_of(message: Mapping[str, Any]) -> Iterator[tuple[int, object]]:
+    """The detail of each image in a message of a chat, with the index of its part."""
+    for k, _ in parts_of(message):
+        yield k, said(message["content"][k]).get("detail", "auto")
+
+
+def said(part: Any) -> dict[str, Any]:
+    """What a part says of its image: its detail, if any."""
+    inner = part.get("image_url")
+    detail = (inner.get("detail") if isinstance(inner, dict) else None) or part.get("detail")
+    return {} if detail is None else {"detail": detail}
+
+
+def check_detail(field: str, detail: object) -> None:
+    """Raises `InvalidRequest`."""
+    if detail not in DETAILS:
+        raise InvalidRequest(field, f"must be one of {', '.join(DETAILS)}", detail)
+
+
 def with_images_in_text(message: Any) -> Any:
     """A message whose images are text: bytes become base64."""
     found = dict(parts_of(message)) if isinstance(message, dict) else {}
     if not any(isinstance(image, bytes | bytearray | memoryview) for image in found.values()):
         return message
     parts = [
-        {"type": "image", "image": in_text(found[k])} if k in found else part
+        {"type": "image", "image": in_text(found[k]), **said(part)} if k in found else part
         for k, part in enumerate(message["content"])
     ]
     return {**message, "content": parts}

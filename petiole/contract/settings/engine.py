@@ -182,6 +182,7 @@ class EngineSettings:
     image_max_bytes: Positive = setting(20 * 2**20, "largest file of an image")
     image_max_pixels: Positive = setting(50_000_000, "most pixels of an image")
     image_tokens: Positive = setting(4096, "most tokens of an image: a larger one is made smaller (not Moondream)")
+    image_cache_bytes: Count = setting(256 * 2**20, "bytes of encoded images that are kept; 0: none")
     num_threads: Few = setting(0, "CPU threads of the model; 0: one for each core that the process may use")
     vllm_python: str = setting("", "interpreter with vLLM")
     vllm_args: str = setting("", "vLLM's own [arguments](engines.md)")

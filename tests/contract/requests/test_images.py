@@ -149,3 +149,26 @@ def test_each_skill_has_a_task() -> None:
         *("generate", "chat"),
         *("query", "caption", "point", "detect"),
     }
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "aGk=", "detail": "low"}},
+        {"type": "image", "image": "aGk=", "detail": "low"},
+        {"type": "image", "image": b"hi", "detail": "low"},
+        {"type": "input_image", "image_url": "aGk=", "detail": "low"},
+    ],
+)
+def test_a_part_says_how_closely_its_image_is_seen(part: dict[str, Any]) -> None:
+    usual = {"type": "image", "image": b"hi"}
+    messages = [{"role": "user", "content": [part, usual, {"type": "text", "text": "What?"}]}]
+    request = validate(ChatRequest, in_json({"messages": messages}))
+    assert request.image_details() == ["low", "auto"]
+
+
+def test_an_unknown_detail_is_refused_by_field() -> None:
+    messages = [{"role": "user", "content": [{"type": "image", "image": b"hi", "detail": "most"}]}]
+    with pytest.raises(InvalidRequest, match="auto, low, high, got most") as caught:
+        validate(ChatRequest, in_json({"messages": messages}))
+    assert caught.value.field == "messages[0].content[0].detail"

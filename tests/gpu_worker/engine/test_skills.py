@@ -275,3 +275,11 @@ def test_a_trace_shows_when_an_image_is_cut_and_encoded() -> None:
         run(engine, asked("point"))
     names = {span["name"] for span in tracer.spans()}
     assert {"cut", "encode", "prefill", "decode"} <= names
+
+
+def test_an_answer_ends_before_a_stop_string(engine: Engine) -> None:
+    request = asked("caption")
+    whole = engine.generate([request])[0].answer["caption"]
+    stop = whole[len(whole) // 2 :][:4]
+    cut = replace(request, sampling=replace(request.sampling, stop=(stop,)))
+    assert engine.generate([cut])[0].answer == {"caption": whole[: whole.index(stop)]}

@@ -1,13 +1,14 @@
-"""Gemma 3, the text part, and EmbeddingGemma: norms of 1 + w before and after attention and feed-forward, local
+"""Gemma 3 and EmbeddingGemma: norms of 1 + w before and after attention and feed-forward, local
 layers with a window and a rotation of their own, scaled embeddings. Gemma 4 shares much of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
-from petiole.gpu_worker.models.families import config_keys
+from petiole.gpu_worker.models.families import config_keys, towers
 from petiole.gpu_worker.models.families.family import Family
 from petiole.gpu_worker.models.plan import (
     MAX_POSITION,
@@ -19,12 +20,27 @@ from petiole.gpu_worker.models.plan import (
     PerLayerInput,
     Pooling,
 )
+from petiole.gpu_worker.models.vision.reading import GEMMA3 as GEMMA3_SIGHT, with_eyes
 
 NAMES = replace(
     config_keys.WRAPPED,
     mixer_out_norm="post_attention_layernorm",
     feed_forward_norm="pre_feedforward_layernorm",
 )
+
+
+def seeing(outer: JsonObject) -> ModelPlan:
+    """The positions of a picture see each other in all layers."""
+    return ahead_in(gemma3(outer), lambda mixer: True)
+
+
+def ahead_in(plan: ModelPlan, chosen: Callable[[Attention], bool]) -> ModelPlan:
+    """With layers in which the positions of a picture see each other."""
+    layers = (
+        replace(layer, mixer=replace(layer.attention, mask="prefix")) if chosen(layer.attention) else layer
+        for layer in plan.layers
+    )
+    return replace(plan, layers=tuple(layers))
 
 
 def gemma3(outer: JsonObject) -> ModelPlan:
@@ -105,7 +121,17 @@ def kinds_of(raw: JsonObject) -> tuple[str, ...]:
     return config_keys.layer_types(raw, pattern)
 
 
+SEEING = replace(
+    NAMES,
+    tower=(
+        *(f"{of}vision_tower.{tower}" for of in ("model.", "") for tower in ("vision_model.", "")),
+        *(f"{of}{beside}." for of in ("model.", "") for beside in ("multi_modal_projector", "embed_vision")),
+    ),
+)
+"""With the names of a tower, and of what projects its features."""
+
 FAMILIES = (
-    Family(("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), gemma3, NAMES),
+    Family(("Gemma3ForCausalLM",), gemma3, NAMES),
+    Family(("Gemma3ForConditionalGeneration",), seeing, SEEING, with_eyes(towers.gemma3, GEMMA3_SIGHT), sees=True),
     Family(("Gemma3TextModel",), embedding_gemma, NAMES),
 )

@@ -1,4 +1,4 @@
-"""Gemma 4, the text part: Gemma 3 with plain norms, and a norm of values. Full layers have wide
+"""Gemma 4: Gemma 3 with plain norms, and a norm of values. Full layers have wide
 heads, and in some models values from keys; the last layers may read the keys of earlier ones; the small models
 have per-layer inputs, and the one with experts has them beside its dense feed-forwards."""
 
@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import MAX_VOCAB, JsonObject, shown
-from petiole.gpu_worker.models.families import config_keys
-from petiole.gpu_worker.models.families.decoders.gemma3 import NAMES, kinds_of, plan_of
+from petiole.gpu_worker.models.families import config_keys, towers
+from petiole.gpu_worker.models.families.decoders.gemma3 import NAMES, SEEING, ahead_in, kinds_of, plan_of
 from petiole.gpu_worker.models.families.family import Family
 from petiole.gpu_worker.models.plan import Attention, Experts, FeedForward, ModelPlan, Norm, PerLayerInput
+from petiole.gpu_worker.models.vision.reading import GEMMA4 as GEMMA4_SIGHT, with_eyes
 
 
 def unified(outer: JsonObject) -> ModelPlan:
@@ -21,6 +22,13 @@ def unified(outer: JsonObject) -> ModelPlan:
     if raw.get("use_bidirectional_attention") == "all":
         raise ModelError("config.json: use_bidirectional_attention must be vision or null, got 'all'")
     return gemma4({"sliding_window": 1024, **raw, "hidden_size_per_layer_input": 0, "enable_moe_block": False})
+
+
+def seeing(outer: JsonObject) -> ModelPlan:
+    """Where config.json says so, the positions of a picture see each other, in layers with a window alone."""
+    plan, raw = gemma4(outer), config_keys.text_part(outer)
+    ahead = raw.get("use_bidirectional_attention") == "vision"
+    return ahead_in(plan, lambda mixer: mixer.window > 0) if ahead else plan
 
 
 def gemma4(outer: JsonObject) -> ModelPlan:
@@ -126,11 +134,14 @@ def _per_layer(raw: JsonObject, norm: Norm) -> PerLayerInput | None:
 NAMES4 = replace(NAMES, router="router.proj", expert="experts.{}.")
 
 FAMILIES = (
+    Family(("Gemma4ForCausalLM",), gemma4, NAMES4, by_layer=("head_dim", "num_key_value_heads")),
     Family(
-        ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
-        gemma4,
-        NAMES4,
+        ("Gemma4ForConditionalGeneration",),
+        seeing,
+        replace(NAMES4, tower=SEEING.tower),
+        with_eyes(towers.gemma4, GEMMA4_SIGHT),
         by_layer=("head_dim", "num_key_value_heads"),
+        sees=True,
     ),
     Family(
         ("Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration"),

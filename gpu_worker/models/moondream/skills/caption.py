@@ -12,7 +12,6 @@ from typing import Any
 from petiole.gpu_worker.exceptions import require
 from petiole.gpu_worker.models.moondream.config import MoondreamConfig
 from petiole.gpu_worker.models.moondream.skills import options as checks
-from petiole.gpu_worker.models.moondream.skills.query import AnswerState
 from petiole.gpu_worker.request.prepared_images import ImagePlace
 from petiole.gpu_worker.request.skills import SkillPrompt, TextCodec
 
@@ -24,4 +23,4 @@ def ask(options: Mapping[str, Any], config: MoondreamConfig, n_images: int, code
     known, length = tokens.templates["caption"], options.get("length", "normal")
     require(isinstance(length, str) and length in known, "length", f"must be one of {', '.join(known)}", length)
     prompt: list[int | ImagePlace] = [tokens.bos, ImagePlace(0), *known[length]]
-    return SkillPrompt(prompt, AnswerState("caption", tokens, codec), banned_token_ids=(tokens.answer,))
+    return SkillPrompt(prompt, answer="caption", banned_token_ids=(tokens.answer,))

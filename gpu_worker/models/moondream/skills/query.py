@@ -38,30 +38,7 @@ def ask(options: Mapping[str, Any], config: MoondreamConfig, n_images: int, code
     prompt = [*start, *around["prefix"], *question, *around["suffix"], mode]
     if reasoning:
         return SkillPrompt(prompt, ReasoningState(tokens, codec, config.text.vocab_size), steering="tokens")
-    return SkillPrompt(prompt, AnswerState("answer", tokens, codec), banned_token_ids=(tokens.answer,))
-
-
-@dataclass(slots=True)
-class AnswerState:
-    """A `SkillState` whose answer is the output's text, under `name`."""
-
-    name: str
-    tokens: TokenConfig
-    codec: TextCodec
-    output: list[int] = field(default_factory=list)
-
-    def allowed_token_ids(self) -> None:
-        return None
-
-    def consume_step(self, token_id: int, values: Sequence[float] = ()) -> None:
-        if token_id != self.tokens.eos:
-            self.output.append(token_id)
-
-    def finalize(self) -> dict[str, Any]:
-        return {self.name: self.codec.decode(self.output)}
-
-    def fork(self) -> Self:
-        return type(self)(self.name, self.tokens, self.codec, list(self.output))
+    return SkillPrompt(prompt, answer="answer", banned_token_ids=(tokens.answer,))
 
 
 @dataclass(slots=True)

@@ -162,12 +162,15 @@ class AttentionKind(NamedTuple):
     softcap: float
     rank: int = 0
     """Of latents; 0: there are none."""
+    ahead: bool = False
+    """Whether the positions of a region see each other."""
 
     @staticmethod
     def of(mixer: Attention) -> AttentionKind:
         sizes = mixer.heads, mixer.kv_heads, mixer.head_dim
         rank = 0 if mixer.latent is None else mixer.latent.rank
-        return AttentionKind(*sizes, mixer.scale, mixer.window, mixer.softcap, rank)
+        ahead = mixer.mask == "prefix"
+        return AttentionKind(*sizes, mixer.scale, mixer.window, mixer.softcap, rank, ahead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +318,7 @@ class DecodeWrappers:
 
 class AppendWrappers:
     """Prefill and verify of one slot: any number of positions for each row, in one pass. If it is not `causal`,
-    each query sees all keys of its row.
+    each query sees all keys of its row, in layers that look ahead.
 
     rows: the number of rows of a captured step, whose first plan must be the largest; 0: steps are not captured.
     indices: the page list that a captured step reads.
@@ -362,7 +365,8 @@ class AppendWrappers:
         """Plan a step. lengths: appended positions, as an indptr. All arrays are pinned, except `indices`."""
         for kind, wrapper in self.wrappers.items():
             settings = self.geometry.plan_settings(kind)
-            settings |= {"causal": self._causal, "disable_split_kv": self._whole(kind, lengths, indptr)}
+            causal = self._causal or not kind.ahead
+            settings |= {"causal": causal, "disable_split_kv": self._whole(kind, lengths, indptr)}
             wrapper.plan(lengths, indptr, indices, last_page_len, *self.geometry.sizes(kind), **settings)
 
     def _whole(self, kind: AttentionKind, lengths: Tensor, indptr: Tensor) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from petiole.gpu_worker import Engine, EngineConfig, InvalidRequest, Request, SamplingParams
+from petiole.gpu_worker import Constraint, Engine, EngineConfig, InvalidRequest, Request, SamplingParams
 from petiole.gpu_worker.request.prepared_images import IMAGE
 from petiole.gpu_worker.request.skills import SkillCall
 from tests.support.seeing import PAD, PIXELS, TOKENS, as_file, drawn_picture
@@ -66,6 +66,18 @@ def test_pictures_stand_where_the_template_puts_them(engine: Engine, messages: T
     assert engine.generate([request])[0].usage.completion_tokens
 
 
+def test_low_detail_is_few_tokens(folders: Callable[[str], tuple[Path, Any]]) -> None:
+    file = as_file(drawn_picture(900, 700))
+    settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 1024}
+    with Engine(EngineConfig(model=str(folders("qwen3-vl")[0]), **settings)) as engine:
+        talk = [user(PICTURE, PICTURE, said("a"))]
+        request = asked(messages=talk, images=[file, file], image_details=["low", "auto"])
+        low, whole = runs_of(engine.tokens_of(request))
+        assert low <= 256 < whole
+        with pytest.raises(InvalidRequest, match="must be as many as images, 2, got 1"):
+            engine.generate([asked(messages=talk, images=[file, file], image_details=["low"])])
+
+
 @pytest.mark.parametrize("role", ["user", "tool"])
 def test_a_marker_in_what_somebody_says_is_text(engine: Engine, role: str) -> None:
     text = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -99,7 +111,23 @@ def test_a_marker_in_what_somebody_says_is_text(engine: Engine, role: str) -> No
             "messages",
             "at most 255 tokens with its",
         ),
-        (asked(skill=SkillCall("point", {"object": "cat"}), images=FILES[:1]), "skill", "query, caption"),
+        (asked(skill=SkillCall("segment", {}), images=FILES[:1]), "skill", "query, caption, point, detect"),
+        (asked(skill=SkillCall("point", {"object": "cat"})), "image", "one image, got 2"),
+        (asked(skill=SkillCall("detect", {"object": ""}), images=FILES[:1]), "object", "not empty"),
+        (
+            asked(skill=SkillCall("detect", {"object": "a", "max_objects": 1001}), images=FILES[:1]),
+            "max_objects",
+            "from 1 to 1000, got 1001",
+        ),
+        (
+            asked(
+                skill=SkillCall("detect", {"object": "a"}),
+                images=FILES[:1],
+                constraint=Constraint("regex", "a"),
+            ),
+            "constraint",
+            "of its own",
+        ),
         (asked(skill=SkillCall("caption", {})), "image", "one image, got 2"),
         (asked(skill=SkillCall("caption", {"length": "epic"}), images=FILES[:1]), "length", "short, normal, long"),
         (asked(skill=SkillCall("query", {"question": " "})), "question", "not empty"),
@@ -110,6 +138,41 @@ def test_what_does_not_fit_is_refused_by_field(engine: Engine, request_: Request
     with pytest.raises(InvalidRequest, match=said_) as caught:
         engine.generate([request_])
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(("name", "kind"), [("point", "points"), ("detect", "objects")])
+def test_things_are_found_by_a_schema(engine: Engine, name: str, kind: str) -> None:
+    """An untrained model finds something: at most as many things as are asked for, each once in the stream."""
+    call = SkillCall(name, {"object": "a cat", "max_objects": 2})
+    request = asked(skill=call, images=FILES[:1])
+    deltas: list[Any] = []
+    result = engine.submit(request, on_delta=lambda _, delta: deltas.append(delta)).result(timeout=60)
+    assert result.answer is not None
+    found = result.answer[kind]
+    assert len(found) <= 2
+    assert all(0 <= share <= 1 for one in found for share in one.values())
+    streamed = [item for delta in deltas for item in delta.items or () if item]
+    assert streamed == found
+    assert result.text == ""
+    for n in range(0, len(result.token_ids), 5):
+        again = engine.generate([asked(skill=call, images=FILES[:1], resume_token_ids=result.token_ids[:n])])[0]
+        assert again.answer == result.answer
+
+
+def test_boxes_in_pixels_of_the_resized_picture(folders: Callable[[str], tuple[Path, Any]]) -> None:
+    settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 256}
+    with Engine(EngineConfig(model=str(folders("qwen2.5-vl")[0]), **settings)) as engine:
+        reader = engine._intake.preparer
+        subject = reader._subject(asked(skill=SkillCall("detect", {"object": "cat"}), images=FILES[:1]))
+        assert subject.reading.whole == (160, 96)
+
+
+def test_a_family_without_boxes_has_two_skills(folders: Callable[[str], tuple[Path, Any]]) -> None:
+    settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 256}
+    with Engine(EngineConfig(model=str(folders("gemma3")[0]), **settings)) as engine:
+        assert engine.generate([asked(skill=SkillCall("caption"), images=FILES[:1])])[0].answer
+        with pytest.raises(InvalidRequest, match="must be one that this model has: query, caption, got"):
+            engine.generate([asked(skill=SkillCall("point", {"object": "cat"}), images=FILES[:1])])
 
 
 @pytest.mark.parametrize("name", ["query", "caption"])

@@ -13,8 +13,12 @@ import numpy as np
 import pytest
 
 from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
+from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.families import config_keys
+from petiole.gpu_worker.models.families.decoders import gemma3, gemma4
+from petiole.gpu_worker.models.vision import tower_weights
 from petiole.gpu_worker.models.vision.pictures import GridPictures
+from petiole.gpu_worker.models.vision.positions import AxisTables
 from petiole.gpu_worker.models.vision.tower import Tower
 from petiole.gpu_worker.preparation import images
 from petiole.gpu_worker.request.prepared_images import ImageLayout
@@ -75,13 +79,29 @@ def test_pictures_anywhere_beside_text(name: str, open_engine: OpenEngine) -> No
     assert all_agree(*open_engine(name), PROMPTS)
 
 
-@pytest.mark.parametrize("name", rest(["qwen3-vl", "qwen3.5", "qwen2.5-vl"]))
+@pytest.mark.parametrize("name", rest(["qwen3-vl", "qwen3.5", "qwen2.5-vl", "gemma4-per-layer"]))
 @pytest.mark.parametrize(("chunk", "policy"), rest([(3, "pipelined"), (8, "mixed"), (7, "drain")]))
 def test_chunks_may_cut_pictures(name: str, chunk: int, policy: str, open_engine: OpenEngine) -> None:
     engine, model = open_engine(name, chunk_size=chunk, prefill_policy=policy, debug=True)
     for _ in range(2):  # the second time from cached prefixes
         assert all_agree(engine, model, PROMPTS)
     assert not engine.runtime._features  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("name", "chunk"), [("gemma3", 16), ("gemma3", 21), ("gemma4", 70)])
+@pytest.mark.parametrize("policy", rest(["pipelined", "mixed", "drain"]))
+def test_pictures_that_see_themselves_stay_whole(
+    name: str, chunk: int, policy: str, open_engine: OpenEngine
+) -> None:
+    engine, model = open_engine(name, chunk_size=chunk, prefill_policy=policy, debug=True)
+    for _ in range(2):
+        assert all_agree(engine, model, PROMPTS)
+    assert not engine.runtime._features  # type: ignore[attr-defined]
+
+
+def test_a_chunk_must_hold_a_picture_that_sees_itself(open_engine: OpenEngine) -> None:
+    with pytest.raises(ModelError, match="chunk_size: must be at least 16, to hold an image"):
+        open_engine("gemma3", chunk_size=15)
 
 
 @pytest.mark.parametrize(("cache", "page_size"), [("radix", 1), ("block", 16)])
@@ -98,17 +118,30 @@ def test_a_second_question_does_not_encode_the_picture_again(
     assert engine.stats()["encoded_images"] == 1
 
 
-def test_preempted_and_resumed_in_pictures(open_engine: OpenEngine) -> None:
+@pytest.mark.parametrize("budget", [2**20, 0])
+def test_a_picture_behind_another_prefix_is_not_encoded_again(budget: int, open_engine: OpenEngine) -> None:
+    """Its keys and values are others, and its features are kept, as far as their budget goes."""
+    engine, model = open_engine(image_cache_bytes=budget)
+    for first in (7, 8, 9):
+        parts: Parts = [first, "0", 10, "1", 11]
+        assert error(model, parts, engine.generate([asked(parts)])[0]) < 1e-4
+    stats = engine.stats()
+    assert (stats["encoded_images"], stats["feature_hits"]) == ((2, 4) if budget else (6, 0))
+
+
+@pytest.mark.parametrize(("name", "chunk"), [("qwen3-vl", 5), ("gemma3", 18)])
+def test_preempted_and_resumed_in_pictures(name: str, chunk: int, open_engine: OpenEngine) -> None:
     """Rows are preempted while a picture is half computed, too: what they publish ends before it."""
-    engine, model = open_engine(num_pages=110, prefix_cache="radix", chunk_size=5, debug=True)
+    engine, model = open_engine(name, num_pages=110, prefix_cache="radix", chunk_size=chunk, debug=True)
     prompts: list[Parts] = [[7 + k, "0", 8, "3", 9 + k] for k in range(6)]
     assert all_agree(engine, model, prompts, 40)
     assert engine.stats()["preemptions"]
     assert not engine.runtime._features  # type: ignore[attr-defined]
 
 
-def test_cancelled_in_a_picture(open_engine: OpenEngine) -> None:
-    engine, model = open_engine(chunk_size=3, debug=True)
+@pytest.mark.parametrize(("name", "chunk"), [("qwen3-vl", 3), ("gemma3", 16)])
+def test_cancelled_in_a_picture(name: str, chunk: int, open_engine: OpenEngine) -> None:
+    engine, model = open_engine(name, chunk_size=chunk, debug=True)
     for _ in range(5):
         handles = [engine.submit(asked(parts)) for parts in PROMPTS[:4]]
         for handle in handles:
@@ -119,8 +152,9 @@ def test_cancelled_in_a_picture(open_engine: OpenEngine) -> None:
     assert not engine.runtime._features  # type: ignore[attr-defined]
 
 
-def test_a_resumed_request_goes_on_as_before(open_engine: OpenEngine) -> None:
-    engine, _ = open_engine(prefix_cache="off")
+@pytest.mark.parametrize("name", ["qwen3-vl", "gemma3", "gemma4"])
+def test_a_resumed_request_goes_on_as_before(name: str, open_engine: OpenEngine) -> None:
+    engine, _ = open_engine(name, prefix_cache="off")
     whole = engine.generate([asked(PROMPTS[2])])[0].token_ids
     for n in range(1, 6):
         assert engine.generate([asked(PROMPTS[2], resume_token_ids=whole[:n])])[0].token_ids == whole
@@ -159,16 +193,53 @@ def _of_the_lying_picture(patch: pytest.MonkeyPatch) -> None:
     _of_layout(patch, change)
 
 
-WRONG = [_sections_in_blocks, _no_deep_features, _row_by_row, _by_index, _of_the_lying_picture]
+def _ahead_in_all_layers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(gemma4, "ahead_in", lambda plan, chosen: gemma3.ahead_in(plan, lambda mixer: True))
 
 
-@pytest.mark.parametrize("wrong", WRONG)
+def _never_ahead(patch: pytest.MonkeyPatch) -> None:
+    for module in (gemma3, gemma4):
+        patch.setattr(module, "ahead_in", lambda plan, chosen: plan)
+
+
+def _without_bounds(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(tower_weights, "_clipped", lambda layer, i, of: layer)
+
+
+def _rows_before_columns(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(AxisTables, "of", lambda self, n, m: self.tables[0][:n, None] + self.tables[1][None, :m])
+
+
+def _halves_as_stored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(tower_weights, "_in_halves", lambda stack, of: stack)
+
+
+WRONG = [
+    ("qwen3-vl", _sections_in_blocks),
+    ("qwen3-vl", _no_deep_features),
+    ("qwen3-vl", _row_by_row),
+    ("qwen3-vl", _by_index),
+    ("qwen3-vl", _of_the_lying_picture),
+    ("gemma3", _never_ahead),
+    ("gemma3", _row_by_row),
+    ("gemma4", _never_ahead),
+    ("gemma4", _ahead_in_all_layers),
+    ("gemma4", _rows_before_columns),
+    ("gemma4", _halves_as_stored),
+    ("gemma4-per-layer", _without_bounds),
+]
+
+
+@pytest.mark.parametrize(("name", "wrong"), WRONG)
 def test_wrong_variants_are_seen(
-    wrong: Callable[[pytest.MonkeyPatch], None], open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    wrong: Callable[[pytest.MonkeyPatch], None],
+    open_engine: OpenEngine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wrong(monkeypatch)
-    engine, model = open_engine()
-    assert error(model, PROMPTS[0], engine.generate([asked(PROMPTS[0])])[0]) > 1e-3
+    engine, model = open_engine(name)
+    assert error(model, PROMPTS[0], engine.generate([asked(PROMPTS[0], 1)])[0]) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["qwen3-vl", "qwen2.5-vl", "qwen3.5"])

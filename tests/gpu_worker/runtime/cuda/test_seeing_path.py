@@ -1,5 +1,5 @@
-"""Pictures of towers on the CUDA path (positions of three axes, deep features, captured decodes behind them) give
-the CPU's answers, on a device that computes as late as it may."""
+"""Pictures of towers on the CUDA path (positions of three axes, deep features, layers that look ahead and others
+that do not, captured decodes behind them) give the CPU's answers, on a device that computes as late as it may."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
+from petiole.gpu_worker.runtime import building
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 from petiole.gpu_worker.text import load_tokenizer
 from tests.support import fake_flashinfer, late_device
@@ -24,8 +25,15 @@ def requests() -> list[Request]:
     return [Request(prompt=ids, images=[FILES[k] for k in of], sampling=sampling) for ids, of in PROMPTS]
 
 
-@pytest.mark.parametrize("name", ["qwen3-vl", "qwen2.5-vl"])
-@pytest.mark.parametrize(("chunk", "policy"), [(5, "pipelined"), (0, "mixed")])
+@pytest.mark.parametrize(
+    ("name", "chunk", "policy"),
+    [
+        ("qwen3-vl", 5, "pipelined"),
+        ("qwen2.5-vl", 0, "mixed"),
+        ("gemma3", 20, "pipelined"),
+        ("gemma4", 80, "mixed"),
+    ],
+)
 def test_answers_are_those_of_the_cpu(
     name: str, chunk: int, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,6 +57,7 @@ def test_answers_are_those_of_the_cpu(
     with Engine(config) as engine:
         expected = [result.token_ids for result in engine.generate(requests())]
     monkeypatch.setenv("PETIOLE_NATIVE", "off")
+    monkeypatch.setattr(building, "window_pools", lambda *_: ())  # as on CUDA
     fake_flashinfer.install(monkeypatch)
     late_device.install(monkeypatch)
     runtime: Any = late_device.late_runtime(ModelRuntime(config, device=LateDevice()))  # type: ignore[arg-type]
