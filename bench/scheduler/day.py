@@ -1,5 +1,5 @@
-"""A day on paper: workers come and go with the work, down to none, as the chart's ScaledObject has it, beside a fleet
-of the most workers that never sleeps.
+"""A day on paper: workers come and go with the work, down to none, as the chart's ScaledObject has it, beside a
+fleet of the most workers that never sleeps.
 
 The scheduler is the real one, in virtual time (`simulate`). The device is slow, with few slots, so that a day of a
 few thousand tasks has hours with one worker, with three, and with none. KEDA looks every 30 seconds and wants a
@@ -43,7 +43,7 @@ class Device:
 
 @dataclass
 class Wanted:
-    """What KEDA and the autoscaler make of the number of tasks: up at once, down to the most of the last minutes."""
+    """The workers that KEDA wants for a number of tasks: up at once, down to the most of the last minutes."""
 
     recent: deque[tuple[float, int]] = field(default_factory=deque)
 
@@ -55,7 +55,8 @@ class Wanted:
 
 
 def arrivals(seed: int, day_s: float) -> list[float]:
-    """Poisson arrivals: none from six in the evening to six in the morning, at noon `BUSY` of what all workers do."""
+    """Poisson arrivals: none from six in the evening to six in the morning, at noon `BUSY` of what all workers
+    do."""
     paper = run(Device(), [Task(0.0, PROMPT, OUTPUT) for _ in range(8 * SLOTS)], slots=SLOTS)
     most = BUSY * MOST * len(paper) / max(task.ended for task in paper)
     draw = np.random.default_rng(seed)

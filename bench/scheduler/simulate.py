@@ -15,6 +15,7 @@ import heapq
 import itertools
 import json
 import statistics
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -125,8 +126,8 @@ def number(seq: ScheduledSequence) -> int:
 @dataclass
 class Scaler:
     """Looks at a fleet every `every_s` seconds, and has as many workers as `wanted` says of the tasks that wait or
-    are held. A new worker takes its first task `start_s` after that. `worker_s`: seconds of all workers, with their
-    starts."""
+    are held. A new worker takes its first task `start_s` after that. `worker_s`: seconds of all workers, with
+    their starts."""
 
     wanted: Callable[[float, int], int]
     every_s: float
@@ -164,7 +165,7 @@ def run(
     while len(done) < len(tasks):
         now, i = heapq.heappop(clocks)
         if scaler and i == looks:
-            waiting = sum(1 for _ in itertools.takewhile(lambda task: task.arrived + model.in_s <= now, queue))
+            waiting = bisect_right(queue, now - model.in_s, key=lambda task: task.arrived)
             for _ in range(scaler.look(now, fleet, waiting)):
                 heapq.heappush(clocks, (now + scaler.start_s, len(fleet)))
                 fleet.append(Worker(model, slots, settings))
