@@ -2,6 +2,7 @@
 
 __main__    `python -m bench.scheduler`
 policies    prefill policies with an H200's step time
+day         workers that come and go with a day's work, on the simulated fleet
 simulate    a fleet: the real scheduler with a timed model
 steps       how long the steps of an engine take under load, and the model of it
 costs       a step's plan, launch and commit, with nothing computed

@@ -15,6 +15,7 @@ import heapq
 import itertools
 import json
 import statistics
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -56,13 +57,15 @@ class Task:
 
 @dataclass
 class Worker:
-    """An engine in virtual time. `now`: the time of its loop; `free_at`: when its device will be idle."""
+    """An engine in virtual time. `now`: the time of its loop; `free_at`: when its device will be idle; `takes`:
+    whether it takes tasks. One that takes none ends with the last that it holds."""
 
     model: StepTime
     slots: int = SLOTS
     settings: dict[str, Any] = field(default_factory=dict)
     now: float = 0.0
     free_at: float = 0.0
+    takes: bool = True
     held: dict[int, Task] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -120,25 +123,62 @@ def number(seq: ScheduledSequence) -> int:
     return int(seq.request.request_id)
 
 
+@dataclass
+class Scaler:
+    """Looks at a fleet every `every_s` seconds, and has as many workers as `wanted` says of the tasks that wait or
+    are held. A new worker takes its first task `start_s` after that. `worker_s`: seconds of all workers, with
+    their starts."""
+
+    wanted: Callable[[float, int], int]
+    every_s: float
+    start_s: float
+    worker_s: float = 0.0
+    starts: int = 0
+
+    def look(self, now: float, fleet: Sequence[Worker], waiting: int) -> int:
+        """Sends workers away. Returns how many are to start."""
+        taking = [worker for worker in fleet if worker.takes]
+        self.worker_s += self.every_s * sum(worker.takes or bool(worker.held) for worker in fleet)
+        missing = self.wanted(now, waiting + sum(len(worker.held) for worker in fleet)) - len(taking)
+        for worker in taking[missing:] if missing < 0 else ():
+            worker.takes = False
+        self.starts += max(0, missing)
+        return max(0, missing)
+
+
 def run(
     model: StepTime,
     tasks: Sequence[Task],
     workers: int = 1,
     concurrency: int = 0,
     slots: int = SLOTS,
+    scaler: Scaler | None = None,
     **settings: Any,
 ) -> list[Task]:
     """Run all tasks through one queue. With `concurrency`, a task arrives when another has ended, as in a closed
-    loop. `slots`, `settings`: those of each engine."""
+    loop. `slots`, `settings`: those of each engine. `scaler`: decides how many workers there are."""
     fleet = [Worker(model, slots, settings) for _ in range(workers)]
     ordered, done = deque(sorted(tasks, key=lambda task: task.arrived)), list[Task]()
     queue = deque(ordered.popleft() for _ in range(min(concurrency or len(tasks), len(tasks))))
-    clocks = [(0.0, i) for i in range(workers)]
+    looks = len(tasks) + workers  # the scaler's place among the clocks: no worker has this number
+    clocks = [(0.0, i) for i in range(workers)] + ([(0.0, looks)] if scaler else [])
     while len(done) < len(tasks):
         now, i = heapq.heappop(clocks)
+        if scaler and i == looks:
+            waiting = bisect_right(queue, now - model.in_s, key=lambda task: task.arrived)
+            for _ in range(scaler.look(now, fleet, waiting)):
+                heapq.heappush(clocks, (now + scaler.start_s, len(fleet)))
+                fleet.append(Worker(model, slots, settings))
+            heapq.heappush(clocks, (now + scaler.every_s, looks))
+            continue
         worker = fleet[i]
         worker.now = max(worker.now, now)
-        while queue and len(worker.held) < slots + LOOK_AHEAD and queue[0].arrived + model.in_s <= worker.now:
+        while (
+            worker.takes
+            and queue
+            and len(worker.held) < slots + LOOK_AHEAD
+            and queue[0].arrived + model.in_s <= worker.now
+        ):
             worker.take(queue.popleft())
         if worker.held:
             ended = worker.round()
@@ -147,7 +187,7 @@ def run(
                 ordered[0].arrived = worker.now + model.out_s
                 queue.append(ordered.popleft())
             heapq.heappush(clocks, (worker.now, i))
-        else:
+        elif worker.takes:
             arrives = queue[0].arrived + model.in_s if queue else now
             heapq.heappush(clocks, (max(arrives, now + 1e-4), i))
     return done

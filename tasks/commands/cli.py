@@ -127,7 +127,13 @@ def parser() -> argparse.ArgumentParser:
     metrics = command("metrics", run_metrics, "serve the fleet's figures for Prometheus, until stopped")
     metrics.add_argument("--host", default="0.0.0.0", help="address to listen on (default: %(default)s, all)")
     metrics.add_argument("--port", type=_port, default=METRICS_PORT, help="default: %(default)s; 0: a free one")
-    metrics.add_argument("--vllm-names", action="store_true", help="some figures under vLLM's names, too")
+    metrics.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        choices=("vllm", "gen-ai"),
+        help="some figures under vLLM's names, too, or those of OpenTelemetry (gen_ai)",
+    )
     serve = command("serve", run_gateway, "serve OpenAI's interface over HTTP, until stopped")
     serve.add_argument("--host", help="address to listen on (default: PETIOLE_GATEWAY_HOST)")
     serve.add_argument("--port", type=_port, help="default: PETIOLE_GATEWAY_PORT; 0: a free one")
@@ -256,6 +262,7 @@ def run_demo(options: argparse.Namespace) -> int:
 def run_metrics(options: argparse.Namespace) -> int:
     try:
         from petiole.tasks.fleet import exporter
+        from petiole.tasks.fleet.aliases import ALIASES
     except ImportError as error:
         print(f"petiole: metrics need 'petiole[metrics]': {error}", file=sys.stderr)
         return 1
@@ -264,7 +271,7 @@ def run_metrics(options: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: over.set())
     host = options.host
     settings.settings()  # a wrong one ends this command, not each scrape
-    port = exporter.serve(host, options.port, vllm_names=options.vllm_names)
+    port = exporter.serve(host, options.port, [ALIASES[name] for name in options.also])
     print(f"serving http://{f'[{host}]' if ':' in host else host}:{port}/metrics", flush=True)
     over.wait()
     return 0

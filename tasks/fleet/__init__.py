@@ -1,5 +1,6 @@
 """Watching and steering a fleet of workers, from any process that reaches its Redis.
 
+aliases       some of the exporter's figures under the names of vLLM and of OpenTelemetry
 control       a task's state, cancel; pause, resume, reload, drain: for applications, readers, the command line and
               workers
 exporter      `petiole metrics`: reports and queue lengths for Prometheus

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from itertools import accumulate
 
 import redis
 from prometheus_client import CollectorRegistry, start_http_server
@@ -17,8 +16,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from petiole.tasks.fleet import queues, reports, restarts, usage
+from petiole.tasks.fleet.aliases import KINDS, Alias, buckets
 from petiole.tasks.fleet.repair import probes
-from petiole.tasks.fleet.reports import HISTOGRAMS, Distribution, Exported, WorkerReport
+from petiole.tasks.fleet.reports import HISTOGRAMS, Exported, WorkerReport
 from petiole.tasks.fleet.restarts import Life
 from petiole.tasks.keys import QUARANTINE_KEY
 from petiole.tasks.servers import connections
@@ -26,14 +26,13 @@ from petiole.tasks.servers import connections
 logger = logging.getLogger(__name__)
 
 _LABELS = ("worker", "model")
-_KINDS = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 
 
 class FleetCollector(Collector):
-    """Collects all metrics at each scrape. `vllm_names`: some of them also under vLLM's names."""
+    """Collects all metrics at each scrape. `aliases`: some of them also under these names (`fleet.aliases`)."""
 
-    def __init__(self, *, vllm_names: bool = False) -> None:
-        self._vllm_names = vllm_names
+    def __init__(self, aliases: Iterable[Alias] = ()) -> None:
+        self._aliases = tuple(aliases)
 
     def collect(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("petiole_redis_up", "Whether Redis and the broker answer as they should.")
@@ -68,8 +67,8 @@ class FleetCollector(Collector):
         yield from _states(workers)
         live = [worker for worker in workers if not worker.lost]
         yield from _figures(live)
-        if self._vllm_names:
-            yield from _as_vllm(live)
+        for alias in self._aliases:
+            yield from alias(live)
 
     def describe(self) -> Iterable[Metric]:
         """Empty, so that registering the collector does not query Redis."""
@@ -144,7 +143,7 @@ def _figures(workers: list[WorkerReport]) -> Iterator[Metric]:
     for field, declared in WorkerReport.model_fields.items():
         for metric in declared.metadata:
             if isinstance(metric, Exported):
-                family = _KINDS[metric.kind](f"petiole_{metric.name}", metric.what, labels=_LABELS)
+                family = KINDS[metric.kind](f"petiole_{metric.name}", metric.what, labels=_LABELS)
                 for worker in workers:
                     if (value := getattr(worker, field)) is not None:
                         family.add_metric(_labels(worker), value)
@@ -153,14 +152,14 @@ def _figures(workers: list[WorkerReport]) -> Iterator[Metric]:
         histogram = HistogramMetricFamily(f"petiole_{shown.name}", shown.what, labels=_LABELS)
         for worker in workers:
             if (distribution := worker.distributions.get(field)) is not None:
-                histogram.add_metric(_labels(worker), _buckets(distribution), distribution.sum)
+                histogram.add_metric(_labels(worker), buckets(distribution), distribution.sum)
         yield histogram
     labels = (*_LABELS, "priority")
     what = "Seconds from a task's submission until a worker takes it."
     waits = HistogramMetricFamily("petiole_broker_time_seconds", what, labels=labels)
     for worker in workers:
         for priority, distribution in worker.broker_s.items():
-            waits.add_metric((*_labels(worker), priority), _buckets(distribution), distribution.sum)
+            waits.add_metric((*_labels(worker), priority), buckets(distribution), distribution.sum)
     yield waits
     how = ("device", "weight_format", "kernels", "instructions", "threads")
     what = "1; how the worker stores and computes its model."
@@ -205,43 +204,6 @@ def _figures(workers: list[WorkerReport]) -> Iterator[Metric]:
     yield from _recurrent([worker for worker in workers if worker.states])
 
 
-_VLLMS_REASONS = {"stop": "stop", "length": "length", "cancelled": "abort"}
-"""What vLLM calls the finish reasons of requests that have not failed."""
-
-
-def _as_vllm(workers: list[WorkerReport]) -> Iterator[Metric]:
-    """The metrics that vLLM has with the same meaning, under its names and labels, for dashboards made for it."""
-    labels = ("model_name", "engine", "worker")
-
-    def of(worker: WorkerReport) -> tuple[str, str, str]:
-        return worker.model, "0", worker.worker
-
-    for field, declared in WorkerReport.model_fields.items():
-        for metric in declared.metadata:
-            if isinstance(metric, Exported) and metric.vllm:
-                family = _KINDS[metric.kind](f"vllm:{metric.name}", metric.what, labels=labels)
-                for worker in workers:
-                    family.add_metric(of(worker), getattr(worker, field))
-                yield family
-    for field, shown in HISTOGRAMS.items():
-        if shown.vllm:
-            histogram = HistogramMetricFamily(f"vllm:{shown.name}", shown.what, labels=labels)
-            for worker in workers:
-                if (distribution := worker.distributions.get(field)) is not None:
-                    histogram.add_metric(of(worker), _buckets(distribution), distribution.sum)
-            yield histogram
-    usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", labels=labels)
-    ends = CounterMetricFamily(
-        "vllm:request_success", "Requests that have ended without an error.", labels=(*labels, "finished_reason")
-    )
-    for worker in workers:
-        usage.add_metric(of(worker), worker.pages_used / (worker.pages_total or 1))
-        for reason, theirs in _VLLMS_REASONS.items():
-            ends.add_metric((*of(worker), theirs), worker.finished.get(reason, 0))
-    yield usage
-    yield ends
-
-
 def _recurrent(workers: list[WorkerReport]) -> Iterator[Metric]:
     """Metrics of layers that keep a state, of workers whose model has some."""
     states = GaugeMetricFamily(
@@ -278,15 +240,9 @@ def _labels(worker: WorkerReport) -> tuple[str, str]:
     return worker.worker, worker.model
 
 
-def _buckets(distribution: Distribution) -> list[tuple[str, float]]:
-    """Cumulative buckets: (upper bound, number of values up to it)."""
-    bounds = [*map(str, distribution.bounds), "+Inf"]
-    return list(zip(bounds, accumulate(distribution.counts), strict=True))
-
-
-def serve(host: str, port: int, *, vllm_names: bool = False) -> int:
+def serve(host: str, port: int, aliases: Iterable[Alias] = ()) -> int:
     """Serve scrapes on a background thread. Returns the port, which is a free one if `port` is 0."""
     registry = CollectorRegistry()
-    registry.register(FleetCollector(vllm_names=vllm_names))
+    registry.register(FleetCollector(aliases))
     server, _ = start_http_server(port, host, registry)
     return int(server.server_port)

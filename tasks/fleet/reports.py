@@ -58,7 +58,7 @@ def version() -> str:
 class Exported:
     """In the type of a field of `WorkerReport`: the metric that `petiole metrics` makes of the field, by worker
     and model. A field of None has no value. `name` is without `petiole_`, and a counter's without `_total`.
-    `vllm`: vLLM has a metric of this name with the same meaning (`petiole metrics --vllm-names`)."""
+    `vllm`: vLLM has a metric of this name with the same meaning (`petiole metrics --also vllm`)."""
 
     kind: Literal["gauge", "counter"]
     name: str
@@ -72,13 +72,11 @@ ENGINE = "Engine.stats"
 
 
 class Histogram(NamedTuple):
-    """A histogram that `petiole metrics` exports. `bounds`: the upper bounds of its buckets. `vllm`: as of
-    `Exported`."""
+    """A histogram that `petiole metrics` exports; vLLM has each. `bounds`: the upper bounds of its buckets."""
 
     name: str
     what: str
     bounds: tuple[float, ...]
-    vllm: bool = True
 
 
 WAITS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 300.0, 900.0)

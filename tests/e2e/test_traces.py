@@ -156,6 +156,32 @@ def test_a_request_to_the_gateway_is_one_trace(site: Site, collector: Collector,
     assert PROMPT.encode() not in collector.bytes
 
 
+def test_rows_of_a_batch_belong_to_the_trace_of_whoever_began_it(
+    site: Site, collector: Collector, tmp_path: Path
+) -> None:
+    """A runner of a worker's submits them, long after the request is answered."""
+    site.worker(**collector.environment)
+    told = {"PETIOLE_BROKER_URL": site.url, "PETIOLE_GATEWAY_FILES": tmp_path / "files", **collector.environment}
+    with Gateway(tmp_path, **told) as gateway:
+        client = openai.OpenAI(base_url=gateway.url, api_key="none")
+        [model, *_] = client.models.list()
+        body = {"model": model.id, "prompt": PROMPT, "max_tokens": 3}
+        row = {"method": "POST", "url": "/v1/completions", "body": body}
+        rows = "".join(json.dumps({"custom_id": str(i), **row}) + "\n" for i in range(3))
+        file = client.files.create(file=("rows.jsonl", rows.encode()), purpose="batch")
+        headers = {TRACEPARENT_HEADER: f"00-{'12' * 16}-{'34' * 8}-01"}
+        client.batches.create(
+            input_file_id=file.id, endpoint="/v1/completions", completion_window="24h", extra_headers=headers
+        )
+        found = eventually(lambda: len(attempts(collector)) == 3 and attempts(collector), "the rows' attempts")
+        [began] = eventually(lambda: collector.spans("POST /v1/batches"), "the request that began it")
+    assert {span.trace for span in found} == {began.trace} == {"12" * 16}
+    sent = {span.id for span in collector.spans() if span.kind == "PRODUCER" and span.trace == began.trace}
+    assert {span.parent for span in found} == sent
+    assert len(sent) == 3
+    assert PROMPT.encode() not in collector.bytes
+
+
 def test_whoever_has_no_key_begins_no_span(site: Site, collector: Collector, tmp_path: Path) -> None:
     """Whatever its `traceparent` says."""
     site.worker()
