@@ -13,7 +13,7 @@ from petiole.gpu_worker.models.parts.kernels import TorchKernels
 from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.models.weights.copying import Quantization
 from petiole.gpu_worker.runtime.cpu.executor import CpuExecutor, choose
-from petiole.gpu_worker.runtime.cpu.native.products.blocks import NativeBlocks
+from petiole.gpu_worker.runtime.cpu.native.products.gguf_blocks import NativeBlocks
 from petiole.gpu_worker.runtime.device.device import Device, DeviceStream
 from petiole.gpu_worker.runtime.interface import Progress
 from petiole.gpu_worker.runtime.memory.container import host_memory_left

@@ -12,7 +12,7 @@ from petiole.gpu_worker.models.checkpoint.gguf.blocks import CODINGS, in_blocks
 from petiole.gpu_worker.models.weights.formats.gguf import FORMATS, layout
 from petiole.gpu_worker.models.weights.quantized import Coded, common_form
 from petiole.gpu_worker.models.weights.source import QuantisedLayer
-from petiole.gpu_worker.runtime.cpu.native.products.blocks import NativeBlocks
+from petiole.gpu_worker.runtime.cpu.native.products.gguf_blocks import NativeBlocks
 from tests.gpu_worker.models.weights.formats.test_gguf import Blocks
 
 COMPILED = NativeBlocks()
