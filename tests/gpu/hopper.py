@@ -337,7 +337,6 @@ VARIANTS: dict[str, Callable[[], Tensor | None]] = {
 FEW = (
     "bfloat16",
     "of 128, normed",
-    "of latents",
     "",
     "of 4096",
     "with values",
