@@ -40,7 +40,7 @@ def image(seed: int, height: int, crops: int = 1) -> PreparedImage:
 @pytest.fixture
 def open_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenEngine:
     def get(kind: type[SeeingToyDecoder] = SeeingToyDecoder, **config: Any) -> Engine:
-        machine = {"max_num_seqs": 8, "num_pages": 200, "prefix_cache": "radix", **config}
+        machine = {"max_num_seqs": 8, "image_cache_bytes": 0, "num_pages": 200, "prefix_cache": "radix", **config}
         rng = random.Random(7)
         runtime = value_runtime(
             tmp_path, monkeypatch, lambda: time.sleep(rng.random() * 0.0005), kind=kind, **machine
