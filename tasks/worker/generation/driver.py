@@ -74,7 +74,8 @@ class Services:
 class JobDriver:
     """The driver of one job. Celery keeps it as the handle to terminate the task. Any thread may read `job`.
 
-    `attempt` exists once it has begun, `completion` while the task is completed, `spans` if the attempt is traced.
+    `attempt` exists once it has begun and until the job is over, `completion` while the task is completed, `spans`
+    if the attempt is traced.
     """
 
     def __init__(self, services: Services, delivery: Delivery) -> None:
@@ -133,6 +134,8 @@ class JobDriver:
                 self._carry_out(effect)
         if self.spans is not None and self.attempt is not None and self.job.over and before not in OVER:
             self._end_spans(self.spans, before)
+        if self.job.over:
+            self.attempt = None  # they refer to each other: only the garbage collector would free both
         if self.job.state is State.HANDED_BACK and before is not State.HANDED_BACK:
             self.services.mailbox.post(lambda: None)  # the shutdown waits for it
 
@@ -220,8 +223,8 @@ class JobDriver:
 
     def _drop(self, error: BaseException) -> None:
         logger.error("task %s is given up here; its message is requeued", self.task_id, exc_info=error)
-        if self.attempt is not None:
-            self.attempt.drop()
+        if (attempt := self.attempt) is not None:
+            attempt.drop()
         # Not at once, because the same error may happen again. Without effect at shutdown, when all unacknowledged
         # messages go back.
         self._on_consumer(self._forget)
@@ -306,8 +309,8 @@ class JobDriver:
 
     def on_fault(self, error: Exception) -> None:
         """The task's data cannot be written, or its attempt cannot begin: the task fails, and its stream ends."""
-        if self.attempt is not None:
-            self.attempt.outbox.drop()
+        if (attempt := self.attempt) is not None:
+            attempt.outbox.drop()
         failure = GenerationFailed(f"its data cannot be handled: {type(error).__name__}: {error}")
         self.services.completions.run(partial(self._end_with, failure))
 

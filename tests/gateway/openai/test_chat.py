@@ -166,7 +166,7 @@ def test_formats_stops_and_choices(client: openai.OpenAI) -> None:
     assert chosen.choices[0].message.content in ("yes", "no")
     stopped = client.chat.completions.create(**ASKED, stop=[", 4"])
     assert (stopped.choices[0].message.content, stopped.choices[0].finish_reason) == ("1, 2, 3", "stop")
-    assert stopped.choices[0].model_extra == {"stop_reason": ", 4"}
+    assert stopped.choices[0].model_extra == {"stop_reason": ", 4", "token_ids": None}
     cut = client.chat.completions.create(**{**ASKED, "max_tokens": 3})
     assert cut.choices[0].finish_reason == "length"
     several = client.chat.completions.create(**{**ASKED, "temperature": 1.5}, n=3, seed=7)

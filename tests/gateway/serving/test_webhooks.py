@@ -165,8 +165,9 @@ def test_a_watched_response_is_told_when_it_has_ended(client: redis.Redis, recei
         at = time.time()
         entry = ledger.entry(account, name, 1, {"finish_reason": "stop"}, 1, 1, at)
         of_task = scripts.SOURCES["close"]
-        keys = [f"log:{name}", f"state:{name}", f"asked:{name}", *ledger.keys_of(account, at)]
-        client.eval(of_task, len(keys), *keys, 60_000, "channel", "{", "", "}", "done", entry)
+        keys = [f"{key}:{name}" for key in ("log", "state", "asked", "runs", "messages")]
+        keys += ledger.keys_of(account, at)
+        client.eval(of_task, len(keys), *keys, 60_000, "channel", "{", "", "}", "done", "", 1, entry)
     told(lambda: bool(receiver.got), ended_as=ended_as)
     assert sorted(asked) == ["resp_2", "resp_3", "resp_4"]
     assert receiver.got[0].event(secret).type == "response.failed"

@@ -54,7 +54,9 @@ def wrapped(name: str) -> Any:
     if kind in ("Qwen3VL", "Qwen3VLMoe"):
         vision = {**vision, "deepstack_visual_indexes": [0]}
         settings["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5]}
-    config = getattr(transformers, f"{kind}Config")(text_config=settings, vision_config=vision, image_token_id=3)
+    more = {"mm_tokens_per_image": 4, "boi_token_index": 4, "eoi_token_index": 5} if kind == "Gemma3" else {}
+    made = getattr(transformers, f"{kind}Config")
+    config = made(text_config=settings, vision_config=vision, image_token_id=3, **more)
     config._attn_implementation = "eager"
     return drawn(getattr(transformers, f"{kind}ForConditionalGeneration")(config), name)
 

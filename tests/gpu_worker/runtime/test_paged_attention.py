@@ -1,5 +1,7 @@
 """Attention in torch with bidirectional regions, against one product over everything with an explicit mask."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,10 +12,11 @@ from petiole.gpu_worker.runtime.cpu.attention import PagedAttention
 from petiole.gpu_worker.runtime.interface import NO_UPDATES, PageUpdates, StepBatch
 from petiole.gpu_worker.runtime.memory.kv import KVCache, new_kv_cache
 from petiole.gpu_worker.runtime.step.inputs import lay_out
-from tests.support.plans import plan_of
+from tests.support.plans import each_layer, plan_of
 
 HEADS, WIDTH, LONGEST = 2, 16, 40
 PLAN = plan_of(hidden=32, heads=HEADS, kv_heads=HEADS, head_dim=WIDTH, max_position=LONGEST)
+PLAN = each_layer(PLAN, mixer=replace(PLAN.mixers[0], mask="prefix"))
 
 
 def new_cache() -> KVCache:

@@ -15,9 +15,8 @@ from petiole import End, StreamError, UnknownTask, aend, end, generate
 from petiole.contract.results.outputs import Timing, Usage
 from petiole.tasks.fleet.control import state_of
 from petiole.tasks.keys import stream_keys
-from petiole.tasks.record import codec
-from petiole.tasks.record.scripts import load
 from petiole.tasks.submission.task import GenerationTask
+from petiole.tasks.worker.broker.quarantine import Sign, end_stream
 
 USAGE = {"prompt_tokens": 5, "cached_prompt_tokens": 1, "completion_tokens": 2}
 TIMING = {"queue_ms": 0.5, "prefill_ms": 1.0, "ttft_ms": None, "total_ms": 9.0}
@@ -50,8 +49,8 @@ def test_an_end_of_the_version_before_has_what_that_wrote(ask: Ask, client: redi
 
 
 def test_the_end_of_a_refused_message_has_its_error(ask: Ask, client: redis.Redis) -> None:
-    keys, error = stream_keys("t"), {"type": "InvalidRequest", "message": "no", "args": ["a", "b", "c"]}
-    load(client, "close")([keys.log, keys.state, keys.asked], [60_000, keys.channel, *codec.closing("t", error)])
+    error = {"type": "InvalidRequest", "message": "no", "args": ["a", "b", "c"]}
+    assert end_stream(client, "t", 60_000, error, sign=Sign(own=True))
     known = ask("t")
     assert known is not None
     assert (known.finish_reason, known.error) == ("error", error)

@@ -8,7 +8,7 @@ import redis
 from petiole.gpu_worker.request import Delta
 from petiole.tasks.errors import ModelChanged
 from petiole.tasks.servers.failover import caused_by_call
-from petiole.tasks.worker.broker.quarantine import end_stream
+from petiole.tasks.worker.broker.quarantine import Sign, end_stream
 from petiole.tasks.worker.output.publisher import Publisher
 from tests.support.publishing import END, KEYS, TASK, attempt, begin, log
 from tests.support.site import RedisServer
@@ -135,8 +135,8 @@ def test_the_adapter_is_the_one_that_made_the_first_token(
 
 def test_a_task_that_nobody_ran_gets_a_last_delta(client: redis.Redis) -> None:
     error = {"type": "InvalidRequest", "message": "no request"}
-    end_stream(client, TASK, 60_000, error)
-    end_stream(client, TASK, 60_000, error)
+    for _ in range(2):
+        end_stream(client, TASK, 60_000, error, sign=Sign(own=True))
     (delta,) = log(client)
     assert (delta["attempt"], delta["index"], delta["finish_reason"]) == (1, 0, "error")
     assert delta["error"] == error

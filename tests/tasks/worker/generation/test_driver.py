@@ -53,9 +53,9 @@ def test_a_revoked_task_ends_as_such_in_its_stream(publisher: Publisher, client:
     driver = driver_of(publisher, Delivered(TASK))
     driver.stop("expired")
     generate(driver, client)
+    assert (attempt := driver.attempt) is not None
     publish(driver)
-    assert driver.attempt is not None
-    assert driver.attempt.handle is None
+    assert attempt.handle is None
     assert (log(client)[-1]["finish_reason"], driver.job.outcome) == ("cancelled", ended("expired"))
 
 
@@ -66,12 +66,11 @@ def test_what_is_handed_back_is_over_once_all_output_is_written(publisher: Publi
     eventually(lambda: driver.attempt is not None and len(driver.attempt.outbox.pieces) > 3, "it generates")
     driver.hand_back()
     eventually(lambda: turn(driver.services) or driver.job.state is State.RELEASING, "the engine hands it back")
+    assert (attempt := driver.attempt) is not None
     publish(driver)
     assert driver.job.state is State.HANDED_BACK
-    assert driver.attempt is not None
-    assert len(written(client)) == len(
-        [token for piece in driver.attempt.outbox.pieces for token in piece.token_ids]
-    )
+    assert driver.attempt is None
+    assert len(written(client)) == len([token for piece in attempt.outbox.pieces for token in piece.token_ids])
 
 
 def test_an_unexpected_error_gives_the_task_up_and_its_message_goes_back_later(

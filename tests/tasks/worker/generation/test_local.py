@@ -55,7 +55,7 @@ def test_a_trace_shows_what_host_and_device_did(tmp_path: Path) -> None:
     assert {"plan", "launch", "prefill", "decode", "copy", "commit"} <= names
     histories = [span["args"]["history"] for span in spans if span["name"].endswith(" ended")]
     assert len(histories) == 2
-    assert all("prefill_scheduled(" in history and "decode_applied(1)@" in history for history in histories)
+    assert all("schedule_prefill@" in history and "apply_decode@" in history for history in histories)
 
 
 def test_an_eager_skill_sees_its_image(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from petiole.tasks.errors import WorkersLost
 from petiole.tasks.fleet import usage
 from petiole.tasks.keys import account_keys, usage_keys
 from petiole.tasks.record.ledger import SLOT_MS, SUMS, Account
-from petiole.tasks.worker.broker.quarantine import end_stream
+from petiole.tasks.worker.broker.quarantine import Sign, end_stream
 from petiole.tasks.worker.output.outcomes import Outcome, ended, failed
 from petiole.tasks.worker.output.publisher import Publisher, ScriptCall
 from tests.support.publishing import TASK, attempt, begin
@@ -138,7 +138,8 @@ def test_what_has_no_result_counts_what_was_made(
 
 def test_a_task_that_nobody_ran_is_entered_without_tokens(client: redis.Redis) -> None:
     for _ in range(2):
-        end_stream(client, TASK, 60_000, {"type": "InvalidRequest"}, Account("acme"))
+        error = {"type": "InvalidRequest"}
+        end_stream(client, TASK, 60_000, error, sign=Sign(own=True), account=Account("acme"))
     [entry] = entries(client).values()
     assert (entry["tenant"], entry["prompt"], entry["output"], entry["end"]) == ("acme", 0, 0, "error")
     assert sums(client)["acme", ""][1] == {"error": 1}
