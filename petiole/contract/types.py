@@ -55,7 +55,7 @@ class Sampling(TypedDict, total=False):
     """The texts and bytes of these tokens, too. Default: False."""
     prompt_logprobs: int | None
     """The same for each token of the prompt, given those before it. See
-    docs/requests.md#log-probabilities-of-the-prompt. From 0 to 20."""
+    docs/requests.md#log-probabilities-of-the-prompt-logprobs. From 0 to 20."""
     ignore_eos: bool
     """End tokens do not end the output. For benchmarks. Default: False."""
     stop: str | list[str]

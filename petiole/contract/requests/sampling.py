@@ -86,7 +86,7 @@ class SamplingParams:
     """The texts and bytes of these tokens, too."""
     prompt_logprobs: limits.Logprobs | None = None
     """The same for each token of the prompt, given those before it. See
-    docs/requests.md#log-probabilities-of-the-prompt."""
+    docs/requests.md#log-probabilities-of-the-prompt-logprobs."""
     ignore_eos: bool = False
     """End tokens do not end the output. For benchmarks."""
     stop: Annotated[Sequence[StopString], Entries(MAX_STOPS), Given(str)] = ()
