@@ -141,10 +141,9 @@ class _WithOrigins:
         dispatcher().start()
         path = scope.get("path", "")
         if "//" in path:  # of a base URL that ends with a slash
-            path = _SLASHES.sub("/", path)
-            scope = {**scope, "path": path}
+            path = scope["path"] = _SLASHES.sub("/", path)
         if path.endswith("/") and path_in(scope).rstrip("/"):  # a slash at the end means nothing
-            scope = {**scope, "path": path.rstrip("/")}
+            scope["path"] = path.rstrip("/")
         await self._app(scope, receive, send)
 
 

@@ -72,7 +72,7 @@ def _request(body: bytes, kind: type[M]) -> M:
 
 async def _bytes(request: Request) -> bytes:
     coding = request.headers.get("content-encoding", "").lower()
-    if coding in _CODINGS:
+    if not _CODINGS.isdisjoint(part.strip() for part in coding.split(",")):
         raise Failure(
             415, f"content-encoding: must be identity, got {coding}", code="unsupported_content_encoding"
         )

@@ -110,9 +110,10 @@ def _without_space(text: str, tokenizer: Tokenizer, max_tokens: int) -> list[int
     if not first or not first[0].startswith("▁"):
         return tokenizer.encode(text, field="suffix", add_special_tokens=False, max_tokens=max_tokens)
     check_text("suffix", text)
+    tokenizer.check_length("suffix", text, max_tokens)
     encoded = tokenizer.backend.encode(_NEUTRAL + text, add_special_tokens=False)
     n = next((k for k, (_, end) in enumerate(encoded.offsets) if end > len(_NEUTRAL)), len(encoded.ids))
-    return list(encoded.ids[n:])
+    return tokenizer.of_length("suffix", list(encoded.ids[n:]), max_tokens)
 
 
 def _has(tokenizer: Tokenizer, form: Marks) -> bool:

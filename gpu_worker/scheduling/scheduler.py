@@ -179,7 +179,7 @@ class Scheduler:
                     if seq.allocation is not None and seq.allocation.stale and not seq.preempting:
                         state.preempt(seq)
         except Exception as error:
-            state.doubt(error)
+            state.distrust(error)
             outcome = outcome if isinstance(outcome, Exception) else error  # the first one is the cause
         if isinstance(outcome, Exception):
             state.doubt(outcome)

@@ -139,7 +139,7 @@ class SchedulerState:
         self.tier = tier
         self.counters = Counters()
         self.emissions: list[Emission] = []
-        self._doubtful = False
+        self._doubtful = self._distrusted = False
         self._deadlines: SortedDict[tuple[float, tuple[int, int]], ScheduledSequence] = SortedDict()
 
     @property
@@ -325,6 +325,12 @@ class SchedulerState:
             logger.error("a fault while sequences or their pages changed", exc_info=error)
             self._doubtful = True
 
+    def distrust(self, error: BaseException) -> None:
+        """Note that a launch could not be undone. The cache may have KV that nothing has computed: `audit` forgets
+        it, even if the books are right."""
+        logger.error("a launch could not be undone", exc_info=error)
+        self._doubtful = self._distrusted = True
+
     def spoil(self, seq: ScheduledSequence, error: Exception) -> None:
         """`fail` after a fault that may have come while the request ended."""
         self.doubt(error)
@@ -340,8 +346,8 @@ class SchedulerState:
         the pages: what later steps write there, they write afterwards. Returns False if sequences start anew."""
         if not self._doubtful:
             return True
-        self._doubtful = False
-        right = self._books_are_right() or self._mended()
+        right = not self._distrusted and (self._books_are_right() or self._mended())
+        self._doubtful = self._distrusted = False
         if not right:
             self.manager.reset()
             self.counters.resets += 1

@@ -92,8 +92,8 @@ class Tokenizer:
         than `max_tokens` tokens. A text of megabytes that cannot fit is refused without tokenizing it."""
         check_text(field, text)
         if max_tokens is not None:
-            self._check_length(field, text, max_tokens)
-        return self._of_length(
+            self.check_length(field, text, max_tokens)
+        return self.of_length(
             field, list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids), max_tokens
         )
 
@@ -123,8 +123,8 @@ class Tokenizer:
         if self.control.pattern.search(text) is None:
             return self.encode(text, field=field, add_special_tokens=False, max_tokens=max_tokens)
         if max_tokens is not None:
-            self._check_length(field, text, max_tokens)
-        return self._of_length(field, self.control.encode_as_text(text), max_tokens)
+            self.check_length(field, text, max_tokens)
+        return self.of_length(field, self.control.encode_as_text(text), max_tokens)
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
@@ -201,7 +201,7 @@ class Tokenizer:
         )
         text = rewrite(text)
         if (ids := content.encode(text)) is not None:
-            return self._of_length("messages", ids, max_tokens)
+            return self.of_length("messages", ids, max_tokens)
         return self.encode(text, field="messages", add_special_tokens=False, max_tokens=max_tokens)
 
     @cached_property
@@ -220,14 +220,16 @@ class Tokenizer:
         }
 
     @staticmethod
-    def _of_length(field: str, ids: list[int], max_tokens: int | None) -> list[int]:
+    def of_length(field: str, ids: list[int], max_tokens: int | None) -> list[int]:
+        """The token ids of a text. Raises InvalidRequest, naming `field`, if they are too many."""
         if max_tokens is not None and len(ids) > max_tokens:
             raise InvalidRequest(field, f"must have at most {max_tokens} tokens", f"{len(ids)} tokens")
         return ids
 
-    def _check_length(self, field: str, text: str, max_tokens: int) -> None:
-        """Check the length by the beginning of a text. Except for a few tokens at the cut, it has as many tokens
-        alone as in the whole text, because a token depends only on the text around it."""
+    def check_length(self, field: str, text: str, max_tokens: int) -> None:
+        """Check the length of a text of megabytes by its beginning, without encoding all of it. Except for a few
+        tokens at the cut, the beginning has as many tokens alone as in the whole text, because a token depends
+        only on the text around it. Raises InvalidRequest, naming `field`."""
         beginning = text[: _CHARACTERS_PER_TOKEN * max_tokens + _SURELY]
         if len(beginning) < len(text):
             count = len(self.backend.encode(beginning, add_special_tokens=False).ids)

@@ -271,7 +271,7 @@ def run_metrics(options: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: over.set())
     host = options.host
     settings.settings()  # a wrong one ends this command, not each scrape
-    port = exporter.serve(host, options.port, [ALIASES[name] for name in options.also])
+    port = exporter.serve(host, options.port, [ALIASES[name] for name in dict.fromkeys(options.also)])
     print(f"serving http://{f'[{host}]' if ':' in host else host}:{port}/metrics", flush=True)
     over.wait()
     return 0

@@ -4,7 +4,7 @@
 is an embedded one, unless `PETIOLE_BROKER_URL` names another. Each card has a worker; models take cards in turn.
 Where there are more models than cards, those on one card share its memory. Without a card all models share the
 processor's cores. Workers start one after the other, so that each sees the memory that is left. One that ends is
-started again, at most `MOST_STARTS` times in all."""
+started again, at most `MOST_STARTS` times in all. Models of one file name answer to their paths."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module
+from pathlib import PurePath
 from types import ModuleType
 from typing import NamedTuple
 
@@ -110,6 +112,17 @@ def placed(models: Sequence[str], cards: Sequence[str], cores: int, share: float
     return found
 
 
+def told_apart(places: Sequence[Placement]) -> list[Placement]:
+    """Of models with one file name each answers to its whole path only."""
+    alike = Counter(PurePath(model).name for model in {place.model for place in places})
+    return [
+        place._replace(environment={**place.environment, "PETIOLE_SERVED_NAMES": place.model})
+        if alike[PurePath(place.model).name] > 1
+        else place
+        for place in places
+    ]
+
+
 def cards_here() -> list[str]:
     """The cards that this process may use, by number."""
     if os.environ.get("PETIOLE_DEVICE") == "cpu" or shutil.which(_QUERY[0]) is None:
@@ -133,6 +146,8 @@ def up(models: Sequence[str], host: str | None, port: int | None) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = float(os.environ.get("PETIOLE_GPU_MEMORY_UTILIZATION") or 0.9)
     places = placed(models, cards_here(), cores, share)
+    if not settings().served_names:
+        places = told_apart(places)
     over = threading.Event()
     keepers: list[threading.Thread] = []
     try:

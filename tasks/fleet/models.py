@@ -13,8 +13,8 @@ What a queue serves:
 
 A name leads to a queue only if all that the queue serves has that name: a task may run on any worker of its queue.
 So two models share a queue under common names, and each has a queue of its own beside it (`own_queue`), from which
-its workers take as well. A model on several queues is asked for on a live one, and there on the producer's own
-queue first.
+its workers take as well: all whose models have the same first name. A model on several queues is asked for on a
+live one, and there on the producer's own queue first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import redis
@@ -124,7 +124,7 @@ class ModelFacts(BaseModel):
 
 
 def own_queue(queue: str, name: str) -> str:
-    """Beside this queue the one of the workers whose model has this name."""
+    """Beside this queue the one of the workers whose model has this name first."""
     plain = re.sub(r"[^A-Za-z0-9_-]", "-", name)[-48:]
     digest = "" if plain == name else f"-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:8]}"
     return f"{queue}{_OWN}{plain}{digest}"
@@ -138,6 +138,16 @@ def is_own(queue: str) -> bool:
 def is_beside(queue: str, common: str) -> bool:
     """Whether it is the queue of a model beside this one."""
     return queue.startswith(f"{common}{_OWN}")
+
+
+def own_of(queues: Collection[str]) -> set[str]:
+    """Those of a worker's queues that are its model's alone."""
+    return {queue for queue in queues if queue.rpartition(_OWN)[0] in queues}
+
+
+def renamed(queue: str, name: str) -> str:
+    """Instead of the queue of a model alone the one for another name."""
+    return own_queue(queue.rpartition(_OWN)[0], name)
 
 
 class ModelRoute(NamedTuple):
@@ -230,11 +240,8 @@ def find(known: Sequence[ModelFacts], name: object, own: str, queue: str | None 
     serving = {one: served(known, one) for one in queues}
     as_model = any(model.live and name in model.names for of in serving.values() for model in of)
 
-    later = {model.fingerprint for of in serving.values() for model in _later_namesakes(of, name)}
-
     def answers(model: ModelFacts) -> bool:
-        named = name in model.names and model.fingerprint not in later
-        return named or (not as_model and name in model.adapters)
+        return name in model.names or (not as_model and name in model.adapters)
 
     having = {one: of for one, of in serving.items() if any(map(answers, of))}
     alone = {one: of for one, of in having.items() if all(map(answers, of))}
@@ -242,34 +249,23 @@ def find(known: Sequence[ModelFacts], name: object, own: str, queue: str | None 
     for one in having.keys() - alone.keys():
         for model in having[one]:
             beside = next((own for own in model.own_queues if is_beside(own, one)), None)
-            if answers(model) and beside is not None:
+            takers = [other for other in having[one] if beside in other.own_queues]
+            if beside is not None and all(map(answers, takers)):
                 found.append(((not model.live, True, one != own, beside), beside, model))
     if found:
         _, best, model = min(found, key=lambda ranked: ranked[0])
         return ModelRoute(best, None if name in model.names else model.adapters[name], model.embeddings)
     if having:
         one, of = min(having.items())
-        others = ", ".join(model.names[0] for model in of if model.names and not answers(model))
+        named = {one for model in of if answers(model) for one in model.names}
+        apart = ([one for one in model.names if one not in named] for model in of if not answers(model))
+        others = ", ".join(names[0] for names in apart if names)
         limit = f"must be a name of all models of its queue; queue {one!r} has {others or 'others'}, too"
         raise InvalidRequest("model", limit, name)
     names = sorted({one for of in serving.values() for model in of for one in (*model.names, *model.adapters)})
     where = "" if queue is None else f" of queue {queue!r}"
     limit = f"must be a model{where}: {', '.join(names)}" if names else f"no worker has served a model{where} yet"
     raise InvalidRequest("model", limit, name)
-
-
-def _later_namesakes(of: Iterable[ModelFacts], name: str) -> list[ModelFacts]:
-    """The models of a queue whose paths end as another one's, which was there before and keeps this name."""
-    alike = sorted((model for model in of if _short_name(model) == name), key=lambda model: model.since)
-    return [model for model in alike if model.model != alike[0].model]
-
-
-def _short_name(model: ModelFacts) -> str | None:
-    """The last part of a model's path, if nobody has named the model."""
-    match model.names:
-        case [short, whole] if whole == model.model and whole.rstrip("/").endswith(f"/{short}"):
-            return short
-    return None
 
 
 class Directory:

@@ -14,7 +14,7 @@ import pytest
 from petiole.tasks import InvalidRequest
 from petiole.tasks.app.application import make_app
 from petiole.tasks.commands import cli
-from petiole.tasks.fleet import models
+from petiole.tasks.fleet import models, reports
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.task import GenerationTask
@@ -113,3 +113,27 @@ def test_two_models_on_one_queue_have_common_names_and_their_own(site: Site, gen
     for name, queue in (("one", "petiole.model.one"), ("two", "petiole.model.two"), ("chat", "petiole")):
         result = generate.delay(prompt="hello", max_tokens=3, model=name)
         assert (result.submitted_to, len(result.get(timeout=60)["token_ids"])) == (queue, 3)
+
+
+def test_a_reload_changes_the_queue_of_the_model_alone(site: Site, generate: Any) -> None:
+    """So the other worker of the old model is asked for it, and nobody else."""
+    reloaded = site.worker(PETIOLE_MODEL="models/one")
+    site.worker(PETIOLE_MODEL="models/one", PETIOLE_SERVED_NAMES="one, first")
+    eventually(lambda: "first" in known(), "both live")
+    arguments = {"model": "models/two"}
+    site.app.control.broadcast("reload_engine", arguments, destination=[reloaded.node], reply=True, timeout=30)
+    own = {"one": "petiole.model.one", "two": "petiole.model.two"}
+    eventually(
+        lambda: (
+            {queue for model in models.models() if model.live for queue in model.own_queues} >= {*own.values()}
+        ),
+        "each has a queue of its own",
+    )
+    for name, queue in own.items():
+        results = [generate.delay(prompt="hello", max_tokens=3, model=name) for _ in range(4)]
+        assert {(result.submitted_to, len(result.get(timeout=60)["token_ids"])) for result in results} == {
+            (queue, 3)
+        }
+        assert [one.worker for one in reports.workers() if queue in one.queues] == [
+            one.worker for one in reports.workers() if (one.worker == reloaded.node) == (name == "two")
+        ]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 from websockets.sync.client import connect
 
 from petiole.gateway import headers
 from petiole.gateway.connections import BYTES_A_SECOND
 from tests.support.gateway import Gateway
-from tests.support.site import RedisServer
+from tests.support.site import RedisServer, eventually
 
 LINE = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
 WHOLE = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -195,7 +197,7 @@ def test_a_path_says_which_methods_it_has(gateway: Gateway) -> None:
     assert b"\r\nallow: POST\r\n" in said
 
 
-@pytest.mark.parametrize("coding", ["gzip", "ZSTD"])
+@pytest.mark.parametrize("coding", ["gzip", "ZSTD", "gzip, gzip", "identity,GZIP", "gzip , identity"])
 def test_a_compressed_body_is_refused_by_name(gateway: Gateway, coding: str) -> None:
     with connected(gateway) as one:
         one.sendall(LINE + b"content-encoding: %b\r\ncontent-length: 2\r\n\r\n{}" % coding.encode())
@@ -208,3 +210,17 @@ def test_two_slashes_are_one(gateway: Gateway) -> None:
     with connected(gateway) as one:
         one.sendall(WHOLE.replace(b"/health", b"//health"))
         assert answer(one).startswith(b"HTTP/1.1 200")
+
+
+def test_figures_name_the_route_of_a_path_with_more_slashes(gateway: Gateway) -> None:
+    def counted() -> float:
+        told = httpx2.get(f"{gateway.url.removesuffix('/v1')}/metrics").text
+        found = re.search(r'requests_total{method="GET",path="/ping",status="200"} (\S+)', told)
+        return float(found[1]) if found else 0.0
+
+    before = counted()
+    for path in (b"/ping", b"//ping", b"/ping/"):
+        with connected(gateway) as one:
+            one.sendall(WHOLE.replace(b"/health", path))
+            assert answer(one).startswith(b"HTTP/1.1 200")
+    eventually(lambda: counted() == before + 3, "all three are counted")

@@ -73,6 +73,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4.5": ("Ernie4_5", {"head_dim": 32}),
     "ernie4.5-biases": ("Ernie4_5", {"head_dim": 16, "use_bias": True, "tie_word_embeddings": False}),
     "exaone4": ("Exaone4", {"sliding_window": 7, "layer_types": [_LOCAL, _LOCAL, _FULL]}),
+    "exaone4-pattern": (
+        "Exaone4",
+        {"sliding_window": 7, "sliding_window_pattern": "LLG", "layer_types": [_LOCAL, _LOCAL, _FULL]},
+    ),
     "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": [_FULL] * 3}),
     "mistral": ("Mistral", {"sliding_window": 7}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),

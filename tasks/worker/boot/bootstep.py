@@ -22,7 +22,7 @@ from celery.worker import state
 
 from petiole.contract.requests.count import SUFFIX
 from petiole.tasks.fleet import restarts
-from petiole.tasks.fleet.models import ModelFacts, own_queue
+from petiole.tasks.fleet.models import ModelFacts, own_of, own_queue, renamed
 from petiole.tasks.fleet.reports import WorkerReport, version
 from petiole.tasks.fleet.restarts import Life
 from petiole.tasks.servers import connections
@@ -35,7 +35,7 @@ from petiole.tasks.worker.generation.counters import CountingThreads
 from petiole.tasks.worker.pool.pool import EX_USAGE, EnginePool, Undecided
 from petiole.tasks.worker.reports import heartbeat
 from petiole.tasks.worker.reports.card import find as find_card
-from petiole.tasks.worker.reports.facts import facts_of, own_name
+from petiole.tasks.worker.reports.facts import facts_of, model_name
 from petiole.tasks.worker.reports.host import ProcessMemory, say_if_clocks_differ
 from petiole.tasks.worker.reports.incidents import incidents
 from petiole.tasks.worker.reports.marker import Marker
@@ -99,7 +99,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
         begun_with = engine.limits.fingerprint
 
-        own = add_own_queues(worker.app, own_name(settings(), engine.limits.model))
+        add_own_queues(worker.app, model_name(settings(), engine.limits.model))
 
         def queues() -> list[str]:
             return sorted({*serving.steering.given_up, *worker.app.amqp.queues.consume_from})
@@ -111,15 +111,16 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
             heartbeat.Heartbeat(Path(path), engine.heartbeat_age_s, takes).start()
 
         def facts() -> ModelFacts:
-            limits = engine.limits
+            limits, served = engine.limits, queues()
+            own, name = own_of(served), model_name(settings(), limits.model)
             return facts_of(
                 settings(),
                 engine.facts(),
                 model=limits.model,
                 fingerprint=limits.fingerprint,
                 reloaded=limits.fingerprint != begun_with,
-                queues=set(queues()) - own,
-                own_queues=own & set(queues()),
+                queues=set(served) - own,
+                own_queues=(queue for queue in own if renamed(queue, name) == queue),
                 worker=worker.hostname,
                 version=at_start,
                 loaded_adapters=services.adapters.names(),
@@ -159,20 +160,19 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         )
         pool.reporter.start()
         tenants = {f"{settings().queue}.{tenant}" for tenant in settings().weights}
-        pool.counters = CountingThreads(worker.app, worker.hostname, set(queues()) - tenants)
-        pool.counters.start()
+        pool.counters = CountingThreads(worker.app, worker.hostname)
+        pool.counters.take(set(queues()) - tenants)
         BatchHost(worker.hostname, settings().visibility_timeout_s).start()
         pool.say_that_it_serves()
 
 
-def add_own_queues(app: Any, model: str) -> set[str]:
-    """Beside each queue that this worker takes from, the queue of its model alone. `model`: its own name."""
+def add_own_queues(app: Any, model: str) -> None:
+    """Beside each queue that this worker takes from, the queue of its model alone. `model`: its first name."""
     queues, apart = app.amqp.queues, {f"{settings().queue}.{tenant}" for tenant in settings().weights}
     common = set(queues.consume_from) - apart - {settings().linked_queue}
     own = {own_queue(queue, model) for queue in common if not queue.endswith(SUFFIX)}
     for queue in own:
         queues.select_add(queues.new_missing(queue))
-    return own
 
 
 def held_messages() -> int:

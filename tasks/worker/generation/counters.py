@@ -42,18 +42,27 @@ JOIN_S = 3.0
 class CountingThreads:
     """The threads of a worker. `app` is Celery's, `hostname` the worker's name."""
 
-    def __init__(self, app: Any, hostname: str, queues: Iterable[str]) -> None:
-        names = sorted({queue_of(queue) for queue in queues if not queue.endswith(SUFFIX)})
-        self._closing = threading.Event()
-        self._threads = [_Counter(app, hostname, name, self._closing) for name in names]
+    def __init__(self, app: Any, hostname: str) -> None:
+        self._app, self._hostname = app, hostname
+        self._threads: list[_Counter] = []
 
-    def start(self) -> None:
+    def take(self, queues: Iterable[str]) -> None:
+        """Take the counts of these queues, too."""
+        for name in sorted({queue_of(queue) for queue in queues if not queue.endswith(SUFFIX)}):
+            self._threads.append(_Counter(self._app, self._hostname, name))
+            self._threads[-1].start()
+
+    def leave(self, queues: Iterable[str]) -> None:
+        """Take no more counts of these queues."""
+        names = {queue_of(queue) for queue in queues}
         for thread in self._threads:
-            thread.start()
+            if thread.queue in names:
+                thread.closing.set()
 
     def close(self) -> None:
         """Take no more. A count that has begun is answered. Does not wait for that: see `join`."""
-        self._closing.set()
+        for thread in self._threads:
+            thread.closing.set()
 
     def join(self) -> None:
         """Wait, `JOIN_S` at most, until the threads have answered and have given back."""
@@ -64,28 +73,28 @@ class CountingThreads:
 
 
 class _Counter(threading.Thread):
-    def __init__(self, app: Any, hostname: str, queue: str, closing: threading.Event) -> None:
+    def __init__(self, app: Any, hostname: str, queue: str) -> None:
         super().__init__(name=f"petiole-{queue}", daemon=True)
-        self._app, self._hostname, self._queue, self._closing = app, hostname, queue, closing
+        self._app, self._hostname, self.queue, self.closing = app, hostname, queue, threading.Event()
         self._task = app.tasks[COUNT]
         self._trace: Callable[..., Any] = build_tracer(COUNT, self._task, app.loader, hostname, app=app)
         failing = f"counts of {queue}: the broker does not answer (%s)"
         self._outage = Outage(logger, failing, f"counts of {queue}: the broker answers again")
 
     def run(self) -> None:
-        while not self._closing.is_set():
+        while not self.closing.is_set():
             try:
                 with self._app.connection_for_read() as connection:
                     connection.connect()
                     self._consume(connection)
             except Exception as error:  # any: the next connection tries again
                 self._outage.began(error)
-                self._closing.wait(PAUSE_S)
+                self.closing.wait(PAUSE_S)
 
     def _consume(self, connection: Any) -> None:
         if isinstance(channel := connection.default_channel, Channel):
             channel.ledger.be_second()
-        queue = self._app.amqp.queues.new_missing(self._queue)
+        queue = self._app.amqp.queues.new_missing(self.queue)
         accept = self._app.conf.accept_content
         with Consumer(  # type: ignore[no-untyped-call]
             channel,
@@ -96,7 +105,7 @@ class _Counter(threading.Thread):
             prefetch_count=1,
             tag_prefix="count",
         ):
-            while not self._closing.is_set():
+            while not self.closing.is_set():
                 with suppress(TimeoutError):
                     connection.drain_events(timeout=LOOK_S)
                 if connection.supports_heartbeats:  # RabbitMQ; else a connection that is cut off would stay
@@ -104,7 +113,7 @@ class _Counter(threading.Thread):
                 self._outage.ended()
 
     def _received(self, message: Any) -> None:
-        if self._closing.is_set():
+        if self.closing.is_set():
             message.requeue()
             return
         task = gate.task(message)
@@ -120,7 +129,7 @@ class _Counter(threading.Thread):
             self._answer(task, message)
         except ServerUnavailable as refusal:  # the result backend is away
             logger.error("count %s: its result cannot be stored yet: %s; requeued", task.id, refusal)
-            self._closing.wait(PAUSE_S)
+            self.closing.wait(PAUSE_S)
             message.requeue()
             return
         except (redis.RedisError, OSError):
@@ -142,7 +151,7 @@ class _Counter(threading.Thread):
 
     def _refuse(self, message: Any, refused: gate.RefusedMessage) -> None:
         body = message.body if isinstance(message.body, bytes) else str(message.body).encode(errors="replace")
-        put_aside(body, self._queue, refused.reason, refused.task_id, headers=message.headers)
+        put_aside(body, self.queue, refused.reason, refused.task_id, headers=message.headers)
         message.ack()
 
     def _answer(self, task: gate.Task, message: Any) -> None:

@@ -24,8 +24,10 @@ from typing import Any, Literal
 from celery.worker.control import control_command, inspect_command
 
 from petiole.gpu_worker.exceptions import EngineClosed, ModelError
+from petiole.tasks.fleet.models import own_of, renamed
 from petiole.tasks.worker.generation.driver import Services
 from petiole.tasks.worker.generation.intake import Intake
+from petiole.tasks.worker.reports.facts import model_name
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ class EngineControl:
     called with the error of a reload that has left the engine without weights."""
 
     def __init__(self, services: Services, intake: Intake, fail: Callable[[BaseException], None]) -> None:
-        self._engine, self._mailbox = services.engine, services.mailbox
+        self._engine, self._mailbox, self._settings = services.engine, services.mailbox, services.settings
         self._intake, self._fail = intake, fail
         self._paused = self._reloading = self._closed = False
         self._given_up: list[str] = []  # queues that are consumed from again after a pause
@@ -94,6 +96,20 @@ class EngineControl:
             self._given_up.append(name)
             consumer.cancel_task_queue(name)
 
+    def _take_own_name(self, consumer: Any) -> None:
+        """After a reload: serve the queues of the new model alone in place of those of the old one."""
+        if self._closed:
+            return
+        queues, counters = consumer.app.amqp.queues, consumer.pool.counters
+        name = model_name(self._settings, self._engine.limits.model)
+        changed = {one: renamed(one, name) for one in own_of(self._given_up) if renamed(one, name) != one}
+        for new in changed.values():
+            if new not in queues:
+                queues.add(queues.new_missing(new))
+        self._given_up = [changed.get(one, one) for one in self._given_up]
+        counters.leave(changed.keys())
+        counters.take(changed.values())
+
     def _consume_again(self, consumer: Any) -> None:
         if self.stands_still or self._closed:  # by a later command, or the worker stops
             return
@@ -130,6 +146,7 @@ class EngineControl:
             engine.pause()
             load()
             self._intake.record_model()
+            self._mailbox.post(lambda: self._take_own_name(consumer))
             logger.warning("serving %s after %.1f s", model, time.monotonic() - begun)
         self._reloading = False
         self._go_on(consumer)

@@ -45,13 +45,6 @@ def model_name(settings: Settings, model: str) -> str:
     return names_of(settings, model or settings.model, reloaded=True)[0]
 
 
-def own_name(settings: Settings, model: str) -> str:
-    """The name that only this model has: the first of the settings, or else the whole path or hub id. `model`:
-    what the engine calls it."""
-    whole = model or settings.model
-    return names_of(settings, whole, reloaded=True)[0] if settings.served_names.strip(" ,") else whole
-
-
 def owner_of(model: str) -> str:
     """Who published a checkpoint of the hub; "" for a folder."""
     publisher, _, name = model.partition("/")

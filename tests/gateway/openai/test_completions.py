@@ -256,6 +256,7 @@ def test_sagemakers_path_is_any_of_the_interfaces(http: httpx2.Client) -> None:
         assert told_of in refused.json()["error"]["message"]
     classes = http.post("/invocations", json={"model": "petiole-tiny", "input": "x"})
     assert "has no classes" in classes.json()["error"]["message"]
+    assert "model: is required" in http.post("/invocations", json={"input": "x"}).json()["error"]["message"]
 
 
 def test_what_a_tokenizer_is(http: httpx2.Client) -> None:

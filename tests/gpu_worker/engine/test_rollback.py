@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from petiole.cache import KVCacheManager
+from petiole.cache import KVAllocation, KVCacheManager
 from petiole.gpu_worker import Constraint, Engine, EngineError, Request
 from petiole.gpu_worker.scheduling import admission
 from petiole.gpu_worker.scheduling.launching import Preparation
@@ -227,6 +227,37 @@ def test_who_has_matched_what_a_failed_launch_published_starts_anew(
         assert served(engine, requests) == [expected(one) for one in requests]
         assert engine.stats()["preemptions"]
         engine._call(lambda: engine.scheduler.manager.cache.unlock(held[0]))
+        nothing_is_held(engine)
+
+
+@pytest.mark.parametrize("config", [MACHINES["radix"], MACHINES["blocks, drafts"]], ids=["radix", "blocks"])
+def test_nobody_matches_what_a_launch_published_that_could_not_be_undone(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The books are right then, but no kernel has computed this KV."""
+    prepare, withdraw, faults = Preparation.prepare, KVAllocation.unpublish, list[str]()
+
+    def fails(self: Preparation, *how: int) -> Any:
+        payload = prepare(self, *how)
+        if not faults and any(seq.published > self._manager.table.page_size for seq in payload.plan.chunks):
+            faults.append("prepare")
+            raise RuntimeError("a fault behind a match")
+        return payload
+
+    def kept(self: KVAllocation, keep_kv: int) -> bool:
+        if faults == ["prepare"]:
+            faults.append("undo")
+            raise RuntimeError("and another one")
+        return withdraw(self, keep_kv)
+
+    monkeypatch.setattr(Preparation, "prepare", fails)
+    monkeypatch.setattr(KVAllocation, "unpublish", kept)
+    with toy_engine(max_num_batched_tokens=128, **config) as engine:
+        requests = workload(0)
+        assert served(engine, requests) == [expected(one) for one in requests]
+        assert faults == ["prepare", "undo"]
+        assert engine.stats()["resets"] == 1
+        assert served(engine, requests) == [expected(one) for one in requests]
         nothing_is_held(engine)
 
 

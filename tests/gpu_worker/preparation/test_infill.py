@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,6 +100,16 @@ def test_what_is_refused(given: dict[str, Any], field: str, limit: str) -> None:
     with pytest.raises(InvalidRequest, match=limit) as refused:
         read(tokenizer, **given)
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(("n", "told"), [(30, "30 tokens"), (1_000_000, "of 1000000 characters")])
+def test_a_tokenizer_that_adds_spaces_names_a_suffix_that_is_too_long(n: int, told: str) -> None:
+    """A text of megabytes without encoding all of it."""
+    tokenizer = marked(samples.sentencepiece(), "[PREFIX]", "[SUFFIX]", "[MIDDLE]")
+    limits = replace(LIMITS, max_model_len=20)
+    with pytest.raises(InvalidRequest, match=f"must have at most 19 tokens, got .*{told}") as refused:
+        PromptReader(EngineConfig(), limits, tokenizer, frozenset()).of(Request(prompt=PREFIX, suffix="z" * n))
+    assert refused.value.field == "suffix"
 
 
 def test_a_model_without_such_tokens_refuses_by_name() -> None:

@@ -14,7 +14,8 @@ import httpx2
 import pytest
 
 from petiole.tasks.commands.demo import python_path
-from petiole.tasks.commands.gateway import placed
+from petiole.tasks.commands.gateway import placed, told_apart
+from petiole.tasks.fleet.models import ModelFacts, find, own_queue
 
 MODELS = ("petiole-tiny", "petiole-tiny-vision")
 
@@ -36,6 +37,18 @@ def test_models_on_one_card_share_its_memory() -> None:
 def test_without_a_card_models_share_the_cores() -> None:
     assert [one.environment["PETIOLE_NUM_THREADS"] for one in placed(["a", "b", "c"], [], 8, 0.9)] == ["2"] * 3
     assert placed(["a", "b"], [], 1, 0.9)[0].environment["PETIOLE_NUM_THREADS"] == "1"
+
+
+def test_models_of_one_file_name_answer_each_for_itself() -> None:
+    places = told_apart(placed(["q05/model.gguf", "smol/model.gguf", "org/a"], ["0", "1", "2", "3"], 8, 0.9))
+    names = [one.environment.get("PETIOLE_SERVED_NAMES") for one in places]
+    assert names == ["q05/model.gguf", "smol/model.gguf", None, "q05/model.gguf"]
+    known = [
+        ModelFacts(fingerprint=name, names=[name], queues=["q"], own_queues=[own_queue("q", name)], worker=name)
+        for name in names[:2]
+        if name
+    ]
+    assert len({find(known, name, "q").queue for name in names[:2]}) == 2
 
 
 def test_a_port_that_is_taken_is_said_before_anything_is_loaded() -> None:

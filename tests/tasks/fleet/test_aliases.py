@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+from typing import Any
+
 import pytest
 
 from petiole.tasks.commands import cli
+from petiole.tasks.fleet import exporter
 from petiole.tasks.fleet.aliases import ALIASES, as_gen_ai, as_vllm
 from petiole.tasks.fleet.exporter import _figures
 from petiole.tasks.fleet.reports import Distribution, WorkerReport
@@ -70,6 +74,23 @@ def test_the_names_are_opentelemetrys() -> None:
 @pytest.mark.parametrize("name", ALIASES)
 def test_each_has_a_name_on_the_command_line(name: str) -> None:
     assert cli.parser().parse_args(["metrics", "--also", name]).also == [name]
+
+
+def test_a_name_that_is_given_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prometheus refuses a page with a sample twice."""
+    shown: list[Any] = []
+
+    def served(host: str, port: int, also: list[Any]) -> int:
+        shown.extend(also)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exporter, "serve", served)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(KeyboardInterrupt):
+        cli.run_metrics(
+            cli.parser().parse_args(["metrics", "--also", "vllm", "--also", "gen-ai", "--also", "vllm"])
+        )
+    assert shown == [ALIASES["vllm"], ALIASES["gen-ai"]]
 
 
 def test_a_name_that_is_not_known_is_refused() -> None:

@@ -102,19 +102,25 @@ def test_each_of_two_models_on_one_queue_has_a_queue_beside_it() -> None:
     assert all(queue.startswith("q.model.") and "/" not in queue for queue in beside.values())
 
 
-def test_two_files_of_one_name_in_two_folders_are_two_models() -> None:
-    paths = ("/m/a/model.gguf", "/m/b/model.gguf")
-    known = [
-        facts("model.gguf", path, of=path, model=path, since=since, own_queues=[own_queue("q", path)])
-        for since, path in enumerate(paths)
-    ]
-    beside = {path: own_queue("q", path) for path in paths}
-    assert len({*beside.values()}) == 2
-    assert {path: find(known, path, "petiole").queue for path in paths} == beside
-    assert find(known, "model.gguf", "petiole").queue == beside[paths[0]], "as before the other one came"
-    assert find(known[1:], "model.gguf", "petiole").queue == "q"
-    named = [facts("chat", of=path, model=path, since=since) for since, path in enumerate(paths)]
-    assert find(named, "chat", "petiole").queue == "q", "who gives two models one name means both"
+def test_models_of_one_short_name_answer_to_it_together() -> None:
+    """As while a folder of one version replaces that of another: no task waits for one of them alone."""
+    paths = ("/m/2026-10/support", "/m/2026-11/support")
+    known = [facts("support", path, of=path, own_queues=[own_queue("q", "support")]) for path in paths]
+    assert find(known, "support", "petiole").queue == "q"
+    with pytest.raises(InvalidRequest, match=f"queue 'q' has {paths[0]}, too"):
+        find(known, paths[1], "petiole")
+    third = facts("chat", own_queues=[own_queue("q", "chat")])
+    assert find([*known, third], "support", "petiole").queue == own_queue("q", "support"), "both take from it"
+    assert find([known[1], third], paths[1], "petiole").queue == own_queue("q", "support")
+
+
+def test_a_queue_that_another_model_takes_from_is_no_models_own() -> None:
+    """As of a worker that has loaded another model, and still takes what waits for the one before."""
+    beside = [own_queue("q", "m1")]
+    known = [facts("m2", own_queues=beside), facts("m1", own_queues=beside)]
+    for name in ("m1", "m2"):
+        with pytest.raises(InvalidRequest, match="must be a name of all models of its queue"):
+            find(known, name, "petiole")
 
 
 def test_an_adapter_of_one_of_two_models_is_found() -> None:

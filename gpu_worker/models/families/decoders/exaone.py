@@ -16,7 +16,8 @@ def plan(raw: JsonObject) -> ModelPlan:
     norm, n = Norm(eps=config_keys.number(raw, "rms_norm_eps", 1e-5)), config_keys.n_layers(raw)
     windowed = raw.get("sliding_window", 4096) is not None
     mixer = config_keys.usual_attention(raw, config_keys.head_dim(raw), q_norm=norm, k_norm=norm)
-    sizes = config_keys.windows(raw, windowed=windowed, default=_kinds(raw, n) if windowed else None)
+    kinds = _kinds(raw, n) if windowed and not raw.get("layer_types") else None
+    sizes = config_keys.windows(raw, windowed=windowed, default=kinds)
     layers = config_keys.usual_layers(
         raw, mixer, sizes, mixer_norm=None, feed_forward_norm=None, mixer_out_norm=norm, feed_forward_out_norm=norm
     )
@@ -28,9 +29,17 @@ def plan(raw: JsonObject) -> ModelPlan:
 
 
 def _kinds(raw: JsonObject, n: int) -> list[str]:
-    """Of this many layers the last one attends to all."""
-    every = config_keys.whole(raw, "sliding_window_pattern", config_keys.MAX_LAYERS, 4)
-    return [config_keys.SLIDING if (i + 1) % every else config_keys.FULL for i in range(n)]
+    """`sliding_window_pattern`: of so many layers the last one attends to all; or these letters again and again,
+    with L for a window, and the last layer attends to all; or null for no windows."""
+    pattern = raw.get("sliding_window_pattern", 4)
+    if isinstance(pattern, str) and pattern:
+        local = [pattern[i % len(pattern)] == "L" and i < n - 1 for i in range(n)]
+    elif pattern is None:
+        local = [False] * n
+    else:
+        every = config_keys.whole(raw, "sliding_window_pattern", config_keys.MAX_LAYERS, 4)
+        local = [(i + 1) % every != 0 for i in range(n)]
+    return [config_keys.SLIDING if one else config_keys.FULL for one in local]
 
 
 FAMILIES = (Family(("Exaone4ForCausalLM",), plan, NAMES),)
