@@ -202,7 +202,7 @@ class Engine(Serving[EngineLoop]):
             "open": len(self._requests.open),
             "texts": self._requests.n_texts,
             **scheduler_stats(self.scheduler),
-            "encoded_images": self.scheduler.state.counters.encoded_images - self.runtime.feature_hits(),
+            "encoded_images": self.runtime.encoded_images(),
             "feature_hits": self.runtime.feature_hits(),
             "expert_imbalance": round(imbalance(self.expert_tokens()), 4),
         }

@@ -129,6 +129,18 @@ def test_a_picture_behind_another_prefix_is_not_encoded_again(budget: int, open_
     assert (stats["encoded_images"], stats["feature_hits"]) == ((2, 4) if budget else (6, 0))
 
 
+def test_another_salt_encodes_the_picture_again(open_engine: OpenEngine) -> None:
+    """And the count of encoded pictures never falls."""
+    engine, _ = open_engine()
+    counts = []
+    for salt in ("one", "other", "one", "", "other"):
+        engine.generate([asked([7, "0", 10 + len(counts)], 1, salt=salt)])
+        counts.append((engine.stats()["encoded_images"], engine.stats()["feature_hits"]))
+    assert counts == [(1, 0), (2, 0), (2, 0), (3, 0), (3, 0)]  # with the same salt, KV is found
+    engine.generate([asked([8, "0"], 1, salt="one")])
+    assert (engine.stats()["encoded_images"], engine.stats()["feature_hits"]) == (3, 1)
+
+
 @pytest.mark.parametrize(("name", "chunk"), [("qwen3-vl", 5), ("gemma3", 18)])
 def test_preempted_and_resumed_in_pictures(name: str, chunk: int, open_engine: OpenEngine) -> None:
     """Rows are preempted while a picture is half computed, too: what they publish ends before it."""
