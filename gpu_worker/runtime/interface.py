@@ -106,8 +106,8 @@ class StateUpdates:
 @dataclass(frozen=True, slots=True)
 class EncodeInput:
     """An image to encode. The runtime keeps its features under `key` until a step has used them, or until
-    `forget_images`; and for requests with the same `salt` as long as they are among those last used. salt None: not
-    of a request."""
+    `forget_images`; and for requests with the same `salt` while they are among those last used. salt None: not of
+    a request."""
 
     key: int
     image: PreparedImage

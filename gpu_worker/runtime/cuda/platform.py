@@ -15,6 +15,7 @@ from petiole.gpu_worker.models.weights.copying import Quantization
 from petiole.gpu_worker.runtime.cuda import whole_texts
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.attention.installed import kernels_at_hand
+from petiole.gpu_worker.runtime.cuda.attention.latents import most_batched_tokens
 from petiole.gpu_worker.runtime.cuda.capture import cuda_capture, eager
 from petiole.gpu_worker.runtime.cuda.executor import (
     CudaExecutor,
@@ -57,7 +58,13 @@ class CudaPlatform:
         self.release_memory()
         free = self.room(config)
         itemsize, encode, region = decoder.dtype.itemsize, encode_bytes(decoder, config), largest_region(decoder)
-        return batching_that_fits(config, BATCHING["cuda"], decoder.plan, itemsize, free, encode, region)
+        config = batching_that_fits(config, BATCHING["cuda"], decoder.plan, itemsize, free, encode, region)
+        if latents:
+            rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
+            most = most_batched_tokens(decoder.plan, rows)
+            what = f"must be at most {most} on CUDA, for attention over latents with max_num_seqs {rows}"
+            require(tokens <= most, "max_num_batched_tokens", what, tokens)
+        return config
 
     def copy_stream(self, compute: DeviceStream) -> DeviceStream:
         return self.device.new_stream("copy")
