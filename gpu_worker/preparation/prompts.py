@@ -168,7 +168,11 @@ class PromptReader:
         boxes = None if self.limits.images is None else self.limits.images.boxes
         messages = conversation_of(call, len(request.images), finds=boxes is not None)
         told = replace(request, skill=None, messages=messages, chat_template_kwargs={"enable_thinking": False})
-        prompt = self._told(told, messages, "image" if request.images else field)
+        try:
+            prompt = self._told(told, messages, "image" if request.images else field)
+        except InvalidRequest as error:  # the caller has given no messages
+            name = field if error.field.startswith("messages") else error.field
+            raise InvalidRequest(name, error.limit, error.value) from None
         if call.name in ANSWERS:
             return PromptInputs(self._within(request), prompt, field, answer=ANSWERS[call.name])
         (image,) = prompt.images.values()

@@ -131,6 +131,13 @@ def test_a_marker_in_what_somebody_says_is_text(engine: Engine, role: str) -> No
         (asked(skill=SkillCall("caption", {})), "image", "one image, got 2"),
         (asked(skill=SkillCall("caption", {"length": "epic"}), images=FILES[:1]), "length", "short, normal, long"),
         (asked(skill=SkillCall("query", {"question": " "})), "question", "not empty"),
+        (asked(skill=SkillCall("query", {"question": "a" * 5000})), "question", "at most 255 tokens"),
+        (asked(skill=SkillCall("query", {"question": "a\ud800"})), "question", "."),
+        (
+            asked(skill=SkillCall("point", {"object": "a" * 5000}), images=FILES[:1]),
+            "object",
+            "at most 255 tokens",
+        ),
         (asked(skill=SkillCall("query", {"question": "a", "reasoning": True})), "reasoning", "false"),
     ],
 )
