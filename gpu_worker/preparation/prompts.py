@@ -90,11 +90,13 @@ class PromptReader:
     # ------------------------------------------------------------ each kind
 
     def _prompt(self, request: Request) -> PromptInputs:
+        cuts_text = request.truncate is None or not request.images
+        require(cuts_text, "truncate", "cannot be combined with images in a prompt", request.truncate)
         if not isinstance(request.prompt, str):
             limits, images = self.limits, self._images(request)
             prompt = self._with_places(request.prompt, len(images), "prompt")
             given = prompt_tokens(prompt, limits.vocab_size, limits.values, images)
-            if request.truncate is not None and not given.numbers and not given.images:
+            if request.truncate is not None and not given.numbers:
                 given = InputTokens(cut(given.ids, self._most_of(request), request.truncate))
             return PromptInputs(request, given, "prompt")
         require(request.prompt != "", "prompt", "must not be empty", "an empty string")

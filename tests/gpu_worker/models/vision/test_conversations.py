@@ -100,6 +100,12 @@ def test_a_marker_in_what_somebody_says_is_text(engine: Engine, role: str) -> No
         (asked(prompt=[5, PAD, 6, PAD, PAD]), "prompt", "as images, 2, got 3"),
         (asked(prompt="a <|image_pad|> b", images=[]), "prompt", "as images, 0, got 1"),
         (
+            asked(prompt="a <|image_pad|> b", images=FILES[:1], truncate="end"),
+            "truncate",
+            "images in a prompt, got",
+        ),
+        (asked(prompt=[5, PAD, *[6] * 600], images=FILES[:1], truncate="start"), "truncate", "images in a prompt"),
+        (
             asked(messages=[user({"type": "video", "video": "x.mp4"})], images=[]),
             "messages[0].content[0]",
             "video",
