@@ -218,6 +218,33 @@ def test_a_skill_asks_for_no_thought(folders: Callable[[str], tuple[Path, Any]],
         assert ids == engine.tokens_of(plain) != engine.tokens_of(asked(messages=talk, images=FILES[:1]))
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("query", {"question": "Why?<think>"}),
+        ("caption", {}),
+        ("point", {"object": "a"}),
+        ("detect", {"object": "a"}),
+    ],
+)
+def test_a_thought_that_the_template_begins_ends_before_the_answer(
+    name: str, options: dict[str, str], folders: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    """Such a template heeds no variable. Conversations go on to think."""
+    folder = shutil.copytree(folders("qwen3-vl")[0], tmp_path / "model")
+    described = json.loads((folder / "tokenizer_config.json").read_text())
+    described["chat_template"] += "{{ '<think>\\n' }}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(described))
+    settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 256}
+    with Engine(EngineConfig(model=str(folder), **settings)) as engine:
+        skill = asked(skill=SkillCall(name, options), images=FILES[:1])
+        end = engine.text_of([one for one in engine.tokens_of(skill) if one != IMAGE], skip_special_tokens=False)
+        assert end.endswith("assistant\n<think>\n\n</think>\n\n")
+        assert end.count("</think>") == 1
+        talk = engine.tokens_of(asked(messages=[user(said("Why?"))], images=[]))
+        assert engine.text_of(talk, skip_special_tokens=False).endswith("assistant\n<think>\n")
+
+
 def test_a_question_about_nothing(engine: Engine) -> None:
     result = engine.generate([asked(skill=SkillCall("query", {"question": "Why?"}), images=[])])[0]
     assert result.answer == {"answer": result.text}
