@@ -78,6 +78,9 @@ class NullRuntime:
     def forget_images(self, keys: Sequence[int]) -> None:
         pass
 
+    def encoded_images(self) -> int:
+        return 0
+
     def feature_hits(self) -> int:
         return 0
 

@@ -202,7 +202,7 @@ class Engine(Serving[EngineLoop]):
             "open": len(self._requests.open),
             "texts": self._requests.n_texts,
             **scheduler_stats(self.scheduler),
-            "encoded_images": self.scheduler.state.counters.encoded_images - self.runtime.feature_hits(),
+            "encoded_images": self.runtime.encoded_images(),
             "feature_hits": self.runtime.feature_hits(),
             "expert_imbalance": round(imbalance(self.expert_tokens()), 4),
         }
@@ -212,11 +212,9 @@ def _check_regions(config: EngineConfig, limits: ModelLimits) -> None:
     """Check that a prefill step can hold the largest region, because no chunk may split one. Raises ModelError."""
     if limits.images is None:
         return
-    region = limits.images.max_region  # 0 for causal images
-    for name, value, needed in (
-        ("chunk_size", config.chunk_size, region),
-        ("max_num_batched_tokens", config.max_num_batched_tokens, region),
-        ("max_model_len", limits.max_model_len, region + 2),  # a token of the question, one of the answer
-    ):
-        if value < needed:
-            raise ModelError(f"{name}: must be at least {needed}, to hold an image of {limits.model}, got {value}")
+    sizes = {name: getattr(config, name) for name in ("chunk_size", "max_num_batched_tokens")}
+    sizes["max_model_len"] = limits.max_model_len
+    if (found := limits.images.too_small(sizes)) is not None:
+        name, least = found
+        what = f"must be at least {least}, to hold an image of {limits.model}"
+        raise ModelError(f"{name}: {what}, got {sizes[name]}")

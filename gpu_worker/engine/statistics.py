@@ -62,7 +62,6 @@ def scheduler_stats(scheduler: Scheduler) -> dict[str, float | int]:
         "zombie_outputs": counters.zombie_outputs,
         "preemptions": counters.preemptions,
         "resets": counters.resets,
-        "encoded_images": counters.encoded_images,
         "image_hits": counters.image_hits,
         "encode_s": round(counters.encode_s, 4),
         "finished": counters.finished,

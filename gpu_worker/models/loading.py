@@ -98,7 +98,8 @@ class LoadOptions:
     """The target device and format of weights. `max_positions`: length of the rotary tables. `on_read`: told how
     many bytes have been read. `int8_inputs`: where four-bit integers allow it, inputs meet them in eight bits.
     `room`: bytes that new weights may take; None: the device refuses what it cannot hold. `block_reader`: see
-    `LayerTensors`.
+    `LayerTensors`. `sizes`: settings that must hold a picture, else the tower is left out: see
+    `ImageLimits.too_small`.
 
     On the "meta" device, loading only checks that all tensors exist and have the right shape; it reads none.
     """
@@ -114,6 +115,7 @@ class LoadOptions:
     on_read: Callable[[int], object] = lambda n_bytes: None
     room: int | None = None
     block_reader: BlockReader | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
         return self.storage.empty(shape, dtype or self.dtype, self.device)

@@ -18,7 +18,7 @@ from petiole.gpu_worker.exceptions import InvalidRequest, require
 from petiole.gpu_worker.preparation import locating, truncation
 from petiole.gpu_worker.preparation.images import request_image
 from petiole.gpu_worker.preparation.infill import infill
-from petiole.gpu_worker.preparation.skill_messages import ANSWERS, conversation_of
+from petiole.gpu_worker.preparation.skill_messages import ANSWERS, conversation_of, without_thought
 from petiole.gpu_worker.preparation.tokens import InputTokens, prompt_tokens
 from petiole.gpu_worker.request import Request
 from petiole.gpu_worker.request.prepared_images import IMAGE, ImagePlace, PreparedImage, RequestImage
@@ -90,11 +90,13 @@ class PromptReader:
     # ------------------------------------------------------------ each kind
 
     def _prompt(self, request: Request) -> PromptInputs:
+        cuts_text = request.truncate is None or not request.images
+        require(cuts_text, "truncate", "cannot be combined with images in a prompt", request.truncate)
         if not isinstance(request.prompt, str):
             limits, images = self.limits, self._images(request)
             prompt = self._with_places(request.prompt, len(images), "prompt")
             given = prompt_tokens(prompt, limits.vocab_size, limits.values, images)
-            if request.truncate is not None and not given.numbers and not given.images:
+            if request.truncate is not None and not given.numbers:
                 given = InputTokens(cut(given.ids, self._most_of(request), request.truncate))
             return PromptInputs(request, given, "prompt")
         require(request.prompt != "", "prompt", "must not be empty", "an empty string")
@@ -140,10 +142,18 @@ class PromptReader:
         call = processor.conversation(messages)
         return self._asked(request, call, self._images(request, "messages"), "messages")
 
-    def _told(self, request: Request, messages: Sequence[Mapping[str, Any]], field: str) -> InputTokens:
-        """The tokens of a conversation, and the images where the chat template places them."""
+    def _told(
+        self, request: Request, messages: Sequence[Mapping[str, Any]], field: str, *, thinks: bool = True
+    ) -> InputTokens:
+        """The tokens of a conversation, and the images where the chat template places them. thinks: whether a
+        thought that the template begins stays open."""
         tokenizer, images = self._tokenizer("messages"), self._images(request, field)
         self._check_parts(sum(1 for _ in _parts(messages, _IMAGE_PARTS)), request)
+
+        def rewrite(text: str) -> str:
+            text = self._written(tokenizer, text) if images else text
+            return text if thinks else without_thought(text)
+
         render = partial(
             tokenizer.apply_chat_template,
             tools=request.tools,
@@ -151,7 +161,7 @@ class PromptReader:
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             content_is_text=self.config.user_control_tokens == "text",
-            rewrite=partial(self._written, tokenizer) if images else str,
+            rewrite=rewrite,
         )
         if request.truncate is None:
             return self._placed(render(messages, max_tokens=self._most_tokens), images, field)
@@ -168,7 +178,11 @@ class PromptReader:
         boxes = None if self.limits.images is None else self.limits.images.boxes
         messages = conversation_of(call, len(request.images), finds=boxes is not None)
         told = replace(request, skill=None, messages=messages, chat_template_kwargs={"enable_thinking": False})
-        prompt = self._told(told, messages, "image" if request.images else field)
+        try:
+            prompt = self._told(told, messages, "image" if request.images else field, thinks=False)
+        except InvalidRequest as error:  # the caller has given no messages
+            name = field if error.field.startswith("messages") else error.field
+            raise InvalidRequest(name, error.limit, error.value) from None
         if call.name in ANSWERS:
             return PromptInputs(self._within(request), prompt, field, answer=ANSWERS[call.name])
         (image,) = prompt.images.values()

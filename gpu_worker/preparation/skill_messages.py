@@ -29,6 +29,12 @@ def conversation_of(call: SkillCall, n_images: int, *, finds: bool) -> list[Mapp
     return [{"role": "user", "content": [*pictures, {"type": "text", "text": _text_of(call)}]}]
 
 
+def without_thought(prompt: str) -> str:
+    """The prompt with an empty thought where its end begins one, as templates of models that always think do."""
+    begun = prompt.rstrip()
+    return f"{begun}\n\n</think>\n\n" if begun.endswith("<think>") else prompt
+
+
 def _text_of(call: SkillCall) -> str:
     if call.name in locating.SKILLS:
         return locating.text_of(call)

@@ -146,6 +146,15 @@ class ImageLimits:
         """0: images are causal, and may be cut."""
         return self.lead + self.max_positions if self.bidirectional or self.lead else 0
 
+    def too_small(self, sizes: Mapping[str, int]) -> tuple[str, int] | None:
+        """The first of these settings that does not hold a whole region, and the least value that would. sizes:
+        how many positions each allows, by name."""
+        for name, size in sizes.items():
+            least = self.max_region + 2 * (name == "max_model_len")  # a token of the question, one of the answer
+            if size < least:
+                return name, least
+        return None
+
     def regions(self, images: Mapping[int, RequestImage]) -> tuple[Region, ...]:
         """The regions of images, which are given by the position where each begins."""
         found = (Region(at - self.lead, at + one.n_positions, self.bidirectional) for at, one in images.items())

@@ -106,10 +106,12 @@ class StateUpdates:
 @dataclass(frozen=True, slots=True)
 class EncodeInput:
     """An image to encode. The runtime keeps its features under `key` until a step has used them, or until
-    `forget_images`."""
+    `forget_images`; and for requests with the same `salt` while they are among those last used. salt None: not of
+    a request."""
 
     key: int
     image: PreparedImage
+    salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +380,10 @@ class Runtime(Protocol):
 
     def forget_images(self, keys: Sequence[int]) -> None:
         """Drop the features under these keys, after all steps that have been launched."""
+        ...
+
+    def encoded_images(self) -> int:
+        """How many images of requests have been encoded. Called on any thread."""
         ...
 
     def feature_hits(self) -> int:

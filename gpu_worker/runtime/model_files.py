@@ -129,6 +129,8 @@ class ModelReader:
         return takes_int8_inputs((decoder.layers, decoder.head))
 
     def _read(self, info: ModelInfo, device: torch.device, storage: Storage) -> Decoder:
+        steps = {name: getattr(self._config, name) for name in ("chunk_size", "max_num_batched_tokens")}
+        given = {name: size for name, size in steps.items() if size}  # others are made large enough
         options = LoadOptions(
             device=device,
             dtype=weights_dtype(self._config, info.plan, self._platform),
@@ -139,6 +141,7 @@ class ModelReader:
             kernels=self._platform.kernels,
             storage=storage,
             block_reader=self._platform.block_reader,
+            sizes={**given, "max_model_len": info.max_model_len},
             room=host_memory() if device.type == "cpu" and not storage.n_bytes else None,
         )
         if self._source is not None:

@@ -146,3 +146,8 @@ def encode_bytes(decoder: Decoder, config: EngineConfig) -> int:
         return 0
     largest = images.patches * min(config.image_tokens, images.max_positions)
     return cast(ImageDecoder, decoder).encode_bytes(max(images.max_crops, largest))
+
+
+def feature_bytes(decoder: Decoder, config: EngineConfig) -> int:
+    """Bytes that the kept features of images take at most."""
+    return 0 if decoder.images is None else config.image_cache_bytes

@@ -168,14 +168,15 @@ class ModelRuntime:
     def _encode(self, slot_id: int, images: Sequence[EncodeInput]) -> None:
         new = list[EncodeInput]()
         for one in images:
-            if (kept := self._kept_features.get(one.image.content_hash)) is not None:
+            if (kept := self._kept_features.get((one.salt, one.image.content_hash))) is not None:
                 self._features[one.key] = kept
             else:
                 new.append(one)
         encoded = self._executor.encode(slot_id, [one.image for one in new]) if new else ()
         for one, features in zip(new, encoded, strict=True):
             self._features[one.key] = features
-            self._kept_features.put(one.image.content_hash, features)
+            if one.salt is not None:
+                self._kept_features.put((one.salt, one.image.content_hash), features)
 
     def forget_images(self, keys: Sequence[int]) -> None:
         """Drop images that no step will use."""
@@ -201,6 +202,9 @@ class ModelRuntime:
         return upload(array, self._platform.place)
 
     # -- the rest of the protocol
+
+    def encoded_images(self) -> int:
+        return self._kept_features.made
 
     def feature_hits(self) -> int:
         return self._kept_features.hits

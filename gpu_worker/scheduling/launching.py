@@ -114,5 +114,5 @@ class Preparation:
             key = seq.features[begin] = next(self._keys)
             prepared = seq.images[begin].prepared
             assert prepared is not None, f"{seq} was planned before its image was at hand"
-            inputs.append(EncodeInput(key, prepared))
+            inputs.append(EncodeInput(key, prepared, seq.request.salt))
         return encode_batch(inputs)

@@ -111,7 +111,6 @@ class Scheduler:
         self.runtime.launch_forward(slot_id, payload.batch)
         state, counters = self.state, self.state.counters
         counters.steps += 1
-        counters.encoded_images += len(plan.images)
         state.surely(self.manager.table.on_sent, payload.batch.rows)
         if isinstance(self.manager.table, GroupedTable):
             state.surely(self._slide, self.manager.table, payload.batch)

@@ -101,7 +101,6 @@ class Counters:
 
     steps: int = 0
     prefill_steps: int = 0
-    encoded_images: int = 0
     encode_s: float = 0.0
     image_hits: int = 0
     prompt_tokens: int = 0

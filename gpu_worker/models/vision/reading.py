@@ -1,9 +1,11 @@
 """Reads the tower of a checkpoint beside its decoder of text.
 
-A checkpoint may have a configuration of a tower and no tensors of it: then it is a decoder of text."""
+A checkpoint may have a configuration of a tower and no tensors of it: then it is a decoder of text. So it is where
+a setting is too small for pictures, which some models must compute whole."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +24,8 @@ from petiole.gpu_worker.models.vision.tower import Tower
 from petiole.gpu_worker.models.vision.tower_weights import TowerReader, read_gemma3, read_gemma4, read_qwen
 from petiole.gpu_worker.models.weights.copying import TensorSource
 from petiole.gpu_worker.request.prepared_images import ImageLimits
+
+log = logging.getLogger(__name__)
 
 MOST_IMAGES = 1024
 """In a prompt: more do not fit into any context."""
@@ -66,21 +70,21 @@ def _read(
         return text
     config = of(model.raw, model.plan)
     pictures = sight.pictures(config, model.pictures or {})
+    limits = ImageLimits(
+        MOST_IMAGES,
+        pictures.max_positions,
+        MOST_PATCHES,
+        bidirectional=any(isinstance(one, Attention) and one.mask == "prefix" for one in model.plan.mixers),
+        placeholder=config.placeholder,
+        patches=config.merge**2,
+        written=config.written,
+        boxes=config.boxes,
+    )
+    if (small := limits.too_small(options.sizes)) is not None:
+        if options.device.type != "meta":  # which comes before, and does not read
+            log.info("pictures are refused: %s is below %d", *small)
+        return text
     plain = replace(options, quantization="none", max_positions=pictures.longest)
     with torch.no_grad():
         tower = sight.read(TowerReader(source, config, plain, prefix, pictures.values()))
-    return SeeingDecoder.around(
-        text,
-        vision=tower,
-        images=ImageLimits(
-            MOST_IMAGES,
-            pictures.max_positions,
-            MOST_PATCHES,
-            bidirectional=any(isinstance(one, Attention) and one.mask == "prefix" for one in model.plan.mixers),
-            placeholder=config.placeholder,
-            patches=config.merge**2,
-            written=config.written,
-            boxes=config.boxes,
-        ),
-        pictures=pictures,
-    )
+    return SeeingDecoder.around(text, vision=tower, images=limits, pictures=pictures)

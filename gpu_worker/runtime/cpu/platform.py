@@ -19,7 +19,7 @@ from petiole.gpu_worker.runtime.interface import Progress
 from petiole.gpu_worker.runtime.memory.container import host_memory_left
 from petiole.gpu_worker.runtime.memory.kv import new_step_cache
 from petiole.gpu_worker.runtime.memory.room import page_bytes, pages_in, require_pages, require_room
-from petiole.gpu_worker.runtime.platforms import StepMemory, largest_region
+from petiole.gpu_worker.runtime.platforms import StepMemory, feature_bytes, largest_region
 from petiole.gpu_worker.runtime.step.verify import accept
 
 _KV_BYTES = 2**30
@@ -54,7 +54,8 @@ class CpuPlatform:
         return self._free() // 2
 
     def n_pages(self, config: EngineConfig, decoder: Decoder, kv_dtype: torch.dtype) -> int:
-        plan, size, free = decoder.plan, kv_dtype.itemsize, self._free()
+        plan, size, features = decoder.plan, kv_dtype.itemsize, feature_bytes(decoder, config)
+        free = self._free() - features
         each = page_bytes(config, plan, size)
         if plan.whole_texts:  # their keys lie in the executor's memory, for a step
             require_room("max_num_batched_tokens", config.max_num_batched_tokens, each // config.page_size, free)
@@ -64,7 +65,7 @@ class CpuPlatform:
             if config.num_pages > fitting(free):
                 require_room("num_pages", config.num_pages, each, free)
             return config.num_pages
-        return require_pages(config, default_pages(config, fitting, free), each, free)
+        return require_pages(config, default_pages(config, fitting, free), each, free, features)
 
     def new_executor(
         self,

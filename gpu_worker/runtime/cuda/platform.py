@@ -15,6 +15,7 @@ from petiole.gpu_worker.models.weights.copying import Quantization
 from petiole.gpu_worker.runtime.cuda import whole_texts
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import FlashInferKernels
 from petiole.gpu_worker.runtime.cuda.attention.installed import kernels_at_hand
+from petiole.gpu_worker.runtime.cuda.attention.latents import most_batched_tokens
 from petiole.gpu_worker.runtime.cuda.capture import cuda_capture, eager
 from petiole.gpu_worker.runtime.cuda.executor import (
     CudaExecutor,
@@ -29,7 +30,7 @@ from petiole.gpu_worker.runtime.device.device import DeviceStream
 from petiole.gpu_worker.runtime.interface import Progress
 from petiole.gpu_worker.runtime.memory.room import page_bytes, pages_in, require_pages
 from petiole.gpu_worker.runtime.memory.states import state_bytes
-from petiole.gpu_worker.runtime.platforms import Executor, StepMemory, encode_bytes, largest_region
+from petiole.gpu_worker.runtime.platforms import Executor, StepMemory, encode_bytes, feature_bytes, largest_region
 
 
 class CudaPlatform:
@@ -57,7 +58,13 @@ class CudaPlatform:
         self.release_memory()
         free = self.room(config)
         itemsize, encode, region = decoder.dtype.itemsize, encode_bytes(decoder, config), largest_region(decoder)
-        return batching_that_fits(config, BATCHING["cuda"], decoder.plan, itemsize, free, encode, region)
+        config = batching_that_fits(config, BATCHING["cuda"], decoder.plan, itemsize, free, encode, region)
+        if latents:
+            rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
+            most = most_batched_tokens(decoder.plan, rows)
+            what = f"must be at most {most} on CUDA, for attention over latents with max_num_seqs {rows}"
+            require(tokens <= most, "max_num_batched_tokens", what, tokens)
+        return config
 
     def copy_stream(self, compute: DeviceStream) -> DeviceStream:
         return self.device.new_stream("copy")
@@ -73,10 +80,14 @@ class CudaPlatform:
         working = working_bytes(config, decoder.plan, decoder.dtype.itemsize, encode_bytes(decoder, config))
         plan, size, of_states = decoder.plan, kv_dtype.itemsize, decoder.dtype.itemsize
         rows = (config.max_num_seqs + 1) * state_bytes(plan, of_states)
-        features = config.image_cache_bytes if decoder.images is not None else 0
+        features = feature_bytes(decoder, config)
         free = self.room(config) - working - rows - features
         fitting = pages_in(config, plan, size, free, windows=False, of_states=of_states)
-        n_pages = config.num_pages or require_pages(config, fitting, page_bytes(config, plan, size), free)
+        if features:  # which requests take later: what does not fit beside the pages must not begin to serve
+            limit = f"must be at most {max(fitting, 0)} beside image_cache_bytes {features}"
+            require(config.num_pages <= max(fitting, 0), "num_pages", limit, config.num_pages)
+        each = page_bytes(config, plan, size)
+        n_pages = config.num_pages or require_pages(config, fitting, each, free, features)
         return 1 if plan.whole_texts else n_pages
 
     def new_executor(

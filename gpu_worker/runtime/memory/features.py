@@ -1,5 +1,6 @@
 """Features of encoded images, kept for prompts whose KV is not cached: a picture behind another prefix has other
-keys and values, and the same features."""
+keys and values, and the same features. Nobody learns from the time that a picture takes what others have asked
+about: like KV, they are found by requests with the same salt alone."""
 
 from __future__ import annotations
 
@@ -7,28 +8,32 @@ from collections import OrderedDict
 
 from torch import Tensor
 
+Key = tuple[str | None, int]
+"""The salt of a request, and the content hash of an image."""
+
 
 class KeptFeatures:
-    """By the content of an image, those last used. budget: bytes of them all. hits: how many were found. Used in
-    stream order."""
+    """By salt and content, those last used. budget: bytes of them all. hits: how many were found. made: how many
+    were put. Used in stream order; the counts are read on any thread."""
 
     def __init__(self, budget: int) -> None:
         self._budget, self._bytes = budget, 0
-        self._features: OrderedDict[int, Tensor] = OrderedDict()
-        self.hits = 0
+        self._features: OrderedDict[Key, Tensor] = OrderedDict()
+        self.hits = self.made = 0
 
-    def get(self, content_hash: int) -> Tensor | None:
-        found = self._features.get(content_hash)
+    def get(self, key: Key) -> Tensor | None:
+        found = self._features.get(key)
         if found is not None:
-            self._features.move_to_end(content_hash)
+            self._features.move_to_end(key)
             self.hits += 1
         return found
 
-    def put(self, content_hash: int, features: Tensor) -> None:
+    def put(self, key: Key, features: Tensor) -> None:
         """Features that are larger than the budget are not kept."""
-        if features.nbytes > self._budget or content_hash in self._features:
+        self.made += 1
+        if features.nbytes > self._budget or key in self._features:
             return
-        self._features[content_hash] = features
+        self._features[key] = features
         self._bytes += features.nbytes
         while self._bytes > self._budget:
             _, oldest = self._features.popitem(last=False)

@@ -107,13 +107,17 @@ def pages_in(
     return bisect_right(range(most), room, key=taken) - 1
 
 
-def require_pages(engine: EngineConfig, n_pages: int, each_bytes: int, free_bytes: int) -> int:
-    """The number of pages, if a sequence can run with them. Page 0 is reserved. Raises MachineError."""
+def require_pages(
+    engine: EngineConfig, n_pages: int, each_bytes: int, free_bytes: int, features_bytes: int = 0
+) -> int:
+    """The number of pages, if a sequence can run with them. Page 0 is reserved. features_bytes: what kept features
+    of images may take, which are no part of free_bytes. Raises MachineError."""
     if n_pages < 2:
+        features = f", image_cache_bytes {features_bytes}" if features_bytes else ""
         raise MachineError(
             f"no memory for the KV cache: a page takes {each_bytes} bytes, and {max(free_bytes, 0)} are left "
             f"beside the weights, max_num_seqs {engine.max_num_seqs}, max_num_batched_tokens "
-            f"{engine.max_num_batched_tokens} and lora_slots {engine.lora_slots}: lower these, or raise "
+            f"{engine.max_num_batched_tokens}{features} and lora_slots {engine.lora_slots}: lower these, or raise "
             f"gpu_memory_utilization ({engine.gpu_memory_utilization:g})"
         )
     return n_pages

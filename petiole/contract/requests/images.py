@@ -83,8 +83,13 @@ def parts_of(message: Mapping[str, Any]) -> Iterator[tuple[int, object]]:
     content = message.get("content")
     for k, part in enumerate(content if isinstance(content, list) else ()):
         if isinstance(part, dict) and part.get("type") in IMAGE_PARTS:
-            inner = part.get("image_url", part.get("image"))
+            inner = _inner(part)
             yield k, inner.get("url") if isinstance(inner, dict) else inner
+
+
+def _inner(part: Mapping[str, Any]) -> object:
+    """What a part of an image holds: the image, or an object with its `url` and perhaps its `detail`."""
+    return part.get("image_url", part.get("image"))
 
 
 def details_of(message: Mapping[str, Any]) -> Iterator[tuple[int, object]]:
@@ -95,7 +100,7 @@ def details_of(message: Mapping[str, Any]) -> Iterator[tuple[int, object]]:
 
 def said(part: Any) -> dict[str, Any]:
     """What a part says of its image: its detail, if any."""
-    inner = part.get("image_url")
+    inner = _inner(part)
     detail = (inner.get("detail") if isinstance(inner, dict) else None) or part.get("detail")
     return {} if detail is None else {"detail": detail}
 

@@ -156,6 +156,8 @@ def test_each_skill_has_a_task() -> None:
     [
         {"type": "image_url", "image_url": {"url": "aGk=", "detail": "low"}},
         {"type": "image", "image": "aGk=", "detail": "low"},
+        {"type": "image", "image": {"url": "aGk=", "detail": "low"}},
+        {"type": "image", "image": {"url": b"hi", "detail": "low"}},
         {"type": "image", "image": b"hi", "detail": "low"},
         {"type": "input_image", "image_url": "aGk=", "detail": "low"},
     ],

@@ -158,8 +158,7 @@ def test_a_second_question_about_an_image_reuses_it(folder: Path, cpu_path: str)
         engine.generate([asked(image)])
         second = engine.generate([asked(image, other)])[0]
         third = engine.generate([asked(prepared(exact_crops(seed=4), (1, 2), content_hash=2), other)])[0]
-        counters = engine.scheduler.state.counters
-        assert counters.encoded_images == 2
+        assert engine.stats()["encoded_images"] == 2
     assert second.usage.cached_prompt_tokens == 730 + 3
     assert third.usage.cached_prompt_tokens == 0
     assert second.token_ids == alone.token_ids

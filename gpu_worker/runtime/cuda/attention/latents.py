@@ -16,12 +16,16 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from petiole.gpu_worker.exceptions import MachineError
-from petiole.gpu_worker.models.plan import Attention
+from petiole.gpu_worker.models.plan import Attention, ModelPlan
 from petiole.gpu_worker.runtime.cuda.attention.flashinfer import AppendWrappers, AttentionKind, Geometry
 from petiole.gpu_worker.runtime.device.device import staged
 
 PLAN_BYTES = 8 * 2**20
 """Device memory for the plan of a captured step, which FlashInfer allocates, beside as much pinned memory."""
+
+_BLOCKS, _PARTS = 16_384, 256
+"""Blocks of 128 queries, heads counted, that FlashInfer plans at most in a step; and more than it adds to them
+when it cuts long contexts into parts, one for each multiprocessor."""
 
 _RANKS, _TURNING = 128, 64
 """Multiples of these are what the kernel computes."""
@@ -37,6 +41,17 @@ def require_supported(mixer: Attention) -> None:
         if value % of:
             limit = f"must be a multiple of {of} on CUDA"
             raise MachineError(f"{name}: {limit}, got {value}; device=cpu serves this model")
+
+
+def most_batched_tokens(model: ModelPlan, rows: int) -> int:
+    """The most positions of a step that FlashInfer plans, however they are spread over rows. The last block of
+    each row may be nearly empty, and rows of few positions have smaller blocks, of 64 queries."""
+    heads = max(_padded(mixer.heads) for _, mixer in model.attending if mixer.latent is not None)
+    return max(1, (_BLOCKS - _PARTS - 2 * rows) * 128 // heads)
+
+
+def _padded(heads: int) -> int:
+    return 1 << (heads - 1).bit_length()
 
 
 class LatentWrappers:
@@ -85,7 +100,7 @@ class LatentWrapper:
                 "kv_len_arr": cached,
             }
         self._kind, self._turning = kind, kind.head_dim - kind.rank
-        self._heads = kind.heads if queries == 1 else 1 << (kind.heads - 1).bit_length()
+        self._heads = kind.heads if queries == 1 else _padded(kind.heads)
         self._wrapper = BatchMLAPagedAttentionWrapper(workspace, backend="fa2", **fixed)
 
     def plan(self, rows: Any, page_size: int, dtype: torch.dtype) -> None:

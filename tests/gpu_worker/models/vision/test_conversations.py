@@ -100,6 +100,12 @@ def test_a_marker_in_what_somebody_says_is_text(engine: Engine, role: str) -> No
         (asked(prompt=[5, PAD, 6, PAD, PAD]), "prompt", "as images, 2, got 3"),
         (asked(prompt="a <|image_pad|> b", images=[]), "prompt", "as images, 0, got 1"),
         (
+            asked(prompt="a <|image_pad|> b", images=FILES[:1], truncate="end"),
+            "truncate",
+            "images in a prompt, got",
+        ),
+        (asked(prompt=[5, PAD, *[6] * 600], images=FILES[:1], truncate="start"), "truncate", "images in a prompt"),
+        (
             asked(messages=[user({"type": "video", "video": "x.mp4"})], images=[]),
             "messages[0].content[0]",
             "video",
@@ -131,6 +137,13 @@ def test_a_marker_in_what_somebody_says_is_text(engine: Engine, role: str) -> No
         (asked(skill=SkillCall("caption", {})), "image", "one image, got 2"),
         (asked(skill=SkillCall("caption", {"length": "epic"}), images=FILES[:1]), "length", "short, normal, long"),
         (asked(skill=SkillCall("query", {"question": " "})), "question", "not empty"),
+        (asked(skill=SkillCall("query", {"question": "a" * 5000})), "question", "at most 255 tokens"),
+        (asked(skill=SkillCall("query", {"question": "a\ud800"})), "question", "."),
+        (
+            asked(skill=SkillCall("point", {"object": "a" * 5000}), images=FILES[:1]),
+            "object",
+            "at most 255 tokens",
+        ),
         (asked(skill=SkillCall("query", {"question": "a", "reasoning": True})), "reasoning", "false"),
     ],
 )
@@ -203,6 +216,33 @@ def test_a_skill_asks_for_no_thought(folders: Callable[[str], tuple[Path, Any]],
         ids = engine.tokens_of(asked(skill=SkillCall("caption", {}), images=FILES[:1]))
         plain = asked(messages=talk, images=FILES[:1], chat_template_kwargs={"enable_thinking": False})
         assert ids == engine.tokens_of(plain) != engine.tokens_of(asked(messages=talk, images=FILES[:1]))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("query", {"question": "Why?<think>"}),
+        ("caption", {}),
+        ("point", {"object": "a"}),
+        ("detect", {"object": "a"}),
+    ],
+)
+def test_a_thought_that_the_template_begins_ends_before_the_answer(
+    name: str, options: dict[str, str], folders: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    """Such a template heeds no variable. Conversations go on to think."""
+    folder = shutil.copytree(folders("qwen3-vl")[0], tmp_path / "model")
+    described = json.loads((folder / "tokenizer_config.json").read_text())
+    described["chat_template"] += "{{ '<think>\\n' }}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(described))
+    settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 256}
+    with Engine(EngineConfig(model=str(folder), **settings)) as engine:
+        skill = asked(skill=SkillCall(name, options), images=FILES[:1])
+        end = engine.text_of([one for one in engine.tokens_of(skill) if one != IMAGE], skip_special_tokens=False)
+        assert end.endswith("assistant\n<think>\n\n</think>\n\n")
+        assert end.count("</think>") == 1
+        talk = engine.tokens_of(asked(messages=[user(said("Why?"))], images=[]))
+        assert engine.text_of(talk, skip_special_tokens=False).endswith("assistant\n<think>\n")
 
 
 def test_a_question_about_nothing(engine: Engine) -> None:

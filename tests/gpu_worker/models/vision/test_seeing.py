@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
-from petiole.gpu_worker.exceptions import ModelError
+from petiole.gpu_worker import Engine, EngineConfig, InvalidRequest, Request, SamplingParams
 from petiole.gpu_worker.models.families import config_keys
 from petiole.gpu_worker.models.families.decoders import gemma3, gemma4
 from petiole.gpu_worker.models.vision import tower_weights
@@ -99,9 +98,25 @@ def test_pictures_that_see_themselves_stay_whole(
     assert not engine.runtime._features  # type: ignore[attr-defined]
 
 
-def test_a_chunk_must_hold_a_picture_that_sees_itself(open_engine: OpenEngine) -> None:
-    with pytest.raises(ModelError, match="chunk_size: must be at least 16, to hold an image"):
-        open_engine("gemma3", chunk_size=15)
+@pytest.mark.parametrize(
+    ("name", "value", "least"),
+    [("chunk_size", 15, 16), ("max_num_batched_tokens", 15, 16), ("max_model_len", 17, 18)],
+)
+def test_settings_too_small_for_a_picture_leave_the_tower_out(
+    name: str, value: int, least: int, open_engine: OpenEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where its positions see each other. Text is served as ever."""
+    with caplog.at_level("INFO"):
+        engine, model = open_engine("gemma3", **{name: value})
+    assert [one for one in caplog.messages if "refused" in one] == [
+        f"pictures are refused: {name} is below {least}"
+    ]
+    assert all_agree(engine, model, [PROMPTS[4]])
+    assert not engine.facts()["images"]
+    assert engine.limits.computing.weight_bytes < open_engine("gemma3")[0].limits.computing.weight_bytes
+    with pytest.raises(InvalidRequest, match="images: this model takes none, got 1"):
+        engine.generate([asked(PROMPTS[1])])
+    assert open_engine("gemma3", **{name: least})[0].facts()["images"]
 
 
 @pytest.mark.parametrize(("cache", "page_size"), [("radix", 1), ("block", 16)])
@@ -127,6 +142,18 @@ def test_a_picture_behind_another_prefix_is_not_encoded_again(budget: int, open_
         assert error(model, parts, engine.generate([asked(parts)])[0]) < 1e-4
     stats = engine.stats()
     assert (stats["encoded_images"], stats["feature_hits"]) == ((2, 4) if budget else (6, 0))
+
+
+def test_another_salt_encodes_the_picture_again(open_engine: OpenEngine) -> None:
+    """And the count of encoded pictures never falls."""
+    engine, _ = open_engine()
+    counts = []
+    for salt in ("one", "other", "one", "", "other"):
+        engine.generate([asked([7, "0", 10 + len(counts)], 1, salt=salt)])
+        counts.append((engine.stats()["encoded_images"], engine.stats()["feature_hits"]))
+    assert counts == [(1, 0), (2, 0), (2, 0), (3, 0), (3, 0)]  # with the same salt, KV is found
+    engine.generate([asked([8, "0"], 1, salt="one")])
+    assert (engine.stats()["encoded_images"], engine.stats()["feature_hits"]) == (3, 1)
 
 
 @pytest.mark.parametrize(("name", "chunk"), [("qwen3-vl", 5), ("gemma3", 18)])

@@ -227,6 +227,20 @@ def test_latents_of_sizes_without_a_kernel_and_in_eight_bits_are_refused_by_name
         card.decided(dataclasses.replace(runtime.config, kv_dtype="fp8"), decoder)
 
 
+@pytest.mark.parametrize(("heads", "rows", "most"), [(128, 256, 15_616), (100, 256, 15_616), (16, 64, 128_000)])
+def test_no_step_over_latents_is_larger_than_flashinfer_plans(checkpoint, open_runtime, heads, rows, most):
+    """It plans 16,384 blocks of 128 queries; 100 heads are computed as 128."""
+    runtime = open_runtime(checkpoint("deepseek-v2-lite")[0])
+    card, config = SimulatedCard(2**60, lambda: 2**60), dataclasses.replace(runtime.config, max_num_seqs=rows)
+    decoder = types.SimpleNamespace(
+        plan=each_mixer(runtime._decoder.plan, heads=heads), dtype=torch.bfloat16, images=None
+    )
+    assert card.decided(dataclasses.replace(config, max_num_batched_tokens=most), decoder).max_num_seqs == rows
+    limit = f"max_num_batched_tokens: must be at most {most} on CUDA.* with max_num_seqs {rows}, got {most + 1}"
+    with pytest.raises(ValueError, match=limit):
+        card.decided(dataclasses.replace(config, max_num_batched_tokens=most + 1), decoder)
+
+
 def test_experts_without_a_kernel_are_computed_beside_padding(checkpoint, open_cuda, monkeypatch):
     """Three rows in a step for four, which nothing captures."""
     monkeypatch.setattr(FlashInferKernels, "mix_experts", lambda *_: None)

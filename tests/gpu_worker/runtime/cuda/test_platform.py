@@ -11,6 +11,7 @@ import torch
 
 from petiole.contract.settings.engine import BATCHING
 from petiole.gpu_worker import EngineConfig
+from petiole.gpu_worker.exceptions import MachineError
 from petiole.gpu_worker.runtime.cpu.platform import CpuPlatform
 from petiole.gpu_worker.runtime.cuda.executor import working_bytes
 from petiole.gpu_worker.runtime.cuda.platform import CudaPlatform
@@ -46,6 +47,30 @@ def test_pages_get_what_working_memory_leaves(
     n_pages = platform.n_pages(config, decoder, torch.float16)
     page_bytes = 2 * decoder.plan.kv_elements_per_token
     assert n_pages == (FREE - working) // page_bytes
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_kept_features_of_pictures_are_in_the_books(
+    kind: str, platform: CudaPlatform, open_runtime: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside pages that are chosen, and beside pages that are given."""
+    free, largest = 2**31, 2**31 - 1
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (free, free))
+    decoder = open_runtime("petiole-tiny-vision")._decoder
+    one: Platform = platform if kind == "cuda" else CpuPlatform(platform.device, lambda: free)
+    least: dict[str, Any] = {"max_model_len": 64, "gpu_memory_utilization": 1.0, "max_num_seqs": 2}
+
+    def pages(cache: int, given: int = 0) -> int:
+        config = one.decided(EngineConfig(image_cache_bytes=cache, num_pages=given, **least), decoder)
+        return one.n_pages(config, decoder, torch.float16)
+
+    most = free // (2 * decoder.plan.kv_elements_per_token)
+    assert pages(0, most // 4) == pages(free // 4, most // 4) == most // 4
+    with pytest.raises(ValueError, match="num_pages: must be at most"):
+        pages(free - free // 4, most // 4 + 1)
+    said = f"no memory for the KV cache.*image_cache_bytes {largest} and lora_slots 0: lower these"
+    with pytest.raises(MachineError, match=said):
+        pages(largest)
 
 
 def test_both_platforms_answer_the_same_questions(platform: CudaPlatform) -> None:

@@ -1,4 +1,4 @@
-"""Features are kept on a budget: those last used."""
+"""Features are kept on a budget: those last used, of each salt its own."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from hypothesis import given, strategies as st
 from petiole.gpu_worker.runtime.memory.features import KeptFeatures
 
 
+def key(image: int) -> tuple[str, int]:
+    """Some differ in their salt alone."""
+    return "ab"[image % 2], image // 2
+
+
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 5)), max_size=40), st.integers(0, 40))
 def test_those_last_used_within_the_budget(uses: list[tuple[int, int]], budget: int) -> None:
     """Against a list. Each image has one size."""
-    kept, sizes, naive, hits = KeptFeatures(4 * budget), dict[int, int](), list[int](), 0
+    kept, sizes, naive = KeptFeatures(4 * budget), dict[int, int](), list[int]()
+    hits = made = 0
     for image, size in uses:
         size = sizes.setdefault(image, size)
-        found = kept.get(image)
+        found = kept.get(key(image))
         assert (found is not None) == (image in naive)
         if found is None:
-            kept.put(image, torch.full((size,), float(image)))
+            made += 1
+            kept.put(key(image), torch.full((size,), float(image)))
         else:
             hits += 1
             assert found.tolist() == [float(image)] * size
@@ -27,6 +34,6 @@ def test_those_last_used_within_the_budget(uses: list[tuple[int, int]], budget: 
             naive.append(image)
         while sum(sizes[one] for one in naive) > budget:
             naive.pop(0)
-    assert kept.hits == hits
+    assert (kept.hits, kept.made) == (hits, made)
     kept.clear()
-    assert all(kept.get(image) is None for image in range(7))
+    assert all(kept.get(key(image)) is None for image in range(7))
