@@ -30,15 +30,17 @@ T = TypeVar("T")
 
 
 class Serving(Generic[L]):
-    """An engine's requests and threads. Thread-safe. `on_fatal` is called once, on the engine thread, after a
-    failure of what computes, when every request has received its error."""
+    """An engine's requests and threads. Thread-safe."""
 
     config: EngineConfig
     tokenizer: Tokenizer | None
+    _tell: Callable[[BaseException], None] | None
+    _fatal: BaseException | None
 
     def serve(self, requests: OpenRequests[L]) -> None:
         """Make the threads that these requests pass; `_begin` starts them."""
-        self.on_fatal: Callable[[BaseException], None] | None = None
+        self._telling, self._fatal = threading.Lock(), None
+        self.on_fatal = None
         self._requests = requests
         self._intake, self._loop, self._text = requests.intake, requests.loop, requests.text
         self._thread = threading.Thread(target=self._loop.run, name="engine", daemon=True)
@@ -46,6 +48,19 @@ class Serving(Generic[L]):
     @property
     def limits(self) -> ModelLimits:
         raise NotImplementedError
+
+    @property
+    def on_fatal(self) -> Callable[[BaseException], None] | None:
+        """Called once, on the engine thread, after a failure of what computes, when every request has received its
+        error. It is called at once if it is set after that."""
+        return self._tell
+
+    @on_fatal.setter
+    def on_fatal(self, tell: Callable[[BaseException], None] | None) -> None:
+        with self._telling:
+            self._tell, error = tell, self._fatal
+        if tell is not None and error is not None:
+            tell(error)
 
     def start(self) -> Self:
         """Start the threads. Returns once the engine can serve requests."""
@@ -123,8 +138,10 @@ class Serving(Generic[L]):
         return [handle.result() for handle in [self.submit(request) for request in requests]]
 
     def _on_fatal(self, error: BaseException) -> None:
-        if self.on_fatal is not None:
-            self.on_fatal(error)
+        with self._telling:
+            self._fatal, tell = error, self._tell
+        if tell is not None:
+            tell(error)
 
     # ------------------------------------------------------------ from handles
 

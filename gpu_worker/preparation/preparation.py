@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import xxhash
 
@@ -296,6 +296,11 @@ class Preparer:
         most = self.limits.max_model_len - n_prompt if limit == "rest" else limit
         call = len(self.tokenizer.encode(shortest(value), add_special_tokens=False))
         require(most >= call, "max_tokens", f"must be at least {call}, the tokens of the shortest call", most)
+        return self._with_budget(constraint, value, most, call)
+
+    def _with_budget(self, constraint: Constraint, value: Mapping[str, Any], most: int, call: int) -> Constraint:
+        """Limit the thought before a call of `call` tokens, of `most` tokens in all."""
+        assert self.tokenizer is not None
         thought = value.get("thought")
         if not thought or value["thinks"] == "closed":
             return constraint

@@ -6,13 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from petiole.gpu_worker import Constraint, InvalidRequest, ModelError
-from petiole.gpu_worker.exceptions import EngineError, HandedBack, MachineError
+from petiole.engines.vllm import VllmEngine
+from petiole.gpu_worker import Constraint, InvalidRequest, ModelError, Request, Scoring
+from petiole.gpu_worker.exceptions import AdapterError, EngineError, HandedBack, MachineError
+from petiole.gpu_worker.request import FinishReason
 from tests.engines.conftest import STAND_IN, Make
 from tests.engines.test_contract import asked, begun, until
 
@@ -32,6 +35,15 @@ def group(pid: int) -> list[int]:
 
 def rank_of(pid: int) -> int:
     return next(one for one in group(pid) if b"time.sleep(3600)" in Path(f"/proc/{one}/cmdline").read_bytes())
+
+
+def program_of(cmdline: Path) -> bool:
+    """Whether a process is the child of this one that runs vLLM's program."""
+    try:
+        fields = (cmdline.parent / "stat").read_text().rpartition(")")[2].split()
+        return int(fields[1]) == os.getpid() and b"program.py" in cmdline.read_bytes()
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize("who", ["child", "rank"])
@@ -121,8 +133,9 @@ def test_a_constrained_output_comes_whole_or_not_at_all(stand_in: Make, monkeypa
     whole = engine.submit(request)
     assert whole.result().text == "12345"
     assert len([delta for delta in whole if delta.token_ids]) == 1
-    with pytest.raises(InvalidRequest, match="resume_token_ids"):
-        engine.submit(replace(request, resume_token_ids=whole.result().token_ids[:1])).result()
+    begun = whole.result().token_ids[:1]  # a log has a part only of an output that something has ended
+    resumed = engine.submit(replace(request, resume_token_ids=begun)).result()
+    assert (resumed.token_ids, resumed.finish_reason) == (begun, FinishReason.DEADLINE)
 
 
 def test_a_reload_is_refused_in_words(stand_in: Make) -> None:
@@ -132,17 +145,97 @@ def test_a_reload_is_refused_in_words(stand_in: Make) -> None:
 
 def test_an_adapter_is_known_by_its_content(stand_in: Make, tmp_path: Path) -> None:
     engine = stand_in(lora_slots=2)
-    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_config.json").write_text('{"r": 4}')
     handle = engine.submit(replace(asked(), adapter=str(tmp_path)))
     assert handle.result()
     first = handle.adapter_key
-    (tmp_path / "adapter_config.json").write_text('{"r": 8}')
+    (tmp_path / "adapter_config.json").write_text('{"r": 16}')
     again = engine.submit(replace(asked(), adapter=str(tmp_path)))
     assert again.result()
     assert first != again.adapter_key
     changed = replace(asked(), adapter=str(tmp_path), resume_adapter_key=first, resume_token_ids=[1])
     with pytest.raises(ModelError, match="no longer"):
         engine.submit(changed).result()
+
+
+def test_an_adapter_that_vllm_cannot_load_fails_its_task_alone(stand_in: Make, tmp_path: Path) -> None:
+    engine = stand_in(lora_slots=2)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(AdapterError, match="vLLM cannot load it"):
+        engine.submit(replace(asked(), adapter=str(tmp_path))).result()
+    assert engine.submit(asked()).result()
+    assert engine.healthy
+
+
+def test_adapters_have_numbers_of_their_own_and_the_newest_folder(stand_in: Make, tmp_path: Path) -> None:
+    engine = stand_in(lora_slots=2)
+    assert isinstance(engine, VllmEngine)
+    for k in range(20):
+        (folder := tmp_path / str(k)).mkdir()
+        (folder / "adapter_config.json").write_text(f'{{"r": {k}}}')
+    with ThreadPoolExecutor(4) as threads:
+        keys = [*threads.map(engine._adapter_key, (str(tmp_path / str(k)) for k in range(20)))]
+    assert len({engine._adapters[key][1] for key in keys}) == 20
+    number = engine._adapters[keys[3]][1]
+    (tmp_path / "3").rename(tmp_path / "moved")
+    assert engine._adapter_key(str(tmp_path / "moved")) == keys[3]
+    assert engine._adapters[keys[3]] == (keys[3], number, str(tmp_path / "moved"))
+
+
+def test_whoever_asks_late_is_told_of_the_end(stand_in: Make) -> None:
+    engine, told = stand_in(), list[BaseException]()
+    os.kill(engine.child.pid, signal.SIGKILL)
+    engine._thread.join()
+    engine.on_fatal = told.append
+    assert "vLLM has ended" in str(told[0])
+
+
+def test_a_paused_engine_drains_when_it_is_shut_down(stand_in: Make) -> None:
+    engine = stand_in()
+    engine.pause()
+    handle = engine.submit(asked())
+    until(lambda: handle.prepared)
+    engine.shutdown(drain=True)
+    assert handle.result().finish_reason is FinishReason.LENGTH
+
+
+def test_a_pause_that_fails_is_told(stand_in: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAND_IN_PAUSE", "fail")
+    engine = stand_in()
+    with pytest.raises(EngineError, match="ValueError: no pause now"):
+        engine.pause()
+    assert not engine.stats()["paused"]
+    assert engine.submit(asked()).result()
+
+
+def test_arguments_that_no_shell_reads_are_refused_before_the_start(
+    stand_in: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("petiole.engines.vllm.parent.Child", None)
+    with pytest.raises(InvalidRequest, match="vllm_args"):
+        stand_in(vllm_args='--x "a')
+
+
+def test_a_start_that_fails_behind_the_child_ends_it(stand_in: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[int] = []
+
+    def fail(*_: object) -> None:
+        began.extend(int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if program_of(path))
+        raise ModelError("no limits")
+
+    monkeypatch.setattr("petiole.engines.vllm.parent.limits_of", fail)
+    with pytest.raises(ModelError, match="no limits"):
+        stand_in()
+    assert began
+    until(lambda: not any(map(group, began)))
+
+
+def test_texts_are_refused_by_the_engine_that_takes_them(stand_in: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("petiole.gpu_worker.preparation.embeddings.YES", "0")
+    monkeypatch.setattr("petiole.gpu_worker.preparation.embeddings.NO", "1")
+    asking = Request(texts=[("a", "b")], scoring=Scoring(field="documents"))
+    with pytest.raises(InvalidRequest, match=r"documents.*PETIOLE_ENGINE=petiole"):
+        stand_in().submit(asking).result()
 
 
 def test_two_engines_never_continue_each_other(stand_in: Make) -> None:

@@ -3,7 +3,7 @@
     worker ──► child                                         child ──► worker
     arguments                                                ready, or failed: once, at the start
     submit (n, prompt, sampling, ...), cancel (n)            outputs: those of a step; the last of n has an end
-    pause (n), resume (n)                                    done (n)
+    pause (n), resume (n)                                    done (n), with the error, if any
                                                              alive: all ranks answer; figures of the scheduler
                                                              dead: vLLM says that its engine has ended
 

@@ -7,7 +7,8 @@ import itertools
 import shlex
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,25 +16,35 @@ from typing import Any
 from petiole.contract.settings.engine import Batching, EngineConfig
 from petiole.engines.vllm import wording
 from petiole.engines.vllm.child import Child
-from petiole.engines.vllm.sequences import VllmSequences
+from petiole.engines.vllm.sequences import VllmLoop, VllmSequences
 from petiole.gpu_worker import constraints
 from petiole.gpu_worker.engine.open_requests import OpenRequests
 from petiole.gpu_worker.engine.serving import Serving
-from petiole.gpu_worker.exceptions import AdapterError, EngineClosed, ModelError, require
+from petiole.gpu_worker.exceptions import (
+    AdapterError,
+    EngineClosed,
+    EngineError,
+    InvalidRequest,
+    ModelError,
+    require,
+)
 from petiole.gpu_worker.models.checkpoint.finding import fingerprint, resolve_model
+from petiole.gpu_worker.preparation.embeddings import TextInputs
 from petiole.gpu_worker.preparation.output import RequestOutput
 from petiole.gpu_worker.preparation.preparation import Preparer
+from petiole.gpu_worker.request import Constraint, Request
+from petiole.gpu_worker.request.protocols import ConstraintState
+from petiole.gpu_worker.request.values import Numbers
 from petiole.gpu_worker.runtime.interface import Computing, ModelLimits
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.speculation import NgramProposer
-from petiole.gpu_worker.text import load_tokenizer
-from petiole.gpu_worker.threads.inbox import CommandLoop
+from petiole.gpu_worker.text import Tokenizer, load_tokenizer
 
 _HERE = ("kv_tier", "speculative_tokens", "weight_quantization")
 """Settings of Petiole's engine that would change answers or promises, and that vLLM has under names of its own."""
 
 
-class VllmEngine(Serving[CommandLoop]):
+class VllmEngine(Serving[VllmLoop]):
     """Serves requests with vLLM. The constructor starts the child, and returns when it has loaded the model.
     Raises InvalidRequest for settings, ModelError if vLLM does not start."""
 
@@ -43,13 +54,23 @@ class VllmEngine(Serving[CommandLoop]):
             given, default = getattr(config, name), EngineConfig.__dataclass_fields__[name].default
             require(given == default, name, f"must be {default!r} with vLLM: use PETIOLE_VLLM_ARGS", given)
         folder = resolve_model(config.model, config.revision)
-        self.tokenizer = load_tokenizer(folder)
+        self.tokenizer = tokenizer = load_tokenizer(folder)
         self._figures: dict[str, float] = {}
-        self._done: dict[int, threading.Event] = {}
+        self._done: dict[int, Future[None]] = {}
         self._numbers = itertools.count(1)
         self._adapters: dict[str, tuple[str, int, str]] = {}
+        self._hashed: dict[Path, tuple[list[tuple[str, int, int]], str]] = {}
+        self._adapter_lock, self._adapter_numbers = threading.Lock(), itertools.count(1)
+        arguments = arguments_of(config, folder)
         self.child = Child(config.vllm_python, self._hear)
-        ready = self.child.start(arguments_of(config, folder), config.vllm_start_s)
+        try:
+            self._loaded(config, folder, tokenizer, self.child.start(arguments, config.vllm_start_s))
+        except BaseException:
+            self.child.close(kindly=False)
+            raise
+
+    def _loaded(self, config: EngineConfig, folder: Path, tokenizer: Tokenizer, ready: dict[str, Any]) -> None:
+        """The child has loaded the model: `ready` is what it says of it."""
         self._limits = limits_of(config.model, fingerprint(folder, more=_differs(ready)), ready)
         self._version = ready["version"]
         batched = ready["max_num_batched_tokens"]
@@ -58,13 +79,13 @@ class VllmEngine(Serving[CommandLoop]):
         preparer = _Preparer(
             config,
             self._limits,
-            tokenizer=self.tokenizer,
-            compile_constraint=partial(constraints.compile_constraint, tokenizer=self.tokenizer),
+            tokenizer=tokenizer,
+            compile_constraint=partial(constraints.compile_constraint, tokenizer=tokenizer),
             proposer=NgramProposer(),
             adapter_key=self._adapter_key,
         )
         self.paused = False
-        make_loop = partial(CommandLoop, self.sequences)
+        make_loop = partial(VllmLoop, self.sequences)
         self.serve(OpenRequests(config, self, preparer, self, make_loop, self._on_fatal))
         self.child.serve(config.vllm_silence_s, self._on_end)
 
@@ -87,7 +108,10 @@ class VllmEngine(Serving[CommandLoop]):
         elif (figures := message.get("alive")) is not None:
             self._figures = figures
         elif (done := self._done.pop(message.get("done", 0), None)) is not None:
-            done.set()
+            if error := message["error"]:
+                done.set_exception(EngineError(f"vLLM failed: {error}"))
+            else:
+                done.set_result(None)
 
     def _on_end(self, error: BaseException) -> None:
         def fail() -> None:
@@ -105,16 +129,27 @@ class VllmEngine(Serving[CommandLoop]):
         try:
             folder = resolve_model(adapter)
             files = sorted(path for path in folder.iterdir() if path.name.startswith("adapter_"))
-            digest = hashlib.sha256()
-            for path in files:
-                with path.open("rb") as file:
-                    digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+            key = self._hash_of(folder, files)
         except (ModelError, OSError) as error:
             raise AdapterError(f"adapter {adapter}: {error}") from error
         if not files:
             raise AdapterError(f"adapter {adapter}: {folder} has no adapter_config.json")
-        key = digest.hexdigest()[:16]
-        self._adapters.setdefault(key, (key, len(self._adapters) + 1, str(folder)))
+        with self._adapter_lock:
+            known = self._adapters.get(key)
+            self._adapters[key] = (key, known[1] if known else next(self._adapter_numbers), str(folder))
+        return key
+
+    def _hash_of(self, folder: Path, files: list[Path]) -> str:
+        """The hash of an adapter's files, which are read again once their sizes or times have changed."""
+        stamps = [(path.name, status.st_size, status.st_mtime_ns) for path in files for status in [path.stat()]]
+        before, key = self._hashed.get(folder, (None, ""))
+        if stamps != before:
+            digest = hashlib.sha256()
+            for path in files:
+                with path.open("rb") as file:
+                    digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+            key = digest.hexdigest()[:16]
+            self._hashed[folder] = stamps, key
         return key
 
     def _adapter_of(self, seq: ScheduledSequence) -> tuple[str, int, str] | None:
@@ -133,11 +168,12 @@ class VllmEngine(Serving[CommandLoop]):
 
     def _ask(self, command: str) -> None:
         n = next(self._numbers)
-        done = self._done[n] = threading.Event()
+        done = self._done[n] = Future()
         self.child.say(do=command, n=n)
-        while not done.wait(0.5):
+        while not wait([done], timeout=0.5).done:
             if not self._thread.is_alive():
                 raise EngineClosed("the engine has stopped")
+        done.result()
 
     def prepare_reload(self, model: str) -> Callable[[], None]:
         """Always refused: raises ModelError."""
@@ -188,6 +224,19 @@ class _Preparer(Preparer):
         wording.checked(seq)
         return seq
 
+    def texts(self, request: Request) -> TextInputs:
+        """Always refused: raises InvalidRequest."""
+        field = "texts" if request.scoring is None else request.scoring.field
+        raise InvalidRequest(field, "needs PETIOLE_ENGINE=petiole", "some")
+
+    def _with_budget(self, constraint: Constraint, value: Mapping[str, Any], most: int, call: int) -> Constraint:
+        return constraint  # as the caller gave it: a budget is not a part of a grammar
+
+    def _consume(self, state: ConstraintState, token: int, numbers: Numbers) -> bool:
+        """vLLM looks for banned words in what follows a resumption alone, so a word may stand across it."""
+        inner = wording.grammar_of(state)
+        return inner is None or super()._consume(inner, token, numbers)
+
 
 def arguments_of(config: EngineConfig, folder: Path) -> list[str]:
     """vLLM's own arguments. Those of PETIOLE_VLLM_ARGS come last, and so hold."""
@@ -209,7 +258,12 @@ def arguments_of(config: EngineConfig, folder: Path) -> list[str]:
     found = [part for name, value in given.items() if value is not None for part in (name, str(value))]
     lora = ["--enable-lora"] if config.lora_slots else []
     prefix = ["--no-enable-prefix-caching"] if config.prefix_cache == "off" else []
-    return [*found, *lora, *prefix, *shlex.split(config.vllm_args)]
+    try:
+        given_last = shlex.split(config.vllm_args)
+    except ValueError as error:
+        limit = f"must be arguments as a shell reads them ({error})"
+        raise InvalidRequest("vllm_args", limit, config.vllm_args) from None
+    return [*found, *lora, *prefix, *given_last]
 
 
 def limits_of(model: str, content: str, ready: dict[str, Any]) -> ModelLimits:

@@ -16,6 +16,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Coroutine
 from typing import Any
 
 BEAT_S = 1.0
@@ -116,6 +117,8 @@ class Server:
             if asked["salt"]:
                 prompt["cache_salt"] = asked["salt"]
             adapter = LoRARequest(*asked["adapter"]) if asked.get("adapter") else None
+            if adapter is not None and (why := await self.load(adapter)):
+                return self.put({"n": n, "tokens": [], "error": why, "failed": "adapter"})
             sent = False
             async for output in self.engine.generate(
                 prompt, params, str(n), lora_request=adapter, priority=asked["priority"]
@@ -134,32 +137,46 @@ class Server:
         except Exception as error:
             self.dead(error)
             cause = error.__cause__ or error
-            refused = isinstance(cause, (VLLMClientError, ValueError, TypeError))
-            self.put({"n": n, "tokens": [], "error": f"{type(cause).__name__}: {cause}", "refused": refused})
-        finally:
-            self.running.pop(n, None)
+            failed = "request" if isinstance(cause, (VLLMClientError, ValueError, TypeError)) else "engine"
+            self.put({"n": n, "tokens": [], "error": f"{type(cause).__name__}: {cause}", "failed": failed})
+        return None
+
+    async def load(self, adapter: Any) -> str:
+        """Load an adapter; a step that cannot load one ends the engine. Returns why it cannot be loaded, or ""."""
+        try:
+            await self.engine.add_lora(adapter)
+        except Exception as error:
+            await self.engine.collective_rpc("check_health")  # raises if it is the engine that has failed
+            return f"{type(error).__name__}: {error}"
+        return ""
 
     async def control(self, n: int, pause: bool) -> None:
         """Carry out a pause or its end, and say so."""
+        error = ""
         try:
             if pause:
                 await self.engine.pause_generation(mode="keep", clear_cache=False)
             else:
                 await self.engine.resume_generation()
-        except Exception as error:
-            self.dead(error)
-        self.send(done=n)
+        except Exception as failure:
+            self.dead(failure)
+            error = f"{type(failure).__name__}: {failure}"
+        self.send(done=n, error=error)
 
     def carry_out(self, message: dict[str, Any]) -> None:
         n = message["n"]
         match message["do"]:
             case "submit":
-                self.running[n] = asyncio.ensure_future(self.generate(n, message))
+                self.begin(n, self.generate(n, message))
             case "cancel":
                 if (task := self.running.get(n)) is not None:
                     task.cancel()  # `generate` then aborts the request
             case command:
-                self.running[-n] = asyncio.ensure_future(self.control(n, command == "pause"))
+                self.begin(-n, self.control(n, command == "pause"))
+
+    def begin(self, n: int, work: Coroutine[Any, Any, None]) -> None:
+        task = self.running[n] = asyncio.ensure_future(work)
+        task.add_done_callback(lambda _: self.running.pop(n, None))
 
 
 def entries(position: dict[int, Any]) -> list[tuple[int, float, int]]:

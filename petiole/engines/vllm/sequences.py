@@ -6,7 +6,8 @@
     admitted with the first output; tokens are cut where our rules end the output; then the end, and a cancel
 
 A sequence ends here, whatever vLLM still makes of it: later outputs find no sequence. vLLM begins a grammar anew
-in each request, so the output of a constrained sequence is held until its end. An interrupted one begins again."""
+in each request, so the output of a constrained sequence is held until its end. An interrupted one begins again;
+one that has tokens had ended."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from petiole.engines.vllm import wording
-from petiole.gpu_worker.exceptions import EngineError, InvalidRequest
+from petiole.gpu_worker.exceptions import AdapterError, EngineError, InvalidRequest
 from petiole.gpu_worker.request import FinishReason
+from petiole.gpu_worker.request.protocols import ConstraintState
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import (
     Admitted,
@@ -29,8 +31,18 @@ from petiole.gpu_worker.scheduling.state import (
     SequenceEnded,
 )
 from petiole.gpu_worker.scheduling.stopping import End, Finish
+from petiole.gpu_worker.threads.inbox import CommandLoop
 
 _SATISFIED = Finish(FinishReason.STOP, "constraint")
+
+
+class VllmLoop(CommandLoop):
+    """The loop of the thread that owns the sequences."""
+
+    state: VllmSequences
+
+    def unpause(self) -> None:
+        self.state.resume()
 
 
 class VllmSequences:
@@ -62,8 +74,8 @@ class VllmSequences:
         self._open[n], self._number[seq] = seq, n
         grammar = wording.grammar_of(seq.constraint)
         if grammar is not None:
-            if seq.generated and grammar.finished:
-                return self.finalize(seq, _SATISFIED)
+            if seq.generated:
+                return self.finalize(seq, _end_of(seq, grammar))
             self._held[seq] = []
         if len(seq.generated) < seq.max_output_tokens:  # otherwise `OpenRequests` ends it
             self._say(do="submit", n=n, adapter=self._adapter(seq), **wording.submission(seq))
@@ -82,6 +94,10 @@ class VllmSequences:
         self.emissions.append(SequenceEnded(seq, end))
         self.counters.finished += 1
         self._say(do="cancel", n=n)
+
+    def resume(self) -> None:
+        """Have vLLM go on after a pause."""
+        self._say(do="resume", n=0)
 
     def spoil(self, seq: ScheduledSequence, error: Exception) -> None:
         self.finalize(seq, error)
@@ -110,9 +126,7 @@ class VllmSequences:
     def _take(self, seq: ScheduledSequence, output: dict[str, Any]) -> None:
         tokens, now = output["tokens"], time.perf_counter()
         if "error" in output:
-            refused, text = output["refused"], output["error"]
-            named = InvalidRequest("request", "must be one that vLLM takes", text)
-            return self.finalize(seq, named if refused else EngineError(f"vLLM failed: {text}"))
+            return self.finalize(seq, _error_of(seq, output["failed"], output["error"]))
         if seq.scheduled_s is None:
             seq.scheduled_s, seq.cached_prompt_tokens = now, min(output.get("cached", 0), seq.num_input_tokens)
             self.emissions.append(Admitted(seq))
@@ -122,8 +136,8 @@ class VllmSequences:
             self._score(seq, output["prompt"])
         end: End | None
         kept, end = seq.rules.cut(seq.generated, tokens)
-        kept, early = self._followed(seq, tokens[:kept])
-        tokens, end = tokens[:kept], early or end
+        followed, early = self._followed(seq, tokens[:kept])
+        tokens, end = tokens[:followed], (end if followed == kept else None) or early
         if tokens:
             seq.first_token_s = seq.first_token_s or now
             extras = self._extras(seq, tokens, output.get("logprobs"))
@@ -168,3 +182,22 @@ class VllmSequences:
         ]
         seq.scored = seq.num_input_tokens
         self.emissions.append(PromptScored(seq, entries))
+
+
+def _end_of(seq: ScheduledSequence, grammar: ConstraintState) -> Finish:
+    """How the constrained output ended that a sequence resumes."""
+    if (end := seq.rules.cut((), seq.generated)[1]) is not None:
+        return end
+    if grammar.finished:
+        return _SATISFIED
+    return Finish(FinishReason.DEADLINE) if seq.output.stop is None else Finish(FinishReason.STOP, seq.output.stop)
+
+
+def _error_of(seq: ScheduledSequence, failed: str, text: str) -> Exception:
+    match failed:
+        case "request":
+            return InvalidRequest("request", "must be one that vLLM takes", text)
+        case "adapter":
+            return AdapterError(f"adapter {seq.request.adapter}: vLLM cannot load it: {text}")
+        case _:
+            return EngineError(f"vLLM failed: {text}")

@@ -6,6 +6,7 @@ A resumed sequence is a longer prompt."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,13 +20,14 @@ from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 MOST_LOGPROBS = 128
 _GREEDY = 1e-6
 _SEEDS = 2**63
+_PART = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|@\w+')
+"""Of a grammar: a string, a pattern, or the name of another grammar."""
 
 
 def checked(seq: ScheduledSequence) -> None:
     """Refuse what vLLM lacks. Raises InvalidRequest."""
     request, constraint = seq.request, grammar_of(seq.constraint)
     require(not request.images, "images", "are not passed on to vLLM", f"{len(request.images)} images")
-    require(request.texts is None, "texts", "need PETIOLE_ENGINE=petiole", "some")
     heat = request.sampling.temperature
     require(heat <= 2, "temperature", "must be at most 2, for vLLM", heat)
     if constraint is None:
@@ -33,8 +35,6 @@ def checked(seq: ScheduledSequence) -> None:
     kind = getattr(request.constraint, "kind", "skill")
     plain = isinstance(constraint, GrammarState)
     require(plain, "constraint", "must be a grammar, without a budget for thoughts, for vLLM", kind)
-    limit = "must be none: vLLM begins a grammar anew"
-    require(constraint.finished or not request.resume_token_ids, "resume_token_ids", limit, "some")
 
 
 def grammar_of(constraint: ConstraintState | None) -> ConstraintState | None:
@@ -68,8 +68,8 @@ def submission(seq: ScheduledSequence) -> dict[str, Any]:
         }
     if sampling.allowed_token_ids is not None:
         options["allowed_token_ids"] = sorted({*sampling.allowed_token_ids} - bias.keys())
-    if sampling.logprobs is not None:
-        options["logprobs"] = sampling.logprobs
+    if sampling.beside is not None:
+        options["logprobs"] = sampling.beside
     if sampling.logprob_token_ids:
         options["logprob_token_ids"] = list(sampling.logprob_token_ids)
     if seq.wants_scores:
@@ -88,8 +88,13 @@ def submission(seq: ScheduledSequence) -> dict[str, Any]:
 
 
 def lark_of(source: str) -> str:
-    """The Lark grammar of a compiled constraint, whose source is one, or has one in JSON."""
-    return str(json.loads(source)["grammars"][0]["lark_grammar"]) if source.startswith("{") else source
+    """The Lark grammar of a compiled constraint, whose source is one, or has some in JSON: the others stand in the
+    first by their names."""
+    if not source.startswith("{"):
+        return source
+    first, *others = json.loads(source)["grammars"]
+    texts = {f"@{one['name']}": f"%lark {{\n{one['lark_grammar']}\n}}" for one in others}
+    return _PART.sub(lambda part: texts.get(part[0], part[0]), first["lark_grammar"])
 
 
 def scored(token: int, entries: list[tuple[int, float, int]], named: Mapping[int, int], top: int) -> TokenLogprobs:

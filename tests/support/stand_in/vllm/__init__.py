@@ -1,8 +1,10 @@
 """Stands in for vLLM: what `petiole/engines/vllm/program.py` uses of it, with tokens that are made up.
 
 A token is a function of all tokens before it, so a resumed request continues as it would have. A constrained
-output is the first string of its grammar. Like vLLM's, its engine has a rank: another process, which must answer
-when it is asked for a sign of life. `STAND_IN_START=hang` or `fail`, and `STAND_IN_STEP_MS`, say how it behaves.
+output has the first string of its grammar that may come, again and again, and ends where it may. Like vLLM's, its
+engine has a rank: another process, which must answer when it is asked for a sign of life, and which ends at a step
+that cannot load an adapter. `STAND_IN_START=hang` or `fail`, `STAND_IN_PAUSE=fail` and `STAND_IN_STEP_MS` say how
+it behaves.
 """
 
 from __future__ import annotations
@@ -51,17 +53,20 @@ class StructuredOutputsParams:
 
 class SamplingParams:
     def __init__(self, **options: Any) -> None:
-        self.__dict__ |= {"logprobs": None, "prompt_logprobs": None, "structured_outputs": None} | options
+        self.__dict__ |= dict.fromkeys(("logprobs", "logprob_token_ids", "prompt_logprobs")) | options
+        self.structured_outputs = options.get("structured_outputs")
         if options["max_tokens"] < 1:
             raise VLLMClientError("max_tokens must be at least 1")
         if not options.get("temperature", 1) <= 2:
             raise VLLMClientError("temperature must be in [0, 2]")
+        named = options.get("logprob_token_ids")
+        if named is not None and self.logprobs not in (None, len(named)):
+            raise VLLMClientError("logprobs must equal len(logprob_token_ids)")
 
 
 class LoRARequest:
     def __init__(self, name: str, number: int, path: str) -> None:
-        if not Path(path, "adapter_config.json").exists():
-            raise ValueError(f"No adapter found for {path}")
+        self.number, self.path = number, path
 
 
 class AsyncEngineArgs:
@@ -93,6 +98,7 @@ class AsyncLLM:
 
     def __init__(self, given: argparse.Namespace, logger: Any) -> None:
         self.logger, self.running, self.errored, self.going = logger, 0, False, asyncio.Event()
+        self.adapters: set[int] = set()
         self.going.set()
         self.rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
         self.vllm_config = Some(
@@ -109,6 +115,15 @@ class AsyncLLM:
         )
         tokenizer = Path(given.model, "tokenizer.json")
         self.tokenizer = tokenizer if tokenizer.exists() else None
+
+    async def add_lora(self, adapter: LoRARequest) -> bool:
+        config = Path(adapter.path, "adapter_config.json")
+        if not config.exists() or "r" not in json.loads(config.read_text()):
+            raise Exception(
+                "Call to add_lora method failed: no rank"
+            )  # as vLLM, whose calls raise nothing narrower
+        self.adapters.add(adapter.number)
+        return True
 
     async def collective_rpc(self, method: str) -> None:
         while (state := self._state()) == "T":
@@ -127,7 +142,10 @@ class AsyncLLM:
     ) -> AsyncIterator[Any]:
         before, made = list(prompt["prompt_token_ids"]), 0
         scores = None if params.prompt_logprobs is None else [None, *(self._scored(one, 1) for one in before[1:])]
-        asked = self._answer(params.structured_outputs)
+        asked = self._answer(params)
+        if lora_request is not None and lora_request.number not in self.adapters:
+            self.rank.kill()
+            self.rank.wait()
         self.running += 1
         try:
             while True:
@@ -141,6 +159,8 @@ class AsyncLLM:
                 ends = fresh in params.stop_token_ids
                 end = "stop" if ends else "length" if made >= params.max_tokens else None
                 logprobs = None if params.logprobs is None else [self._scored(fresh, params.logprobs)]
+                if named := params.logprob_token_ids:
+                    logprobs = [self._scored(fresh, 1) | {one: Some(logprob=-2.5, rank=7) for one in named}]
                 one = Some(token_ids=[fresh], logprobs=logprobs, finish_reason=end)
                 yield Some(outputs=[one], num_cached_tokens=0, prompt_logprobs=scores)
                 if end:
@@ -148,13 +168,28 @@ class AsyncLLM:
         finally:
             self.running -= 1
 
-    def _answer(self, structured: StructuredOutputsParams | None) -> list[int]:
-        if structured is None:
+    def _answer(self, params: Any) -> list[int]:
+        if params.structured_outputs is None:
             return []
+        from llguidance import LLMatcher, LLTokenizer, grammar_from
         from tokenizers import Tokenizer
 
-        text = json.loads(re.findall(r'"(?:\\.|[^"\\])*"', structured.grammar)[0])
-        return [*Tokenizer.from_file(str(self.tokenizer)).encode(text, add_special_tokens=False).ids, 511]
+        assert self.tokenizer is not None
+        text, tokenizer = params.structured_outputs.grammar, Tokenizer.from_file(str(self.tokenizer))
+        grammar = grammar_from("grammar", text)
+        if error := LLMatcher.validate_grammar(grammar):
+            raise VLLMClientError(f"Grammar error: {error}")
+        matcher = LLMatcher(LLTokenizer(self.tokenizer.read_text(), eos_token=511), grammar)
+        strings = [json.loads(one) for one in re.findall(r'"(?:\\.|[^"\\])*"', text)]
+        spelled = [tokenizer.encode(one, add_special_tokens=False).ids for one in strings]
+        found: list[int] = []
+        while not matcher.is_stopped() and len(found) < params.max_tokens:
+            allowed = [v for v, bits in enumerate(matcher.compute_logit_bias()) if bits]
+            last = 511 if 511 in allowed else allowed[0]
+            fresh = next((ids for ids in spelled if ids and matcher.validate_tokens(ids) == len(ids)), [last])
+            matcher.consume_tokens(fresh)
+            found += fresh
+        return [*found, 511]
 
     @staticmethod
     def _scored(own: int, top: int) -> dict[int, Any]:
@@ -163,6 +198,8 @@ class AsyncLLM:
         }
 
     async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
+        if os.environ.get("STAND_IN_PAUSE") == "fail":
+            raise ValueError("no pause now")
         self.going.clear()
 
     async def resume_generation(self) -> None:
