@@ -62,6 +62,7 @@ ELSEWHERE: dict[str, dict[int, str]] = {
         2: "tests/e2e/test_steering.py",
         3: "needs a Redis at its usual port",
     },
+    "docs/engines.md": {0: "installs vLLM, and needs several cards"},
     "docs/existing-app.md": {
         0: "tests/project/test_wheel.py",
         1: "tests/project/test_wheel.py",
