@@ -94,7 +94,7 @@ def tracked(*folders: str) -> set[str]:
 
 
 CODE = tracked("petiole") | {f"petiole/{name}" for name in tracked("gateway", "tasks", "gpu_worker", "cache")}
-ENGINE = {name for name in CODE if name.startswith(("petiole/gpu_worker/", "petiole/cache/"))}
+ENGINE = {name for name in CODE if name.startswith(("petiole/engines/", "petiole/gpu_worker/", "petiole/cache/"))}
 
 
 def test_a_checkouts_wheel_has_one_package_with_each_file_once(tmp_path: Path) -> None:
