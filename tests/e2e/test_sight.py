@@ -85,8 +85,11 @@ def test_skills_are_answered(site: Site) -> None:
     assert asked["answer"] == asked["text"]
     described = site.get(send(site, "caption", image=DATA[0], length="short", max_tokens=5))
     assert described["caption"] == described["text"]
+    found = site.get(send(site, "detect", image=DATA[0], object="cat", max_objects=2))["objects"]
+    assert len(found) <= 2
+    assert all(0 <= share <= 1 for box in found for share in box.values())
     for task, options, field in (
-        ("detect", {"image": DATA[0], "object": "cat"}, "skill"),
+        ("detect", {"image": DATA[0], "object": "cat " * 900}, "object"),
         ("query", {"image": base64.b64encode(FILES[0][:99]).decode(), "question": "a"}, "image"),
     ):
         with pytest.raises(InvalidRequest) as caught:
