@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from petiole.tasks.fleet import exporter
+from petiole.tasks.fleet.models import own_queue
 from petiole.tasks.fleet.reports import LOST_AFTER_S, WorkerReport, report, workers
 from petiole.tasks.keys import SENT_HEADER, WORKERS_KEY
 from petiole.tasks.worker.reports.reporter import engine_figures
@@ -72,15 +73,17 @@ def test_a_fleet_is_scraped(own_site: Site) -> None:
 
 
 def test_the_queues_of_all_workers_are_counted(own_site: Site) -> None:
-    """Another model has a queue of its own, and its waiting tasks count beyond its last worker's death."""
+    """A model has queues of its own beside them, and waiting tasks count beyond the last worker's death."""
     worker = own_site.worker("-Q", "other,petiole")
     with exporting(own_site) as scrape:
-        eventually(lambda: scrape().get(("petiole_queue_messages", "0 other")) == 0, "it is reported")
+        own = [own_queue(queue, "petiole-tiny") for queue in ("other", "petiole")]
+        for queue in ("other", *own):
+            eventually(lambda queue=queue: scrape().get(("petiole_queue_messages", f"0 {queue}")) == 0, queue)
         worker.kill()
         own_site.generate("waits", submission={"queue": "other"})
         queues = {queue: value for (name, queue), value in scrape().items() if name == "petiole_queue_messages"}
         assert {queue for queue, value in queues.items() if value} == {"0 other"}
-        assert set(queues) == {f"{step} {queue}" for queue in ("petiole", "other") for step in (0, 3, 6, 9)}
+        assert set(queues) == {f"{step} {queue}" for queue in ("petiole", "other", *own) for step in (0, 3, 6, 9)}
 
 
 def test_a_queue_that_is_no_list_hides_no_other(own_site: Site) -> None:
