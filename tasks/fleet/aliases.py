@@ -12,13 +12,37 @@ from petiole.tasks.fleet.reports import HISTOGRAMS, Distribution, Exported, Work
 
 Alias = Callable[[list[WorkerReport]], Iterator[Metric]]
 """Makes the metrics of live workers under other names."""
-KINDS = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
+_KINDS = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 
 
 def buckets(distribution: Distribution) -> list[tuple[str, float]]:
     """Cumulative buckets: (upper bound, number of values up to it)."""
     bounds = [*map(str, distribution.bounds), "+Inf"]
     return list(zip(bounds, accumulate(distribution.counts), strict=True))
+
+
+def declared(
+    workers: list[WorkerReport],
+    prefix: str,
+    labels: tuple[str, ...],
+    of: Callable[[WorkerReport], tuple[str, ...]],
+    chosen: Callable[[Exported], bool] = lambda _: True,
+) -> Iterator[Metric]:
+    """The metrics that `fleet.reports` declares, under their names behind `prefix`. of: a worker's `labels`."""
+    for field, known in WorkerReport.model_fields.items():
+        for metric in known.metadata:
+            if isinstance(metric, Exported) and chosen(metric):
+                family = _KINDS[metric.kind](f"{prefix}{metric.name}", metric.what, labels=labels)
+                for worker in workers:
+                    if (value := getattr(worker, field)) is not None:
+                        family.add_metric(of(worker), value)
+                yield family
+    for field, shown in HISTOGRAMS.items():
+        histogram = HistogramMetricFamily(f"{prefix}{shown.name}", shown.what, labels=labels)
+        for worker in workers:
+            if (distribution := worker.distributions.get(field)) is not None:
+                histogram.add_metric(of(worker), buckets(distribution), distribution.sum)
+        yield histogram
 
 
 _VLLMS_REASONS = {"stop": "stop", "length": "length", "cancelled": "abort"}
@@ -32,19 +56,7 @@ def as_vllm(workers: list[WorkerReport]) -> Iterator[Metric]:
     def of(worker: WorkerReport) -> tuple[str, str, str]:
         return worker.model, "0", worker.worker
 
-    for field, declared in WorkerReport.model_fields.items():
-        for metric in declared.metadata:
-            if isinstance(metric, Exported) and metric.vllm:
-                family = KINDS[metric.kind](f"vllm:{metric.name}", metric.what, labels=labels)
-                for worker in workers:
-                    family.add_metric(of(worker), getattr(worker, field))
-                yield family
-    for field, shown in HISTOGRAMS.items():
-        histogram = HistogramMetricFamily(f"vllm:{shown.name}", shown.what, labels=labels)
-        for worker in workers:
-            if (distribution := worker.distributions.get(field)) is not None:
-                histogram.add_metric(of(worker), buckets(distribution), distribution.sum)
-        yield histogram
+    yield from declared(workers, "vllm:", labels, of, chosen=lambda metric: metric.vllm)
     usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", labels=labels)
     ends = CounterMetricFamily(
         "vllm:request_success", "Requests that have ended without an error.", labels=(*labels, "finished_reason")

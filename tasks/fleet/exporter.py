@@ -16,9 +16,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from petiole.tasks.fleet import queues, reports, restarts, usage
-from petiole.tasks.fleet.aliases import KINDS, Alias, buckets
+from petiole.tasks.fleet.aliases import Alias, buckets, declared
 from petiole.tasks.fleet.repair import probes
-from petiole.tasks.fleet.reports import HISTOGRAMS, Exported, WorkerReport
+from petiole.tasks.fleet.reports import WorkerReport
 from petiole.tasks.fleet.restarts import Life
 from petiole.tasks.keys import QUARANTINE_KEY
 from petiole.tasks.servers import connections
@@ -140,20 +140,7 @@ def _states(workers: list[WorkerReport]) -> Iterator[Metric]:
 
 def _figures(workers: list[WorkerReport]) -> Iterator[Metric]:
     """Metrics of live workers. The last report of a lost worker is out of date."""
-    for field, declared in WorkerReport.model_fields.items():
-        for metric in declared.metadata:
-            if isinstance(metric, Exported):
-                family = KINDS[metric.kind](f"petiole_{metric.name}", metric.what, labels=_LABELS)
-                for worker in workers:
-                    if (value := getattr(worker, field)) is not None:
-                        family.add_metric(_labels(worker), value)
-                yield family
-    for field, shown in HISTOGRAMS.items():
-        histogram = HistogramMetricFamily(f"petiole_{shown.name}", shown.what, labels=_LABELS)
-        for worker in workers:
-            if (distribution := worker.distributions.get(field)) is not None:
-                histogram.add_metric(_labels(worker), buckets(distribution), distribution.sum)
-        yield histogram
+    yield from declared(workers, "petiole_", _LABELS, _labels)
     labels = (*_LABELS, "priority")
     what = "Seconds from a task's submission until a worker takes it."
     waits = HistogramMetricFamily("petiole_broker_time_seconds", what, labels=labels)
