@@ -17,9 +17,9 @@ class Engine(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name == "wheel" and Path(self.root, "gpu_worker").exists():
             return
-        extras = self.metadata.core.optional_dependencies  # hatchling has replaced `petiole[worker]` by its lines
+        extras = self.metadata.core.optional_dependencies  # hatchling has replaced `petiole[vllm]` by its lines
         build_data["dependencies"] += [
             f"petiole-worker=={self.metadata.version}; extra == '{extra}'"
             for extra, lines in extras.items()
-            if {*extras["worker"]} <= {*lines}
+            if {*extras["vllm"]} <= {*lines}
         ]

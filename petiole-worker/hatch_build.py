@@ -1,4 +1,5 @@
-"""What a release of `petiole-worker` requires: the `petiole` of its version, and what its extra `worker` has."""
+"""What a release of `petiole-worker` requires: the `petiole` of its version, and what its extra `vllm` has: a worker without
+torch."""
 
 from __future__ import annotations
 
@@ -9,4 +10,4 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 class Producer(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        build_data["dependencies"].append(f"petiole[worker]=={self.metadata.version}")
+        build_data["dependencies"].append(f"petiole[vllm]=={self.metadata.version}")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from petiole.contract.settings.engine import switch
 from petiole.gpu_worker.exceptions import MachineError
-from petiole.gpu_worker.models.checkpoint.finding import open_checkpoint
+from petiole.gpu_worker.models.checkpoint.identity import open_checkpoint
 from petiole.gpu_worker.models.checkpoint.safetensors import Checkpoint
 from petiole.gpu_worker.models.checkpoint.sentence_transformers import TextModel
 from petiole.gpu_worker.models.decoder import Decoder

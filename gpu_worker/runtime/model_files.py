@@ -16,12 +16,8 @@ import torch
 
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.checkpoint.finding import (
-    files_of_weights,
-    fingerprint,
-    resolve_model,
-    stored_dtype,
-)
+from petiole.gpu_worker.models.checkpoint.finding import files_of_weights, resolve_model
+from petiole.gpu_worker.models.checkpoint.identity import fingerprint, stored_dtype
 from petiole.gpu_worker.models.checkpoint.opening import end_token_ids
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.families.registry import find_model

@@ -12,6 +12,7 @@ Each line may import what stands below it. Nobody above imports any of it: Celer
     broker/      messages on Redis: take, own, lease, set aside
     reports/     a worker's reports on itself: to `petiole status`, Prometheus and its supervisor
     output/      the outgoing half of the streams, and outcomes
+    inspection   commands about a model, by Petiole's engine in this process
     idempotency  what follows the end of a task happens once, however often it is tried
     outage       logs the first failure of something, and the recovery
     periodic     a thread that repeats one function
@@ -22,5 +23,5 @@ from importlib.util import find_spec
 
 from petiole.tasks.worker_side import PackagesMissingError
 
-if missing := [package for package in ("hiredis", "torch", "petiole.gpu_worker") if find_spec(package) is None]:
+if missing := [package for package in ("hiredis", "petiole.gpu_worker") if find_spec(package) is None]:
     raise PackagesMissingError(missing)

@@ -16,7 +16,8 @@ from petiole.engines.vllm import VllmEngine
 from petiole.gpu_worker import Engine
 from petiole.gpu_worker.engine.serving import Serving
 
-STAND_IN = Path(__file__).parent.parent / "support" / "stand_in"
+SUPPORT = Path(__file__).parent.parent / "support"
+STAND_IN, UNTORCHED = SUPPORT / "stand_in", SUPPORT / "untorched"
 VLLM = os.environ.get("PETIOLE_VLLM_PYTHON", "")
 SMALL = "--dtype float32 --enforce-eager --max-num-seqs 8"
 

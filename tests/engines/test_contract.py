@@ -95,8 +95,7 @@ def test_stop_tokens_sequences_and_strings_end_the_output(engine: Any_) -> None:
 
 
 def test_a_cancel_keeps_what_there_is(engine: Any_) -> None:
-    handle = begun(engine, asked(max_tokens=200))
-    handle.cancel()
+    handle = engine.submit(asked(max_tokens=200), on_delta=lambda handle, _: handle.cancel())
     result = handle.result()
     assert result.finish_reason is FinishReason.CANCELLED
     assert result.token_ids == tuple(token for delta in handle for token in delta.token_ids)

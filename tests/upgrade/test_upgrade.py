@@ -17,7 +17,7 @@ from celery.result import AsyncResult
 
 from petiole import gpu_worker
 from petiole.contract.results.task_result import FinishReason
-from petiole.gpu_worker.models.checkpoint.finding import fingerprint
+from petiole.gpu_worker.models.checkpoint.identity import fingerprint
 from petiole.gpu_worker.request import Request, SamplingParams
 from petiole.gpu_worker.runtime.step.noise import noise_keys
 from petiole.gpu_worker.text.assembler import TextAssembler

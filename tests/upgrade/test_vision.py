@@ -12,7 +12,7 @@ from celery.result import AsyncResult
 
 from petiole.contract.requests import images
 from petiole.contract.results.task_result import GenerationResult, StreamDelta
-from petiole.gpu_worker.models.checkpoint.finding import fingerprint
+from petiole.gpu_worker.models.checkpoint.identity import fingerprint
 from petiole.tasks.keys import AFFINITY_HEADER, image_key
 from petiole.tasks.messages import affinity
 from petiole.tasks.record.codec import LoggedOutput

@@ -32,7 +32,7 @@ model cannot spend its token budget on blanks."""
 MAX_UNIQUE = 64
 """`uniqueItems` is enforced for items of at most this many values: the grammar library counts them in 64 bits."""
 
-_HEAD = f'%llguidance {{"ignore_once": true}}\n%ignore /{WHITESPACE}/'
+HEAD = f'%llguidance {{"ignore_once": true}}\n%ignore /{WHITESPACE}/'
 _PUNCTUATION = {text: Terminal(json.dumps(text)) for text in "{}[],:"}
 _OPEN, _CLOSE, _BEGIN, _END, _COMMA, _COLON = _PUNCTUATION.values()
 
@@ -48,7 +48,7 @@ class Writer:
         self._of: dict[Node, Rule] = {}
 
     def text(self, root: Node) -> str:
-        text = self._rules.text(self._rule(root), _HEAD)
+        text = self._rules.text(self._rule(root), HEAD)
         if text is None:
             raise InvalidRequest(self._field, "must allow a value", "a schema that allows none")
         return text

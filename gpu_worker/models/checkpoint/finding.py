@@ -1,4 +1,4 @@
-"""Finds a checkpoint, opens and identifies it. A model's name is a folder, a GGUF file, a model that ships with
+"""Finds a checkpoint. A model's name is a folder, a GGUF file, a model that ships with
 the project (`SHIPPED`) or a Hugging Face hub id. `:Q4_K_M` behind a folder or an id means its GGUF file of this
 name.
 """
@@ -8,16 +8,12 @@ from __future__ import annotations
 import atexit
 import glob
 import hashlib
-import json
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from petiole.gpu_worker.exceptions import MachineError, ModelError
 from petiole.gpu_worker.models.checkpoint.gguf import choosing
-from petiole.gpu_worker.models.checkpoint.gguf.tensors import GgufTensors
-from petiole.gpu_worker.models.checkpoint.opening import config_of, is_gguf
-from petiole.gpu_worker.models.checkpoint.safetensors import DTYPES, Checkpoint
+from petiole.gpu_worker.models.checkpoint.opening import is_gguf
 
 SHIPPED = {
     "petiole-tiny": "petiole_tiny",
@@ -37,7 +33,6 @@ CONFIGURATION = [
 """What says how a model is computed."""
 _HUB_COPIES = ["consolidated*.safetensors", "original/*", "onnx/*"]
 """Files on the hub that are not downloaded: copies of the weights in other formats."""
-_VOLATILE_KEYS = frozenset({"transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache"})
 
 
 def resolve_model(
@@ -148,42 +143,12 @@ def _remove_unfinished_downloads() -> None:
                 file.unlink()
 
 
-def open_checkpoint(model: Path, modules: Sequence[str] = ()) -> Checkpoint:
-    """The tensors of a folder or of a GGUF file. modules: see `Checkpoint`. Raises ModelError."""
-    pieces = [GgufTensors(piece) for piece in choosing.pieces_of(model)] if is_gguf(model) else ()
-    return Checkpoint(model, pieces, modules)
-
-
-def fingerprint(folder: Path, modules: Sequence[str] = (), more: str = "") -> str:
-    """A hash of a model's content: its configuration, and each tensor's name, dtype, shape and first bytes.
-    modules: see `Checkpoint`. more: what else its outputs depend on.
-
-    A checkpoint has the same hash on any machine and with any sharding. Reads a few hundred bytes per tensor.
-    """
-    raw = {k: v for k, v in config_of(folder).items() if k not in _VOLATILE_KEYS}
-    digest = hashlib.sha256(json.dumps(raw, sort_keys=True).encode() + more.encode())
-    with open_checkpoint(folder, modules) as checkpoint:
-        for name in checkpoint.names():
-            entry = checkpoint.entry(name)
-            digest.update(f"{name} {entry.dtype} {entry.shape}".encode())
-            digest.update(checkpoint.sample(name))
-    return digest.hexdigest()[:16]
-
-
 def files_of_weights(model: Path) -> str:
     """A hash of the names, sizes and times of a model's files of weights, as this machine has them. Quicker than
     their content, which `fingerprint` samples, and different for each change."""
     files = choosing.pieces_of(model) if is_gguf(model) else sorted(model.rglob("*.safetensors"))
     found = [(path.name, status.st_size, status.st_mtime_ns) for path in files for status in [path.stat()]]
     return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
-
-
-def stored_dtype(folder: Path) -> str:
-    """The type of a checkpoint's weights, such as "bfloat16". As in transformers, it is the type of the first
-    floating-point tensor; "" if there is none."""
-    with open_checkpoint(folder) as checkpoint:
-        stored = (entry.dtype for file in checkpoint.files for entry in file.entries.values())
-        return next((str(DTYPES[name]).removeprefix("torch.") for name in stored if name in DTYPES), "")
 
 
 # ------------------------------------------------------------ formats that are not read

@@ -18,6 +18,7 @@ from petiole.engines.vllm import wording
 from petiole.engines.vllm.child import Child
 from petiole.engines.vllm.sequences import VllmLoop, VllmSequences
 from petiole.gpu_worker import constraints
+from petiole.gpu_worker.constraints.grammar import GrammarState, vocabulary_of
 from petiole.gpu_worker.engine.open_requests import OpenRequests
 from petiole.gpu_worker.engine.serving import Serving
 from petiole.gpu_worker.exceptions import (
@@ -28,7 +29,7 @@ from petiole.gpu_worker.exceptions import (
     ModelError,
     require,
 )
-from petiole.gpu_worker.models.checkpoint.finding import fingerprint, resolve_model
+from petiole.gpu_worker.models.checkpoint.finding import resolve_model
 from petiole.gpu_worker.preparation.embeddings import TextInputs
 from petiole.gpu_worker.preparation.output import RequestOutput
 from petiole.gpu_worker.preparation.preparation import Preparer
@@ -71,7 +72,7 @@ class VllmEngine(Serving[VllmLoop]):
 
     def _loaded(self, config: EngineConfig, folder: Path, tokenizer: Tokenizer, ready: dict[str, Any]) -> None:
         """The child has loaded the model: `ready` is what it says of it."""
-        self._limits = limits_of(config.model, fingerprint(folder, more=_differs(ready)), ready)
+        self._limits = limits_of(config.model, fingerprint(folder, ready), ready)
         self._version = ready["version"]
         batched = ready["max_num_batched_tokens"]
         self.config = config = config.decided(Batching(ready["max_num_seqs"], batched, batched))
@@ -80,7 +81,7 @@ class VllmEngine(Serving[VllmLoop]):
             config,
             self._limits,
             tokenizer=tokenizer,
-            compile_constraint=partial(constraints.compile_constraint, tokenizer=tokenizer),
+            compile_constraint=partial(_compiled, tokenizer=tokenizer),
             proposer=NgramProposer(),
             adapter_key=self._adapter_key,
         )
@@ -238,6 +239,15 @@ class _Preparer(Preparer):
         return inner is None or super()._consume(inner, token, numbers)
 
 
+def _compiled(constraint: Constraint, tokenizer: Tokenizer) -> ConstraintState:
+    """A constraint in vLLM's words: we follow what vLLM is told."""
+    state = constraints.compile_constraint(constraint, tokenizer)
+    if not isinstance(state, GrammarState):
+        return state
+    source, field = wording.lark_of(state.source), f"constraint.{constraint.kind}"
+    return vocabulary_of(tokenizer).grammar(source, field, constraint.value).start()
+
+
 def arguments_of(config: EngineConfig, folder: Path) -> list[str]:
     """vLLM's own arguments. Those of PETIOLE_VLLM_ARGS come last, and so hold."""
     given = {
@@ -284,6 +294,20 @@ def limits_of(model: str, content: str, ready: dict[str, Any]) -> ModelLimits:
     )
 
 
-def _differs(ready: dict[str, Any]) -> str:
-    """What answers depend on beside the checkpoint: another engine never continues them."""
-    return f"vllm {ready['dtype']} {ready['quantization']}"
+_SAMPLES, _SAMPLE_BYTES = 64, 4096
+_CONTENT = {".safetensors", ".bin", ".pt", ".gguf"}
+
+
+def fingerprint(folder: Path, ready: dict[str, Any]) -> str:
+    """A hash of a model's files, sampled, and of what else answers depend on. Another engine has other hashes, so
+    it never continues what this one began. It takes files that Petiole's loader does not read."""
+    digest = hashlib.sha256(f"vllm {ready['dtype']} {ready['quantization']}".encode())
+    files = [path for path in sorted(folder.rglob("*")) if path.suffix in _CONTENT or path.name == "config.json"]
+    for path in files or [folder]:  # a GGUF file
+        size = path.stat().st_size
+        digest.update(f"{path.relative_to(folder)} {size}".encode())
+        with path.open("rb") as file:
+            for k in range(_SAMPLES):
+                file.seek(max(0, size - _SAMPLE_BYTES) * k // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:16]

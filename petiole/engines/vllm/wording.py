@@ -12,6 +12,7 @@ from typing import Any
 
 from petiole.gpu_worker.constraints import BannedState
 from petiole.gpu_worker.constraints.grammar import GrammarState
+from petiole.gpu_worker.constraints.schema.writing import HEAD, WHITESPACE
 from petiole.gpu_worker.exceptions import require
 from petiole.gpu_worker.request import TokenLogprobs
 from petiole.gpu_worker.request.protocols import ConstraintState
@@ -22,6 +23,7 @@ _GREEDY = 1e-6
 _SEEDS = 2**63
 _PART = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|@\w+')
 """Of a grammar: a string, a pattern, or the name of another grammar."""
+_TERMINAL = re.compile(r"^(T\d+): (.*)$", re.MULTILINE)
 
 
 def checked(seq: ScheduledSequence) -> None:
@@ -81,7 +83,7 @@ def submission(seq: ScheduledSequence) -> dict[str, Any]:
         "salt": request.salt,
     }
     if isinstance(grammar := grammar_of(seq.constraint), GrammarState):
-        message["grammar"] = lark_of(grammar.source)
+        message["grammar"] = grammar.source
     if isinstance(seq.constraint, BannedState):
         message["bad"] = [list(tokens) for tokens in seq.constraint.sequences]
     return message
@@ -91,10 +93,18 @@ def lark_of(source: str) -> str:
     """The Lark grammar of a compiled constraint, whose source is one, or has some in JSON: the others stand in the
     first by their names."""
     if not source.startswith("{"):
-        return source
+        return _spaced(source)
     first, *others = json.loads(source)["grammars"]
-    texts = {f"@{one['name']}": f"%lark {{\n{one['lark_grammar']}\n}}" for one in others}
-    return _PART.sub(lambda part: texts.get(part[0], part[0]), first["lark_grammar"])
+    texts = {f"@{one['name']}": f"%lark {{\n{_spaced(one['lark_grammar'])}\n}}" for one in others}
+    return _PART.sub(lambda part: texts.get(part[0], part[0]), _spaced(first["lark_grammar"]))
+
+
+def _spaced(grammar: str) -> str:
+    """The grammar of a schema with its whitespace behind each terminal: vLLM's llguidance does not know
+    `ignore_once`, and would allow blanks without an end."""
+    if not grammar.startswith(HEAD):
+        return grammar
+    return _TERMINAL.sub(lambda line: f"{line[1]}: ({line[2]}) /{WHITESPACE}/", grammar.removeprefix(HEAD))
 
 
 def scored(token: int, entries: list[tuple[int, float, int]], named: Mapping[int, int], top: int) -> TokenLogprobs:

@@ -22,6 +22,7 @@ from petiole.gpu_worker.request import Delta, Request
 from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.tasks.settings import Settings
+from petiole.tasks.worker_side import PackagesMissingError
 
 _ENGINES = {"petiole": "petiole.gpu_worker.engine:Engine", "vllm": "petiole.engines.vllm:VllmEngine"}
 
@@ -72,9 +73,15 @@ class EngineLike(Protocol):
 
 
 def make_engine(settings: Settings) -> EngineLike:
-    """Load, warm up and start the engine of the settings. Raises InvalidRequest."""
+    """Load, warm up and start the engine of the settings. Raises InvalidRequest, and PackagesMissingError without
+    torch: an engine may compute elsewhere."""
     module, _, name = (settings.engine_factory or _ENGINES[settings.engine]).partition(":")
-    factory = getattr(import_module(_in_full(module)), name, None) if name else None
+    try:
+        factory = getattr(import_module(_in_full(module)), name, None) if name else None
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise PackagesMissingError(["torch"]) from None
     if not callable(factory):
         raise InvalidRequest("engine_factory", "must be module:callable", settings.engine_factory)
     engine: EngineLike = factory(EngineConfig(**settings.engine_options()))

@@ -20,7 +20,8 @@ from bench.harness.driver import Driver
 from petiole.gpu_worker import Engine, EngineConfig, Request
 from petiole.gpu_worker.engine.loading import warm_up
 from petiole.gpu_worker.exceptions import EngineError, ModelError
-from petiole.gpu_worker.models.checkpoint.finding import fingerprint, resolve_model
+from petiole.gpu_worker.models.checkpoint.finding import resolve_model
+from petiole.gpu_worker.models.checkpoint.identity import fingerprint
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.runtime.device.device import DeviceError
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens

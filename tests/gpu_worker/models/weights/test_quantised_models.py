@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from bench.harness.driver import Driver
 from petiole.gpu_worker.exceptions import ModelError
-from petiole.gpu_worker.models.checkpoint.finding import fingerprint
+from petiole.gpu_worker.models.checkpoint.identity import fingerprint
 from petiole.gpu_worker.models.weights.description import form_name
 from petiole.gpu_worker.models.weights.linear import DenseLinear, JoinedLinear
 from petiole.gpu_worker.models.weights.quantized import CodedLinear

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from bench.harness.driver import Driver
-from petiole.gpu_worker.models.checkpoint.finding import fingerprint
+from petiole.gpu_worker.models.checkpoint.identity import fingerprint
 from petiole.gpu_worker.models.weights.linear import DenseLinear, Int8Linear, quantize_int8
 from petiole.gpu_worker.models.weights.quantization import int4_form, quantise_int4
 from petiole.gpu_worker.models.weights.quantized import CodedLinear
