@@ -16,7 +16,7 @@ import pytest
 
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.fleet import models, reports
-from tests.engines.conftest import STAND_IN, UNTORCHED
+from tests.engines.conftest import SMALL, STAND_IN, UNTORCHED, VLLM
 from tests.support.site import Site, Worker, eventually
 from tests.support.stand_in.vllm import token
 
@@ -93,3 +93,24 @@ def test_200_streams_and_every_kind_of_death(site: Site) -> None:
     for prompt, result, value in zip(prompts, results, values, strict=True):
         assert value["token_ids"] == site.tokens(result) == expected(prompt, LONG)
     assert max(value["attempt"] for value in values) > 1, "no death met a stream"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not VLLM, reason="PETIOLE_VLLM_PYTHON names no interpreter with vLLM")
+def test_200_streams_of_vllm_itself(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH")
+    chosen = {"PETIOLE_VLLM_PYTHON": VLLM, "PETIOLE_VLLM_ARGS": SMALL}
+    workers = [worker.ready(900) for worker in [site.start_worker(**chosen) for _ in range(2)]]
+    asked = [{"prompt": [k + 1, 7], "max_tokens": LONG, "temperature": 0, "ignore_eos": True} for k in range(200)]
+    results = [site.generate(**options) for options in asked]
+    for kill in (workers[0].kill, lambda: os.kill(child_of(workers[1]), signal.SIGKILL)):
+        enough = sum(result.ready() for result in results) + 20
+        eventually(lambda enough=enough: sum(one.ready() for one in results) >= enough, "some more ended", 300)
+        kill()
+        site.start_worker(**chosen).ready(900)
+    values = [site.get(result, 600) for result in results]
+    assert [value["token_ids"] for value in values] == [site.tokens(result) for result in results]
+    again = [k for k, value in enumerate(values) if value["attempt"] > 1]
+    assert again, "no death met a stream"
+    undisturbed = [site.get(result, 600) for result in [site.generate(**asked[k]) for k in again]]
+    assert [value["token_ids"] for value in undisturbed] == [values[k]["token_ids"] for k in again]

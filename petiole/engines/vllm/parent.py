@@ -34,6 +34,7 @@ from petiole.gpu_worker.preparation.embeddings import TextInputs
 from petiole.gpu_worker.preparation.output import RequestOutput
 from petiole.gpu_worker.preparation.preparation import Preparer
 from petiole.gpu_worker.request import Constraint, Request
+from petiole.gpu_worker.request.prepared_images import ImageLimits
 from petiole.gpu_worker.request.protocols import ConstraintState
 from petiole.gpu_worker.request.values import Numbers
 from petiole.gpu_worker.runtime.interface import Computing, ModelLimits
@@ -76,7 +77,7 @@ class VllmEngine(Serving[VllmLoop]):
         self._version = ready["version"]
         batched = ready["max_num_batched_tokens"]
         self.config = config = config.decided(Batching(ready["max_num_seqs"], batched, batched))
-        self.sequences = VllmSequences(self.child.say, self._adapter_of)
+        self.sequences = VllmSequences(self.child.say, self._adapter_of, self._limits)
         preparer = _Preparer(
             config,
             self._limits,
@@ -278,7 +279,7 @@ def arguments_of(config: EngineConfig, folder: Path) -> list[str]:
 
 def limits_of(model: str, content: str, ready: dict[str, Any]) -> ModelLimits:
     """vLLM starts only if a sequence of `max_model_len` fits into its cache, whatever its groups of layers are."""
-    size, longest = ready["block_size"], ready["max_model_len"]
+    size, longest, mark = ready["block_size"], ready["max_model_len"], ready["image_token"]
     pages = max(ready["blocks"] or 0, -(-longest // size))
     return ModelLimits(
         model=model,
@@ -289,11 +290,14 @@ def limits_of(model: str, content: str, ready: dict[str, Any]) -> ModelLimits:
         page_size=size,
         max_batch_size=ready["max_num_seqs"] + 1,
         eos_token_ids=frozenset(ready["eos"]),
+        images=ImageLimits(_MOST_IMAGES, 1, 1, False, placeholder=mark) if mark is not None else None,
+        pictures=wording.Files() if mark is not None else None,
         device=ready["device"],
         computing=Computing(ready["quantization"] or ready["dtype"], kernels=f"vllm {ready['version']}"),
     )
 
 
+_MOST_IMAGES = 64
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 _CONTENT = {".safetensors", ".bin", ".pt", ".gguf"}
 

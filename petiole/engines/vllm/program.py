@@ -16,7 +16,9 @@ import select
 import signal
 import socket
 import sys
+from base64 import b64decode
 from collections.abc import Coroutine
+from io import BytesIO
 from typing import Any
 
 BEAT_S = 1.0
@@ -116,6 +118,8 @@ class Server:
             prompt: dict[str, Any] = {"prompt_token_ids": asked["prompt"]}
             if asked["salt"]:
                 prompt["cache_salt"] = asked["salt"]
+            if "images" in asked:
+                prompt["multi_modal_data"] = {"image": await asyncio.to_thread(pictures, asked["images"])}
             adapter = LoRARequest(*asked["adapter"]) if asked.get("adapter") else None
             if adapter is not None and (why := await self.load(adapter)):
                 return self.put({"n": n, "tokens": [], "error": why, "failed": "adapter"})
@@ -184,6 +188,27 @@ def entries(position: dict[int, Any]) -> list[tuple[int, float, int]]:
     return [(token, one.logprob, one.rank or 0) for token, one in position.items()]
 
 
+def pictures(files: list[str]) -> list[Any]:
+    """Files in base64 as RGB pictures, turned as EXIF says."""
+    from PIL import Image, ImageOps
+    from vllm.multimodal.image import convert_image_mode
+
+    try:
+        opened = [Image.open(BytesIO(b64decode(file))) for file in files]
+        for picture in opened:
+            picture.load()
+        return [convert_image_mode(ImageOps.exif_transpose(picture), "RGB") for picture in opened]
+    except OSError as error:
+        raise ValueError(f"an image that cannot be read: {error}") from None
+
+
+def image_token(config: Any) -> int | None:
+    """The token that stands for a picture in a prompt."""
+    names = ("boi_token_index", "boi_token_id", "image_token_id", "image_token_index")
+    found = [getattr(config, name, None) for name in names]
+    return next((token for token in found if token is not None), None)
+
+
 def started(arguments: list[str]) -> Any:
     """The engine of vLLM's own arguments."""
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -212,6 +237,7 @@ def described(engine: Any) -> dict[str, Any]:
         "device": current_platform.device_type,
         "eos": sorted({int(token) for token in eos if token is not None}),
         "vocab_size": model.get_vocab_size(),
+        "image_token": image_token(model.hf_config) if model.is_multimodal_model else None,
         "max_model_len": model.max_model_len,
         "block_size": cache.block_size,
         "blocks": cache.num_gpu_blocks,

@@ -20,6 +20,7 @@ from petiole.engines.vllm import wording
 from petiole.gpu_worker.exceptions import AdapterError, EngineError, InvalidRequest
 from petiole.gpu_worker.request import FinishReason
 from petiole.gpu_worker.request.protocols import ConstraintState
+from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.state import (
     Admitted,
@@ -49,9 +50,12 @@ class VllmSequences:
     """Implements `Sequences`. `say` sends a message to the child; `adapter` names a sequence's adapter to vLLM."""
 
     def __init__(
-        self, say: Callable[..., None], adapter: Callable[[ScheduledSequence], tuple[str, int, str] | None]
+        self,
+        say: Callable[..., None],
+        adapter: Callable[[ScheduledSequence], tuple[str, int, str] | None],
+        limits: ModelLimits,
     ) -> None:
-        self._say, self._adapter = say, adapter
+        self._say, self._adapter, self._limits = say, adapter, limits
         self._numbers = itertools.count(1)
         self._open: dict[int, ScheduledSequence] = {}
         self._number: dict[ScheduledSequence, int] = {}
@@ -78,7 +82,7 @@ class VllmSequences:
                 return self.finalize(seq, _end_of(seq, grammar))
             self._held[seq] = []
         if len(seq.generated) < seq.max_output_tokens:  # otherwise `OpenRequests` ends it
-            self._say(do="submit", n=n, adapter=self._adapter(seq), **wording.submission(seq))
+            self._say(do="submit", n=n, adapter=self._adapter(seq), **wording.submission(seq, self._limits))
         return None
 
     def finalize(self, seq: ScheduledSequence, end: End) -> None:
@@ -144,7 +148,11 @@ class VllmSequences:
             self._held.get(seq, self.emissions).append(Generated(seq, tokens, extras))
             seq.generated += tokens
             self.counters.generated_tokens += len(tokens)
-        if end is None and "end" in output:
+        if (
+            end is None and output.get("end") == "length" and seq.images
+        ):  # they take more of the context than is known
+            end = Finish(FinishReason.LENGTH, "max_model_len")  # they take more of it than is known here
+        elif end is None and "end" in output:
             end = EngineError(f"vLLM ended request {seq.request.request_id}: {output['end']}")
         if end is not None:
             self.finalize(seq, end)

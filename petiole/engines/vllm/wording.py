@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from petiole.gpu_worker.constraints import BannedState
 from petiole.gpu_worker.constraints.grammar import GrammarState
 from petiole.gpu_worker.constraints.schema.writing import HEAD, WHITESPACE
 from petiole.gpu_worker.exceptions import require
+from petiole.gpu_worker.preparation.images import content_hash_of
 from petiole.gpu_worker.request import TokenLogprobs
+from petiole.gpu_worker.request.prepared_images import IMAGE, ImageLayout, PreparedImage
 from petiole.gpu_worker.request.protocols import ConstraintState
+from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 MOST_LOGPROBS = 128
 _GREEDY = 1e-6
@@ -26,10 +33,21 @@ _PART = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|@\w+')
 _TERMINAL = re.compile(r"^(T\d+): (.*)$", re.MULTILINE)
 
 
+class Files:
+    """Pictures as files: vLLM makes the pixels, and the tokens in the place of the one that is here."""
+
+    def layout(self, width: int, height: int, field: str, most: int) -> ImageLayout:
+        return ImageLayout(1)
+
+    def prepared(self, picture: Image.Image, content_hash: int, layout: ImageLayout) -> PreparedImage:
+        raise AssertionError("vLLM makes the pixels")
+
+
 def checked(seq: ScheduledSequence) -> None:
     """Refuse what vLLM lacks. Raises InvalidRequest."""
     request, constraint = seq.request, grammar_of(seq.constraint)
-    require(not request.images, "images", "are not passed on to vLLM", f"{len(request.images)} images")
+    files = all(isinstance(image, bytes | bytearray | memoryview) for image in request.images)
+    require(files, "images", "must be files, for vLLM", "pixels")
     heat = request.sampling.temperature
     require(heat <= 2, "temperature", "must be at most 2, for vLLM", heat)
     if constraint is None:
@@ -44,8 +62,8 @@ def grammar_of(constraint: ConstraintState | None) -> ConstraintState | None:
     return constraint.inner if isinstance(constraint, BannedState) else constraint
 
 
-def submission(seq: ScheduledSequence) -> dict[str, Any]:
-    """What vLLM is asked."""
+def submission(seq: ScheduledSequence, limits: ModelLimits) -> dict[str, Any]:
+    """What vLLM is asked. Where a picture stands, its prompt has one token."""
     request, sampling, rules, done = seq.request, seq.request.sampling, seq.rules, len(seq.generated)
     bias: dict[int, float] = {token: float("-inf") for token in sampling.banned_token_ids}
     greedy = sampling.temperature < _GREEDY
@@ -76,12 +94,17 @@ def submission(seq: ScheduledSequence) -> dict[str, Any]:
         options["logprob_token_ids"] = list(sampling.logprob_token_ids)
     if seq.wants_scores:
         options["prompt_logprobs"] = sampling.prompt_logprobs
+    mark = None if limits.images is None else limits.images.placeholder
     message: dict[str, Any] = {
-        "prompt": seq.tokens().tolist(),
+        "prompt": [mark if token == IMAGE else token for token in seq.tokens().tolist()],
         "sampling": options,
         "priority": request.priority,
         "salt": request.salt,
     }
+    if seq.images:
+        files = {content_hash_of(bytes(data)): data for data in cast(Sequence[bytes], request.images)}
+        placed = [files[image.content_hash] for _, image in sorted(seq.images.items())]
+        message["images"] = [b64encode(data).decode() for data in placed]
     if isinstance(grammar := grammar_of(seq.constraint), GrammarState):
         message["grammar"] = grammar.source
     if isinstance(seq.constraint, BannedState):

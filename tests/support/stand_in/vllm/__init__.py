@@ -100,6 +100,7 @@ class AsyncLLM:
         self.logger, self.running, self.errored, self.going = logger, 0, False, asyncio.Event()
         self.adapters: set[int] = set()
         self.going.set()
+        config = json.loads(Path(given.model, "config.json").read_text())
         self.rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
         self.vllm_config = Some(
             model_config=Some(
@@ -107,8 +108,9 @@ class AsyncLLM:
                 max_model_len=int(given.max_model_len or 2048),
                 dtype="torch.float32",
                 quantization=None,
+                is_multimodal_model="image_token_id" in config,
                 try_get_generation_config=dict,
-                hf_config=Some(eos_token_id=511),
+                hf_config=Some(eos_token_id=511, image_token_id=config.get("image_token_id")),
             ),
             cache_config=Some(block_size=16, num_gpu_blocks=1000),
             scheduler_config=Some(max_num_seqs=int(given.max_num_seqs or 8), max_num_batched_tokens=256),
@@ -141,6 +143,8 @@ class AsyncLLM:
         self, prompt: dict[str, Any], params: Any, request_id: str, *, lora_request: Any, priority: int
     ) -> AsyncIterator[Any]:
         before, made = list(prompt["prompt_token_ids"]), 0
+        pictures = prompt.get("multi_modal_data", {}).get("image", ())
+        before[:0] = [zlib.crc32(picture.tobytes()) for picture in pictures]
         scores = None if params.prompt_logprobs is None else [None, *(self._scored(one, 1) for one in before[1:])]
         asked = self._answer(params)
         if lora_request is not None and lora_request.number not in self.adapters:
@@ -215,7 +219,7 @@ def _module(name: str, **names: Any) -> None:
     module.__dict__.update(names)
 
 
-for _package in ("lora", "engine", "utils", "v1", "v1.engine"):
+for _package in ("lora", "engine", "utils", "v1", "v1.engine", "multimodal"):
     _module(_package, __path__=[])
 _module("lora.request", LoRARequest=LoRARequest)
 _module("sampling_params", RequestOutputKind=RequestOutputKind, StructuredOutputsParams=StructuredOutputsParams)
@@ -224,4 +228,5 @@ _module("engine.arg_utils", AsyncEngineArgs=AsyncEngineArgs)
 _module("utils.argparse_utils", FlexibleArgumentParser=argparse.ArgumentParser)
 _module("v1.engine.async_llm", AsyncLLM=AsyncLLM)
 _module("v1.engine.exceptions", EngineDeadError=EngineDeadError)
+_module("multimodal.image", convert_image_mode=lambda picture, mode: picture.convert(mode))
 _module("platforms", current_platform=Some(device_type="cpu"))
