@@ -1,5 +1,5 @@
-"""What a release of `petiole-worker` requires: the `petiole` of its version, and what its extra `vllm` has: a worker without
-torch."""
+"""What a release of `petiole-worker` requires: the `petiole` of its version, with its extra `vllm`: a worker's
+packages without torch."""
 
 from __future__ import annotations
 

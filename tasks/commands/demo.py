@@ -137,6 +137,8 @@ def worker(
     """Start a worker and wait until it is ready. Yields its name and process. On Linux it dies with the caller."""
     if settings().broker_url.startswith("embedded:"):
         embedded.socket_path()
+    if settings().engine == "vllm":
+        patience_s = max(patience_s, settings().vllm_start_s)
     name = f"{name}-{os.getpid()}@localhost"
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(

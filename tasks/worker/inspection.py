@@ -1,4 +1,4 @@
-"""Commands about a model, by Petiole's own engine in this process: its needs, what it can, a timeline of its steps."""
+"""Commands about a model, by the engine of this process: what it needs, what it can, a timeline of its steps."""
 
 from __future__ import annotations
 

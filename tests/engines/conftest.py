@@ -24,14 +24,22 @@ SMALL = "--dtype float32 --enforce-eager --max-num-seqs 8"
 Make = Callable[..., Serving[Any]]
 
 
+@pytest.fixture(scope="session")
+def interpreter(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python that has the stand-in in vLLM's place."""
+    path = tmp_path_factory.mktemp("stand-in") / "python"
+    path.write_text(f'#!/bin/sh\nPYTHONPATH={STAND_IN} exec {sys.executable} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+def stand_in(interpreter: str) -> Iterator[Make]:
     """Makes engines with the stand-in; each is shut down in the end."""
-    monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
     made: list[VllmEngine] = []
 
     def make(**settings: Any) -> VllmEngine:
-        config = EngineConfig(**{"vllm_python": sys.executable, "max_model_len": 256} | settings)
+        config = EngineConfig(**{"vllm_python": interpreter, "max_model_len": 256} | settings)
         made.append(VllmEngine(config))
         return made[-1].start()
 
@@ -41,17 +49,14 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
 
 @pytest.fixture(scope="module", params=["petiole", "stand-in", "vllm"])
-def engine(request: pytest.FixtureRequest) -> Iterator[Serving[Any]]:
-    patch = pytest.MonkeyPatch()
+def engine(request: pytest.FixtureRequest, interpreter: str) -> Iterator[Serving[Any]]:
     if request.param == "petiole":
         made: Serving[Any] = Engine(EngineConfig(device="cpu", dtype="float32", max_model_len=256, max_num_seqs=8))
     elif request.param == "stand-in":
-        patch.setenv("PYTHONPATH", str(STAND_IN))
-        made = VllmEngine(EngineConfig(vllm_python=sys.executable, max_model_len=256))
+        made = VllmEngine(EngineConfig(vllm_python=interpreter, max_model_len=256))
     elif not VLLM:
         pytest.skip("PETIOLE_VLLM_PYTHON names no interpreter with vLLM")
     else:
         made = VllmEngine(EngineConfig(vllm_python=VLLM, max_model_len=256, vllm_args=SMALL))
     with made:
         yield made
-    patch.undo()

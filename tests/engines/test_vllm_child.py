@@ -16,7 +16,7 @@ from petiole.engines.vllm import VllmEngine
 from petiole.gpu_worker import Constraint, InvalidRequest, ModelError, Request, Scoring
 from petiole.gpu_worker.exceptions import AdapterError, EngineError, HandedBack, MachineError
 from petiole.gpu_worker.request import FinishReason
-from tests.engines.conftest import STAND_IN, Make
+from tests.engines.conftest import Make
 from tests.engines.test_contract import asked, begun, until
 
 
@@ -76,15 +76,15 @@ def test_a_stopped_process_counts_as_hung(stand_in: Make, who: str) -> None:
     until(lambda: not group(pid))
 
 
-def test_a_killed_worker_leaves_no_process(tmp_path: Path) -> None:
+def test_a_killed_worker_leaves_no_process(tmp_path: Path, interpreter: str) -> None:
     """Not even where the child itself is stopped."""
     code = (
         "import sys, time; from petiole.contract.settings.engine import EngineConfig\n"
         "from petiole.engines.vllm import VllmEngine\n"
-        "engine = VllmEngine(EngineConfig(vllm_python=sys.executable, max_model_len=256))\n"
+        f"engine = VllmEngine(EngineConfig(vllm_python={interpreter!r}, max_model_len=256))\n"
         "print(engine.child.pid, flush=True); time.sleep(3600)"
     )
-    env = os.environ | {"PYTHONPATH": f"{STAND_IN}{os.pathsep}{Path.cwd()}"}
+    env = os.environ | {"PYTHONPATH": str(Path.cwd())}
     worker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env)
     assert worker.stdout is not None
     pid = int(worker.stdout.readline())

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.fleet import models, reports
-from tests.engines.conftest import SMALL, STAND_IN, UNTORCHED, VLLM
+from tests.engines.conftest import SMALL, UNTORCHED, VLLM
 from tests.support.site import Site, Worker, eventually
 from tests.support.stand_in.vllm import token
 
@@ -34,9 +33,9 @@ def expected(prompt: list[int], n: int) -> list[int]:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STAND_IN), str(UNTORCHED)]))
-    engine = {"PETIOLE_ENGINE": "vllm", "PETIOLE_ENGINE_FACTORY": "", "PETIOLE_VLLM_PYTHON": sys.executable}
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interpreter: str) -> Iterator[Site]:
+    monkeypatch.setenv("PYTHONPATH", str(UNTORCHED))
+    engine = {"PETIOLE_ENGINE": "vllm", "PETIOLE_ENGINE_FACTORY": "", "PETIOLE_VLLM_PYTHON": interpreter}
     more: dict[str, Any] = {"PETIOLE_MODEL": "petiole-tiny", "PETIOLE_MAX_ATTEMPTS": 100, "STAND_IN_STEP_MS": 20}
     with Site(tmp_path, **engine, **more) as site:
         yield site
@@ -97,8 +96,7 @@ def test_200_streams_and_every_kind_of_death(site: Site) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not VLLM, reason="PETIOLE_VLLM_PYTHON names no interpreter with vLLM")
-def test_200_streams_of_vllm_itself(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYTHONPATH")
+def test_200_streams_of_vllm_itself(site: Site) -> None:
     chosen = {"PETIOLE_VLLM_PYTHON": VLLM, "PETIOLE_VLLM_ARGS": SMALL}
     workers = [worker.ready(900) for worker in [site.start_worker(**chosen) for _ in range(2)]]
     asked = [{"prompt": [k + 1, 7], "max_tokens": LONG, "temperature": 0, "ignore_eos": True} for k in range(200)]

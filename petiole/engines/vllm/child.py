@@ -46,6 +46,7 @@ class Child:
         with end:
             command = [python, str(PROGRAM), str(end.fileno())]
             env = os.environ | {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "PYTHONUNBUFFERED": "1"}
+            env.pop("PYTHONPATH", None)  # of this interpreter's packages, which are other versions than vLLM's
             try:
                 self._process = subprocess.Popen(
                     command, pass_fds=[end.fileno()], stdin=subprocess.DEVNULL, start_new_session=True, env=env
