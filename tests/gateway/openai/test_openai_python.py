@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from petiole.tasks.fleet import models
+from tests.engines.conftest import SMALL, VLLM
 from tests.gateway.conftest import REAL
 from tests.support.gateway import Gateway
 from tests.support.site import REPOSITORY, Site, eventually
@@ -29,13 +30,21 @@ evaluations, fine-tuning, images, moderations, realtime, skills, uploads, vector
 model of texts, and have tests of their own."""
 
 
+OF_VLLM = {"PETIOLE_ENGINE": "vllm", "PETIOLE_ENGINE_FACTORY": "", "PETIOLE_VLLM_ARGS": SMALL}
+ENGINES = [
+    pytest.param({}, id="petiole"),
+    pytest.param(OF_VLLM, id="vllm", marks=pytest.mark.skipif(not VLLM, reason="PETIOLE_VLLM_PYTHON is not set")),
+]
+
+
 @pytest.mark.skipif(WHERE is None, reason="needs openai-python's tests: make openai-tests")
-def test_each_method_gets_an_answer_of_its_type(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+def test_each_method_gets_an_answer_of_its_type(tmp_path: Path, engine: dict[str, Any]) -> None:
     folder = Path(str(WHERE))
     files: dict[str, Any] = {"PETIOLE_GATEWAY_FILES": tmp_path / "files"}
-    known: dict[str, Any] = {**REAL, **files}
+    known: dict[str, Any] = {**REAL, **files, **engine}
     with Site(tmp_path, **known) as site:
-        site.worker()
+        site.start_worker().ready(900)
         eventually(lambda: models.models(site.redis), "the worker has said what it serves")
         with Gateway(tmp_path, PETIOLE_BROKER_URL=site.url, **files) as gateway:
             paths = os.pathsep.join([str(REPOSITORY / "tests" / "support" / "clients"), str(folder)])
