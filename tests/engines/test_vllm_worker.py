@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from petiole.tasks.errors import InvalidRequest
+from petiole.tasks.errors import InvalidRequest, ModelChanged
 from petiole.tasks.fleet import models, reports
 from tests.engines.conftest import SMALL, UNTORCHED, VLLM
 from tests.support.site import Site, Worker, eventually
@@ -72,6 +72,17 @@ def test_a_worker_whose_child_is_killed_ends_and_another_continues_its_tasks(sit
     assert first.process.wait(30) == 70
     assert "vLLM has ended" in first.output
     assert second.process.poll() is None
+
+
+def test_a_worker_of_another_engine_on_the_queue_never_continues_a_task(site: Site) -> None:
+    first = site.worker()
+    begun = site.generate([4, 5], max_tokens=1500, temperature=0, ignore_eos=True)
+    site.streaming(begun, 5)
+    site.worker(PETIOLE_ENGINE="petiole", PETIOLE_ENGINE_FACTORY="tests.support.fake_engine:FakeEngine")
+    first.kill()
+    with pytest.raises(ModelChanged):
+        site.get(begun)
+    assert len(site.get(site.generate([4, 5], max_tokens=8, temperature=0, ignore_eos=True))["token_ids"]) == 8
 
 
 @pytest.mark.slow
