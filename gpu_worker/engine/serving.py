@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
@@ -29,7 +30,7 @@ from petiole.gpu_worker.text import Tokenizer
 T = TypeVar("T")
 
 
-class Serving(Generic[L]):
+class Serving(ABC, Generic[L]):
     """An engine's requests and threads. Thread-safe."""
 
     config: EngineConfig
@@ -46,8 +47,8 @@ class Serving(Generic[L]):
         self._thread = threading.Thread(target=self._loop.run, name="engine", daemon=True)
 
     @property
-    def limits(self) -> ModelLimits:
-        raise NotImplementedError
+    @abstractmethod
+    def limits(self) -> ModelLimits: ...
 
     @property
     def on_fatal(self) -> Callable[[BaseException], None] | None:

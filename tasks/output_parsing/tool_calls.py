@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Protocol
@@ -99,7 +100,7 @@ class Arguments:
         return at
 
 
-class _Tokens:
+class _Tokens(ABC):
     """Base of the readers that read token by token. Spaces stand between tokens, and belong to values."""
 
     _value: Value | None = None
@@ -116,9 +117,9 @@ class _Tokens:
             at = after
         return at
 
+    @abstractmethod
     def _token(self, text: str, at: int, final: bool) -> int:
         """Read one token. Returns the place after it, or `at` if more text is needed."""
-        raise NotImplementedError
 
 
 class JsonCall(_Tokens):
