@@ -18,9 +18,9 @@ CONSUMER = "petiole.tasks.worker.broker.consumer:Consumer"
 REQUEST = "petiole.tasks.worker.delivery.revocation:Request"
 RUN_HERE = "petiole.tasks.worker.generation.local:run"
 COUNT = "petiole.tasks.worker.generation.counting:answer"
-TRACE = "petiole.tasks.worker.inspection:trace"
-SERVED = "petiole.tasks.worker.inspection:served"
-PLAN = "petiole.tasks.worker.inspection:plan"
+TRACE = "petiole.tasks.worker.reports.inspection:trace"
+SERVED = "petiole.tasks.worker.reports.inspection:served"
+PLAN = "petiole.tasks.worker.reports.inspection:plan"
 
 
 class PackagesMissingError(ClickException, ImportError):

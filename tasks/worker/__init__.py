@@ -12,7 +12,6 @@ Each line may import what stands below it. Nobody above imports any of it: Celer
     broker/      messages on Redis: take, own, lease, set aside
     reports/     a worker's reports on itself: to `petiole status`, Prometheus and its supervisor
     output/      the outgoing half of the streams, and outcomes
-    inspection   commands about a model, by Petiole's engine in this process
     idempotency  what follows the end of a task happens once, however often it is tried
     outage       logs the first failure of something, and the recovery
     periodic     a thread that repeats one function

@@ -1,6 +1,7 @@
 """Reading a checkpoint's files.
 
-finding                finds a checkpoint, in a folder or on the hub, and identifies it
+finding                finds a checkpoint, in a folder or on the hub
+identity               opens it, and identifies it by its content
 opening                its configuration, whatever the files are
 gguf/                  GGUF files, llama.cpp's
 class_defaults         what config.json leaves out

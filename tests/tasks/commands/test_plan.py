@@ -92,7 +92,7 @@ def test_what_cannot_be_ends_in_one_line(run: Run, arguments: list[str], status:
 
 
 def test_without_the_packages_of_a_worker_it_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "petiole.tasks.worker.inspection", None)
+    monkeypatch.setitem(sys.modules, "petiole.tasks.worker.reports.inspection", None)
     code, out, err = run("--memory", "1GiB")
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert err.startswith("petiole: a plan needs 'petiole[worker]': ")
