@@ -118,6 +118,7 @@ def draw(seed: int) -> Workload:
     machine["snapshots"] = 0 if spec else kept.choice([0, 0, 2, 5, 40])
     tiers = random.Random(f"tier {seed}")
     tier = tiers.choice([{}, {"kv_tier_gib": tiers.choice([1e-5, 5e-5, 1.0]), "kv_tier_salted": True}])
+    machine["ring"] = tiers.choice([1000, 3, 1])
     delays = rng.choice([0.0, 0.0002, 0.001])
     control = {i: rng.choice(["pause", "reload"]) for i in range(len(requests)) if rng.random() < 0.06}
     config["stream_interval_ms"] = rng.choice([0.0, 0.0, 2.0, 60_000.0])
