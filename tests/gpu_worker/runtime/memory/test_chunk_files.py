@@ -16,6 +16,7 @@ import pytest
 from petiole.contract.errors import InvalidRequest
 from petiole.gpu_worker.runtime.memory import chunk_files
 from petiole.gpu_worker.runtime.memory.chunk_files import HEADER, ChunkFiles
+from tests.support.failing_os import FailingOs
 
 LAYOUT, N = "a layout", 5000
 
@@ -204,21 +205,8 @@ def test_any_call_of_the_system_may_fail(tmp_path: Path, monkeypatch: pytest.Mon
     rng = random.Random(seed)
     files = ChunkFiles(tmp_path / "kv", 6 * (HEADER + N))
 
-    class FailingOs:
-        def __getattr__(self, name: str) -> object:
-            real = getattr(os, name)
-            if not callable(real) or name in ("close", "geteuid"):
-                return real
-
-            def call(*args: object, **kwargs: object) -> object:
-                if rng.random() < 0.1:
-                    raise OSError(rng.choice([5, 12, 28, 30]), f"injected in {name}")
-                return real(*args, **kwargs)
-
-            return call
-
     with monkeypatch.context() as patch:
-        patch.setattr(chunk_files, "os", FailingOs())
+        patch.setattr(chunk_files, "os", FailingOs(rng, 0.1))
         patch.setattr(chunk_files, "logger", type("Quiet", (), {"warning": lambda *_: None}))
         for _ in range(100):
             n = rng.randrange(12)
@@ -230,6 +218,36 @@ def test_any_call_of_the_system_may_fail(tmp_path: Path, monkeypatch: pytest.Mon
     for n in range(12):
         found = read(files, LAYOUT, key(n), N)
         assert found is None or (found == content(n)).all()
+
+
+def test_a_limit_of_a_files_size_is_a_full_disk(tmp_path: Path) -> None:
+    """The signal that comes with it ends no worker."""
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))\n"
+    limited += WRITER.replace("while True", "while n < 5") + "print(files.counters.failed, flush=True)\n"
+    ended = subprocess.run([sys.executable, "-c", limited, str(tmp_path / "kv")], stdout=subprocess.PIPE)
+    assert ended.returncode == 0
+    assert ended.stdout.split() == [b"ready", b"1"], "one write failed; for a second there was no other"
+    assert not [path for path in (tmp_path / "kv").rglob("*") if path.is_file()]
+
+
+def test_a_full_file_system_leaves_whole_files(tmp_path: Path) -> None:
+    folder = tmp_path / "kv"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=100k,mode=700", "none", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no right to mount a file system")
+    try:
+        files = ChunkFiles(folder, 1 << 30)
+        for n in range(30):
+            files._paused_until = 0.0
+            files.write(LAYOUT, key(n), content(n))
+        found = [n for n in range(30) if read(files, LAYOUT, key(n), N) is not None]
+        assert found
+        assert all((read(files, LAYOUT, key(n), N) == content(n)).all() for n in found)
+        assert files.counters.evicted > 0, "it makes room of its own files"
+        assert not list(folder.rglob("*.tmp"))
+    finally:
+        subprocess.run(["umount", folder], check=True)
 
 
 WRITER = """
