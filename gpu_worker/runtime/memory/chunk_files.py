@@ -138,8 +138,9 @@ class ChunkFiles:
             if path.exists():
                 return True
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            if self._unseen + size > self._most / 50:
-                self.evict(self._most - size)
+            unseen = self._most // 50
+            if self._unseen + size > unseen:
+                self.evict(self._most - max(size, unseen))
             self._write(path, _header(layout, key, content), content)
         except OSError as error:
             self._fails("written", error)

@@ -153,7 +153,7 @@ def test_a_pass_over_many_texts_takes_nothing_from_conversations(tmp_path: Path)
         files.write(LAYOUT, key(n), content(n))
         files.touch(LAYOUT, [key(n)])
     assert left(files, LAYOUT, conversations) == 70
-    assert left(files, LAYOUT, documents) == 30
+    assert 28 <= left(files, LAYOUT, documents) <= 30, "a fiftieth may be free"
     assert left(ChunkFiles(tmp_path / "kv", 60 * each), LAYOUT, conversations) == 48, "a fifth is for what is new"
 
 
