@@ -28,7 +28,8 @@ from petiole.gpu_worker.runtime.cuda.executor import (
 from petiole.gpu_worker.runtime.device.cuda import CudaDevice, CudaStream
 from petiole.gpu_worker.runtime.device.device import DeviceStream
 from petiole.gpu_worker.runtime.interface import Progress
-from petiole.gpu_worker.runtime.memory.room import RING_BYTES, page_bytes, pages_in, require_pages
+from petiole.gpu_worker.runtime.memory.kv_tier import RING_BYTES
+from petiole.gpu_worker.runtime.memory.room import page_bytes, pages_in, require_pages
 from petiole.gpu_worker.runtime.memory.states import state_bytes
 from petiole.gpu_worker.runtime.platforms import Executor, StepMemory, encode_bytes, feature_bytes, largest_region
 

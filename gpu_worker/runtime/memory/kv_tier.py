@@ -31,7 +31,6 @@ from petiole.contract.errors import InvalidRequest
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.runtime.interface import HostCopy, KVCopies, ModelLimits, Runtime
 from petiole.gpu_worker.runtime.memory.chunk_files import ChunkFiles
-from petiole.gpu_worker.runtime.memory.room import RING_BYTES
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 logger = logging.getLogger(__name__)
@@ -40,6 +39,8 @@ CHUNK = 64
 """Positions of a chunk, if pages are not larger."""
 VERSION = 1
 """The version of the numbers in files. Raise it with each change that gives keys or values other bits."""
+RING_BYTES = 2**28
+"""Of copies on their way to files: on the host, pinned, and as much on the device."""
 MOST_HELD = 2**30
 """Bytes that were read, or will be, for sequences that wait. The first one may always be read."""
 LONGEST_WAIT_S = 2.0

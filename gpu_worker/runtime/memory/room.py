@@ -32,9 +32,6 @@ def require_room(field: str, value: int, each_bytes: int, free_bytes: int) -> No
         raise InvalidRequest(field, f"must be at most {most} in {free_bytes} bytes ({each_bytes} each)", value)
 
 
-RING_BYTES = 2**28
-"""Of the copies of a tier of KV on their way to the host: on the host in pinned memory, and on the device."""
-
 WINDOW_PART = 4
 """A group of layers with a window has a page for this many pages of the others: then sequences of 8 windows, with
 two windows of cached pages each, need all pools alike."""
