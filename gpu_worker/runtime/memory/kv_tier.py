@@ -313,7 +313,7 @@ class KVTier:
 
     def follow(self, seq: TieredSequence, allocation: KVAllocation) -> None:
         """`save` what a running answer has completed since the last call."""
-        if seq.tiered and seq.kv_position // self._size > len(seq.chunk_keys):
+        if seq.kv_position // self._size > len(seq.chunk_keys) and self._keeps(seq):
             self.save(seq, allocation)
 
     def touch(self, seq: TieredSequence, n_reused: int) -> None:
@@ -369,10 +369,13 @@ class KVTier:
     def _chunk_bytes(self) -> int:
         return self._size * self._copies.position_bytes
 
+    def _keeps(self, seq: TieredSequence) -> bool:
+        """Whether its KV may be in files: not that of a tenant's own, unless the settings allow it."""
+        return seq.tiered and (self._salted or seq.namespace.salt is None)
+
     def _keys(self, seq: TieredSequence, kv_length: int) -> list[bytes]:
-        """The keys of the whole chunks up to `kv_length`. None of a tenant's own, unless the settings allow it."""
-        own = seq.namespace.salt is not None and not self._salted
-        if kv_length < self._size or own or not seq.tiered:
+        """The keys of the whole chunks up to `kv_length`, if they may be in files."""
+        if kv_length < self._size or not self._keeps(seq):
             return []
         n = kv_length // self._size
         if len(seq.chunk_keys) < n:
