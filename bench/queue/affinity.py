@@ -42,8 +42,8 @@ class Turn(NamedTuple):
 NO_TURN = Turn(0, 0, 0, 0.0, float("nan"))
 
 
-def converse(number: int, turns: int, told: Callable[[], object] = lambda: None) -> list[Turn]:
-    """The second and later turns of one conversation. told: called after each turn."""
+def converse(number: int, turns: int, told: Callable[[int], object] = lambda turn: None) -> list[Turn]:
+    """The second and later turns of one conversation. told: called with the number of each turn after it."""
     from petiole.tasks import GenerationResult, chat
 
     draw = random.Random(number)
@@ -64,7 +64,7 @@ def converse(number: int, turns: int, told: Callable[[], object] = lambda: None)
         messages.append({"role": "assistant", "content": result.text})
         usage = result.usage
         seen.append(Turn(number, usage.prompt_tokens, usage.cached_prompt_tokens, began, ttft_ms))
-        told()
+        told(turn)
     return seen[1:]
 
 
@@ -103,14 +103,21 @@ def shared(turns: list[Turn]) -> float:
 
 def deploy(conversations: int, turns: int, **settings: str) -> tuple[list[Turn], list[Turn]]:
     """The turns before the first worker is told to end, and the first turn of each conversation after the last one
-    has ended."""
+    has ended. Each conversation waits with its last turn for that."""
     numbers, done = [next(openings) for _ in range(conversations)], threading.Semaphore(0)
+    deployed = threading.Event()
+
+    def told(turn: int) -> None:
+        done.release()
+        if turn == turns - 2:
+            deployed.wait(5 * PATIENCE_S)
+
     with ExitStack() as stack, ThreadPoolExecutor(conversations) as clients:
         old = [ExitStack() for _ in range(2)]
         for worker in old:
             worker.enter_context(fleet(1, **settings))
             stack.callback(worker.close)
-        talks = [clients.submit(converse, number, turns, done.release) for number in numbers]
+        talks = [clients.submit(converse, number, turns, told) for number in numbers]
         for _ in range(conversations * turns // 2):
             done.acquire(timeout=PATIENCE_S)
         begin = time.perf_counter()
@@ -118,6 +125,7 @@ def deploy(conversations: int, turns: int, **settings: str) -> tuple[list[Turn],
             stack.enter_context(fleet(1, **settings))
             worker.close()
         end = time.perf_counter()
+        deployed.set()
         seen = [turn for talk in talks for turn in talk.result()]
     after: dict[int, Turn] = {}
     for turn in seen:

@@ -34,7 +34,7 @@ from hypothesis.stateful import (
 
 from petiole.cache import CacheNamespace, CacheTokens, KVAllocation, KVCacheManager, PageTable, build_prefix_cache
 from petiole.gpu_worker.runtime.memory import kv_tier
-from petiole.gpu_worker.runtime.memory.chunk_files import ChunkFiles
+from petiole.gpu_worker.runtime.memory.chunk_files import HEADER, ChunkFiles
 from petiole.gpu_worker.runtime.memory.kv_tier import KVTier, Load
 from tests.cache.toy_kv import PAGE_SIZES
 from tests.support.toy_runtime import mix
@@ -320,7 +320,7 @@ class TierMachine(RuleBasedStateMachine):
     @rule(dice=DICE)
     def harm(self, dice: random.Random) -> None:
         """A file is damaged, cut, removed or put in place of another one; or files are evicted for room."""
-        paths = sorted(self.folder.rglob("*.kv"))
+        paths = sorted(path for path in self.folder.rglob("*.kv") if path.stat().st_size > HEADER)
         if not paths:
             return
         self.lossless = False
@@ -338,7 +338,9 @@ class TierMachine(RuleBasedStateMachine):
             self.files._paused_until = 0.0
         else:
             if how == "bit":
-                data[dice.choice([dice.randrange(200), dice.randrange(4096, len(data))])] ^= 1 << dice.randrange(8)
+                data[dice.choice([dice.randrange(200), dice.randrange(HEADER, len(data))])] ^= 1 << dice.randrange(
+                    8
+                )
             path.unlink()  # it may be read-only
             source = bytes(data) if how == "bit" else bytes(data[: dice.randrange(len(data))])
             path.write_bytes(dice.choice(paths).read_bytes() if how == "another" and len(paths) > 9 else source)
