@@ -6,9 +6,11 @@ seems to for the host, so it shows what overlaps."""
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from petiole.gpu_worker.runtime.device.device import SpanHook
 from petiole.gpu_worker.runtime.interface import (
@@ -106,6 +108,50 @@ class NullRuntime:
         pass
 
 
+class _CopyDue:
+    def __init__(self, block: npt.NDArray[np.uint8], at: float, free: deque[npt.NDArray[np.uint8]]) -> None:
+        self._block, self._at, self._free = block, at, free
+
+    def wait(self) -> npt.NDArray[np.uint8]:
+        time.sleep(max(0.0, self._at - time.perf_counter()))
+        return self._block
+
+    def release(self) -> None:
+        self._free.append(self._block)
+
+
+class TimedCopies:
+    """Copies of what nobody has computed. A gather takes time of the device, and a copy time of its bus, of which
+    the next copy waits for the end. See `KVCopies`."""
+
+    layout = "timed"
+
+    def __init__(
+        self, runtime: TimedRuntime, position_bytes: int, *, bus: float = 50e9, memory: float = 3e12
+    ) -> None:
+        """bus, memory: bytes a second."""
+        self.position_bytes = position_bytes
+        self._runtime, self._bus, self._memory, self._bus_free_at = runtime, bus, memory, 0.0
+        self._free: deque[npt.NDArray[np.uint8]] = deque()
+
+    def make_ring(self, n_blocks: int, n_positions: int) -> None:
+        self._free.extend(np.zeros((n_blocks, n_positions * self.position_bytes), np.uint8))
+
+    def to_host(self, slots: npt.NDArray[np.int64]) -> _CopyDue | None:
+        if not self._free:
+            return None
+        n_bytes = len(slots) * self.position_bytes
+        gathered_at = self._runtime.occupy(2 * n_bytes / self._memory)
+        self._bus_free_at = max(self._bus_free_at, gathered_at) + n_bytes / self._bus
+        return _CopyDue(self._free.popleft(), self._bus_free_at, self._free)
+
+    def staging(self, n_bytes: int) -> npt.NDArray[np.uint8]:
+        return np.empty(n_bytes, np.uint8)
+
+    def from_host(self, slots: npt.NDArray[np.int64], staged: npt.NDArray[np.uint8], first: int) -> None:
+        self._runtime.occupy(2 * len(slots) * self.position_bytes / self._memory)
+
+
 class TimedRuntime(NullRuntime):
     """A device that only keeps time: each step takes `device_s`, whatever the host does meanwhile. Like a GPU, and
     unlike a thread that sleeps, it waits for neither the interpreter nor a processor.
@@ -142,6 +188,11 @@ class TimedRuntime(NullRuntime):
         self._free_at = start + self.device_s
         if self.on_span is not None:
             self.on_span("compute", "forward", start, self._free_at)
+
+    def occupy(self, seconds: float) -> float:
+        """Keep the device busy for longer. Returns until when."""
+        self._free_at = max(time.perf_counter(), self._free_at if self.steps else 0.0) + seconds
+        return self._free_at
 
     def launch_sampling(self, slot_id: int, batch: StepBatch, mask: TokenMask | None) -> Transfer:
         return _Due(self._output(batch), self._free_at)

@@ -135,6 +135,7 @@ WORKER = Dashboard(
             "ops",
             {"restored {{worker}}": rate("petiole_kv_tier_restored_tokens_total", "worker", BY_WORKER)},
         ),
+        Panel("KV in files", "bytes", {"{{worker}}": f"petiole_kv_tier_bytes{{{BY_WORKER}}}"}),
         Panel(
             "KV to files: bytes a second",
             "Bps",

@@ -83,7 +83,9 @@ class Engine(Serving[EngineLoop]):
             snapshots=limits.snapshots,
             longest_step=config.longest_step,
         )
-        self._tier = open_tier(config, files, self.runtime, manager, lambda command: self._loop.post(command))
+        self._tier = open_tier(
+            config, files, self.runtime, manager, lambda command: self._loop.post(command), tracer
+        )
         self.scheduler = Scheduler(config, self.runtime, manager, tracer, self._cut, self._tier)
         preparer = Preparer(
             config,

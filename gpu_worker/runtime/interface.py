@@ -271,6 +271,10 @@ class HostCopy(Protocol):
         """Wait for this copy's own event. Any thread may call this. Raises DeviceError."""
         ...
 
+    def release(self) -> None:
+        """Give back the memory that `wait` has shown, which later copies fill. Called once, by any thread."""
+        ...
+
 
 class KVCopies(Protocol):
     """Copies of keys and values between the pool and the host, in stream order. Slots are places of positions in
@@ -285,12 +289,17 @@ class KVCopies(Protocol):
     @property
     def position_bytes(self) -> int: ...
 
-    def to_host(self, slots: npt.NDArray[np.int64]) -> HostCopy:
-        """Copy the positions in these slots, after all steps that have been launched."""
+    def make_ring(self, n_blocks: int, n_positions: int) -> None:
+        """Make the memory of `to_host`: for so many copies at a time, of so many positions. Called once."""
         ...
 
-    def staged(self, copy: npt.NDArray[np.uint8]) -> Any:
-        """A copy, ready for `from_host`. Any thread may call this."""
+    def to_host(self, slots: npt.NDArray[np.int64]) -> HostCopy | None:
+        """Copy the positions in these slots, as many as a block of the ring has, after all steps that have been
+        launched. None: no block is free. Called by the engine thread."""
+        ...
+
+    def staging(self, n_bytes: int) -> Any:
+        """Memory for `from_host`, which numpy sees as an array of bytes. Any thread may call this."""
         ...
 
     def from_host(self, slots: npt.NDArray[np.int64], staged: Any, first: int) -> None:

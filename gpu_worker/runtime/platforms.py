@@ -104,8 +104,8 @@ class Platform(Protocol):
         """The configuration with numbers for this device and its free memory in place of 0."""
         ...
 
-    def copy_stream(self, compute: DeviceStream) -> DeviceStream:
-        """The stream that copies a step's outputs to the host."""
+    def copy_stream(self, compute: DeviceStream, name: str = "copy") -> DeviceStream:
+        """A stream for copies to the host."""
         ...
 
     def room(self, config: EngineConfig) -> int:

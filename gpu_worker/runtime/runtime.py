@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -71,7 +72,8 @@ class ModelRuntime:
         self._states, self._sides, self._takes = built.memory.states, built.sides, side_inputs(built.decoder)
         self.kv_copies: KVCopies | None = None
         if not (built.info.plan.whole_texts or built.memory.cache.windows or built.memory.recurrent):
-            self.kv_copies = PoolCopies(built.memory.cache, built.info.plan, self._stream, self._copy_stream)
+            of_its_own = partial(self._platform.copy_stream, self._stream, "kv")
+            self.kv_copies = PoolCopies(built.memory.cache, built.info.plan, self._stream, of_its_own)
         self._features: dict[int, Tensor] = {}  # of encoded images, by key; used in stream order
         self._kept_features = KeptFeatures(self.config.image_cache_bytes)
         with torch.no_grad():

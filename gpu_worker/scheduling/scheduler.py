@@ -242,6 +242,10 @@ class Scheduler:
                         seq.allocation.share(seq.kv_position)
                         if self.state.tier is not None:
                             self.state.tier.save(seq, seq.allocation)
+                if self.state.tier is not None:
+                    for seq in step.sequences:
+                        if seq.allocation is not None:
+                            self.state.tier.follow(seq, seq.allocation)
             except Exception as error:  # shared less
                 self.state.doubt(error)
         self.state.audit()

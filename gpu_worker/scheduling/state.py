@@ -284,7 +284,7 @@ class SchedulerState:
                 allocation.publish(seq.cached_as(seq.kv_position), seq.kv_position)
             if self.tier is not None and allocation.row:
                 self.tier.save(seq, allocation)
-                self.tier.touch(seq)
+                self.tier.touch(seq, seq.cached_prompt_tokens or 0)
         except Exception as error:
             self.doubt(error)
         self.surely(self._discard, allocation)

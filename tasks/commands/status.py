@@ -79,6 +79,26 @@ def _computing_row(worker: reports.WorkerReport) -> tuple[str, ...] | None:
     )
 
 
+TIER_COLUMNS = (
+    "worker",
+    "KV in files",
+    "tokens restored",
+    "saved",
+    "chunks dropped",
+    "reads given up",
+    "failures",
+)
+
+
+def _tier_row(worker: reports.WorkerReport) -> tuple[str, ...] | None:
+    """What a live worker has of KV in files; None without a tier."""
+    if worker.lost or worker.kv_tier_bytes is None:
+        return None
+    counts = worker.kv_tier_dropped_chunks, worker.kv_tier_given_up, worker.kv_tier_failed
+    files, saved = (f"{n / 1e9:.2f} GB" for n in (worker.kv_tier_bytes, worker.kv_tier_saved_bytes))
+    return worker.worker, files, str(worker.kv_tier_restored_tokens), saved, *map(str, counts)
+
+
 def _status_now() -> str:
     """The table, or the error while Redis is unreachable."""
     try:
@@ -92,8 +112,9 @@ def _status(workers: list[reports.WorkerReport]) -> str:
     if workers:
         rows = [_status_row(worker, started.get(worker.worker)) for worker in workers]
         table = table_text(STATUS_COLUMNS, rows)
-        computing = [row for worker in workers if (row := _computing_row(worker)) is not None]
-        table += "\n\n" + table_text(COMPUTING_COLUMNS, computing) if computing else ""
+        for columns, row_of in ((COMPUTING_COLUMNS, _computing_row), (TIER_COLUMNS, _tier_row)):
+            found = [row for worker in workers if (row := row_of(worker)) is not None]
+            table += "\n\n" + table_text(columns, found) if found else ""
     lines = [table, *_silent(workers, started), *_refused_writes()]
     if elsewhere := _elsewhere(workers):
         lines.append(markers.complaint(celery_app, elsewhere))

@@ -188,6 +188,9 @@ class WorkerReport(BaseModel):
     ] = 0
     steps: Annotated[int, ENGINE, counter("steps", "Steps of the engine.")] = 0
     evicted_pages: Annotated[int, ENGINE, counter("evicted_pages", "Pages evicted from the prefix cache.")] = 0
+    kv_tier_bytes: Annotated[
+        int | None, ENGINE, gauge("kv_tier_bytes", "Bytes of the tier's files, which a machine's workers share.")
+    ] = None  # None: there is no tier
     kv_tier_restored_tokens: Annotated[
         int, ENGINE, counter("kv_tier_restored_tokens", "Prompt tokens whose KV came from the tier's files.")
     ] = 0

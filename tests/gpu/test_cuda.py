@@ -375,3 +375,21 @@ def test_values_beside_the_tokens_are_those_of_the_cpu(sizes, checkpoint, open_r
     assert relative_error(np.array(found[1]), np.array(found[0])) < 10 * MIDDLE
     changes = np.abs(np.diff(found[0], axis=0)).max(axis=0)
     assert ((changes > 50) == OWN).all(), "from step to step"
+
+
+def test_kv_that_was_copied_comes_back_bit_by_bit(checkpoint, open_runtime):
+    folder, _ = checkpoint("qwen3")
+    runtime = open_runtime(folder, kv_tier="any")
+    copies, cache = runtime.kv_copies, runtime._memory.cache
+    copies.make_ring(2, 8)
+    for pool in (*cache.keys, *cache.values):
+        pool.normal_()
+    before = [pool.cpu() for pool in (*cache.keys, *cache.values)]
+    copy = copies.to_host(np.arange(20, 28))
+    staged = copies.staging(8 * copies.position_bytes)
+    np.asarray(staged)[:] = copy.wait()
+    copies.from_host(np.arange(40, 43), staged, 2)
+    runtime.synchronize()
+    for pool, old in zip((*cache.keys, *cache.values), before, strict=True):
+        assert torch.equal(pool[40:43].cpu(), old[22:25])
+        assert torch.equal(pool[:40].cpu(), old[:40])

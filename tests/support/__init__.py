@@ -42,6 +42,7 @@ Engines that a worker of a site may run, named by `PETIOLE_ENGINE_FACTORY`:
     scripted         a model that says what its question asks for
     doomed           ends its worker at one point on the way of a message
     cutting          loses its connection before or after the n-th command of a completion
+    failing_os       a module `os` whose calls fail now and then
     failing_text     its text thread fails
     late_intake      begins its first task when another worker has begun it
     late_publisher   writes when its message has come again

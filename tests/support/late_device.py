@@ -38,6 +38,8 @@ from petiole.gpu_worker.runtime.step.verify import accept
 from tests.support import fake_flashinfer
 
 _current = threading.local()
+_card = threading.RLock()
+"""Whoever waits computes, one thread at a time."""
 
 
 class LateEvent:
@@ -84,7 +86,7 @@ class LateStream:
         self.record().synchronize()
 
     def run_to(self, event: LateEvent) -> None:
-        with _disable_current_modes(), torch.inference_mode():
+        with _card, _disable_current_modes(), torch.inference_mode():
             while not event.done:
                 self._run(self.queue.popleft())
         if self.error is not None:
@@ -208,6 +210,7 @@ def late_runtime(runtime: Any) -> Any:
     `install` comes first."""
     assert isinstance(runtime._device, LateDevice)
     copying = runtime._copy_stream = runtime._device.new_stream("copy")
+    runtime.kv_copies._new_stream = lambda: runtime._device.new_stream("kv")
     for slot in runtime._slots:
         slot.render._copy_stream = copying
     runtime._sampler._choose, runtime._sampler._accept = _late_choose, _late_accept

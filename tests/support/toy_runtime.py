@@ -12,6 +12,7 @@ the others, and all noise, depend on the whole history.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,34 +76,42 @@ class Staging:
 
 
 class ToyCopies:
-    """Implements `KVCopies`. A copy reads the pool, or writes to it, when the stream comes to it."""
+    """Implements `KVCopies`. A copy reads the pool, or writes to it, when the stream comes to it. most_blocks: of
+    the ring."""
 
     layout, position_bytes = "toy", 8
 
-    def __init__(self, runtime: ToyRuntime) -> None:
-        self._runtime = runtime
+    def __init__(self, runtime: ToyRuntime, most_blocks: int) -> None:
+        self._runtime, self._most_blocks = runtime, most_blocks
+        self.ring: deque[np.ndarray] = deque()
 
-    def to_host(self, slots: np.ndarray) -> ToyCopy:
-        copy = ToyCopy(self._runtime, slots)
-        self._runtime.compute.enqueue(copy.gather, "copy")
+    def make_ring(self, n_blocks: int, n_positions: int) -> None:
+        self.n_blocks = min(n_blocks, self._most_blocks)
+        self.ring.extend(np.empty(n_positions, np.uint64) for _ in range(self.n_blocks))
+
+    def to_host(self, slots: np.ndarray) -> ToyCopy | None:
+        if not self.ring:
+            return None
+        copy = ToyCopy(self._runtime, slots, self.ring)
+        self._runtime.compute.enqueue(copy.gather, "kv copy")
         copy.done = self._runtime.compute.record()
         return copy
 
-    def staged(self, copy: np.ndarray) -> np.ndarray:
-        return copy.view(np.uint64)
+    def staging(self, n_bytes: int) -> np.ndarray:
+        return np.empty(n_bytes, np.uint8)
 
     def from_host(self, slots: np.ndarray, staged: np.ndarray, first: int) -> None:
         def write() -> None:
-            self._runtime.kv.reshape(-1)[slots] = staged[first : first + len(slots)]
+            self._runtime.kv.reshape(-1)[slots] = staged.view(np.uint64)[first : first + len(slots)]
 
-        self._runtime.compute.enqueue(write, "copy")
+        self._runtime.compute.enqueue(write, "kv copy")
 
 
 class ToyCopy:
     done: CpuEvent
 
-    def __init__(self, runtime: ToyRuntime, slots: np.ndarray) -> None:
-        self._runtime, self._slots, self._found = runtime, slots, np.empty(len(slots), np.uint64)
+    def __init__(self, runtime: ToyRuntime, slots: np.ndarray, ring: deque[np.ndarray]) -> None:
+        self._runtime, self._slots, self._ring, self._found = runtime, slots, ring, ring.popleft()
 
     def gather(self) -> None:
         self._found[:] = self._runtime.kv.reshape(-1)[self._slots]
@@ -110,6 +119,9 @@ class ToyCopy:
     def wait(self) -> np.ndarray:
         self.done.synchronize()
         return self._found.view(np.uint8)
+
+    def release(self) -> None:
+        self._ring.append(self._found)
 
 
 class ToyRuntime:
@@ -129,6 +141,7 @@ class ToyRuntime:
         n_slots: int = 2,
         windows: Sequence[WindowPages] = (),
         snapshots: int = 0,
+        ring: int = 1000,
     ) -> None:
         self.limits = ModelLimits(
             model="toy",
@@ -142,7 +155,7 @@ class ToyRuntime:
             snapshots=snapshots,
             eos_token_ids=eos,
         )
-        self.kv_copies = None if windows or snapshots else ToyCopies(self)
+        self.kv_copies = None if windows or snapshots else ToyCopies(self, ring)
         self.weights = 1
         self.adapters: dict[int, str] = {}
         self.device = CpuDevice(jitter=jitter)

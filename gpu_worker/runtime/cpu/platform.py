@@ -47,7 +47,7 @@ class CpuPlatform:
     def decided(self, config: EngineConfig, decoder: Decoder) -> EngineConfig:
         return config.decided(BATCHING["cpu"], largest_region(decoder))
 
-    def copy_stream(self, compute: DeviceStream) -> DeviceStream:
+    def copy_stream(self, compute: DeviceStream, name: str = "copy") -> DeviceStream:
         return compute  # a copy within memory needs no thread of its own
 
     def room(self, config: EngineConfig) -> int:

@@ -28,6 +28,7 @@ from petiole.gpu_worker.runtime.cuda.executor import (
 from petiole.gpu_worker.runtime.device.cuda import CudaDevice, CudaStream
 from petiole.gpu_worker.runtime.device.device import DeviceStream
 from petiole.gpu_worker.runtime.interface import Progress
+from petiole.gpu_worker.runtime.memory.kv_tier import RING_BYTES
 from petiole.gpu_worker.runtime.memory.room import page_bytes, pages_in, require_pages
 from petiole.gpu_worker.runtime.memory.states import state_bytes
 from petiole.gpu_worker.runtime.platforms import Executor, StepMemory, encode_bytes, feature_bytes, largest_region
@@ -66,8 +67,8 @@ class CudaPlatform:
             require(tokens <= most, "max_num_batched_tokens", what, tokens)
         return config
 
-    def copy_stream(self, compute: DeviceStream) -> DeviceStream:
-        return self.device.new_stream("copy")
+    def copy_stream(self, compute: DeviceStream, name: str = "copy") -> DeviceStream:
+        return self.device.new_stream(name)
 
     def room(self, config: EngineConfig) -> int:
         free, total = torch.cuda.mem_get_info(self.place)
@@ -81,7 +82,8 @@ class CudaPlatform:
         plan, size, of_states = decoder.plan, kv_dtype.itemsize, decoder.dtype.itemsize
         rows = (config.max_num_seqs + 1) * state_bytes(plan, of_states)
         features = feature_bytes(decoder, config)
-        free = self.room(config) - working - rows - features
+        ring = RING_BYTES if config.kv_tier else 0
+        free = self.room(config) - working - rows - features - ring
         fitting = pages_in(config, plan, size, free, windows=False, of_states=of_states)
         if features:  # which requests take later: what does not fit beside the pages must not begin to serve
             limit = f"must be at most {max(fitting, 0)} beside image_cache_bytes {features}"

@@ -19,10 +19,12 @@ import re
 import secrets
 import stat
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +45,10 @@ _QUIET_S = 60.0
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _PAUSE_S = 1.0
 """For so long nothing is written after a write has failed."""
+_USED_AGAIN = 0o400
+"""The mode of a file that has been used again, by which all processes know it. Nobody writes to a file anyway."""
+ONCE = 0.2
+"""Of all bytes, those of files that have been used once, which files that were used again leave to them."""
 _LAYOUT, _FILE = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{64}\.kv|[0-9a-f]{16}\.tmp")
 
 
@@ -59,14 +65,15 @@ class ChunkFiles:
     """The files of a folder. Used by one thread that reads and one that writes; other processes use the same
     folder.
 
-    most_bytes: of all files; the least recently used go first. Each further process that writes may exceed it by a
-    fiftieth."""
+    most_bytes: of all files; each further process that writes may exceed it by a fiftieth. bytes: of all files at
+    this process's last look, with what it has written since."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         """Raises InvalidRequest for a folder in which other users may write."""
         self._folder, self._most = folder, most_bytes
         self.counters = FileCounters()
-        self._unseen = most_bytes  # bytes written since the last look at all files: look before the first one
+        self.bytes = 0
+        self._unseen = 0  # bytes written since the last look at all files
         self._quiet_until = self._paused_until = 0.0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -77,25 +84,27 @@ class ChunkFiles:
         own = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         own = own and stat.S_ISDIR(status.st_mode)
         require(own, "kv_tier", "must be a folder in which only this user may write, and no link", str(folder))
+        self.evict(most_bytes)
 
-    def read(self, layout: str, key: bytes, n_bytes: int) -> Bytes | None:
-        """The content of a file; None if there is none, or one that is damaged."""
+    def read(self, layout: str, key: bytes, content: Bytes) -> bool:
+        """Fill an array with the content of a file. Returns False if there is none, or one that is damaged."""
         path = self._path(layout, key)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
-            return None
+            return False
         except OSError as error:
             self._fails("read", error)
-            return None
+            return False
         try:
-            if os.fstat(descriptor).st_size == HEADER + n_bytes:
-                header, content = bytearray(HEADER), np.empty(n_bytes, np.uint8)
+            if os.fstat(descriptor).st_size == HEADER + len(content):
+                header = bytearray(HEADER)
                 _read_into(descriptor, 0, memoryview(header))
                 _read_into(descriptor, HEADER, content.data)
                 if header == _header(layout, key, content):
                     os.utime(descriptor)
-                    return content
+                    os.fchmod(descriptor, _USED_AGAIN)
+                    return True
             self.counters.damaged += 1
             os.unlink(path)
         except FileNotFoundError:
@@ -104,15 +113,18 @@ class ChunkFiles:
             self._fails("read", error)
         finally:
             os.close(descriptor)
-        return None
+        return False
 
-    def touch(self, layout: str, keys: Sequence[bytes]) -> list[bytes]:
-        """Note that files are used, the first one last: of a chain, the end is evicted first. Returns the keys of
-        those that are gone."""
+    def touch(self, layout: str, keys: Sequence[bytes], n_again: int = 0) -> list[bytes]:
+        """Note that files are used, the first one last: of a chain, the end is evicted first. n_again: how many of
+        the first ones somebody else has computed. Returns the keys of those that are gone."""
         gone, now = [], time.time_ns()
         for n, key in enumerate(keys):
+            path = self._path(layout, key)
             try:
-                os.utime(self._path(layout, key), ns=(now - n, now - n))
+                os.utime(path, ns=(now - n, now - n))
+                if n < n_again:
+                    os.chmod(path, _USED_AGAIN)
             except OSError:
                 gone.append(key)
         return gone
@@ -126,8 +138,9 @@ class ChunkFiles:
             if path.exists():
                 return True
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            if self._unseen + size > self._most / 50:
-                self.evict(self._most - size)
+            unseen = self._most // 50
+            if self._unseen + size > unseen:
+                self.evict(self._most - max(size, unseen))
             self._write(path, _header(layout, key, content), content)
         except OSError as error:
             self._fails("written", error)
@@ -136,6 +149,7 @@ class ChunkFiles:
                 self.evict(None)
             return False
         self._unseen += size
+        self.bytes += size
         return True
 
     @staticmethod
@@ -159,21 +173,26 @@ class ChunkFiles:
 
     def evict(self, most_bytes: int | None) -> None:
         """Remove the least recently used files until all others have at most `most_bytes`; None: a tenth of
-        them."""
-        found = sorted(self._files())
-        total = sum(size for _, size, _ in found)
+        them. Those that have been used once go first, as long as they are more than `ONCE` of all. So a pass over
+        many texts takes nothing from conversations, and new ones have room (segmented LRU: Karedla, Love and
+        Wherry, 1994)."""
+        found = sorted(self._files(), key=lambda file: file.used)
+        total = sum(file.size for file in found)
         most = int(0.9 * total) if most_bytes is None else most_bytes
-        for _, size, path in found:
-            if total <= most:
-                break
+        queues = {again: deque(file for file in found if file.again == again) for again in (False, True)}
+        once = sum(file.size for file in queues[False])
+        while total > most and (queues[False] or queues[True]):
+            again = not queues[False] or (once <= ONCE * most and bool(queues[True]))
+            file = queues[again].popleft()
+            once -= 0 if again else file.size
             with suppress(OSError):
-                os.unlink(path)
+                os.unlink(file.path)
                 self.counters.evicted += 1
-                total -= size
-        self._unseen = 0
+            total -= file.size
+        self.bytes, self._unseen = total, 0
 
-    def _files(self) -> Iterator[tuple[int, int, str]]:
-        """Time of the last use, size and path of each file. Removes those that nobody will finish."""
+    def _files(self) -> Iterator[_File]:
+        """Removes those that nobody will finish."""
         now = time.time()
         for folder in _entries(self._folder, _LAYOUT):
             for entry in _entries(folder.path, _FILE):
@@ -182,7 +201,8 @@ class ChunkFiles:
                     if entry.name.endswith(".tmp") and now - status.st_mtime > _UNFINISHED_S:
                         os.unlink(entry.path)
                     else:
-                        yield status.st_mtime_ns, status.st_size, entry.path
+                        again = not status.st_mode & stat.S_IWUSR
+                        yield _File(status.st_mtime_ns, status.st_size, entry.path, again)
 
     def _path(self, layout: str, key: bytes) -> Path:
         return self._folder / hashlib.blake2b(layout.encode(), digest_size=16).hexdigest() / f"{key.hex()}.kv"
@@ -192,6 +212,15 @@ class ChunkFiles:
         if (now := time.monotonic()) >= self._quiet_until:
             self._quiet_until = now + _QUIET_S
             logger.warning("a file of kv_tier cannot be %s: %s", what, error)
+
+
+class _File(NamedTuple):
+    """used: when it was used last. again: whether it has been of use to anybody but who wrote it."""
+
+    used: int
+    size: int
+    path: str
+    again: bool
 
 
 def _header(layout: str, key: bytes, content: Bytes) -> bytes:

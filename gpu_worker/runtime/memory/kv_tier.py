@@ -3,7 +3,7 @@
     commit of a chunk, end, preemption ──► copy to the host, in stream order ──► a file        (thread `kv-write`)
     waiting, files hold more than the cache ──► read and checked (thread `kv-read`) ──► row, own pages, copy
 
-A *chunk* is 256 positions. A sequence is passed over while its chunks are read. If that takes longer than to
+A *chunk* is 64 positions. A sequence is passed over while its chunks are read. If that takes longer than to
 compute them would, or than `LONGEST_WAIT_S`, it starts with what has been read. The engine thread never waits for
 a file. What fails is computed: the tier changes no token.
 """
@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -30,15 +31,16 @@ from petiole.contract.errors import InvalidRequest
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.runtime.interface import HostCopy, KVCopies, ModelLimits, Runtime
 from petiole.gpu_worker.runtime.memory.chunk_files import ChunkFiles
+from petiole.gpu_worker.tracing import NO_TRACE, Tracer
 
 logger = logging.getLogger(__name__)
 
-CHUNK = 256
+CHUNK = 64
 """Positions of a chunk, if pages are not larger."""
 VERSION = 1
 """The version of the numbers in files. Raise it with each change that gives keys or values other bits."""
-MOST_ON_THE_WAY = 2**30
-"""Bytes of copies that wait to be written. Further ones are dropped: a later end of a sequence saves them."""
+RING_BYTES = 2**28
+"""Of copies on their way to files: on the host, pinned, and as much on the device."""
 MOST_HELD = 2**30
 """Bytes that were read, or will be, for sequences that wait. The first one may always be read."""
 LONGEST_WAIT_S = 2.0
@@ -139,17 +141,19 @@ class KVTier:
         manager: KVCacheManager,
         files: ChunkFiles,
         post: Callable[[Callable[[], None]], None],
+        tracer: Tracer = NO_TRACE,
         *,
         salted: bool,
     ) -> None:
+        self._span = tracer.span
         self._copies, self._limits, self._manager = copies, limits, manager
         self._post, self._salted = post, salted
         self.files = files
         page_size = manager.table.page_size
         self._size = page_size * max(1, CHUNK // page_size)
+        copies.make_ring(max(1, RING_BYTES // self._chunk_bytes), self._size)
         self._reader, self._writer = _Worker("kv-read"), _Worker("kv-write")
         self._known: dict[tuple[str, bytes], None] = {}  # layouts and keys with files, the oldest first
-        self._on_the_way = 0
         self._loads: set[Load] = set()  # being read
         self._held: WeakSet[Load] = WeakSet()  # of sequences that wait, with what has been read
         self._bytes_per_s = self._tokens_per_s = 0.0  # of reads and of prefills; 0: not known yet
@@ -205,11 +209,12 @@ class KVTier:
         if load is None or end <= start or end > allocation.kv_capacity:
             return
         try:
-            for n, staged in enumerate(load.staged[: load.n], load.first):
-                begin, behind = max(start, n * self._size), min(end, (n + 1) * self._size)
-                if begin < behind:
-                    slots = self._slots(allocation, begin, behind)
-                    self._copies.from_host(slots, staged, begin - n * self._size)
+            with self._span("restore"):
+                for n, staged in enumerate(load.staged[: load.n], load.first):
+                    begin, behind = max(start, n * self._size), min(end, (n + 1) * self._size)
+                    if begin < behind:
+                        slots = self._slots(allocation, begin, behind)
+                        self._copies.from_host(slots, staged, begin - n * self._size)
         except Exception:
             logger.exception("KV cannot be copied from the host: it is computed")
             return
@@ -256,9 +261,11 @@ class KVTier:
         try:
             for key in load.keys:
                 begun = time.perf_counter()
-                if load.ended or (copy := self.files.read(load.layout, key, n_bytes)) is None:
-                    break
-                load.staged.append(self._copies.staged(copy))
+                with self._span("read"):
+                    staged = self._copies.staging(n_bytes)
+                    if load.ended or not self.files.read(load.layout, key, np.asarray(staged)):
+                        break
+                    load.staged.append(staged)
                 self._bytes_per_s = _smoothed(self._bytes_per_s, n_bytes / (time.perf_counter() - begun))
         finally:
             self._post(lambda: self._have_read(load))
@@ -289,50 +296,54 @@ class KVTier:
             self._tokens_per_s = _smoothed(self._tokens_per_s, n_tokens / seconds)
 
     def save(self, seq: TieredSequence, allocation: KVAllocation) -> None:
-        """Save the whole chunks of the committed positions that are in no file."""
+        """Save the whole chunks of the committed positions that are in no file, as far as the ring has room. What
+        is dropped is saved with the next chunk."""
         if allocation.stale:
             return
-        layout, n_bytes = self._layout, self._chunk_bytes
+        layout = self._layout
         for n, key in enumerate(self._keys(seq, seq.kv_position)):
             if (layout, key) in self._known:
                 continue
-            if self._on_the_way and self._on_the_way + n_bytes > MOST_ON_THE_WAY:
+            copy = self._copies.to_host(self._slots(allocation, n * self._size, (n + 1) * self._size))
+            if copy is None:
                 self.counters.dropped_chunks += 1
                 return
-            copy = self._copies.to_host(self._slots(allocation, n * self._size, (n + 1) * self._size))
-            self._writer.put(self._writing(layout, key, copy, n_bytes))
+            self._writer.put(partial(self._write, layout, key, copy))
             self._note(layout, key)
-            self._on_the_way += n_bytes
 
-    def touch(self, seq: TieredSequence) -> None:
-        """Note that the files of a sequence that leaves are in use, also if it found its KV in the cache."""
+    def follow(self, seq: TieredSequence, allocation: KVAllocation) -> None:
+        """`save` what a running answer has completed since the last call."""
+        if seq.kv_position // self._size > len(seq.chunk_keys) and self._keeps(seq):
+            self.save(seq, allocation)
+
+    def touch(self, seq: TieredSequence, n_reused: int) -> None:
+        """Note that the files of a sequence that leaves are in use, also if it found its KV in the cache.
+        n_reused: positions that somebody else had computed."""
         layout, keys = self._layout, self._keys(seq, seq.kv_position)
         if not keys:
             return
+        again = n_reused // self._size
 
         def touch() -> None:
-            if gone := self.files.touch(layout, keys):
+            if gone := self.files.touch(layout, keys, again):
                 self._post(lambda: self._forget(layout, gone))
 
         self._writer.put(touch)
 
-    def _writing(self, layout: str, key: bytes, copy: HostCopy, n_bytes: int) -> Callable[[], None]:
-        """What the thread that writes does."""
-
-        def write() -> None:
-            written = False
-            try:
+    def _write(self, layout: str, key: bytes, copy: HostCopy) -> None:
+        """On the thread that writes."""
+        written = False
+        try:
+            with self._span("write"):
                 written = self.files.write(layout, key, copy.wait())
-            finally:  # if the device has failed, its own waiters say so
-                self._post(lambda: self._have_written(layout, key, n_bytes, written))
+        finally:  # if the device has failed, its own waiters say so
+            copy.release()
+            self._post(lambda: self._have_written(layout, key, written))
 
-        return write
-
-    def _have_written(self, layout: str, key: bytes, n_bytes: int, written: bool) -> None:
-        self._on_the_way -= n_bytes
+    def _have_written(self, layout: str, key: bytes, written: bool) -> None:
         if written:
             self.counters.saved_chunks += 1
-            self.counters.saved_bytes += n_bytes
+            self.counters.saved_bytes += self._chunk_bytes
         else:
             self.counters.dropped_chunks += 1
             self._known.pop((layout, key), None)
@@ -343,8 +354,8 @@ class KVTier:
         self._writer.end(CLOSE_S)
 
     def stats(self) -> dict[str, int]:
-        """The counters, by the names that `Engine.stats` has."""
-        parts = asdict(self.counters) | asdict(self.files.counters)
+        """The counters, and the bytes of all files, by the names that `Engine.stats` has."""
+        parts = {"bytes": self.files.bytes} | asdict(self.counters) | asdict(self.files.counters)
         return {f"kv_tier_{name}": n for name, n in parts.items()}
 
     # ------------------------------------------------------------ internal
@@ -358,10 +369,13 @@ class KVTier:
     def _chunk_bytes(self) -> int:
         return self._size * self._copies.position_bytes
 
+    def _keeps(self, seq: TieredSequence) -> bool:
+        """Whether its KV may be in files: not that of a tenant's own, unless the settings allow it."""
+        return seq.tiered and (self._salted or seq.namespace.salt is None)
+
     def _keys(self, seq: TieredSequence, kv_length: int) -> list[bytes]:
-        """The keys of the whole chunks up to `kv_length`. None of a tenant's own, unless the settings allow it."""
-        own = seq.namespace.salt is not None and not self._salted
-        if kv_length < self._size or own or not seq.tiered:
+        """The keys of the whole chunks up to `kv_length`, if they may be in files."""
+        if kv_length < self._size or not self._keeps(seq):
             return []
         n = kv_length // self._size
         if len(seq.chunk_keys) < n:
@@ -408,6 +422,7 @@ def open_tier(
     runtime: Runtime,
     manager: KVCacheManager,
     post: Callable[[Callable[[], None]], None],
+    tracer: Tracer,
 ) -> KVTier | None:
     """The tier over these files; None without any, or if it does not keep the KV of such a model."""
     if files is None:
@@ -417,4 +432,5 @@ def open_tier(
             "kv_tier=%s is ignored: it needs a prefix cache, and layers without windows or states", config.kv_tier
         )
         return None
-    return KVTier(runtime.kv_copies, lambda: runtime.limits, manager, files, post, salted=config.kv_tier_salted)
+    limits, salted = (lambda: runtime.limits), config.kv_tier_salted
+    return KVTier(runtime.kv_copies, limits, manager, files, post, tracer, salted=salted)

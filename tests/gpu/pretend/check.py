@@ -48,7 +48,7 @@ USUAL, FUSED = math.inf, -math.inf
 @dataclass(frozen=True)
 class Case:
     """`model`: changes of its `config.json`. `constraint`: of every second request. `pictures`: the model is a
-    small Moondream, asked about some."""
+    small Moondream, asked about some. `tier`: KV goes to files, from which a second engine has it."""
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -58,6 +58,7 @@ class Case:
     model: dict[str, Any] = field(default_factory=dict)
     constraint: Constraint | None = None
     pictures: bool = False
+    tier: bool = False
 
 
 CASES = (
@@ -78,6 +79,8 @@ CASES = (
     Case(
         "constraints", model={"eos_token_id": 2047}, constraint=Constraint("regex", "!{0,500}")
     ),  # tokens are 0, which is "!"
+    Case("KV in files", tier=True),
+    Case("KV in files, pages of 16", {"page_size": 16, "prefix_cache": "block"}, tier=True),
     Case("images", pictures=True),
     Case("images, pages of 16", {"page_size": 16, "prefix_cache": "block"}, pictures=True),
     Case("images, without graphs", {"cuda_graphs": "off", "pipeline": "off"}, pictures=True),
@@ -149,6 +152,7 @@ def serve(case: Case) -> int:
         graphs.MARGIN = case.margin
         config = EngineConfig(
             model=str(model),
+            kv_tier=f"{folder}/kv" if case.tier else "",
             **{"device": "cuda", "max_num_seqs": 24, "graph_batch_sizes": SIZES, **case.settings},
         )
         runtime = ModelRuntime(config)
@@ -157,6 +161,11 @@ def serve(case: Case) -> int:
             runtime.close()
             return runtime.limits.n_pages
         tokenizer = load_tokenizer(model) if case.constraint or case.pictures else None
+        if case.tier:
+            with Engine(config, runtime=runtime) as engine:
+                engine.generate(list(requests(case, folder, 14)))
+                assert int(engine.stats()["kv_tier_saved_chunks"]) > 0
+            runtime = ModelRuntime(config)
         with Engine(config, runtime=runtime, tokenizer=tokenizer) as engine:
             if case.pictures:
                 for n in (1, 3, 14, 24):
@@ -166,6 +175,7 @@ def serve(case: Case) -> int:
                 for result in engine.generate(list(requests(case, folder, n))):
                     assert result.finish_reason == FinishReason.LENGTH, result
                     assert result.usage.completion_tokens == N_TOKENS, result
+            assert not case.tier or int(engine.stats()["kv_tier_restored_tokens"]) > 0
             return engine.limits.n_pages
 
 

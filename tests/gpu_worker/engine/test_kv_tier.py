@@ -15,6 +15,7 @@ from petiole.gpu_worker import Engine, EngineConfig, InvalidRequest, Request, Sa
 from petiole.gpu_worker.runtime.memory import kv_tier
 from petiole.gpu_worker.runtime.memory.chunk_files import ChunkFiles
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
+from petiole.gpu_worker.tracing import Tracer
 from tests.support.families import build_model
 from tests.support.seeing import PAD, as_file, drawn_picture, write_seeing
 from tests.support.toy_engine import expected, request, toy_engine
@@ -154,6 +155,29 @@ def test_a_disk_that_takes_nothing_costs_nothing_but_the_tier(
         assert int(engine.stats()["kv_tier_failed"]) > 0
         assert int(engine.stats()["kv_tier_dropped_chunks"]) > 0
     assert not list((tmp_path / "kv").rglob("*.kv"))
+
+
+def test_a_disk_that_is_slow_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    released, write = threading.Event(), ChunkFiles.write
+    monkeypatch.setattr(ChunkFiles, "write", lambda *args: (released.wait(), write(*args))[1])
+    with engine_of(tmp_path / "kv", machine={"ring": 2}) as engine:
+        answers(engine)
+        assert int(engine.stats()["kv_tier_dropped_chunks"]) > 0
+        assert engine.stats()["kv_tier_saved_chunks"] == 0
+        released.set()
+        answers(engine)
+        assert int(engine.stats()["kv_tier_saved_chunks"]) > 2, "blocks that were given back are filled again"
+
+
+def test_a_trace_has_the_reads_the_writes_and_the_restores(tmp_path: Path) -> None:
+    answers(engine := engine_of(tmp_path / "kv").start())
+    engine.shutdown()
+    tracer = Tracer()
+    with engine_of(tmp_path / "kv", tracer=tracer) as engine:
+        answers(engine)
+        assert int(engine.stats()["kv_tier_bytes"]) == sum(p.stat().st_size for p in tmp_path.rglob("*.kv"))
+    spans = {(span["line"], span["name"]) for span in tracer.spans()}
+    assert {("kv-read", "read"), ("kv-write", "write"), ("engine", "restore")} <= spans
 
 
 def test_nothing_is_read_where_computing_is_quicker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,8 +47,9 @@ from petiole.gpu_worker import (
 )
 from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.runtime.interface import LoadWeights, Progress, nothing
-from petiole.gpu_worker.runtime.memory import kv_tier
+from petiole.gpu_worker.runtime.memory import chunk_files, kv_tier
 from petiole.gpu_worker.scheduling import admission
+from tests.support.failing_os import FailingOs
 from tests.support.swept import Swept, at_random, is_injected
 from tests.support.toy_engine import EOS, VOCAB, Expected, Watch, expected
 from tests.support.toy_runtime import ToyRuntime
@@ -118,6 +119,7 @@ def draw(seed: int) -> Workload:
     machine["snapshots"] = 0 if spec else kept.choice([0, 0, 2, 5, 40])
     tiers = random.Random(f"tier {seed}")
     tier = tiers.choice([{}, {"kv_tier_gib": tiers.choice([1e-5, 5e-5, 1.0]), "kv_tier_salted": True}])
+    machine["ring"] = tiers.choice([1000, 3, 1])
     delays = rng.choice([0.0, 0.0002, 0.001])
     control = {i: rng.choice(["pause", "reload"]) for i in range(len(requests)) if rng.random() < 0.06}
     config["stream_interval_ms"] = rng.choice([0.0, 0.0, 2.0, 60_000.0])
@@ -387,6 +389,10 @@ def harmed(seed: int, often: float = 0.002) -> Counter[str]:
             swept.patch_classes(patch)
             return swept
 
+        disk = random.Random(f"disk {seed}")
+        failing = FailingOs(disk, disk.choice([0.0, 0.02, 0.3]), workload.delays)
+        patch.setattr(chunk_files, "os", failing)
+        patch.setattr(chunk_files, "_PAUSE_S", disk.choice([0.0, 1.0]))
         try:
             with folder_of(workload):
                 return run(workload, "off" if seed % 3 == 0 else "on", workload.delays, harm)

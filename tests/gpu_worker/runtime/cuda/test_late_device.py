@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
+from petiole.gpu_worker.runtime.memory import kv_tier
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
 from tests.gpu_worker.models.test_generation import oracle
 from tests.gpu_worker.models.test_logits import tokens
@@ -103,6 +104,27 @@ def test_drawn_tokens_are_those_of_the_blocking_engine(checkpoint: Any, late: An
         with late(checkpoint("qwen3")[0], pipeline=pipeline, prefix_cache="off") as engine:
             found.append(answers(engine, **sampling))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_kv_that_is_copied_to_files_and_back_changes_no_token(
+    page_size: int, checkpoint: Any, late: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages are evicted and filled anew all the time; a copy that comes too late finds another sequence's KV."""
+    monkeypatch.setattr(kv_tier, "CHUNK", 4)
+    monkeypatch.setattr(kv_tier, "LONGEST_WAIT_S", 60.0)
+    monkeypatch.setattr(kv_tier.KVTier, "on_prefill", lambda *_: None)
+    folder, model = checkpoint("qwen3")
+    settings = {"page_size": page_size, "prefix_cache": "radix" if page_size == 1 else "block", "chunk_size": 8}
+    wanted, restored = [oracle(model, prompt, N_TOKENS) for prompt in PROMPTS], []
+    for ring in (1, 2**28):
+        monkeypatch.setattr(kv_tier, "RING_BYTES", ring)
+        with late(folder, kv_tier=str(tmp_path / "kv"), num_pages=1 + 96 // page_size, **settings) as engine:
+            assert answers(engine) == wanted
+            assert answers(engine) == wanted
+            restored.append(engine.stats()["kv_tier_restored_tokens"])
+            assert engine.runtime._stream.waits == 0
+    assert restored[-1] > 0
 
 
 def test_a_buffer_that_both_slots_fill_gives_wrong_tokens(checkpoint: Any, late: Any) -> None:

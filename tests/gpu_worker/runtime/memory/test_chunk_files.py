@@ -16,6 +16,7 @@ import pytest
 from petiole.contract.errors import InvalidRequest
 from petiole.gpu_worker.runtime.memory import chunk_files
 from petiole.gpu_worker.runtime.memory.chunk_files import HEADER, ChunkFiles
+from tests.support.failing_os import FailingOs
 
 LAYOUT, N = "a layout", 5000
 
@@ -28,6 +29,11 @@ def key(n: int) -> bytes:
     return n.to_bytes(32, "big")
 
 
+def read(files: ChunkFiles, layout: str, key: bytes, n: int) -> np.ndarray | None:
+    found = np.empty(n, np.uint8)
+    return found if files.read(layout, key, found) else None
+
+
 def only_file(folder: Path) -> Path:
     (path,) = folder.rglob("*.kv")
     return path
@@ -36,13 +42,14 @@ def only_file(folder: Path) -> Path:
 def test_a_file_is_found_by_layout_and_key_in_every_process(tmp_path: Path) -> None:
     folder = tmp_path / "made" / "here"
     assert ChunkFiles(folder, 1 << 20).write(LAYOUT, key(1), content(1))
+    assert only_file(folder).stat().st_mode & 0o777 == 0o600
     files = ChunkFiles(folder, 1 << 20)
-    found = files.read(LAYOUT, key(1), N)
+    found = read(files, LAYOUT, key(1), N)
     assert found is not None
     assert (found == content(1)).all()
-    assert files.read(LAYOUT, key(2), N) is None
-    assert files.read("another", key(1), N) is None
-    assert only_file(folder).stat().st_mode & 0o777 == 0o600
+    assert read(files, LAYOUT, key(2), N) is None
+    assert read(files, "another", key(1), N) is None
+    assert only_file(folder).stat().st_mode & 0o777 == 0o400, "it has been used again"
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
@@ -64,11 +71,11 @@ def test_a_damaged_file_is_removed(tmp_path: Path, trial: int) -> None:
     else:
         data = {"cut": data[: rng.randrange(len(data))], "longer": data + b"x", "empty": bytearray()}[how]
     path.write_bytes(data)
-    assert files.read(LAYOUT, key(1), N) is None, how
+    assert read(files, LAYOUT, key(1), N) is None, how
     assert files.counters.damaged == 1
     assert not path.exists()
     assert files.write(LAYOUT, key(1), content(1))
-    assert (files.read(LAYOUT, key(1), N) == content(1)).all()  # type: ignore[union-attr]
+    assert (read(files, LAYOUT, key(1), N) == content(1)).all()  # type: ignore[union-attr]
 
 
 def test_what_is_not_its_own_is_left_alone(tmp_path: Path) -> None:
@@ -87,7 +94,7 @@ def test_what_is_not_its_own_is_left_alone(tmp_path: Path) -> None:
     files.evict(0)
     assert all(path.exists() for path in strangers)
     assert files.counters.evicted == 1
-    assert files.read(LAYOUT, key(1), N) is None
+    assert read(files, LAYOUT, key(1), N) is None
 
 
 def test_a_full_disk_makes_room_of_its_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +123,7 @@ def test_of_a_chain_the_end_goes_first(tmp_path: Path) -> None:
         files.write(LAYOUT, key(n), content(n))
     assert files.touch(LAYOUT, [key(n) for n in (0, 1, 2, 3, 7)]) == [key(7)]
     files.evict(2 * (HEADER + N))
-    assert [n for n in range(4) if files.read(LAYOUT, key(n), N) is not None] == [0, 1]
+    assert [n for n in range(4) if read(files, LAYOUT, key(n), N) is not None] == [0, 1]
 
 
 def test_the_least_recently_used_files_go_first(tmp_path: Path) -> None:
@@ -125,10 +132,39 @@ def test_the_least_recently_used_files_go_first(tmp_path: Path) -> None:
     for n in range(4):
         files.write(LAYOUT, key(n), content(n))
         os.utime(tmp_path / "kv" / next(iter(os.listdir(tmp_path / "kv"))) / f"{key(n).hex()}.kv", (n, n))
-    assert files.read(LAYOUT, key(0), N) is not None  # used now
+    assert read(files, LAYOUT, key(0), N) is not None  # used now
     files.write(LAYOUT, key(9), content(9))
-    left = [n for n in (0, 1, 2, 3, 9) if files.read(LAYOUT, key(n), N) is not None]
+    left = [n for n in (0, 1, 2, 3, 9) if read(files, LAYOUT, key(n), N) is not None]
     assert left == [0, 2, 3, 9]
+
+
+def left(files: ChunkFiles, layout: str, keys: range) -> int:
+    return sum(files._path(layout, key(n)).exists() for n in keys)
+
+
+def test_a_pass_over_many_texts_takes_nothing_from_conversations(tmp_path: Path) -> None:
+    each = HEADER + N
+    files = ChunkFiles(tmp_path / "kv", 100 * each)
+    conversations, documents = range(70), range(1000, 1400)
+    for n in conversations:
+        files.write(LAYOUT, key(n), content(n))
+        files.touch(LAYOUT, [key(n)], 1)
+    for n in documents:
+        files.write(LAYOUT, key(n), content(n))
+        files.touch(LAYOUT, [key(n)])
+    assert left(files, LAYOUT, conversations) == 70
+    assert 28 <= left(files, LAYOUT, documents) <= 30, "a fiftieth may be free"
+    assert left(ChunkFiles(tmp_path / "kv", 60 * each), LAYOUT, conversations) == 48, "a fifth is for what is new"
+
+
+def test_new_conversations_have_room_beside_old_ones(tmp_path: Path) -> None:
+    each = HEADER + N
+    files = ChunkFiles(tmp_path / "kv", 50 * each)
+    for n in range(200):
+        files.write(LAYOUT, key(n), content(n))
+        for past in range(max(0, n - 5), n):  # each comes back a few times
+            files.touch(LAYOUT, [key(past)], 1)
+    assert left(files, LAYOUT, range(155, 200)) >= 44, "old ones that nobody asks for make room"
 
 
 def test_files_that_nobody_will_finish_are_removed(tmp_path: Path) -> None:
@@ -160,7 +196,7 @@ def test_a_folder_or_file_of_others_is_refused(tmp_path: Path) -> None:
     path = only_file(tmp_path)
     elsewhere = path.rename(tmp_path / "elsewhere")
     path.symlink_to(elsewhere)
-    assert files.read(LAYOUT, key(1), N) is None
+    assert read(files, LAYOUT, key(1), N) is None
     assert files.counters.failed == 1
 
 
@@ -169,32 +205,49 @@ def test_any_call_of_the_system_may_fail(tmp_path: Path, monkeypatch: pytest.Mon
     rng = random.Random(seed)
     files = ChunkFiles(tmp_path / "kv", 6 * (HEADER + N))
 
-    class FailingOs:
-        def __getattr__(self, name: str) -> object:
-            real = getattr(os, name)
-            if not callable(real) or name in ("close", "geteuid"):
-                return real
-
-            def call(*args: object, **kwargs: object) -> object:
-                if rng.random() < 0.1:
-                    raise OSError(rng.choice([5, 12, 28, 30]), f"injected in {name}")
-                return real(*args, **kwargs)
-
-            return call
-
     with monkeypatch.context() as patch:
-        patch.setattr(chunk_files, "os", FailingOs())
+        patch.setattr(chunk_files, "os", FailingOs(rng, 0.1))
         patch.setattr(chunk_files, "logger", type("Quiet", (), {"warning": lambda *_: None}))
         for _ in range(100):
             n = rng.randrange(12)
             if rng.random() < 0.5:
                 files.write(LAYOUT, key(n), content(n))
-            elif (found := files.read(LAYOUT, key(n), N)) is not None:
+            elif (found := read(files, LAYOUT, key(n), N)) is not None:
                 assert (found == content(n)).all()
     assert files.counters.failed > 0
     for n in range(12):
-        found = files.read(LAYOUT, key(n), N)
+        found = read(files, LAYOUT, key(n), N)
         assert found is None or (found == content(n)).all()
+
+
+def test_a_limit_of_a_files_size_is_a_full_disk(tmp_path: Path) -> None:
+    """The signal that comes with it ends no worker."""
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))\n"
+    limited += WRITER.replace("while True", "while n < 5") + "print(files.counters.failed, flush=True)\n"
+    ended = subprocess.run([sys.executable, "-c", limited, str(tmp_path / "kv")], stdout=subprocess.PIPE)
+    assert ended.returncode == 0
+    assert ended.stdout.split() == [b"ready", b"1"], "one write failed; for a second there was no other"
+    assert not [path for path in (tmp_path / "kv").rglob("*") if path.is_file()]
+
+
+def test_a_full_file_system_leaves_whole_files(tmp_path: Path) -> None:
+    folder = tmp_path / "kv"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=100k,mode=700", "none", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no right to mount a file system")
+    try:
+        files = ChunkFiles(folder, 1 << 30)
+        for n in range(30):
+            files._paused_until = 0.0
+            files.write(LAYOUT, key(n), content(n))
+        found = [n for n in range(30) if read(files, LAYOUT, key(n), N) is not None]
+        assert found
+        assert all((read(files, LAYOUT, key(n), N) == content(n)).all() for n in found)
+        assert files.counters.evicted > 0, "it makes room of its own files"
+        assert not list(folder.rglob("*.tmp"))
+    finally:
+        subprocess.run(["umount", folder], check=True)
 
 
 WRITER = """
@@ -227,7 +280,7 @@ def test_two_writers_killed_at_any_instant_leave_whole_files(tmp_path: Path) -> 
     files = ChunkFiles(folder, 40_000_000)
     found = 0
     for n in range(60):
-        copy = files.read(LAYOUT, key(n), 1_000_000)
+        copy = read(files, LAYOUT, key(n), 1_000_000)
         if copy is not None:
             found += 1
             assert (copy == content(n, 1_000_000)).all()
