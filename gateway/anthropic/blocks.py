@@ -1,7 +1,8 @@
 """Messages as clients write them, in blocks, as a task takes them. Pure.
 
 Text that came in blocks is joined, because many chat templates take text alone. The result of a tool is a message
-of its own there. A thought goes back to the template with what the model said next; its signature says nothing."""
+of its own there. A thought goes back to the template with what the model said next; its signature says nothing.
+A dialogue that Anthropic's own models have begun has blocks of tools that Anthropic ran: these are skipped."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from petiole.contract.errors import shorten
+from petiole.gateway.core.foreign import unknown
 from petiole.gateway.core.requests import NONE, Images, image
 from petiole.tasks.errors import InvalidRequest
 
@@ -17,6 +19,9 @@ Block = Mapping[str, Any]
 Message = dict[str, Any]
 
 ROLES = ("user", "assistant", "system")
+_TOLD = ("text", "image", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result",
+         "compaction")  # fmt: skip
+_OF_ANTHROPIC = ("fallback", "container_upload")
 
 
 def to_fetch(given: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -30,6 +35,18 @@ def to_fetch(given: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         and source.get("type") == "url"
         and isinstance(source.get("url"), str)
     ]
+
+
+def skipped(given: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The blocks that no model here is told, by their types."""
+    found = [block for message in given for _, block in _everywhere("", message.get("content"))]
+    return unknown.kinds("messages", found, _TOLD)
+
+
+def _is_skipped(block: Block) -> bool:
+    """Whether it is about a tool that Anthropic runs, or about its servers."""
+    kind = block.get("type")
+    return isinstance(kind, str) and kind not in _TOLD and ("tool" in kind or kind in _OF_ANTHROPIC)
 
 
 def _everywhere(field: str, content: object) -> Iterator[tuple[str, Block]]:
@@ -74,7 +91,7 @@ def _of_user(field: str, blocks: Sequence[Block], calls: set[str], fetched: Imag
     said: list[dict[str, Any]] = []
     for k, block in enumerate(blocks):
         if block.get("type") != "tool_result":
-            said.append(_part(f"{field}[{k}]", block, fetched))
+            said += _parts(f"{field}[{k}]", block, fetched)
             continue
         if said:
             found.append({"role": "user", "content": _joined(said)})
@@ -97,7 +114,8 @@ def _result(field: str, content: object, fetched: Images) -> str | list[dict[str
         case str():
             return content
         case list() if all(isinstance(block, dict) for block in content):
-            return _joined([_part(f"{field}[{k}]", block, fetched) for k, block in enumerate(content)])
+            parts = [_parts(f"{field}[{k}]", block, fetched) for k, block in enumerate(content)]
+            return _joined([part for some in parts for part in some])
     raise InvalidRequest(field, "must be text or a list of blocks", shorten(content))
 
 
@@ -111,13 +129,15 @@ def _of_assistant(field: str, blocks: Sequence[Block], calls: set[str]) -> Messa
                 texts.append(text)
             case {"type": "thinking", "thinking": str(text)}:
                 thoughts += [text] if text else []
-            case {"type": "redacted_thinking"}:
+            case {"type": "compaction", "content": str(text)}:
+                texts.append(text)
+            case {"type": "redacted_thinking" | "compaction"}:
                 pass
             case {"type": "tool_use", "id": str(call_id), "name": str(name), "input": dict(arguments)}:
                 calls.add(call_id)
                 function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
                 called.append({"id": call_id, "type": "function", "function": function})
-            case _:
+            case _ if not _is_skipped(block):
                 limit = "must be a complete block of type text, thinking, redacted_thinking or tool_use"
                 raise InvalidRequest(f"{field}[{k}]", limit, shorten(block.get("type")))
     said: Message = {"role": "assistant", "content": "".join(texts)}
@@ -126,17 +146,27 @@ def _of_assistant(field: str, blocks: Sequence[Block], calls: set[str]) -> Messa
     return said | ({"tool_calls": called} if called else {})
 
 
-def _part(field: str, block: Block, fetched: Images) -> dict[str, Any]:
+def _parts(field: str, block: Block, fetched: Images) -> list[dict[str, Any]]:
+    """What a block is as parts of a message: usually one."""
     match block:
         case {"type": "text", "text": str(text)}:
-            return {"type": "text", "text": text}
+            return [{"type": "text", "text": text}]
         case {"type": "document", "source": {"type": "text", "data": str(text)}}:
-            return {"type": "text", "text": text}
+            return [{"type": "text", "text": text}]
+        case {"type": "document", "source": {"type": "content", "content": content}}:
+            told = _result(f"{field}.source.content", content, fetched)
+            return [{"type": "text", "text": told}] if isinstance(told, str) else told
+        case {"type": "search_result", "title": str(title), "source": str(source), "content": content}:
+            text = _text(f"{field}.content", content, "\n")
+            return [{"type": "text", "text": f"{title} ({source})\n{text}"}]
         case {"type": "image", "source": {"type": "base64", "media_type": str(kind), "data": str(data)}}:
-            return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
+            return [{"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}]
         case {"type": "image", "source": {"type": "url", "url": str(url)}}:
-            return {"type": "image_url", "image_url": {"url": image(f"{field}.source.url", fetched.get(url, url))}}
-    limit = "must be a complete block of type text, image, tool_result, or document of plain text"
+            url = image(f"{field}.source.url", fetched.get(url, url))
+            return [{"type": "image_url", "image_url": {"url": url}}]
+    if _is_skipped(block):
+        return []
+    limit = "must be a complete block of type text, image, tool_result, search_result, or document of plain text"
     raise InvalidRequest(field, limit, shorten(block.get("type")))
 
 

@@ -100,7 +100,7 @@ class MessagesBody(RequestBody):
         return options
 
     def skipped(self) -> list[str]:
-        return tools.skipped(self.tools)
+        return [*tools.skipped(self.tools), *blocks.skipped(self.messages)]
 
     def conversation(self, images: Images) -> dict[str, Any]:
         """Raises `InvalidRequest`."""

@@ -43,8 +43,11 @@ class ChatView(ChoicesView):
         self._calls = [0] * len(record.tasks)
         # The bytes around a text that comes without tokens.
         self._plain = not (self._asked.keys() & {"top_logprobs", "token_ids", "counts"})
+        self._unsaid = _unsaid(self._asked, ("reasoning_content",))
+        inner = encode(self._unsaid)[1:-1] + b"," if self._unsaid else b""
         self._before = [
-            b'%b{"index":%d,"delta":{"content":' % (self._head, choice) for choice in range(len(record.tasks))
+            b'%b{"index":%d,"delta":{%b"content":' % (self._head, choice, inner)
+            for choice in range(len(record.tasks))
         ]
         self._after = b'},"logprobs":null,"finish_reason":null}' + self._tail
 
@@ -106,7 +109,7 @@ class ChatView(ChoicesView):
         end: OutputEnded | None = None,
         called: bool = False,
     ) -> bytes:
-        shown: dict[str, Any] = {"index": choice, "delta": delta, **_tokens(self._asked, tokens)}
+        shown: dict[str, Any] = {"index": choice, "delta": self._unsaid | delta, **_tokens(self._asked, tokens)}
         shown["finish_reason"] = None if end is None else _finish_reason(end, called)
         if end is not None:
             shown["stop_reason"] = stop_reason(end)
@@ -165,10 +168,16 @@ def _reasoning(asked: dict[str, Any], text: str) -> dict[str, str]:
     return {name: text} if name else {"reasoning": text, "reasoning_content": text}
 
 
+def _unsaid(asked: dict[str, Any], names: Sequence[str] = ("reasoning", "reasoning_content")) -> dict[str, None]:
+    """The names of reasoning where there is none: clients of servers that always send them read them unasked."""
+    return dict.fromkeys(name for name in names if asked.get("reasoning_as", name) == name)
+
+
 def _message(asked: dict[str, Any], output: CollectedOutput) -> dict[str, Any]:
     calls = [_call(piece, piece.text) for piece in output.pieces if piece.kind in CALLS]
     content, reasoning = output.text(), output.text("reasoning")
     said: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
+    said |= _unsaid(asked)
     if reasoning and not asked.get("unthought"):
         said |= _reasoning(asked, reasoning)
     return said | ({"tool_calls": calls} if calls else {})

@@ -173,10 +173,10 @@ def _logprobs(tokens: Sequence[PositionedToken], likeliest: int, as_ids: bool) -
 
 
 def _likeliest(token: dict[str, Any]) -> dict[str, float] | None:
-    """The likeliest tokens, and the token itself. Of two with the same text, the likelier."""
+    """The token itself, then the likeliest ones. Of two with the same text, the first."""
     if token["logprob"] is None:
         return None
     found: dict[str, float] = {}
-    for one in (*token["top_logprobs"], token):
+    for one in (token, *token["top_logprobs"]):
         found.setdefault(one["token"], one["logprob"])
     return found

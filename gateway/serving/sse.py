@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -27,6 +28,10 @@ ALIVE = b": alive\n"
 data."""
 
 
+NO_IDS = (b"x-petiole-event-ids", b"none")
+"""A header of clients, such as `vllm bench serve`, that take an event for one line."""
+_ID = re.compile(rb"^id: .*\n", re.M)
+
 OUTERMOST = "petiole.outermost_send"
 """In a scope: the `send` that this application was given."""
 
@@ -41,6 +46,11 @@ def on_one_line(part: bytes) -> bytes:
         if character in part:
             part = part.replace(character, escape)
     return part
+
+
+def without_ids(part: bytes) -> bytes:
+    """Events that are a line each. A comment, too, may then have an empty line behind it."""
+    return _ID.sub(b"", part).replace(ALIVE, ALIVE + b"\n")
 
 
 def written(frames: Sequence[Frame]) -> bytes:
@@ -120,7 +130,8 @@ class EventStream(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send(send, scope.get(OUTERMOST, send)))
+        shape = without_ids if NO_IDS in scope["headers"] else bytes
+        sending = asyncio.ensure_future(self._send(send, scope.get(OUTERMOST, send), shape))
         leaving = asyncio.ensure_future(_left(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -131,7 +142,7 @@ class EventStream(Response):
             with contextlib.suppress(asyncio.CancelledError):
                 await sending
 
-    async def _send(self, send: Send, outermost: Send) -> None:
+    async def _send(self, send: Send, outermost: Send, shape: Callable[[bytes], bytes]) -> None:
         """The layers of this application look at the start, the first part and the end of an answer. The parts
         between go past them."""
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
@@ -139,6 +150,6 @@ class EventStream(Response):
             await send(start)
             through = send
             async for part in parts:
-                await through({"type": "http.response.body", "body": on_one_line(part), "more_body": True})
+                await through({"type": "http.response.body", "body": on_one_line(shape(part)), "more_body": True})
                 through = outermost
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -25,6 +25,7 @@ MOST = 10_000
 _TOLD = (
     "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
     "local_shell_call", "local_shell_call_output", "reasoning", "compaction", "item_reference",
+    "additional_tools",
 )  # fmt: skip
 """The types of items that a model is told. Others, such as searches of other providers, are kept and skipped."""
 ROLES = ("user", "assistant", "system", "developer")
@@ -106,6 +107,10 @@ def _item(field: str, given: object, fetched: Images) -> Item:
             packed = _text(field, given, "encrypted_content")
             compaction.unpacked(f"{field}.encrypted_content", packed)
             return {**item, "encrypted_content": packed}
+        case "additional_tools":
+            if (role := given.get("role", "developer")) != "developer":
+                raise InvalidRequest(f"{field}.role", "must be developer", shorten(role))
+            return {**item, "role": role, "tools": tools.callable_only(f"{field}.tools", given.get("tools"))}
         case "item_reference":
             return {"type": kind, "id": _text(field, given, "id")}
         case str():
@@ -116,6 +121,15 @@ def _item(field: str, given: object, fetched: Images) -> Item:
 def skipped(given: object) -> list[str]:
     """The items that no model here is told, by their types."""
     return unknown.kinds("input", given if isinstance(given, list) else (), _TOLD)
+
+
+def additional_tools(given: object) -> list[tuple[str, list[Item]]]:
+    """The tools that each item of this type names, with the list's field."""
+    return [
+        (f"input[{place}].tools", [tool for tool in one["tools"] if isinstance(tool, dict)])
+        for place, one in enumerate(given if isinstance(given, list | tuple) else ())
+        if isinstance(one, dict) and one.get("type") == "additional_tools" and isinstance(one.get("tools"), list)
+    ]
 
 
 def _text(field: str, given: Item, name: str) -> str:

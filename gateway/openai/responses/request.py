@@ -89,12 +89,23 @@ class ItemsBody(RequestBody):
 
     @model_validator(mode="after")
     def _tools_are_sensible(self) -> Any:
-        self.calling()
+        for field, given in self._lists(()):
+            tools.functions(given, field)
         return self
 
-    def calling(self) -> dict[str, Any]:
-        """The options of a task that are about tools. Raises `InvalidRequest`."""
-        functions = tools.functions(self.tools)
+    def offered(self, before: Sequence[Item] = ()) -> list[dict[str, Any]]:
+        """The request's tools, and those that items name. `before`: the items of earlier turns."""
+        return [tool for _, given in self._lists(before) for tool in given]
+
+    def _lists(self, before: Sequence[Item]) -> list[tuple[str, list[dict[str, Any]]]]:
+        named = items.additional_tools
+        return [*named(before), ("tools", self.tools), *named(self.input)]
+
+    def calling(self, before: Sequence[Item] = ()) -> dict[str, Any]:
+        """The options of a task that are about tools. Of several with one name, the last counts. Raises
+        `InvalidRequest`."""
+        made = [one for field, given in self._lists(before) for one in tools.functions(given, field)]
+        functions = [*{one["function"]["name"]: one for one in made}.values()]
         if self.tool_choice == "none" or not functions:
             if self.tool_choice not in (None, "auto", "none"):
                 raise InvalidRequest("tool_choice", "needs tools that are functions", shorten(self.tool_choice))
@@ -103,7 +114,7 @@ class ItemsBody(RequestBody):
         return {"tools": functions} | ({} if choice in (None, "auto") else {"tool_choice": choice})
 
     def skipped(self) -> list[str]:
-        return [*tools.skipped(self.tools), *items.skipped(self.input)]
+        return [*tools.skipped(self.offered()), *items.skipped(self.input)]
 
     def own(self, fetched: Images = NONE) -> list[Item]:
         """Raises `InvalidRequest`."""
@@ -187,7 +198,7 @@ class CreateResponse(SamplingBody, ItemsBody):
         options["max_tokens"] = "rest" if self.max_output_tokens is None else self.max_output_tokens
         if self.chat_template_kwargs:
             options["chat_template_kwargs"] = self.chat_template_kwargs
-        options |= self.calling()
+        options |= self.calling(before.items)
         if "tools" in options and not self.parallel_tool_calls:
             options["parallel_tool_calls"] = False
         if (effort := (self.reasoning or {}).get("effort")) is not None:
@@ -211,15 +222,16 @@ class CreateResponse(SamplingBody, ItemsBody):
 
     def _shown(self, times: Times, before: History, likeliest: int | None) -> dict[str, Any]:
         """What the view reads. What is as it is by default is left out."""
+        offered = self.offered(before.items)
         known = {
             **{name: getattr(self, name) for name in _SHOWN},
             "background": self.background or None,
             "store": None if self.store else False,
             "parallel_tool_calls": None if self.parallel_tool_calls else False,
             "text": self.text or None,
-            "tools": tools.shown(self.tools),
+            "tools": tools.shown(offered),
             "parts": True,
-            "custom": tools.custom(self.tools),
+            "custom": tools.custom(offered),
             "logprobs": self.beside(likeliest),
             "before": list(before.turns),
             "conversation": before.conversation,
@@ -250,7 +262,7 @@ class CountInput(ItemsBody):
     def options(self, before: History, own: Sequence[Item]) -> Mapping[str, Any]:
         """The options of the count. Raises `InvalidRequest`."""
         told = {"messages": items.messages(self.instructions, before.items, own)}
-        if functions := self.calling().get("tools"):
+        if functions := self.calling(before.items).get("tools"):
             told["tools"] = functions
         return told | ({"chat_template_kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {})
 

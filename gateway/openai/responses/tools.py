@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from petiole.contract.errors import shorten
+from petiole.contract.limits import MAX_TOOLS
 from petiole.gateway.core.foreign import text_tools, unknown
 from petiole.tasks.errors import InvalidRequest
 
@@ -17,8 +18,15 @@ Tool = Mapping[str, Any]
 
 CALLED = ("function", "custom")
 """The types of tools that become functions."""
+_KNOWN = (*CALLED, "namespace")
 
 _DEFAULTS: dict[str, Any] = {"description": None, "parameters": None, "strict": None}
+_CHECKED = ("type", "name", *_DEFAULTS, "format")
+_FORMS: dict[str, tuple[type, str]] = {
+    "description": (str, "text"),
+    "parameters": (dict, "an object"),
+    "strict": (bool, "true or false"),
+}
 
 
 class Name(NamedTuple):
@@ -41,10 +49,13 @@ class Name(NamedTuple):
         return {"name": self.name} | ({"namespace": self.namespace} if self.namespace else {})
 
 
-def functions(given: Sequence[Tool]) -> list[dict[str, Any]]:
-    """The tools of a task. Raises `InvalidRequest`."""
+def functions(given: Sequence[Tool], where: str = "tools") -> list[dict[str, Any]]:
+    """The tools of a task. `where`: the list's field. Raises `InvalidRequest`."""
     found: dict[str, dict[str, Any]] = {}
-    for field, name, tool in _functions(given):
+    for field, name, tool in _functions(given, where):
+        for part, (form, said) in _FORMS.items():
+            if not isinstance(tool.get(part), form | None):
+                raise InvalidRequest(f"{field}.{part}", f"must be {said}", shorten(tool[part]))
         if name.joined in found:
             raise InvalidRequest(f"{field}.name", "must be the only function with this name", shorten(name.joined))
         if tool["type"] == "custom":
@@ -62,12 +73,26 @@ def names(given: Sequence[Tool]) -> dict[str, Name]:
 
 def custom(given: Sequence[Tool]) -> list[str]:
     """The model's names of the tools that take text."""
-    return [name.joined for _, name, tool in _functions(given) if tool["type"] == "custom"]
+    last = {name.joined: tool["type"] for _, name, tool in _functions(given)}
+    return [name for name, kind in last.items() if kind == "custom"]
+
+
+def callable_only(field: str, given: object) -> list[dict[str, Any]]:
+    """The tools of an item that a model here can call, as a response repeats them. Raises `InvalidRequest`."""
+    if not isinstance(given, list):
+        raise InvalidRequest(field, "must be a list of tools", shorten(given))
+    if len(given) > MAX_TOOLS:
+        raise InvalidRequest(field, f"must have at most {MAX_TOOLS} tools", len(given))
+    for place, tool in enumerate(given):
+        if not isinstance(tool, dict):
+            raise InvalidRequest(f"{field}[{place}]", "must be a tool", shorten(tool))
+    functions(given, field)
+    return shown(_checked(given))
 
 
 def skipped(given: Sequence[Tool]) -> list[str]:
     """The tools that no model here can call, by their types."""
-    return unknown.kinds("tools", given, (*CALLED, "namespace"))
+    return unknown.kinds("tools", given, _KNOWN)
 
 
 def shown(given: Sequence[Tool]) -> list[dict[str, Any]]:
@@ -93,15 +118,25 @@ def choice(given: Any) -> Any:
     return given
 
 
+def _checked(given: Sequence[Tool], types: Sequence[str] = _KNOWN) -> list[dict[str, Any]]:
+    """The tools that can be called, with the fields that are checked."""
+    return [
+        {name: tool[name] for name in _CHECKED if name in tool}
+        | ({"tools": _checked(tool["tools"], CALLED)} if tool["type"] == "namespace" else {})
+        for tool in given
+        if isinstance(tool, Mapping) and tool.get("type") in types
+    ]
+
+
 def _joined(given: Tool, name: str) -> str:
     namespace = given.get("namespace")
     return Name(namespace if isinstance(namespace, str) else None, name).joined
 
 
-def _functions(given: Sequence[Tool]) -> Iterator[tuple[str, Name, Tool]]:
+def _functions(given: Sequence[Tool], where: str = "tools") -> Iterator[tuple[str, Name, Tool]]:
     """Each function: its field, its name, and what the client says of it. Raises `InvalidRequest`."""
     for place, tool in enumerate(given):
-        field = f"tools[{place}]"
+        field = f"{where}[{place}]"
         match tool:
             case {"type": "function" | "custom"}:
                 yield field, Name(None, _name(field, tool)), tool
@@ -111,6 +146,8 @@ def _functions(given: Sequence[Tool]) -> Iterator[tuple[str, Name, Tool]]:
                     if isinstance(one, Mapping) and one.get("type") in CALLED:
                         name = Name(namespace, _name(f"{field}.tools[{k}]", one))
                         yield f"{field}.tools[{k}]", name, _told(tool, one)
+            case {"type": "namespace"}:
+                raise InvalidRequest(f"{field}.tools", "must be a list of tools", shorten(tool.get("tools")))
             case {"type": str()}:
                 pass
             case _:

@@ -86,6 +86,38 @@ def test_a_dialogue_with_tools_images_and_thoughts() -> None:
     ]
 
 
+def test_a_dialogue_that_another_server_began_is_told_without_that_servers_tools() -> None:
+    search = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}}
+    found = {"type": "web_search_tool_result", "tool_use_id": "s", "content": []}
+    named = {"type": "tool_reference", "tool_name": "weather"}
+    hit = {
+        "type": "search_result",
+        "title": "Oslo",
+        "source": "a.example",
+        "content": [{"type": "text", "text": "5"}],
+    }
+    page = {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "6"}]}}
+    summary = {"type": "compaction", "content": "So far: 4."}
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [named, hit, page]}
+    asked = as_request(
+        ASKED
+        | {
+            "messages": [
+                {"role": "assistant", "content": [summary, {"type": "fallback"}]},
+                {"role": "user", "content": [{"type": "text", "text": "Where?"}, {"type": "container_upload"}]},
+                {"role": "assistant", "content": [search, found, {"type": "text", "text": "There."}, call]},
+                {"role": "user", "content": [result]},
+            ]
+        },
+        CreateMessage,
+    )
+    said = asked.conversation({})["messages"]
+    assert [one["content"] for one in said] == ["So far: 4.", "Where?", "There.", "Oslo (a.example)\n5\n6"]
+    kinds = ["fallback", "container_upload", "server_tool_use", "web_search_tool_result", "tool_reference"]
+    assert asked.ignored == [f"messages.{kind}" for kind in kinds]
+
+
 def test_a_message_of_the_assistant_at_the_end_is_continued() -> None:
     assert "continue_final_message" not in options()
     messages = [*ASKED["messages"], {"role": "assistant", "content": "1, 2,"}]
@@ -158,7 +190,10 @@ def test_what_is_wrong_is_named(given: dict[str, Any], param: str) -> None:
         ({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c"}]}, f"{FIRST}.tool_use_id"),
         ({"role": "user", "content": [{"type": "tool_result", "tool_use_id": []}]}, f"{FIRST}.tool_use_id"),
         ({"role": "user", "content": [{"type": "document", "source": {"type": "base64"}}]}, FIRST),
+        ({"role": "user", "content": [{"type": "audio"}]}, FIRST),
+        ({"role": "user", "content": [{"type": "search_result", "title": "x"}]}, FIRST),
         ({"role": "assistant", "content": [{"type": "tool_use", "id": "c"}]}, FIRST),
+        ({"role": "assistant", "content": [{"type": "image"}]}, FIRST),
         ({"role": "system", "content": [{"type": "image"}]}, "messages[0].content"),
     ],
 )  # fmt: skip

@@ -97,6 +97,12 @@ def test_a_setting_leaves_one_name_of_reasoning_when_a_request_comes(name: str) 
     assert message[name] == "hm é"
 
 
+def test_every_piece_has_the_name_of_reasoning_although_there_is_none() -> None:
+    deltas = [json.loads(frame.data)["choices"][0]["delta"] for frame in frames(log([9]))]
+    assert all("reasoning_content" in delta for delta in deltas)
+    assert {delta["reasoning_content"] for delta in deltas if "content" in delta} == {None}
+
+
 def test_reasoning_is_left_out_where_a_request_says_so() -> None:
     record = structs.replace(RECORD, asked={"parts": True, "unthought": True})
     stream, whole, reading = (
@@ -111,7 +117,8 @@ def test_reasoning_is_left_out_where_a_request_says_so() -> None:
     said = [atom for atom in atoms(frames(log([9]))) if not (isinstance(atom, tuple) and atom[0] == "reasoning")]
     assert atoms(sent) == said
     [message] = [choice["message"] for choice in chat_view.whole(record, [whole])["choices"]]
-    assert message.keys() == {"role", "content", "refusal", "tool_calls"}
+    assert message.keys() == {"role", "content", "refusal", "tool_calls", "reasoning", "reasoning_content"}
+    assert (message["reasoning"], message["reasoning_content"]) == (None, None)
 
 
 PIECES = [

@@ -68,3 +68,8 @@ def test_no_event_has_a_character_at_which_clients_break_lines() -> None:
     sent = sse.on_one_line(part).decode()
     assert sent.splitlines() == [sent.strip(), ""]
     assert json.loads(sent.removeprefix("data: "))["text"] == text
+
+
+def test_who_wants_no_ids_gets_events_of_one_line() -> None:
+    part = b'id: 0\ndata: {"a":"id: 1"}\n\n' + sse.ALIVE + b"event: x\nid: 2\ndata: {}\n\n"
+    assert sse.without_ids(part) == b'data: {"a":"id: 1"}\n\n: alive\n\nevent: x\ndata: {}\n\n'

@@ -9,7 +9,8 @@ import pytest
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.openai.responses import compaction, items, tools
 from petiole.gateway.openai.responses.listing import listed
-from petiole.gateway.openai.responses.request import CreateResponse, History, Times
+from petiole.gateway.openai.responses.request import NAMES, CreateResponse, History, Times
+from petiole.gateway.serving.answering import checked
 from petiole.gateway.serving.request_body import as_request
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.fleet.models import ModelRoute
@@ -42,6 +43,7 @@ def test_kept_items_are_kept_as_they_are() -> None:
         {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "e"}]},
         {"type": "compaction", "encrypted_content": compaction.packed("f")},
         {"type": "item_reference", "id": "msg_2"},
+        {"type": "additional_tools", "role": "developer", "tools": [{"type": "custom", "name": "g"}]},
     ]
     once = items.kept("input", given)
     assert items.kept("input", once) == once
@@ -126,6 +128,13 @@ def test_a_call_may_stand_in_an_earlier_turn() -> None:
         ([{"type": "custom_tool_call", "call_id": "1", "name": "f"}], "input[0].input"),
         ([{"type": ["message"]}], "input[0].type"),
         ([{"id": 7}], "input[0].id"),
+        ([{"type": "additional_tools"}], "input[0].tools"),
+        ([{"type": "additional_tools", "tools": [{}] * 1025}], "input[0].tools"),
+        ([{"type": "additional_tools", "tools": [7]}], "input[0].tools[0]"),
+        ([{"type": "additional_tools", "tools": [{}]}], "input[0].tools[0].type"),
+        ([{"type": "additional_tools", "role": "user", "tools": []}], "input[0].role"),
+        ([{"type": "additional_tools", "tools": [{"type": "function"}]}], "input[0].tools[0].name"),
+        ([{"type": "additional_tools", "tools": [{"type": "namespace", "name": "n"}]}], "input[0].tools[0].tools"),
     ],
 )
 def test_what_is_no_item_is_refused_by_name(given: Any, field: str) -> None:
@@ -216,6 +225,9 @@ def test_a_request_becomes_a_task() -> None:
         ({"tools": [{"type": "web_search"}, {"type": "function"}]}, "tools[1].name"),
         ({"tools": [{"type": "namespace", "tools": [F]}]}, "tools[0].name"),
         ({"tools": [F, F]}, "tools[1].name"),
+        ({"tools": [F | {"parameters": 7}]}, "tools[0].parameters"),
+        ({"tools": [F | {"strict": "no"}]}, "tools[0].strict"),
+        ({"input": [{"type": "additional_tools", "tools": [{"type": "custom"}]}]}, "input[0].tools[0].name"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         (
             {"tools": CALLED, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
@@ -234,7 +246,7 @@ def test_a_request_becomes_a_task() -> None:
 )
 def test_what_is_not_served_is_refused_by_name(given: dict[str, Any], param: str) -> None:
     with pytest.raises(Failure) as refused:
-        plan(**given)
+        checked(lambda: plan(**given), NAMES)
     assert (refused.value.status, refused.value.param) == (400, param)
 
 
@@ -263,6 +275,30 @@ def test_functions_go_to_the_task_with_their_namespaces_and_other_tools_are_skip
     assert tools.names(CALLED) == {"f": (None, "f"), "mcp__map__f": ("mcp__map", "f")}
     assert "tools" not in plan(tools=CALLED, tool_choice="none").calls[0].options
     assert "tools" not in plan(tools=CALLED[:1]).calls[0].options
+
+
+def test_tools_that_items_name_can_be_called_and_the_last_of_a_name_counts() -> None:
+    def named(*tools: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "additional_tools", "role": "developer", "tools": [*tools]}
+
+    search = {"type": "file_search", "max_num_results": -1}
+    asked = CreateResponse(
+        model="m",
+        tools=[F],
+        tool_choice={"type": "custom", "name": "g"},
+        input=[{"role": "user", "content": "x"}, named(F | {"description": "new"}, search)],
+    )
+    before = items.kept("before", [named({"type": "custom", "name": "g"}, search)])
+    assert before[0]["tools"] == [{"type": "custom", "name": "g"}]
+    past = History(items=before)
+    made = asked.plan("resp_1", Times(5, 86_400), ModelRoute("q", None), True, past, asked.own())
+    told = [tool["function"] for tool in made.calls[0].options["tools"]]
+    assert [(one["name"], one.get("description")) for one in told] == [("g", None), ("f", "new")]
+    assert made.record.asked["custom"] == ["g"]
+    assert asked.ignored == ["tools.file_search"]
+    later = CreateResponse(model="m", tool_choice="required", input="y")
+    made = later.plan("resp_2", Times(5, 86_400), ModelRoute("q", None), True, past, later.own())
+    assert made.calls[0].options["tool_choice"] == "required"
 
 
 @pytest.mark.parametrize(
