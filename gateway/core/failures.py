@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
+from celery.exceptions import TaskRevokedError, TimeoutError as GaveUp
+
 from petiole.gateway.core.parts import OutputEnded
 from petiole.tasks import errors
 
@@ -20,6 +22,8 @@ Kind = Literal[
     "service_unavailable_error",
 ]
 RETRY_AFTER_S = 2
+LATE = (GaveUp, TaskRevokedError)
+"""What a task that expires while somebody waits for it ends with. A worker that takes it after that revokes it."""
 _LENGTH = re.compile("must have at most ([0-9]+) tokens")
 _CACHE = re.compile("must fit, with the prompt, into the KV cache: ([0-9]+) pages of ([0-9]+) tokens")
 _ROUTES = {
@@ -79,6 +83,8 @@ def failure_of(error: BaseException, names: Mapping[str, str] | None = None) -> 
             return unavailable("no worker serves this model at the moment", "no_worker")
         case errors.Unavailable() | errors.Unconfirmed():
             return unavailable("the fleet cannot be reached at the moment; the same request may succeed soon")
+        case TaskRevokedError():
+            return _cancelled()
         case errors.StreamExpired() | errors.UnknownTask():
             return Failure(404, "the output has expired", code="expired")
         case errors.StreamError():
@@ -94,8 +100,12 @@ def of_end(ended: OutputEnded) -> Failure | None:
     if ended.error is not None:
         return failure_of(errors.rebuild(ended.error))
     if ended.finish_reason == "cancelled":
-        return Failure(499, "the generation was cancelled", code="cancelled")
+        return _cancelled()
     return None
+
+
+def _cancelled() -> Failure:
+    return Failure(499, "the generation was cancelled", code="cancelled")
 
 
 def _refused(error: errors.InvalidRequest, field: str, names: Mapping[str, str]) -> Failure:

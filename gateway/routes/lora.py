@@ -6,14 +6,13 @@ import logging
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from celery.exceptions import TimeoutError as GaveUp
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from petiole.gateway.core.caller import ADAPTERS, ADMIN, caller
-from petiole.gateway.core.failures import Failure, invalid, unavailable
+from petiole.gateway.core.failures import LATE, Failure, invalid, unavailable
 from petiole.gateway.core.requests import RequestBody
 from petiole.gateway.serving import request_body
 from petiole.gateway.serving.auth import rate_limits
@@ -139,7 +138,7 @@ async def _tried(path: str, model: str) -> None:
     try:
         task = await definitions.generate.adelay(**asked, queue=found.queue, expires=TRIED_S)
         await task.aget(timeout=TRIED_S)
-    except GaveUp:
+    except LATE:
         raise unavailable("no worker has loaded the adapter in time", "no_worker") from None
     except Exception as error:
         raise failure_of(error, {"adapter": "lora_path"}) from error

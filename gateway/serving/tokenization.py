@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from celery.exceptions import TimeoutError as GaveUp
-
 from petiole.contract.requests.count import CountDict
-from petiole.gateway.core.failures import unavailable
+from petiole.gateway.core.failures import LATE, unavailable
 from petiole.gateway.serving.auth import rate_limits
 from petiole.gateway.serving.retry import failure_of
 from petiole.tasks.fleet.models import ModelRoute
@@ -29,7 +27,7 @@ async def count(found: ModelRoute, names: Mapping[str, str], **options: Any) -> 
     try:
         counted = await definitions.count.adelay(**options, queue=found.queue, expires=WAIT_S)
         return await counted.aget(timeout=WAIT_S)  # type: ignore[no-any-return]
-    except GaveUp:
+    except LATE:
         raise unavailable("no worker has counted the tokens in time", "no_worker") from None
     except Exception as error:
         raise failure_of(error, names) from error

@@ -5,9 +5,9 @@ the others, the gateway stays as large as it is, and no text of them is in a log
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -138,17 +138,18 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 
 
 class Watched:
-    """A gateway that is asked for its health all the time. `longest_s`: the most processor time that its loop took
-    before an answer, and the longest time on the clock."""
+    """A gateway that another process asks for its health all the time. In the process of the test,
+    whoever asks would wait while a body of 100 MB is written."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self._gateway, self.longest_s = gateway, (0.0, 0.0)
-        pid = gateway.process.pid
-        self._loop, self._memory = Path(f"/proc/{pid}/task/{pid}/stat"), Path(f"/proc/{pid}/status")
+        self._gateway, self._spawned = gateway, multiprocessing.get_context("spawn")
+        self._longest = self._spawned.Array("d", 2)
+        self._memory = Path(f"/proc/{gateway.process.pid}/status")
 
-    def _took_s(self) -> float:
-        user, system = self._loop.read_text().rpartition(")")[2].split()[11:13]
-        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    @property
+    def longest_s(self) -> tuple[float, float]:
+        """The most processor time that its loop took before an answer, and the longest time on the clock."""
+        return self._longest[0], self._longest[1]
 
     def bytes(self) -> int:
         lines = self._memory.read_text().splitlines()
@@ -156,23 +157,33 @@ class Watched:
 
     @contextmanager
     def asked(self) -> Iterator[None]:
-        over = threading.Event()
-
-        def ask() -> None:
-            with httpx2.Client(base_url=self._gateway.root, timeout=60) as http:
-                while not over.wait(0.02):
-                    before, began = self._took_s(), time.monotonic()
-                    http.get("/health")
-                    took = self._took_s() - before, time.monotonic() - began
-                    self.longest_s = max(self.longest_s[0], took[0]), max(self.longest_s[1], took[1])
-
-        asking = threading.Thread(target=ask)
+        begun, over = self._spawned.Event(), self._spawned.Event()
+        given = self._gateway.root, self._gateway.process.pid, self._longest, begun, over
+        asking = self._spawned.Process(target=_ask_for_health, args=given)
         asking.start()
         try:
+            begun.wait(60)
             yield
         finally:
             over.set()
             asking.join()
+        assert asking.exitcode == 0
+
+
+def _ask_for_health(root: str, pid: int, longest_s: Any, begun: Any, over: Any) -> None:
+    loop = Path(f"/proc/{pid}/task/{pid}/stat")
+
+    def took_s() -> float:
+        user, system = loop.read_text().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+    with httpx2.Client(base_url=root, timeout=60) as http:
+        http.get("/health")
+        begun.set()
+        while not over.wait(0.02):
+            before, began = took_s(), time.monotonic()
+            http.get("/health")
+            longest_s[:] = max(longest_s[0], took_s() - before), max(longest_s[1], time.monotonic() - began)
 
 
 def test_fuzzed_requests_have_answers_and_leave_the_gateway_whole(site: Site, gateway: Gateway) -> None:

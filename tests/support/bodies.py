@@ -91,7 +91,7 @@ class Bodies:
         for name in [*body]:
             if name not in required and name not in LIMITS and choose.random() < 0.5:
                 del body[name]
-        apart = (*getattr(kind, "REFUSED", ()), *getattr(kind, "IGNORED", ()), "no_parameter")
+        apart = (*sorted({*getattr(kind, "REFUSED", ()), *getattr(kind, "IGNORED", ())}), "no_parameter")
         for _ in range(choose.choice((0, 1, 1, 2))):
             name = choose.choice((*kind.model_fields, *kind.model_fields, *apart))
             if name in LIMITS:

@@ -131,7 +131,12 @@ def growth_of_map(charsmap: bytes) -> int:
 
 def _try(given: dict[str, Any]) -> None:
     """Encode and decode some texts: of each kind of letter, and of the letters in the regular expressions."""
-    backend = tokenizers.Tokenizer.from_str(json.dumps({**given, "model": _STUB}))
+    try:
+        backend = tokenizers.Tokenizer.from_str(json.dumps({**given, "model": _STUB}))
+    except (MemoryError, RecursionError):
+        raise
+    except BaseException as error:  # its own, and its panic; it raises nothing narrower
+        raise Refused("it", "must be a tokenizer that the library can read", _in_a_line(error)) from None
     backend.no_truncation()
     backend.no_padding()
     steps = [step for part in _STEPS for step in _steps(given.get(part), _STEPS[part])]
@@ -143,7 +148,11 @@ def _try(given: dict[str, Any]) -> None:
         except Exception:  # of one text; the library raises nothing narrower
             continue
         except BaseException as error:  # its panic
-            raise Refused("it", "must encode short texts", " ".join(str(error).split())[:200]) from None
+            raise Refused("it", "must encode short texts", _in_a_line(error)) from None
         _require("post_processor", f"must make at most {most} tokens of {_PROBE} letters", tokens, most)
     if (decoder := backend.decoder) is not None:
         decoder.decode([letter * MAX_AFFIX for letter in kinds])
+
+
+def _in_a_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from petiole.gateway.core.failures import failure_of
-from petiole.tasks.errors import InvalidRequest
+import asyncio
+from typing import Any
+
+import pytest
+from celery.exceptions import TaskRevokedError, TimeoutError as GaveUp
+
+from petiole.gateway.core.failures import Failure, failure_of
+from petiole.gateway.serving import tokenization
+from petiole.tasks.errors import InvalidRequest, describe, rebuild
+from petiole.tasks.fleet.models import ModelRoute
+from petiole.tasks.submission import definitions
 
 
 def test_a_request_that_is_too_long_is_told_as_openai_tells_it() -> None:
@@ -21,3 +30,28 @@ def test_a_model_of_another_kind_leads_to_its_route() -> None:
     assert failure_of(InvalidRequest("messages", limit, "a messages")).message == (
         "messages: the model m makes vectors of texts, and generates nothing: use /v1/embeddings"
     )
+
+
+def test_a_revoked_task_is_a_cancelled_generation() -> None:
+    revoked = failure_of(rebuild(describe(TaskRevokedError("terminated"))))
+    assert (revoked.status, revoked.code) == (499, "cancelled")
+
+
+@pytest.mark.parametrize("late", [GaveUp("The operation timed out."), TaskRevokedError("expired")])
+def test_a_count_that_nobody_made_in_time_can_be_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, late: Exception
+) -> None:
+    """A busy worker revokes it shortly before the gateway gives up, or after that."""
+
+    class Counted:
+        async def aget(self, timeout: float) -> None:
+            raise late
+
+    async def adelay(**options: Any) -> Counted:
+        return Counted()
+
+    monkeypatch.setattr(definitions.count, "adelay", adelay)
+    route = ModelRoute("petiole", None)
+    with pytest.raises(Failure) as told:
+        asyncio.run(tokenization.count(route, {}, texts=["a"]))
+    assert (told.value.status, told.value.code) == (503, "no_worker")

@@ -209,3 +209,22 @@ def test_a_template_ends_within_its_limits(source: str, message: str) -> None:
     """Either it does not compile, since constants are computed then, or it fails its request."""
     with pytest.raises((ModelError, InvalidRequest), match=message):
         ChatTemplate({"default": source}, {}).render([{"role": "user", "content": "a"}])
+
+
+UNREADABLE: dict[str, dict[str, Any]] = {
+    "a wrong step": {"pre_tokenizer": "x"},
+    "a wrong token": {"added_tokens": [{"id": "0", "content": "a"}]},
+    "a number of 70 bits": {"truncation": {"max_length": 2**70}},
+}
+
+
+@pytest.mark.parametrize("changes", UNREADABLE.values(), ids=UNREADABLE)
+def test_what_the_library_cannot_read_is_named_in_its_words(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], changes: dict[str, Any]
+) -> None:
+    given = json.loads((TINY / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**given, **changes}))
+    with pytest.raises(ModelError, match="it must be a tokenizer that the library can read, got ") as caught:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert "Traceback" not in capfd.readouterr().err
