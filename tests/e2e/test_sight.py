@@ -72,12 +72,17 @@ def test_a_conversation_with_two_pictures_is_streamed_and_answered(site: Site) -
 
 @pytest.mark.parametrize("n", [1, 6])
 def test_it_goes_on_where_its_worker_died(site: Site, n: int) -> None:
-    whole = site.get(chat(site, f"whole-{n}"))
-    doomed = chat(site, f"die-{n}-sight")
+    """Its first picture has fewer pixels than usual, on the second worker, too."""
+    image, *rest = QUESTION[0]["content"]
+    messages = [{"role": "user", "content": [{**image, "max_pixels": 9000}, *rest]}]
+    whole = site.get(chat(site, f"whole-{n}", messages=messages))
+    doomed = chat(site, f"die-{n}-sight", messages=messages)
     again = site.get(doomed)
     site.start_worker()  # in place of the one that has died
     assert again["attempt"] == 2
     assert again["token_ids"] == site.tokens(doomed) == whole["token_ids"]
+    usual = site.get(chat(site, f"usual-{n}"))["usage"]["prompt_tokens"]
+    assert again["usage"]["prompt_tokens"] == whole["usage"]["prompt_tokens"] < usual
 
 
 def test_skills_are_answered(site: Site) -> None:

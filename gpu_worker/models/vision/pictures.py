@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from petiole.contract.requests.images import AS_IT_IS, View
 from petiole.gpu_worker.exceptions import ModelError, require
 from petiole.gpu_worker.models.checkpoint.configuration import shown
 from petiole.gpu_worker.models.vision.dimensions import TowerConfig
@@ -61,7 +62,7 @@ class ResizedPictures:
         """Pixels of the side of a block."""
         return self.patch * self.merge
 
-    def layout(self, width: int, height: int, field: str, most: int) -> ImageLayout:
+    def layout(self, width: int, height: int, field: str, most: int, view: View = AS_IT_IS) -> ImageLayout:
         """See `Pictures`."""
         raise NotImplementedError
 
@@ -94,19 +95,33 @@ class GridPictures(ResizedPictures):
     def longest(self) -> int:
         return int((self.max_positions * self.merge**2 * MOST_UNEQUAL) ** 0.5) + self.merge
 
-    def layout(self, width: int, height: int, field: str, most: int) -> ImageLayout:
+    def layout(self, width: int, height: int, field: str, most: int, view: View = AS_IT_IS) -> ImageLayout:
         long, short = max(width, height), min(width, height)
         limit = f"must have sides of which one is at most {MOST_UNEQUAL} times as long as the other"
         require(long <= MOST_UNEQUAL * short, field, limit, f"{width} x {height}")
         side = self.side
-        area = min(self.most, most * side**2)
-        rows, columns = (one // side for one in resized(height, width, side, min(self.least, area), area))
+        least, area = self._area(field, most, view)
+        rows, columns = (one // side for one in resized(height, width, side, least, area))
         fitting = area // side**2
         limit = f"must be a picture of at most {fitting} positions"
         require(rows * columns <= fitting, field, limit, f"{rows * columns} for {width} x {height}")
         rotary = np.zeros((3, rows * columns), np.int32)
         rotary[1], rotary[2] = np.divmod(np.arange(rows * columns), columns)
         return ImageLayout(rows * columns, rotary, (columns * side, rows * side))
+
+    def _area(self, field: str, most: int, view: View) -> tuple[int, int]:
+        """The least and the most pixels of a picture. most: positions."""
+        block = self.side**2
+        area = min(self.most, most * block)
+        if view.max_pixels is not None:
+            limit = f"must be at least {block}, the pixels of a token"
+            require(view.max_pixels >= block, f"{field}.max_pixels", limit, view.max_pixels)
+            area = min(area, view.max_pixels)
+        if view.min_pixels is None:
+            return min(self.least, area), area
+        limit = f"must be at most {area}, the most pixels of this picture here"
+        require(view.min_pixels <= area, f"{field}.min_pixels", limit, view.min_pixels)
+        return view.min_pixels, area
 
 
 def resized(height: int, width: int, side: int, least: int, most: int) -> tuple[int, int]:
