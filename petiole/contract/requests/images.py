@@ -34,8 +34,8 @@ _FORMS = "must be the bytes of a file, base64 of them, a data URL with base64, o
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How a model is to look at an image. detail: one of `DETAILS`. min_pixels, max_pixels: of the resized picture,
-    for models whose pictures have any size; None: as the model's files say."""
+    """How a model is to look at an image. detail: one of `DETAILS`. min_pixels, max_pixels: of the resized
+    picture, for models whose pictures have any size; None: as the model's files say."""
 
     detail: str = "auto"
     min_pixels: int | None = None
