@@ -13,9 +13,13 @@ from bench.harness.checkpoints.moondream import save
 VOCAB, MARKS = 151_936, {"<|vision_start|>": 151_652, "<|vision_end|>": 151_653, "<|image_pad|>": 151_655}
 PAD = MARKS["<|image_pad|>"]
 _TEMPLATE = """\
-{%- for message in messages %}{%- for part in message.content -%}
-{%- if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif -%}
-{%- endfor %}{%- endfor %}"""
+{%- for message in messages %}
+    {%- if message.content is string %}{{ message.content }}
+    {%- else %}{% for part in message.content -%}
+        {%- if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>
+        {%- else %}{{ part.text }}{% endif -%}
+    {%- endfor %}{% endif %}
+{%- endfor %}"""
 _ROPE = {
     "rope_type": "default",
     "rope_theta": 5_000_000.0,

@@ -132,7 +132,7 @@ def gemma3(raw: JsonObject, text: ModelPlan) -> TowerConfig:
 
 
 def gemma4(raw: JsonObject, text: ModelPlan) -> TowerConfig:
-    """Heads turn by column and by row. The two halves of a head are in the order of `_in_halves`."""
+    """Heads turn by column and by row. The two halves of a head are in the order of `_turning`."""
     given = objects(raw, "vision_config")
     hidden = whole(given, "hidden_size", MAX_WIDTH, 768)
     heads, width = whole(given, "num_attention_heads", MAX_WIDTH, 12), whole(given, "head_dim", MAX_WIDTH, 64)

@@ -108,7 +108,7 @@ class Tower:
         if self.ends is None:
             return features
         rows = grid.rows // self.config.merge
-        behind = self.ends[[0] * (rows - 1) + [1]]
+        behind = torch.cat([self.ends[:1].expand(rows - 1, -1), self.ends[1:]])
         of_rows = features[0].view(rows, -1, features.shape[-1])
         return torch.cat([of_rows, behind[:, None]], dim=1).flatten(0, 1)[None]
 

@@ -157,7 +157,7 @@ def test_another_salt_encodes_the_picture_again(open_engine: OpenEngine) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "chunk", "pages"), [("qwen3-vl", 5, 110), ("gemma3", 18, 110), ("mistral3", 5, 160)]
+    ("name", "chunk", "pages"), [("qwen3-vl", 5, 110), ("gemma3", 18, 110), ("mistral3", 5, 250)]
 )
 def test_preempted_and_resumed_in_pictures(name: str, chunk: int, pages: int, open_engine: OpenEngine) -> None:
     """Rows are preempted while a picture is half computed, too: what they publish ends before it."""
