@@ -147,7 +147,7 @@ def _part(field: str, role: str, part: object, fetched: Images) -> Item:
             return {"type": kind, "text": text}
         case {"type": "input_image", "image_url": str(url), **more} if role != "assistant":
             detail = more.get("detail") or "auto"
-            View(detail).check(field)
+            View(str(detail)).check(field)
             url = image(f"{field}.image_url", fetched.get(url, url))
             return {"type": "input_image", "detail": detail, "image_url": url}
         case {"type": "input_image", "file_id": str(name)}:

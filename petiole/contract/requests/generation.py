@@ -27,6 +27,7 @@ from petiole.contract.limits import (
 )
 from petiole.contract.requests import images, tool_choice as choices
 from petiole.contract.requests.bounds import Entries, Object
+from petiole.contract.requests.images import View
 from petiole.contract.requests.sampling import Sampling, SamplingParams
 from petiole.contract.requests.validation import Declared, Given, listed
 
@@ -95,7 +96,7 @@ class Common(Declared):
         """The images, in order, as they are in the message."""
         return []
 
-    def image_views(self) -> list[images.View]:
+    def image_views(self) -> list[View]:
         """How the model is to look at each image. Empty: at all as it does."""
         return []
 
@@ -299,7 +300,7 @@ class ChatRequest(Options):  # type: ignore[misc]  # frozen: `Declared`
     def images(self) -> list[str]:
         return [str(image) for message in self.messages for _, image in images.parts_of(message)]
 
-    def image_views(self) -> list[images.View]:
+    def image_views(self) -> list[View]:
         return [view for message in self.messages for _, view in images.views_of(message)]
 
 
