@@ -167,9 +167,9 @@ def test_a_response_and_the_turn_behind_it_see_the_pictures(client: openai.OpenA
     assert first.usage.input_tokens == as_chat.usage.prompt_tokens
     second = client.responses.create(previous_response_id=first.id, input="And now?", **asked)
     assert second.usage.input_tokens > first.usage.input_tokens + 6
-    with client.responses.stream(input=[{"role": "user", "content": content}], **asked) as stream:  # type: ignore[list-item,misc]
-        stream.until_done()
-    assert stream.get_final_response().output_text == first.output_text
+    told: Any = [{"role": "user", "content": content}]
+    *_, last = client.responses.create(input=told, stream=True, **asked)
+    assert last.response.output_text == first.output_text
 
 
 def test_rows_of_a_batch_have_pictures(site: Site, tmp_path: Path) -> None:
