@@ -1,9 +1,10 @@
 """Questions about pictures: beside the reference implementation; and a second question about the same picture.
 
-The models are Moondream 2 in its full size with random weights, in bf16, and petiole-tiny-vision. The reference
-answers one question at a time, so its rate is measured over one or two questions, however many come at once.
+The models are Moondream 2 and Qwen3-VL 2B in their full sizes with random weights, in bf16, and
+petiole-tiny-vision. Moondream's reference answers one question at a time, so its rate is measured over one or two
+questions, however many come at once. Qwen3-VL's peer is transformers.
 Each question has a new picture, except second questions. Their rows compare the time to the first token with that
-of the first question, in an idle engine.
+of the first question, in an idle engine. `--quick` takes four layers of Qwen3-VL, and no full Moondream.
 
 `--only` measures single parts: the file that `--json` names keeps the figures of the others. The folder that
 `--checkpoint` names keeps the random weights.
@@ -22,22 +23,28 @@ from functools import partial
 from io import BytesIO
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from PIL import Image
 
 from bench.harness import load
-from bench.harness.checkpoints import moondream
+from bench.harness.checkpoints import moondream, qwen_vl
 from bench.harness.report import Measurement, NotAvailableError, Report, compare, progress
 from bench.harness.runs import Bench, arguments, opened
 from bench.peers.moondream_peer import Reference
+from bench.peers.transformers_eyes import Eyes
 from petiole.gpu_worker import Engine, EngineConfig, Request, SamplingParams
+from petiole.gpu_worker.request.prepared_images import IMAGE
 from petiole.gpu_worker.request.skills import SkillCall
 
 TOKENS = 30
 QUESTIONS = ("What is in this picture?", "How many of them are there, and where?")
 SECOND_TARGET = 0.1
+FASTER = 1.3
+"""Than transformers."""
 TINY = "petiole-tiny-vision"
+SEEN = 1024, 768
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ CASES = {
     "four": (Case(378, 378, 4, 1),),
     "sixteen": (Case(378, 378, 16, 1),),
 }
-PARTS = ("tiny", "second", *CASES)
+PARTS = ("tiny", "qwen3-vl", "second", *CASES)
 ROWS = 16
 
 
@@ -188,6 +195,49 @@ def full(bench: Bench, parts: Sequence[str], kept: str | None, json_path: str | 
             beside_reference(bench, engine, reference, pictures, cases, json_path)
 
 
+def beside_transformers(bench: Bench, kept: str | None, json_path: str | None) -> None:
+    """Qwen3-VL: whole answers and first tokens about new pictures, then second questions."""
+    name = "Qwen3-VL 2B" + (", four layers" if bench.quick else "") + ", bf16"
+    pictures = Pictures()
+    with ExitStack() as stack:
+        folder = Path(kept or stack.enter_context(TemporaryDirectory(prefix="petiole-bench-")))
+        if not (folder / "config.json").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            qwen_vl.write(qwen_vl.QUICK if bench.quick else qwen_vl.FULL, folder)
+        engine = stack.enter_context(engine_of(bench, str(folder), 4))
+        try:
+            peer = Eyes(folder)
+        except NotAvailableError as error:
+            bench.report.absent["transformers"] = str(error)
+        else:
+            for tokens, what in progress(((TOKENS, f"{TOKENS} tokens"), (1, "a first token")), "transformers"):
+
+                def ours(tokens: int = tokens) -> float:
+                    request = asked(pictures.new(*SEEN), QUESTIONS[0], tokens)
+                    return 60 * load.at_concurrency(engine, [request], 1).requests_per_s
+
+                def theirs(tokens: int = tokens) -> float:
+                    data = pictures.new(*SEEN)
+                    ids = engine.tokens_of(asked(data, QUESTIONS[0]))
+                    whole = [qwen_vl.PAD if token == IMAGE else token for token in ids]
+                    began = time.perf_counter()
+                    peer.answer(data, whole, qwen_vl.PAD, tokens)
+                    return 60 / (time.perf_counter() - began)
+
+                ours(), theirs()
+                bench.report.compare(
+                    f"{name}, {SEEN[0]} x {SEEN[1]}: {what} about each picture",
+                    "answers/min",
+                    ours,
+                    theirs,
+                    rounds=bench.pick(1, 5),
+                    target=FASTER,
+                )
+                bench.report.save(json_path)
+        second_questions(bench, engine, name, SEEN, bench.pick(1, 5), pictures)
+        bench.report.save(json_path)
+
+
 def resume(report: Report, earlier: Path) -> None:
     """Take over the figures of an earlier run, until they are measured again."""
     if earlier.exists():
@@ -200,7 +250,7 @@ def resume(report: Report, earlier: Path) -> None:
 def main(argv: list[str] | None = None) -> None:
     parser = arguments(__doc__)
     parser.add_argument("--only", choices=PARTS, nargs="+")
-    parser.add_argument("--checkpoint", help="a folder for the drawn weights of the full model, which stay there")
+    parser.add_argument("--checkpoint", help="a folder for the drawn weights of the full models, which stay there")
     options = parser.parse_args(argv)
     bench, parts = opened("Questions about pictures", options), options.only or PARTS
     if options.only and options.json:
@@ -210,7 +260,9 @@ def main(argv: list[str] | None = None) -> None:
             for size in ((320, 240), (800, 600)):
                 second_questions(bench, engine, TINY, size, bench.pick(2, 41), Pictures())
         bench.report.save(options.json)
-    if not options.quick and set(parts) != {"tiny"}:
+    if "qwen3-vl" in parts:
+        beside_transformers(bench, options.checkpoint and f"{options.checkpoint}/qwen3-vl", options.json)
+    if not options.quick and not set(parts) <= {"tiny", "qwen3-vl"}:
         full(bench, parts, options.checkpoint, options.json)
     latest = {result.name: result for result in bench.report.results}
     bench.report.results = list(latest.values())

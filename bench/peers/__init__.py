@@ -24,6 +24,7 @@ children/          peers with packages of their own, each in a process under ano
 proxies            LiteLLM's proxy and sglang-router, before a mock of a model server
 llama_cpp          llama.cpp, in a process of its own: batched decodes
 gguf_file          a model of random weights as GGUF
+transformers_eyes  transformers over a question about a picture
 transformers_peer  transformers: one padded batch, and its own continuous batching
 vllm_peer          vLLM on a CUDA device
 moondream_peer     Moondream's reference implementation

@@ -33,7 +33,6 @@ class ChatCompletion(SamplingBody):
         "web_search_options": "is not served",
         "echo": "is not served for conversations",
         "chat_template": "is not served: the model's own is used",
-        "mm_processor_kwargs": "is not served",
     }
     IGNORED: ClassVar = SamplingBody.IGNORED | {"prediction", "verbosity"}
 
@@ -52,6 +51,7 @@ class ChatCompletion(SamplingBody):
 
     documents: Annotated[list[Object], Entries(MOST_TEXTS)] | None = None
     chat_template_kwargs: Object = Field(default_factory=dict)
+    mm_processor_kwargs: Object = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
@@ -76,7 +76,9 @@ class ChatCompletion(SamplingBody):
         `images`: the images at the http URLs in the messages. Raises `InvalidRequest`."""
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         options, names = self.options(found, stays, self._likeliest)
-        options["messages"] = conversation.messages(self.messages, images)
+        options["messages"] = conversation.messages(
+            self.messages, images, spellings.view(self.mm_processor_kwargs)
+        )
         options["max_tokens"] = "rest" if limit is None else limit
         names["logprobs"] = "top_logprobs"
         if self.max_completion_tokens is not None:

@@ -5,6 +5,8 @@ Most chat templates know no role `developer`: it becomes `system`. Images are da
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from petiole.contract.errors import shorten
@@ -19,9 +21,11 @@ _WITHOUT_CONTENT = ("tool_calls", "function_call", "refusal", "audio", "reasonin
 """What an assistant's message may have in place of content."""
 
 
-def messages(given: list[dict[str, Any]], fetched: Images = NONE) -> list[dict[str, Any]]:
-    """Raises `InvalidRequest`."""
-    return [_message(f"messages[{k}]", message, fetched) for k, message in enumerate(given)]
+def messages(
+    given: list[dict[str, Any]], fetched: Images = NONE, view: Mapping[str, Any] = MappingProxyType({})
+) -> list[dict[str, Any]]:
+    """view: how the model is to look at images of which their parts do not say it. Raises `InvalidRequest`."""
+    return [_message(f"messages[{k}]", message, fetched, view) for k, message in enumerate(given)]
 
 
 def to_fetch(given: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -34,7 +38,7 @@ def to_fetch(given: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return found
 
 
-def _message(field: str, message: dict[str, Any], fetched: Images) -> dict[str, Any]:
+def _message(field: str, message: dict[str, Any], fetched: Images, view: Mapping[str, Any]) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not 0 < len(role) <= _LONGEST_ROLE:
         raise InvalidRequest(f"{field}.role", f"must be text of 1 to {_LONGEST_ROLE} characters", shorten(role))
@@ -43,7 +47,7 @@ def _message(field: str, message: dict[str, Any], fetched: Images) -> dict[str, 
         taken["tool_calls"] = [chat_tools.as_function_call(call) for call in calls]
     content = message.get("content")
     if isinstance(content, list):
-        taken["content"] = [_part(f"{field}.content[{k}]", part, fetched) for k, part in enumerate(content)]
+        taken["content"] = [_part(f"{field}.content[{k}]", part, fetched, view) for k, part in enumerate(content)]
     elif content is None:
         if role != "assistant" or not any(message.get(name) for name in _WITHOUT_CONTENT):
             raise InvalidRequest(f"{field}.content", "is required", "nothing")
@@ -53,15 +57,15 @@ def _message(field: str, message: dict[str, Any], fetched: Images) -> dict[str, 
     return taken
 
 
-def _part(field: str, part: object, fetched: Images) -> dict[str, Any]:
+def _part(field: str, part: object, fetched: Images, view: Mapping[str, Any]) -> dict[str, Any]:
     match part:
         case {"type": "text", "text": str(text)}:
             return {"type": "text", "text": text}
         case {"type": "refusal", "refusal": str(text)}:
             return {"type": "text", "text": text}
         case {"type": "image_url", "image_url": {"url": str(url)}} | {"type": "image_url", "image_url": str(url)}:
-            more = images.said(part)
-            images.check_detail(f"{field}.image_url.detail", more.get("detail", "auto"))
+            more = {**view, **images.said(part)}
+            images.View(**more).check(f"{field}.image_url")
             url = image(f"{field}.image_url.url", fetched.get(url, url))
             return {"type": "image_url", "image_url": {"url": url, **more}}
         case {"type": str(kind)}:

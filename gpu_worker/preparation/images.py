@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from petiole.contract.requests.images import AS_IT_IS, View
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.exceptions import InvalidRequest, require
 from petiole.gpu_worker.request.prepared_images import ImageLayout, PreparedImage, RequestImage
@@ -56,7 +57,7 @@ _READABLE = "must be a JPEG, PNG or WebP file that can be read"
 
 
 def request_image(
-    data: bytes, field: str, pictures: Pictures, config: EngineConfig, detail: str = "auto"
+    data: bytes, field: str, pictures: Pictures, config: EngineConfig, view: View = AS_IT_IS
 ) -> RequestImage:
     """The image of a file: hashed, with its header read. Raises InvalidRequest, here and in `cut`."""
     limit = config.image_max_bytes
@@ -72,8 +73,9 @@ def request_image(
         still = picture.format == "JPEG" or picture.format == "MPO" or not getattr(picture, "is_animated", False)
         require(still, field, "must be one picture, and no animation", f"an animated {picture.format}")
         size = turned_size(picture)
-    most = min(config.image_tokens, LOW_DETAIL) if detail == "low" else config.image_tokens
-    layout = pictures.layout(*size, field, most)
+    view.check(field)
+    most = min(config.image_tokens, LOW_DETAIL) if view.detail == "low" else config.image_tokens
+    layout = pictures.layout(*size, field, most, view)
     key = layout.key(content_hash_of(data))
     cut = partial(_cut, data, key, field, pictures, size, layout)
     return RequestImage(key, layout.n_positions, layout.rotary, cut, size=layout.size)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
+from petiole.contract.requests.images import AS_IT_IS, View
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.constraints import PositionalConstraint, SkillConstraint
 from petiole.gpu_worker.exceptions import InvalidRequest, require
@@ -271,22 +272,23 @@ class PromptReader:
         """The request's images. `field`: the field that errors name, if they do not name an image by its index."""
         n, images = len(request.images), list[RequestImage]()
         require(self.limits.images is not None or n == 0, "images", "this model takes none", n)
-        details = request.image_details or ("auto",) * n
-        require(len(details) == n, "image_details", f"must be as many as images, {n}", len(details))
+        views = request.image_views or (AS_IT_IS,) * n
+        require(len(views) == n, "image_views", f"must be as many as images, {n}", len(views))
+        parts = [name for name, _ in _parts(request.messages, _IMAGE_PARTS)] if field == "messages" else []
         for k, image in enumerate(request.images):
-            where = field or f"images[{k}]"
+            where = parts[k] if len(parts) == n else field or f"images[{k}]"
             if isinstance(image, PreparedImage):
                 images.append(RequestImage.of(image))
             else:
-                images.append(self._examined(image, where, self.limits.pictures, details[k]))
+                images.append(self._examined(image, where, self.limits.pictures, views[k]))
         return images
 
-    def _examined(self, data: object, field: str, pictures: Pictures | None, detail: str) -> RequestImage:
+    def _examined(self, data: object, field: str, pictures: Pictures | None, view: View) -> RequestImage:
         if pictures is None:
             raise InvalidRequest(field, "this model takes no images", "an image")
         if not isinstance(data, bytes | bytearray | memoryview):
             raise InvalidRequest(field, "must be the bytes of a file, or crops", type(data).__name__)
-        return request_image(bytes(data), field, pictures, self.config, detail)
+        return request_image(bytes(data), field, pictures, self.config, view)
 
     @property
     def _most_tokens(self) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from petiole.contract.limits import Truncate
+from petiole.contract.requests.images import View
 from petiole.contract.requests.sampling import SamplingParams
 from petiole.contract.results.outputs import FinishReason, Timing, TokenLogprobs, Usage
 
@@ -53,8 +54,8 @@ class Request:
     For a model that has them, values may stand among the token ids. Each of `images` has its
     `ImagePlace` among the token ids, or a part of type "image" in the messages, in the same order.
 
-    `images`: JPEG, PNG or WebP files, or crops. A file is not decoded if the cache has the image. `image_details`:
-    of each; "low": of files that have few tokens then. Empty: none is.
+    `images`: JPEG, PNG or WebP files, or crops. A file is not decoded if the cache has the image. `image_views`:
+    how the model is to look at each file. Empty: at all as it does.
     `tools`, `chat_template_kwargs`: tools and variables for the chat template.
     `shown_tokens`: texts of special tokens that stay in the output's text, whatever `skip_special_tokens` says.
     `truncate`: where a prompt that leaves no room for the output is cut; None: nowhere. Of `messages` the longest
@@ -98,7 +99,7 @@ class Request:
     constraint: Constraint | ConstraintState | None = None
     adapter: str | None = None
     images: Sequence[PreparedImage | bytes] = ()
-    image_details: Sequence[str] = ()
+    image_views: Sequence[View] = ()
     priority: int = 0
     deadline_s: float | None = None
     salt: str = ""

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from petiole.contract.requests.images import AS_IT_IS, View
 from petiole.gpu_worker.request.prepared_images import ImageLayout, ImagePlace, PreparedImage
 from petiole.gpu_worker.request.protocols import PositionalSkill, SkillState
 
@@ -60,9 +61,9 @@ class SkillPrompt:
 class Pictures(Protocol):
     """Turns pictures into what a model encodes. Thread-safe; no tensors."""
 
-    def layout(self, width: int, height: int, field: str, most: int) -> ImageLayout:
-        """What a picture of this size becomes, as it is turned. most: positions. Raises InvalidRequest, naming
-        `field`, for a size that the model does not take."""
+    def layout(self, width: int, height: int, field: str, most: int, view: View = AS_IT_IS) -> ImageLayout:
+        """What a picture of this size becomes, as it is turned. most: positions. view: its pixels; its detail is
+        in `most`. Raises InvalidRequest, naming `field`, for what the model does not take."""
         ...
 
     def prepared(self, picture: Image.Image, content_hash: int, layout: ImageLayout) -> PreparedImage:

@@ -96,6 +96,7 @@ _MORE = {
         "boi_token_index": _BEGIN,
         "eoi_token_index": _END,
     },
+    "Mistral3": {"image_token_id": PAD, "multimodal_projector_bias": True},
     "Gemma4": {"image_token_id": PAD, "boi_token_id": _BEGIN, "eoi_token_id": _END, "audio_config": None},
 }
 """By class: what the whole model's configuration has, if not the same as Qwen's."""
@@ -149,6 +150,16 @@ _TOWER_4 = {
     "position_embedding_size": 256,
     "rope_parameters": {"rope_type": "axial", "rope_theta": 100.0},
 }
+_PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "image_size": 160,
+    "patch_size": 8,
+}
+_ONE_AXIS = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}
 _AHEAD = {"use_bidirectional_attention": "vision"}
 _PER_LAYER = {"hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}
 _EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 32}
@@ -159,6 +170,7 @@ SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3.5": ("Qwen3_5", _text([2, 1, 1], **_LINEAR), _TOWER_3_5),
     "qwen3.5-moe": ("Qwen3_5Moe", _text([2, 1, 1], **_LINEAR | _MIXED), _TOWER_3_5),
     "qwen2.5-vl": ("Qwen2_5_VL", _text([2, 3, 3], head_dim=16), _TOWER_2_5),
+    "mistral3": ("Mistral3", _text([], model_type="mistral", **_ONE_AXIS), _PIXTRAL),
     "gemma3": ("Gemma3", _text([], **_GEMMA3), _SIGLIP),
     "gemma4": ("Gemma4", _text([], **_GEMMA4 | _AHEAD), _TOWER_4 | {"standardize": True}),
     "gemma4-per-layer": ("Gemma4", _text([], **_GEMMA4 | _PER_LAYER), _TOWER_4 | {"use_clipped_linears": True}),
@@ -210,9 +222,18 @@ def gemma_pixels(kind: str) -> Any:
     return Gemma4ImageProcessorPil(patch_size=8, max_soft_tokens=70)
 
 
+def row_pixels() -> Any:
+    """As `pixels_of_transformers`. Its processor's patches are blocks."""
+    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+
+    return PixtralImageProcessorPil(size={"longest_edge": 160}, patch_size=16, image_mean=[0.5, 0.4, 0.3])
+
+
 def pixels_of(model: Any) -> Any:
     """The processor of a model's pictures."""
     kind = type(model).__name__.removesuffix("ForConditionalGeneration")
+    if kind == "Mistral3":
+        return row_pixels()
     return gemma_pixels(kind) if kind in _MORE else pixels_of_transformers()
 
 
@@ -221,6 +242,10 @@ def write_seeing(folder: Path, name: str, model: Any = None) -> Any:
     model = seeing_model(name) if model is None else model
     model.save_pretrained(folder)
     pixels_of(model).save_pretrained(folder)
+    if type(model).__name__.startswith("Mistral3"):  # whose files name the tower's patches
+        described = json.loads((folder / "preprocessor_config.json").read_text())
+        sides = {"patch_size": {"height": 8, "width": 8}}
+        (folder / "preprocessor_config.json").write_text(json.dumps(described | sides))
     tokenizer().save(str(folder / "tokenizer.json"))
     template = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", mark_of(model))
     described = {"eos_token": "<|end|>", "chat_template": template}
@@ -231,7 +256,9 @@ def write_seeing(folder: Path, name: str, model: Any = None) -> Any:
 def mark_of(model: Any) -> str:
     """What a chat template writes for a picture."""
     kind = type(model).__name__.removesuffix("ForConditionalGeneration")
-    return {"Gemma3": "<|vision_start|>", "Gemma4": "<|image_pad|>"}.get(kind, "".join(MARKS[:3]))
+    return {"Gemma3": "<|vision_start|>", "Gemma4": "<|image_pad|>", "Mistral3": "<|image_pad|>"}.get(
+        kind, "".join(MARKS[:3])
+    )
 
 
 def drawn_picture(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -252,11 +279,14 @@ def reference(model: Any, ids: list[int], pictures: list[Image.Image]) -> np.nda
     counts = made.pop("num_soft_tokens_per_image", None)
     if counts is None:
         counts = [int(grid.prod()) // 4 for grid in made.get("image_grid_thw", ())] or [16] * len(pictures)
-    places = iter([int(count) for count in counts])
-    whole = [token for one in ids for token in [one] * (next(places) if one == PAD else 1)]
+    places = iter([[PAD] * int(count) for count in counts])
+    if type(model).__name__.startswith("Mistral3"):
+        rows = [(int(height) // 16, int(width) // 16) for height, width in made.get("image_sizes", ())]
+        places = iter([[*([*[PAD] * n, PAD + 2] * k)[:-1], PAD + 3] for k, n in rows])
+    whole = [token for one in ids for token in (next(places) if one == PAD else [one])]
     tokens = torch.tensor([whole])
     kinds = "token_type_ids" if type(model).__name__.startswith("Gemma3") else "mm_token_type_ids"
     with torch.no_grad():
-        more = {kinds: (tokens == PAD).int()} if pictures else {}
+        more = {kinds: (tokens == PAD).int()} if pictures and "image_sizes" not in made else {}
         logits = model(tokens, attention_mask=torch.ones_like(tokens), **made, **more).logits[0]
     return logits.double().log_softmax(-1).numpy()

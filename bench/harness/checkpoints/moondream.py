@@ -7,6 +7,7 @@ speed.
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ FULL: dict[str, dict[str, int]] = {
     "region": {"dim": 2048, "coord_feat_dim": 256, "size_feat_dim": 512, "inner_dim": 8192},
 }
 _PATCH = 14
+_NORM = re.compile(r"(norm|ln)\d?\.weight$")
+_TABLE = re.compile(r"(features|wte|pos_emb|pos_embed\.weight|embed_tokens\.weight)$")
 
 
 @dataclass(frozen=True)
@@ -118,24 +121,27 @@ def checkpoint(config: Mapping[str, Mapping[str, int]] = FULL) -> Iterator[Path]
 
 
 def write(config: Mapping[str, Mapping[str, int]], folder: Path) -> None:
-    """Write random weights in bfloat16, scaled so that products keep the size of their inputs."""
+    """Write random weights in bfloat16."""
+    save({"model." + name: shape for name, shape in shapes(config).items()}, folder)
+    (folder / "config.json").write_text(json.dumps({"architectures": ["HfMoondream"], "config": dict(config)}))
+    write_tokenizer(config["text"]["vocab_size"], folder)
+
+
+def save(shapes: Shapes, folder: Path) -> None:
+    """Random weights in bfloat16, scaled so that products keep the size of their inputs."""
     import torch
     from safetensors.torch import save_file
 
     generator = torch.Generator().manual_seed(0)
     drawn = torch.empty(1 << 24).normal_(generator=generator).bfloat16()
     tensors: dict[str, Any] = {}
-    for name, shape in shapes(config).items():
+    for name, shape in shapes.items():
         size = torch.Size(shape).numel()
         start = int(torch.randint(len(drawn) // 2, (1,), generator=generator))
         flat = drawn[start:].repeat(1 + size // (len(drawn) // 2))[:size].view(shape)
-        if name.endswith(("ln1.weight", "ln2.weight", "ln.weight")):
-            flat = 1 + 0.1 * flat
-        elif len(shape) == 1:
-            flat = 0.1 * flat
-        elif not name.endswith(("features", "wte", "pos_emb")):
-            flat = flat * shape[-1] ** -0.5
-        tensors["model." + name] = flat.contiguous()
+        if len(shape) == 1:
+            flat = 1 + 0.1 * flat if _NORM.search(name) else 0.1 * flat
+        elif not _TABLE.search(name):
+            flat = flat * (size // shape[0]) ** -0.5
+        tensors[name] = flat.contiguous()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps({"architectures": ["HfMoondream"], "config": dict(config)}))
-    write_tokenizer(config["text"]["vocab_size"], folder)

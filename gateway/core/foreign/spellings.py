@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from petiole.contract.errors import shorten
+from petiole.contract.requests.images import View
 from petiole.tasks.errors import InvalidRequest
 
 _CONSTRAINTS = {
@@ -51,6 +52,29 @@ def _schema(name: str, value: object) -> object:
         return msgspec.json.decode(value)
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         raise InvalidRequest(name, "must be a JSON schema", shorten(value)) from None
+
+
+_VIEWS = {
+    "size.shortest_edge": "min_pixels",
+    "size.longest_edge": "max_pixels",
+    "min_pixels": "min_pixels",
+    "max_pixels": "max_pixels",
+}
+"""Newer processors take both limits in their `size`."""
+
+
+def view(given: Mapping[str, Any]) -> dict[str, int]:
+    """vLLM's `mm_processor_kwargs` as how a model is to look at all images. Raises `InvalidRequest`."""
+    at, size = "mm_processor_kwargs", given.get("size")
+    inner = size if isinstance(size, dict) else {}
+    said = {f"size.{name}": value for name, value in inner.items()}
+    said |= {name: value for name, value in given.items() if value is not inner}
+    for name, value in said.items():
+        if value is not None and name not in _VIEWS:
+            raise InvalidRequest(f"{at}.{name[:64]}", f"is not served: {', '.join(_VIEWS)} are", shorten(value))
+    asked = {_VIEWS[name]: value for name, value in said.items() if value is not None}
+    View(**asked).check(at)
+    return asked
 
 
 def thinking(given: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from petiole.contract.errors import shorten
-from petiole.contract.requests.images import check_detail
+from petiole.contract.requests.images import View
 from petiole.gateway.core.foreign import text_tools, unknown
 from petiole.gateway.core.requests import NONE, Images, image
 from petiole.gateway.openai.responses import compaction, tools
@@ -161,7 +161,7 @@ def _part(field: str, role: str, part: object, fetched: Images) -> Item:
             return {"type": kind, "text": text}
         case {"type": "input_image", "image_url": str(url), **more} if role != "assistant":
             detail = more.get("detail") or "auto"
-            check_detail(f"{field}.detail", detail)
+            View(str(detail)).check(field)
             url = image(f"{field}.image_url", fetched.get(url, url))
             return {"type": "input_image", "detail": detail, "image_url": url}
         case {"type": "input_image", "file_id": str(name)}:

@@ -132,7 +132,7 @@ def gemma3(raw: JsonObject, text: ModelPlan) -> TowerConfig:
 
 
 def gemma4(raw: JsonObject, text: ModelPlan) -> TowerConfig:
-    """Heads turn by column and by row. The two halves of a head are in the order of `_in_halves`."""
+    """Heads turn by column and by row. The two halves of a head are in the order of `_turning`."""
     given = objects(raw, "vision_config")
     hidden = whole(given, "hidden_size", MAX_WIDTH, 768)
     heads, width = whole(given, "num_attention_heads", MAX_WIDTH, 12), whole(given, "head_dim", MAX_WIDTH, 64)
@@ -174,6 +174,38 @@ def gemma4(raw: JsonObject, text: ModelPlan) -> TowerConfig:
         written=Written(placeholder, (begin, placeholder, end)),
         clipped=bool(given.get("use_clipped_linears", False)),
         standard=bool(given.get("standardize", False)),
+    )
+
+
+def pixtral(raw: JsonObject, text: ModelPlan) -> TowerConfig:
+    """The tower of Mistral Small 3. Frequencies take turns between rows and columns. No configuration names the
+    tokens behind rows: in Mistral's tokenizers they come two and three behind that of pictures."""
+    given = objects(raw, "vision_config")
+    hidden, heads = _heads(given, "num_attention_heads", hidden=1024, heads=16, width=4)
+    width, norm = hidden // heads, Norm(eps=1e-5)
+    act = config_keys.activation(_named(raw, given), ("gelu", "gelu_tanh", "silu"))
+    config_keys.activation(_named(raw, raw), ("gelu",), key="projector_hidden_act")
+    rotary = Rotary(width, _theta(given), axes=(0, 1) * (width // 4))
+    mixer = Attention(heads, heads, width, width**-0.5, rotary, mask="bidirectional")
+    fed = FeedForward(whole(given, "intermediate_size", 2 * MAX_WIDTH, 4096), act)
+    if raw.get("vision_feature_layer", -1) != -1:
+        got = shown(raw["vision_feature_layer"])
+        raise ModelError(f"config.json: vision_feature_layer must be -1, the last, got {got}")
+    whole(given, "num_channels", 3, 3, low=3)
+    placeholder = _token(raw, text, "image", 10)
+    if placeholder + 3 >= text.vocab_size:
+        limit = f"must be below {text.vocab_size - 3}, three less than the tokens"
+        raise ModelError(f"config.json: image_token_index {limit}, got {placeholder}")
+    return TowerConfig(
+        plan=_layers_of(given, hidden, Layer(mixer, fed, mixer_norm=norm, feed_forward_norm=norm), 24),
+        patch=whole(given, "patch_size", _MAX_SIDE, 16),
+        merge=whole(raw, "spatial_merge_size", _MAX_SIDE, 2),
+        frames=1,
+        outputs=text.hidden_size,
+        placeholder=placeholder,
+        norm=Norm(eps=config_keys.number(objects(raw, "text_config"), "rms_norm_eps", 1e-5)),
+        ends=(placeholder + 2, placeholder + 3),
+        biased=bool(raw.get("multimodal_projector_bias", False)),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from petiole.contract.requests.images import AS_IT_IS, View
 from petiole.gpu_worker.exceptions import InvalidRequest, require
 from petiole.gpu_worker.models.moondream.config import MoondreamConfig
 from petiole.gpu_worker.models.moondream.crops import cropped
@@ -23,7 +24,8 @@ class MoondreamProcessor:
 
     config: MoondreamConfig
 
-    def layout(self, width: int, height: int, field: str, most: int) -> ImageLayout:
+    def layout(self, width: int, height: int, field: str, most: int, view: View = AS_IT_IS) -> ImageLayout:
+        view.check_of_one_size(field)
         return ImageLayout(self.config.vision.geometry.grid**2)
 
     def prepared(self, picture: Image.Image, content_hash: int, layout: ImageLayout) -> PreparedImage:

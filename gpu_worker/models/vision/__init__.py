@@ -8,6 +8,7 @@ tower           from pixels to the inputs of the decoder of text
 joining         the patches of a block as one position
 positions       what is learnt of patches' places
 gemma_pictures  Gemma's pictures; no torch
+row_pictures    Mistral's pictures; no torch
 pictures        from a picture's size to its layout, and from a picture to its pixels; no torch
 dimensions      of a tower, with the plan of its layers
 """

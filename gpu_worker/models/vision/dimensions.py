@@ -17,7 +17,8 @@ class TowerConfig:
     the layers for which there are no windows. outputs: the width of features. norm: of the merger. placeholder:
     the token that stands for a picture among tokens. written: how a picture is written in text, if not as that
     token alone. boxes: see `ImageLimits`. clipped: whether products have bounds. standard: whether features are
-    brought to one scale."""
+    brought to one scale. ends: the tokens behind each row of blocks, and behind the last one, whose embeddings
+    are positions of the picture, too. biased: whether the products of the merger have biases."""
 
     plan: ModelPlan
     patch: int
@@ -34,6 +35,8 @@ class TowerConfig:
     boxes: int | None = None
     clipped: bool = False
     standard: bool = False
+    ends: tuple[int, int] | None = None
+    biased: bool = False
 
     @property
     def hidden(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from petiole.contract.requests.images import AS_IT_IS, View
 from petiole.gpu_worker.models.vision.dimensions import TowerConfig
 from petiole.gpu_worker.models.vision.pictures import (
     ResizedPictures,
@@ -40,7 +41,8 @@ class SquarePictures(ResizedPictures):
     def longest(self) -> int:
         return self.blocks * self.merge
 
-    def layout(self, width: int, height: int, field: str, most: int) -> ImageLayout:
+    def layout(self, width: int, height: int, field: str, most: int, view: View = AS_IT_IS) -> ImageLayout:
+        view.check_of_one_size(field)
         return ImageLayout(self.blocks**2, size=(self.blocks * self.side,) * 2)
 
 
@@ -58,8 +60,9 @@ class BudgetPictures(ResizedPictures):
     def longest(self) -> int:
         return self.budget * self.merge
 
-    def layout(self, width: int, height: int, field: str, most: int) -> ImageLayout:
+    def layout(self, width: int, height: int, field: str, most: int, view: View = AS_IT_IS) -> ImageLayout:
         """Sides are rounded down to whole blocks."""
+        view.check_of_one_size(field)
         budget = max((one for one in BUDGETS if one <= min(most, self.budget)), default=min(most, self.budget))
         by = math.sqrt(budget * self.side**2 / (width * height))
         rows, columns = (math.floor(by * one / self.side) for one in (height, width))

@@ -22,7 +22,8 @@ class Joining(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Merger:
-    """Two products of the joined patches. joins_first: whether the norm is of the joined patches."""
+    """Two products of the joined patches. joins_first: whether the norm is of the joined patches. before: a
+    product before these."""
 
     norm: NormWeights
     first: Linear
@@ -30,11 +31,13 @@ class Merger:
     joins_first: bool
     plan: Norm
     kernels: Kernels
+    before: Linear | None = None
 
     def __call__(self, hidden: Tensor, joined: int) -> Tensor:
         width = hidden.shape[1] * joined
         x = hidden.reshape(-1, width) if self.joins_first else hidden
         x = normed(self.plan, self.norm, x, self.kernels).reshape(-1, width)
+        x = x if self.before is None else self.before(x)
         return self.second(F.gelu(self.first(x)))
 
 

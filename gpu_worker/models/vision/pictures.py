@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from petiole.contract.requests.images import AS_IT_IS, View
 from petiole.gpu_worker.exceptions import ModelError, require
 from petiole.gpu_worker.models.checkpoint.configuration import shown
 from petiole.gpu_worker.models.vision.dimensions import TowerConfig
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 MOST_UNEQUAL = 200
 """How many times as long as the other a side may be."""
-_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _LEAST, _MOST, _LARGEST = 56 * 56, 28 * 28 * 1280, 2**28
 """Pixels of a picture in transformers' class, where no file says how many; and a limit far above every model."""
 _EDGES = ("shortest_edge", "longest_edge")
@@ -42,8 +43,8 @@ class ResizedPictures:
 
     patch: int
     merge: int
-    mean: tuple[float, ...] = _CLIP_MEAN
-    std: tuple[float, ...] = _CLIP_STD
+    mean: tuple[float, ...] = CLIP_MEAN
+    std: tuple[float, ...] = CLIP_STD
     scale: float = 1 / 255
     resample: int = 3
 
@@ -61,14 +62,14 @@ class ResizedPictures:
         """Pixels of the side of a block."""
         return self.patch * self.merge
 
-    def layout(self, width: int, height: int, field: str, most: int) -> ImageLayout:
+    def layout(self, width: int, height: int, field: str, most: int, view: View = AS_IT_IS) -> ImageLayout:
         """See `Pictures`."""
         raise NotImplementedError
 
     def prepared(self, picture: Image.Image, content_hash: int, layout: ImageLayout) -> PreparedImage:
         assert layout.size is not None
         pixels = np.array(picture.resize(layout.size, self.resample))[None]
-        patches = layout.n_positions * self.merge**2
+        patches = layout.size[0] * layout.size[1] // self.patch**2
         return PreparedImage(content_hash, layout.n_positions, pixels, rotary=layout.rotary, n_patches=patches)
 
     def values(self) -> npt.NDArray[np.float32]:
@@ -94,19 +95,37 @@ class GridPictures(ResizedPictures):
     def longest(self) -> int:
         return int((self.max_positions * self.merge**2 * MOST_UNEQUAL) ** 0.5) + self.merge
 
-    def layout(self, width: int, height: int, field: str, most: int) -> ImageLayout:
-        long, short = max(width, height), min(width, height)
-        limit = f"must have sides of which one is at most {MOST_UNEQUAL} times as long as the other"
-        require(long <= MOST_UNEQUAL * short, field, limit, f"{width} x {height}")
+    def layout(self, width: int, height: int, field: str, most: int, view: View = AS_IT_IS) -> ImageLayout:
+        check_unequal(width, height, field)
         side = self.side
-        area = min(self.most, most * side**2)
-        rows, columns = (one // side for one in resized(height, width, side, min(self.least, area), area))
+        least, area = self._area(field, most, view)
+        rows, columns = (one // side for one in resized(height, width, side, least, area))
         fitting = area // side**2
         limit = f"must be a picture of at most {fitting} positions"
         require(rows * columns <= fitting, field, limit, f"{rows * columns} for {width} x {height}")
         rotary = np.zeros((3, rows * columns), np.int32)
         rotary[1], rotary[2] = np.divmod(np.arange(rows * columns), columns)
         return ImageLayout(rows * columns, rotary, (columns * side, rows * side))
+
+    def _area(self, field: str, most: int, view: View) -> tuple[int, int]:
+        """The least and the most pixels of a picture. most: positions."""
+        block = self.side**2
+        area = min(self.most, most * block)
+        if view.max_pixels is not None:
+            limit = f"must be at least {block}, the pixels of a token"
+            require(view.max_pixels >= block, f"{field}.max_pixels", limit, view.max_pixels)
+            area = min(area, view.max_pixels)
+        if view.min_pixels is None:
+            return min(self.least, area), area
+        limit = f"must be at most {area}, the most pixels of this picture here"
+        require(view.min_pixels <= area, f"{field}.min_pixels", limit, view.min_pixels)
+        return view.min_pixels, area
+
+
+def check_unequal(width: int, height: int, field: str) -> None:
+    """Raises InvalidRequest."""
+    limit = f"must have sides of which one is at most {MOST_UNEQUAL} times as long as the other"
+    require(max(width, height) <= MOST_UNEQUAL * min(width, height), field, limit, f"{width} x {height}")
 
 
 def resized(height: int, width: int, side: int, least: int, most: int) -> tuple[int, int]:
@@ -135,7 +154,7 @@ def grid_pictures(tower: TowerConfig, given: Mapping[str, Any]) -> GridPictures:
         )
         must(known, f"size.{key}", f"be a number of pixels from {tower.block**2} to {_LARGEST}", value)
     must(least <= most, "size.shortest_edge", f"be at most {most}, the longest_edge", least)
-    colours = numbers_of_colours(given, _CLIP_MEAN, _CLIP_STD, resample=3)
+    colours = numbers_of_colours(given, CLIP_MEAN, CLIP_STD, resample=3)
     return GridPictures(tower.patch, tower.merge, *colours, least=least, most=most)
 
 

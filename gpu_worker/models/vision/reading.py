@@ -19,9 +19,16 @@ from petiole.gpu_worker.models.plan import Attention, ModelPlan
 from petiole.gpu_worker.models.vision.dimensions import TowerConfig
 from petiole.gpu_worker.models.vision.gemma_pictures import budget_pictures, square_pictures
 from petiole.gpu_worker.models.vision.pictures import ResizedPictures, grid_pictures
+from petiole.gpu_worker.models.vision.row_pictures import row_pictures
 from petiole.gpu_worker.models.vision.seeing import SeeingDecoder
 from petiole.gpu_worker.models.vision.tower import Tower
-from petiole.gpu_worker.models.vision.tower_weights import TowerReader, read_gemma3, read_gemma4, read_qwen
+from petiole.gpu_worker.models.vision.tower_weights import (
+    TowerReader,
+    read_gemma3,
+    read_gemma4,
+    read_pixtral,
+    read_qwen,
+)
 from petiole.gpu_worker.models.weights.copying import TensorSource
 from petiole.gpu_worker.request.prepared_images import ImageLimits
 
@@ -45,6 +52,7 @@ class Sight:
 
 QWEN = Sight("patch_embed.proj.weight", read_qwen, grid_pictures)
 GEMMA3 = Sight("embeddings.patch_embedding.weight", read_gemma3, square_pictures)
+PIXTRAL = Sight("patch_conv.weight", read_pixtral, row_pictures)
 GEMMA4 = Sight("patch_embedder.input_proj.weight", read_gemma4, budget_pictures)
 
 
@@ -87,4 +95,9 @@ def _read(
     plain = replace(options, quantization="none", max_positions=pictures.longest)
     with torch.no_grad():
         tower = sight.read(TowerReader(source, config, plain, prefix, pictures.values()))
+        if config.ends is not None:
+            ends = options.empty((len(config.ends), config.outputs))
+            if options.device.type != "meta":
+                ends.copy_(text.embed(torch.tensor(config.ends, device=options.device)))
+            tower = replace(tower, ends=ends)
     return SeeingDecoder.around(text, vision=tower, images=limits, pictures=pictures)

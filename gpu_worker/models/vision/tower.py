@@ -19,6 +19,7 @@ from torch import Tensor
 from petiole.gpu_worker.models.decoder import Decoder, Forward
 from petiole.gpu_worker.models.parts.attention import Distances
 from petiole.gpu_worker.models.parts.layer import LayerWeights
+from petiole.gpu_worker.models.parts.norms import NormWeights, normed
 from petiole.gpu_worker.models.parts.rotary import Rotation, rotated
 from petiole.gpu_worker.models.plan import Layer
 from petiole.gpu_worker.models.vision.dimensions import TowerConfig
@@ -58,7 +59,8 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """stack: the layers, without embedding and head. values: float32 [3, 256], see `ResizedPictures`."""
+    """stack: the layers, without embedding and head. values: float32 [3, 256], see `ResizedPictures`. first_norm:
+    of the layers' inputs, as the first layer's norm is. ends: [2, outputs], see `TowerConfig`."""
 
     config: TowerConfig
     patches: Linear
@@ -67,6 +69,8 @@ class Tower:
     merger: Joining
     deep: tuple[Joining, ...]
     values: Tensor
+    first_norm: NormWeights | None = None
+    ends: Tensor | None = None
 
     def encode(
         self,
@@ -97,7 +101,16 @@ class Tower:
         if order is not None:
             taken = {k: features[order.back] for k, features in taken.items()}
         parts = [torch.split(taken[k], [grid.n // joined for grid in grids]) for k in range(1 + len(self.deep))]
-        return [torch.stack(own) for own in zip(*parts, strict=True)]
+        found = (torch.stack(own) for own in zip(*parts, strict=True))
+        return [self._with_ends(features, grid) for features, grid in zip(found, grids, strict=True)]
+
+    def _with_ends(self, features: Tensor, grid: Grid) -> Tensor:
+        if self.ends is None:
+            return features
+        rows = grid.rows // self.config.merge
+        behind = torch.cat([self.ends[:1].expand(rows - 1, -1), self.ends[1:]])
+        of_rows = features[0].view(rows, -1, features.shape[-1])
+        return torch.cat([of_rows, behind[:, None]], dim=1).flatten(0, 1)[None]
 
     @property
     def plan(self) -> Sequence[Layer]:
@@ -136,6 +149,8 @@ class Tower:
     def embedded(self, images: Sequence[Tensor], grids: Sequence[Grid]) -> Tensor:
         """[T, hidden], the inputs of the layers."""
         x = self.patches(torch.cat([self._values_of(pixels) for pixels in images]).to(self.dtype))
+        if self.first_norm is not None and (norm := self.plan[0].mixer_norm) is not None:
+            x = normed(norm, self.first_norm, x, self.stack.kernels)
         if self.positions is None:
             return x
         positions = (self._in_blocks(self.positions.of(grid.rows, grid.columns)) for grid in grids)

@@ -49,6 +49,15 @@ GEMMA4 = Names(
     down=("mlp.down_proj.linear",),
     feed_forward_norm="pre_feedforward_layernorm",
 )
+PIXTRAL = Names(
+    layer="transformer.layers.{}.",
+    mixer_norm="attention_norm",
+    qkv=("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+    out=("attention.o_proj",),
+    feed_forward_norm="ffn_norm",
+    gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+    down=("feed_forward.down_proj",),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +185,38 @@ def read_gemma4(of: TowerReader) -> Tower:
             scale=of.tensor("std_scale", hidden) if config.standard else None,
         ),
     )
-    return replace(tower, stack=_in_halves(tower.stack, of))
+    order = torch.arange(config.plan.layers[0].attention.head_dim).view(2, 2, -1).transpose(0, 1).flatten()
+    stack = _turning(tower.stack, order, of)
+    if config.clipped:
+        stack = replace(stack, layers=tuple(_clipped(layer, i, of) for i, layer in enumerate(stack.layers)))
+    return replace(tower, stack=stack)
+
+
+def read_pixtral(of: TowerReader) -> Tower:
+    """Pixtral's tower, behind it Mistral's projection."""
+    config, hidden, joined = of.config, of.config.hidden, of.config.merge**2
+    norm = config.plan.layers[0].mixer_norm
+    assert norm is not None
+    kernel = of.tensor("patch_conv.weight", hidden, 3, config.patch, config.patch)
+    beside = replace(of, prefix=f"{of.beside}multi_modal_projector.")
+    before = beside.tensor("patch_merger.merging_layer.weight", hidden, hidden * joined)
+    patches_first = torch.arange(hidden * joined).view(hidden, joined).T.flatten()
+    tower = of.tower(
+        PIXTRAL,
+        patches=DenseLinear(kernel.flatten(1)),
+        positions=None,
+        merger=Merger(
+            norm=beside.norm(config.norm, "norm", hidden),
+            first=beside.linear("linear_1", config.outputs, hidden, bias=config.biased),
+            second=beside.linear("linear_2", config.outputs, config.outputs, bias=config.biased),
+            joins_first=False,
+            plan=config.norm,
+            kernels=of.options.kernels,
+            before=DenseLinear(_in_order(before, patches_first, of)),
+        ),
+    )
+    order = torch.arange(config.plan.layers[0].attention.head_dim).view(2, 2, -1).transpose(1, 2).flatten()
+    return replace(tower, stack=_turning(tower.stack, order, of), first_norm=of.norm(norm, "ln_pre", hidden))
 
 
 def _colours_first(patch: int) -> Tensor:
@@ -189,27 +229,24 @@ def _in_order(weight: Tensor, order: Tensor, of: TowerReader, dim: int = -1) -> 
     return weight if of.on_meta else weight.copy_(weight.index_select(dim, order.to(weight.device)))
 
 
-def _in_halves(stack: Decoder, of: TowerReader) -> Decoder:
-    """Heads whose first half turns by one axis, and whose second by the other, become heads of which each element
-    of the first half turns with one of the second:
+def _turning(stack: Decoder, order: Tensor, of: TowerReader) -> Decoder:
+    """The stack with the elements of its heads in an order in which each element of the first half turns with one
+    of the second:
 
-        stored  a a' b b'    here  a b a' b'        a turns with a', b with b'
+        Gemma 4  stored  a a' b b'    here  a b a' b'        a turns with a' by columns, b with b' by rows
+        Pixtral  stored  a b a' b'    here  a0 b0 a1 b1 ...  a by rows, b by columns, each slower than the last
     """
-    layers = []
-    for i, (plan, layer) in enumerate(zip(stack.plan.layers, stack.layers, strict=True)):
+    for plan, layer in zip(stack.plan.layers, stack.layers, strict=True):
         mixer, weights = plan.attention, layer.attention
-        order = torch.arange(mixer.head_dim).view(2, 2, -1).transpose(0, 1).flatten()
         turned = mixer.q_size + mixer.kv_size
         rows = torch.arange(turned).view(-1, mixer.head_dim)[:, order].flatten()
         if not isinstance(weights.qkv, DenseLinear):
-            raise ModelError(f"{of.prefix}encoder: must have plain weights, not quantised ones")
+            raise ModelError(f"{of.prefix[:-1]}: must have plain weights, not quantised ones")
         _in_order(weights.qkv.weight[:turned], rows, of, dim=0)
         for norm in (weights.q_norm, weights.k_norm):
-            assert norm is not None
-            assert norm.weight is not None
-            _in_order(norm.weight, order, of)
-        layers.append(_clipped(layer, i, of) if of.config.clipped else layer)
-    return replace(stack, layers=tuple(layers))
+            if norm is not None and norm.weight is not None:
+                _in_order(norm.weight, order, of)
+    return stack
 
 
 def _clipped(layer: LayerWeights, i: int, of: TowerReader) -> LayerWeights:
@@ -218,7 +255,7 @@ def _clipped(layer: LayerWeights, i: int, of: TowerReader) -> LayerWeights:
 
     def bounded(linear: Linear, stored: StoredLinear | None) -> Linear:
         if not isinstance(linear, DenseLinear) or stored is None:
-            raise ModelError(f"{of.prefix}encoder: must have plain weights, not quantised ones")
+            raise ModelError(f"{of.prefix[:-1]}: must have plain weights, not quantised ones")
         parts = zip(stored.names, torch.split(linear.weight, list(stored.sizes)), strict=True)
         found = [ClippedLinear(weight, *bounds(at + name.removesuffix("linear"))) for name, weight in parts]
         return JoinedLinear(tuple(found)) if len(found) > 1 else found[0]

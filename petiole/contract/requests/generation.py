@@ -27,6 +27,7 @@ from petiole.contract.limits import (
 )
 from petiole.contract.requests import images, tool_choice as choices
 from petiole.contract.requests.bounds import Entries, Object
+from petiole.contract.requests.images import View
 from petiole.contract.requests.sampling import Sampling, SamplingParams
 from petiole.contract.requests.validation import Declared, Given, listed
 
@@ -95,8 +96,8 @@ class Common(Declared):
         """The images, in order, as they are in the message."""
         return []
 
-    def image_details(self) -> list[str]:
-        """How closely the model looks at each image: see `images.DETAILS`. Empty: at all as it may."""
+    def image_views(self) -> list[View]:
+        """How the model is to look at each image. Empty: at all as it does."""
         return []
 
 
@@ -247,8 +248,8 @@ class ChatRequest(Options):  # type: ignore[misc]  # frozen: `Declared`
             elif isinstance(content, list | NoneType):
                 for part, image in images.parts_of(message):
                     images.check(f"messages[{position}].content[{part}]", image)
-                for part, detail in images.details_of(message):
-                    images.check_detail(f"messages[{position}].content[{part}].detail", detail)
+                for part, view in images.views_of(message):
+                    view.check(f"messages[{position}].content[{part}]")
                 rest = images.without_images(message).get("content")
                 total += _json_length(f"messages[{position}].content", rest, MAX_PROMPT_CHARACTERS)
             else:
@@ -299,8 +300,8 @@ class ChatRequest(Options):  # type: ignore[misc]  # frozen: `Declared`
     def images(self) -> list[str]:
         return [str(image) for message in self.messages for _, image in images.parts_of(message)]
 
-    def image_details(self) -> list[str]:
-        return [str(detail) for message in self.messages for _, detail in images.details_of(message)]
+    def image_views(self) -> list[View]:
+        return [view for message in self.messages for _, view in images.views_of(message)]
 
 
 def _json_length(field: str, value: object, limit: int) -> int:

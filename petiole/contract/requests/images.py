@@ -10,6 +10,7 @@ import binascii
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -21,12 +22,46 @@ MAX_CHARACTERS = 2**27
 IMAGE_PARTS = ("image", "image_url", "input_image")
 DETAILS = ("auto", "low", "high")
 """How closely a model looks at an image, as OpenAI's API says it. low: few tokens; auto is high."""
+MAX_PIXELS = 2**31
+"""Of `min_pixels` and `max_pixels`: more than a file of any worker has."""
 HANDLE_PREFIX = "petiole-image:"
 _HANDLE = re.compile(HANDLE_PREFIX + "[0-9a-f]{32}")
 _DATA_URL = re.compile(r"\s*data:[^,]{0,200};\s*base64\s*,", re.IGNORECASE)
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 _SPACE = b" \t\n\v\f\r"
 _FORMS = "must be the bytes of a file, base64 of them, a data URL with base64, or a handle of put_image"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How a model is to look at an image. detail: one of `DETAILS`. min_pixels, max_pixels: of the resized
+    picture, for models whose pictures have any size; None: as the model's files say."""
+
+    detail: str = "auto"
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+
+    def check(self, field: str) -> None:
+        """Raises `InvalidRequest`."""
+        if self.detail not in DETAILS:
+            raise InvalidRequest(f"{field}.detail", f"must be one of {', '.join(DETAILS)}", self.detail)
+        for name in _PIXELS:
+            given = getattr(self, name)
+            if given is not None and (type(given) is not int or not 0 < given <= MAX_PIXELS):
+                raise InvalidRequest(f"{field}.{name}", f"must be a number from 1 to {MAX_PIXELS}", given)
+        if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
+            limit = f"must be at most {self.max_pixels}, the max_pixels"
+            raise InvalidRequest(f"{field}.min_pixels", limit, self.min_pixels)
+
+    def check_of_one_size(self, field: str) -> None:
+        """For a model that says itself how many pixels its pictures have. Raises `InvalidRequest`."""
+        for name in _PIXELS:
+            if (given := getattr(self, name)) is not None:
+                raise InvalidRequest(f"{field}.{name}", "must not be given: this model sets it itself", given)
+
+
+AS_IT_IS = View()
+_PIXELS = ("min_pixels", "max_pixels")
 
 
 def handle_of(data: bytes) -> str:
@@ -92,23 +127,17 @@ def _inner(part: Mapping[str, Any]) -> object:
     return part.get("image_url", part.get("image"))
 
 
-def details_of(message: Mapping[str, Any]) -> Iterator[tuple[int, object]]:
-    """The detail of each image in a message of a chat, with the index of its part."""
+def views_of(message: Mapping[str, Any]) -> Iterator[tuple[int, View]]:
+    """How each image in a message of a chat is to be looked at, with the index of its part."""
     for k, _ in parts_of(message):
-        yield k, said(message["content"][k]).get("detail", "auto")
+        yield k, View(**said(message["content"][k]))
 
 
 def said(part: Any) -> dict[str, Any]:
-    """What a part says of its image: its detail, if any."""
+    """What a part says of its `View`, itself or with its URL."""
     inner = _inner(part)
-    detail = (inner.get("detail") if isinstance(inner, dict) else None) or part.get("detail")
-    return {} if detail is None else {"detail": detail}
-
-
-def check_detail(field: str, detail: object) -> None:
-    """Raises `InvalidRequest`."""
-    if detail not in DETAILS:
-        raise InvalidRequest(field, f"must be one of {', '.join(DETAILS)}", detail)
+    both = {**part, **{k: v for k, v in inner.items() if v is not None}} if isinstance(inner, dict) else part
+    return {name: both[name] for name in asdict(AS_IT_IS) if both.get(name) is not None}
 
 
 def with_images_in_text(message: Any) -> Any:

@@ -45,7 +45,7 @@ def engine_request(
     request = Request(
         **subject,
         images=images,
-        image_details=task_request.image_details(),
+        image_views=task_request.image_views(),
         sampling=sampling,
         constraint=None if constraint is None else Constraint(*constraint),  # type: ignore[arg-type]
         adapter=getattr(task_request, "adapter", None),

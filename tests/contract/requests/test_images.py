@@ -13,6 +13,7 @@ import pytest
 from petiole.contract.requests import images
 from petiole.contract.requests.generation import ChatRequest, in_json
 from petiole.contract.requests.image_tasks import CaptionRequest, DetectRequest, PointRequest, QueryRequest
+from petiole.contract.requests.images import View
 from petiole.contract.requests.validation import validate
 from petiole.contract.tasks import TASKS
 from petiole.tasks.errors import InvalidRequest
@@ -154,23 +155,34 @@ def test_each_skill_has_a_task() -> None:
 @pytest.mark.parametrize(
     "part",
     [
-        {"type": "image_url", "image_url": {"url": "aGk=", "detail": "low"}},
-        {"type": "image", "image": "aGk=", "detail": "low"},
-        {"type": "image", "image": {"url": "aGk=", "detail": "low"}},
-        {"type": "image", "image": {"url": b"hi", "detail": "low"}},
-        {"type": "image", "image": b"hi", "detail": "low"},
-        {"type": "input_image", "image_url": "aGk=", "detail": "low"},
+        {"type": "image_url", "image_url": {"url": "aGk=", "detail": "low", "max_pixels": 5000}},
+        {"type": "image", "image": "aGk=", "detail": "low", "max_pixels": 5000},
+        {"type": "image", "image": {"url": "aGk=", "detail": "low", "max_pixels": 5000}},
+        {"type": "image", "image": {"url": b"hi", "detail": "low", "max_pixels": 5000}},
+        {"type": "image", "image": b"hi", "detail": "low", "max_pixels": 5000},
+        {"type": "input_image", "image_url": "aGk=", "detail": "low", "max_pixels": 5000},
     ],
 )
 def test_a_part_says_how_closely_its_image_is_seen(part: dict[str, Any]) -> None:
     usual = {"type": "image", "image": b"hi"}
     messages = [{"role": "user", "content": [part, usual, {"type": "text", "text": "What?"}]}]
     request = validate(ChatRequest, in_json({"messages": messages}))
-    assert request.image_details() == ["low", "auto"]
+    assert request.image_views() == [View("low", max_pixels=5000), View()]
 
 
-def test_an_unknown_detail_is_refused_by_field() -> None:
-    messages = [{"role": "user", "content": [{"type": "image", "image": b"hi", "detail": "most"}]}]
-    with pytest.raises(InvalidRequest, match="auto, low, high, got most") as caught:
+@pytest.mark.parametrize(
+    ("given", "field", "said"),
+    [
+        ({"detail": "most"}, "detail", "auto, low, high, got most"),
+        ({"min_pixels": 0}, "min_pixels", "from 1 to 2147483648, got 0"),
+        ({"max_pixels": 2**31 + 1}, "max_pixels", "from 1 to 2147483648, got 2147483649"),
+        ({"max_pixels": True}, "max_pixels", "got True"),
+        ({"max_pixels": 1e6}, "max_pixels", "got 1000000.0"),
+        ({"min_pixels": 5, "max_pixels": 4}, "min_pixels", "at most 4, the max_pixels, got 5"),
+    ],
+)
+def test_a_view_that_cannot_be_is_refused_by_field(given: dict[str, Any], field: str, said: str) -> None:
+    messages = [{"role": "user", "content": [{"type": "image", "image": b"hi", **given}]}]
+    with pytest.raises(InvalidRequest, match=said) as caught:
         validate(ChatRequest, in_json({"messages": messages}))
-    assert caught.value.field == "messages[0].content[0].detail"
+    assert caught.value.field == f"messages[0].content[0].{field}"

@@ -14,11 +14,12 @@ from tests.gateway.conftest import REAL
 from tests.gateway.page.test_browser import PATIENCE_MS, say, tune
 from tests.support.gateway import Gateway
 from tests.support.pictures import file
+from tests.support.seeing import write_seeing
 from tests.support.site import Site, eventually
 
 pytestmark = pytest.mark.e2e
 
-TOOLS, VISION = "petiole-tiny-tools", "petiole-tiny-vision"
+TOOLS, VISION, DRAWN = "petiole-tiny-tools", "petiole-tiny-vision", "drawn-eyes"
 WEATHER = {
     "type": "function",
     "name": "weather",
@@ -35,14 +36,16 @@ WEATHER = {
 def skilled(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """After `browser`: without one, no worker starts."""
     folder = tmp_path_factory.mktemp("skilled")
+    write_seeing(folder / DRAWN, "qwen3-vl")
     with Site(folder, **REAL, PETIOLE_DTYPE="float32") as site:
         workers = [
             site.start_worker(PETIOLE_MODEL=TOOLS),
             site.start_worker("-Q", "pictures", PETIOLE_MODEL=VISION),
+            site.start_worker("-Q", "drawn", PETIOLE_MODEL=folder / DRAWN, PETIOLE_SERVED_NAMES=DRAWN),
         ]
         for worker in workers:
             worker.ready()
-        eventually(lambda: len(models.models(site.redis)) == 2, "the workers have said what they serve")
+        eventually(lambda: len(models.models(site.redis)) == 3, "the workers have said what they serve")
         with Gateway(folder, PETIOLE_BROKER_URL=site.url) as gateway:
             yield gateway
 
@@ -111,3 +114,24 @@ def test_a_picture_is_sent_and_its_question_answered(page: Any, skilled: Gateway
     answer.locator(".facts").wait_for()
     assert page.locator(".said img").evaluate("image => image.naturalWidth") > 0, "its thumbnail is kept"
     assert answer.get_by_role("button", name="Again").count() == 0, "the picture itself is not"
+
+
+def test_several_pictures_are_sent_in_several_turns(page: Any, skilled: Gateway) -> None:
+    """To a model in Qwen3-VL's form."""
+    page.locator("#model").select_option(DRAWN)
+    page.get_by_label("Add a picture").wait_for()
+    tune(page, temperature="0", max_output_tokens="5")
+    pictures = [{"name": f"{n}.png", "mimeType": "image/png", "buffer": file(n)} for n in range(3)]
+    sizes = []
+    for given, question in ((pictures[:2], "Which?"), (pictures[2:], "And now?")):
+        page.locator("#file").set_input_files(given)
+        page.locator("#pictures img").nth(len(given) - 1).wait_for()
+        say(page, question).locator(".facts").wait_for()
+        talk = page.evaluate("Object.entries(localStorage).find(([key]) => key.startsWith('petiole.talk.'))[1]")
+        found = httpx2.get(f"{skilled.url}/responses/{json.loads(talk)['turns'][-1]['answer']['id']}").json()
+        assert (found["model"], found["status"]) == (DRAWN, "incomplete")
+        sizes.append(found["usage"]["input_tokens"])
+    first = httpx2.get(f"{skilled.url}/responses/{found['previous_response_id']}/input_items").json()["data"]
+    assert [part["type"] for part in first[0]["content"]] == ["input_image", "input_image", "input_text"]
+    assert page.locator(".said img").count() == 3
+    assert sizes[1] > sizes[0] + 12, "the second turn sees the third picture, too"

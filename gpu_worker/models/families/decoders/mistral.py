@@ -1,15 +1,16 @@
 """Mistral 7B and its successors: no biases, every layer with a window if there is one. Mixtral, whose
 feed-forwards are experts. Ministral 3, whose queries
-grow with their position; and the text part of Mistral Small 3, which may be either."""
+grow with their position; and Mistral Small 3, which sees, and whose text part may be either."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
-from petiole.gpu_worker.models.families import config_keys
+from petiole.gpu_worker.models.families import config_keys, towers
 from petiole.gpu_worker.models.families.family import Family
 from petiole.gpu_worker.models.plan import Experts, Growth, ModelPlan
+from petiole.gpu_worker.models.vision.reading import PIXTRAL, with_eyes
 from petiole.gpu_worker.models.weights.names import Names
 
 
@@ -54,9 +55,12 @@ MIXTRAL = Names(
     expert_down="w2",
 )
 
+SEEING = replace(config_keys.WRAPPED, tower=("model.vision_tower.", "vision_tower."))
+"""With the names of its tower."""
+
 FAMILIES = (
     Family(("MistralForCausalLM",), mistral),
     Family(("MixtralForCausalLM",), mixtral, MIXTRAL),
     Family(("Ministral3ForCausalLM",), ministral3),
-    Family(("Mistral3ForConditionalGeneration",), mistral3, config_keys.WRAPPED),
+    Family(("Mistral3ForConditionalGeneration",), mistral3, SEEING, with_eyes(towers.pixtral, PIXTRAL), sees=True),
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -78,12 +79,12 @@ class NativeTower:
     ) -> None:
         self._tower, self._progress = tower, progress
         self._keys = self._values = torch.zeros(0, dtype=tower.dtype)
-        self._table, n_layers = torch.zeros((1, 1), dtype=torch.int32), len(tower.plan)
+        table, n_layers = torch.zeros((1, 1), dtype=torch.int32), len(tower.plan)
         self._stack = Stack(
             library,
             products,
             list(zip(tower.plan, tower.layers, strict=True)),
-            KVPointers([self._keys] * n_layers, [self._values] * n_layers, [self._table] * n_layers, page_size=1),
+            KVPointers([self._keys] * n_layers, [self._values] * n_layers, [table] * n_layers, page_size=1),
             tower.config.hidden,
             tower.dtype,
             tables=tower.stack.tables,
@@ -100,34 +101,67 @@ class NativeTower:
         return found
 
     def _computed(self, hidden: Tensor, axes: Tensor, spans: Spans, behind: Behind) -> Tensor:
-        tower, inputs = self._tower, hidden.float()
-        t, n_layers = len(hidden), len(tower.plan)
-        self._make_room(t)
-        self._stack.keep_in([self._keys] * n_layers, [self._values] * n_layers, [self._table] * n_layers, t)
-        at, zeros = torch.arange(t), torch.zeros(t, dtype=torch.int64)
+        """A run of patches that see each other is as a prompt: it has a row and a page of its own. Where the runs
+        of the next layer are others, so are its patches' rows, and their positions there."""
+        tower, inputs, taps = self._tower, hidden.float(), self._tower.config.taps
+        n_layers, every = len(tower.plan), torch.arange(len(hidden))
+        rows_of = {id(runs): _Rows.of(runs) for runs in spans}
+        of_layers = [rows_of[id(runs)] for runs in spans]
+        self._make_room(max(one.room for one in rows_of.values()))
+        keys, values = [self._keys] * n_layers, [self._values] * n_layers
+        self._stack.keep_in(keys, values, [one.table for one in of_layers], [one.page_size for one in of_layers])
+        rows, positions, limits = now = of_layers[0].places.clone()
+
+        def ended(layer: int, stream: Tensor) -> None:
+            if layer in taps:
+                behind(layer, stream.to(tower.dtype))
+            if layer + 1 < n_layers:
+                now.copy_(of_layers[layer + 1].places)
+
+        turns = (i for i in range(n_layers - 1) if spans[i + 1] is not spans[i])
         self._stack.run(
             inputs,
-            at,
-            zeros,
-            at,
-            limits=torch.full_like(at, t),
+            positions,
+            rows,
+            every,
+            rotary=every,
+            limits=limits,
             tables=[None if one is None else one.float() for one in tower.stack.tables_by_axes(axes)],
-            behind=lambda layer, stream: behind(layer, stream.to(tower.dtype)),
-            stops=tower.config.taps,
+            behind=ended,
+            stops=sorted({*taps, *turns}),
         )
         return inputs.to(tower.dtype)
 
-    def _make_room(self, t: int) -> None:
-        needed = t * self._tower.plan[0].attention.kv_size + _BEHIND
+    def _make_room(self, n: int) -> None:
+        needed = n * self._tower.plan[0].attention.kv_size + _BEHIND
         if len(self._keys) < needed:
             self._keys, self._values = (torch.zeros(needed, dtype=self._tower.dtype) for _ in ("keys", "values"))
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Runs of positions as rows of a cache. table: int32 [runs, 1], the page of each. places: int64 [3, T], of
+    each position its row, its place there, and the row's length."""
+
+    table: Tensor
+    page_size: int
+    places: Tensor
+
+    @staticmethod
+    def of(runs: Sequence[int]) -> _Rows:
+        lengths = torch.tensor(runs)
+        rows = torch.arange(len(runs)).repeat_interleave(lengths)
+        begins = lengths.cumsum(0) - lengths
+        places = torch.stack([rows, torch.arange(len(rows)) - begins[rows], lengths[rows]])
+        return _Rows(torch.arange(len(runs), dtype=torch.int32)[:, None], max(runs), places)
+
+    @property
+    def room(self) -> int:
+        return len(self.table) * self.page_size
+
+
 def native_tower(tower: Tower, progress: Progress = nothing) -> NativeTower | None:
     """The fast CPU path for the layers of a tower, as `native_encoder`."""
-    if tower.config.window:
-        log.warning("torch encodes images on this CPU, which is slower: compiled code does not know windows")
-        return None
     ready = _ready(tower, tower.config.hidden)
     if ready is None:
         return None

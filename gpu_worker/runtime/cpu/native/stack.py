@@ -161,7 +161,8 @@ class Stack:
         after each position are copied, or -1. per_layer: float32 [T, layers * width], the rows of
         the table of per-layer inputs; overwritten. adapters: [T], see `NativeAdapters`. tables: float32, the
         rotary table of each layer in this step; empty: those of all steps. behind: called after each layer among
-        `stops`, ascending, with its number and the residual stream, which it may change."""
+        `stops`, ascending, with its number and the residual stream, which it may change. It may also write other
+        positions, rows and limits into these tensors, for the layers that follow."""
         t, n_threads = len(hidden), torch.get_num_threads()
         if t > self._most or n_threads != self._step.n_threads:
             self._take_memory(max(t, self._most), n_threads)
@@ -219,10 +220,16 @@ class Stack:
             model.layers, model.n_layers, model.last_kept, step.logits = whole
 
     def keep_in(
-        self, keys: Sequence[Tensor], values: Sequence[Tensor], tables: Sequence[Tensor], page_size: int
+        self,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        tables: Sequence[Tensor],
+        page_sizes: Sequence[int],
     ) -> None:
         """Other memory for keys and values, by layer: see `KVPointers`."""
-        for layer, own, other, table in zip(self._layers, keys, values, tables, strict=True):
+        for layer, own, other, table, page_size in zip(
+            self._layers, keys, values, tables, page_sizes, strict=True
+        ):
             heads = layer.heads
             heads.keys, heads.values, heads.table = own.data_ptr(), other.data_ptr(), table.data_ptr()
             heads.columns, heads.page_size = table.shape[1], page_size

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from petiole.contract.requests.images import View
 from petiole.gpu_worker import Constraint, Engine, EngineConfig, InvalidRequest, Request, SamplingParams
 from petiole.gpu_worker.request.prepared_images import IMAGE
 from petiole.gpu_worker.request.skills import SkillCall
-from tests.support.seeing import PAD, PIXELS, TOKENS, as_file, drawn_picture
+from tests.support.seeing import PAD, PIXELS, TOKENS, as_file, drawn_picture, pixels_of_transformers
 
 FILES = [as_file(drawn_picture(170, 100)), as_file(drawn_picture(64, 64, seed=1))]
 POSITIONS = [15, 4]
@@ -71,11 +72,58 @@ def test_low_detail_is_few_tokens(folders: Callable[[str], tuple[Path, Any]]) ->
     settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 1024}
     with Engine(EngineConfig(model=str(folders("qwen3-vl")[0]), **settings)) as engine:
         talk = [user(PICTURE, PICTURE, said("a"))]
-        request = asked(messages=talk, images=[file, file], image_details=["low", "auto"])
+        request = asked(messages=talk, images=[file, file], image_views=[View("low"), View()])
         low, whole = runs_of(engine.tokens_of(request))
         assert low <= 256 < whole
         with pytest.raises(InvalidRequest, match="must be as many as images, 2, got 1"):
-            engine.generate([asked(messages=talk, images=[file, file], image_details=["low"])])
+            engine.generate([asked(messages=talk, images=[file, file], image_views=[View("low")])])
+
+
+@pytest.mark.parametrize(
+    ("view", "pixels"),
+    [
+        (View(max_pixels=9000), (1024, 9000)),
+        (View(min_pixels=40_000), (40_000, PIXELS["longest_edge"])),
+        (View(min_pixels=30_000, max_pixels=50_000), (30_000, 50_000)),
+    ],
+)
+def test_a_request_says_how_many_pixels_a_picture_has(engine: Engine, view: View, pixels: tuple[int, int]) -> None:
+    size = dict(zip(("shortest_edge", "longest_edge"), pixels, strict=True))
+    grids = pixels_of_transformers(size=size)(images=[drawn_picture(170, 100)], return_tensors="np")
+    (expected,) = grids["image_grid_thw"].prod(-1) // 4
+    request = asked(messages=[user(PICTURE, said("a"), PICTURE)], images=FILES[:1] * 2, image_views=[view, View()])
+    assert runs_of(engine.tokens_of(request)) == [expected, POSITIONS[0]]
+    assert expected != POSITIONS[0]
+    assert engine.generate([request])[0].usage.completion_tokens
+
+
+@pytest.mark.parametrize(
+    ("view", "field", "text"),
+    [
+        (View(max_pixels=1000), "max_pixels", "at least 1024, the pixels of a token, got 1000"),
+        (View(min_pixels=2**20 + 1), "min_pixels", "at most 1048576, the most pixels of this picture here"),
+        (View("low", min_pixels=300_000), "min_pixels", "at most 262144, .* got 300000"),
+        (View(min_pixels=9, max_pixels=8), "min_pixels", "at most 8, the max_pixels, got 9"),
+        (View("most"), "detail", "one of auto, low, high, got most"),
+    ],
+)
+def test_a_view_that_the_model_cannot_take_is_refused_by_its_part(
+    engine: Engine, view: View, field: str, text: str
+) -> None:
+    messages = [user(said("a"), PICTURE, PICTURE)]
+    with pytest.raises(InvalidRequest, match=text) as caught:
+        engine.generate([asked(messages=messages, image_views=[View(), view])])
+    assert caught.value.field == f"messages[0].content[2].{field}"
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gemma4"])
+def test_pictures_of_one_size_keep_it(folders: Callable[[str], tuple[Path, Any]], name: str) -> None:
+    settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 256}
+    with Engine(EngineConfig(model=str(folders(name)[0]), **settings)) as engine:
+        request = asked(messages=[user(PICTURE)], images=FILES[:1], image_views=[View(max_pixels=9000)])
+        with pytest.raises(InvalidRequest, match="this model sets it itself, got 9000") as caught:
+            engine.generate([request])
+        assert caught.value.field == "messages[0].content[0].max_pixels"
 
 
 @pytest.mark.parametrize("role", ["user", "tool"])
@@ -277,7 +325,10 @@ def test_a_large_picture_is_made_smaller(folders: Callable[[str], tuple[Path, An
     folder = str(folders("qwen3-vl")[0])
     settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 256}
     file = as_file(drawn_picture(1400, 900))
+    with Engine(EngineConfig(model=folder, **settings)) as engine:
+        usual = engine.limits.fingerprint
     with Engine(EngineConfig(model=folder, image_tokens=50, **settings)) as engine:
+        assert engine.limits.fingerprint != usual, "a task must not go on with another prompt"
         (n,) = runs_of(engine.tokens_of(asked(messages=[user(PICTURE)], images=[file])))
         assert 30 < n <= 50
         assert engine.generate([asked(messages=[user(PICTURE)], images=[file])])[0].usage.completion_tokens

@@ -78,7 +78,7 @@ def test_pictures_anywhere_beside_text(name: str, open_engine: OpenEngine) -> No
     assert all_agree(*open_engine(name), PROMPTS)
 
 
-@pytest.mark.parametrize("name", rest(["qwen3-vl", "qwen3.5", "qwen2.5-vl", "gemma4-per-layer"]))
+@pytest.mark.parametrize("name", rest(["qwen3-vl", "qwen3.5", "qwen2.5-vl", "gemma4-per-layer", "mistral3"]))
 @pytest.mark.parametrize(("chunk", "policy"), rest([(3, "pipelined"), (8, "mixed"), (7, "drain")]))
 def test_chunks_may_cut_pictures(name: str, chunk: int, policy: str, open_engine: OpenEngine) -> None:
     engine, model = open_engine(name, chunk_size=chunk, prefill_policy=policy, debug=True)
@@ -156,17 +156,19 @@ def test_another_salt_encodes_the_picture_again(open_engine: OpenEngine) -> None
     assert (engine.stats()["encoded_images"], engine.stats()["feature_hits"]) == (3, 1)
 
 
-@pytest.mark.parametrize(("name", "chunk"), [("qwen3-vl", 5), ("gemma3", 18)])
-def test_preempted_and_resumed_in_pictures(name: str, chunk: int, open_engine: OpenEngine) -> None:
+@pytest.mark.parametrize(
+    ("name", "chunk", "pages"), [("qwen3-vl", 5, 110), ("gemma3", 18, 110), ("mistral3", 5, 250)]
+)
+def test_preempted_and_resumed_in_pictures(name: str, chunk: int, pages: int, open_engine: OpenEngine) -> None:
     """Rows are preempted while a picture is half computed, too: what they publish ends before it."""
-    engine, model = open_engine(name, num_pages=110, prefix_cache="radix", chunk_size=chunk, debug=True)
+    engine, model = open_engine(name, num_pages=pages, prefix_cache="radix", chunk_size=chunk, debug=True)
     prompts: list[Parts] = [[7 + k, "0", 8, "3", 9 + k] for k in range(6)]
     assert all_agree(engine, model, prompts, 40)
     assert engine.stats()["preemptions"]
     assert not engine.runtime._features  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("name", "chunk"), [("qwen3-vl", 3), ("gemma3", 16)])
+@pytest.mark.parametrize(("name", "chunk"), [("qwen3-vl", 3), ("gemma3", 16), ("mistral3", 3)])
 def test_cancelled_in_a_picture(name: str, chunk: int, open_engine: OpenEngine) -> None:
     engine, model = open_engine(name, chunk_size=chunk, debug=True)
     for _ in range(5):
@@ -238,7 +240,17 @@ def _rows_before_columns(patch: pytest.MonkeyPatch) -> None:
 
 
 def _halves_as_stored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(tower_weights, "_in_halves", lambda stack, of: stack)
+    patch.setattr(tower_weights, "_turning", lambda stack, order, of: stack)
+
+
+def _ends_of_rows_swapped(patch: pytest.MonkeyPatch) -> None:
+    with_ends = Tower._with_ends
+
+    def swapped(self: Tower, *given: Any) -> Any:
+        assert self.ends is not None
+        return with_ends(replace(self, ends=self.ends.flip(0)), *given)
+
+    patch.setattr(Tower, "_with_ends", swapped)
 
 
 WRONG = [
@@ -254,6 +266,8 @@ WRONG = [
     ("gemma4", _rows_before_columns),
     ("gemma4", _halves_as_stored),
     ("gemma4-per-layer", _without_bounds),
+    ("mistral3", _halves_as_stored),
+    ("mistral3", _ends_of_rows_swapped),
 ]
 
 

@@ -1,0 +1,120 @@
+"""Mistral's pictures: their sizes, pixels and tokens are those of transformers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from petiole.contract.requests.images import View
+from petiole.gpu_worker import InvalidRequest
+from petiole.gpu_worker.exceptions import ModelError
+from petiole.gpu_worker.models.families import towers
+from petiole.gpu_worker.models.families.registry import model_of
+from petiole.gpu_worker.models.vision.dimensions import TowerConfig
+from petiole.gpu_worker.models.vision.row_pictures import RowPictures, row_pictures
+from petiole.gpu_worker.models.vision.tower import Tower
+from tests.support.seeing import _MORE, SEEING, drawn_picture, row_pixels
+
+transformers = pytest.importorskip("transformers")
+
+DESCRIBED = {**json.loads(row_pixels().to_json_string()), "patch_size": 8}
+
+
+def tower_config(whole: dict[str, Any] | None = None, **changes: Any) -> TowerConfig:
+    kind, text, vision = SEEING["mistral3"]
+    raw = {
+        "architectures": [f"{kind}ForConditionalGeneration"],
+        "text_config": text,
+        "vision_config": {**vision, **changes},
+        **_MORE[kind],
+        **(whole or {}),
+    }
+    return towers.pixtral(raw, model_of(raw).plan)
+
+
+@settings(max_examples=1000)
+@given(st.integers(1, 9000), st.integers(1, 9000))
+def test_sizes(height: int, width: int) -> None:
+    from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
+
+    pictures = RowPictures(14, 2, edge=1540)
+    if max(height, width) > 200 * min(height, width):
+        with pytest.raises(InvalidRequest, match="at most 200 times as long"):
+            pictures.layout(width, height, "image", 4096)
+        return
+    nothing = np.broadcast_to(np.uint8(0), (3, height, width))
+    expected = get_resize_output_image_size(nothing, 1540, 28, "channels_first")
+    layout = pictures.layout(width, height, "image", 4096)
+    assert layout.size == expected[::-1]
+    rows, columns = (side // 28 for side in expected)
+    assert layout.n_positions == rows * (columns + 1) <= pictures.max_positions == 3080
+
+
+@given(st.integers(1, 3000), st.integers(1, 3000), st.integers(1, 400))
+def test_a_picture_of_too_many_tokens_is_made_smaller(height: int, width: int, most: int) -> None:
+    if max(height, width) > 200 * min(height, width):
+        return
+    pictures = RowPictures(14, 2, edge=1540)
+    layout = pictures.layout(width, height, "image", most)
+    assert layout.n_positions <= max(most, 2)
+    assert layout.size is not None
+    assert not any(side % 28 for side in layout.size)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(5, 300), st.integers(5, 300), st.integers(0, 5))
+def test_pixels(width: int, height: int, seed: int) -> None:
+    picture, config = drawn_picture(width, height, seed), tower_config()
+    expected = row_pixels()(images=[picture], return_tensors="pt")["pixel_values"][0]
+    pictures = row_pictures(config, DESCRIBED)
+    layout = pictures.layout(width, height, "image", 4096)
+    prepared = pictures.prepared(picture, 0, layout)
+    pixels = torch.from_numpy(prepared.pixels)
+    tower = Tower(config, *[None] * 5, values=torch.from_numpy(pictures.values()))  # type: ignore[arg-type]
+    grid, (rows, columns) = tower.grid(pixels), tower.axes([tower.grid(pixels)])
+    values = torch.empty_like(tower._values_of(pixels))
+    values[rows * grid.columns + columns] = tower._values_of(pixels)
+    whole = values.view(grid.rows, grid.columns, 3, 8, 8).permute(2, 0, 3, 1, 4).reshape(expected.shape)
+    assert torch.equal(whole, expected)
+    assert prepared.n_encoded == grid.n
+
+
+def test_how_many_pixels_is_not_for_the_request_to_say() -> None:
+    with pytest.raises(InvalidRequest, match="this model sets it itself, got 9000"):
+        RowPictures(14, 2, edge=1540).layout(100, 100, "image", 4096, View(max_pixels=9000))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"patch_size": 16}, "patch_size must be 8, as in config.json, got 16"),
+        ({"size": {"height": 5}}, "size.longest_edge must be a number of pixels from 16"),
+        ({"size": 7}, "size.longest_edge must be a number of pixels from 16"),
+        ({"image_processor_type": "CLIPImageProcessor"}, "must be PixtralImageProcessor"),
+        ({"spatial_merge_size": 1}, "spatial_merge_size must be 2"),
+        ({"do_resize": False}, "do_resize must be true"),
+    ],
+)
+def test_pictures_that_are_made_ready_in_another_way_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        row_pictures(tower_config(), DESCRIBED | changes)
+
+
+@pytest.mark.parametrize(
+    ("whole", "changes", "said"),
+    [
+        ({"vision_feature_layer": -2}, {}, "vision_feature_layer must be -1"),
+        ({"image_token_id": 510}, {}, "image_token_index must be below 509"),
+        ({"projector_hidden_act": "silu"}, {}, "projector_hidden_act must be gelu"),
+        ({}, {"num_attention_heads": 5}, "must divide 48"),
+        ({}, {"hidden_act": "relu"}, "hidden_act must be gelu"),
+    ],
+)
+def test_towers_of_another_form_are_refused(whole: dict[str, Any], changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        tower_config(whole, **changes)
