@@ -19,6 +19,9 @@ import msgspec
 NAME = r"[A-Za-z0-9_-]{1,64}"
 """The form of a tenant's name."""
 
+MOST = 10**15
+"""The largest value of a limit."""
+
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What may be used in a minute, and how many requests may run at a time. `files`, `file_bytes`: of uploaded
@@ -70,6 +73,23 @@ class Key(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     note: str = ""
     expires: int = 0
     rights: Sequence[str] = ()
+
+
+def problem(one: Tenant | Key) -> tuple[str, str, object] | None:
+    """The field for which a tenant or a key cannot be used, the rule that it breaks, and its value.
+    None: it can be used."""
+    for name in Limits.__struct_fields__:
+        value = getattr(one.limits, name)
+        if value is not None and name in BUDGETS and isinstance(one, Key):
+            return f"limits.{name}", "must be given for a tenant", value
+        if value is not None and not 0 <= value <= MOST:
+            return f"limits.{name}", f"must be from 0 to {MOST}", value
+    if isinstance(one, Key):
+        unknown = sorted(set(one.rights) - set(RIGHTS))
+        return ("rights", f"must be of {', '.join(RIGHTS)}", unknown[0]) if unknown else None
+    if one.priority is not None and not 0 <= one.priority <= 9:
+        return "priority", "must be from 0 to 9", one.priority
+    return None
 
 
 class Caller(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from petiole.contract.requests.count import queue_of
 from petiole.tasks.errors import InvalidRequest, describe
 from petiole.tasks.keys import QUARANTINE_KEY, stream_keys, usage_keys
 from tests.support.fake_engine import expected
@@ -91,6 +92,25 @@ def test_a_message_that_is_refused_again_is_put_aside_again(own_site: Site, head
     [second] = eventually(lambda: [one for one in entries(site) if one["at"] > first["at"]], "refused again")
     assert second["task_id"] == refused.id
     assert "headers" in petiole(site, "task", refused.id)[1]
+
+
+def test_a_count_that_was_refused_is_sent_again_to_its_own_queue(own_site: Site) -> None:
+    site = own_site
+    site.worker()
+    queue = queue_of(site.queues[0])
+    refused = site.app.send_task(
+        "tasks.count", kwargs={"texts": ["one two"]}, queue=queue, headers={"retries": "many"}
+    )
+    with pytest.raises(InvalidRequest):
+        site.get(refused)
+    [first] = entries(site)
+    assert (first["queue"], first["task_id"]) == (queue, refused.id)
+    mended = json.loads(first["message"])
+    del mended["headers"]["retries"]
+    site.redis.lset(QUARANTINE_KEY, 0, json.dumps({**first, "message": json.dumps(mended)}))
+    assert petiole(site, "replay", refused.id) == (0, f"{refused.id}: sent again to {queue}\n")
+    assert site.get(site.app.AsyncResult(refused.id))["counts"] == [2]
+    assert entries(site) == []
 
 
 def test_a_message_with_the_id_of_a_finished_task_takes_nothing_from_it(own_site: Site) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from petiole.gateway.core import tenant
-from petiole.gateway.core.caller import Caller, Key, Limits, Tenant
+from petiole.gateway.core.caller import MOST, Caller, Key, Limits, Tenant
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.openai.responses.conversation_store import LISTED
 from petiole.gateway.serving.auth import api_keys, callers, hosts, manage
@@ -483,6 +484,31 @@ def test_settings_that_are_no_keys_are_refused_by_name(document: str, monkeypatc
     monkeypatch.setenv("PETIOLE_GATEWAY_KEYS", document)
     settings.cache_clear()
     with pytest.raises(InvalidSettings, match="PETIOLE_GATEWAY_KEYS: must"):
+        api_keys.of_settings()
+    settings.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("tenant", "key", "said"),
+    [
+        ({"priority": 10}, {}, "tenants.acme.priority: must be from 0 to 9, got 10"),
+        ({"priority": -1}, {}, "tenants.acme.priority: must be from 0 to 9, got -1"),
+        ({"limits": {"requests": -1}}, {}, f"tenants.acme.limits.requests: must be from 0 to {MOST}, got -1"),
+        ({}, {"limits": {"files": MOST + 1}}, f"keys.0123456789ab.limits.files: must be from 0 to {MOST}, got"),
+        ({}, {"limits": {"day_tokens": 1}}, "keys.0123456789ab.limits.day_tokens: must be given for a tenant"),
+        ({}, {"rights": ["root"]}, "keys.0123456789ab.rights: must be of admin, adapters, got 'root'"),
+    ],
+)
+def test_settings_keep_the_rules_of_the_keys_in_redis(
+    tenant: dict[str, Any], key: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = {
+        "tenants": {"acme": {"salt": "x", **tenant}},
+        "keys": {"0123456789abcdef": {"tenant": "acme", **key}},
+    }
+    monkeypatch.setenv("PETIOLE_GATEWAY_KEYS", json.dumps(document))
+    settings.cache_clear()
+    with pytest.raises(InvalidSettings, match=f"^PETIOLE_GATEWAY_KEYS: {re.escape(said)}"):
         api_keys.of_settings()
     settings.cache_clear()
 

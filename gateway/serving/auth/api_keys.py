@@ -19,8 +19,9 @@ import secrets
 
 import msgspec
 
-from petiole.gateway.core.caller import BUDGETS, NAME, RIGHTS, Key, Tenant
-from petiole.gateway.core.webhook_events import Webhook, problem
+from petiole.gateway.core import caller, webhook_events
+from petiole.gateway.core.caller import NAME, Key, Tenant
+from petiole.gateway.core.webhook_events import Webhook
 from petiole.gateway.serving.retry import patiently
 from petiole.tasks.keys import gateway_key
 from petiole.tasks.servers import connections
@@ -69,17 +70,16 @@ def _read(text: str) -> Document:
         raise invalid("gateway_keys", "must have the tenant of each key", f"none called {missing[0]}")
     if unsalted := [name for name, tenant in document.tenants.items() if not tenant.salt]:
         raise invalid("gateway_keys", "must have a salt for each tenant", f"none for {unsalted[0]}")
-    if wrong := [name for name in document.tenants if not re.fullmatch(NAME, name)]:
-        raise invalid("gateway_keys", f"must have tenants with names of the form {NAME}", wrong[0])
-    for digest, key in document.keys.items():
-        if unknown := sorted(set(key.rights) - set(RIGHTS)):
-            raise invalid("gateway_keys", f"rights must be of {', '.join(RIGHTS)}", unknown[0])
-        if named := [name for name in BUDGETS if getattr(key.limits, name) is not None]:
-            raise invalid(
-                "gateway_keys", f"{named[0]} must be a limit of a tenant", f"one of key {name_of(digest)}"
-            )
+    if unnamed := [name for name in document.tenants if not re.fullmatch(NAME, name)]:
+        raise invalid("gateway_keys", f"must have tenants with names of the form {NAME}", unnamed[0])
+    parts: dict[str, Tenant | Key] = {f"tenants.{name}": one for name, one in document.tenants.items()}
+    parts |= {f"keys.{name_of(digest)}": key for digest, key in document.keys.items()}
+    for where, one in parts.items():
+        if wrong := caller.problem(one):
+            field, limit, value = wrong
+            raise invalid("gateway_keys", f"{where}.{field}: {limit}", value)
     for name, webhook in document.webhooks.items():
-        if found := problem(webhook):
+        if found := webhook_events.problem(webhook):
             field, limit = found
             raise invalid("gateway_keys", f"webhooks.{name}.{field}: {limit}", "another")
     return document

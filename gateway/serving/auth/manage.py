@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 from msgspec import structs
 
-from petiole.gateway.core.caller import BUDGETS, NAME, RIGHTS, Key, Limits, Tenant
-from petiole.gateway.core.webhook_events import Webhook, new_secret, problem
+from petiole.gateway.core import caller, webhook_events
+from petiole.gateway.core.caller import NAME, Key, Limits, Tenant
+from petiole.gateway.core.webhook_events import Webhook, new_secret
 from petiole.gateway.serving.auth.api_keys import (
     KEYS,
     TENANTS,
@@ -31,8 +32,6 @@ from petiole.tasks.urls import redacted
 
 T = TypeVar("T", Key, Tenant)
 
-MOST = 10**15
-"""The largest value of a limit."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -67,7 +66,7 @@ def add(
     stays. `of_key`: the key's note, expiry and rights. Returns the key, and what is stored of it. Raises
     `InvalidRequest`."""
     of_limits = _limits(limits)
-    key, made = _new_key(tenant, of_tenant, key_limits, of_key)
+    key, made = _new_key(tenant, key_limits, of_key)
 
     def both(pipe: Any) -> None:
         stored = pipe.hget(TENANTS, tenant)
@@ -80,17 +79,18 @@ def add(
     return key, made
 
 
-def _new_key(
-    tenant: str, of_tenant: Mapping[str, Any], limits: Mapping[str, int], of_key: Mapping[str, Any]
-) -> tuple[str, Key]:
+def _new_key(tenant: str, limits: Mapping[str, int], of_key: Mapping[str, Any]) -> tuple[str, Key]:
     _checked_name(tenant)
-    _checked({**of_tenant, **of_key})
-    return new(), Key(tenant, created=int(time.time()), limits=Limits(**_limits(limits, False)), **of_key)
+    key = Key(tenant, created=int(time.time()))
+    return new(), _replaced(key, of_key, _limits(limits))
 
 
 def _replaced(before: T, changes: Mapping[str, Any], limits: Mapping[str, int | None]) -> T:
-    """A tenant or a key after these changes."""
-    return structs.replace(before, limits=structs.replace(before.limits, **limits), **changes)
+    """A tenant or a key after these changes. Raises `InvalidRequest`."""
+    after = structs.replace(before, limits=structs.replace(before.limits, **limits), **changes)
+    if found := caller.problem(after):
+        raise InvalidRequest(*found)
+    return after
 
 
 def change(name: str, changes: Mapping[str, Any], limits: Mapping[str, int], make: bool = False) -> str:
@@ -128,8 +128,7 @@ def _change(
     if wrong := sorted(set(changes) - set(kind.__struct_fields__)):
         limit = "must be given for a key" if kind is Tenant else "must be given for a tenant"
         raise InvalidRequest(wrong[0], limit, changes[wrong[0]])
-    _checked(changes)
-    changed_limits = _limits(limits, kind is Tenant)
+    changed_limits = _limits(limits)
 
     def replaced(pipe: Any) -> Any:
         stored = pipe.hget(hash_key, field)
@@ -152,7 +151,7 @@ def document(
     of_key: Mapping[str, Any],
 ) -> tuple[str, str]:
     """As `add`, but nothing is stored. Returns the key, and the JSON for `PETIOLE_GATEWAY_KEYS` that knows it."""
-    key, made = _new_key(tenant, of_tenant, key_limits, of_key)
+    key, made = _new_key(tenant, key_limits, of_key)
     tenants = {tenant: _replaced(new_tenant(), of_tenant, _limits(limits))}
     return key, msgspec.json.encode({"tenants": tenants, "keys": {digest_of(key): made}}).decode()
 
@@ -197,7 +196,7 @@ def webhook(tenant: str, url: str) -> str:
         stored = pipe.hget(WEBHOOKS, tenant)
         before = () if stored is None else _decoded(stored, Webhook).secrets
         made = Webhook(url, [secret, *before[:1]])
-        if (found := problem(made)) is not None:
+        if (found := webhook_events.problem(made)) is not None:
             raise InvalidRequest(*found, url)
         pipe.multi()
         pipe.hset(WEBHOOKS, tenant, msgspec.json.encode(made))
@@ -228,23 +227,11 @@ def _checked_name(tenant: str) -> None:
         raise InvalidRequest("tenant", f"must be a name of the form {NAME}", tenant)
 
 
-def _checked(changes: Mapping[str, Any]) -> None:
-    priority = changes.get("priority")
-    if priority is not None and not 0 <= priority <= 9:
-        raise InvalidRequest("priority", "must be from 0 to 9", priority)
-    if unknown := sorted(set(changes.get("rights", ())) - set(RIGHTS)):
-        raise InvalidRequest("rights", f"must be of {', '.join(RIGHTS)}", unknown[0])
-
-
-def _limits(given: Mapping[str, int], of_tenant: bool = True) -> dict[str, int | None]:
+def _limits(given: Mapping[str, int]) -> dict[str, int | None]:
     """0 takes a limit away."""
-    for name, value in given.items():
-        if value and name in BUDGETS and not of_tenant:
-            raise InvalidRequest(f"limits.{name}", "must be given for a tenant", value)
+    for name in given:
         if name not in Limits.__struct_fields__:
             raise InvalidRequest("limits", f"must be one of {', '.join(Limits.__struct_fields__)}", name)
-        if not 0 <= value <= MOST:
-            raise InvalidRequest(f"limits.{name}", f"must be from 0 to {MOST}", value)
     return {name: value or None for name, value in given.items()}
 
 

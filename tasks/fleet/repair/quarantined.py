@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from celery import Celery
 from celery.states import READY_STATES
 
+from petiole.contract.requests.count import SUFFIX
 from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.errors import InvalidRequest, describe
 from petiole.tasks.fleet import queues
@@ -65,7 +66,7 @@ def replay(one: Quarantined, app: Celery = celery_app) -> None:
     stays."""
     body, headers, properties, form = _parts(one)
     known = queues.known_queues()
-    if one.queue not in known:
+    if one.queue.removesuffix(SUFFIX) not in known:  # or that of its counts
         raise InvalidRequest("queue", f"must be one of the fleet's: {', '.join(known)}", one.queue)
     if one.task_id:
         _reopen(one, app)

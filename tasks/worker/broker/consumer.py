@@ -6,10 +6,8 @@ through, and has the others put aside. Errors of Redis or the result backend are
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
-from base64 import b64encode
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -26,9 +24,8 @@ from celery.worker.loops import asynloop, synloop
 from celery.worker.state import maybe_shutdown
 
 from petiole.tasks.fleet.models import is_beside
-from petiole.tasks.keys import NAME_PROPERTY
-from petiole.tasks.worker.broker import gate
-from petiole.tasks.worker.broker.quarantine import Sign, put_aside
+from petiole.tasks.worker.broker import gate, quarantine
+from petiole.tasks.worker.broker.transport import lost_errors
 from petiole.tasks.worker.reports.incidents import incidents
 
 logger = logging.getLogger(__name__)
@@ -104,8 +101,7 @@ class Consumer(StockConsumer):  # type: ignore[misc]
 
     @cached_property
     def lost_errors(self) -> tuple[type[Exception], ...]:
-        """What a lost connection raises. kombu's list for Redis has KeyError, too, which a command can cause."""
-        return tuple(kind for kind in self.connection_errors if kind is not KeyError)
+        return lost_errors(self.connection_errors)
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], None]:
         handle = super().create_task_handler(*args, **kwargs)
@@ -125,8 +121,7 @@ class Consumer(StockConsumer):  # type: ignore[misc]
                 raise
             except Exception as error:
                 logger.exception("a message could not be handled")
-                reason = f"the message cannot be handled: {type(error).__name__}"
-                self.refuse(message, gate.RefusedMessage(reason, task.id))
+                self.refuse(message, gate.unhandled(task, error))
 
         return guarded
 
@@ -138,20 +133,12 @@ class Consumer(StockConsumer):  # type: ignore[misc]
 
     def refuse(self, message: Any, refused: gate.RefusedMessage, error: Exception | None = None) -> None:
         """Have the message put aside, and then acknowledged. Stock Celery acknowledges it without a result."""
-        item = whole(message)
 
         def acknowledge() -> None:
             if not message.acknowledged:
                 message.ack_log_error(logger, self.connection_errors)
 
-        put_aside(
-            *(item, message.queue, refused.reason, refused.task_id),
-            sign=sign_of(message),
-            headers=message.headers,
-            error=error,
-            done=acknowledge,
-        )
-        message.forget()
+        quarantine.refuse(message, message.queue, refused, error, acknowledge)
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:
         """Called by kombu for a message that it cannot decompress, and for a control command that it cannot
@@ -159,25 +146,14 @@ class Consumer(StockConsumer):  # type: ignore[misc]
         if message.channel is not getattr(self.task_consumer, "channel", None):
             logger.error("a control command was refused: %s: %s", type(exc).__name__, exc)
             return
-        task = gate.task(message)
-        if isinstance(task, gate.RefusedMessage) and task.reason.startswith("headers"):
-            self.refuse(message, task)
-            return
-        task_id = task.task_id if isinstance(task, gate.RefusedMessage) else task.id
-        self.refuse(message, gate.RefusedMessage(f"body cannot be decoded: {type(exc).__name__}: {exc}", task_id))
+        self.refuse(message, gate.undecodable(message, exc))
 
     def on_unknown_message(self, body: Any, message: Any) -> None:
         self.refuse(message, gate.RefusedMessage("the message names no task"))
 
     def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
-        task = gate.task(message)
-        self.refuse(
-            message,
-            gate.RefusedMessage(
-                f"no valid task: {type(exc).__name__}: {exc}",
-                None if isinstance(task, gate.RefusedMessage) else task.id,
-            ),
-        )
+        reason = f"no valid task: {type(exc).__name__}: {exc}"
+        self.refuse(message, gate.RefusedMessage(reason, gate.task(message).task_id))
 
     def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
         """Have the message put aside. Stock Celery stores the failure here, on the event loop's thread."""
@@ -187,10 +163,10 @@ class Consumer(StockConsumer):  # type: ignore[misc]
             return
         name = task.name
         reason = f"headers.task must be a task that this worker has, got {name}"
-        self.refuse(message, gate.RefusedMessage(reason, task.id), NotRegistered(name))
+        self.refuse(message, gate.RefusedMessage(reason, task.task_id), NotRegistered(name))
         if self.event_dispatcher:
-            self.event_dispatcher.send("task-failed", uuid=task.id, exception=f"NotRegistered({name!r})")
-        signals.task_unknown.send(sender=self, message=message, exc=exc, name=name, id=task.id)
+            self.event_dispatcher.send("task-failed", uuid=task.task_id, exception=f"NotRegistered({name!r})")
+        signals.task_unknown.send(sender=self, message=message, exc=exc, name=name, id=task.task_id)
 
 
 # ---------------------------------------------------------------- what is no task
@@ -268,27 +244,3 @@ def _guard_replies(mingle: Any) -> None:
             return {}
 
     mingle.send_hello = checked
-
-
-def sign_of(message: Any) -> Sign:
-    properties, where = message.properties, message.delivery_info
-    name = properties.get(NAME_PROPERTY, "") if isinstance(properties, dict) else ""
-    again = isinstance(where, dict) and where.get("redelivered") is True
-    return Sign(str(name), own=again and not name)
-
-
-def whole(message: Any) -> bytes:
-    """A message of kombu's in the form in which Redis has one; its body alone if its headers cannot be written."""
-    body = message.body if isinstance(message.body, bytes) else str(message.body).encode(errors="replace")
-    properties = message.properties if isinstance(message.properties, dict) else {}
-    said = {
-        "headers": message.headers,
-        "content-type": message.content_type,
-        "content-encoding": message.content_encoding,
-        "properties": {**properties, "body_encoding": "base64"},
-        "body": b64encode(body).decode(),
-    }
-    try:
-        return json.dumps(said, default=repr, skipkeys=True).encode()
-    except (ValueError, RecursionError):
-        return body

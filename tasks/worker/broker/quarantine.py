@@ -16,6 +16,7 @@ import logging
 import re
 import threading
 import time
+from base64 import b64encode
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,13 +26,14 @@ import redis
 
 from petiole.tasks.app.backend import refuses
 from petiole.tasks.errors import InvalidRequest, describe
-from petiole.tasks.keys import QUARANTINE_KEY, stream_keys
+from petiole.tasks.keys import NAME_PROPERTY, QUARANTINE_KEY, stream_keys
 from petiole.tasks.record import codec, ledger
 from petiole.tasks.record.ledger import Account
 from petiole.tasks.record.scripts import CloseReply
 from petiole.tasks.servers import connections
 from petiole.tasks.settings import settings
 from petiole.tasks.worker import idempotency, scripts
+from petiole.tasks.worker.broker.gate import RefusedMessage
 from petiole.tasks.worker.outage import Outage
 from petiole.tasks.worker.reports.incidents import incidents
 
@@ -159,6 +161,24 @@ quarantine = Quarantine()
 """The quarantine of this process."""
 
 
+def refuse(
+    message: Any,
+    queue: str,
+    refused: RefusedMessage,
+    error: Exception | None = None,
+    done: Callback | None = None,
+) -> None:
+    """Put a message of kombu's aside, whole, so that it can be sent again. Nothing of it is kept alive."""
+    put_aside(
+        *(whole(message), queue, refused.reason, refused.task_id),
+        sign=sign_of(message),
+        headers=message.headers,
+        error=error,
+        done=done,
+    )
+    message.forget()
+
+
 def put_aside(
     item: bytes,
     queue: str,
@@ -186,6 +206,31 @@ def put_aside(
         )
     except Exception:
         logger.exception("a malformed message could not be queued for the quarantine")
+
+
+def sign_of(message: Any) -> Sign:
+    """By what its task knows a message of kombu's."""
+    properties, where = message.properties, message.delivery_info
+    name = properties.get(NAME_PROPERTY, "") if isinstance(properties, dict) else ""
+    again = isinstance(where, dict) and where.get("redelivered") is True
+    return Sign(str(name), own=again and not name)
+
+
+def whole(message: Any) -> bytes:
+    """A message of kombu's in the form in which Redis has one; its body alone if its headers cannot be written."""
+    body = message.body if isinstance(message.body, bytes) else str(message.body).encode(errors="replace")
+    properties = message.properties if isinstance(message.properties, dict) else {}
+    said = {
+        "headers": message.headers,
+        "content-type": message.content_type,
+        "content-encoding": message.content_encoding,
+        "properties": {**properties, "body_encoding": "base64"},
+        "body": b64encode(body).decode(),
+    }
+    try:
+        return json.dumps(said, default=repr, skipkeys=True).encode()
+    except (ValueError, RecursionError):
+        return body
 
 
 def without_values(reason: str) -> str:

@@ -33,7 +33,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -114,6 +114,11 @@ def install() -> None:
 _stock: Any = stock  # kombu is only partly typed
 
 
+def lost_errors(connection_errors: Iterable[type[Exception]]) -> tuple[type[Exception], ...]:
+    """What a lost connection raises. kombu's list has KeyError, too, which a message or a command can cause."""
+    return tuple(kind for kind in connection_errors if kind is not KeyError)
+
+
 @dataclass(frozen=True, slots=True)
 class _Unread:
     """A refused message among the held ones, until the quarantine has it."""
@@ -153,8 +158,7 @@ class Channel(_stock.Channel):  # type: ignore[misc]
 
     @cached_property
     def lost_errors(self) -> tuple[type[Exception], ...]:
-        """What a lost connection raises. kombu's list has KeyError, too, which a message can cause."""
-        return tuple(kind for kind in self.connection_errors if kind is not KeyError)
+        return lost_errors(self.connection_errors)
 
     # ------------------------------------------------------------ waiting
 

@@ -24,8 +24,7 @@ from kombu.messaging import Consumer
 from petiole.contract.requests.count import SUFFIX, queue_of
 from petiole.contract.tasks import COUNT
 from petiole.tasks.messages.headers import EXPIRES
-from petiole.tasks.worker.broker import gate
-from petiole.tasks.worker.broker.quarantine import put_aside
+from petiole.tasks.worker.broker import gate, quarantine
 from petiole.tasks.worker.broker.transport import Channel
 from petiole.tasks.worker.idempotency import ServerUnavailable
 from petiole.tasks.worker.outage import Outage
@@ -116,42 +115,41 @@ class _Counter(threading.Thread):
         if self.closing.is_set():
             message.requeue()
             return
-        task = gate.task(message)
-        if not isinstance(task, gate.RefusedMessage):
-            if task.name != COUNT:
-                task = gate.RefusedMessage(f"headers.task must be {COUNT} in this queue, got {task.name}", task.id)
-            elif not isinstance(task.body, list):
-                task = gate.RefusedMessage("the message must be of Celery's protocol 2", task.id)
+        task = self._checked(message)
         if isinstance(task, gate.RefusedMessage):
             self._refuse(message, task)
             return
         try:
             self._answer(task, message)
         except ServerUnavailable as refusal:  # the result backend is away
-            logger.error("count %s: its result cannot be stored yet: %s; requeued", task.id, refusal)
+            logger.error("count %s: its result cannot be stored yet: %s; requeued", task.task_id, refusal)
             self.closing.wait(PAUSE_S)
             message.requeue()
-            return
         except (redis.RedisError, OSError):
             raise
         except Exception as error:  # it would come again, and keep the others from their answers
-            logger.exception("count %s could not be handled", task.id)
-            reason = f"the message cannot be handled: {type(error).__name__}"
-            self._refuse(message, gate.RefusedMessage(reason, task.id))
-            return
-        message.ack()
+            logger.exception("count %s could not be handled", task.task_id)
+            self._refuse(message, gate.unhandled(task, error))
+        else:
+            message.ack()
+
+    def _checked(self, message: Any) -> gate.Task | gate.RefusedMessage:
+        task = gate.task(message)
+        if isinstance(task, gate.RefusedMessage):
+            return task
+        if task.name != COUNT:
+            reason = f"headers.task must be {COUNT} in this queue, got {task.name}"
+            return gate.RefusedMessage(reason, task.task_id)
+        if not isinstance(task.body, list):
+            return gate.RefusedMessage("the message must be of Celery's protocol 2", task.task_id)
+        return task
 
     def _undecodable(self, message: Any, error: Exception) -> None:
         """Called by kombu for a message that it cannot decompress."""
-        task = gate.task(message)
-        task_id = task.task_id if isinstance(task, gate.RefusedMessage) else task.id
-        self._refuse(
-            message, gate.RefusedMessage(f"body cannot be decoded: {type(error).__name__}: {error}", task_id)
-        )
+        self._refuse(message, gate.undecodable(message, error))
 
     def _refuse(self, message: Any, refused: gate.RefusedMessage) -> None:
-        body = message.body if isinstance(message.body, bytes) else str(message.body).encode(errors="replace")
-        put_aside(body, self.queue, refused.reason, refused.task_id, headers=message.headers)
+        quarantine.refuse(message, self.queue, refused)
         message.ack()
 
     def _answer(self, task: gate.Task, message: Any) -> None:
@@ -168,11 +166,11 @@ class _Counter(threading.Thread):
             "correlation_id": message.properties.get("correlation_id"),
             **dict(embed or {}),
         }
-        if task.id in revoked or _is_over(EXPIRES.of(task.headers)):
-            reason = "revoked" if task.id in revoked else "expired"
-            self._task.backend.mark_as_revoked(task.id, reason, request=Context(request))
+        if task.task_id in revoked or _is_over(EXPIRES.of(task.headers)):
+            reason = "revoked" if task.task_id in revoked else "expired"
+            self._task.backend.mark_as_revoked(task.task_id, reason, request=Context(request))
             return
-        self._trace(task.id, args, kwargs, request)
+        self._trace(task.task_id, args, kwargs, request)
 
 
 def _is_over(expires: object) -> bool:

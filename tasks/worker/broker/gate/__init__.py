@@ -11,6 +11,24 @@ broadcasts    control commands, events of other workers, replies to this worker
 from petiole.tasks.messages.headers import is_id
 from petiole.tasks.worker.broker.gate import broadcasts
 from petiole.tasks.worker.broker.gate.bodies import RefusedError, RefusedMessage
-from petiole.tasks.worker.broker.gate.task_message import MessageArguments, Task, envelope, task
+from petiole.tasks.worker.broker.gate.task_message import (
+    MessageArguments,
+    Task,
+    envelope,
+    task,
+    undecodable,
+    unhandled,
+)
 
-__all__ = ["MessageArguments", "RefusedError", "RefusedMessage", "Task", "broadcasts", "envelope", "is_id", "task"]
+__all__ = [
+    "MessageArguments",
+    "RefusedError",
+    "RefusedMessage",
+    "Task",
+    "broadcasts",
+    "envelope",
+    "is_id",
+    "task",
+    "undecodable",
+    "unhandled",
+]

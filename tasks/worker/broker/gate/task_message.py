@@ -1,7 +1,7 @@
 """The gate for messages of tasks.
 
-Its two functions are pure: they let a message through as well-formed or refuse it, for any input. Only they know
-which messages of tasks would make kombu or Celery fail.
+`envelope` and `task` are pure: they let a message through as well-formed or refuse it, for any input. Only they
+know which messages of tasks would make kombu or Celery fail.
 
     bytes of Redis ──envelope──► kombu's Message ──task──► Celery's strategy, request, pool
                       │                            │
@@ -79,7 +79,7 @@ class Task:
         return self._said(TASK)
 
     @property
-    def id(self) -> str:
+    def task_id(self) -> str:
         return self._said(ID)
 
     def _said(self, header: Header[str]) -> str:
@@ -201,6 +201,19 @@ def task(message: TaskMessage) -> Task | RefusedMessage:
         return RefusedMessage(str(refused), _id_of(*said))
     except Exception as error:
         return RefusedMessage(f"the message cannot be handled: {named(error)}", _id_of(*said))
+
+
+def undecodable(message: TaskMessage, error: Exception) -> RefusedMessage:
+    """A message that kombu cannot decompress, for this error."""
+    found = task(message)
+    if isinstance(found, RefusedMessage) and found.reason.startswith("headers"):
+        return found
+    return RefusedMessage(f"body cannot be decoded: {type(error).__name__}: {error}", found.task_id)
+
+
+def unhandled(found: Task, error: Exception) -> RefusedMessage:
+    """A well-formed message whose consumer has raised this error."""
+    return RefusedMessage(f"the message cannot be handled: {type(error).__name__}", found.task_id)
 
 
 def _task(message: TaskMessage, said: list[Any]) -> Task:

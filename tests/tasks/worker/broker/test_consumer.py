@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from petiole.tasks.worker.broker import consumer as module
+from petiole.tasks.worker.broker import quarantine
 from petiole.tasks.worker.broker.consumer import Consumer, StockConsumer
 from petiole.tasks.worker.broker.gate import bodies
 from petiole.tasks.worker.broker.prefetch import Prefetch
@@ -41,7 +41,7 @@ def aside(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None, Any]]:
     ) -> None:
         given.append((reason, task_id, error))
 
-    monkeypatch.setattr(module, "put_aside", put_aside)
+    monkeypatch.setattr(quarantine, "put_aside", put_aside)
     return given
 
 

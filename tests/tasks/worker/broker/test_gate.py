@@ -62,7 +62,7 @@ def test_a_valid_envelope_passes_with_its_body_decoded() -> None:
     args, kwargs, embed = json.loads(read.payload["body"])
     assert (args, kwargs["prompt"], embed) == ([], "hello", EMBED)
     assert "body_encoding" not in read.payload["properties"]
-    assert taken(gate.task(hostile.received(read.payload))).id == "an-id"
+    assert taken(gate.task(hostile.received(read.payload))).task_id == "an-id"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_the_gate_itself_never_fails(raw: bytes) -> None:
     ],
 )
 def test_what_celery_sends_is_taken(changes: dict[str, Any]) -> None:
-    assert taken(gate.task(message({**GOOD, **changes}))).id == {**GOOD, **changes}["id"]
+    assert taken(gate.task(message({**GOOD, **changes}))).task_id == {**GOOD, **changes}["id"]
 
 
 def test_the_older_protocol_is_taken() -> None:
@@ -167,7 +167,7 @@ def test_the_older_protocol_is_taken() -> None:
         "x": 1,
     }
     task = taken(gate.task(message({}, older)))
-    assert (task.name, task.id) == ("tasks.generate", "an-id")
+    assert (task.name, task.task_id) == ("tasks.generate", "an-id")
     assert task.body == {**{name: older[name] for name in ("task", "id", "args", "kwargs")}, "group": "g"}
 
 
