@@ -219,11 +219,16 @@ class Driver:
             pending=np.array(pending or [PENDING] * len(sequences), dtype=np.int32),
             bindings=bindings,
             pages=PageUpdates(table[:, 0], table[:, 1], table[:, 2], windows),
-            states=self._states(sequences, starts, bindings),
+            following=np.array([_after(s) for s in sequences], dtype=np.int32),
+            states=self._states(sequences, starts, bindings, outputs),
         )
 
     def _states(
-        self, sequences: Sequence[Stream], starts: Sequence[int], bindings: Sequence[RowBinding]
+        self,
+        sequences: Sequence[Stream],
+        starts: Sequence[int],
+        bindings: Sequence[RowBinding],
+        outputs: Sequence[int],
     ) -> StateUpdates | None:
         if not self.runtime.limits.snapshots:
             return None
@@ -235,8 +240,10 @@ class Driver:
             for position, snapshot in s.snapshots.items()
             if start < position <= s.length
         ]
+        undecided = [(i, starts[i] + 1) for i, n in enumerate(outputs) if n > 1]
         columns = (np.array(one, dtype=np.int32).reshape(-1, 3).T for one in (begun, kept))
-        return StateUpdates(*(part for three in columns for part in three))
+        more = np.array(undecided, dtype=np.int32).reshape(-1, 2).T
+        return StateUpdates(*(part for three in columns for part in three), *more)
 
     def _binding(self, sequence: Stream) -> RowBinding:
         sequence.bound = True
@@ -259,3 +266,8 @@ class Driver:
             for pool in self._windows:
                 pool.take(page)
         return updates
+
+
+def _after(sequence: Stream) -> int:
+    """The token after a sequence's last input, if it is of the prompt."""
+    return sequence.prompt[sequence.length] if sequence.length < len(sequence.prompt) else PENDING

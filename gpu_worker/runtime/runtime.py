@@ -134,6 +134,8 @@ class ModelRuntime:
         known = {} if plan.drafts is not None else {"accepted": batch.outputs}
         if plan.drafts is not None:
             lengths["accepted"] = batch.size
+        if plan.following is not None and plan.n:
+            lengths["drafts"] = batch.size
         lengths |= dict.fromkeys(self._sides, plan.n)
         if plan.top_logprobs is not None:
             names = ("logprobs", "top_ids", "top_logprobs")
@@ -146,7 +148,7 @@ class ModelRuntime:
 
         def sample() -> None:
             states = staging.states
-            if plan.n or plan.scores is not None:
+            if plan.n or plan.scores is not None or plan.following is not None:
                 assert states is not None
                 sources.update(self._sampler.sample(plan, batch, states, mask))
 

@@ -31,7 +31,7 @@ from petiole.gpu_worker.runtime.cpu.platform import CpuPlatform
 from petiole.gpu_worker.runtime.derived_settings import require_states_alone
 from petiole.gpu_worker.runtime.device.cpu import CpuDevice
 from petiole.gpu_worker.runtime.memory.container import host_memory_left
-from petiole.gpu_worker.runtime.memory.room import page_bytes, pool_bytes, snapshot_bytes
+from petiole.gpu_worker.runtime.memory.room import page_bytes, pool_bytes, snapshot_bytes, states_of_row
 from petiole.gpu_worker.runtime.memory.states import state_bytes
 from petiole.gpu_worker.runtime.model_files import ModelReader
 from petiole.gpu_worker.runtime.platforms import Platform
@@ -139,7 +139,7 @@ def _sizes(
         kv_type=_name(pools.dtype),
         kv_bytes_per_token=page_bytes(config, plan, size) // config.page_size,
         windows=tuple(_windows(plan, pools)),
-        state_bytes=state_bytes(plan, decoder.dtype.itemsize),
+        state_bytes=states_of_row(config) * state_bytes(plan, decoder.dtype.itemsize),
         snapshot_bytes=snapshot_bytes(config, plan, decoder.dtype.itemsize),
         rows=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,

@@ -28,7 +28,7 @@ from petiole.gpu_worker.runtime.cuda.executor import (
 from petiole.gpu_worker.runtime.device.cuda import CudaDevice, CudaStream
 from petiole.gpu_worker.runtime.device.device import DeviceStream
 from petiole.gpu_worker.runtime.interface import Progress
-from petiole.gpu_worker.runtime.memory.room import page_bytes, pages_in, require_pages
+from petiole.gpu_worker.runtime.memory.room import page_bytes, pages_in, require_pages, states_of_row
 from petiole.gpu_worker.runtime.memory.states import state_bytes
 from petiole.gpu_worker.runtime.platforms import Executor, StepMemory, encode_bytes, feature_bytes, largest_region
 
@@ -45,6 +45,7 @@ class CudaPlatform:
         self.quantizations: tuple[Quantization, ...] = ("none", "fp8", "int4")
         self.pinned = True
         self.window_pools = False
+        self.drafts = False
         self.block_reader = None
 
     def require(self, model: ModelPlan) -> None:
@@ -79,7 +80,7 @@ class CudaPlatform:
         self.release_memory()  # temporary tensors of the weight conversion
         working = working_bytes(config, decoder.plan, decoder.dtype.itemsize, encode_bytes(decoder, config))
         plan, size, of_states = decoder.plan, kv_dtype.itemsize, decoder.dtype.itemsize
-        rows = (config.max_num_seqs + 1) * state_bytes(plan, of_states)
+        rows = (config.max_num_seqs + 1) * states_of_row(config) * state_bytes(plan, of_states)
         features = feature_bytes(decoder, config)
         free = self.room(config) - working - rows - features
         fitting = pages_in(config, plan, size, free, windows=False, of_states=of_states)
