@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from petiole.contract.results.vectors import COLBERT, SPARSE
+from petiole.gpu_worker.models.drafting import DraftingWeights
 from petiole.gpu_worker.models.parts.attention import AttentionWeights, StepAttention, attended
-from petiole.gpu_worker.models.parts.drafting import DraftingWeights
 from petiole.gpu_worker.models.parts.experts import mixed_experts, routed
 from petiole.gpu_worker.models.parts.feed_forward import activated
 from petiole.gpu_worker.models.parts.kernels import Kernels

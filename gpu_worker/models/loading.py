@@ -22,6 +22,7 @@ from petiole.gpu_worker.models.checkpoint.finding import open_checkpoint
 from petiole.gpu_worker.models.checkpoint.safetensors import Checkpoint
 from petiole.gpu_worker.models.checkpoint.sentence_transformers import TextModel
 from petiole.gpu_worker.models.decoder import Decoder
+from petiole.gpu_worker.models.drafting import DraftingWeights
 from petiole.gpu_worker.models.parts.attention import (
     AttentionWeights,
     BiasTable,
@@ -31,7 +32,6 @@ from petiole.gpu_worker.models.parts.attention import (
     bias_table,
     vector_places,
 )
-from petiole.gpu_worker.models.parts.drafting import DraftingWeights
 from petiole.gpu_worker.models.parts.experts import ExpertWeights, RouterWeights
 from petiole.gpu_worker.models.parts.feed_forward import FeedForwardWeights
 from petiole.gpu_worker.models.parts.kernels import Kernels, TorchKernels

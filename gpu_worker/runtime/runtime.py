@@ -70,8 +70,9 @@ class ModelRuntime:
         self._memory, self._adapters, self._sampler = built.memory, built.adapters, built.sampler
         self._states, self._sides, self._takes = built.memory.states, built.sides, side_inputs(built.decoder)
         self.kv_copies: KVCopies | None = None
+        kept = built.decoder.plan.with_drafting
         if not (built.info.plan.whole_texts or built.memory.cache.windows or built.memory.recurrent):
-            self.kv_copies = PoolCopies(built.memory.cache, built.info.plan, self._stream, self._copy_stream)
+            self.kv_copies = PoolCopies(built.memory.cache, kept, self._stream, self._copy_stream)
         self._features: dict[int, Tensor] = {}  # of encoded images, by key; used in stream order
         self._kept_features = KeptFeatures(self.config.image_cache_bytes)
         with torch.no_grad():

@@ -119,7 +119,7 @@ def _sizes(
     memory: int,
     length: int | None,
 ) -> Sizes:
-    plan, size, longest = decoder.plan, pools.dtype.itemsize, config.max_model_len
+    plan, size, longest = decoder.plan.with_drafting, pools.dtype.itemsize, config.max_model_len
     at = longest if length is None else length
     require(1 <= at <= longest, "length", f"must be 1 to {longest}, the longest sequence", at)
     weights = Counter[str]()

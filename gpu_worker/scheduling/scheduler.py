@@ -21,7 +21,7 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from petiole.cache import GroupedTable, KVCacheManager
@@ -257,7 +257,7 @@ class Scheduler:
             self._score(step, payload.batch.scored.counts.tolist(), output)
         with_extras = len(output.side_outputs) > 0 or output.logprobs is not None
         extras: Extras | None = None
-        drafts = itertools.repeat([]) if output.drafts is None else output.drafts.tolist()
+        drafts: Iterable[list[int]] = itertools.repeat([]) if output.drafts is None else output.drafts.tolist()
         end = n_applied = 0
         for seq, sampled, n_valid, drafted in zip(step.sequences, outputs, accepted, drafts, strict=False):
             offset, end, outstanding = end, end + sampled, None

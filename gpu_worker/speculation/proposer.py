@@ -49,8 +49,10 @@ class Proposer(Protocol):
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """Counts of drafted and accepted tokens."""
+    """Counts of drafted and accepted tokens, and of sequences' verifications. A verification yields one token more
+    than it accepts drafts."""
 
+    verifications: int = 0
     drafted: int = 0
     accepted: int = 0
 
@@ -61,6 +63,7 @@ class SpeculationStats:
     def record(self, drafted: int, accepted: int) -> None:
         """Count the drafts of one verified sequence. Logs every 1,000 drafts."""
         before = self.drafted // _LOG_EVERY
+        self.verifications += 1
         self.drafted += drafted
         self.accepted += accepted
         if self.drafted // _LOG_EVERY > before:

@@ -135,9 +135,9 @@ class CpuExecutor:
         forward = Forward(turning, attention, terms, token_ids, types, states, behind=behind)
         every = self._decoder.forward(self._embed(inputs, token_ids), forward)
         hidden = every[outputs]
-        made = self._made(inputs, lambda: self._decoder.head_output(hidden).float(), hidden)
+        results = self._made(inputs, lambda: self._decoder.head_output(hidden).float(), hidden)
         if self._drafter is None:
-            return made
+            return results
         own = replace(
             attention,
             cache=self._cache.of_layer(-1),
@@ -146,7 +146,7 @@ class CpuExecutor:
             _masks={},
             _gathered={},
         )
-        return replace(made, draft=partial(self._draft, every, Forward(turning, own)))
+        return replace(results, draft=partial(self._draft, every, Forward(turning, own)))
 
     def _draft(self, every: Tensor, step: Forward, following: Tensor, at: Tensor) -> Tensor:
         """See `StepStates.draft`. every: what the layers made of all inputs."""

@@ -77,7 +77,8 @@ class LayerState:
     def restore(self, rows: Tensor, places: Tensor) -> None:
         """Let rows go on from the snapshots at these places: int64 [n] each."""
         if self.matrices is None or self.rounded is None:
-            return self.copy(rows, places)
+            self.copy(rows, places)
+            return
         self.inputs[rows] = self.inputs[places]
         self.matrices[rows] = self.rounded.read(places - len(self.matrices)).view(-1, *self.matrices.shape[1:])
 

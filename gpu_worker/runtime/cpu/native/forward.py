@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -146,7 +147,7 @@ class NativeDecoder:
             positions,
             rows,
             outputs,
-            keep=(lambda made: self._made.update({slot_id: made})) if decoder.drafting is not None else None,
+            keep=partial(self._made.__setitem__, slot_id) if decoder.drafting is not None else None,
             token_ids=token_ids if by_ids else None,
             copies=copies,
             rotary=rotary,

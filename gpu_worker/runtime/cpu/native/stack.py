@@ -220,7 +220,7 @@ class Stack:
         norm = type(model.norm).from_buffer_copy(model.norm)
         model.layers, model.n_layers, model.last_kept = whole[0] + first * ctypes.sizeof(LayerStruct), 1, 0
         model.norm = self._drafting
-        turned = [*[None] * first, *tables] if tables else ()
+        turned: Sequence[Tensor | None] = [*[None] * first, *tables] if tables else ()
         try:
             every = torch.arange(len(hidden))
             with self._turned(turned):
@@ -270,7 +270,7 @@ class Stack:
         stops: Sequence[int],
     ) -> None:
         """All positions are computed up to the last stop: each may be changed there."""
-        model, n, every = self.model, len(self._layers), torch.arange(len(hidden))
+        model, n, every = self.model, self.model.n_layers, torch.arange(len(hidden))
         whole = (model.layers, model.n_layers, model.last_kept, step.logits)
         logits, first = step.logits, 0
         try:
