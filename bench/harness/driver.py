@@ -122,7 +122,7 @@ class Driver:
         """Verify drafts after each pending token. The KV of rejected drafts is forgotten."""
         inputs = [[PENDING, *d] for d in drafts]
         before = [s.length for s in sequences]
-        step = self.launch("verify", sequences, inputs, [len(i) for i in inputs])
+        step = self.launch("verify", sequences, inputs, [len(i) for i in inputs], undecided=True)
         output = self.finish_step(*step)
         for sequence, start, accepted in zip(sequences, before, output.accepted.tolist(), strict=True):
             sequence.length = start + accepted
@@ -136,8 +136,10 @@ class Driver:
         outputs: Sequence[int],
         mask: TokenMask | None = None,
         pending: Sequence[int] | None = None,
+        undecided: bool = False,
     ) -> tuple[list[Stream], list[int], Transfer]:
-        batch = self._batch(kind, sequences, inputs, outputs, pending)
+        """undecided: all inputs but a row's first may be rejected."""
+        batch = self._batch(kind, sequences, inputs, outputs, pending, undecided=undecided)
         slot, self._slot = self._slot, 1 - self._slot
         self.runtime.launch_forward(slot, batch)
         return list(sequences), list(outputs), self.runtime.launch_sampling(slot, batch, mask)
@@ -192,6 +194,8 @@ class Driver:
         inputs: Sequence[Sequence[int]],
         outputs: Sequence[int],
         pending: Sequence[int] | None,
+        *,
+        undecided: bool,
     ) -> StepBatch:
         updates: list[tuple[int, int, int]] = []
         bindings = []
@@ -220,7 +224,7 @@ class Driver:
             bindings=bindings,
             pages=PageUpdates(table[:, 0], table[:, 1], table[:, 2], windows),
             following=np.array([_after(s) for s in sequences], dtype=np.int32),
-            states=self._states(sequences, starts, bindings, outputs),
+            states=self._states(sequences, starts, bindings, outputs if undecided else ()),
         )
 
     def _states(
