@@ -12,7 +12,6 @@ stands below it.
     loading               walks a plan and its names, and reads the weights
     decoder               runs a plan; what a decoder of images or of values has beside it. An encoder implements
                           that
-    drafting              a head that drafts. The head of another family goes beside it
     parts/                what a layer is made of: attention, feed-forward, norms, rotation. A new activation goes
                           here
     weights/              how linear layers are stored, named and read. A new way to store them goes here

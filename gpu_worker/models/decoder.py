@@ -16,12 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from petiole.contract.results.vectors import COLBERT, SPARSE
-from petiole.gpu_worker.models.drafting import DraftingWeights
 from petiole.gpu_worker.models.parts.attention import AttentionWeights, StepAttention, attended
 from petiole.gpu_worker.models.parts.experts import mixed_experts, routed
 from petiole.gpu_worker.models.parts.feed_forward import activated
 from petiole.gpu_worker.models.parts.kernels import Kernels
-from petiole.gpu_worker.models.parts.layer import LayerWeights
+from petiole.gpu_worker.models.parts.layer import DraftingWeights, LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights, normed
 from petiole.gpu_worker.models.parts.per_layer import PerLayerTables, per_layer_inputs, per_layer_output
 from petiole.gpu_worker.models.parts.pooling import Pooler

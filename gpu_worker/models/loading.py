@@ -22,7 +22,6 @@ from petiole.gpu_worker.models.checkpoint.finding import open_checkpoint
 from petiole.gpu_worker.models.checkpoint.safetensors import Checkpoint
 from petiole.gpu_worker.models.checkpoint.sentence_transformers import TextModel
 from petiole.gpu_worker.models.decoder import Decoder
-from petiole.gpu_worker.models.drafting import DraftingWeights
 from petiole.gpu_worker.models.parts.attention import (
     AttentionWeights,
     BiasTable,
@@ -35,7 +34,7 @@ from petiole.gpu_worker.models.parts.attention import (
 from petiole.gpu_worker.models.parts.experts import ExpertWeights, RouterWeights
 from petiole.gpu_worker.models.parts.feed_forward import FeedForwardWeights
 from petiole.gpu_worker.models.parts.kernels import Kernels, TorchKernels
-from petiole.gpu_worker.models.parts.layer import LayerWeights
+from petiole.gpu_worker.models.parts.layer import DraftingWeights, LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights, normed
 from petiole.gpu_worker.models.parts.per_layer import PerLayerTables, PerLayerWeights
 from petiole.gpu_worker.models.parts.pooling import DenseWeights, Pooler

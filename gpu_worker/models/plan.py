@@ -593,7 +593,7 @@ class ModelPlan:
     position; the rows before it are not positions. embedding_norm: after these. embedding_size: if above 0, the
     width of these tables, which a product with a bias brings to the model's after that norm. stored_layers: which
     stored layer each layer is, where some are the same; empty: each is its own. drafting: the layer of a head that
-    drafts, see `models.drafting`."""
+    drafts, see `parts.layer`."""
 
     architecture: str
     vocab_size: int

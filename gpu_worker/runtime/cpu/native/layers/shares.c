@@ -85,7 +85,7 @@ int share(const Model *m, const Step *s, Step *shares) {
   int made = 0;
   for (int64_t i = 0; i < m->n_layers; i++)
     if (m->layers[i].experts || m->layers[i].latents) return 0; /* what they make lies in the memory of the whole step */
-  if (n == 1 || !m->n_layers || s->t < n * LEAST || weights > CACHED) return 0;
+  if (n == 1 || s->t < n * LEAST || weights > CACHED) return 0;
   for (int64_t t = 0; t < s->t; t++) total += cost(&each, s->positions[t]);
   for (int64_t t = 0; t < s->t; t++) {
     const int last = t + 1 == s->t;
