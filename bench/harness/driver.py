@@ -122,7 +122,7 @@ class Driver:
         """Verify drafts after each pending token. The KV of rejected drafts is forgotten."""
         inputs = [[PENDING, *d] for d in drafts]
         before = [s.length for s in sequences]
-        step = self.launch("verify", sequences, inputs, [len(i) for i in inputs])
+        step = self.launch("verify", sequences, inputs, [len(i) for i in inputs], undecided=True)
         output = self.finish_step(*step)
         for sequence, start, accepted in zip(sequences, before, output.accepted.tolist(), strict=True):
             sequence.length = start + accepted
@@ -136,8 +136,10 @@ class Driver:
         outputs: Sequence[int],
         mask: TokenMask | None = None,
         pending: Sequence[int] | None = None,
+        undecided: bool = False,
     ) -> tuple[list[Stream], list[int], Transfer]:
-        batch = self._batch(kind, sequences, inputs, outputs, pending)
+        """undecided: all inputs but a row's first may be rejected."""
+        batch = self._batch(kind, sequences, inputs, outputs, pending, undecided=undecided)
         slot, self._slot = self._slot, 1 - self._slot
         self.runtime.launch_forward(slot, batch)
         return list(sequences), list(outputs), self.runtime.launch_sampling(slot, batch, mask)
@@ -192,6 +194,8 @@ class Driver:
         inputs: Sequence[Sequence[int]],
         outputs: Sequence[int],
         pending: Sequence[int] | None,
+        *,
+        undecided: bool,
     ) -> StepBatch:
         updates: list[tuple[int, int, int]] = []
         bindings = []
@@ -219,11 +223,16 @@ class Driver:
             pending=np.array(pending or [PENDING] * len(sequences), dtype=np.int32),
             bindings=bindings,
             pages=PageUpdates(table[:, 0], table[:, 1], table[:, 2], windows),
-            states=self._states(sequences, starts, bindings),
+            following=np.array([_after(s) for s in sequences], dtype=np.int32),
+            states=self._states(sequences, starts, bindings, outputs if undecided else ()),
         )
 
     def _states(
-        self, sequences: Sequence[Stream], starts: Sequence[int], bindings: Sequence[RowBinding]
+        self,
+        sequences: Sequence[Stream],
+        starts: Sequence[int],
+        bindings: Sequence[RowBinding],
+        outputs: Sequence[int],
     ) -> StateUpdates | None:
         if not self.runtime.limits.snapshots:
             return None
@@ -235,8 +244,10 @@ class Driver:
             for position, snapshot in s.snapshots.items()
             if start < position <= s.length
         ]
+        undecided = [(i, starts[i] + 1) for i, n in enumerate(outputs) if n > 1]
         columns = (np.array(one, dtype=np.int32).reshape(-1, 3).T for one in (begun, kept))
-        return StateUpdates(*(part for three in columns for part in three))
+        more = np.array(undecided, dtype=np.int32).reshape(-1, 2).T
+        return StateUpdates(*(part for three in columns for part in three), *more)
 
     def _binding(self, sequence: Stream) -> RowBinding:
         sequence.bound = True
@@ -259,3 +270,8 @@ class Driver:
             for pool in self._windows:
                 pool.take(page)
         return updates
+
+
+def _after(sequence: Stream) -> int:
+    """The token after a sequence's last input, if it is of the prompt."""
+    return sequence.prompt[sequence.length] if sequence.length < len(sequence.prompt) else PENDING

@@ -13,8 +13,8 @@ takes back those that nobody has used for longest. A row that begins holds its s
 launched: later steps may overwrite it, because steps run in order.
 
 A step that is launched changes its rows' states for good. No sequence goes back to an earlier position but by
-beginning anew: a late stop and a zombie change a state that nobody reads again. Rejected drafts would be the
-exception, so models with states take none.
+beginning anew: a late stop and a zombie change a state that nobody reads again. Rejected drafts are the exception:
+a row keeps its state before them, so a step with drafts makes no snapshot there or behind.
 """
 
 from __future__ import annotations

@@ -180,6 +180,7 @@ WORKER = Dashboard(
             "Drafts a second",
             "ops",
             {
+                "verifications": rate("petiole_spec_decode_num_drafts_total", "worker", BY_WORKER),
                 "drafted": rate("petiole_spec_decode_num_draft_tokens_total", "worker", BY_WORKER),
                 "accepted": rate("petiole_spec_decode_num_accepted_tokens_total", "worker", BY_WORKER),
             },

@@ -32,7 +32,7 @@ from petiole.gpu_worker.runtime.interface import ModelLimits, Runtime
 from petiole.gpu_worker.runtime.memory.kv_tier import open_files, open_tier
 from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.scheduling.scheduler import Scheduler
-from petiole.gpu_worker.speculation import NgramProposer, Proposer
+from petiole.gpu_worker.speculation import HeadProposer, NgramProposer, Proposer
 from petiole.gpu_worker.text import Tokenizer
 from petiole.gpu_worker.threads.history import RememberingSequence
 from petiole.gpu_worker.threads.loop import EngineLoop
@@ -46,9 +46,9 @@ class Engine(Serving[EngineLoop]):
     Loading and starting raise ModelError if the model cannot be served.
 
     `runtime`, `tokenizer` and `compile_constraint` replace what is loaded from `config.model` (used by tests). A
-    runtime passed without a tokenizer serves token ids only. `proposer` drafts tokens in place of prompt lookup.
-    `tracer` collects a Chrome trace. `on_fatal` is called once, on the engine thread, after a device failure and
-    after every request has received its error.
+    runtime passed without a tokenizer serves token ids only. `proposer` drafts tokens in place of the model's head
+    or prompt lookup. `tracer` collects a Chrome trace. `on_fatal` is called once, on the engine thread, after a
+    device failure and after every request has received its error.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Engine(Serving[EngineLoop]):
             limits,
             tokenizer=self.tokenizer,
             compile_constraint=compile_constraint or parts.compile_constraint,
-            proposer=proposer or NgramProposer(),
+            proposer=proposer or (HeadProposer() if limits.drafts else NgramProposer()),
             adapter_key=self.runtime.adapter_key,
             sequence=RememberingSequence if config.debug or tracer.enabled else ScheduledSequence,
         )

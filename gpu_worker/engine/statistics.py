@@ -65,6 +65,7 @@ def scheduler_stats(scheduler: Scheduler) -> dict[str, float | int]:
         "image_hits": counters.image_hits,
         "encode_s": round(counters.encode_s, 4),
         "finished": counters.finished,
+        "verifications": counters.speculation.verifications,
         "draft_tokens": counters.speculation.drafted,
         "accepted_draft_tokens": counters.speculation.accepted,
     }

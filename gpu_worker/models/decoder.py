@@ -20,7 +20,7 @@ from petiole.gpu_worker.models.parts.attention import AttentionWeights, StepAtte
 from petiole.gpu_worker.models.parts.experts import mixed_experts, routed
 from petiole.gpu_worker.models.parts.feed_forward import activated
 from petiole.gpu_worker.models.parts.kernels import Kernels
-from petiole.gpu_worker.models.parts.layer import LayerWeights
+from petiole.gpu_worker.models.parts.layer import DraftingWeights, LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights, normed
 from petiole.gpu_worker.models.parts.per_layer import PerLayerTables, per_layer_inputs, per_layer_output
 from petiole.gpu_worker.models.parts.pooling import Pooler
@@ -115,7 +115,8 @@ class Decoder:
     nothing; layers of one `plan.Rotary` share theirs.
 
     embedding: [vocab, hidden]; norm: after the last layer. pooler: of a model of texts. `value_tokens`, `images`
-    and `pictures`: None for a text model; `processor`: of a model with skills of its own."""
+    and `pictures`: None for a text model; `processor`: of a model with skills of its own. drafting: of the plan's
+    layer that drafts."""
 
     plan: ModelPlan
     embedding: Tensor | CodedTable
@@ -134,6 +135,32 @@ class Decoder:
     images: ImageLimits | None = None
     pictures: Pictures | None = None
     processor: Processor | None = None
+    drafting: DraftingWeights | None = None
+
+    @property
+    def drafter(self) -> Decoder:
+        """The layer that drafts, its norm and the model's head, as a decoder of their own."""
+        assert self.plan.drafting is not None, "a head that drafts"
+        assert self.drafting is not None, "a head that drafts"
+        return Decoder(
+            plan=replace(self.plan, layers=(self.plan.drafting,), drafting=None),
+            embedding=self.embedding,
+            layers=(self.drafting.layer,),
+            norm=self.drafting.norm,
+            head=self.head,
+            tables=(self.drafting.table,),
+            kernels=self.kernels,
+        )
+
+    def drafting_inputs(self, embedded: Tensor, known: Tensor) -> Tensor:
+        """See `DraftingWeights.joined`."""
+        assert self.drafting is not None, "a head that drafts"
+        assert self.plan.norm is not None, "which is that of a model with a last norm"
+        return self.drafting.joined(self.plan.norm, embedded, known, self.kernels)
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The final norm: [T, hidden] -> [T, hidden]."""
+        return self._behind(hidden, self.plan.norm, self.norm)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -67,6 +67,7 @@ COMMON: Final[Values] = {
         pooling={None},
         embedding_size={0},
         stored_layers={()},
+        drafting={None, Layer},
     ),
     Layer: _fields(
         "residual",

@@ -34,7 +34,7 @@ from petiole.gpu_worker.models.parts.attention import (
 from petiole.gpu_worker.models.parts.experts import ExpertWeights, RouterWeights
 from petiole.gpu_worker.models.parts.feed_forward import FeedForwardWeights
 from petiole.gpu_worker.models.parts.kernels import Kernels, TorchKernels
-from petiole.gpu_worker.models.parts.layer import LayerWeights
+from petiole.gpu_worker.models.parts.layer import DraftingWeights, LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights, normed
 from petiole.gpu_worker.models.parts.per_layer import PerLayerTables, PerLayerWeights
 from petiole.gpu_worker.models.parts.pooling import DenseWeights, Pooler
@@ -167,6 +167,8 @@ def load_model(folder: Path, model: Model, options: LoadOptions) -> Decoder:
         names = model.names
         if model.plan.pooling is None and model.plan.tied_head and _has_head(checkpoint, names):
             model = replace(model, plan=replace(model.plan, tied_head=False))
+        if model.plan.drafting is not None and not _drafts(checkpoint, names):
+            model = replace(model, plan=replace(model.plan, drafting=None))
         source = CheckpointWeights(
             ExpertTensors(checkpoint, names.fused, names.turned), declared_by(model.raw), options.block_reader
         )
@@ -199,6 +201,8 @@ def parts_left_out(checkpoint: Checkpoint, model: Model, seen: tuple[str, ...] =
     prefixes of what is read all the same."""
     names, pooling = model.names, model.plan.pooling
     own: tuple[str, ...] = (names.prefix_in(checkpoint), names.head_in(checkpoint) + ".", *seen)
+    if model.plan.drafting is not None:
+        own += (names.drafting.prefix,)
     if not own[0]:
         return []
     if pooling is not None:
@@ -218,6 +222,11 @@ def _has_head(checkpoint: Checkpoint, names: Names) -> bool:
     if head + ".weight" in checkpoint:
         return not checkpoint.same(embedding, head + ".weight")
     return any(head + weight in checkpoint for weight in WEIGHTS)
+
+
+def _drafts(checkpoint: Checkpoint, names: Names) -> bool:
+    """Whether the checkpoint has a head that drafts."""
+    return any(names.drafting.prefix + names.drafting.join + weight in checkpoint for weight in WEIGHTS)
 
 
 def read_decoder(source: TensorSource, model: Model, options: LoadOptions) -> Decoder:
@@ -270,6 +279,23 @@ class _Walk:
             else None,
             per_layer=self._per_layer(),
             pooler=self._pooler(),
+            drafting=self._drafting(),
+        )
+
+    def _drafting(self) -> DraftingWeights | None:
+        if self.plan.drafting is None:
+            return None
+        names, hidden = self.names.drafting, self.plan.hidden_size
+        plan = replace(self.plan, layers=(self.plan.drafting,), drafting=None, stored_layers=())
+        walk = replace(self, plan=plan, prefix=names.prefix)
+        (layer,), (table,) = walk._layers(), walk._tables()
+        norms = [walk._norm(plan.norm, name, hidden) for name in (names.token_norm, names.hidden_norm, names.norm)]
+        token, before, behind = norms
+        assert token is not None
+        assert before is not None
+        assert behind is not None
+        return DraftingWeights(
+            layer, walk._linear((names.join,), (hidden,), 2 * hidden), token, before, behind, table
         )
 
     def _embedding(self) -> Tensor | CodedTable:

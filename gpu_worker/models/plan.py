@@ -592,7 +592,8 @@ class ModelPlan:
     embeddings (token types: row 0, and row 1 for the second text of a pair). first_position: the row of the first
     position; the rows before it are not positions. embedding_norm: after these. embedding_size: if above 0, the
     width of these tables, which a product with a bias brings to the model's after that norm. stored_layers: which
-    stored layer each layer is, where some are the same; empty: each is its own."""
+    stored layer each layer is, where some are the same; empty: each is its own. drafting: the layer of a head that
+    drafts, see `parts.layer`."""
 
     architecture: str
     vocab_size: int
@@ -615,6 +616,14 @@ class ModelPlan:
     pooling: Pooling | None = None
     dtype: str = ""
     eos_token_ids: tuple[int, ...] = ()
+    drafting: Layer | None = None
+
+    @property
+    def with_drafting(self) -> ModelPlan:
+        """The plan with the layer that drafts, if there is one, as its last. Memory has keys and values of it."""
+        if self.drafting is None:
+            return self
+        return replace(self, layers=(*self.layers, self.drafting), drafting=None)
 
     @property
     def head_size(self) -> int:

@@ -121,6 +121,7 @@ class Preparer:
             resolved=Resolved(resolve_seed(request), self._adapter_key(request)),
             followers=Followers(constraint, drafter, output),
             max_outstanding=1 if self.config.pipeline == "off" else 2,
+            keeps_state=self.limits.snapshots > 0,
         )
 
     def texts(self, request: Request) -> TextInputs:

@@ -23,7 +23,7 @@ from petiole.gpu_worker.models.checkpoint.sentence_transformers import TextModel
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.weights.copying import TensorSource
 from petiole.gpu_worker.request.pooling import TextLimits
-from petiole.gpu_worker.runtime.derived_settings import n_threads, require_states_alone
+from petiole.gpu_worker.runtime.derived_settings import n_threads, require_head, require_states_alone
 from petiole.gpu_worker.runtime.device.device import Device, DeviceStream, upload_together
 from petiole.gpu_worker.runtime.device.opening import open_device
 from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
@@ -106,6 +106,7 @@ def build(config: EngineConfig, device: Device | None = None, source: TensorSour
         info = reader.find(config.model)
         require_states_alone(config, info.plan)
         decoder = reader.read(info)
+        require_head(config, decoder.plan)
         config = decided(config, info, decoder, platform)
         stream = platform.device.new_stream("compute")
         copy_stream = platform.copy_stream(stream)
@@ -114,7 +115,13 @@ def build(config: EngineConfig, device: Device | None = None, source: TensorSour
         bank = _new_bank(config, adapted, decoder.dtype, platform) if config.lora_slots else None
         adapters = _new_adapters(config, adapted, decoder.dtype, platform)
         n_rows, place, kinds = rows_of(config), platform.place, decoder.value_tokens
-        states = RowStates(n_rows, info.plan.vocab_size, place, 0 if kinds is None else kinds.width)
+        states = RowStates(
+            n_rows,
+            info.plan.vocab_size,
+            place,
+            0 if kinds is None else kinds.width,
+            drafts=decoder.plan.drafting is not None,
+        )
         sampler = OutputSampler(
             states, lambda arrays: upload_together(arrays, place), platform.choose, platform.accept
         )
@@ -191,6 +198,7 @@ def limits_of(
         device=device.kind,
         batching=config.batching,
         computing=computing,
+        drafts=int(decoder.plan.drafting is not None),
     )
 
 
@@ -274,7 +282,7 @@ class PoolSizes:
 
 def pools_of(config: EngineConfig, decoder: Decoder, platform: Platform) -> PoolSizes:
     """config: decided. Raises InvalidRequest, and MachineError if no sequence fits."""
-    plan, dtype = decoder.plan, torch.float8_e4m3fn if config.kv_dtype == "fp8" else decoder.dtype
+    plan, dtype = decoder.plan.with_drafting, torch.float8_e4m3fn if config.kv_dtype == "fp8" else decoder.dtype
     n_pages = platform.n_pages(config, decoder, dtype)
     windows = window_pools(config, plan, n_pages) if platform.window_pools else ()
     snapshots = snapshots_of(config, plan, dtype.itemsize, n_pages, of_states=decoder.dtype.itemsize)
@@ -283,7 +291,7 @@ def pools_of(config: EngineConfig, decoder: Decoder, platform: Platform) -> Pool
 
 def _new_cache(config: EngineConfig, decoder: Decoder, platform: Platform, pools: PoolSizes) -> KVCache:
     return new_kv_cache(
-        decoder.plan,
+        decoder.plan.with_drafting,
         n_pages=pools.n_pages,
         windows=pools.windows,
         page_size=config.page_size,
@@ -302,6 +310,7 @@ def _new_states(config: EngineConfig, decoder: Decoder, platform: Platform, pool
         dtype=decoder.dtype,
         device=platform.place,
         rounded=config.snapshot_quantization == "int8",
+        drafts=config.speculative_tokens > 0,
     )
 
 
@@ -318,6 +327,7 @@ def _new_slot(
     host: dict[str, HostArray] = {
         "token_ids": device.host_buffer((n_outputs,), torch.int32),
         "accepted": device.host_buffer((n_rows,), torch.int32),
+        "drafts": device.host_buffer((n_rows, 1), torch.int32),
     }
     host |= {name: side.host_buffer(device, n_outputs) for name, side in sides.items()}
     return DecodeSlot(slot_id, stream, RenderBuffer(host, copying), Staging())

@@ -57,6 +57,22 @@ def head_quantization(config: EngineConfig, platform: Platform) -> HeadQuantizat
     return wanted
 
 
+def drafts_by_head(config: EngineConfig, platform: Platform) -> bool:
+    """Whether a model's own head drafts, if it has one."""
+    if not config.speculative_tokens or config.drafts == "ngram":
+        return False
+    if not platform.drafts and config.drafts == "mtp":
+        raise InvalidRequest("drafts", f"must be auto or ngram on {platform.device.kind}", "mtp")
+    return platform.drafts
+
+
+def require_head(config: EngineConfig, model: ModelPlan) -> None:
+    """Raises InvalidRequest if a head is to draft that the model does not have."""
+    if config.speculative_tokens and config.drafts == "mtp" and model.drafting is None:
+        limit = f"must be auto or ngram for {model.architecture}, whose files have no head that drafts"
+        raise InvalidRequest("drafts", limit, "mtp")
+
+
 def int8_inputs(config: EngineConfig, platform: Platform) -> bool:
     """Whether inputs of layers with four-bit weights are in eight bits."""
     wanted = config.activation_quantization
@@ -66,8 +82,8 @@ def int8_inputs(config: EngineConfig, platform: Platform) -> bool:
 
 
 def require_states_alone(config: EngineConfig, model: ModelPlan) -> None:
-    """Refuse what would spoil states: a rejected draft would have changed them, texts that are computed whole
-    have no row, and rounded snapshots are not exact."""
+    """Refuse what would spoil states: texts that are computed whole have no row, and rounded snapshots are not
+    exact."""
     if not model.keeps_states:
         return
     if config.snapshot_quantization != "none":
@@ -82,12 +98,6 @@ def require_states_alone(config: EngineConfig, model: ModelPlan) -> None:
     if model.whole_texts:
         raise ModelError(
             f"pooling must be that of the last token for {model.architecture}, whose layers keep a state"
-        )
-    if config.speculative_tokens:
-        raise InvalidRequest(
-            "speculative_tokens",
-            f"must be 0 for {model.architecture}, whose layers keep a state",
-            config.speculative_tokens,
         )
 
 

@@ -93,7 +93,9 @@ class StateUpdates:
     """What a step does with the states of layers that keep one, beside advancing those of its rows by its
     positions. begun: rows whose first step this is; sources: the snapshot from which each goes on, 0: from
     nothing; starts: their first positions. kept: the sequence index of each state that is copied; positions:
-    after which the copy is made; snapshots: where to. All int32, in order."""
+    after which the copy is made; snapshots: where to. undecided: the sequence index of each row with drafts;
+    certain: its positions before these, after which its state is kept: its next step begins there unless all
+    drafts are accepted. All int32, in order."""
 
     begun: Int32Array
     sources: Int32Array
@@ -101,6 +103,8 @@ class StateUpdates:
     kept: Int32Array
     positions: Int32Array
     snapshots: Int32Array
+    undecided: Int32Array = field(default_factory=lambda: _NONE)
+    certain: Int32Array = field(default_factory=lambda: _NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +154,12 @@ class StepBatch:
     lengths:    int32 [B], positions appended; 1 for decode
     token_ids:  int32 [T], inputs; PENDING only as a row's first
     outputs:    int32 [B], tokens sampled: 0 for a chunk that is not the last and for a recompute, 1 for a final
-                chunk or a decode, lengths[i] for a verify
+                chunk or a decode, 1 + the number of drafts for a verify
     pending:    int32 [B], a known next input to write to the row's pending buffer (end of a recompute), or PENDING
     bindings:   bindings of rows whose first step this is, applied before it
     pages:      page-table updates, applied before it
+    following:  int32 [B], the token after each row's last input, PENDING where the host does not know it; None: it
+                knows none
     side_inputs: what stands beside the tokens, by name: arrays [T, ...]. VALUES: int32 [T, width], NO_NUMBER for a
                 token without numbers; missing if only tokens in pending buffers carry any. TYPES: int32 [T], 1 for
                 a token of the second text of a pair; missing if there is none
@@ -181,6 +187,7 @@ class StepBatch:
     pending: Int32Array
     bindings: Sequence[RowBinding]
     pages: PageUpdates
+    following: Int32Array | None = None
     side_inputs: Mapping[str, Int32Array] = field(default_factory=dict)
     pending_sides: Mapping[str, Int32Array] = field(default_factory=dict)
     kept: Mapping[str, Sequence[KeptInput]] = field(default_factory=dict)
@@ -195,6 +202,11 @@ class StepBatch:
     @property
     def size(self) -> int:
         return len(self.rows)
+
+    @property
+    def certain(self) -> Int32Array:
+        """int32 [B]: the number of inputs that are no drafts."""
+        return np.where(self.outputs > 1, self.lengths - self.outputs + 1, self.lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +228,8 @@ class StepOutput:
     token_ids: int32 [O], in batch order
     accepted:  int32 [B], the number of valid outputs of row i: 1 for a decode or final chunk, 0 if none was
                sampled; for a verify 1 + the number of leading drafts equal to the tokens sampled in their place
+    drafts:    int32 [B, `ModelLimits.drafts`], what the runtime expects after the last valid output of row i;
+               arbitrary for a row without outputs. None if it drafts nothing
     logprobs:  float32 [O] of the sampled tokens, or None if no row requests them
     top_ids, top_logprobs: [O, k] with k the largest requested, or None
     scored_logprobs, scored_ids, scored_top: the same of the tokens that are scored, [S] and [S,
@@ -227,6 +241,7 @@ class StepOutput:
 
     token_ids: Int32Array
     accepted: Int32Array
+    drafts: Int32Array | None = None
     logprobs: Float32Array | None = None
     top_ids: Int32Array | None = None
     top_logprobs: Float32Array | None = None
@@ -318,7 +333,8 @@ class ModelLimits:
     makes vectors of, or None for a model that generates. `judge`: how the latter scores pairs, if its files say
     so. `pictures`: turns pictures into what is encoded, or None. `processor`: turns skill calls into prompts, or
     None. `files`: which files of this machine the weights are from. `batching`: the meaning of settings of 0, on
-    this device and with this memory. `computing`: for operators alone."""
+    this device and with this memory. `computing`: for operators alone. `drafts`: how many
+    tokens each step drafts for each of its rows; 0: the runtime drafts nothing."""
 
     model: str
     fingerprint: str
@@ -340,6 +356,7 @@ class ModelLimits:
     files: str = ""
     batching: Batching = field(default_factory=Batching)
     computing: Computing = field(default_factory=Computing)
+    drafts: int = 0
 
     @property
     def whole_texts(self) -> bool:

@@ -26,6 +26,7 @@ from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.models.weights.copying import Storage, TensorSource
 from petiole.gpu_worker.models.weights.quantized import takes_int8_inputs
 from petiole.gpu_worker.runtime.derived_settings import (
+    drafts_by_head,
     head_quantization,
     int8_inputs,
     max_model_len,
@@ -79,6 +80,8 @@ class ModelReader:
         folder = resolve_model(model, self._config.revision)
         found = find_model(folder)
         plan = found.plan
+        if self._source is not None or not drafts_by_head(self._config, self._platform):
+            plan = replace(plan, drafting=None)
         if self._source is None and not plan.dtype:
             plan = replace(plan, dtype=stored_dtype(folder))
         more = _pooled_as(found)

@@ -71,9 +71,10 @@ class ModelRuntime:
         self._memory, self._adapters, self._sampler = built.memory, built.adapters, built.sampler
         self._states, self._sides, self._takes = built.memory.states, built.sides, side_inputs(built.decoder)
         self.kv_copies: KVCopies | None = None
+        kept = built.decoder.plan.with_drafting
         if not (built.info.plan.whole_texts or built.memory.cache.windows or built.memory.recurrent):
             of_its_own = partial(self._platform.copy_stream, self._stream, "kv")
-            self.kv_copies = PoolCopies(built.memory.cache, built.info.plan, self._stream, of_its_own)
+            self.kv_copies = PoolCopies(built.memory.cache, kept, self._stream, of_its_own)
         self._features: dict[int, Tensor] = {}  # of encoded images, by key; used in stream order
         self._kept_features = KeptFeatures(self.config.image_cache_bytes)
         with torch.no_grad():
@@ -136,6 +137,8 @@ class ModelRuntime:
         known = {} if plan.drafts is not None else {"accepted": batch.outputs}
         if plan.drafts is not None:
             lengths["accepted"] = batch.size
+        if plan.following is not None and plan.n:
+            lengths["drafts"] = batch.size
         lengths |= dict.fromkeys(self._sides, plan.n)
         if plan.top_logprobs is not None:
             names = ("logprobs", "top_ids", "top_logprobs")
@@ -148,7 +151,7 @@ class ModelRuntime:
 
         def sample() -> None:
             states = staging.states
-            if plan.n or plan.scores is not None:
+            if plan.n or plan.scores is not None or plan.following is not None:
                 assert states is not None
                 sources.update(self._sampler.sample(plan, batch, states, mask))
 

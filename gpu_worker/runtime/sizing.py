@@ -31,7 +31,7 @@ from petiole.gpu_worker.runtime.cpu.platform import CpuPlatform
 from petiole.gpu_worker.runtime.derived_settings import require_states_alone
 from petiole.gpu_worker.runtime.device.cpu import CpuDevice
 from petiole.gpu_worker.runtime.memory.container import host_memory_left
-from petiole.gpu_worker.runtime.memory.room import page_bytes, pool_bytes, snapshot_bytes
+from petiole.gpu_worker.runtime.memory.room import page_bytes, pool_bytes, snapshot_bytes, states_of_row
 from petiole.gpu_worker.runtime.memory.states import state_bytes
 from petiole.gpu_worker.runtime.model_files import ModelReader
 from petiole.gpu_worker.runtime.platforms import Platform
@@ -119,7 +119,7 @@ def _sizes(
     memory: int,
     length: int | None,
 ) -> Sizes:
-    plan, size, longest = decoder.plan, pools.dtype.itemsize, config.max_model_len
+    plan, size, longest = decoder.plan.with_drafting, pools.dtype.itemsize, config.max_model_len
     at = longest if length is None else length
     require(1 <= at <= longest, "length", f"must be 1 to {longest}, the longest sequence", at)
     weights = Counter[str]()
@@ -139,7 +139,7 @@ def _sizes(
         kv_type=_name(pools.dtype),
         kv_bytes_per_token=page_bytes(config, plan, size) // config.page_size,
         windows=tuple(_windows(plan, pools)),
-        state_bytes=state_bytes(plan, decoder.dtype.itemsize),
+        state_bytes=states_of_row(config) * state_bytes(plan, decoder.dtype.itemsize),
         snapshot_bytes=snapshot_bytes(config, plan, decoder.dtype.itemsize),
         rows=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,

@@ -48,9 +48,9 @@ Drafts = Sequence[Sequence[int]]
 class StepPlan:
     """The sequences of the next step and the number of positions to compute for each.
 
-    `lengths`: 1 + number of drafts, or the size of a prompt's chunk; None if each is 1, a decode. `drafts`: draft
-    tokens, empty for a sequence without drafts; None if nobody has any. `n_chunks`: how many sequences, at the end
-    of the list, have a chunk of their prompt computed; the others decode or verify.
+    `lengths`: 1 + number of repeated inputs and drafts, or the size of a prompt's chunk; None if each is 1, a
+    decode. `drafts`: draft tokens, empty for a sequence without drafts; None if nobody has any. `n_chunks`: how
+    many sequences, at the end of the list, have a chunk of their prompt computed; the others decode or verify.
     `images`: the images of an encode, which has no sequences: (the image's sequence, the position where it
     begins)."""
 
@@ -87,10 +87,11 @@ class StepPlan:
         kept = [i for i, seq in enumerate(self.sequences) if seq in members]
         n_chunks = sum(i >= self.n_decodes for i in kept)
         drafts = None if self.drafts is None else [self.drafts[i] for i in kept]
-        ragged = n_chunks > 0 or any(drafts or ())
+        lengths = [self.lengths[i] for i in kept] if self.lengths is not None else []
+        ragged = n_chunks > 0 or any(n > 1 for n in lengths)
         return StepPlan(
             sequences=[self.sequences[i] for i in kept],
-            lengths=[self.lengths[i] for i in kept] if ragged and self.lengths is not None else None,
+            lengths=lengths if ragged else None,
             drafts=drafts if ragged else None,
             n_chunks=n_chunks,
             images=[(seq, begin) for seq, begin in self.images if seq in members],
@@ -154,12 +155,15 @@ def _ragged_batch(
     plan: StepPlan, starts: Int32Array, lengths: Int32Array, rows: Int32Array, table: PageTable
 ) -> StepBatch:
     """A batch of any operations. The inputs of a chunk are tokens of the prompt; the inputs of other operations
-    are the pending token and its drafts. A final chunk samples one token, except in a recompute, where the known
-    tail is the next input."""
+    are the pending token and its drafts, behind those that are repeated. A final chunk samples one token, except
+    in a recompute, where the known tail is the next input."""
     pending = np.full(len(plan.sequences), PENDING, np.int32)
-    n_decodes, bindings = plan.n_decodes, list[RowBinding]()
+    n_decodes, bindings, following = plan.n_decodes, list[RowBinding](), pending.copy()
     drafts = plan.drafts or [()] * n_decodes
-    decoded = chain.from_iterable((PENDING, *drafts[i]) for i in range(n_decodes))
+    decoded = chain.from_iterable(
+        (*_before_drafts(plan.sequences[i], starts[i], lengths[i] - len(drafts[i])), *drafts[i])
+        for i in range(n_decodes)
+    )
     inputs = [np.fromiter(decoded, np.int32)]
     for i, seq in enumerate(plan.chunks, n_decodes):
         start, end = int(starts[i]), int(starts[i] + lengths[i])
@@ -168,6 +172,8 @@ def _ragged_batch(
             bindings.append(_binding(seq))
         if end == seq.prefill_target and seq.is_recompute:
             pending[i] = seq.last_token
+        if end < seq.total_tokens:
+            following[i] = max(0, seq.token(end))  # an image has no tokens
     bound_rows = np.array([binding.row for binding in bindings], np.int32)
     return StepBatch(
         kind=plan.kind,
@@ -179,12 +185,18 @@ def _ragged_batch(
         pending=pending,
         bindings=bindings,
         pages=page_updates(table, rows, starts, lengths, bound_rows),
+        following=following,
         scored=_scored(plan, starts, lengths),
         of_tokens=_of_tokens(plan),
         unpooled=_unpooled(plan),
         **(_known_values(plan, starts, lengths) or _types(plan, starts, lengths)),
         **_images(plan, starts, lengths),
     )
+
+
+def _before_drafts(seq: ScheduledSequence, start: int, n: int) -> Sequence[int]:
+    """The inputs of a decode or verification before its drafts."""
+    return (PENDING,) if n == 1 else seq.tokens(int(start), int(start) + int(n)).tolist()
 
 
 def _scored(plan: StepPlan, starts: Int32Array, lengths: Int32Array) -> ScoredTokens | None:
@@ -312,6 +324,8 @@ def state_updates(states: StateGroup, batch: StepBatch, made: Snapshots) -> Stat
         kept=made.of.astype(np.int32),
         positions=made.positions.astype(np.int32),
         snapshots=made.slots,
+        undecided=np.flatnonzero(batch.outputs > 1).astype(np.int32),
+        certain=(batch.starts + batch.certain)[batch.outputs > 1],
     )
 
 

@@ -92,8 +92,8 @@ class Preparation:
             for i, seq in enumerate(plan.sequences):
                 if i >= plan.n_decodes:
                     seq.schedule_prefill(plan.lengths[i])
-                elif plan.lengths[i] > 1:
-                    seq.schedule_speculative(plan.lengths[i], planned=True)
+                elif plan.drafts is not None and plan.drafts[i]:
+                    seq.schedule_speculative(1 + len(plan.drafts[i]), planned=True)
                 else:
                     seq.schedule_decode(planned=True)
         batch = make_batch(plan, starts, rows, table)
@@ -104,7 +104,9 @@ class Preparation:
         states = table.states if isinstance(table, GroupedTable) else None
         if states is None:
             return batch
-        self._made = states.make(table.matrix, rows.astype(np.int64), starts, ends)
+        # Drafts may be rejected, and the state before them is copied elsewhere already.
+        surely = np.where(batch.outputs > 1, starts + batch.certain - 1, ends)
+        self._made = states.make(table.matrix, rows.astype(np.int64), starts, surely)
         return replace(batch, states=state_updates(states, batch, self._made))
 
     def _encode(self) -> StepBatch:

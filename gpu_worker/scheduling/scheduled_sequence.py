@@ -137,12 +137,14 @@ class ScheduledSequence(SchedulableSequence):
         resolved: Resolved = DEFAULTS,
         followers: Followers = NOBODY,
         max_outstanding: int = 2,
+        keeps_state: bool = False,
     ) -> None:
         super().__init__(
             inputs.ids,
             rules.max_output_tokens,
             generated=request.resume_token_ids,
             max_outstanding=max_outstanding,
+            keeps_state=keeps_state,
         )
         self.request, self.rules = request, rules
         self.rank, self.arrival_s = (request.priority, arrival.number), arrival.at_s

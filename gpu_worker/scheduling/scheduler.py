@@ -21,10 +21,8 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
-
-import numpy as np
 
 from petiole.cache import GroupedTable, KVCacheManager
 from petiole.contract.settings.engine import EngineConfig
@@ -132,9 +130,9 @@ class Scheduler:
 
     @staticmethod
     def _slide(table: GroupedTable, batch: StepBatch) -> None:
-        """Give back what lies behind the windows of the rows' later steps. Of a verification, all positions but
-        the first may be rejected. All others will be committed."""
-        table.slide(batch.rows, batch.starts + np.where(batch.outputs > 1, 1, batch.lengths))
+        """Give back what lies behind the windows of the rows' later steps. Drafts may be rejected. All other
+        positions will be committed."""
+        table.slide(batch.rows, batch.starts + batch.certain)
 
     def _prepare(self, plan: StepPlan, slot_id: int) -> StepPayload | None:
         """The host side of a launch. If it fails, each sequence of the plan is tried alone. Those that fail again
@@ -263,8 +261,9 @@ class Scheduler:
             self._score(step, payload.batch.scored.counts.tolist(), output)
         with_extras = len(output.side_outputs) > 0 or output.logprobs is not None
         extras: Extras | None = None
+        drafts: Iterable[list[int]] = itertools.repeat([]) if output.drafts is None else output.drafts.tolist()
         end = n_applied = 0
-        for seq, sampled, n_valid in zip(step.sequences, outputs, accepted, strict=True):
+        for seq, sampled, n_valid, drafted in zip(step.sequences, outputs, accepted, drafts, strict=False):
             offset, end, outstanding = end, end + sampled, None
             try:
                 outstanding = seq.inflight_refs
@@ -295,7 +294,7 @@ class Scheduler:
                         if finish is not None:
                             state.finalize(seq, finish)
                         elif seq.drafter is not None:
-                            self._extend(seq, fresh)
+                            self._extend(seq, fresh, drafted)
                 if seq.preempting:
                     state.settle(seq)
             except Exception as error:
@@ -352,10 +351,12 @@ class Scheduler:
         seq.discard()
         self.state.settle(seq)
 
-    def _extend(self, seq: ScheduledSequence, fresh: list[int]) -> None:
+    def _extend(self, seq: ScheduledSequence, fresh: list[int], drafted: list[int]) -> None:
         assert seq.drafter is not None
         try:
             seq.drafter.extend(fresh)
+            if drafted:
+                seq.drafter.offer(drafted)
         except Exception as error:
             self.state.fail(seq, error)
 

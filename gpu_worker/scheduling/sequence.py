@@ -20,6 +20,12 @@ Preconditions count the tokens that outstanding operations will yield. A decode 
 exactly one token, so a decode may be scheduled after them: the sequence then has exactly one tail token. A
 speculative operation yields an unknown number of tokens; it is exclusive until it is applied.
 
+Layers that keep a state cannot drop inputs that were rejected. Such a sequence (`keeps_state`) goes back to the
+state before its first draft, and the accepted drafts join its tail. Its next operation computes them once more:
+
+    tokens       p p p p g g d d     the drafts d d were accepted, and the next was not
+    kv           # # # # # # - -     kv_position = 6: the next operation begins there, with three inputs
+
 Prefill computes the positions up to a target. The target is normally the prompt, and the last chunk yields the
 first token. After a preemption, a resume or a reload of weights, generated tokens are known already. Then the
 target is all tokens but the last, the last chunk yields no token, and the known tail is the next input
@@ -58,15 +64,21 @@ _DECODE = Operation(SequenceState.DECODE_SCHEDULED, 1, 1)
 
 
 @cache
-def _verification(n_tokens: int) -> Operation:
-    return Operation(SequenceState.SPECULATIVE_SCHEDULED, n_tokens, n_tokens)
+def _verification(n_positions: int, n_tokens: int) -> Operation:
+    return Operation(SequenceState.SPECULATIVE_SCHEDULED, n_positions, n_tokens)
+
+
+@cache
+def _decode(n_positions: int) -> Operation:
+    return _DECODE if n_positions == 1 else Operation(SequenceState.DECODE_SCHEDULED, n_positions, 1)
 
 
 class SchedulableSequence:
     """The state machine. `tokens` is the prompt, `generated` the output tokens that are known already.
 
     `num_known_tokens`: generated tokens known when the current prefill began. `blocks` is set by
-    `match_and_add_prefix`; without it, memory is unlimited (used by tests).
+    `match_and_add_prefix`; without it, memory is unlimited (used by tests). `keeps_state`: whether a
+    rejected draft takes the drafts before it back, too: see the module.
     """
 
     __slots__ = (
@@ -74,6 +86,7 @@ class SchedulableSequence:
         "blocks",
         "finalized",
         "generated",
+        "keeps_state",
         "kv_position",
         "max_output_tokens",
         "max_outstanding",
@@ -89,6 +102,7 @@ class SchedulableSequence:
         *,
         generated: Sequence[int] = (),
         max_outstanding: int = 2,
+        keeps_state: bool = False,
     ) -> None:
         self.prompt: IntArray = np.asarray(tokens, dtype=np.int32)
         if len(self.prompt) == 0:
@@ -97,6 +111,7 @@ class SchedulableSequence:
         self.generated: list[int] = list(generated)
         self.max_output_tokens = max_output_tokens
         self.max_outstanding = max_outstanding
+        self.keeps_state = keeps_state
         self.finalized = False
         self.kv_position = 0
         self.num_known_tokens = len(self.generated)
@@ -113,6 +128,11 @@ class SchedulableSequence:
     def tail_tokens(self) -> int:
         """Committed tokens without committed KV."""
         return self.num_input_tokens + len(self.generated) - self.kv_position
+
+    @property
+    def n_repeated(self) -> int:
+        """Number of inputs that the next decode or verification computes once more, before the last token."""
+        return 0 if self._outstanding else self.tail_tokens - 1
 
     @property
     def inflight_refs(self) -> int:
@@ -173,7 +193,7 @@ class SchedulableSequence:
             return False
         if not outstanding:
             idle = self.kv_position >= self.prefill_target and len(self.generated) < self.max_output_tokens
-            return idle and self.tail_tokens == 1
+            return idle and (self.tail_tokens == 1 or (self.keeps_state and self.tail_tokens > 1))
         if outstanding[-1] is _DECODE:  # after a decode there is exactly one tail token
             yields = 1 if len(outstanding) == 1 else self.outstanding_yield
             return len(self.generated) + yields < self.max_output_tokens
@@ -245,8 +265,8 @@ class SchedulableSequence:
         if not planned:
             if not self.can_decode:
                 self._refuse()
-            self._cover(self.scheduled_position + 1)
-        self._outstanding.append(_DECODE)
+            self._cover(self.scheduled_position + self.n_repeated + 1)
+        self._outstanding.append(_decode(1 + self.n_repeated))
 
     def schedule_speculative(self, n_tokens: int, planned: bool = False) -> None:
         """Schedule a verification that yields up to `n_tokens`: the drafts and the token after them. `planned`: as
@@ -256,8 +276,8 @@ class SchedulableSequence:
                 self._refuse()
             if not 0 < n_tokens <= self.remaining_tokens:
                 raise GenerationComplete(f"{n_tokens} tokens to verify, a budget of {self.remaining_tokens}")
-            self._cover(self.kv_position + n_tokens)
-        self._outstanding.append(_verification(n_tokens))
+            self._cover(self.kv_position + self.n_repeated + n_tokens)
+        self._outstanding.append(_verification(self.n_repeated + n_tokens, n_tokens))
 
     def revert_schedule(self) -> None:
         """Remove the newest operation, which must not have been dispatched to the device. Its pages stay in the
@@ -293,9 +313,8 @@ class SchedulableSequence:
         outstanding = self._outstanding
         if not outstanding or outstanding[0] is not _DECODE:
             self._oldest(SequenceState.DECODE_SCHEDULED)
-        outstanding.popleft()
+        self.kv_position += outstanding.popleft().n_positions
         self.generated.append(token)
-        self.kv_position += 1
 
     def apply_speculative(self, accepted: Sequence[int]) -> None:
         """Apply the accepted tokens, in order; at least one. Frees the pages of rejected positions."""
@@ -304,9 +323,11 @@ class SchedulableSequence:
             raise AcceptedExceedsScheduled(f"{len(accepted)} accepted, {op.max_yield} scheduled")
         self._outstanding.popleft()
         self.generated.extend(accepted)
-        self.kv_position += len(accepted)
-        if self.blocks is not None and self.blocks.kv_capacity > self.kv_position:
-            self.blocks.trim(self.kv_position)
+        goes_back = self.keeps_state and len(accepted) < op.max_yield
+        self.kv_position += op.n_positions - op.max_yield + (1 if goes_back else len(accepted))
+        computed = self.total_tokens - 1
+        if self.blocks is not None and self.blocks.kv_capacity > computed:
+            self.blocks.trim(computed)
 
     def discard(self) -> None:
         """Remove the oldest operation of a finalized sequence and ignore its outputs."""

@@ -10,13 +10,10 @@ as many as are likely to be accepted together, and none for text without repetit
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TRUST_AT_FIRST = 0.6
-LATEST = 1 / 8
-"""The weight of the latest draft in `trust`."""
+from petiole.gpu_worker.speculation.proposer import LATEST, TRUST_AT_FIRST, worthwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +61,10 @@ class NgramDrafter:
 
     @property
     def worthwhile(self) -> int:
-        """The number of drafts that are all accepted with a probability of at least one half."""
-        return 0 if self.trust < 0.5 else int(math.log(0.5) / math.log(min(self.trust, 0.99)))
+        return worthwhile(self.trust)
+
+    def offer(self, drafts: Sequence[int]) -> None:
+        """Nothing: its drafts are its own."""
 
     def guess(self, count: int) -> list[int]:
         """Drafts for the next `count` tokens; none if the last tokens have not occurred before."""

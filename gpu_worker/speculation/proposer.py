@@ -1,13 +1,15 @@
 """The interface of draft sources, and the acceptance statistics.
 
 An engine has one `Proposer`, each sequence one `Drafter`. The scheduler passes every committed token to the
-drafter and requests drafts when it plans a step for an idle sequence. A draft model or an MTP head can implement
-the same two methods: `extend` feeds it, `propose` returns the drafts that are ready.
+drafter and requests drafts when it plans a step for an idle sequence: `extend` feeds it, `propose` returns the
+drafts that are ready. A runtime that drafts itself (`ModelLimits.drafts`) sends its drafts with each step, and
+`offer` passes them on.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +17,15 @@ from typing import Protocol
 logger = logging.getLogger(__name__)
 
 _LOG_EVERY = 1000
+
+TRUST_AT_FIRST = 0.6
+LATEST = 1 / 8
+"""The weight of the latest draft in a drafter's `trust`, a moving average of how many of its drafts were right."""
+
+
+def worthwhile(trust: float) -> int:
+    """The number of drafts that are all accepted with a probability of at least one half."""
+    return 0 if trust < 0.5 else int(math.log(0.5) / math.log(min(trust, 0.99)))
 
 
 class Drafter(Protocol):
@@ -27,6 +38,9 @@ class Drafter(Protocol):
         """At most `count` drafts for the next tokens; may be empty. Changes nothing: it may be called again before
         the next `extend`."""
 
+    def offer(self, drafts: Sequence[int]) -> None:
+        """What the runtime drafted after all tokens that were committed."""
+
 
 class Proposer(Protocol):
     def drafter(self, tokens: Sequence[int]) -> Drafter:
@@ -35,8 +49,10 @@ class Proposer(Protocol):
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """Counts of drafted and accepted tokens."""
+    """Counts of drafted and accepted tokens, and of sequences' verifications. A verification yields one token more
+    than it accepts drafts."""
 
+    verifications: int = 0
     drafted: int = 0
     accepted: int = 0
 
@@ -47,6 +63,7 @@ class SpeculationStats:
     def record(self, drafted: int, accepted: int) -> None:
         """Count the drafts of one verified sequence. Logs every 1,000 drafts."""
         before = self.drafted // _LOG_EVERY
+        self.verifications += 1
         self.drafted += drafted
         self.accepted += accepted
         if self.drafted // _LOG_EVERY > before:

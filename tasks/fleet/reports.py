@@ -177,6 +177,9 @@ class WorkerReport(BaseModel):
     texts: Annotated[
         int, ENGINE, counter("texts", "Texts and pairs of texts of which vectors or scores were made.")
     ] = 0
+    verifications: Annotated[
+        int, ENGINE, counter("spec_decode_num_drafts", "Verifications of one sequence's drafts.", vllm=True)
+    ] = 0
     draft_tokens: Annotated[
         int, ENGINE, counter("spec_decode_num_draft_tokens", "Tokens drafted for speculative decoding.", vllm=True)
     ] = 0

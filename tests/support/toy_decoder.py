@@ -61,6 +61,7 @@ class ToyDecoder:
     images: ImageLimits | None = None
     pictures: Any = None
     processor: Any = None
+    drafting: Any = None
     dtype = torch.float32
     device = torch.device("cpu")
 

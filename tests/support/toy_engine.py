@@ -10,7 +10,7 @@ from petiole.gpu_worker import Delta, Engine, EngineConfig, FinishReason, Reques
 from petiole.gpu_worker.preparation.preparation import resolve_seed
 from petiole.gpu_worker.request.handle import Handle
 from petiole.gpu_worker.scheduling.stopping import Finish
-from petiole.gpu_worker.speculation import NgramDrafter
+from petiole.gpu_worker.speculation import HeadDrafter, NgramDrafter
 from tests.support.toy_runtime import ToyRuntime, toy_continuation
 from tests.support.toy_text import ToyConstraint, ToyDetokenizer, ToyTokenizer, compile_toy
 
@@ -30,6 +30,18 @@ class BoldProposer:
         drafter = Bold(2, 4)
         drafter.extend(tokens)
         return drafter
+
+
+class BoldHead(HeadDrafter):
+    """Likewise, of what the runtime drafts."""
+
+    def propose(self, count: int) -> Sequence[int]:
+        return self._drafts[:count]
+
+
+class BoldHeadProposer:
+    def drafter(self, tokens: Sequence[int]) -> BoldHead:
+        return BoldHead()
 
 
 def toy_engine(

@@ -70,6 +70,7 @@ class Staging:
 
     token_ids: np.ndarray
     accepted: np.ndarray
+    drafts: np.ndarray
     batch: StepBatch | None = None
     mask: TokenMask | None = None
     states: list[tuple[int, int, int, int]] = field(default_factory=list)  # (row, position, hash, last token)
@@ -142,6 +143,8 @@ class ToyRuntime:
         windows: Sequence[WindowPages] = (),
         snapshots: int = 0,
         ring: int = 1000,
+        drafts: int = 0,
+        right: float = 1.0,
     ) -> None:
         self.limits = ModelLimits(
             model="toy",
@@ -154,7 +157,9 @@ class ToyRuntime:
             windows=windows,
             snapshots=snapshots,
             eos_token_ids=eos,
+            drafts=drafts,
         )
+        self.right = right
         self.kv_copies = None if windows or snapshots else ToyCopies(self, ring)
         self.weights = 1
         self.adapters: dict[int, str] = {}
@@ -169,6 +174,7 @@ class ToyRuntime:
         self.window_tables = [np.zeros_like(self.table) for _ in windows]
         self.window_kv = [np.zeros((pool.n_pages, page_size), np.uint64) for pool in windows]
         self.live: dict[int, tuple[int, int]] = {}  # row -> (positions, hash) in its state
+        self.before: dict[int, tuple[int, int]] = {}  # the same of the state before its last drafts
         self.snapshots: dict[int, tuple[int, int]] = {0: (0, 0)}
         self.powers = np.array([power(p) for p in range(max_model_len)], np.uint64)
         self.rows = [Row() for _ in range(rows + 1)]
@@ -177,8 +183,9 @@ class ToyRuntime:
 
     def _new_slot(self, slot_id: int, rows: int) -> DecodeSlot[Staging]:
         n = rows * 16 + 1
-        staging = Staging(np.zeros(n, np.int32), np.zeros(rows + 1, np.int32))
-        host = {"token_ids": np.zeros(n, np.int32), "accepted": np.zeros(rows + 1, np.int32)}
+        shapes = {"token_ids": n, "accepted": rows + 1, "drafts": (rows + 1, self.limits.drafts)}
+        own, host = ({name: np.zeros(shape, np.int32) for name, shape in shapes.items()} for _ in range(2))
+        staging = Staging(**own)
         return DecodeSlot(slot_id, self.compute, RenderBuffer(host, self.copy), staging)
 
     # ------------------------------------------------------------ the protocol
@@ -193,6 +200,8 @@ class ToyRuntime:
         slot.compute_stream.enqueue(lambda: self._sample(slot_id), "sample")
         n = int(batch.outputs.sum())
         lengths = {"token_ids": n, "accepted": batch.size}
+        if self.limits.drafts:
+            lengths["drafts"] = batch.size
         sources = {name: getattr(slot.staging, name) for name in lengths}
         return slot.render.start_transfer(slot.compute_stream.record(), sources, lengths)
 
@@ -247,6 +256,7 @@ class ToyRuntime:
         if (moves := batch.states) is not None:
             for row, source in zip(moves.begun.tolist(), moves.sources.tolist(), strict=True):
                 self.live[row] = self.snapshots[source]
+                self.before.pop(row, None)
         staging.states = []
         offset = 0
         for i, row in enumerate(batch.rows.tolist()):
@@ -263,7 +273,10 @@ class ToyRuntime:
     def _advance(
         self, moves: StateUpdates, i: int, row: int, start: int, states: list[tuple[int, int, int, int]]
     ) -> None:
-        """The row's state must be where the step begins, and hold what the KV does."""
+        """The row's state, or the one before its drafts, must be where the step begins, and hold what the KV
+        does."""
+        if self.live[row][0] != start:
+            self.live[row] = self.before.pop(row)
         assert self.live[row] == (start, self._history(row, start)), f"the state of row {row} before {start}"
         behind = {start + 1 + k: history for k, (_, _, history, _) in enumerate(states)}
         self.live[row] = max(behind.items())
@@ -272,6 +285,9 @@ class ToyRuntime:
         ):
             if k == i:
                 self.snapshots[slot] = (position, behind[position])
+        for k, position in zip(moves.undecided.tolist(), moves.certain.tolist(), strict=True):
+            if k == i:
+                self.before[row] = (position, behind[position])
 
     def _bind(self, binding: RowBinding) -> None:
         counts: dict[int, int] = {}
@@ -334,7 +350,7 @@ class ToyRuntime:
         first, offset = 0, 0
         for i, row in enumerate(batch.rows.tolist()):
             outputs, length = int(batch.outputs[i]), int(batch.lengths[i])
-            drafts = batch.token_ids[offset + 1 : offset + length].tolist() if outputs > 1 else []
+            drafts = batch.token_ids[offset + length - outputs + 1 : offset + length].tolist() if outputs else []
             counts = dict(self.rows[row].counts)
             accepted = 0
             for j in range(outputs):
@@ -351,8 +367,29 @@ class ToyRuntime:
                 else:
                     counts[token] = counts.get(token, 0) + 1
             staging.accepted[i] = abs(accepted)
+            if outputs:
+                staging.drafts[i] = self._drafted(staging.states[first + abs(accepted) - 1])
             first += outputs
             offset += length
+
+    def _drafted(self, state: tuple[int, int, int, int]) -> list[int]:
+        """The tokens after the one that was sampled after a state, without masks, of which each is right with a
+        probability. Behind a wrong one nothing is right."""
+        row, position, history, _ = state
+        it, found = self.rows[row], list[int]()
+        counts, token, adapter = dict(it.counts), it.pending, self.adapters.get(it.adapter_slot, "")
+        while len(found) < self.limits.drafts:
+            position += 1
+            if position >= self.limits.max_model_len:
+                return [*found, *[0] * (self.limits.drafts - len(found))]
+            entry = kv_entry(history, token, position, self.weights, adapter)
+            history = (history + entry * int(self.powers[position])) & _MASK
+            token = self._choose((row, position, history, token), counts, None)
+            if mix(history, position) % 1000 >= 1000 * self.right:
+                token = (token + 1) % self.limits.vocab_size
+            counts[token] = counts.get(token, 0) + 1
+            found.append(token)
+        return found
 
     def _choose(self, state: tuple[int, int, int, int], counts: dict[int, int], mask: np.ndarray | None) -> int:
         row, position, history, last = state

@@ -2,7 +2,7 @@
 together.
 
 layered       encoders, as code that computes their layers itself sees them
-layer         a layer's weights
+layer         a layer's weights, and those of a head that drafts
 recurrent/    mixers that keep a state
 attention     queries, keys and values, or latents, and what stands between them and the attention of a step
 per_layer     the per-layer inputs of Gemma 4

@@ -87,6 +87,17 @@ class LatentNames:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftingNames:
+    """The parts of a head that drafts, beside its layer, which is layer 0 behind the prefix."""
+
+    prefix: str = "mtp."
+    join: str = "fc"
+    token_norm: str = "pre_fc_norm_embedding"
+    hidden_norm: str = "pre_fc_norm_hidden"
+    norm: str = "norm"
+
+
+@dataclass(frozen=True, slots=True)
 class Names:
     """prefixes: of all tensors but the head; the first that fits the checkpoint counts. heads: whole names, of
     which the first that exists counts. layer: before the names of layer {}. apart: a mixer and its feed-forward
@@ -144,6 +155,7 @@ class Names:
     per_layer_gate: str = "per_layer_input_gate"
     per_layer_out: str = "per_layer_projection"
     per_layer_out_norm: str = "post_per_layer_input_norm"
+    drafting: DraftingNames = DraftingNames()
 
     def prefix_in(self, tensors: Tensors) -> str:
         """The prefix of this checkpoint."""

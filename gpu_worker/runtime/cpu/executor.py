@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -59,6 +60,7 @@ class CpuExecutor:
         self._whole = decoder.plan.whole_texts
         states = () if recurrent is None else recurrent.layers
         self._native = native_decoder(decoder, cache, bank, progress, states)
+        self._drafter = None if decoder.drafting is None else decoder.drafter
         self._seeing: LayeredVision | None = with_known_crops(decoder)
         self._encoder = None if self._seeing is None else native_encoder(self._seeing.vision, progress)
         self._tower = tower_of(decoder)
@@ -102,7 +104,10 @@ class CpuExecutor:
             )  # fmt: skip
             if self._text_only:
                 logits = step(features=inputs.kept.get(FEATURES, ()))
-                return StepStates(lambda: logits)
+                draft = None
+                if self._decoder.drafting is not None:
+                    draft = partial(self._native.draft, slot_id, positions, rows, rotary)
+                return StepStates(lambda: logits, draft=draft)
             hidden = self._embed(inputs, token_ids).float()
             logits = step(hidden=hidden, types=types)
             made = hidden[: len(outputs)]
@@ -128,8 +133,28 @@ class CpuExecutor:
         behind = adding_behind(inputs.kept.get(FEATURES, ()))
         turning = positions if rotary is None else rotary
         forward = Forward(turning, attention, terms, token_ids, types, states, behind=behind)
-        hidden = self._decoder.forward(self._embed(inputs, token_ids), forward)[outputs]
-        return self._made(inputs, lambda: self._decoder.head_output(hidden).float(), hidden)
+        every = self._decoder.forward(self._embed(inputs, token_ids), forward)
+        hidden = every[outputs]
+        results = self._made(inputs, lambda: self._decoder.head_output(hidden).float(), hidden)
+        if self._drafter is None:
+            return results
+        own = replace(
+            attention,
+            cache=self._cache.of_layer(-1),
+            plan=self._drafter.plan.mixers,
+            limits=None,
+            _masks={},
+            _gathered={},
+        )
+        return replace(results, draft=partial(self._draft, every, Forward(turning, own)))
+
+    def _draft(self, every: Tensor, step: Forward, following: Tensor, at: Tensor) -> Tensor:
+        """See `StepStates.draft`. every: what the layers made of all inputs."""
+        decoder, drafter = self._decoder, self._drafter
+        assert drafter is not None
+        known, embedded = decoder.normed(every), decoder.embed(following)
+        made = drafter.forward(decoder.drafting_inputs(embedded, known), step)
+        return drafter.head_output(made[at]).float()
 
     def _made(self, inputs: StepInputs, logits: Callable[[], Tensor], hidden: Tensor) -> StepStates:
         """hidden: of the outputs, or of all positions where texts are computed whole."""

@@ -38,6 +38,7 @@ class CpuPlatform:
         self.quantizations: tuple[Quantization, ...] = ("none", "int8", "int4")
         self.pinned = False
         self.window_pools = True
+        self.drafts = True
         self.block_reader = NativeBlocks()
         self._free = host_memory_left if free is None else free
 
@@ -54,7 +55,7 @@ class CpuPlatform:
         return self._free() // 2
 
     def n_pages(self, config: EngineConfig, decoder: Decoder, kv_dtype: torch.dtype) -> int:
-        plan, size, features = decoder.plan, kv_dtype.itemsize, feature_bytes(decoder, config)
+        plan, size, features = decoder.plan.with_drafting, kv_dtype.itemsize, feature_bytes(decoder, config)
         free = self._free() - features
         each = page_bytes(config, plan, size)
         if plan.whole_texts:  # their keys lie in the executor's memory, for a step

@@ -163,11 +163,13 @@ def _fed_width(layer: Layer, model: ModelPlan) -> int:
 
 def captured_shapes(engine: EngineConfig, model: ModelPlan, longest: int) -> dict[str, list[Shape]]:
     """The steps that each slot captures, by layout. longest: maximum positions of a row. With latents, a plan's
-    launches follow the average length of rows, so rows of any length are not captured."""
+    launches follow the average length of rows, so rows of any length are not captured. The padding of a
+    verification would change states."""
     queries, appends = 1 + engine.speculative_tokens, engine.cuda_graphs == "on" and not model.reads_latents
+    verifies = 1 < queries <= longest and not model.keeps_states
     return {
         "decode": uniform_shapes(engine, 1),
-        "verify": uniform_shapes(engine, queries) if 1 < queries <= longest else [],
+        "verify": uniform_shapes(engine, queries) if verifies else [],
         "append": append_shapes(engine, longest) if appends else [],
     }
 

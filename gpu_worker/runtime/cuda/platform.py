@@ -29,7 +29,7 @@ from petiole.gpu_worker.runtime.device.cuda import CudaDevice, CudaStream
 from petiole.gpu_worker.runtime.device.device import DeviceStream
 from petiole.gpu_worker.runtime.interface import Progress
 from petiole.gpu_worker.runtime.memory.kv_tier import RING_BYTES
-from petiole.gpu_worker.runtime.memory.room import page_bytes, pages_in, require_pages
+from petiole.gpu_worker.runtime.memory.room import page_bytes, pages_in, require_pages, states_of_row
 from petiole.gpu_worker.runtime.memory.states import state_bytes
 from petiole.gpu_worker.runtime.platforms import Executor, StepMemory, encode_bytes, feature_bytes, largest_region
 
@@ -46,6 +46,7 @@ class CudaPlatform:
         self.quantizations: tuple[Quantization, ...] = ("none", "fp8", "int4")
         self.pinned = True
         self.window_pools = False
+        self.drafts = False
         self.block_reader = None
 
     def require(self, model: ModelPlan) -> None:
@@ -80,7 +81,7 @@ class CudaPlatform:
         self.release_memory()  # temporary tensors of the weight conversion
         working = working_bytes(config, decoder.plan, decoder.dtype.itemsize, encode_bytes(decoder, config))
         plan, size, of_states = decoder.plan, kv_dtype.itemsize, decoder.dtype.itemsize
-        rows = (config.max_num_seqs + 1) * state_bytes(plan, of_states)
+        rows = (config.max_num_seqs + 1) * states_of_row(config) * state_bytes(plan, of_states)
         features = feature_bytes(decoder, config)
         ring = RING_BYTES if config.kv_tier else 0
         free = self.room(config) - working - rows - features - ring

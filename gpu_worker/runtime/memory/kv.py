@@ -13,7 +13,7 @@ an executor may have memory for the keys of a step (`new_step_cache`), which lay
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -51,6 +51,10 @@ class KVCache:
     @property
     def device(self) -> torch.device:
         return self.table.device
+
+    def of_layer(self, i: int) -> KVCache:
+        """The memory of one layer, as that of a model with this layer alone."""
+        return replace(self, keys=(self.keys[i],), values=(self.values[i],), groups=(self.groups[i],))
 
     def slots(self, rows: Tensor, positions: Tensor, group: int = 0) -> Tensor:
         """int64 [T]: the slots of the given positions of the given rows, in the pool of a group."""

@@ -17,7 +17,8 @@ def require_rows_and_adapters(
     engine: EngineConfig, model: ModelPlan, *, max_model_len: int, bytes_per_element: int, room: int
 ) -> None:
     """Raises InvalidRequest if the rows, adapter slots or ranks do not fit into `room` bytes."""
-    each = row_bytes(engine, model, max_model_len) + state_bytes(model, bytes_per_element)
+    each = row_bytes(engine, model, max_model_len)
+    each += state_bytes(model, bytes_per_element) * states_of_row(engine)
     require_room("max_num_seqs", engine.max_num_seqs, each, room)
     if engine.lora_slots:
         each = AdaptedModel(model).rank_bytes(bytes_per_element)
@@ -128,6 +129,11 @@ def row_bytes(engine: EngineConfig, model: ModelPlan, max_model_len: int) -> int
     sampling state."""
     columns = -(-max_model_len // engine.page_size)
     return 2 * 4 * columns + model.vocab_size * 4 * (1 + engine.speculative_tokens) + sampling_bytes(model)
+
+
+def states_of_row(engine: EngineConfig) -> int:
+    """The states of a row: its own, and with drafts the one before them."""
+    return 2 if engine.speculative_tokens else 1
 
 
 def sampling_bytes(model: ModelPlan) -> int:

@@ -109,10 +109,13 @@ class StepStates:
     """The results of a forward, valid until the slot's next forward.
 
     logits: returns [O, vocab], in float32 or the model's type. sides: makes the side outputs, by name: sampled
-    tokens, int [O] -> an array [O, ...]. All must be called in stream order."""
+    tokens, int [O] -> an array [O, ...]. draft: runs the head that drafts, if there is one: the token after each
+    input, int64 [T], and the inputs whose drafts are wanted, int64 [n] -> logits [n, vocab]. All must be called in
+    stream order."""
 
     logits: Callable[[], Tensor]
     sides: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    draft: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 def lay_out(batch: StepBatch, adapters: Int32Array) -> StepInputs:

@@ -8,7 +8,7 @@ ban or allow tokens are stored on the device and accessed in stream order only. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from petiole.gpu_worker.runtime.step.inputs import StepInputs
 from petiole.gpu_worker.runtime.step.noise import noise_keys
 from petiole.gpu_worker.runtime.step.pending import PendingInputs
 from petiole.gpu_worker.runtime.step.sampling import NEG_INF, Penalties, SamplingMetadata
-from petiole.gpu_worker.runtime.step.verify import draft_pairs, drafts_of
+from petiole.gpu_worker.runtime.step.verify import draft_pairs, drafts_of, following_of
 
 _PARAMETERS = np.dtype(
     [
@@ -80,7 +80,8 @@ class OutputPlan:
     the row has penalties. ends: int64 [n, 2], (output, token) for each end token of an output before `min_tokens`.
     named: int64 [n, 3], (output, place, token) for each token that is reported in place of a likely one;
     None if there is none.
-    sampled: see `StepInputs`. scores: of the prompts; None if none is scored.
+    sampled: see `StepInputs`. scores: of the prompts; None if none is scored. following: int64 [T], the token
+    after each input, which sampling decides for `sampled_inputs`, [O]; None if nobody drafts.
     """
 
     rows: npt.NDArray[np.int64]
@@ -94,6 +95,8 @@ class OutputPlan:
     named: npt.NDArray[np.int64] | None = None
     sampled: npt.NDArray[np.int64] | None = None
     scores: ScorePlan | None = None
+    following: npt.NDArray[np.int64] | None = None
+    sampled_inputs: npt.NDArray[np.int64] = field(default_factory=lambda: _NO_TOKENS)
 
     @property
     def n(self) -> int:
@@ -117,10 +120,19 @@ class OutputPlan:
 class RowStates:
     """The state of all rows. Host methods run on the engine thread, device methods in stream order.
 
-    values_width: numbers of a line, 0 for a model without values.
+    values_width: numbers of a line, 0 for a model without values. drafts: whether a head drafts behind each step.
     """
 
-    def __init__(self, n_rows: int, vocab_size: int, device: torch.device, values_width: int = 0) -> None:
+    def __init__(
+        self,
+        n_rows: int,
+        vocab_size: int,
+        device: torch.device,
+        values_width: int = 0,
+        *,
+        drafts: bool = False,
+    ) -> None:
+        self._drafts = drafts
         self._n_rows, self._vocab_size, self._device = n_rows, vocab_size, device
         self._parameters = np.zeros(n_rows, dtype=_PARAMETERS)
         self._uses = np.zeros(n_rows, dtype=np.int64)  # more room than the flags will ever need
@@ -181,6 +193,9 @@ class RowStates:
             ends = self._early_ends(rows, np.flatnonzero(positions < parameters["first_end"]))
         named = self._named_at(rows, np.flatnonzero(used & Uses.NAMED)) if uses & Uses.NAMED else None
         plan = OutputPlan(rows, parameters, positions, drafts, pairs, ends, uses, self._vocab_size, named)
+        if self._drafts:
+            following = following_of(batch, inputs)
+            plan = replace(plan, following=following, sampled_inputs=inputs.sampled_inputs)
         if (scored := batch.scored) is None or inputs.scored is None:
             return plan
         scores = ScorePlan(inputs.scored, scored.token_ids.astype(np.int64), scored.top)

@@ -6,6 +6,8 @@ arithmetic.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from petiole.gpu_worker.runtime.step.sampling import (
 from petiole.gpu_worker.runtime.step.verify import Accept
 
 _SCORED_TOGETHER = 64
+_NO_PAIRS = np.empty((0, 2), np.int64)
 
 
 class OutputSampler:
@@ -44,13 +47,51 @@ class OutputSampler:
         Returns the tensors to copy to the host, named as in `StepOutput`; `accepted` only for a verify, since the
         host knows it otherwise.
         """
-        found = states.logits()
-        scores = {} if plan.scores is None else self._scores(found, plan.scores)
-        if plan.sampled is not None:
-            if not plan.n:
-                return scores
-            found = found[self._up(plan.sampled)]
-        return scores | self._sampled(found, plan, batch, states, mask)
+        outputs = dict[str, Tensor]()
+        if plan.n or plan.scores is not None:
+            found = states.logits()
+            if plan.scores is not None:
+                outputs |= self._scores(found, plan.scores)
+            if plan.n:
+                found = found if plan.sampled is None else found[self._up(plan.sampled)]
+                outputs |= self._sampled(found, plan, batch, states, mask)
+        if states.draft is not None and plan.following is not None:
+            outputs |= self._drafted(plan, plan.following, batch, states.draft, outputs)
+        return outputs
+
+    def _drafted(
+        self,
+        plan: OutputPlan,
+        following: npt.NDArray[np.int64],
+        batch: StepBatch,
+        draft: Callable[[Tensor, Tensor], Tensor],
+        outputs: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """What each row is expected to sample next. It is drawn as the row's next output will be, with the noise
+        of that position: so it is the same token wherever head and model think alike."""
+        after, rows = self._up(following), np.flatnonzero(batch.outputs)
+        if plan.n:
+            after[self._up(plan.sampled_inputs)] = outputs["token_ids"].long()
+        first = (np.cumsum(batch.outputs) - batch.outputs)[rows]
+        accepted = outputs["accepted"].numpy() if "accepted" in outputs else batch.outputs
+        last = first + accepted[rows] - 1
+        logits = draft(after, self._up(plan.sampled_inputs[last] if plan.n else last))
+        if not plan.n:
+            return {}
+        own = replace(
+            plan,
+            rows=plan.rows[last],
+            parameters=plan.parameters[last],
+            positions=plan.positions[last] + 1,
+            drafts=None,
+            draft_pairs=_NO_PAIRS,
+            ends=_NO_PAIRS,
+        )
+        given = sampled_with(own, self._upload)
+        found = self._choose(self._adjust(logits, given.rows, own, None), given.choice)
+        drafts = torch.zeros((batch.size, 1), dtype=torch.int32)
+        drafts[self._up(rows), 0] = found.int()
+        return {"drafts": drafts}
 
     def _scores(self, logits: Tensor, plan: ScorePlan) -> dict[str, Tensor]:
         """The log-probabilities of given tokens, without penalties, bias and masks. Piece by piece, because each

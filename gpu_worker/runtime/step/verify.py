@@ -33,6 +33,15 @@ def drafts_of(batch: StepBatch, inputs: StepInputs) -> Int64Array:
     return drafts
 
 
+def following_of(batch: StepBatch, inputs: StepInputs) -> Int64Array:
+    """int64 [T]: the token after each input, as far as the host knows it."""
+    after = np.zeros_like(inputs.token_ids)
+    after[:-1] = inputs.token_ids[1:]
+    if batch.following is not None:
+        after[np.cumsum(batch.lengths) - 1] = batch.following
+    return np.maximum(after, 0)
+
+
 def draft_pairs(batch: StepBatch, inputs: StepInputs, wanted: npt.NDArray[np.bool_]) -> Int64Array:
     """int64 [n, 2], (output, token) for each draft that precedes a wanted output in its row. wanted: [O]."""
     within = ragged_arange(np.zeros_like(batch.outputs), batch.outputs)

@@ -118,18 +118,20 @@ class Planner:
             return StepPlan(sequences) if sequences else None
         sequences = [seq for seq in sequences if seq.is_idle or not self._promising(seq)]
         drafts = [self._drafts(seq) for seq in sequences]
-        chosen = self._pages.granted(sequences, [1 + len(d) for d in drafts])
+        lengths = [1 + seq.n_repeated + len(d) for seq, d in zip(sequences, drafts, strict=True)]
+        chosen = self._pages.granted(sequences, lengths)
         if not chosen:
             return None
         if len(chosen) < len(sequences):  # pages are short: do not spend them on drafts
-            return StepPlan(chosen)
-        if not any(drafts):
+            sequences, drafts = chosen, [()] * len(chosen)
+            lengths = [1 + seq.n_repeated for seq in chosen]
+        if max(lengths) == 1:
             return StepPlan(sequences)
-        return StepPlan(sequences, [1 + len(d) for d in drafts], drafts)
+        return StepPlan(sequences, lengths, drafts)
 
     def _drafts(self, seq: ScheduledSequence) -> Sequence[int]:
         """Draft tokens for an idle sequence, within its token budget and cut where the constraint rejects one."""
-        room = min(self.state.config.speculative_tokens, seq.remaining_tokens - 1)
+        room = min(self.state.config.speculative_tokens - seq.n_repeated, seq.remaining_tokens - 1)
         if seq.drafter is None or not seq.is_idle or room <= 0:
             return ()
         try:

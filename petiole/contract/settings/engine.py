@@ -168,6 +168,9 @@ class EngineSettings:
         "off", "how many times as long the lowest priority may make a more urgent step; off: no limit"
     )
     speculative_tokens: Few = setting(0, "most drafted tokens in a step; 0: off")
+    drafts: Literal["auto", "ngram", "mtp"] = setting(
+        "auto", "who drafts: earlier places in the text, or the model's head; auto: the head, if there is one"
+    )
     lora_slots: Count = setting(0, "LoRA adapters held on the device; 0: none are served")
     lora_max_rank: Positive = setting(64, "largest rank of a LoRA adapter")
     cuda_graphs: Literal["on", "off"] = setting(

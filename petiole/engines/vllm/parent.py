@@ -42,7 +42,7 @@ from petiole.gpu_worker.scheduling.scheduled_sequence import ScheduledSequence
 from petiole.gpu_worker.speculation import NgramProposer
 from petiole.gpu_worker.text import Tokenizer, load_tokenizer
 
-_HERE = ("kv_tier", "speculative_tokens", "weight_quantization")
+_HERE = ("drafts", "kv_tier", "speculative_tokens", "weight_quantization")
 """Settings of Petiole's engine that would change answers or promises, and that vLLM has under names of its own."""
 
 

@@ -51,7 +51,7 @@ from petiole.gpu_worker.runtime.memory import chunk_files, kv_tier
 from petiole.gpu_worker.scheduling import admission
 from tests.support.failing_os import FailingOs
 from tests.support.swept import Swept, at_random, is_injected
-from tests.support.toy_engine import EOS, VOCAB, Expected, Watch, expected
+from tests.support.toy_engine import EOS, VOCAB, BoldHeadProposer, BoldProposer, Expected, Watch, expected
 from tests.support.toy_runtime import ToyRuntime
 from tests.support.toy_text import LETTERS, ToyTokenizer, compile_toy
 from tests.support.trials import rest
@@ -116,7 +116,10 @@ def draw(seed: int) -> Workload:
     if config["prefill_policy"] != "drain":
         config["batch_step_budget"] = shares.choice(["off", 1, 1.25, 3])
     kept = random.Random(f"states {seed}")
-    machine["snapshots"] = 0 if spec else kept.choice([0, 0, 2, 5, 40])
+    machine["snapshots"] = kept.choice([0, 0, 2, 5, 40])
+    if spec:
+        guesses = random.Random(f"drafts {seed}")
+        machine |= {"drafts": guesses.choice([0, 1, spec]), "right": guesses.choice([0, 0.7, 0.95, 1])}
     tiers = random.Random(f"tier {seed}")
     tier = tiers.choice([{}, {"kv_tier_gib": tiers.choice([1e-5, 5e-5, 1.0]), "kv_tier_salted": True}])
     machine["ring"] = tiers.choice([1000, 3, 1])
@@ -248,7 +251,13 @@ def open_engine(workload: Workload, pipeline: str, delays: float) -> Engine:
     runtime = SteadyRuntime(vocab_size=VOCAB, eos=frozenset({EOS}), jitter=jitter, **workload.machine)
     config = EngineConfig(pipeline=pipeline, **workload.config, **workload.tier)  # type: ignore[arg-type]
     tokenizer: Any = ToyTokenizer()
-    engine = Engine(config, runtime=runtime, tokenizer=tokenizer, compile_constraint=compile_toy).start()
+    engine = Engine(
+        config,
+        runtime=runtime,
+        tokenizer=tokenizer,
+        compile_constraint=compile_toy,
+        proposer=BoldHeadProposer() if runtime.limits.drafts else BoldProposer(),
+    ).start()
     for owner, name in (
         (engine._text, "_next"),
         (engine._loop, "_launch"),

@@ -11,7 +11,7 @@ import torch
 
 from bench.harness.driver import Driver
 from petiole.contract.settings.engine import BATCHING, EngineConfig
-from petiole.gpu_worker.exceptions import InvalidRequest, ModelError
+from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.families.registry import find_model, model_of
 from petiole.gpu_worker.models.parts.recurrent.delta_rule import CHUNK, delta_rule
 from petiole.gpu_worker.models.parts.recurrent.scan import scan
@@ -24,7 +24,6 @@ from petiole.gpu_worker.runtime.memory.room import (
     snapshots_of,
 )
 from petiole.gpu_worker.runtime.memory.states import state_bytes
-from petiole.gpu_worker.runtime.runtime import ModelRuntime
 from tests.gpu_worker.models.test_logits import ALL, reference, relative_error, table, tokens
 from tests.support.families import SHAPE, WITH_STATES
 
@@ -189,12 +188,6 @@ def test_snapshots_take_as_much_memory_as_keys_and_values(family, checkpoint):
 
 
 # ---------------------------------------------------------------- refusals
-
-
-def test_drafts_are_refused_by_name(checkpoint):
-    folder, _ = checkpoint("qwen3.5")
-    with pytest.raises(InvalidRequest, match=r"speculative_tokens.*must be 0 for Qwen3_5ForCausalLM.*got 3"):
-        ModelRuntime(EngineConfig(model=str(folder), device="cpu", speculative_tokens=3))
 
 
 def test_weights_with_other_states_are_refused(checkpoint, open_runtime, tmp_path):

@@ -77,6 +77,31 @@ def test_speculation_accepts_a_prefix_and_gives_the_rest_back() -> None:
     assert pages.kv_capacity == 11
 
 
+def test_a_state_goes_back_before_the_drafts_and_the_accepted_ones_are_repeated() -> None:
+    seq = sequence(8, 40, keeps_state=True)
+    seq.schedule_prefill(8)
+    seq.apply_prefill(1)
+    seq.schedule_speculative(5)
+    seq.apply_speculative([2, 3, 4])
+    assert (seq.generated, seq.kv_position, seq.n_repeated) == ([1, 2, 3, 4], 9, 2)
+    seq.schedule_speculative(2)
+    assert (seq.newest.n_positions, seq.newest.max_yield) == (4, 2)
+    seq.apply_speculative([5])
+    assert (seq.kv_position, seq.n_repeated) == (12, 0), "the repeated inputs are certain"
+    seq.schedule_speculative(3)
+    seq.apply_speculative([6, 7, 8])
+    assert (seq.kv_position, seq.n_repeated) == (15, 0), "nothing was rejected"
+    seq.schedule_speculative(4)
+    seq.apply_speculative([9, 10])
+    seq.schedule_decode()
+    assert (seq.newest.n_positions, seq.newest.max_yield) == (2, 1)
+    assert seq.can_decode, "it yields exactly one token"
+    seq.schedule_decode()
+    seq.apply_decode(11)
+    seq.apply_decode(12)
+    assert (seq.kv_position, seq.tail_tokens) == (19, 1)
+
+
 def test_speculation_is_exclusive_until_it_is_applied() -> None:
     seq = prefilled()
     seq.schedule_speculative(3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from petiole.gpu_worker.scheduling.outcomes import (
     GenerationComplete,
@@ -29,6 +29,15 @@ class SequenceMachine(RuleBasedStateMachine):
         self.kv = 0
         self.target, self.recompute = 7, False
         self.next_token = 1000
+
+    @initialize(keeps_state=st.booleans())
+    def begin(self, keeps_state: bool) -> None:
+        self.seq.keeps_state = keeps_state
+
+    @property
+    def repeated(self) -> int:
+        """The inputs before the last token that the next operation computes once more."""
+        return 0 if self.pending else 7 + len(self.generated) - self.kv - 1
 
     def fresh(self, n: int) -> list[int]:
         self.next_token += n
@@ -60,8 +69,8 @@ class SequenceMachine(RuleBasedStateMachine):
         legal = len(self.pending) < 2 and not exclusive and self.position >= self.target and 0 < self.promised < 9
         assert self.seq.can_decode == legal
         if legal:
+            self.pending.append(("decode", 1 + self.repeated, 1))
             self.seq.schedule_decode()
-            self.pending.append(("decode", 1, 1))
         else:
             with pytest.raises((NotIdle, PrefillNotComplete, GenerationComplete)):
                 self.seq.schedule_decode()
@@ -70,8 +79,8 @@ class SequenceMachine(RuleBasedStateMachine):
     def speculate(self, n: int) -> None:
         legal = not self.pending and self.position >= self.target and 0 < self.promised <= 9 - n
         if legal:
+            self.pending.append(("spec", n + self.repeated, n))
             self.seq.schedule_speculative(n)
-            self.pending.append(("spec", n, n))
         else:
             with pytest.raises((NotIdle, PrefillNotComplete, GenerationComplete)):
                 self.seq.schedule_speculative(n)
@@ -83,8 +92,10 @@ class SequenceMachine(RuleBasedStateMachine):
         if kind == "spec":
             accepted = self.fresh(data.draw(st.integers(1, yields)))
             self.seq.apply_speculative(accepted)
-            self.kv += len(accepted)
+            goes_back = self.seq.keeps_state and len(accepted) < yields
+            self.kv += positions - yields + (1 if goes_back else len(accepted))
             self.generated += accepted
+            assert self.pages.kv_capacity >= 7 + len(self.generated) - 1, "what is computed stays"
             return
         tokens = self.fresh(yields)
         if kind == "prefill":

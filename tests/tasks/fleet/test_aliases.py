@@ -23,7 +23,7 @@ VLLMS = {
     ),
     *("request_success", "request_prompt_tokens", "request_generation_tokens", "time_to_first_token_seconds"),
     *("request_time_per_output_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds"),
-    *("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
+    *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
 }
 """Of vllm/v1/metrics/loggers.py and vllm/v1/spec_decode/metrics.py: those that mean what Petiole's mean. Its
 `prompt_tokens` has those of the prefix cache, too."""

@@ -42,11 +42,11 @@ def qwen3_next(raw: JsonObject) -> ModelPlan:
 
 
 def qwen3_5(outer: JsonObject) -> ModelPlan:
-    return _plan(config_keys.text_part(outer), grouped=False, mixed=lambda i: False, axes=True)
+    return _plan(config_keys.text_part(outer), grouped=False, mixed=lambda i: False, axes=True, drafts=True)
 
 
 def qwen3_5_moe(outer: JsonObject) -> ModelPlan:
-    return _plan(config_keys.text_part(outer), grouped=False, mixed=lambda i: True, axes=True)
+    return _plan(config_keys.text_part(outer), grouped=False, mixed=lambda i: True, axes=True, drafts=True)
 
 
 def _plan(
@@ -56,8 +56,9 @@ def _plan(
     mixed: Callable[[int], bool],
     normalised: bool = True,
     axes: bool = False,
+    drafts: bool = False,
 ) -> ModelPlan:
-    """axes: whether pictures have positions of three axes."""
+    """axes: whether pictures have positions of three axes. drafts: whether there may be a head that drafts."""
     norm = Norm(eps=config_keys.number(raw, "rms_norm_eps", 1e-6), offset=1.0)
     kinds, net = _kinds(raw), _delta_net(raw, grouped=grouped)
     width, biases = config_keys.head_dim(raw), bool(raw.get("attention_bias", False))
@@ -77,7 +78,11 @@ def _plan(
     for i, mixer in enumerate(mixers):
         fed, experts = _mixture(raw, normalised=normalised) if mixed(i) else (_dense(raw), None)
         layers.append(Layer(mixer, fed, norm, feed_forward_norm=norm, experts=experts))
-    return config_keys.usual_plan(raw, tuple(layers), norm=norm)
+    plan = config_keys.usual_plan(raw, tuple(layers), norm=norm)
+    if not drafts or config_keys.whole(raw, "mtp_num_hidden_layers", config_keys.MAX_LAYERS, 0, low=0) != 1:
+        return plan
+    fed, experts = _mixture(raw, normalised=normalised) if mixed(0) else (_dense(raw), None)
+    return replace(plan, drafting=Layer(attention, fed, norm, feed_forward_norm=norm, experts=experts))
 
 
 def _kinds(raw: JsonObject) -> tuple[str, ...]:

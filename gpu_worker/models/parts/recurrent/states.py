@@ -57,7 +57,7 @@ class Rounded:
 class LayerState:
     """The states of a layer, by *place*: of all rows, then snapshots. inputs: [places, kernel - 1, channels],
     the last inputs of its convolution. matrices: float32 [places, heads, key_dim, value_dim], if it has some; of
-    rows alone if those of snapshots are `rounded`. Code that computes layers itself may order the numbers of a
+    none but rows if those of snapshots are `rounded`. Code that computes layers itself may order the numbers of a
     place in its own way, in runs of `RUN`."""
 
     inputs: Tensor
@@ -76,10 +76,16 @@ class LayerState:
 
     def restore(self, rows: Tensor, places: Tensor) -> None:
         """Let rows go on from the snapshots at these places: int64 [n] each."""
+        if self.matrices is None or self.rounded is None:
+            self.copy(rows, places)
+            return
         self.inputs[rows] = self.inputs[places]
-        if self.matrices is not None and self.rounded is not None:
-            self.matrices[rows] = self.rounded.read(places - len(self.matrices)).view(-1, *self.matrices.shape[1:])
-        elif self.matrices is not None:
+        self.matrices[rows] = self.rounded.read(places - len(self.matrices)).view(-1, *self.matrices.shape[1:])
+
+    def copy(self, rows: Tensor, places: Tensor) -> None:
+        """Let rows go on from the states at these places, which are not rounded."""
+        self.inputs[rows] = self.inputs[places]
+        if self.matrices is not None:
             self.matrices[rows] = self.matrices[places]
 
     def put_inputs(self, span: Span, inputs: Tensor) -> None:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from petiole.gpu_worker.models.adapters.lora import AdapterBank
 from petiole.gpu_worker.models.decoder import Decoder
+from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.recurrent.states import LayerState
+from petiole.gpu_worker.models.plan import Layer
 from petiole.gpu_worker.models.weights.linear import DenseLinear
 from petiole.gpu_worker.models.weights.quantized import CodedLinear, CodedTable
 from petiole.gpu_worker.runtime.cpu.native.layers.structures import EmbeddingAndHead, KVPointers, PerLayer
@@ -58,11 +61,11 @@ class NativeDecoder:
         self._stack = Stack(
             library,
             self._products,
-            list(zip(plan.layers, decoder.layers, strict=True)),
+            _layers(decoder),
             KVPointers(cache.keys, cache.values, [cache.tables[i] for i in cache.groups], cache.page_size, states),
             plan.hidden_size,
             decoder.dtype,
-            tables=decoder.tables,
+            tables=decoder.tables if decoder.drafting is None else (*decoder.tables, decoder.drafting.table),
             ends=EmbeddingAndHead(
                 decoder.embedding_factor,
                 plan.embedding_norm,
@@ -76,7 +79,10 @@ class NativeDecoder:
             per_layer=per_layer,
             reduced=NativeAdapters.reduced_width(bank) if bank is not None else 0,
             progress=progress,
+            drafting=None if decoder.drafting is None else decoder.drafting.norm,
         )
+        self._made: dict[int, Tensor] = {}
+        """By slot: what the layers made of all inputs, for the head that drafts."""
         self._logits: dict[int, Tensor] = {}
         self._first_type: Tensor | None = None
         """float32 [positions, hidden]: what is added at each position to a token of the first type."""
@@ -141,6 +147,7 @@ class NativeDecoder:
             positions,
             rows,
             outputs,
+            keep=partial(self._made.__setitem__, slot_id) if decoder.drafting is not None else None,
             token_ids=token_ids if by_ids else None,
             copies=copies,
             rotary=rotary,
@@ -154,6 +161,22 @@ class NativeDecoder:
             stops=range(deep),
         )
         return memory[: shape[0] * shape[1]].view(shape)
+
+    def draft(
+        self, slot_id: int, positions: Tensor, rows: Tensor, rotary: Tensor | None, following: Tensor, at: Tensor
+    ) -> Tensor:
+        """See `StepStates.draft`. positions, rows, rotary: of the slot's last forward."""
+        decoder, drafter = self._decoder, self._decoder.drafter
+        tables: Sequence[Tensor | None] = ()
+        if rotary is not None and rotary.ndim > 1:
+            tables = drafter.tables_by_axes(rotary)
+            rotary = torch.arange(rotary.shape[1])
+        known = decoder.normed(self._made.pop(slot_id))
+        embedded = self._embed(following)
+        hidden = decoder.drafting_inputs(embedded.to(decoder.dtype), known.to(decoder.dtype)).float().contiguous()
+        logits = torch.empty(len(at), self._stack.model.head.n)
+        self._stack.draft(hidden, positions, rows, at, logits, rotary=rotary, tables=tables)
+        return logits
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         """float32 [T, hidden]. The weights of a tied head are packed, and C code reads them."""
@@ -209,6 +232,14 @@ def native_decoder(
         ", ".join(described(decoder.layers, decoder.head)),
     )
     return NativeDecoder(library, decoder, cache, bank, progress, states)
+
+
+def _layers(decoder: Decoder) -> list[tuple[Layer, LayerWeights]]:
+    """The layers, and behind them the one that drafts."""
+    layers = list(zip(decoder.plan.layers, decoder.layers, strict=True))
+    if decoder.drafting is not None and decoder.plan.drafting is not None:
+        layers.append((decoder.plan.drafting, decoder.drafting.layer))
+    return layers
 
 
 def _ends_of_rows(positions: Tensor, rows: Tensor) -> Tensor:

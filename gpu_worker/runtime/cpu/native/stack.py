@@ -16,6 +16,7 @@ from torch import Tensor
 from petiole.contract.settings.engine import switch
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.parts.layer import LayerWeights
+from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.plan import Attention, Experts, Layer, Mixer
 from petiole.gpu_worker.models.weights.host_memory import new_tensor
 from petiole.gpu_worker.runtime.cpu.native.build import load_library
@@ -38,7 +39,7 @@ class Stack:
     """The layers of a model. It takes over their weights, and rearranges them in place. hidden, dtype: the width
     and the type of the model. tables: the rotary table of each layer, None for one that rotates nothing. ends:
     None: there are no logits. reduced: the most outputs of an A of an adapter. progress: called every second of a
-    step that takes longer."""
+    step that takes longer. drafting: the norm behind the last layer, if that one drafts: `run` leaves it out."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Stack:
         per_layer: PerLayer | None = None,
         reduced: int = 0,
         progress: Progress = nothing,
+        drafting: NormWeights | None = None,
     ) -> None:
         self._library, self._products, self._reduced = library, products, reduced
         self._progress = ctypes.CFUNCTYPE(None)(progress)
@@ -89,11 +91,12 @@ class Stack:
             "acted": max(width, *(0 if plan.feed_forward is None else plan.feed_forward.inner for plan in plans)),
         }
         experts = [plan.experts for plan in plans if plan.experts is not None]
+        n_layers = len(layers) - (drafting is not None)
         self.model = ModelStruct(
-            n_layers=len(layers),
+            n_layers=n_layers,
             hidden=hidden,
             n_shapes=len(firsts),
-            last_kept=max(i for i, plan in enumerate(plans) if _keeps(plan.mixer)),
+            last_kept=max(i for i, plan in enumerate(plans[:n_layers]) if _keeps(plan.mixer)),
             layers=ctypes.addressof(self._layers),
             shapes=ctypes.addressof(self._shapes),
             terms=max(
@@ -116,6 +119,9 @@ class Stack:
         )
         if ends is not None:
             self._structures.add_ends(self.model, ends)
+        self._drafting = None
+        if drafting is not None and ends is not None:
+            self._drafting = self._structures.norm(ends.norm, drafting)
         if per_layer is not None:
             self._structures.add_per_layer(self.model, per_layer)
         self._widths = {  # floats for each position
@@ -150,6 +156,7 @@ class Stack:
         tables: Sequence[Tensor | None] = (),
         behind: Callable[[int, Tensor], None] | None = None,
         stops: Sequence[int] = (),
+        keep: Callable[[Tensor], None] | None = None,
     ) -> None:
         """Compute all layers.
 
@@ -162,7 +169,8 @@ class Stack:
         the table of per-layer inputs; overwritten. adapters: [T], see `NativeAdapters`. tables: float32, the
         rotary table of each layer in this step; empty: those of all steps. behind: called after each layer among
         `stops`, ascending, with its number and the residual stream, which it may change. It may also write other
-        positions, rows and limits into these tensors, for the layers that follow."""
+        positions, rows and limits into these tensors, for the layers that follow. keep: called with
+        what the layers make of all positions, float32 [T, hidden]; `hidden` is overwritten with that."""
         t, n_threads = len(hidden), torch.get_num_threads()
         if t > self._most or n_threads != self._step.n_threads:
             self._take_memory(max(t, self._most), n_threads)
@@ -181,11 +189,77 @@ class Stack:
         step.o = len(outputs)
         step.outputs = outputs.data_ptr()
         step.logits = _address(logits)
+        if keep is not None:
+            every = torch.arange(t)
+            step.o, step.outputs, step.logits = t, every.data_ptr(), None
         with self._turned(tables):
             if behind is None or not stops:
                 self._compute(step)
-                return
-            self._compute_in_parts(step, hidden, outputs, adapters, behind, stops)
+            else:
+                self._compute_in_parts(step, hidden, outputs if keep is None else every, adapters, behind, stops)
+        if keep is not None:
+            keep(hidden)
+            if logits is not None and len(outputs):
+                self._compute_head(hidden[outputs], logits)
+
+    def draft(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        rows: Tensor,
+        outputs: Tensor,
+        logits: Tensor,
+        *,
+        rotary: Tensor | None = None,
+        tables: Sequence[Tensor | None] = (),
+    ) -> None:
+        """Compute the layer that drafts, which overwrites `hidden`, and the logits of the outputs behind its norm.
+        Arguments as in `run`. tables: of this layer."""
+        assert self._drafting is not None, "no layer drafts"
+        model, first = self.model, self.model.n_layers
+        whole = (model.layers, model.n_layers, model.last_kept)
+        norm = type(model.norm).from_buffer_copy(model.norm)
+        model.layers, model.n_layers, model.last_kept = whole[0] + first * ctypes.sizeof(LayerStruct), 1, 0
+        model.norm = self._drafting
+        turned: Sequence[Tensor | None] = [*[None] * first, *tables] if tables else ()
+        try:
+            every = torch.arange(len(hidden))
+            with self._turned(turned):
+                self._run_alone(hidden, positions, rows, every, rotary=rotary)
+            if len(outputs):
+                self._compute_head(hidden[outputs], logits)
+        finally:
+            model.layers, model.n_layers, model.last_kept = whole
+            model.norm = norm
+
+    def _compute_head(self, hidden: Tensor, logits: Tensor) -> None:
+        """The logits of these hidden states, float32 [O, hidden], which are overwritten."""
+        model, every = self.model, torch.arange(len(hidden))
+        whole = (model.n_layers, model.last_kept)
+        model.n_layers, model.last_kept = 0, -1
+        try:
+            self._run_alone(hidden, every, every, every, logits=logits)
+        finally:
+            model.n_layers, model.last_kept = whole
+
+    def _run_alone(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        rows: Tensor,
+        outputs: Tensor,
+        *,
+        rotary: Tensor | None = None,
+        logits: Tensor | None = None,
+    ) -> None:
+        """What `model` says now, of hidden states that nothing stands before."""
+        step = self._step
+        step.t, step.o = len(hidden), len(outputs)
+        step.token_ids = step.limits = step.copies = step.extra = step.per_layer = step.adapters = None
+        step.positions, step.rows, step.outputs = positions.data_ptr(), rows.data_ptr(), outputs.data_ptr()
+        step.rotary = (positions if rotary is None else rotary).data_ptr()
+        step.hidden, step.logits = hidden.data_ptr(), _address(logits)
+        self._compute(step)
 
     def _compute_in_parts(
         self,
@@ -197,7 +271,7 @@ class Stack:
         stops: Sequence[int],
     ) -> None:
         """All positions are computed up to the last stop: each may be changed there."""
-        model, n, every = self.model, len(self._layers), torch.arange(len(hidden))
+        model, n, every = self.model, self.model.n_layers, torch.arange(len(hidden))
         whole = (model.layers, model.n_layers, model.last_kept, step.logits)
         logits, first = step.logits, 0
         try:

@@ -86,8 +86,11 @@ def support(decoder: object) -> Support:
     known = supports(decoder, VALUES, PARTS)
     if not isinstance(decoder, Decoder) or known.model is not None:
         return known
-    plan = decoder.plan
-    return with_sizes(known, plan.layers, decoder.layers, plan.hidden_size, lanes=16, ends=_unknown_ends(decoder))
+    layers, weights = decoder.plan.with_drafting.layers, decoder.layers
+    if decoder.drafting is not None:
+        weights = (*weights, decoder.drafting.layer)
+    hidden, ends = decoder.plan.hidden_size, _unknown_ends(decoder)
+    return with_sizes(known, layers, weights, hidden, lanes=16, ends=ends)
 
 
 def _unknown_ends(decoder: Decoder) -> str | None:
@@ -117,7 +120,8 @@ def with_sizes(
     masks = {layer.mixer.mask for layer in layers if isinstance(layer.mixer, Attention)}
     if masks >= {"prefix", "bidirectional"}:
         return Support("layers with prefixes beside bidirectional ones", known.layers)
-    unknown = known.layers or (None,) * len(layers)
+    # a layer that drafts stands behind those of the plan, and what is unknown of it is said of the model
+    unknown = (*known.layers, *[None] * (len(layers) - len(known.layers)))
     sized = (
         unknown[i] or _unknown_layer(layers, i, lanes) or _unknown_codes(weights[i].linears)
         for i in range(len(layers))

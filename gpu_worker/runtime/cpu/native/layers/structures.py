@@ -102,10 +102,10 @@ class Structures:
     ) -> LayerStruct:
         fed = plan.feed_forward
         layer = LayerStruct(
-            mixer_norm=self._norm(plan.mixer_norm, weights.mixer_norm),
-            mixer_out_norm=self._norm(plan.mixer_out_norm, weights.mixer_out_norm),
-            feed_forward_norm=self._norm(plan.feed_forward_norm, weights.feed_forward_norm),
-            feed_forward_out_norm=self._norm(plan.feed_forward_out_norm, weights.feed_forward_out_norm),
+            mixer_norm=self.norm(plan.mixer_norm, weights.mixer_norm),
+            mixer_out_norm=self.norm(plan.mixer_out_norm, weights.mixer_out_norm),
+            feed_forward_norm=self.norm(plan.feed_forward_norm, weights.feed_forward_norm),
+            feed_forward_out_norm=self.norm(plan.feed_forward_out_norm, weights.feed_forward_out_norm),
             **dict.fromkeys(MAPS, EMPTY),
             bend=BendStruct(0.0, 1.0, 0.0),
             parallel=plan.parallel,
@@ -132,7 +132,7 @@ class Structures:
             layer.per_layer_activation = ACTIVATIONS[per_layer.plan.activation]
             layer.per_layer_gate = self._weights.linear(weights.per_layer.gate)
             layer.per_layer_out = self._weights.linear(weights.per_layer.out)
-            layer.per_layer_norm = self._norm(per_layer.plan.layer_norm, weights.per_layer.norm)
+            layer.per_layer_norm = self.norm(per_layer.plan.layer_norm, weights.per_layer.norm)
         return layer
 
     def _add_attention(
@@ -140,9 +140,9 @@ class Structures:
     ) -> None:
         memory = self._memory
         layer.qkv, layer.out = self._linear("qkv", own.qkv), self._linear("out", own.out)
-        layer.q_norm = self._norm(mixer.q_norm, own.q_norm)
-        layer.k_norm = self._norm(mixer.k_norm, own.k_norm)
-        layer.v_norm = self._norm(mixer.v_norm, own.v_norm)
+        layer.q_norm = self.norm(mixer.q_norm, own.q_norm)
+        layer.k_norm = self.norm(mixer.k_norm, own.k_norm)
+        layer.v_norm = self.norm(mixer.v_norm, own.v_norm)
         layer.heads = HeadsStruct(
             heads=mixer.heads,
             kv_heads=mixer.kv_heads,
@@ -182,8 +182,8 @@ class Structures:
             value=plan.value,
             keys=ctypes.addressof(keys),
             values=ctypes.addressof(values),
-            norm=self._norm(plan.norm, own.norm),
-            query_norm=self._norm(plan.norm, own.query_norm),
+            norm=self.norm(plan.norm, own.norm),
+            query_norm=self.norm(plan.norm, own.query_norm),
         )
         if own.queries is not None:
             layer.net_gates = self._weights.linear(own.queries)
@@ -197,7 +197,7 @@ class Structures:
         if isinstance(own, DeltaNetWeights):
             layer.net_gates = self._weights.linear(own.gates)
         if not isinstance(mixer, ShortConvolution) and not isinstance(own, ShortConvolutionWeights):
-            layer.net_norm = self._norm(mixer.norm, own.norm)
+            layer.net_norm = self.norm(mixer.norm, own.norm)
         struct = recurrent_struct(mixer, own, state, self._weights)
         layer.recurrent = ctypes.addressof(struct)
         self._structures.append(struct)
@@ -230,9 +230,9 @@ class Structures:
             down=ctypes.addressof(down),
             dense_gate=None if weights.dense_gate is None else own.floats(weights.dense_gate.weight),
             taken=taken,
-            norm=self._norm(plan.norm, weights.norm),
-            out_norm=self._norm(plan.out_norm, weights.out_norm),
-            dense_out_norm=self._norm(plan.dense_out_norm, weights.dense_out_norm),
+            norm=self.norm(plan.norm, weights.norm),
+            out_norm=self.norm(plan.out_norm, weights.out_norm),
+            dense_out_norm=self.norm(plan.dense_out_norm, weights.dense_out_norm),
         )
         self._structures += [experts, up, down]
         logits = of_router.logits
@@ -242,8 +242,8 @@ class Structures:
         return (LinearStruct * stack.n)(*(self._weights.linear(stack[i]) for i in range(stack.n)))
 
     def add_ends(self, model: ModelStruct, ends: EmbeddingAndHead) -> None:
-        model.embedding_norm = self._norm(ends.embedding_norm, ends.embedding_norm_weights)
-        model.norm = self._norm(ends.norm, ends.norm_weights)
+        model.embedding_norm = self.norm(ends.embedding_norm, ends.embedding_norm_weights)
+        model.norm = self.norm(ends.norm, ends.norm_weights)
         model.head = self._linear("head", ends.head)
         model.embedding_factor, model.logits_factor = ends.embedding_factor, ends.factor
         model.logits_cap = ends.softcap
@@ -251,7 +251,7 @@ class Structures:
     def add_per_layer(self, model: ModelStruct, per_layer: PerLayer) -> None:
         plan = per_layer.plan
         model.per_layer_projection = self._weights.linear(per_layer.tables.projection)
-        model.per_layer_norm = self._norm(plan.norm, per_layer.tables.norm)
+        model.per_layer_norm = self.norm(plan.norm, per_layer.tables.norm)
         model.per_layer_width = plan.width
         model.per_layer_embedding_factor = plan.embedding_factor
         model.per_layer_projection_factor, model.per_layer_factor = plan.projection_factor, plan.factor
@@ -259,7 +259,7 @@ class Structures:
     def _linear(self, name: Kind, linear: Linear) -> LinearStruct:
         return self._weights.linear(linear, self._products.library_from(name))
 
-    def _norm(self, norm: Norm | None, weights: NormWeights | None) -> NormStruct:
+    def norm(self, norm: Norm | None, weights: NormWeights | None) -> NormStruct:
         if norm is None or weights is None:
             return NormStruct()
         floats = self._weights.floats

@@ -1,0 +1,146 @@
+"""The head of Qwen3.5 that drafts: what it computes, and that the tokens are those of plain decoding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from bench.harness.driver import Driver
+from petiole.gpu_worker import Engine, Request, SamplingParams
+from petiole.gpu_worker.exceptions import InvalidRequest
+from tests.gpu_worker.models.test_states_and_drafts import PROMPTS, SAMPLINGS, answers
+
+NORMS = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+HEADS = {"qwen3.5": "Qwen3_5", "qwen3.5-moe": "Qwen3_5Moe"}
+
+
+class Reference:
+    """A model of transformers with a head: one of its own layers that attend, with random weights."""
+
+    def __init__(self, model: Any, family: str) -> None:
+        from transformers.models.qwen3_5 import modeling_qwen3_5 as dense
+        from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as moe
+
+        of = dense.Qwen3_5DecoderLayer if family == "qwen3.5" else moe.Qwen3_5MoeDecoderLayer
+        self.model, config = model, model.config
+        attends = config.layer_types.index("full_attention")
+        torch.manual_seed(5)
+        self.layer = of(config, attends).eval()
+        for parameter in self.layer.parameters():
+            torch.nn.init.normal_(parameter, std=0.08)
+        hidden = config.hidden_size
+        self.tensors = {
+            "fc.weight": torch.randn(hidden, 2 * hidden) / hidden**0.5,
+            **{
+                f"{name}.weight": torch.randn(hidden) / 9
+                for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden")
+            },
+            "norm.weight": torch.randn(hidden) / 9,
+            **{f"layers.0.{name}": tensor for name, tensor in self.layer.state_dict().items()},
+        }
+
+    def write(self, source: Path, folder: Path) -> None:
+        stored = load_file(source / "model.safetensors")
+        more = {f"mtp.{name}": tensor.contiguous() for name, tensor in self.tensors.items()}
+        for file in source.iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        save_file({**stored, **more}, folder / "model.safetensors", {"format": "pt"})
+        config = json.loads((source / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "mtp_num_hidden_layers": 1}))
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.model.config.rms_norm_eps)
+        return x * (1 + self.tensors[f"{name}.weight"])
+
+    @torch.no_grad()
+    def logits(self, ids: list[int]) -> Tensor:
+        """[len(ids) - 1, vocab]: at p of the token p + 2."""
+        tokens = torch.tensor([ids])
+        known = self.model.model(tokens).last_hidden_state[:, :-1]
+        embedded = self.model.model.embed_tokens(tokens)[:, 1:]
+        joined = torch.cat(
+            [self.norm("pre_fc_norm_embedding", embedded), self.norm("pre_fc_norm_hidden", known)], dim=-1
+        )
+        x, n = joined @ self.tensors["fc.weight"].T, len(ids) - 1
+        positions = torch.arange(n)[None]
+        turned = self.model.model.rotary_emb(x, positions)
+        hidden = torch.full((n, n), float("-inf")).triu(1)[None, None]
+        made = self.layer(x, position_embeddings=turned, attention_mask=hidden, position_ids=positions)
+        made = made[0] if isinstance(made, tuple) else made
+        return self.model.lm_head(self.norm("norm", made))[0]
+
+
+@pytest.fixture(scope="module")
+def headed(
+    checkpoint: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[Path, Reference]]:
+    made: dict[str, tuple[Path, Reference]] = {}
+
+    def get(family: str) -> tuple[Path, Reference]:
+        if family not in made:
+            source, model = checkpoint(family)
+            reference, folder = Reference(model, family), tmp_path_factory.mktemp("headed")
+            reference.write(source, folder)
+            made[family] = folder, reference
+        return made[family]
+
+    return get
+
+
+@pytest.mark.parametrize("family", HEADS)
+def test_the_head_drafts_what_transformers_compute(family: str, headed: Any, open_runtime: Any) -> None:
+    """In chunks of a prompt, in decodes and behind verifications that were rejected in part."""
+    folder, reference = headed(family)
+    driver = Driver(open_runtime(folder, speculative_tokens=1))
+    sequence, other = driver.sequence([5, 17, 200, 33, 91, 7, 8]), driver.sequence([9, 3])
+
+    def compare(output: Any) -> None:
+        for row, one in enumerate((sequence, other)):
+            ids = [*one.prompt, *one.output]
+            assert output.drafts[row, 0] == reference.logits(ids)[-1].argmax(), ids
+
+    driver.prefill([sequence], [4])
+    compare(driver.prefill([sequence, other]))
+    for _ in range(3):
+        compare(driver.decode([sequence, other]))
+    known = torch.tensor([[*sequence.prompt, *sequence.output]])
+    right = int(reference.model(known).logits[0, -1].argmax())
+    output = driver.verify([sequence, other], [[right], [0]])
+    assert output.accepted.tolist() == [2, 1]
+    compare(output)
+    compare(driver.verify([sequence, other], [[1], []]))
+    compare(driver.decode([sequence, other]))
+
+
+def test_drafts_of_the_head_give_the_tokens_of_plain_decoding(
+    headed: Any, open_runtime: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("petiole.gpu_worker.speculation.head.worthwhile", lambda trust: 1)
+    folder, _ = headed("qwen3.5")
+    plain = open_runtime(folder, prefix_cache="off")
+    with Engine(plain.config, runtime=plain) as engine:
+        expected = {name: answers(engine, sampling) for name, sampling in SAMPLINGS.items()}
+    assert plain.limits.drafts == 0
+    runtime = open_runtime(folder, speculative_tokens=2, chunk_size=16, num_pages=140, debug=True)
+    assert runtime.limits.drafts == 1
+    with Engine(runtime.config, runtime=runtime) as engine:
+        for _ in range(2):  # from the prefix cache, too
+            for name, sampling in SAMPLINGS.items():
+                assert answers(engine, sampling) == expected[name], name
+        assert engine.stats()["draft_tokens"] > 0
+        short = SamplingParams(temperature=0.0, max_tokens=2)
+        assert len(engine.generate([Request(prompt=PROMPTS[0], sampling=short)])[0].token_ids) == 2
+
+
+def test_a_head_that_is_not_there_is_refused_by_name(checkpoint: Any, open_runtime: Any) -> None:
+    folder, _ = checkpoint("qwen3.5")
+    with pytest.raises(InvalidRequest, match=r"drafts.*no head that drafts.*got mtp"):
+        open_runtime(folder, speculative_tokens=2, drafts="mtp")
+    assert open_runtime(folder, speculative_tokens=2).limits.drafts == 0
