@@ -11,6 +11,7 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from petiole.contract.requests.images import AS_IT_IS, View
 from petiole.gpu_worker.constraints import BannedState
 from petiole.gpu_worker.constraints.grammar import GrammarState
 from petiole.gpu_worker.constraints.schema.writing import HEAD, WHITESPACE
@@ -36,7 +37,8 @@ _TERMINAL = re.compile(r"^(T\d+): (.*)$", re.MULTILINE)
 class Files:
     """Pictures as files: vLLM makes the pixels, and the tokens in the place of the one that is here."""
 
-    def layout(self, width: int, height: int, field: str, most: int) -> ImageLayout:
+    def layout(self, width: int, height: int, field: str, most: int, view: View = AS_IT_IS) -> ImageLayout:
+        view.check_of_one_size(field)
         return ImageLayout(1)
 
     def prepared(self, picture: Image.Image, content_hash: int, layout: ImageLayout) -> PreparedImage:
