@@ -3,6 +3,7 @@ torch."""
 
 from __future__ import annotations
 
+import base64
 import os
 import random
 import signal
@@ -16,6 +17,7 @@ import pytest
 from petiole.tasks.errors import InvalidRequest, ModelChanged
 from petiole.tasks.fleet import models, reports
 from tests.engines.conftest import SMALL, UNTORCHED, VLLM
+from tests.support import seeing
 from tests.support.site import Site, Worker, eventually
 from tests.support.stand_in.vllm import token
 
@@ -59,6 +61,19 @@ def test_a_worker_names_its_engine_and_refuses_by_name(site: Site) -> None:
     assert [facts.engine for facts in models.models(site.redis)] == ["vllm 0.0"]
     with pytest.raises(InvalidRequest, match="temperature"):
         site.get(site.generate(prompt, temperature=3))
+
+
+def test_a_worker_without_torch_passes_pictures_on(site: Site, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    seeing.write_seeing(model, "qwen3-vl")
+    site.worker(PETIOLE_MODEL=model)
+    files = [base64.b64encode(seeing.as_file(seeing.drawn_picture(64, 48, seed))).decode() for seed in (1, 2)]
+    answers = []
+    for file in files:
+        parts = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{file}"}}]
+        options = {"messages": [{"role": "user", "content": parts}], "max_tokens": 6, "ignore_eos": True}
+        answers.append(site.get(site.app.send_task("tasks.chat", kwargs=options))["token_ids"])
+    assert answers[0] != answers[1]
 
 
 def test_a_worker_whose_child_is_killed_ends_and_another_continues_its_tasks(site: Site) -> None:

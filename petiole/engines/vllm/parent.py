@@ -274,6 +274,9 @@ def arguments_of(config: EngineConfig, folder: Path) -> list[str]:
     except ValueError as error:
         limit = f"must be arguments as a shell reads them ({error})"
         raise InvalidRequest("vllm_args", limit, config.vllm_args) from None
+    for name in (part.partition("=")[0] for part in given_last):
+        limit = f"must not have {name}: PETIOLE_MODEL names the model"
+        require(name not in _OF_THE_MODEL, "vllm_args", limit, config.vllm_args)
     return [*found, *lora, *prefix, *given_last]
 
 
@@ -297,6 +300,8 @@ def limits_of(model: str, content: str, ready: dict[str, Any]) -> ModelLimits:
     )
 
 
+_OF_THE_MODEL = ("--model", "--revision", "--tokenizer", "--tokenizer-revision")
+"""Petiole reads the tokenizer, too."""
 _MOST_IMAGES = 64
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 _CONTENT = {".safetensors", ".bin", ".pt", ".gguf"}
@@ -305,7 +310,7 @@ _CONTENT = {".safetensors", ".bin", ".pt", ".gguf"}
 def fingerprint(folder: Path, ready: dict[str, Any]) -> str:
     """A hash of a model's files, sampled, and of what else answers depend on. Another engine has other hashes, so
     it never continues what this one began. It takes files that Petiole's loader does not read."""
-    digest = hashlib.sha256(f"vllm {ready['dtype']} {ready['quantization']}".encode())
+    digest = hashlib.sha256(f"vllm {ready['dtype']} {ready['quantization']} {ready['overrides']}".encode())
     files = [path for path in sorted(folder.rglob("*")) if path.suffix in _CONTENT or path.name == "config.json"]
     for path in files or [folder]:  # a GGUF file
         size = path.stat().st_size

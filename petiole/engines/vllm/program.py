@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -23,6 +24,8 @@ from typing import Any
 
 BEAT_S = 1.0
 """Between two questions to all ranks whether they answer."""
+STACK_BYTES = 2**28
+"""As much as the worker compiles the same grammars on."""
 MOST_BYTES = 2**30
 """Of one message: a prompt of millions of tokens, or images."""
 
@@ -245,6 +248,7 @@ def described(engine: Any) -> dict[str, Any]:
         "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
         "dtype": str(model.dtype).removeprefix("torch."),
         "quantization": str(model.quantization or ""),
+        "overrides": str(model.hf_overrides or ""),
     }
 
 
@@ -268,7 +272,18 @@ async def serve(connection: socket.socket) -> None:
     engine.shutdown()
 
 
+def on_large_stacks() -> None:
+    """Begin again with larger stacks, for threads and ranks, too: the grammar library recurses as deep as rules
+    lead to rules."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    wanted = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
 if __name__ == "__main__":
+    on_large_stacks()
     with socket.socket(fileno=int(sys.argv[1])) as end:
         end.setblocking(False)
         os.set_inheritable(end.fileno(), False)

@@ -32,6 +32,9 @@ _SEEDS = 2**63
 _PART = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|@\w+')
 """Of a grammar: a string, a pattern, or the name of another grammar."""
 _TERMINAL = re.compile(r"^(T\d+): (.*)$", re.MULTILINE)
+_BLANK_BEFORE, _BLANK_BEHIND = ('"}"', '"]"', '","', '":"'), ('"{"', '"["', '","', '":"')
+_LARK = "%llguidance {}\n"
+"""By this line vLLM knows the notation."""
 
 
 class Files:
@@ -118,18 +121,24 @@ def lark_of(source: str) -> str:
     """The Lark grammar of a compiled constraint, whose source is one, or has some in JSON: the others stand in the
     first by their names."""
     if not source.startswith("{"):
-        return _spaced(source)
+        return _LARK + _spaced(source)
     first, *others = json.loads(source)["grammars"]
     texts = {f"@{one['name']}": f"%lark {{\n{_spaced(one['lark_grammar'])}\n}}" for one in others}
-    return _PART.sub(lambda part: texts.get(part[0], part[0]), _spaced(first["lark_grammar"]))
+    return _LARK + _PART.sub(lambda part: texts.get(part[0], part[0]), _spaced(first["lark_grammar"]))
 
 
 def _spaced(grammar: str) -> str:
-    """The grammar of a schema with its whitespace behind each terminal: vLLM's llguidance does not know
-    `ignore_once`, and would allow blanks without an end."""
+    """The grammar of a schema with its whitespace beside brackets, commas and colons: vLLM's llguidance does not
+    know `ignore_once`, and would allow blanks without an end."""
     if not grammar.startswith(HEAD):
         return grammar
-    return _TERMINAL.sub(lambda line: f"{line[1]}: ({line[2]}) /{WHITESPACE}/", grammar.removeprefix(HEAD))
+
+    def spaced(line: re.Match[str]) -> str:
+        name, text = line.groups()
+        before, behind = (f"/{WHITESPACE}/" * (text in marks) for marks in (_BLANK_BEFORE, _BLANK_BEHIND))
+        return f"{name}: {before} ({text}) {behind}"
+
+    return _TERMINAL.sub(spaced, grammar.removeprefix(HEAD))
 
 
 def scored(token: int, entries: list[tuple[int, float, int]], named: Mapping[int, int], top: int) -> TokenLogprobs:

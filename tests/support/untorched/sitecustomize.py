@@ -8,7 +8,7 @@ from importlib.machinery import ModuleSpec
 
 class Untorched:
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if name.partition(".")[0] in ("torch", "flashinfer", "triton", "safetensors", "PIL"):
+        if name.partition(".")[0] in ("torch", "flashinfer", "triton", "safetensors"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return None
 

@@ -108,6 +108,7 @@ class AsyncLLM:
                 max_model_len=int(given.max_model_len or 2048),
                 dtype="torch.float32",
                 quantization=None,
+                hf_overrides=None,
                 is_multimodal_model="image_token_id" in config,
                 try_get_generation_config=dict,
                 hf_config=Some(eos_token_id=511, image_token_id=config.get("image_token_id")),
