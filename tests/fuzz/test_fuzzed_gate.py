@@ -104,11 +104,11 @@ class Pipeline:
         if isinstance(admitted, gate.RefusedMessage):
             return admitted
         arrived.headers, arrived._decoded_cache = admitted.headers, admitted.body
-        assert gate.is_id(admitted.id)
+        assert gate.is_id(admitted.task_id)
         if admitted.name == TASK:
             payload = None if "task" in admitted.headers else admitted.body
             self.strategy(arrived, payload, lambda *_: None, lambda *_: None, ())
-        return admitted.id
+        return admitted.task_id
 
 
 @pytest.fixture(scope="module")

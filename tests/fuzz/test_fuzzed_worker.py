@@ -58,7 +58,7 @@ def said_id(text: bytes) -> tuple[bool, str | None]:
     task = gate.task(arrived)
     if isinstance(task, gate.RefusedMessage):
         return False, task.task_id
-    return not arrived.errors, task.id
+    return not arrived.errors, task.task_id
 
 
 def is_untold(text: bytes) -> bool:

@@ -96,7 +96,7 @@ assert tasks.generate.app is tasks.celery_app
 
 WORKER_OF_A_PRODUCER = """
 import sys
-sys.modules |= dict.fromkeys(("hiredis", "torch"))  # as if they were not installed
+sys.modules |= {"hiredis": None}  # as if it were not installed
 sys.argv = ["celery", "-A", "petiole", "worker"]
 from celery.__main__ import main
 main()
@@ -109,4 +109,4 @@ def test_a_worker_needs_more_than_a_producer_and_says_so_in_a_line() -> None:
     )
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
-    assert "pip install 'petiole[worker]' (no hiredis, torch)" in done.stderr
+    assert "pip install 'petiole[worker]' (no hiredis)" in done.stderr

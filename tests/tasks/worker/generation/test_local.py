@@ -15,6 +15,7 @@ from petiole.tasks.settings import Settings, settings
 from petiole.tasks.submission.definitions import generate
 from petiole.tasks.worker.generation import local
 from petiole.tasks.worker.generation.engines import make_engine
+from petiole.tasks.worker.reports import inspection
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,7 @@ def test_bad_options_fail_as_in_a_worker() -> None:
 
 
 def test_a_trace_shows_what_host_and_device_did(tmp_path: Path) -> None:
-    local.trace(str(tmp_path / "steps.json"), requests=2, tokens=3)
+    inspection.trace(str(tmp_path / "steps.json"), requests=2, tokens=3)
     spans = json.loads((tmp_path / "steps.json").read_text())["traceEvents"]
     names = {span["name"].split()[0] for span in spans}
     assert {"plan", "launch", "prefill", "decode", "copy", "commit"} <= names
@@ -93,7 +94,7 @@ def test_an_eager_count_counts_as_a_generation_does(monkeypatch: pytest.MonkeyPa
     assert seen["counts"] == [used] == [len(seen["token_ids"][0])]
     assert seen["token_ids"][0].count(-1) == 81
     content[0]["image"] = base64.b64encode(b"no picture").decode()
-    with pytest.raises(InvalidRequest, match=r"^messages: must be a JPEG, PNG or WebP"):
+    with pytest.raises(InvalidRequest, match=r"^messages\[0\]\.content\[0\]: must be a JPEG, PNG or WebP"):
         count.apply(kwargs={"messages": messages}).get()
     with pytest.raises(InvalidRequest, match=r"^texts: exactly one of"):
         count.apply(kwargs={}).get()
