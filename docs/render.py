@@ -438,7 +438,7 @@ def tables(page_name: str) -> dict[str, str]:
         "submission": markdown(("option", ""), submitted),
         "result": fields(task_result.GenerationResult, task_result.Shown),
         "metrics": markdown(("by `worker` and `model`", ""), metrics()),
-        "families": markdown(("models", "`architectures`", "CPU", "CUDA", "compared"), families()),
+        "families": markdown(("models", "`architectures`"), families()),
         **({"gguf": gguf_files()} if page_name == "models.md" else {}),
         **({"clients": clients()} if page_name == "gateway.md" else {}),
         "facts": fields(models.ModelFacts, BaseModel),
@@ -459,8 +459,9 @@ def metrics() -> Iterator[tuple[str, str]]:
 def families() -> Iterator[tuple[str, ...]]:
     """What can be served. `tests.gpu_worker.models.test_published` holds it to the code."""
     for one in PUBLISHED:
-        names = ", ".join(f"`{name}`" for name in one.architectures)
-        yield one.models, names, one.cpu, "yes" if one.cuda else "no", one.against
+        exceptions = (one.cpu == "torch", "in torch on a CPU"), (not one.cuda, "not on CUDA")
+        said = [one.models, *(what for holds, what in exceptions if holds)]
+        yield "; ".join(said), ", ".join(f"`{name}`" for name in one.architectures)
 
 
 def gguf_files() -> str:
