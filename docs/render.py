@@ -479,10 +479,10 @@ def gguf_files() -> str:
         )
         offsets = ", offsets" if form.offsets else ""
         bits = form.n_bytes * 8 / form.outputs / form.inputs
-        known = "compiled" if unknown_form(form) is None else "torch"
-        row = f"{form.bits} bits", f"{form.group}", f"{scales}{offsets}", f"{bits:.3g}", known
+        torch = "" if unknown_form(form) is None else "; in torch on a CPU"
+        row = f"{form.bits} bits", f"{form.group}", f"{scales}{offsets}{torch}", f"{bits:.3g}"
         rows.setdefault(row, []).append(f"`{kind}` ({stored:.3g})")
-    head = ("types (bits a weight)", "codes", "group", "scales", "bits in memory", "on the CPU")
+    head = ("types (bits a weight)", "codes", "group", "scales", "bits in memory")
     ordered = sorted(rows.items(), key=lambda one: float(one[0][3]))
     named = f"Architectures: {', '.join(f'`{name}`' for name in ARCHITECTURES)}.\n\n"
     return named + markdown(head, [(", ".join(kinds), *row) for row, kinds in ordered])
