@@ -417,11 +417,15 @@ def tables(page_name: str) -> dict[str, str]:
         (f"`{name}`", linked(TEXTS["Submission", name])) for name in submission.Submission.__annotations__
     ]
 
+    of_result = {text_of(task_result.GenerationResult, name) for name in task_result.GenerationResult.model_fields}
+
     def fields(model: Model, hidden: Model, when: str = "") -> str:
         rows = []
         for name in [name for name in model.model_fields if name not in hidden.model_fields]:
-            said = linked(text_of(model, name))
-            rows.append((f"`{name}`", when + said[0].lower() + said[1:] if when and name in AT_THE_END else said))
+            said = text_of(model, name)
+            if when and name in AT_THE_END:
+                said = when + ("as in docs/requests.md#the-result." if said in of_result else said[0].lower() + said[1:])
+            rows.append((f"`{name}`", linked(said)))
         return markdown(("field", ""), rows)
 
     switches = [
