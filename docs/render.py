@@ -424,7 +424,8 @@ def tables(page_name: str) -> dict[str, str]:
         for name in [name for name in model.model_fields if name not in hidden.model_fields]:
             said = text_of(model, name)
             if when and name in AT_THE_END:
-                said = when + ("as in docs/requests.md#the-result." if said in of_result else said[0].lower() + said[1:])
+                again = said in of_result
+                said = when + ("as in docs/requests.md#the-result." if again else said[0].lower() + said[1:])
             rows.append((f"`{name}`", linked(said)))
         return markdown(("field", ""), rows)
 
