@@ -22,7 +22,6 @@ def _causal(models: str, *names: str, cuda: bool = True) -> Published:
     return Published(models, tuple(full), cuda=cuda)
 
 
-
 _VISION, _SCORES = "ForConditionalGeneration", "ForSequenceClassification"
 
 
