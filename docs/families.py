@@ -9,25 +9,17 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """architectures: as config.json names them. cpu: which path computes. cuda: whether it does. against: what
-    tests compare, with transformers: log-probabilities, vectors, scores."""
+    """architectures: as config.json names them. cpu: which path computes. cuda: whether it does."""
 
     models: str
     architectures: tuple[str, ...]
     cpu: Literal["compiled", "torch"] = "compiled"
     cuda: bool = True
-    against: Literal["log-probabilities", "vectors", "vectors, scores"] = "log-probabilities"
 
 
-def _causal(
-    models: str, *names: str, cpu: Literal["compiled", "torch"] = "compiled", cuda: bool = True
-) -> Published:
+def _causal(models: str, *names: str, cuda: bool = True) -> Published:
     full = (name if "For" in name or "LMHead" in name else f"{name}ForCausalLM" for name in names)
-    return Published(models, tuple(full), cpu, cuda)
-
-
-def _encoder(models: str, *names: str, cpu: Literal["compiled", "torch"], cuda: bool = True) -> Published:
-    return Published(models, names, cpu, cuda, "vectors, scores")
+    return Published(models, tuple(full), cuda=cuda)
 
 
 _VISION, _SCORES = "ForConditionalGeneration", "ForSequenceClassification"
@@ -74,20 +66,17 @@ PUBLISHED = (
     _causal("OPT without projections (not 350m)", "OPT"),
     _causal("Command R, R7B", "Cohere", "Cohere2"),
     Published("Moondream 2 of June 2025: see below", ("HfMoondream", "Moondream")),
-    Published("EmbeddingGemma", ("Gemma3TextModel",), against="vectors"),
-    _encoder("BERT: MiniLM, bge, e5", *_heads("Bert"), cpu="compiled"),
-    _encoder(
+    Published("EmbeddingGemma", ("Gemma3TextModel",)),
+    Published("BERT: MiniLM, bge, e5", _heads("Bert")),
+    Published(
         "RoBERTa, XLM-RoBERTa (BGE-M3), CamemBERT",
-        *_heads("Roberta"),
-        *_heads("XLMRoberta"),
-        *_heads("Camembert"),
-        cpu="compiled",
+        (*_heads("Roberta"), *_heads("XLMRoberta"), *_heads("Camembert")),
     ),
-    _encoder("MPNet: all-mpnet-base-v2", *_heads("MPNet"), cpu="compiled"),
-    _encoder("DistilBERT", *_heads("DistilBert"), cpu="compiled"),
-    _encoder("ModernBERT", "ModernBertModel", "ModernBertForSequenceClassification", cpu="compiled"),
-    _encoder("ELECTRA; where embeddings are narrow in torch", "ElectraModel", f"Electra{_SCORES}", cpu="compiled"),
-    _encoder("ALBERT", *_heads("Albert"), cpu="torch"),
-    _encoder("DeBERTa 2, 3", *_heads("DebertaV2"), cpu="torch"),
-    Published("NomicBERT: nomic-embed-text", ("NomicBertModel",), against="vectors"),
+    Published("MPNet: all-mpnet-base-v2", _heads("MPNet")),
+    Published("DistilBERT", _heads("DistilBert")),
+    Published("ModernBERT", ("ModernBertModel", f"ModernBert{_SCORES}")),
+    Published("ELECTRA; where embeddings are narrow in torch", ("ElectraModel", f"Electra{_SCORES}")),
+    Published("ALBERT", _heads("Albert"), cpu="torch"),
+    Published("DeBERTa 2, 3", _heads("DebertaV2"), cpu="torch"),
+    Published("NomicBERT: nomic-embed-text", ("NomicBertModel",)),
 )

@@ -417,11 +417,16 @@ def tables(page_name: str) -> dict[str, str]:
         (f"`{name}`", linked(TEXTS["Submission", name])) for name in submission.Submission.__annotations__
     ]
 
+    of_result = {text_of(task_result.GenerationResult, name) for name in task_result.GenerationResult.model_fields}
+
     def fields(model: Model, hidden: Model, when: str = "") -> str:
         rows = []
         for name in [name for name in model.model_fields if name not in hidden.model_fields]:
-            said = linked(text_of(model, name))
-            rows.append((f"`{name}`", when + said[0].lower() + said[1:] if when and name in AT_THE_END else said))
+            said = text_of(model, name)
+            if when and name in AT_THE_END:
+                again = said in of_result
+                said = when + ("as in docs/requests.md#the-result." if again else said[0].lower() + said[1:])
+            rows.append((f"`{name}`", linked(said)))
         return markdown(("field", ""), rows)
 
     switches = [
@@ -438,7 +443,7 @@ def tables(page_name: str) -> dict[str, str]:
         "submission": markdown(("option", ""), submitted),
         "result": fields(task_result.GenerationResult, task_result.Shown),
         "metrics": markdown(("by `worker` and `model`", ""), metrics()),
-        "families": markdown(("models", "`architectures`", "CPU", "CUDA", "compared"), families()),
+        "families": markdown(("models", "`architectures`"), families()),
         **({"gguf": gguf_files()} if page_name == "models.md" else {}),
         **({"clients": clients()} if page_name == "gateway.md" else {}),
         "facts": fields(models.ModelFacts, BaseModel),
@@ -459,8 +464,9 @@ def metrics() -> Iterator[tuple[str, str]]:
 def families() -> Iterator[tuple[str, ...]]:
     """What can be served. `tests.gpu_worker.models.test_published` holds it to the code."""
     for one in PUBLISHED:
-        names = ", ".join(f"`{name}`" for name in one.architectures)
-        yield one.models, names, one.cpu, "yes" if one.cuda else "no", one.against
+        exceptions = (one.cpu == "torch", "in torch on a CPU"), (not one.cuda, "not on CUDA")
+        said = [one.models, *(what for holds, what in exceptions if holds)]
+        yield "; ".join(said), ", ".join(f"`{name}`" for name in one.architectures)
 
 
 def gguf_files() -> str:
@@ -478,10 +484,10 @@ def gguf_files() -> str:
         )
         offsets = ", offsets" if form.offsets else ""
         bits = form.n_bytes * 8 / form.outputs / form.inputs
-        known = "compiled" if unknown_form(form) is None else "torch"
-        row = f"{form.bits} bits", f"{form.group}", f"{scales}{offsets}", f"{bits:.3g}", known
+        torch = "" if unknown_form(form) is None else "; in torch on a CPU"
+        row = f"{form.bits} bits", f"{form.group}", f"{scales}{offsets}{torch}", f"{bits:.3g}"
         rows.setdefault(row, []).append(f"`{kind}` ({stored:.3g})")
-    head = ("types (bits a weight)", "codes", "group", "scales", "bits in memory", "on the CPU")
+    head = ("types (bits a weight)", "codes", "group", "scales", "bits in memory")
     ordered = sorted(rows.items(), key=lambda one: float(one[0][3]))
     named = f"Architectures: {', '.join(f'`{name}`' for name in ARCHITECTURES)}.\n\n"
     return named + markdown(head, [(", ".join(kinds), *row) for row, kinds in ordered])
