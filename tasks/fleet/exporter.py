@@ -22,6 +22,7 @@ from petiole.tasks.fleet.reports import WorkerReport
 from petiole.tasks.fleet.restarts import Life
 from petiole.tasks.keys import QUARANTINE_KEY
 from petiole.tasks.servers import connections
+from petiole.tasks.servers.failover import refuses_writes
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class FleetCollector(Collector):
         try:
             workers, quarantined = reports.workers(), connections.streams().llen(QUARANTINE_KEY)
             refused, started = probes.refused_writes(), restarts.lives()
-            lengths = queues.queue_lengths(others=(queue for worker in workers for queue in worker.queues))
+            lengths = _lengths(workers)
         except Exception as error:  # any exception: the next scrape tries again
             logger.warning("no metrics could be collected: %s", str(error) or type(error).__name__)
             up.add_metric((), 0)
@@ -73,6 +74,17 @@ class FleetCollector(Collector):
     def describe(self) -> Iterable[Metric]:
         """Empty, so that registering the collector does not query Redis."""
         return ()
+
+
+def _lengths(workers: Iterable[WorkerReport]) -> dict[tuple[str, int | None], int]:
+    """By queue and priority; empty if the broker takes no writes: kombu begins with a PING, which a Redis that
+    cannot save refuses, too."""
+    try:
+        return queues.queue_lengths(others=(queue for worker in workers for queue in worker.queues))
+    except Exception as error:
+        if refuses_writes(error):
+            return {}
+        raise
 
 
 def _lives(started: dict[str, Life]) -> Iterator[Metric]:

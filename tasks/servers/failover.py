@@ -31,12 +31,12 @@ SOON_WRITTEN = 2**16
 """Bytes that may wait in a transport before a sender waits for it."""
 
 
-def demoted(error: ResponseError) -> bool:
+def demoted(error: Exception) -> bool:
     """Whether `error` says that the server is a replica. An error in a script may come as text."""
     return isinstance(error, ReadOnlyError) or "READONLY " in str(error)
 
 
-def refuses_writes(error: ResponseError) -> bool:
+def refuses_writes(error: Exception) -> bool:
     """Whether `error` says that the server currently refuses all writes."""
     codes = ("OOM ", "NOREPLICAS ", "MISCONF ")
     return isinstance(error, redis_py.OutOfMemory) or demoted(error) or any(code in str(error) for code in codes)

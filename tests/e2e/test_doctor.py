@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import redis
 
-from tests.support.site import REPOSITORY, RedisServer, Site
+from tests.support.scraping import exporting
+from tests.support.site import REPOSITORY, RedisServer, Site, eventually
 
 pytestmark = pytest.mark.e2e
 AWAY = "redis://127.0.0.1:1/0"
@@ -28,6 +30,25 @@ def found(site: Site, **environment: str) -> list[tuple[str, str]]:
 
 def names(site: Site, **environment: str) -> set[str]:
     return {name for name, _ in found(site, **environment)}
+
+
+def test_a_redis_that_cannot_save_is_not_called_away(own_site: Site, tmp_path: Path) -> None:
+    """It answers what only reads, but refuses PING as it refuses writes."""
+    folder = tmp_path / "full"
+    (folder / "taken.rdb").mkdir(parents=True)
+    server = RedisServer(folder, "--dbfilename", "taken.rdb")
+    own_site.environment |= {"PETIOLE_REDIS_URL": server.url, "PETIOLE_BROKER_URL": server.url}
+    try:
+        with exporting(own_site) as scrape, redis.Redis(unix_socket_path=str(server.socket)) as client:
+            client.config_set("save", "3600 1")
+            client.bgsave()
+            eventually(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", "no snapshot")
+            assert names(own_site) == {"PetioleRedisReadOnly", "RedisDiskFails"}
+            figures = scrape()
+    finally:
+        server.kill()
+    assert figures["petiole_redis_up", ""] == 1
+    assert figures["petiole_redis_writable", "broker"] == figures["petiole_redis_writable", "streams"] == 0
 
 
 def test_faults_of_a_real_fleet_are_named(own_site: Site, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from tests.support.rights import (
     of_gateways,
     version_of,
 )
-from tests.support.site import REPOSITORY, Site, Worker, eventually
+from tests.support.site import REPOSITORY, RedisServer, Site, Worker, eventually
 from tests.support.trials import rest
 
 
@@ -111,6 +111,44 @@ assert len(chain.get(timeout=60)["token_ids"]) == 2
 generate.apply_async(kwargs={"prompt": "soon"}, require_worker=True, countdown=600).revoke(terminate=True)
 print("all of it")
 """
+
+
+def test_a_worker_may_call_what_scripts_call(guarded: tuple[Site, Worker]) -> None:
+    """Also what they call only beside other workers."""
+    scripts = [path.read_text() for path in (REPOSITORY / "tasks").rglob("*.lua")]
+    called = {name.lower() for text in scripts for name in re.findall(r"redis\.p?call[(,]\s*'([A-Z]+)'", text)}
+    may = {name.partition("|")[0] for name in commands(documented(version_of(guarded[0].redis))["petiole"])}
+    assert len(called) > 20
+    assert called - may == set()
+
+
+def test_a_restart_keeps_transactions(binary: str, tmp_path: Path) -> None:
+    """Redis loads its file with the rights of `default`, who may not log in."""
+    server = RedisServer(tmp_path, binary=binary)
+    with redis.Redis(unix_socket_path=str(server.socket)) as client:
+        rules = documented(version_of(client))
+        client.pipeline().lpush("petiole", "a").lpush("petiole", "b").execute()
+    server.process.terminate()
+    server.process.wait()
+    users = tmp_path / "users.acl"
+    users.write_text("".join(f"user {user} {' '.join(words)}\n" for user, words in rules.items()))
+    server.process = subprocess.Popen([*server.process.args, "--aclfile", str(users)], stdout=subprocess.DEVNULL)
+    try:
+        eventually(lambda: may_ping(server, "petiole"), "redis-server answers")
+        assert not may_ping(server, "default")
+        with redis.Redis(unix_socket_path=str(server.socket), username="petiole", password=SECRET) as client:
+            assert client.lrange("petiole", 0, -1) == [b"b", b"a"]
+    finally:
+        server.kill()
+
+
+def may_ping(server: RedisServer, user: str) -> bool:
+    words = {"username": user, "password": SECRET} if user != "default" else {}
+    with redis.Redis(unix_socket_path=str(server.socket), **words) as client:
+        try:
+            return bool(client.ping())
+        except redis.RedisError:
+            return False
 
 
 def test_a_producer_can_do_its_work(guarded: tuple[Site, Worker]) -> None:

@@ -22,6 +22,7 @@ from petiole.tasks.fleet.reports import WorkerReport
 from petiole.tasks.fleet.restarts import Life
 from petiole.tasks.keys import QUARANTINE_KEY
 from petiole.tasks.servers import connections
+from petiole.tasks.servers.failover import refuses_writes
 from petiole.tasks.settings import settings
 from petiole.tasks.urls import RABBITMQ, scheme
 
@@ -89,14 +90,15 @@ def gather() -> Facts:
     try:
         counted = queues.report_queues(workers)
     except _ERRORS as error:
-        unreachable["broker"] = str(error)
+        if not refuses_writes(error):  # kombu begins with a PING, which a Redis that cannot save refuses, too
+            unreachable["broker"] = str(error)
     quarantined = int(connections.streams().llen(QUARANTINE_KEY))
     return Facts(servers, unreachable, workers, restarts.lives(), counted, quarantined, time.time())
 
 
 def _server(name: str, url: str) -> Server:
     with connections.connect(url) as client:
-        client.ping()
+        client.time()  # connects
         began = time.time()
         seconds, microseconds = client.time()
         ended = time.time()
