@@ -30,7 +30,6 @@ from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.runtime.memory.kv_tier import KVTier
 from petiole.gpu_worker.scheduling.admission import (
     Cut,
-    DelayGate,
     ImageCropping,
     ResidentAdapters,
     WaitingQueue,
@@ -133,7 +132,6 @@ class SchedulerState:
         self.waiting = WaitingQueue()
         self.prefilling: list[ScheduledSequence] = []
         self.running: list[ScheduledSequence] = []
-        self.gate = DelayGate(config.delay_factor)
         self.cutting = ImageCropping(cut, self.finalize)
         self.tier = tier
         self.counters = Counters()
