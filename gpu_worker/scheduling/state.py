@@ -44,8 +44,8 @@ P = ParamSpec("P")
 
 
 class Extras(NamedTuple):
-    """The log-probabilities of tokens, the numbers that they carry, the values that these stand for, and the
-    what is made of texts: one entry per token, or None."""
+    """The log-probabilities of tokens, the numbers that they carry, the values that these stand for, and what
+    is made of texts: one entry per token, or None."""
 
     logprobs: Sequence[TokenLogprobs] | None = None
     numbers: Sequence[Numbers] | None = None

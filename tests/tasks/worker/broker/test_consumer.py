@@ -128,7 +128,6 @@ def test_a_task_that_makes_room_for_another_wakes_the_event_loop(
     monkeypatch.setattr(StockConsumer, "create_task_handler", lambda self: takes)
     consumer.create_task_handler()(message(GOOD))
     assert bool(select.select([consumer.pool.mailbox._reader], [], [], 0)[0]) == raised
-    consumer.pool.mailbox.close()
 
 
 @pytest.mark.parametrize(
