@@ -26,7 +26,7 @@ from petiole.gateway.pooling.interfaces import Embeddings, PoolingResult
 from petiole.tasks import errors
 from petiole.tasks.fleet.models import ModelRoute
 from petiole.tasks.settings import settings
-from petiole.tasks.submission.batches.rows.results import TaskOutcome
+from petiole.tasks.submission.batches.rows.output_lines import TaskOutcome
 
 SAME = StreamDelta.model_fields.keys() & GenerationResult.model_fields.keys() - ShownPiece.model_fields.keys()
 
