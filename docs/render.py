@@ -183,10 +183,10 @@ def span(hint: Any) -> str:
 
 def types() -> str:
     tasks = [task.request for task in TASKS.values()]
-    shared = dict.fromkeys(model for task in tasks for model in lineage(task)[:-1])
+    shared = dict.fromkeys(model for task in tasks for model in lineage(task) if model is not task)
     parts = [HEAD]
     parts += [
-        typed_dict(model.__name__, bases(model), model, own(model), inspect.getdoc(model) or "", total=False)
+        typed_dict(model.__name__, bases(model), model, optional(model), inspect.getdoc(model) or "", total=False)
         for model in shared
     ]
     for task in tasks:
@@ -201,12 +201,17 @@ def bases(model: Model) -> list[str]:
     return [base.__name__ for base in model.__bases__ if issubclass(base, BaseModel) and own(base)]
 
 
+def optional(model: Model) -> dict[str, FieldInfo]:
+    """The fields that the model itself declares and no call needs to give."""
+    return {name: field for name, field in own(model).items() if not field.is_required()}
+
+
 def options_of(task: Model) -> Iterator[str]:
     """What a call takes, and what a link of a chain takes: there the task before may supply what is required."""
     name = task.__name__.removesuffix("Request")
-    under, optional = bases(task), {key: field for key, field in own(task).items() if not field.is_required()}
-    if optional:
-        yield typed_dict(f"_{name}Options", under, task, optional, "What none needs to give.", total=False)
+    under = bases(task)
+    if optional(task):
+        yield typed_dict(f"_{name}Options", under, task, optional(task), "What none needs to give.", total=False)
         under = [f"_{name}Options"]
     required = {key: field for key, field in task.model_fields.items() if field.is_required()}
     says = f"Options of `{name.lower()}`."

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 from petiole.contract.errors import shorten
 from petiole.contract.results.task_result import GenerationResult, ShownPiece, StreamDelta
 from petiole.gateway.core.assembly import OutputAssembler
-from petiole.gateway.core.failures import Failure, failure_of, invalid
+from petiole.gateway.core.failures import ended_early, failure_of, invalid
 from petiole.gateway.core.parts import CollectedOutput
 from petiole.gateway.core.record import RequestRecord
 from petiole.gateway.core.requests import RequestBody
@@ -26,7 +26,7 @@ from petiole.gateway.pooling.interfaces import Embeddings, PoolingResult
 from petiole.tasks import errors
 from petiole.tasks.fleet.models import ModelRoute
 from petiole.tasks.settings import settings
-from petiole.tasks.submission.batches.rows.results import TaskOutcome
+from petiole.tasks.submission.batches.rows.output_lines import TaskOutcome
 
 SAME = StreamDelta.model_fields.keys() & GenerationResult.model_fields.keys() - ShownPiece.model_fields.keys()
 
@@ -143,8 +143,7 @@ def _vectors(asked: Embeddings, plan: Plan, outcomes: Sequence[TaskOutcome]) -> 
     [outcome] = outcomes
     result = _result(plan, outcome)
     if result.finish_reason != "stop":
-        reason = result.finish_reason
-        raise Failure(499, f"the request has ended early: {reason}", code=reason)
+        raise ended_early(result.finish_reason)
     made = PoolingResult(vectors=result.vectors or [], prompt_tokens=result.usage.prompt_tokens)
     answer = asked.answer(plan.record, made)
     return {**answer, "data": list(answer["data"])}

@@ -72,6 +72,15 @@ def unavailable(message: str, code: str = "unavailable") -> Failure:
     return Failure(503, message, code=code, retry_after_s=RETRY_AFTER_S)
 
 
+def unknown_model(name: str) -> Failure:
+    return Failure(404, f"model: no worker has served {name[:256]!r}", code="model_not_found", param="model")
+
+
+def ended_early(reason: str) -> Failure:
+    """Of a request whose answer is whole or none. `reason`: its finish reason, which is not `stop`."""
+    return Failure(499, f"the request has ended early: {reason}", code=reason)
+
+
 def failure_of(error: BaseException, names: Mapping[str, str] | None = None) -> Failure:
     """What a client is told of this error. `names`: by an option of the task, the client's field."""
     match error:

@@ -16,14 +16,14 @@ from petiole.gateway.core.requests import NONE, Images, given
 from petiole.gateway.core.task_plan import Plan, TaskCall
 from petiole.gateway.openai import chat_tools, conversation
 from petiole.gateway.openai.answers import task_ids
-from petiole.gateway.openai.sampling_options import MOST_LOGPROBS, SamplingBody
+from petiole.gateway.openai.sampling_options import MOST_LOGPROBS, SamplingBody, ThinkingBody
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.fleet.models import ModelRoute
 
 KIND = "chat.completion"
 
 
-class ChatCompletion(SamplingBody):
+class ChatCompletion(ThinkingBody):
     """The body of a request."""
 
     REFUSED: ClassVar = SamplingBody.REFUSED | {
@@ -45,12 +45,10 @@ class ChatCompletion(SamplingBody):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
-    thinking_token_budget: int | None = None
     include_reasoning: bool = True
     modalities: Annotated[list[str], Entries(8)] = Field(default_factory=lambda: ["text"])
 
     documents: Annotated[list[Object], Entries(MOST_TEXTS)] | None = None
-    chat_template_kwargs: Object = Field(default_factory=dict)
     mm_processor_kwargs: Object = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -83,9 +81,7 @@ class ChatCompletion(SamplingBody):
         names["logprobs"] = "top_logprobs"
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
-        variables = self.chat_template_kwargs | ({"documents": self.documents} if self.documents else {})
-        if variables:
-            options["chat_template_kwargs"] = variables
+        options |= self.thinking(self.reasoning_effort, documents=self.documents)
         if (offered := chat_tools.functions(self.tools or ())) and self.tool_choice != "none":
             options["tools"] = offered
             if self.tool_choice not in (None, "auto"):
@@ -94,10 +90,6 @@ class ChatCompletion(SamplingBody):
                 options["parallel_tool_calls"] = False
         elif self.tool_choice not in (None, "none", "auto"):
             raise InvalidRequest("tool_choice", "needs tools that are functions", shorten(self.tool_choice))
-        if self.reasoning_effort is not None:
-            options["reasoning_effort"] = self.reasoning_effort
-        if self.thinking_token_budget is not None:
-            options["max_reasoning_tokens"] = self.thinking_token_budget
         if self.continue_final_message:
             options["continue_final_message"] = True
         record = RequestRecord(

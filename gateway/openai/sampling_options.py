@@ -16,7 +16,7 @@ from petiole.contract.limits import MAX_BAD_WORDS, MAX_BIASES, MAX_STOPS
 from petiole.contract.requests.bounds import Entries, Object
 from petiole.contract.requests.validation import listed
 from petiole.gateway.core.foreign import spellings
-from petiole.gateway.core.requests import Ids, Metadata, MostPromptTokens, RequestBody, cut_to, submission
+from petiole.gateway.core.requests import Ids, Metadata, MostPromptTokens, RequestBody, cut_to, given, submission
 from petiole.gateway.openai import response_format as formats
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.fleet.models import ModelRoute
@@ -182,3 +182,19 @@ class SamplingBody(RequestBody):
     def submission(self) -> dict[str, Any]:
         """Options of the submission."""
         return submission(self.priority)
+
+
+class ThinkingBody(SamplingBody):
+    """A conversation's parameters, too: how much the model reasons, and what its template reads."""
+
+    thinking_token_budget: int | None = None
+    chat_template_kwargs: Object = Field(default_factory=dict)
+
+    def thinking(self, effort: str | None, **variables: Any) -> dict[str, Any]:
+        """The options of these parameters. `variables`: further ones of the template."""
+        options = {
+            "chat_template_kwargs": self.chat_template_kwargs | given(variables) or None,
+            "reasoning_effort": effort,
+            "max_reasoning_tokens": self.thinking_token_budget,
+        }
+        return {name: value for name, value in options.items() if value is not None}

@@ -13,7 +13,7 @@ from petiole.gateway.anthropic import blocks, model_list, view
 from petiole.gateway.anthropic.answers import NO_THREADS, error_event, spoken
 from petiole.gateway.anthropic.request import KIND, NAMES, PREFIX, CountTokens, CreateMessage
 from petiole.gateway.anthropic.view import MessagesView
-from petiole.gateway.core.failures import Failure
+from petiole.gateway.core.failures import Failure, unknown_model
 from petiole.gateway.serving import request_body
 from petiole.gateway.serving.answering import AnswerKind, checked, fetched, json_answer, new_id
 from petiole.gateway.serving.catalogue import catalogue
@@ -51,7 +51,7 @@ async def get_model(request: Request) -> Response:
     for info in model_list.listed(await catalogue().shown()):
         if info["id"] == name:
             return json_answer(info)
-    raise Failure(404, f"model: no worker has served {name[:256]!r}", code="model_not_found", param="model")
+    raise unknown_model(name)
 
 
 class _AnthropicRoute(Route):

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from petiole.gateway.core.failures import Failure
+from petiole.gateway.core.failures import ended_early
 from petiole.gateway.core.task_plan import Plan
 from petiole.gateway.openai import conversation
 from petiole.gateway.pooling.interfaces import Classify, Embeddings, PoolingBody, PoolingResult, Rerank, Score
@@ -68,7 +68,7 @@ async def _made(asked: PoolingBody, plan: Plan) -> PoolingResult:
             if delta.error is not None:
                 raise generation.failure(delta.error)
             if delta.finish_reason not in (None, "stop"):
-                raise Failure(499, f"the request has ended early: {delta.finish_reason}", code=delta.finish_reason)
+                raise ended_early(delta.finish_reason)
             if delta.usage is not None:
                 made.prompt_tokens = delta.usage.prompt_tokens
     finally:

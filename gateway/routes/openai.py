@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from petiole.gateway.core.failures import Failure
+from petiole.gateway.core.failures import unknown_model
 from petiole.gateway.openai import (
     chat,
     chat_view,
@@ -91,7 +91,7 @@ async def tokenizer_info(request: Request) -> Response:
     for model in known:
         if name in model.names or (name is None and model.names):
             return json_answer(tokenization.described(model))
-    raise _unknown(name or "")
+    raise unknown_model(name or "")
 
 
 async def list_models(_: Request) -> Response:
@@ -103,11 +103,7 @@ async def get_model(request: Request) -> Response:
     for card in model_list.cards(await catalogue().shown()):
         if card["id"] == name:
             return json_answer(card)
-    raise _unknown(name)
-
-
-def _unknown(name: str) -> Failure:
-    return Failure(404, f"model: no worker has served {name[:256]!r}", code="model_not_found", param="model")
+    raise unknown_model(name)
 
 
 async def list_usage(request: Request) -> Response:

@@ -81,7 +81,7 @@ class OpenRequests(Generic[L]):
             self._stop_generating,
             self._forget,
             time.perf_counter,
-            self._fail,
+            self.fail,
             config.stream_interval_ms / 1000,
         )
         self.loop = make_loop(self.text.post, self._on_device_lost)
@@ -119,6 +119,14 @@ class OpenRequests(Generic[L]):
         if output is not None:
             self.loop.post(lambda: self.end(output, end))
 
+    def fail(self, error: BaseException) -> None:
+        """End the loop as a device error does."""
+
+        def fail() -> None:
+            raise error
+
+        self.loop.post(fail)
+
     def cut(self, image: RequestImage, done: Callable[[PreparedImage | Exception], None]) -> None:
         """Cut an image on a preparation thread. Its outcome wakes the loop."""
         self.intake.cut(image, lambda outcome: self.loop.post(lambda: done(outcome)))
@@ -146,14 +154,6 @@ class OpenRequests(Generic[L]):
 
     def _accept_later(self, seq: ScheduledSequence, output: RequestOutput) -> None:
         self.loop.post(lambda: self._accept(seq, output))
-
-    def _fail(self, error: BaseException) -> None:
-        """End the loop as a device error does."""
-
-        def fail() -> None:
-            raise error
-
-        self.loop.post(fail)
 
     # ------------------------------------------------------------ on the engine thread
 

@@ -1,5 +1,4 @@
-"""Admission: the waiting queue, the delay gate, common prefixes, forks, adapter slots, and images on their way to
-crops.
+"""Admission: the waiting queue, common prefixes, forks, adapter slots, and images on their way to crops.
 
 An image is cut into crops when a prefill needs it soon and the prefix cache does not have it:
 
@@ -12,10 +11,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Set
-from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from sortedcontainers import SortedDict, SortedSet
+from sortedcontainers import SortedDict
 
 from petiole.gpu_worker.exceptions import AdapterError
 from petiole.gpu_worker.request.prepared_images import PreparedImage, RequestImage
@@ -36,7 +34,6 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._by_rank: SortedDict[tuple[int, int], ScheduledSequence] = SortedDict()
-        self._arrivals: SortedSet[tuple[float, tuple[int, int]]] = SortedSet()
 
     def __len__(self) -> int:
         return len(self._by_rank)
@@ -51,37 +48,16 @@ class WaitingQueue:
 
     def push(self, seq: ScheduledSequence) -> None:
         self._by_rank[seq.rank] = seq
-        self._arrivals.add((seq.arrival_s, seq.rank))
 
     def remove(self, seq: ScheduledSequence) -> None:
         """Remove a sequence at any position, if it is in the queue."""
         self._by_rank.pop(seq.rank, None)
-        self._arrivals.discard((seq.arrival_s, seq.rank))
 
     def first(self) -> ScheduledSequence | None:
         return self._by_rank.peekitem(0)[1] if self._by_rank else None
 
     def last(self) -> ScheduledSequence | None:
         return self._by_rank.peekitem(-1)[1] if self._by_rank else None
-
-    def earliest_arrival_s(self) -> float:
-        return float(self._arrivals[0][0])
-
-
-@dataclass(slots=True)
-class DelayGate:
-    """Delays admission by `factor` times the last prefill's duration, so that more prompts share a prefill step.
-
-    Always open while nothing runs, since a delay then has no benefit.
-    """
-
-    factor: float
-    last_prefill_s: float = 0.0
-
-    def is_open(self, waiting: WaitingQueue, running: bool, now: float) -> bool:
-        if self.factor == 0 or not running or not len(waiting):
-            return True
-        return now - waiting.earliest_arrival_s() > self.factor * self.last_prefill_s
 
 
 def can_reuse(seq: ScheduledSequence, other: ScheduledSequence, n_positions: int) -> bool:

@@ -112,7 +112,7 @@ class StepPlan:
 class StepPayload:
     """The data of a launched step. The pipeline uses the slot, `commit_step` the rest.
 
-    `launched_s`: launch time in seconds of `time.perf_counter`, for the delay gate.
+    `launched_s`: launch time in seconds of `time.perf_counter`.
     """
 
     slot_id: int

@@ -225,7 +225,6 @@ class Scheduler:
             output = step.transfer.wait()
         now = time.perf_counter()
         if payload.plan.n_chunks:
-            self.state.gate.last_prefill_s = now - payload.launched_s
             if self.state.tier is not None:
                 n_tokens = int(payload.batch.lengths[payload.plan.n_decodes :].sum())
                 self.state.tier.on_prefill(n_tokens, now - payload.launched_s)

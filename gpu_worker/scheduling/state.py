@@ -30,7 +30,6 @@ from petiole.gpu_worker.runtime.interface import ModelLimits
 from petiole.gpu_worker.runtime.memory.kv_tier import KVTier
 from petiole.gpu_worker.scheduling.admission import (
     Cut,
-    DelayGate,
     ImageCropping,
     ResidentAdapters,
     WaitingQueue,
@@ -45,8 +44,8 @@ P = ParamSpec("P")
 
 
 class Extras(NamedTuple):
-    """The log-probabilities of tokens, the numbers that they carry, the values that these stand for, and the
-    what is made of texts: one entry per token, or None."""
+    """The log-probabilities of tokens, the numbers that they carry, the values that these stand for, and what
+    is made of texts: one entry per token, or None."""
 
     logprobs: Sequence[TokenLogprobs] | None = None
     numbers: Sequence[Numbers] | None = None
@@ -133,7 +132,6 @@ class SchedulerState:
         self.waiting = WaitingQueue()
         self.prefilling: list[ScheduledSequence] = []
         self.running: list[ScheduledSequence] = []
-        self.gate = DelayGate(config.delay_factor)
         self.cutting = ImageCropping(cut, self.finalize)
         self.tier = tier
         self.counters = Counters()

@@ -4,6 +4,7 @@ aliases       some of the exporter's figures under the names of vLLM and of Open
 control       a task's state, cancel; pause, resume, reload, drain: for applications, readers, the command line and
               workers
 exporter      `petiole metrics`: reports and queue lengths for Prometheus
+metrics       the metrics that `reports` declares, for the exporter and its aliases
 markers       whether a process looks for results where workers store them: for a submission, callers that wait and
               the command line
 repair/       what is wrong, and what to do: with the fleet, with a task, with messages that were put aside

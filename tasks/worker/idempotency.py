@@ -6,8 +6,8 @@ would also send the same links under new ids. So a try has four rules, which hol
 message, whoever sends it:
 
 1. *A refusal ends the try.* `ServerUnavailable` is not an `Exception`, so no handler of Celery's takes it for an
-outcome. 2. *Nothing follows a refusal.* Every further command of the try is refused without being sent: some
-`finally`
+   outcome.
+2. *Nothing follows a refusal.* Every further command of the try is refused without being sent: some `finally`
    clauses of Celery's send commands.
 3. *Each try sends the same messages.* Random ids follow from the task, so a link has one id, whichever worker
    sends it.

@@ -18,7 +18,7 @@ from petiole.gateway.core.task_plan import Plan, TaskCall
 from petiole.gateway.openai import response_format, sampling_options
 from petiole.gateway.openai.responses import items, tools
 from petiole.gateway.openai.responses.items import Item
-from petiole.gateway.openai.sampling_options import MOST_LOGPROBS, SamplingBody
+from petiole.gateway.openai.sampling_options import MOST_LOGPROBS, SamplingBody, ThinkingBody
 from petiole.tasks.errors import InvalidRequest
 from petiole.tasks.fleet.models import ModelRoute
 
@@ -121,7 +121,7 @@ class ItemsBody(RequestBody):
         return items.kept("input", self.input, fetched)
 
 
-class CreateResponse(SamplingBody, ItemsBody):
+class CreateResponse(ThinkingBody, ItemsBody):
     """The body of a request."""
 
     REFUSED: ClassVar = SamplingBody.REFUSED | {
@@ -147,10 +147,8 @@ class CreateResponse(SamplingBody, ItemsBody):
     include: Annotated[list[str], Entries(64)] = Field(default_factory=list)
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
     reasoning: Object | None = None
-    thinking_token_budget: int | None = None
     text: Object = Field(default_factory=dict)
     truncation: Literal["auto", "disabled"] = "disabled"
-    chat_template_kwargs: Object = Field(default_factory=dict)
 
     @classmethod
     def translated(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -196,15 +194,10 @@ class CreateResponse(SamplingBody, ItemsBody):
         options, names = self.options(found, stays, likeliest)
         options["messages"] = items.messages(self.instructions, before.items, own)
         options["max_tokens"] = "rest" if self.max_output_tokens is None else self.max_output_tokens
-        if self.chat_template_kwargs:
-            options["chat_template_kwargs"] = self.chat_template_kwargs
+        options |= self.thinking((self.reasoning or {}).get("effort"))
         options |= self.calling(before.items)
         if "tools" in options and not self.parallel_tool_calls:
             options["parallel_tool_calls"] = False
-        if (effort := (self.reasoning or {}).get("effort")) is not None:
-            options["reasoning_effort"] = effort
-        if self.thinking_token_budget is not None:
-            options["max_reasoning_tokens"] = self.thinking_token_budget
         record = RequestRecord(
             id=name,
             kind=KIND,

@@ -4,7 +4,7 @@ The grammar library compiles schemas, too. It lacks ranges of numbers that hold,
 most of what pydantic's classes ask for. So the structure of a schema becomes rules in Lark's notation here, and
 numbers become terminals. Text and multiples are left to the library, as schemas of one value.
 
-    writing         from nodes to the rules of a grammar
+    grammar_writer  from nodes to the rules of a grammar
     object_keys     keys that an object's schema does not name
     intersection    what several schemas allow together
     parsing         from the keywords of a schema to nodes
@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from petiole.gpu_worker.constraints.schema.grammar_writer import WHITESPACE, Writer
 from petiole.gpu_worker.constraints.schema.parsing import Reader
-from petiole.gpu_worker.constraints.schema.writing import WHITESPACE, Writer
 from petiole.gpu_worker.exceptions import InvalidRequest
 
 __all__ = ["WHITESPACE", "grammar_of"]

@@ -51,7 +51,7 @@ class Planner:
         while True:
             self._pages.left_out.clear()
             plan = self._choose(pipeline, now)
-            again = not self._candidates.broken and self._relief.relieve(pipeline, plan, now)
+            again = not self._candidates.broken and self._relief.relieve(pipeline, plan)
             if not self._candidates.broken and not again:
                 return plan
             for seq, error in self._candidates.broken.items():
@@ -74,7 +74,7 @@ class Planner:
         if waits and urgent is None:
             return decode
         if drain and not pipeline.is_empty:
-            return None if self.prefill.wanted(streams, now) else decode
+            return None if self.prefill.wanted() else decode
         prefill = self.prefill.next(streams, now, decode, mixes)
         if waits and (prefill is None or prefill.members[0].rank[0] != urgent):
             return decode

@@ -48,7 +48,7 @@ class PrefillPlanner:
     def mixes(self) -> bool:
         return self._state.config.prefill_policy == "mixed"
 
-    def wanted(self, streams: bool, now: float) -> bool:
+    def wanted(self) -> bool:
         """Whether a prefill step could start if the pipeline were empty."""
         state = self._state
         if state.prefilling:
@@ -57,9 +57,7 @@ class PrefillPlanner:
         if first is None or state.num_allocated >= state.config.max_num_seqs:
             return False
         try:
-            return state.gate.is_open(state.waiting, streams, now) and self._pages.suffice(
-                first, self._pages.promised()
-            )
+            return self._pages.suffice(first, self._pages.promised())
         except Exception as error:
             self._candidates.fails(first, error)
             return False
@@ -117,7 +115,7 @@ class PrefillPlanner:
         if (priorities := self._state.priorities) is not None:
             self._recent_demand.see(*priorities, now)
         promised, taken = sum(self._pages.new_pages(seq, n) for seq, n in chunks.items()), None
-        for seq in self._prefilling(streams, now, budget, chunks, short_only):
+        for seq in self._prefilling(now, budget, chunks, short_only):
             room = min(self._chunk, budget - sum(chunks.values()), seq.prefill_target - seq.scheduled_position)
             room = self._budget.chunk(seq, room)
             if seq.wants_scores:
@@ -138,7 +136,7 @@ class PrefillPlanner:
             chunks[seq] = room
 
     def _prefilling(
-        self, streams: bool, now: float, budget: int, chunks: Mapping[ScheduledSequence, int], short_only: bool
+        self, now: float, budget: int, chunks: Mapping[ScheduledSequence, int], short_only: bool
     ) -> Iterable[ScheduledSequence]:
         """Admit waiting sequences more urgent than all in prefill, yield those in prefill by rank, then admit
         other waiting ones, while the caller has budget left.
@@ -175,9 +173,8 @@ class PrefillPlanner:
                     return  # nobody else may start: planning begins anew
                 yield seq
 
-        opened = state.gate.is_open(state.waiting, streams, now)
         going_on = sorted((seq for seq in state.prefilling if not seq.preempting), key=rank)
-        if opened and going_on:
+        if going_on:
             yield from admitted(than=going_on[0].rank[0])
         for seq in going_on:
             if is_full(seq):
@@ -188,8 +185,7 @@ class PrefillPlanner:
                 worst_priority = min(worst_priority, seq.rank[0])
             elif seq.inflight_refs < seq.max_outstanding:
                 yield seq
-        if opened:
-            yield from admitted(than=math.inf)
+        yield from admitted(than=math.inf)
 
     def _admit(self, seq: ScheduledSequence, budget: int, now: float, promised: Amount) -> bool:
         """Admit a sequence. Returns False if it and all after it must wait."""

@@ -23,7 +23,7 @@ class Relief:
     def __init__(self, state: SchedulerState, candidates: Candidates, pages: PlannedPages, chunk: int) -> None:
         self._state, self._candidates, self._pages, self._chunk = state, candidates, pages, chunk
 
-    def relieve(self, pipeline: PipelineState[ScheduledSequence], plan: StepPlan | None, now: float) -> bool:
+    def relieve(self, pipeline: PipelineState[ScheduledSequence], plan: StepPlan | None) -> bool:
         """Preempt as many sequences as the sequences that lack rows or pages need. Returns True if any was
         preempted: then planning should be repeated."""
         state = self._state
@@ -31,7 +31,7 @@ class Relief:
             return False
         holders = [seq for seq in state.active if not seq.preempting]
         needs = [Need(seq, pages) for seq, pages in self._pages.left_out.items()]
-        needs += self._needs_to_start(holders, now)
+        needs += self._needs_to_start(holders)
         if not needs or not holders:
             return False
         chosen = giving_way(needs, *self._room(pipeline, plan, holders))
@@ -45,13 +45,13 @@ class Relief:
             state.manager.flush()
         return bool(chosen)
 
-    def _needs_to_start(self, holders: Sequence[ScheduledSequence], now: float) -> Iterator[Need]:
+    def _needs_to_start(self, holders: Sequence[ScheduledSequence]) -> Iterator[Need]:
         """The waiting sequences that the next prefill step would start if sequences of worse priority gave way."""
-        state, candidates, streams = self._state, self._candidates, bool(self._state.running)
+        state, candidates = self._state, self._candidates
         first, worst = state.waiting.first(), max((seq.rank[0] for seq in holders), default=-math.inf)
-        if first is None or first.rank[0] >= worst or not state.gate.is_open(state.waiting, streams, now):
+        if first is None or first.rank[0] >= worst:
             return
-        budget = self._chunk if streams else state.config.max_num_batched_tokens
+        budget = self._chunk if state.running else state.config.max_num_batched_tokens
         ahead, adapters, slots_awaited = list(state.prefilling), set[str](), False
         for seq in candidates:
             if budget <= 0 or seq.rank[0] >= worst:

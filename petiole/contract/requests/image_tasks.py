@@ -5,7 +5,7 @@ The engine checks what depends on the model: which of these skills it has, and i
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -78,45 +78,36 @@ class CaptionRequest(Answering):
 class Finding(Common):
     """Options of the skills that find things: `point` and `detect`. They take the likeliest tokens."""
 
+    skill: ClassVar[str]
+    n_numbers: ClassVar[int]
+    """How many tokens say where one thing is."""
+
     max_objects: Annotated[int, Field(ge=1, le=1000)] = 50
     """At most this many are found."""
+    image: Annotated[str, Given(bytes)]
+    """Where to look, in the forms that `query` takes."""
+    object: Text
+    """What to look for: `"car"`."""
+
+    _image = field_validator("image", mode="before")(_checked)
+
+    def subject(self) -> dict[str, Any]:
+        return {"skill": (self.skill, {"object": self.object, "max_objects": self.max_objects})}
+
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(max_tokens=self.n_numbers * self.max_objects + 1, temperature=0.0)
+
+    def images(self) -> list[str]:
+        return [self.image]
 
 
 class PointRequest(Finding):
     """Where things are: their centres."""
 
-    image: Annotated[str, Given(bytes)]
-    """Where to look, in the forms that `query` takes."""
-    object: Text
-    """What to look for: `"car"`."""
-
-    _image = field_validator("image", mode="before")(_checked)
-
-    def subject(self) -> dict[str, Any]:
-        return {"skill": ("point", {"object": self.object, "max_objects": self.max_objects})}
-
-    def sampling(self) -> SamplingParams:
-        return SamplingParams(max_tokens=2 * self.max_objects + 1, temperature=0.0)
-
-    def images(self) -> list[str]:
-        return [self.image]
+    skill, n_numbers = "point", 2
 
 
 class DetectRequest(Finding):
     """A box around each thing."""
 
-    image: Annotated[str, Given(bytes)]
-    """Where to look, in the forms that `query` takes."""
-    object: Text
-    """What to look for: `"car"`."""
-
-    _image = field_validator("image", mode="before")(_checked)
-
-    def subject(self) -> dict[str, Any]:
-        return {"skill": ("detect", {"object": self.object, "max_objects": self.max_objects})}
-
-    def sampling(self) -> SamplingParams:
-        return SamplingParams(max_tokens=3 * self.max_objects + 1, temperature=0.0)
-
-    def images(self) -> list[str]:
-        return [self.image]
+    skill, n_numbers = "detect", 3

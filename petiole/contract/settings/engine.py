@@ -163,7 +163,6 @@ class EngineSettings:
         "pipelined", "prompts wait until the pipeline is empty, go between decodes, or in the same steps"
     )
     reserve: Literal["demand", "full"] = setting("demand", "take pages as needed, or all at admission")
-    delay_factor: Million = setting(0.0, "pause before a prefill, as a share of the last one's duration")
     batch_step_budget: Factor = setting(
         "off", "how many times as long the lowest priority may make a more urgent step; off: no limit"
     )

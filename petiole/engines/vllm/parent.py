@@ -89,7 +89,7 @@ class VllmEngine(Serving[VllmLoop]):
         self.paused = False
         make_loop = partial(VllmLoop, self.sequences)
         self.serve(OpenRequests(config, self, preparer, self, make_loop, self._on_fatal))
-        self.child.serve(config.vllm_silence_s, self._on_end)
+        self.child.serve(config.vllm_silence_s, self._requests.fail)
 
     @property
     def limits(self) -> ModelLimits:
@@ -114,12 +114,6 @@ class VllmEngine(Serving[VllmLoop]):
                 done.set_exception(EngineError(f"vLLM failed: {error}"))
             else:
                 done.set_result(None)
-
-    def _on_end(self, error: BaseException) -> None:
-        def fail() -> None:
-            raise error
-
-        self._loop.post(fail)
 
     # ------------------------------------------------------------ adapters, on preparation threads
 

@@ -68,10 +68,6 @@ class VllmSequences:
     def has_work(self) -> bool:
         return bool(self._open)
 
-    @property
-    def running(self) -> int:
-        return sum(seq.scheduled_s is not None for seq in list(self._open.values()))
-
     def enqueue(self, seq: ScheduledSequence) -> None:
         """Submit a sequence, unless what it resumes is complete."""
         n = next(self._numbers)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from petiole.contract.requests.images import AS_IT_IS, View
 from petiole.gpu_worker.constraints import BannedState
 from petiole.gpu_worker.constraints.grammar import GrammarState
-from petiole.gpu_worker.constraints.schema.writing import HEAD, WHITESPACE
+from petiole.gpu_worker.constraints.schema.grammar_writer import HEAD, WHITESPACE
 from petiole.gpu_worker.exceptions import require
 from petiole.gpu_worker.preparation.images import content_hash_of
 from petiole.gpu_worker.request import TokenLogprobs

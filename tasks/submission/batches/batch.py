@@ -33,7 +33,7 @@ from petiole.tasks.submission.batches.journal import Journal, OutputFiles
 from petiole.tasks.submission.batches.progress import MOST_ALIKE, FirstRows, Progress, Watch, watched
 from petiole.tasks.submission.batches.row_types import RowType
 from petiole.tasks.submission.batches.rows import sorting
-from petiole.tasks.submission.batches.rows.results import OutputLine, RowResult, TaskOutcome
+from petiole.tasks.submission.batches.rows.output_lines import OutputLine, RowResult, TaskOutcome
 from petiole.tasks.submission.batches.rows.sorting import Sort
 from petiole.tasks.submission.batches.rows.sources import Row, Source
 from petiole.tasks.submission.batches.segments import FileStore, LineStore

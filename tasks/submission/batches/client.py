@@ -24,7 +24,7 @@ from petiole.tasks.keys import stream_keys
 from petiole.tasks.servers import connections
 from petiole.tasks.submission import definitions as definitions  # the app has the tasks from here on
 from petiole.tasks.submission.batches.in_flight import RowInFlight
-from petiole.tasks.submission.batches.rows.results import TaskOutcome
+from petiole.tasks.submission.batches.rows.output_lines import TaskOutcome
 from petiole.tasks.submission.bundles import Bundles
 from petiole.tasks.submission.task import SubmittedTask
 from petiole.tasks.urls import RABBITMQ, scheme

@@ -17,7 +17,7 @@ from petiole.tasks.submission.batches.files import storage
 from petiole.tasks.submission.batches.in_flight import RowInFlight
 from petiole.tasks.submission.batches.journal import Journal, JournalEntry, OutputFiles, total_digest
 from petiole.tasks.submission.batches.progress import FirstRows, Progress
-from petiole.tasks.submission.batches.rows.results import OutputLine, RowResult, TaskOutcome
+from petiole.tasks.submission.batches.rows.output_lines import OutputLine, RowResult, TaskOutcome
 from petiole.tasks.submission.batches.rows.sources import Row, Source
 
 SYNC_S = 1.0

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from petiole.tasks.errors import BatchError
 from petiole.tasks.submission.batches.files import storage
-from petiole.tasks.submission.batches.rows import outputs
-from petiole.tasks.submission.batches.rows.results import OutputLine
+from petiole.tasks.submission.batches.rows import output_files
+from petiole.tasks.submission.batches.rows.output_lines import OutputLine
 from petiole.tasks.submission.batches.segments import LineStore
 
 _FLAGS, _GOOD, _ENDED = 2, 2, 1
@@ -48,7 +48,7 @@ class OutputFiles(NamedTuple):
         """Raises `InvalidRequest` if a file cannot be written in its format, and `BatchError` if its folder is not
         there: before the first row."""
         for location, _ in self.files:
-            outputs.check(location)
+            output_files.check(location)
 
     @property
     def files(self) -> list[tuple[str, tuple[bool, ...]]]:
@@ -194,7 +194,7 @@ class Journal:
             for location, which in output.files:
                 if output.failures is None or next(lines(which), None) is not None:
                     file = stack.enter_context(storage.written(location))
-                    outputs.write(location, file, partial(lines, which))
+                    output_files.write(location, file, partial(lines, which))
             self.store.sync()
 
     def conclude(self) -> None:

@@ -1,4 +1,4 @@
-"""A form says which tasks a row becomes, and which line their results make (`rows.results`).
+"""A form says which tasks a row becomes, and which line their results make (`rows.output_lines`).
 
 `RequestRows` is Petiole's own: a row is the options of one task of any name, or columns for a prompt. OpenAI's
 batch lines are a form of the gateway's, which stands above this room: a string names it."""
@@ -22,7 +22,7 @@ from petiole.contract.tasks import TASKS
 from petiole.tasks import errors
 from petiole.tasks.errors import BatchError, InvalidRequest, PetioleError
 from petiole.tasks.submission.batches.rows.frames import is_missing
-from petiole.tasks.submission.batches.rows.results import HEAD, OutputLine, TaskOutcome, failed_line, line_of
+from petiole.tasks.submission.batches.rows.output_lines import HEAD, OutputLine, TaskOutcome, failed_line, line_of
 from petiole.tasks.submission.batches.rows.sources import Row
 from petiole.tasks.submission.batches.rows.template import RowTemplate, column
 
@@ -88,7 +88,7 @@ class RowType(Protocol):
 class RequestRows:
     """Rows are requests. `task`: of rows that name none. `options`: of all rows; a row's own win. `prompt`: with
     columns in braces; the row is data then, and has no options of its own but those that `columns` names, by
-    option. `fields`: the parts of a result that lines have; None: see `rows.results`."""
+    option. `fields`: the parts of a result that lines have; None: see `rows.output_lines`."""
 
     task: str = "generate"
     options: Mapping[str, Any] = field(default_factory=dict)

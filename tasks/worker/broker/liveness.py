@@ -110,11 +110,6 @@ class HeldSubscription:
                 CONFIRM_S,
             )
 
-    @property
-    def confirmed(self) -> bool:
-        """Whether Redis has confirmed it, or has refused it for good."""
-        return self._made.is_set()
-
     def close(self) -> None:
         self._thread.stop(wait_s=0.0)
         if (sock := self._connection._sock) is not None:

@@ -58,9 +58,9 @@ from petiole.tasks.worker import scripts
 from petiole.tasks.worker.broker import gate
 from petiole.tasks.worker.broker.fairness import FairShares, tenant_queues
 from petiole.tasks.worker.broker.gate.messages import RedisMessage
+from petiole.tasks.worker.broker.held_messages import HeldMessages
 from petiole.tasks.worker.broker.ledger import Ledger, TakenMessage
 from petiole.tasks.worker.broker.liveness import PING_AFTER_S, HeldSubscription
-from petiole.tasks.worker.broker.qos import HeldMessages
 from petiole.tasks.worker.broker.quarantine import Sign, put_aside
 from petiole.tasks.worker.idempotency import trial
 from petiole.tasks.worker.reports.incidents import incidents

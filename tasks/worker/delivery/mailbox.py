@@ -35,7 +35,7 @@ class Mailbox:
         self._callbacks.append(callback)
         if not self._posted.is_set():
             self._posted.set()
-            with suppress(OSError):  # full: the reader is awake already; closed: there is no reader
+            with suppress(OSError):  # full: the reader is awake already
                 os.write(self._writer, b"\0")
 
     def attach(self, loop: Any) -> None:
@@ -66,8 +66,3 @@ class Mailbox:
             if (left := deadline - time.monotonic()) <= 0:
                 return False
             self._posted.wait(min(left, 0.1))
-
-    def close(self) -> None:
-        for fd in (self._reader, self._writer):
-            with suppress(OSError):
-                os.close(fd)

@@ -24,7 +24,7 @@ from petiole.gpu_worker import EngineConfig, InvalidRequest
         ({"graph_batch_sizes": (4, 0)}, "graph_batch_sizes: must each be at least 1, got (4, 0)"),
         ({"gpu_memory_utilization": 0.0}, "gpu_memory_utilization: must be above 0 and at most 1, got 0.0"),
         ({"stream_interval_ms": float("inf")}, "stream_interval_ms: must be 0 to 1000000, got inf"),
-        ({"delay_factor": float("nan")}, "delay_factor: must be 0 to 1000000, got nan"),
+        ({"stream_interval_ms": float("nan")}, "stream_interval_ms: must be 0 to 1000000, got nan"),
         ({"prefix_cache_max_pages": -1}, "prefix_cache_max_pages: must be 0 to 2147483647, got -1"),
         ({"max_waiting": 0}, "max_waiting: must be at least 1, got 0"),
         ({"model": ""}, "model: must have at least 1 character, got "),

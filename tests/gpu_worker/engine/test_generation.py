@@ -39,7 +39,6 @@ POLICIES: dict[str, dict[str, Any]] = {
     "block cache": {"prefix_cache": "block", "page_size": 16},
     "capped cache": {"prefix_cache_max_pages": 5},
     "full reserve": {"reserve": "full"},
-    "delayed prefill": {"delay_factor": 2.0},
     "two rows": {"max_num_seqs": 2},
     "tight pages": {"machine": {"n_pages": 48}},
     "states": {"machine": {"snapshots": 9}},

@@ -100,7 +100,6 @@ def draw(seed: int) -> Workload:
         "prefix_cache_max_pages": rng.choice([None, None, None, 0, n_pages // 3]),
         "prefill_policy": rng.choice(["drain", "pipelined", "mixed"]),
         "reserve": rng.choice(["demand", "demand", "full"]),
-        "delay_factor": rng.choice([0.0, 0.0, 0.5]),
         "speculative_tokens": spec,
         "lora_slots": rng.choice([1, 2]),
         "debug": True,

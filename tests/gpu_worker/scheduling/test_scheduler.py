@@ -11,9 +11,8 @@ from hypothesis import given, settings, strategies as st
 from petiole.cache import PageTable
 from petiole.gpu_worker import AdapterError, FinishReason, SamplingParams
 from petiole.gpu_worker.runtime.interface import PENDING
-from petiole.gpu_worker.scheduling.admission import DelayGate, ResidentAdapters, WaitingQueue, can_reuse
+from petiole.gpu_worker.scheduling.admission import ResidentAdapters, WaitingQueue, can_reuse
 from petiole.gpu_worker.scheduling.batching import page_updates
-from petiole.gpu_worker.scheduling.scheduled_sequence import Arrival, ScheduledSequence, SequenceInputs
 from petiole.gpu_worker.scheduling.state import Extras, SequenceEnded
 from petiole.gpu_worker.scheduling.stopping import Finish, StopRules
 from tests.support.stepped import Bench, sequence
@@ -205,55 +204,6 @@ def test_who_waits_for_an_adapter_does_not_drain_the_pipeline() -> None:
     bench.commit()
     bench.submit(sequence([3, 4], arrival=1, adapter="b"))
     assert [bench.launch(), bench.launch()] == ["decode", "decode"]
-
-
-def test_the_delay_gate_opens_with_time_and_when_nothing_runs() -> None:
-    queue = WaitingQueue()
-    gate = DelayGate(0.5, last_prefill_s=2.0)
-    seq = sequence([1])
-    seq.arrival_s = 10.0
-    queue.push(seq)
-    assert [gate.is_open(queue, True, now) for now in (10.5, 11.0, 11.1)] == [False, False, True]
-    assert gate.is_open(queue, False, 10.0)
-    assert DelayGate(0.0, 2.0).is_open(queue, True, 10.0)
-
-
-@given(st.lists(st.tuples(st.integers(-1, 1), st.floats(0, 9), st.booleans())))
-def test_the_earliest_arrival_is_that_of_all_who_wait(steps: list[tuple[int, float, bool]]) -> None:
-    """`steps`: the priority and the arrival of who comes, and whether somebody leaves then."""
-    queue, waiting = WaitingQueue(), []
-    for arrival, (priority, arrival_s, leaves) in enumerate(steps):
-        seq = sequence([1], arrival, priority=priority)
-        seq.arrival_s = arrival_s
-        queue.push(seq)
-        waiting.append(seq)
-        if leaves:
-            queue.remove(waiting.pop(len(waiting) // 2))
-        if waiting:
-            assert queue.earliest_arrival_s() == min(other.arrival_s for other in waiting)
-
-
-def test_the_gate_does_not_look_at_all_who_wait() -> None:
-    looked = 0
-
-    class Watched(ScheduledSequence):
-        @property
-        def arrival_s(self) -> float:
-            nonlocal looked
-            looked += 1
-            return 10.0
-
-        @arrival_s.setter
-        def arrival_s(self, value: float) -> None:
-            pass
-
-    queue = WaitingQueue()
-    for arrival in range(1000):
-        seq = sequence([1], arrival)
-        queue.push(Watched(seq.request, SequenceInputs([1]), seq.rules, arrival=Arrival(arrival)))
-    looked = 0
-    assert not DelayGate(0.5, last_prefill_s=2.0).is_open(queue, True, 10.5)
-    assert looked == 0
 
 
 @given(

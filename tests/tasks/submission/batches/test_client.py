@@ -15,7 +15,7 @@ import redis
 from petiole.tasks.app.application import make_app
 from petiole.tasks.settings import settings
 from petiole.tasks.submission.batches.client import BatchClient
-from petiole.tasks.submission.batches.rows.results import TaskOutcome
+from petiole.tasks.submission.batches.rows.output_lines import TaskOutcome
 from tests.support.site import RedisServer
 
 RESULT = '{"status": "SUCCESS", "result": {"text": "x"}, "task_id": "b-7", "traceback": null, "children": []}'
@@ -57,7 +57,7 @@ from petiole.tasks.app.application import app
 from petiole.tasks.submission.batches.client import BatchClient
 from petiole.tasks.submission.batches.in_flight import RowInFlight
 from petiole.tasks.submission.batches.row_types import RowTask, RowWork
-from petiole.tasks.submission.batches.rows.results import OutputLine
+from petiole.tasks.submission.batches.rows.output_lines import OutputLine
 from petiole.tasks.submission.batches.rows.sources import Row
 exchange = BatchClient(app)
 work = RowWork([RowTask("tasks.generate", {"prompt": "a"})], lambda _: OutputLine(True, {}))
@@ -92,7 +92,7 @@ from petiole.tasks.submission import bundles
 from petiole.tasks.submission.batches.client import BatchClient
 from petiole.tasks.submission.batches.in_flight import RowInFlight
 from petiole.tasks.submission.batches.row_types import RowTask, RowWork
-from petiole.tasks.submission.batches.rows.results import OutputLine
+from petiole.tasks.submission.batches.rows.output_lines import OutputLine
 from petiole.tasks.submission.batches.rows.sources import Row
 stock, tries = bundles._ensured, []
 def fail(*tried):

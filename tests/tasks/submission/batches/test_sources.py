@@ -19,7 +19,7 @@ from petiole.tasks.submission.batches.files import storage
 from petiole.tasks.submission.batches.files.storage import StorageError
 from petiole.tasks.submission.batches.row_types import RequestRows
 from petiole.tasks.submission.batches.rows import sources
-from petiole.tasks.submission.batches.rows.results import TaskOutcome
+from petiole.tasks.submission.batches.rows.output_lines import TaskOutcome
 from petiole.tasks.submission.batches.rows.sources import Row, source_of
 from petiole.tasks.submission.batches.rows.template import RowTemplate
 

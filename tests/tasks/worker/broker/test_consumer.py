@@ -13,8 +13,8 @@ import pytest
 
 from petiole.tasks.worker.broker import quarantine
 from petiole.tasks.worker.broker.consumer import Consumer, StockConsumer
+from petiole.tasks.worker.broker.eta_prefetch import Prefetch
 from petiole.tasks.worker.broker.gate import bodies
-from petiole.tasks.worker.broker.prefetch import Prefetch
 from petiole.tasks.worker.delivery.mailbox import Mailbox
 from tests.support.hostile import Received
 
@@ -128,7 +128,6 @@ def test_a_task_that_makes_room_for_another_wakes_the_event_loop(
     monkeypatch.setattr(StockConsumer, "create_task_handler", lambda self: takes)
     consumer.create_task_handler()(message(GOOD))
     assert bool(select.select([consumer.pool.mailbox._reader], [], [], 0)[0]) == raised
-    consumer.pool.mailbox.close()
 
 
 @pytest.mark.parametrize(

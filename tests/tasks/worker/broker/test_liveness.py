@@ -248,7 +248,7 @@ def test_an_owner_subscribes_before_it_is_registered_and_so_does_the_next_one(
 
     def looking(*arguments: Any, **options: Any) -> Any:
         if not channel.ledger.registered:
-            assert channel.subscription.confirmed, "nobody waits until the wait for it is over"
+            assert channel.subscription._made.is_set(), "nobody waits until the wait for it is over"
             seen.append((channel.ledger.owner, subscribers(client, channel.ledger)))
         return take(*arguments, **options)
 

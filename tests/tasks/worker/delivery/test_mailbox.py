@@ -16,7 +16,6 @@ def test_letters_are_read_in_order_and_one_that_raises_stops_no_other() -> None:
     mailbox.post(lambda: seen.append(2))
     mailbox.read()
     assert seen == [1, 2]
-    mailbox.close()
 
 
 def test_a_letter_wakes_the_event_loop_and_may_call_it_in_turn() -> None:
@@ -28,7 +27,6 @@ def test_a_letter_wakes_the_event_loop_and_may_call_it_in_turn() -> None:
         next(loop)
     assert seen == ["acknowledged"]
     hub.close()
-    mailbox.close()
 
 
 def test_waiting_without_an_event_loop_reads_letters() -> None:
@@ -37,4 +35,3 @@ def test_waiting_without_an_event_loop_reads_letters() -> None:
     assert mailbox.wait(lambda: bool(seen), 10.0, lambda: pumped.append(1))
     assert pumped
     assert not mailbox.wait(lambda: False, 0.01, lambda: None)
-    mailbox.close()

@@ -30,7 +30,6 @@ def test_many_ids_are_noted_in_turns(monkeypatch: Any) -> None:
     assert noted == set(ids)
     assert {*range(revocation.AT_ONCE, len(ids), revocation.AT_ONCE)} <= set(seen), "it was read in each turn"
     hub.close()
-    mailbox.close()
     os.close(reader)
     os.close(writer)
 

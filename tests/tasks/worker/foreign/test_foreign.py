@@ -70,4 +70,3 @@ def test_a_foreign_task_that_failed_is_freed_without_the_garbage_collector(
     finally:
         gc.enable()
         foreign.close()
-        mailbox.close()

@@ -28,7 +28,7 @@ from petiole.tasks.submission.batches.files import storage
 from petiole.tasks.submission.batches.files.storage import StorageError
 from petiole.tasks.submission.batches.in_flight import FairShare, RowInFlight
 from petiole.tasks.submission.batches.progress import Progress
-from petiole.tasks.submission.batches.rows.results import OutputLine, TaskOutcome
+from petiole.tasks.submission.batches.rows.output_lines import OutputLine, TaskOutcome
 from petiole.tasks.submission.batches.rows.sources import Row
 from tests.support.site import RedisServer
 

@@ -13,8 +13,8 @@ import pytest
 
 from petiole.tasks.errors import BatchError, InvalidRequest
 from petiole.tasks.submission.batches.journal import Journal, JournalEntry, OutputFiles
-from petiole.tasks.submission.batches.rows import outputs
-from petiole.tasks.submission.batches.rows.results import OutputLine
+from petiole.tasks.submission.batches.rows import output_files
+from petiole.tasks.submission.batches.rows.output_lines import OutputLine
 from petiole.tasks.submission.batches.segments import FileStore
 
 LINES: list[dict[str, Any]] = [
@@ -57,7 +57,7 @@ def test_parquet_has_types_that_all_lines_have_room_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr(outputs, "PART_BYTES", part)
+    monkeypatch.setattr(output_files, "PART_BYTES", part)
     table = parquet.read_table(io.BytesIO(joined(tmp_path, "out.parquet")))
     types = {field.name: str(field.type).replace("element", "item") for field in table.schema}
     assert (types["row"], types["text"], types["none"]) == ("int64", "string", "string")
@@ -90,7 +90,7 @@ def test_a_name_of_another_format_is_refused(name: str) -> None:
 def test_names_of_jsonl(name: str) -> None:
     OutputFiles(name).check()
     written = io.BytesIO()
-    outputs.write(name, written, lambda: [b"{}"])
+    output_files.write(name, written, lambda: [b"{}"])
     assert written.getvalue() == b"{}\n"
 
 
