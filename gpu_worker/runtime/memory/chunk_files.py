@@ -84,7 +84,12 @@ class ChunkFiles:
         own = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         own = own and stat.S_ISDIR(status.st_mode)
         require(own, "kv_tier", "must be a folder in which only this user may write, and no link", str(folder))
-        self.evict(most_bytes)
+        self.evict(most_bytes - self._most_unseen)
+
+    @property
+    def _most_unseen(self) -> int:
+        """Bytes that this process writes between two looks at all files."""
+        return self._most // 50
 
     def read(self, layout: str, key: bytes, content: Bytes) -> bool:
         """Fill an array with the content of a file. Returns False if there is none, or one that is damaged."""
@@ -138,9 +143,8 @@ class ChunkFiles:
             if path.exists():
                 return True
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            unseen = self._most // 50
-            if self._unseen + size > unseen:
-                self.evict(self._most - max(size, unseen))
+            if self._unseen + size > self._most_unseen:
+                self.evict(self._most - max(size, self._most_unseen))
             self._write(path, _header(layout, key, content), content)
         except OSError as error:
             self._fails("written", error)
