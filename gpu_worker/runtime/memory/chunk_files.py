@@ -47,6 +47,8 @@ _PAUSE_S = 1.0
 """For so long nothing is written after a write has failed."""
 _USED_AGAIN = 0o400
 """The mode of a file that has been used again, by which all processes know it. Nobody writes to a file anyway."""
+_LAPSES_S = 86_400.0
+"""A file that nobody has used for so long counts as used once: its layout's model may be gone."""
 ONCE = 0.2
 """Of all bytes, those of files that have been used once, which files that were used again leave to them."""
 _LAYOUT, _FILE = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{64}\.kv|[0-9a-f]{16}\.tmp")
@@ -205,7 +207,7 @@ class ChunkFiles:
                     if entry.name.endswith(".tmp") and now - status.st_mtime > _UNFINISHED_S:
                         os.unlink(entry.path)
                     else:
-                        again = not status.st_mode & stat.S_IWUSR
+                        again = not status.st_mode & stat.S_IWUSR and now - status.st_mtime < _LAPSES_S
                         yield _File(status.st_mtime_ns, status.st_size, entry.path, again)
 
     def _path(self, layout: str, key: bytes) -> Path:
@@ -219,7 +221,8 @@ class ChunkFiles:
 
 
 class _File(NamedTuple):
-    """used: when it was used last. again: whether it has been of use to anybody but who wrote it."""
+    """used: when it was used last. again: whether it has been of use to anybody but who wrote it, and its mark has
+    not lapsed."""
 
     used: int
     size: int

@@ -168,6 +168,22 @@ def test_a_process_that_begins_with_full_files_stays_below_the_limit(tmp_path: P
         assert len(list(tmp_path.rglob("*.kv"))) <= 100
 
 
+def test_conversations_of_a_model_that_is_gone_make_room(tmp_path: Path) -> None:
+    each = HEADER + N
+    files = ChunkFiles(tmp_path / "kv", 50 * each)
+    old, new = range(45), range(100, 150)
+    for n in old:
+        files.write("another", key(n), content(n))
+        files.touch("another", [key(n)], 1)
+    past = time.time() - chunk_files._LAPSES_S - 60
+    for path in tmp_path.rglob("*.kv"):
+        os.utime(path, (past, past))
+    for n in new:
+        files.write(LAYOUT, key(n), content(n))
+    assert left(files, "another", old) == 0
+    assert left(files, LAYOUT, new) >= 48, "a fiftieth may be free"
+
+
 def test_new_conversations_have_room_beside_old_ones(tmp_path: Path) -> None:
     each = HEADER + N
     files = ChunkFiles(tmp_path / "kv", 50 * each)
