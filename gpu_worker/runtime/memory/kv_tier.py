@@ -28,7 +28,7 @@ from petiole.cache import CacheNamespace, CacheTokens, KVAllocation, KVCacheMana
 from petiole.cache.chunk_keys import extend_chunk_keys
 from petiole.cache.tokens import page_boundary
 from petiole.contract.errors import InvalidRequest
-from petiole.contract.settings.engine import EngineConfig
+from petiole.contract.settings.engine import SWITCHES, EngineConfig, switch
 from petiole.gpu_worker.runtime.interface import HostCopy, KVCopies, ModelLimits, Runtime
 from petiole.gpu_worker.runtime.memory.chunk_files import ChunkFiles
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
@@ -47,6 +47,8 @@ LONGEST_WAIT_S = 2.0
 LEAST_WAIT_S = 0.05
 REGAINED = 1.05
 """By so much the rate of files is thought higher each time when nothing was read because of it."""
+ARITHMETIC = [name for name in SWITCHES if name != "progress"]
+"""The switches that decide which kernels compute keys and values."""
 MOST_KNOWN = 1_000_000
 """Keys of which this process remembers that there are files."""
 CLOSE_S = 2.0
@@ -131,23 +133,23 @@ class _Worker:
 
 
 class KVTier:
-    """Owned by the engine thread, but for what its two threads do. limits: those of the weights now. post: runs a
-    function on the engine thread."""
+    """Owned by the engine thread, but for what its two threads do. config: decided. limits: those of the weights
+    now. post: runs a function on the engine thread."""
 
     def __init__(
         self,
+        config: EngineConfig,
         copies: KVCopies,
         limits: Callable[[], ModelLimits],
         manager: KVCacheManager,
         files: ChunkFiles,
         post: Callable[[Callable[[], None]], None],
         tracer: Tracer = NO_TRACE,
-        *,
-        salted: bool,
     ) -> None:
         self._span = tracer.span
         self._copies, self._limits, self._manager = copies, limits, manager
-        self._post, self._salted = post, salted
+        self._post, self._salted = post, config.kv_tier_salted
+        self._arithmetic = " ".join((config.dtype, *(f"{name}={switch(name)}" for name in ARITHMETIC)))
         self.files = files
         page_size = manager.table.page_size
         self._size = page_size * max(1, CHUNK // page_size)
@@ -362,8 +364,14 @@ class KVTier:
 
     @property
     def _layout(self) -> str:
+        """Two processes that compute keys and values in other ways have other layouts, so no file of one is read by
+        the other."""
         limits = self._limits()
-        return f"{VERSION} {limits.fingerprint} {limits.files} {self._copies.layout} x {self._size}"
+        computing = (
+            f"{limits.device} {limits.computing.kernels} {limits.computing.instructions} {self._arithmetic}"
+        )
+        weights = f"{limits.fingerprint} {limits.files}"
+        return f"{VERSION} {weights} {computing} {self._copies.layout} x {self._size}"
 
     @property
     def _chunk_bytes(self) -> int:
@@ -432,5 +440,4 @@ def open_tier(
             "kv_tier=%s is ignored: it needs a prefix cache, and layers without windows or states", config.kv_tier
         )
         return None
-    limits, salted = (lambda: runtime.limits), config.kv_tier_salted
-    return KVTier(runtime.kv_copies, limits, manager, files, post, tracer, salted=salted)
+    return KVTier(config, runtime.kv_copies, lambda: runtime.limits, manager, files, post, tracer)

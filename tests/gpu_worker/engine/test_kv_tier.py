@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from petiole.cache import CacheNamespace, CacheTokens, ImageToken
 from petiole.cache.chunk_keys import extend_chunk_keys
 from petiole.gpu_worker import Engine, EngineConfig, InvalidRequest, Request, SamplingParams
+from petiole.gpu_worker.runtime.interface import Computing
 from petiole.gpu_worker.runtime.memory import kv_tier
 from petiole.gpu_worker.runtime.memory.chunk_files import ChunkFiles
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
@@ -123,6 +125,45 @@ def test_new_weights_find_nothing_of_the_old_ones(tmp_path: Path) -> None:
     )
     with engine:
         answers(engine)
+        assert engine.stats()["kv_tier_restored_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"PETIOLE_EXACT": "on"},
+        {"PETIOLE_PRODUCTS": "library"},
+        {"PETIOLE_TILES": "off"},
+        {"PETIOLE_NATIVE": "off"},
+        {"dtype": "float16"},
+    ],
+    ids=str,
+)
+def test_other_arithmetic_finds_nothing(
+    tmp_path: Path, other: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine_of(tmp_path / "kv") as engine:
+        answers(engine, PROMPTS[:1])
+    config = {name: value for name, value in other.items() if name.islower()}
+    with monkeypatch.context() as patch:
+        for name in other.keys() - config.keys():
+            patch.setenv(name, other[name])
+        with engine_of(tmp_path / "kv", **config) as engine:
+            answers(engine, PROMPTS[:1])
+            assert engine.stats()["kv_tier_restored_tokens"] == 0
+    with engine_of(tmp_path / "kv") as engine:
+        answers(engine, PROMPTS[:1])
+        assert engine.stats()["kv_tier_restored_tokens"] == 90 - 90 % CHUNK
+
+
+@pytest.mark.parametrize("other", [{"device": "cuda"}, {"computing": Computing(kernels="torch")}], ids=str)
+def test_another_device_finds_nothing(tmp_path: Path, other: dict[str, Any]) -> None:
+    with engine_of(tmp_path / "kv") as engine:
+        answers(engine, PROMPTS[:1])
+    engine = engine_of(tmp_path / "kv")
+    engine.runtime.limits = replace(engine.runtime.limits, **other)  # type: ignore[misc]
+    with engine:
+        answers(engine, PROMPTS[:1])
         assert engine.stats()["kv_tier_restored_tokens"] == 0
 
 

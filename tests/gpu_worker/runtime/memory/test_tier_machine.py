@@ -33,6 +33,8 @@ from hypothesis.stateful import (
 )
 
 from petiole.cache import CacheNamespace, CacheTokens, KVAllocation, KVCacheManager, PageTable, build_prefix_cache
+from petiole.contract.settings.engine import EngineConfig
+from petiole.gpu_worker.runtime.interface import Computing
 from petiole.gpu_worker.runtime.memory import kv_tier
 from petiole.gpu_worker.runtime.memory.chunk_files import HEADER, ChunkFiles
 from petiole.gpu_worker.runtime.memory.kv_tier import KVTier, Load
@@ -133,12 +135,12 @@ class TierMachine(RuleBasedStateMachine):
         self.copies = Copies(self.pool)
         self.files = ChunkFiles(self.folder / "kv", 1 << 30)
         self.tier = KVTier(
+            EngineConfig(kv_tier_salted=True, max_num_batched_tokens=2 * CHUNK),
             self.copies,
-            lambda: SimpleNamespace(fingerprint=str(self.weights), files=""),  # type: ignore[arg-type, return-value]
+            lambda: SimpleNamespace(fingerprint=str(self.weights), files="", device="", computing=Computing()),  # type: ignore[arg-type, return-value]
             self.manager,
             self.files,
             self.said.append,
-            salted=True,
         )
         self.size = self.tier._size
         self.running: list[Sequence] = []
