@@ -210,6 +210,46 @@ def test_a_disk_that_is_slow_holds_up_nobody(tmp_path: Path, monkeypatch: pytest
         assert int(engine.stats()["kv_tier_saved_chunks"]) > 2, "blocks that were given back are filled again"
 
 
+def test_a_long_answer_saves_a_prompt_that_was_larger_than_the_ring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follow = kv_tier.KVTier.follow
+
+    def after_writing(tier: kv_tier.KVTier, *args: Any) -> None:
+        written = threading.Event()
+        tier._writer.put(written.set)
+        written.wait()
+        follow(tier, *args)
+
+    monkeypatch.setattr(kv_tier.KVTier, "follow", after_writing)
+    with engine_of(tmp_path / "kv", machine={"ring": 1}) as engine:
+        answers(engine, PROMPTS[:1])
+        assert engine.stats()["kv_tier_dropped_chunks"] == 0
+    with engine_of(tmp_path / "kv") as engine:
+        answers(engine, PROMPTS[:1])
+        assert computed(engine) == 90 % CHUNK, "what the first step had no room for came with later ones"
+
+
+def test_every_chunk_that_is_not_saved_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    released, write = threading.Event(), ChunkFiles.write
+    monkeypatch.setattr(ChunkFiles, "write", lambda *args: (released.wait(), write(*args))[1])
+    with engine_of(tmp_path / "kv", machine={"ring": 2}) as engine:
+        answers(engine, PROMPTS[:1])
+        whole = (90 + 20 - 1) // CHUNK
+        assert engine.stats()["kv_tier_dropped_chunks"] == whole - 2
+        released.set()
+    assert len(list(tmp_path.rglob("*.kv"))) == 2
+
+
+def test_the_ring_holds_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_tier, "RING_BYTES", 2 * CHUNK * 8)
+    machine = {"n_pages": 32 * kv_tier.RING_SHARE * CHUNK + 1}
+    for step, most, blocks in ((100, 2**30, 7), (10, 2**30, 2), (10_000, 2**30, 32), (100, 5 * CHUNK * 8, 5)):
+        monkeypatch.setattr(kv_tier, "MOST_RING_BYTES", most)
+        with engine_of(tmp_path / "kv", machine=machine, max_num_batched_tokens=step) as engine:
+            assert engine.runtime.kv_copies.n_blocks == blocks  # type: ignore[union-attr]
+
+
 def test_a_trace_has_the_reads_the_writes_and_the_restores(tmp_path: Path) -> None:
     answers(engine := engine_of(tmp_path / "kv").start())
     engine.shutdown()
