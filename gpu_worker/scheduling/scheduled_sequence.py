@@ -92,7 +92,7 @@ class ScheduledSequence(SchedulableSequence):
     `regions`: the regions of the images, or all of it. `features`: the runtime's key of each image whose
     encoding has been launched and not used yet, by the same position. `rotary`: int32 [axes, prompt]; None if
     rotary positions are the KV indices. Behind the prompt, a rotary position is its KV index plus
-    `rotary_offset`. `tiered`, `chunk_keys`, `load`: see `kv_tier.TieredSequence`.
+    `rotary_offset`. `tiered`, `chunk_keys`, `n_copied`, `load`: see `kv_tier.TieredSequence`.
     `scored`: the number of tokens of the prompt whose log-probabilities are delivered or on
     their way. Times (`*_s`) are seconds of `time.perf_counter`."""
 
@@ -110,6 +110,7 @@ class ScheduledSequence(SchedulableSequence):
         "first_token_s",
         "images",
         "load",
+        "n_copied",
         "namespace",
         "numbers",
         "output",
@@ -170,6 +171,7 @@ class ScheduledSequence(SchedulableSequence):
         self.expected_reuse: int | None = None
         self.tiered = not self.wants_scores  # what is computed for scores has a namespace of its own
         self.chunk_keys: list[bytes] = []
+        self.n_copied = 0
         self.load: Load | None = None
         self.cache_tokens = self.cached_as(self.prefill_target)
 

@@ -237,8 +237,6 @@ class Scheduler:
                 for seq in payload.plan.chunks if payload.plan.n_chunks else ():
                     if seq.allocation is not None:
                         seq.allocation.share(seq.kv_position)
-                        if self.state.tier is not None:
-                            self.state.tier.save(seq, seq.allocation)
                 if self.state.tier is not None:
                     for seq in step.sequences:
                         if seq.allocation is not None:

@@ -47,6 +47,8 @@ _PAUSE_S = 1.0
 """For so long nothing is written after a write has failed."""
 _USED_AGAIN = 0o400
 """The mode of a file that has been used again, by which all processes know it. Nobody writes to a file anyway."""
+_LAPSES_S = 86_400.0
+"""A file that nobody has used for so long counts as used once: its layout's model may be gone."""
 ONCE = 0.2
 """Of all bytes, those of files that have been used once, which files that were used again leave to them."""
 _LAYOUT, _FILE = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{64}\.kv|[0-9a-f]{16}\.tmp")
@@ -84,7 +86,12 @@ class ChunkFiles:
         own = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         own = own and stat.S_ISDIR(status.st_mode)
         require(own, "kv_tier", "must be a folder in which only this user may write, and no link", str(folder))
-        self.evict(most_bytes)
+        self.evict(most_bytes - self._most_unseen)
+
+    @property
+    def _most_unseen(self) -> int:
+        """Bytes that this process writes between two looks at all files."""
+        return self._most // 50
 
     def read(self, layout: str, key: bytes, content: Bytes) -> bool:
         """Fill an array with the content of a file. Returns False if there is none, or one that is damaged."""
@@ -138,9 +145,8 @@ class ChunkFiles:
             if path.exists():
                 return True
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            unseen = self._most // 50
-            if self._unseen + size > unseen:
-                self.evict(self._most - max(size, unseen))
+            if self._unseen + size > self._most_unseen:
+                self.evict(self._most - max(size, self._most_unseen))
             self._write(path, _header(layout, key, content), content)
         except OSError as error:
             self._fails("written", error)
@@ -201,7 +207,7 @@ class ChunkFiles:
                     if entry.name.endswith(".tmp") and now - status.st_mtime > _UNFINISHED_S:
                         os.unlink(entry.path)
                     else:
-                        again = not status.st_mode & stat.S_IWUSR
+                        again = not status.st_mode & stat.S_IWUSR and now - status.st_mtime < _LAPSES_S
                         yield _File(status.st_mtime_ns, status.st_size, entry.path, again)
 
     def _path(self, layout: str, key: bytes) -> Path:
@@ -215,7 +221,8 @@ class ChunkFiles:
 
 
 class _File(NamedTuple):
-    """used: when it was used last. again: whether it has been of use to anybody but who wrote it."""
+    """used: when it was used last. again: whether it has been of use to anybody but who wrote it, and its mark has
+    not lapsed."""
 
     used: int
     size: int

@@ -28,7 +28,7 @@ from petiole.cache import CacheNamespace, CacheTokens, KVAllocation, KVCacheMana
 from petiole.cache.chunk_keys import extend_chunk_keys
 from petiole.cache.tokens import page_boundary
 from petiole.contract.errors import InvalidRequest
-from petiole.contract.settings.engine import EngineConfig
+from petiole.contract.settings.engine import SWITCHES, EngineConfig, switch
 from petiole.gpu_worker.runtime.interface import HostCopy, KVCopies, ModelLimits, Runtime
 from petiole.gpu_worker.runtime.memory.chunk_files import ChunkFiles
 from petiole.gpu_worker.tracing import NO_TRACE, Tracer
@@ -39,14 +39,19 @@ CHUNK = 64
 """Positions of a chunk, if pages are not larger."""
 VERSION = 1
 """The version of the numbers in files. Raise it with each change that gives keys or values other bits."""
-RING_BYTES = 2**28
-"""Of copies on their way to files: on the host, pinned, and as much on the device."""
+RING_BYTES, MOST_RING_BYTES = 2**28, 2**30
+"""Of copies on their way to files: on the host, pinned, and as much on the device. The second, for a ring that
+holds what one step computes."""
+RING_SHARE = 16
+"""Such a ring is at most this part of the pool: memory beside the pool is for much else."""
 MOST_HELD = 2**30
 """Bytes that were read, or will be, for sequences that wait. The first one may always be read."""
 LONGEST_WAIT_S = 2.0
 LEAST_WAIT_S = 0.05
 REGAINED = 1.05
 """By so much the rate of files is thought higher each time when nothing was read because of it."""
+ARITHMETIC = [name for name in SWITCHES if name != "progress"]
+"""The switches that decide which kernels compute keys and values."""
 MOST_KNOWN = 1_000_000
 """Keys of which this process remembers that there are files."""
 CLOSE_S = 2.0
@@ -56,7 +61,8 @@ CLOSE_S = 2.0
 @dataclass(slots=True)
 class TierCounters:
     """restored_tokens: positions that were copied instead of computed. dropped: chunks that were not written,
-    because too many were on the way, or because writing failed. given_up: reads that took too long."""
+    because too many were on the way when their sequence left its row, or because writing failed. given_up: reads
+    that took too long."""
 
     saved_chunks: int = 0
     saved_bytes: int = 0
@@ -81,10 +87,12 @@ class Load:
 
 class TieredSequence(Protocol):
     """What the tier knows of a sequence. tiered: whether its KV may be in files. chunk_keys: of its first chunks,
-    as far as they have been needed. load: None until the files have been asked."""
+    as far as they have been needed. n_copied: of these, in its present row, how many `KVTier.follow` need not look
+    at again. load: None until the files have been asked."""
 
     tiered: bool
     chunk_keys: list[bytes]
+    n_copied: int
     load: Load | None
     cache_tokens: CacheTokens
 
@@ -131,27 +139,27 @@ class _Worker:
 
 
 class KVTier:
-    """Owned by the engine thread, but for what its two threads do. limits: those of the weights now. post: runs a
-    function on the engine thread."""
+    """Owned by the engine thread, but for what its two threads do. config: decided. limits: those of the weights
+    now. post: runs a function on the engine thread."""
 
     def __init__(
         self,
+        config: EngineConfig,
         copies: KVCopies,
         limits: Callable[[], ModelLimits],
         manager: KVCacheManager,
         files: ChunkFiles,
         post: Callable[[Callable[[], None]], None],
         tracer: Tracer = NO_TRACE,
-        *,
-        salted: bool,
     ) -> None:
         self._span = tracer.span
         self._copies, self._limits, self._manager = copies, limits, manager
-        self._post, self._salted = post, salted
+        self._post, self._salted = post, config.kv_tier_salted
+        self._arithmetic = " ".join((config.dtype, *(f"{name}={switch(name)}" for name in ARITHMETIC)))
         self.files = files
         page_size = manager.table.page_size
         self._size = page_size * max(1, CHUNK // page_size)
-        copies.make_ring(max(1, RING_BYTES // self._chunk_bytes), self._size)
+        copies.make_ring(self._ring_blocks(config.max_num_batched_tokens), self._size)
         self._reader, self._writer = _Worker("kv-read"), _Worker("kv-write")
         self._known: dict[tuple[str, bytes], None] = {}  # layouts and keys with files, the oldest first
         self._loads: set[Load] = set()  # being read
@@ -205,7 +213,7 @@ class KVTier:
         """Fill the row's own pages behind its cached positions with what has been read, and publish them. If that
         fails, they are computed."""
         start, end, load = allocation.reused, self.reach(seq, allocation.reused), seq.load
-        seq.load = Load()
+        seq.load, seq.n_copied = Load(), 0
         if load is None or end <= start or end > allocation.kv_capacity:
             return
         try:
@@ -295,26 +303,31 @@ class KVTier:
         if n_tokens >= self._size and seconds > 0:
             self._tokens_per_s = _smoothed(self._tokens_per_s, n_tokens / seconds)
 
-    def save(self, seq: TieredSequence, allocation: KVAllocation) -> None:
-        """Save the whole chunks of the committed positions that are in no file, as far as the ring has room. What
-        is dropped is saved with the next chunk."""
-        if allocation.stale:
-            return
-        layout = self._layout
-        for n, key in enumerate(self._keys(seq, seq.kv_position)):
-            if (layout, key) in self._known:
-                continue
-            copy = self._copies.to_host(self._slots(allocation, n * self._size, (n + 1) * self._size))
-            if copy is None:
-                self.counters.dropped_chunks += 1
-                return
-            self._writer.put(partial(self._write, layout, key, copy))
-            self._note(layout, key)
-
     def follow(self, seq: TieredSequence, allocation: KVAllocation) -> None:
-        """`save` what a running answer has completed since the last call."""
-        if seq.kv_position // self._size > len(seq.chunk_keys) and self._keeps(seq):
-            self.save(seq, allocation)
+        """Save the further whole chunks of the committed positions that are in no file, as far as the ring has
+        room; later calls save the others."""
+        if seq.kv_position // self._size > seq.n_copied and not allocation.stale:
+            keys = self._keys(seq, seq.kv_position)
+            while seq.n_copied < len(keys) and self._copy(allocation, seq.n_copied, keys[seq.n_copied]):
+                seq.n_copied += 1
+
+    def save(self, seq: TieredSequence, allocation: KVAllocation) -> None:
+        """Save all that is in no file before a sequence leaves its row, also what could not be written before."""
+        if not allocation.stale:
+            copied = [self._copy(allocation, n, key) for n, key in enumerate(self._keys(seq, seq.kv_position))]
+            self.counters.dropped_chunks += copied.count(False)
+
+    def _copy(self, allocation: KVAllocation, n: int, key: bytes) -> bool:
+        """Have chunk n written, unless there is a file. Returns False if the ring is full."""
+        layout = self._layout
+        if (layout, key) in self._known:
+            return True
+        copy = self._copies.to_host(self._slots(allocation, n * self._size, (n + 1) * self._size))
+        if copy is None:
+            return False
+        self._writer.put(partial(self._write, layout, key, copy))
+        self._note(layout, key)
+        return True
 
     def touch(self, seq: TieredSequence, n_reused: int) -> None:
         """Note that the files of a sequence that leaves are in use, also if it found its KV in the cache.
@@ -362,8 +375,20 @@ class KVTier:
 
     @property
     def _layout(self) -> str:
+        """Processes that compute keys and values in other ways have other layouts: none reads another's files."""
         limits = self._limits()
-        return f"{VERSION} {limits.fingerprint} {limits.files} {self._copies.layout} x {self._size}"
+        computing, weights = limits.computing, f"{limits.fingerprint} {limits.files}"
+        kernels = f"{limits.device} {computing.kernels} {computing.instructions} {self._arithmetic}"
+        return f"{VERSION} {weights} {kernels} {self._copies.layout} x {self._size}"
+
+    def _ring_blocks(self, step: int) -> int:
+        """As many as one step of so many positions completes, within the bounds."""
+        table = self._manager.table
+        pool = table.total_pages * table.page_size * self._copies.position_bytes
+        most = max(
+            RING_BYTES, min(MOST_RING_BYTES, pool // RING_SHARE, -(-step // self._size) * self._chunk_bytes)
+        )
+        return max(1, most // self._chunk_bytes)
 
     @property
     def _chunk_bytes(self) -> int:
@@ -432,5 +457,4 @@ def open_tier(
             "kv_tier=%s is ignored: it needs a prefix cache, and layers without windows or states", config.kv_tier
         )
         return None
-    limits, salted = (lambda: runtime.limits), config.kv_tier_salted
-    return KVTier(runtime.kv_copies, limits, manager, files, post, tracer, salted=salted)
+    return KVTier(config, runtime.kv_copies, lambda: runtime.limits, manager, files, post, tracer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from petiole.cache import CacheNamespace, CacheTokens, ImageToken
 from petiole.cache.chunk_keys import extend_chunk_keys
 from petiole.gpu_worker import Engine, EngineConfig, InvalidRequest, Request, SamplingParams
+from petiole.gpu_worker.runtime.interface import Computing
 from petiole.gpu_worker.runtime.memory import kv_tier
 from petiole.gpu_worker.runtime.memory.chunk_files import ChunkFiles
 from petiole.gpu_worker.runtime.runtime import ModelRuntime
@@ -126,6 +128,45 @@ def test_new_weights_find_nothing_of_the_old_ones(tmp_path: Path) -> None:
         assert engine.stats()["kv_tier_restored_tokens"] == 0
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"PETIOLE_EXACT": "on"},
+        {"PETIOLE_PRODUCTS": "library"},
+        {"PETIOLE_TILES": "off"},
+        {"PETIOLE_NATIVE": "off"},
+        {"dtype": "float16"},
+    ],
+    ids=str,
+)
+def test_other_arithmetic_finds_nothing(
+    tmp_path: Path, other: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine_of(tmp_path / "kv") as engine:
+        answers(engine, PROMPTS[:1])
+    config = {name: value for name, value in other.items() if name.islower()}
+    with monkeypatch.context() as patch:
+        for name in other.keys() - config.keys():
+            patch.setenv(name, other[name])
+        with engine_of(tmp_path / "kv", **config) as engine:
+            answers(engine, PROMPTS[:1])
+            assert engine.stats()["kv_tier_restored_tokens"] == 0
+    with engine_of(tmp_path / "kv") as engine:
+        answers(engine, PROMPTS[:1])
+        assert engine.stats()["kv_tier_restored_tokens"] == 90 - 90 % CHUNK
+
+
+@pytest.mark.parametrize("other", [{"device": "cuda"}, {"computing": Computing(kernels="torch")}], ids=str)
+def test_another_device_finds_nothing(tmp_path: Path, other: dict[str, Any]) -> None:
+    with engine_of(tmp_path / "kv") as engine:
+        answers(engine, PROMPTS[:1])
+    engine = engine_of(tmp_path / "kv")
+    engine.runtime.limits = replace(engine.runtime.limits, **other)  # type: ignore[misc]
+    with engine:
+        answers(engine, PROMPTS[:1])
+        assert engine.stats()["kv_tier_restored_tokens"] == 0
+
+
 def test_a_read_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with engine_of(tmp_path / "kv") as engine:
         answers(engine)
@@ -167,6 +208,46 @@ def test_a_disk_that_is_slow_holds_up_nobody(tmp_path: Path, monkeypatch: pytest
         released.set()
         answers(engine)
         assert int(engine.stats()["kv_tier_saved_chunks"]) > 2, "blocks that were given back are filled again"
+
+
+def test_a_long_answer_saves_a_prompt_that_was_larger_than_the_ring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follow = kv_tier.KVTier.follow
+
+    def after_writing(tier: kv_tier.KVTier, *args: Any) -> None:
+        written = threading.Event()
+        tier._writer.put(written.set)
+        written.wait()
+        follow(tier, *args)
+
+    monkeypatch.setattr(kv_tier.KVTier, "follow", after_writing)
+    with engine_of(tmp_path / "kv", machine={"ring": 1}) as engine:
+        answers(engine, PROMPTS[:1])
+        assert engine.stats()["kv_tier_dropped_chunks"] == 0
+    with engine_of(tmp_path / "kv") as engine:
+        answers(engine, PROMPTS[:1])
+        assert computed(engine) == 90 % CHUNK, "what the first step had no room for came with later ones"
+
+
+def test_every_chunk_that_is_not_saved_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    released, write = threading.Event(), ChunkFiles.write
+    monkeypatch.setattr(ChunkFiles, "write", lambda *args: (released.wait(), write(*args))[1])
+    with engine_of(tmp_path / "kv", machine={"ring": 2}) as engine:
+        answers(engine, PROMPTS[:1])
+        whole = (90 + 20 - 1) // CHUNK
+        assert engine.stats()["kv_tier_dropped_chunks"] == whole - 2
+        released.set()
+    assert len(list(tmp_path.rglob("*.kv"))) == 2
+
+
+def test_the_ring_holds_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_tier, "RING_BYTES", 2 * CHUNK * 8)
+    machine = {"n_pages": 32 * kv_tier.RING_SHARE * CHUNK + 1}
+    for step, most, blocks in ((100, 2**30, 7), (10, 2**30, 2), (10_000, 2**30, 32), (100, 5 * CHUNK * 8, 5)):
+        monkeypatch.setattr(kv_tier, "MOST_RING_BYTES", most)
+        with engine_of(tmp_path / "kv", machine=machine, max_num_batched_tokens=step) as engine:
+            assert engine.runtime.kv_copies.n_blocks == blocks  # type: ignore[union-attr]
 
 
 def test_a_trace_has_the_reads_the_writes_and_the_restores(tmp_path: Path) -> None:

@@ -154,7 +154,34 @@ def test_a_pass_over_many_texts_takes_nothing_from_conversations(tmp_path: Path)
         files.touch(LAYOUT, [key(n)])
     assert left(files, LAYOUT, conversations) == 70
     assert 28 <= left(files, LAYOUT, documents) <= 30, "a fiftieth may be free"
-    assert left(ChunkFiles(tmp_path / "kv", 60 * each), LAYOUT, conversations) == 48, "a fifth is for what is new"
+    assert left(ChunkFiles(tmp_path / "kv", 61 * each), LAYOUT, conversations) == 48, "a fifth is for what is new"
+
+
+def test_a_process_that_begins_with_full_files_stays_below_the_limit(tmp_path: Path) -> None:
+    each = HEADER + N
+    files = ChunkFiles(tmp_path / "kv", 1000 * each)
+    for n in range(100):
+        files.write(LAYOUT, key(n), content(n))
+    files = ChunkFiles(tmp_path / "kv", 100 * each)
+    for n in range(100, 110):
+        files.write(LAYOUT, key(n), content(n))
+        assert len(list(tmp_path.rglob("*.kv"))) <= 100
+
+
+def test_conversations_of_a_model_that_is_gone_make_room(tmp_path: Path) -> None:
+    each = HEADER + N
+    files = ChunkFiles(tmp_path / "kv", 50 * each)
+    old, new = range(45), range(100, 150)
+    for n in old:
+        files.write("another", key(n), content(n))
+        files.touch("another", [key(n)], 1)
+    past = time.time() - chunk_files._LAPSES_S - 60
+    for path in tmp_path.rglob("*.kv"):
+        os.utime(path, (past, past))
+    for n in new:
+        files.write(LAYOUT, key(n), content(n))
+    assert left(files, "another", old) == 0
+    assert left(files, LAYOUT, new) >= 48, "a fiftieth may be free"
 
 
 def test_new_conversations_have_room_beside_old_ones(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ from hypothesis.stateful import (
 )
 
 from petiole.cache import CacheNamespace, CacheTokens, KVAllocation, KVCacheManager, PageTable, build_prefix_cache
+from petiole.contract.settings.engine import EngineConfig
+from petiole.gpu_worker.runtime.interface import Computing
 from petiole.gpu_worker.runtime.memory import kv_tier
 from petiole.gpu_worker.runtime.memory.chunk_files import HEADER, ChunkFiles
 from petiole.gpu_worker.runtime.memory.kv_tier import KVTier, Load
@@ -56,6 +58,7 @@ class Sequence:
         self.tokens, self.namespace = tokens, namespace
         self.kv_position, self.prefill_target = 0, len(tokens)
         self.chunk_keys: list[bytes] = []
+        self.n_copied = 0
         self.load: Load | None = None
         self.cache_tokens = self.cached_as(len(tokens))
         self.kv: KVAllocation | None = None
@@ -133,12 +136,12 @@ class TierMachine(RuleBasedStateMachine):
         self.copies = Copies(self.pool)
         self.files = ChunkFiles(self.folder / "kv", 1 << 30)
         self.tier = KVTier(
+            EngineConfig(kv_tier_salted=True, max_num_batched_tokens=2 * CHUNK),
             self.copies,
-            lambda: SimpleNamespace(fingerprint=str(self.weights), files=""),  # type: ignore[arg-type, return-value]
+            lambda: SimpleNamespace(fingerprint=str(self.weights), files="", device="", computing=Computing()),  # type: ignore[arg-type, return-value]
             self.manager,
             self.files,
             self.said.append,
-            salted=True,
         )
         self.size = self.tier._size
         self.running: list[Sequence] = []
@@ -153,6 +156,9 @@ class TierMachine(RuleBasedStateMachine):
         self.note_restored()
         try:
             self.hear_all()
+            for seq in list(self.running):
+                self.give_back(seq)
+                self.hear_all()
             if self.lossless:
                 self.nothing_is_missing()
         finally:
@@ -264,9 +270,7 @@ class TierMachine(RuleBasedStateMachine):
         if end <= seq.prefill_target:
             seq.kv.publish(seq.cache_tokens, end)
         seq.kv_position = end
-        dropped = self.tier.counters.dropped_chunks
-        (self.tier.save if end <= seq.prefill_target else self.tier.follow)(seq, seq.kv)
-        self.lossless &= self.tier.counters.dropped_chunks == dropped
+        self.tier.follow(seq, seq.kv)
         return True
 
     @precondition(lambda self: self.running)
@@ -308,6 +312,7 @@ class TierMachine(RuleBasedStateMachine):
         """killed: what was on the way is lost."""
         if killed:
             self.lossless &= not self.tier._writer.queue  # type: ignore[attr-defined]
+            self.lossless &= all(seq.kv_position // self.size <= seq.n_copied for seq in self.running)
         else:
             for seq in list(self.running):
                 self.give_back(seq)
