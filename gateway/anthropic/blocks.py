@@ -21,7 +21,7 @@ Message = dict[str, Any]
 ROLES = ("user", "assistant", "system")
 _TOLD = ("text", "image", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result",
          "compaction")  # fmt: skip
-_OF_ANTHROPIC = ("fallback", "container_upload")
+_OF_ANTHROPIC = ("fallback", "container_upload", "tool_reference")
 
 
 def to_fetch(given: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -46,7 +46,7 @@ def skipped(given: Sequence[Mapping[str, Any]]) -> list[str]:
 def _is_skipped(block: Block) -> bool:
     """Whether it is about a tool that Anthropic runs, or about its servers."""
     kind = block.get("type")
-    return isinstance(kind, str) and kind not in _TOLD and ("tool" in kind or kind in _OF_ANTHROPIC)
+    return isinstance(kind, str) and (kind in _OF_ANTHROPIC or kind.endswith(("_tool_use", "_tool_result")))
 
 
 def _everywhere(field: str, content: object) -> Iterator[tuple[str, Block]]:
