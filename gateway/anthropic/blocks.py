@@ -50,12 +50,15 @@ def _is_skipped(block: Block) -> bool:
 
 
 def _everywhere(field: str, content: object) -> Iterator[tuple[str, Block]]:
-    """All blocks, and those in results of tools."""
+    """All blocks, and those in results of tools and in documents."""
     for k, block in enumerate(content if isinstance(content, list) else ()):
         if isinstance(block, Mapping):
             yield f"{field}[{k}]", block
-            if block.get("type") == "tool_result":
-                yield from _everywhere(f"{field}[{k}].content", block.get("content"))
+            match block:
+                case {"type": "tool_result", "content": inner}:
+                    yield from _everywhere(f"{field}[{k}].content", inner)
+                case {"type": "document", "source": {"type": "content", "content": inner}}:
+                    yield from _everywhere(f"{field}[{k}].source.content", inner)
 
 
 def messages(system: object, given: Sequence[Mapping[str, Any]], fetched: Images = NONE) -> list[Message]:

@@ -211,7 +211,10 @@ def test_images_to_fetch_are_found_wherever_they_are() -> None:
         return {"type": "image", "source": {"type": "url", "url": url}}
 
     result = {"type": "tool_result", "tool_use_id": "c", "content": [picture("http://b")]}
-    assert blocks.to_fetch([{"role": "user", "content": [picture("http://a"), result]}, {"content": "x"}]) == [
+    page = {"type": "document", "source": {"type": "content", "content": [picture("http://c")]}}
+    asked = [{"role": "user", "content": [picture("http://a"), result, page]}, {"content": "x"}]
+    assert blocks.to_fetch(asked) == [
         ("messages[0].content[0].source.url", "http://a"),
         ("messages[0].content[1].content[0].source.url", "http://b"),
+        ("messages[0].content[2].source.content[0].source.url", "http://c"),
     ]
