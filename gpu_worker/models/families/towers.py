@@ -206,6 +206,7 @@ def pixtral(raw: JsonObject, text: ModelPlan) -> TowerConfig:
         norm=Norm(eps=config_keys.number(objects(raw, "text_config"), "rms_norm_eps", 1e-5)),
         ends=(placeholder + 2, placeholder + 3),
         biased=bool(raw.get("multimodal_projector_bias", False)),
+        edge=whole(given, "image_size", 2**16, 1024),
     )
 
 

@@ -92,6 +92,13 @@ def test_how_many_pixels_is_not_for_the_request_to_say() -> None:
         RowPictures(14, 2, edge=1540).layout(100, 100, "image", 4096, View(max_pixels=9000))
 
 
+def test_the_tower_says_how_large_pictures_are_where_no_file_does() -> None:
+    config = tower_config(image_size=1540)
+    assert row_pictures(config, {}).edge == 1540
+    assert row_pictures(config, {"do_resize": True}).edge == 1024, "as transformers' class has it"
+    assert row_pictures(config, DESCRIBED).edge == 160
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
