@@ -34,7 +34,7 @@ PUBLISHED = (
     _causal("Llama 3.2 with images, without layers of cross attention", f"Mllama{_VISION}", "Mllama"),
     _causal("Mistral 7B", "Mistral"),
     _causal("Mixtral 8x7B, 8x22B", "Mixtral"),
-    _causal("Ministral 3; Mistral Small 3", "Ministral3", f"Mistral3{_VISION}"),
+    _causal("Ministral 3; Mistral Small 3.1, 3.2", "Ministral3", f"Mistral3{_VISION}"),
     _causal("Qwen2, Qwen2.5; Qwen2-VL, Qwen2.5-VL", "Qwen2", f"Qwen2VL{_VISION}", f"Qwen2_5_VL{_VISION}"),
     _causal("Qwen1.5 and 2 with experts", "Qwen2Moe"),
     _causal("Qwen3; Qwen3-VL", "Qwen3", f"Qwen3VL{_VISION}"),

@@ -21,7 +21,7 @@ Message = dict[str, Any]
 ROLES = ("user", "assistant", "system")
 _TOLD = ("text", "image", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result",
          "compaction")  # fmt: skip
-_OF_ANTHROPIC = ("fallback", "container_upload")
+_OF_ANTHROPIC = ("fallback", "container_upload", "tool_reference")
 
 
 def to_fetch(given: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -46,16 +46,19 @@ def skipped(given: Sequence[Mapping[str, Any]]) -> list[str]:
 def _is_skipped(block: Block) -> bool:
     """Whether it is about a tool that Anthropic runs, or about its servers."""
     kind = block.get("type")
-    return isinstance(kind, str) and kind not in _TOLD and ("tool" in kind or kind in _OF_ANTHROPIC)
+    return isinstance(kind, str) and (kind in _OF_ANTHROPIC or kind.endswith(("_tool_use", "_tool_result")))
 
 
 def _everywhere(field: str, content: object) -> Iterator[tuple[str, Block]]:
-    """All blocks, and those in results of tools."""
+    """All blocks, and those in results of tools and in documents."""
     for k, block in enumerate(content if isinstance(content, list) else ()):
         if isinstance(block, Mapping):
             yield f"{field}[{k}]", block
-            if block.get("type") == "tool_result":
-                yield from _everywhere(f"{field}[{k}].content", block.get("content"))
+            match block:
+                case {"type": "tool_result", "content": inner}:
+                    yield from _everywhere(f"{field}[{k}].content", inner)
+                case {"type": "document", "source": {"type": "content", "content": inner}}:
+                    yield from _everywhere(f"{field}[{k}].source.content", inner)
 
 
 def messages(system: object, given: Sequence[Mapping[str, Any]], fetched: Images = NONE) -> list[Message]:

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from petiole.contract.limits import MAX_MESSAGES, MAX_TOOLS
 from petiole.contract.requests.bounds import Entries, Object
 from petiole.contract.requests.count import MOST, CountDict
+from petiole.gateway.core.foreign import spellings
 from petiole.gateway.core.requests import Ids, RequestBody
 from petiole.gateway.openai import conversation
 from petiole.tasks.errors import InvalidRequest
@@ -38,6 +39,7 @@ class Tokenize(RequestBody):
     continue_final_message: bool = False
     chat_template_kwargs: Object = Field(default_factory=dict)
     tools: Annotated[list[Object], Entries(MAX_TOOLS)] | None = None
+    mm_processor_kwargs: Object = Field(default_factory=dict)
     return_token_strs: bool = False
 
     @model_validator(mode="after")
@@ -51,7 +53,8 @@ class Tokenize(RequestBody):
         if self.messages is None:
             return {"texts": [self.prompt], "with_ids": True} | self._false("add_special_tokens")
         given = {name: value for name in _OF_A_CHAT if (value := getattr(self, name))}
-        told = of_a_chat(given | {"messages": conversation.messages(self.messages)})
+        view = spellings.view(self.mm_processor_kwargs)
+        told = of_a_chat(given | {"messages": conversation.messages(self.messages, view=view)})
         return told | self._false("add_generation_prompt")
 
     def _false(self, name: str) -> dict[str, Any]:

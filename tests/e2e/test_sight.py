@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx2
 import openai
 import pytest
 
@@ -152,6 +153,28 @@ def test_a_request_says_how_many_pixels_its_pictures_have(client: openai.OpenAI,
     assert few.usage.prompt_tokens < usual.usage.prompt_tokens
     with pytest.raises(openai.BadRequestError, match="at least 1024, the pixels of a token, got 9"):
         client.chat.completions.create(**asked, extra_body={"mm_processor_kwargs": {"max_pixels": 9}})
+
+
+@pytest.mark.parametrize(
+    ("part", "asked"),
+    [
+        ({}, {}),
+        ({"detail": "low"}, {}),
+        ({"max_pixels": 9000}, {}),
+        ({}, {"mm_processor_kwargs": {"max_pixels": 4096}}),
+    ],
+)
+def test_a_count_is_that_of_the_prompt(
+    client: openai.OpenAI, gateway: Gateway, name: str, part: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    large = base64.b64encode(as_file(drawn_picture(560, 520))).decode()  # more than low detail has
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{large}", **part}}
+    messages: Any = [{"role": "user", "content": [image]}]
+    answer = client.chat.completions.create(model=name, messages=messages, max_tokens=1, extra_body=asked)
+    body = {"model": name, "messages": messages, **asked}
+    counted = httpx2.post(f"{gateway.root}/tokenize", json=body, timeout=60).json()
+    assert counted["count"] == answer.usage.prompt_tokens  # type: ignore[union-attr]
+    assert (counted["count"] > 280) == (not part and not asked)
 
 
 def test_a_response_and_the_turn_behind_it_see_the_pictures(client: openai.OpenAI, name: str) -> None:

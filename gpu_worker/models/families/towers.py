@@ -178,7 +178,7 @@ def gemma4(raw: JsonObject, text: ModelPlan) -> TowerConfig:
 
 
 def pixtral(raw: JsonObject, text: ModelPlan) -> TowerConfig:
-    """The tower of Mistral Small 3. Frequencies take turns between rows and columns. No configuration names the
+    """The tower of Mistral Small 3.1. Frequencies take turns between rows and columns. No configuration names the
     tokens behind rows: in Mistral's tokenizers they come two and three behind that of pictures."""
     given = objects(raw, "vision_config")
     hidden, heads = _heads(given, "num_attention_heads", hidden=1024, heads=16, width=4)
@@ -206,6 +206,7 @@ def pixtral(raw: JsonObject, text: ModelPlan) -> TowerConfig:
         norm=Norm(eps=config_keys.number(objects(raw, "text_config"), "rms_norm_eps", 1e-5)),
         ends=(placeholder + 2, placeholder + 3),
         biased=bool(raw.get("multimodal_projector_bias", False)),
+        edge=whole(given, "image_size", 2**16, 1024),
     )
 
 

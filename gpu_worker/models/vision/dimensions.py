@@ -18,7 +18,8 @@ class TowerConfig:
     the token that stands for a picture among tokens. written: how a picture is written in text, if not as that
     token alone. boxes: see `ImageLimits`. clipped: whether products have bounds. standard: whether features are
     brought to one scale. ends: the tokens behind each row of blocks, and behind the last one, whose embeddings
-    are positions of the picture, too. biased: whether the products of the merger have biases."""
+    are positions of the picture, too. biased: whether the products of the merger have biases.
+    edge: the most pixels of a picture's longer side, where no file says how pictures are made ready."""
 
     plan: ModelPlan
     patch: int
@@ -37,6 +38,7 @@ class TowerConfig:
     standard: bool = False
     ends: tuple[int, int] | None = None
     biased: bool = False
+    edge: int = 0
 
     @property
     def hidden(self) -> int:

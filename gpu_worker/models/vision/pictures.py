@@ -99,8 +99,11 @@ class GridPictures(ResizedPictures):
         check_unequal(width, height, field)
         side = self.side
         least, area = self._area(field, most, view)
-        rows, columns = (one // side for one in resized(height, width, side, least, area))
+        rows, columns = _blocks(resized(height, width, side, least, area), side)
         fitting = area // side**2
+        if rows * columns > fitting:  # which grew by more than there is room for
+            largest = _blocks(_within(height, width, side, area), side)
+            rows, columns = min((rows, columns), largest, key=math.prod)
         limit = f"must be a picture of at most {fitting} positions"
         require(rows * columns <= fitting, field, limit, f"{rows * columns} for {width} x {height}")
         rotary = np.zeros((3, rows * columns), np.int32)
@@ -132,13 +135,23 @@ def resized(height: int, width: int, side: int, least: int, most: int) -> tuple[
     """The height and width of a picture whose sides become multiples of `side`, and its area `least` to `most`."""
     high, wide = round(height / side) * side, round(width / side) * side
     if high * wide > most:
-        shrunk = math.sqrt(height * width / most)
-        high = max(side, math.floor(height / shrunk / side) * side)
-        wide = max(side, math.floor(width / shrunk / side) * side)
-    elif high * wide < least:
+        return _within(height, width, side, most)
+    if high * wide < least:
         grown = math.sqrt(least / (height * width))
         high, wide = math.ceil(height * grown / side) * side, math.ceil(width * grown / side) * side
     return high, wide
+
+
+def _within(height: int, width: int, side: int, most: int) -> tuple[int, int]:
+    """The same of a picture whose area becomes `most`, then its sides are rounded down."""
+    shrunk = math.sqrt(height * width / most)
+    high, wide = (max(side, math.floor(one / shrunk / side) * side) for one in (height, width))
+    return high, wide
+
+
+def _blocks(size: tuple[int, int], side: int) -> tuple[int, int]:
+    """Rows and columns."""
+    return size[0] // side, size[1] // side
 
 
 def grid_pictures(tower: TowerConfig, given: Mapping[str, Any]) -> GridPictures:

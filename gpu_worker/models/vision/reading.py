@@ -1,7 +1,8 @@
 """Reads the tower of a checkpoint beside its decoder of text.
 
 A checkpoint may have a configuration of a tower and no tensors of it: then it is a decoder of text. So it is where
-a setting is too small for pictures, which some models must compute whole."""
+a tower is of a form that is not computed, such as a quantised one, or a setting is too small for pictures, which
+some models must compute whole."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.loading import LoadOptions, Model, Reader, read_decoder
@@ -29,7 +31,7 @@ from petiole.gpu_worker.models.vision.tower_weights import (
     read_pixtral,
     read_qwen,
 )
-from petiole.gpu_worker.models.weights.copying import TensorSource
+from petiole.gpu_worker.models.weights.copying import Storage, TensorSource
 from petiole.gpu_worker.request.prepared_images import ImageLimits
 
 log = logging.getLogger(__name__)
@@ -76,8 +78,14 @@ def _read(
     prefix = next((one for one in model.names.tower if one + sight.first in source), None)
     if prefix is None or "vision_config" not in model.raw:
         return text
-    config = of(model.raw, model.plan)
-    pictures = sight.pictures(config, model.pictures or {})
+    try:
+        config = of(model.raw, model.plan)
+        pictures = sight.pictures(config, model.pictures or {})
+        plain = replace(options, quantization="none", max_positions=pictures.longest)
+        eyes = TowerReader(source, config, plain, prefix, pictures.values())
+        sight.read(replace(eyes, options=replace(plain, device=torch.device("meta"), storage=Storage())))
+    except ModelError as error:
+        return _without_eyes(text, options, str(error))
     limits = ImageLimits(
         MOST_IMAGES,
         pictures.max_positions,
@@ -89,15 +97,18 @@ def _read(
         boxes=config.boxes,
     )
     if (small := limits.too_small(options.sizes)) is not None:
-        if options.device.type != "meta":  # which comes before, and does not read
-            log.info("pictures are refused: %s is below %d", *small)
-        return text
-    plain = replace(options, quantization="none", max_positions=pictures.longest)
+        return _without_eyes(text, options, "{} is below {}".format(*small))
     with torch.no_grad():
-        tower = sight.read(TowerReader(source, config, plain, prefix, pictures.values()))
+        tower = sight.read(eyes)
         if config.ends is not None:
             ends = options.empty((len(config.ends), config.outputs))
             if options.device.type != "meta":
                 ends.copy_(text.embed(torch.tensor(config.ends, device=options.device)))
             tower = replace(tower, ends=ends)
     return SeeingDecoder.around(text, vision=tower, images=limits, pictures=pictures)
+
+
+def _without_eyes(text: Decoder, options: LoadOptions, why: str) -> Decoder:
+    if options.device.type != "meta":  # which comes before, and does not read
+        log.info("pictures are refused: %s", why)
+    return text

@@ -70,7 +70,7 @@ def row_pictures(tower: TowerConfig, given: Mapping[str, Any]) -> RowPictures:
     merge = given.get("spatial_merge_size", tower.merge)
     must(merge == tower.merge, "spatial_merge_size", f"be {tower.merge}, as in config.json", merge)
     check_switches(given, do_resize=True, do_rescale=True, do_normalize=True)
-    size = given.get("size", {"longest_edge": 1024})
+    size = given.get("size", {"longest_edge": 1024 if given else tower.edge})
     edge: Any = size.get("longest_edge") if isinstance(size, Mapping) else None
     limit = f"be a number of pixels from {tower.block} to {_MOST_EDGE}"
     must(type(edge) is int and tower.block <= edge <= _MOST_EDGE, "size.longest_edge", limit, edge)

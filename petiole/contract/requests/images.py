@@ -134,10 +134,14 @@ def views_of(message: Mapping[str, Any]) -> Iterator[tuple[int, View]]:
 
 
 def said(part: Any) -> dict[str, Any]:
-    """What a part says of its `View`, itself or with its URL."""
-    inner = _inner(part)
-    both = {**part, **{k: v for k, v in inner.items() if v is not None}} if isinstance(inner, dict) else part
-    return {name: both[name] for name in asdict(AS_IT_IS) if both.get(name) is not None}
+    """What a part says of its `View`, itself or with its URL. Empty text says nothing."""
+    return {
+        name: one[name]
+        for one in (part, _inner(part))
+        if isinstance(one, dict)
+        for name in asdict(AS_IT_IS)
+        if one.get(name) not in (None, "")
+    }
 
 
 def with_images_in_text(message: Any) -> Any:

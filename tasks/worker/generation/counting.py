@@ -61,7 +61,7 @@ def _of_chat(engine: EngineLike, request: CountRequest) -> list[int]:
     if any(map(is_handle, chat.images())):
         known = stored(connections.streams(), [chat], settings().image_ttl_s)
     asked = {**chat.subject(), "add_generation_prompt": request.add_generation_prompt}
-    return engine.tokens_of(Request(**asked, images=images_of(chat, known)))
+    return engine.tokens_of(Request(**asked, images=images_of(chat, known), image_views=chat.image_views()))
 
 
 def _naming(field: str, count: Any) -> Any:

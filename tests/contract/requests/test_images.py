@@ -161,10 +161,11 @@ def test_each_skill_has_a_task() -> None:
         {"type": "image", "image": {"url": b"hi", "detail": "low", "max_pixels": 5000}},
         {"type": "image", "image": b"hi", "detail": "low", "max_pixels": 5000},
         {"type": "input_image", "image_url": "aGk=", "detail": "low", "max_pixels": 5000},
+        {"type": "image", "image": {"url": "aGk=", "detail": ""}, "detail": "low", "max_pixels": 5000},
     ],
 )
 def test_a_part_says_how_closely_its_image_is_seen(part: dict[str, Any]) -> None:
-    usual = {"type": "image", "image": b"hi"}
+    usual = {"type": "image", "image": b"hi", "detail": "", "min_pixels": None}
     messages = [{"role": "user", "content": [part, usual, {"type": "text", "text": "What?"}]}]
     request = validate(ChatRequest, in_json({"messages": messages}))
     assert request.image_views() == [View("low", max_pixels=5000), View()]

@@ -191,6 +191,9 @@ def test_what_is_wrong_is_named(given: dict[str, Any], param: str) -> None:
         ({"role": "user", "content": [{"type": "tool_result", "tool_use_id": []}]}, f"{FIRST}.tool_use_id"),
         ({"role": "user", "content": [{"type": "document", "source": {"type": "base64"}}]}, FIRST),
         ({"role": "user", "content": [{"type": "audio"}]}, FIRST),
+        ({"role": "user", "content": [{"type": "tool_results", "tool_use_id": "c"}]}, FIRST),
+        ({"role": "user", "content": [{"type": "toolresult", "tool_use_id": "c"}]}, FIRST),
+        ({"role": "assistant", "content": [{"type": "tool_uses", "id": "c", "name": "f", "input": {}}]}, FIRST),
         ({"role": "user", "content": [{"type": "search_result", "title": "x"}]}, FIRST),
         ({"role": "assistant", "content": [{"type": "tool_use", "id": "c"}]}, FIRST),
         ({"role": "assistant", "content": [{"type": "image"}]}, FIRST),
@@ -208,7 +211,10 @@ def test_images_to_fetch_are_found_wherever_they_are() -> None:
         return {"type": "image", "source": {"type": "url", "url": url}}
 
     result = {"type": "tool_result", "tool_use_id": "c", "content": [picture("http://b")]}
-    assert blocks.to_fetch([{"role": "user", "content": [picture("http://a"), result]}, {"content": "x"}]) == [
+    page = {"type": "document", "source": {"type": "content", "content": [picture("http://c")]}}
+    asked = [{"role": "user", "content": [picture("http://a"), result, page]}, {"content": "x"}]
+    assert blocks.to_fetch(asked) == [
         ("messages[0].content[0].source.url", "http://a"),
         ("messages[0].content[1].content[0].source.url", "http://b"),
+        ("messages[0].content[2].source.content[0].source.url", "http://c"),
     ]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from petiole.contract.requests.images import View
 from petiole.contract.settings.engine import EngineConfig
 from petiole.gpu_worker.exceptions import InvalidRequest, ModelError
 from petiole.gpu_worker.models.families.registry import model_of
@@ -55,6 +56,20 @@ def test_sizes(height: int, width: int, side: int, limits: tuple[int, int]) -> N
 
     if max(height, width) <= 200 * min(height, width):
         assert resized(height, width, side, *limits) == smart_resize(height, width, side, *limits)
+
+
+@given(st.integers(30, 4000), st.integers(30, 4000), st.integers(150_000, 200_704), st.sampled_from([14, 16]))
+def test_a_view_with_little_between_its_limits_is_kept_to_the_greater_one(
+    height: int, width: int, least: int, patch: int
+) -> None:
+    pictures = GridPictures(patch, 2, least=3136, most=2**24)
+    if max(height, width) > 50 * min(height, width):
+        return
+    layout = pictures.layout(width, height, "image", 4096, View(min_pixels=least, max_pixels=200_704))
+    assert layout.size is not None
+    wide, high = layout.size
+    assert wide * high <= 200_704
+    assert (wide + pictures.side) * (high + pictures.side) > least
 
 
 @settings(max_examples=40, deadline=None)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from petiole.contract.requests.images import View
-from petiole.gpu_worker import InvalidRequest
+from petiole.gpu_worker import Engine, EngineConfig, InvalidRequest, Request, SamplingParams
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.families import towers
 from petiole.gpu_worker.models.families.registry import model_of
@@ -89,6 +92,13 @@ def test_how_many_pixels_is_not_for_the_request_to_say() -> None:
         RowPictures(14, 2, edge=1540).layout(100, 100, "image", 4096, View(max_pixels=9000))
 
 
+def test_the_tower_says_how_large_pictures_are_where_no_file_does() -> None:
+    config = tower_config(image_size=1540)
+    assert row_pictures(config, {}).edge == 1540
+    assert row_pictures(config, {"do_resize": True}).edge == 1024, "as transformers' class has it"
+    assert row_pictures(config, DESCRIBED).edge == 160
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -118,3 +128,58 @@ def test_pictures_that_are_made_ready_in_another_way_are_refused(changes: dict[s
 def test_towers_of_another_form_are_refused(whole: dict[str, Any], changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ModelError, match=said):
         tower_config(whole, **changes)
+
+
+def in_eight_bits(folder: Path, part: str) -> None:
+    """Products whose names have `part` become FP8, as compressed-tensors stores them."""
+    from safetensors.torch import load_file, save_file
+
+    stored = load_file(folder / "model.safetensors")
+    for name in [name for name, one in stored.items() if part in name and one.ndim == 2]:
+        scale = stored[name].abs().amax(1, keepdim=True) / 448
+        stored |= {name: (stored[name] / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
+    save_file(stored, folder / "model.safetensors")
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+    group = {"targets": ["Linear"], "weights": weights}
+    method = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    changed(folder, quantization_config=method | {"config_groups": {"all": group}})
+
+
+def changed(folder: Path, **more: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | more))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda folder: in_eight_bits(folder, "vision_tower"), "plain weights, not quantised ones"),
+        (lambda folder: in_eight_bits(folder, "multi_modal_projector"), "merging_layer"),
+        (lambda folder: in_eight_bits(folder, "merging_layer"), "merging_layer"),
+        (lambda folder: changed(folder, vision_feature_layer=-2), "vision_feature_layer must be -1"),
+    ],
+)
+def test_text_is_served_beside_a_tower_of_another_form(
+    change: Callable[[Path], None],
+    said: str,
+    folders: Callable[[str], tuple[Path, Any]],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plain, folder = tmp_path / "plain", tmp_path / "changed"
+    for one in (plain, folder):
+        shutil.copytree(folders("mistral3")[0], one)
+        in_eight_bits(one, "mlp.down_proj")  # of the text
+    change(folder)
+    request = Request(prompt=[5, 6, 7], sampling=SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
+    outputs = []
+    for one, sees in ((folder, False), (plain, True)):
+        caplog.clear()
+        config = EngineConfig(model=str(one), device="cpu", dtype="float32", max_model_len=128)
+        with caplog.at_level("INFO"), Engine(config) as engine:
+            assert bool(engine.facts()["images"]) == sees
+            outputs.append(engine.generate([request])[0].token_ids)
+        refused = [line for line in caplog.messages if line.startswith("pictures are refused: ")]
+        assert len(refused) == (not sees)
+        assert sees or said in refused[0]
+    assert outputs[0] == outputs[1]
