@@ -16,6 +16,7 @@ from bench.harness.driver import Driver
 from petiole.gpu_worker import Engine, Request, SamplingParams
 from petiole.gpu_worker.exceptions import InvalidRequest
 from tests.gpu_worker.models.test_states_and_drafts import PROMPTS, SAMPLINGS, answers
+from tests.support.seeing import PAD, as_file, drawn_picture, write_seeing
 
 NORMS = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
 HEADS = {"qwen3.5": "Qwen3_5", "qwen3.5-moe": "Qwen3_5Moe"}
@@ -29,7 +30,7 @@ class Reference:
         from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as moe
 
         of = dense.Qwen3_5DecoderLayer if family == "qwen3.5" else moe.Qwen3_5MoeDecoderLayer
-        self.model, config = model, model.config
+        self.model, config = model, model.config.get_text_config()
         attends = config.layer_types.index("full_attention")
         torch.manual_seed(5)
         self.layer = of(config, attends).eval()
@@ -53,7 +54,8 @@ class Reference:
             (folder / file.name).write_bytes(file.read_bytes())
         save_file({**stored, **more}, folder / "model.safetensors", {"format": "pt"})
         config = json.loads((source / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**config, "mtp_num_hidden_layers": 1}))
+        config.get("text_config", config)["mtp_num_hidden_layers"] = 1
+        (folder / "config.json").write_text(json.dumps(config))
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.model.config.rms_norm_eps)
@@ -137,6 +139,27 @@ def test_drafts_of_the_head_give_the_tokens_of_plain_decoding(
         assert engine.stats()["draft_tokens"] > 0
         short = SamplingParams(temperature=0.0, max_tokens=2)
         assert len(engine.generate([Request(prompt=PROMPTS[0], sampling=short)])[0].token_ids) == 2
+
+
+def test_a_model_with_a_head_sees(tmp_path: Path, open_runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests with pictures are not drafted for."""
+    monkeypatch.setattr("petiole.gpu_worker.speculation.head.worthwhile", lambda trust: 1)
+    source, folder = tmp_path / "plain", tmp_path / "headed"
+    folder.mkdir()
+    Reference(write_seeing(source, "qwen3.5"), "qwen3.5").write(source, folder)
+    greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    seeing = Request(prompt=[7, PAD, 8, 9], images=[as_file(drawn_picture(64, 96))], sampling=greedy)
+    texts = [Request(prompt=prompt, sampling=greedy) for prompt in PROMPTS]
+    made, drafted = [], []
+    for drafts in (0, 1):
+        runtime = open_runtime(folder, speculative_tokens=drafts, debug=True)
+        with Engine(runtime.config, runtime=runtime) as engine:
+            alone = engine.generate([seeing])
+            drafted.append(engine.stats()["draft_tokens"])
+            made.append([result.token_ids for result in (*alone, *engine.generate([*texts, seeing]))])
+            drafted.append(engine.stats()["draft_tokens"] > 0)
+    assert made[1] == made[0]
+    assert drafted == [0, False, 0, True]
 
 
 def test_a_head_that_is_not_there_is_refused_by_name(checkpoint: Any, open_runtime: Any) -> None:
