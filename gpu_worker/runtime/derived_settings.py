@@ -88,6 +88,9 @@ def require_states_alone(config: EngineConfig, model: ModelPlan) -> None:
         return
     if config.snapshot_quantization != "none":
         given = config.snapshot_quantization
+        if config.speculative_tokens:  # a row's state before its drafts must be exact
+            limit = f"must be none with speculative_tokens, which are {config.speculative_tokens}"
+            raise InvalidRequest("snapshot_quantization", limit, given)
         if switch("exact") != "off":
             limit = "must be none without PETIOLE_EXACT=off: a rounded state gives other logits"
             raise InvalidRequest("snapshot_quantization", limit, given)

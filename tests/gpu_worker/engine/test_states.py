@@ -137,12 +137,19 @@ def test_rounded_snapshots_give_nearly_the_same_logits(tmp_path: Path, monkeypat
     assert held[1] > 2 * held[0]
 
 
-@pytest.mark.parametrize(("exact", "value_dim", "limit"), [("auto", 128, "PETIOLE_EXACT=off"), ("off", 40, "40")])
+@pytest.mark.parametrize(
+    ("exact", "value_dim", "drafts", "limit"),
+    [
+        ("auto", 128, 0, "PETIOLE_EXACT=off"),
+        ("off", 40, 0, "40"),
+        ("off", 128, 2, "with speculative_tokens, which are 2"),
+    ],
+)
 def test_rounded_snapshots_are_refused(
-    exact: str, value_dim: int, limit: str, monkeypatch: pytest.MonkeyPatch
+    exact: str, value_dim: int, drafts: int, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net = DeltaNet(key_heads=1, value_heads=1, key_dim=16, value_dim=value_dim, kernel=4, norm=Norm())
     plan = ModelPlan("test", 50, 32, (Layer(net, FeedForward(64), Norm(), feed_forward_norm=Norm()),), Norm(), 99)
     monkeypatch.setenv("PETIOLE_EXACT", exact)
     with pytest.raises(InvalidRequest, match=f"snapshot_quantization: must be none .*{limit}"):
-        require_states_alone(EngineConfig(snapshot_quantization="int8"), plan)
+        require_states_alone(EngineConfig(snapshot_quantization="int8", speculative_tokens=drafts), plan)
