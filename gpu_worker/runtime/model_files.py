@@ -80,7 +80,8 @@ class ModelReader:
         folder = resolve_model(model, self._config.revision)
         found = find_model(folder)
         plan = found.plan
-        if self._source is not None or not drafts_by_head(self._config, self._platform):
+        heads = self._source is None and plan.pooling is None and drafts_by_head(self._config, self._platform)
+        if not heads:
             plan = replace(plan, drafting=None)
         if self._source is None and not plan.dtype:
             plan = replace(plan, dtype=stored_dtype(folder))

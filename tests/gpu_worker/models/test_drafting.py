@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bench.harness.driver import Driver
-from petiole.gpu_worker import Engine, Request, SamplingParams
+from petiole.gpu_worker import Embedding, Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.exceptions import InvalidRequest
 from tests.gpu_worker.models.test_states_and_drafts import PROMPTS, SAMPLINGS, answers
 from tests.support.seeing import PAD, as_file, drawn_picture, write_seeing
+from tests.support.text_models import write_modules, write_tokenizer
 
 NORMS = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
 HEADS = {"qwen3.5": "Qwen3_5", "qwen3.5-moe": "Qwen3_5Moe"}
@@ -160,6 +162,21 @@ def test_a_model_with_a_head_sees(tmp_path: Path, open_runtime: Any, monkeypatch
             drafted.append(engine.stats()["draft_tokens"] > 0)
     assert made[1] == made[0]
     assert drafted == [0, False, 0, True]
+
+
+def test_a_model_of_texts_drafts_nothing(headed: Any, tmp_path: Path, cpu_path: str) -> None:
+    source, _ = headed("qwen3.5")
+    folder = tmp_path / "texts"
+    shutil.copytree(source, folder)
+    write_tokenizer(folder, "$A </s>", "$A $B </s>")
+    write_modules(folder, "lasttoken")
+    vectors = []
+    for drafts in (0, 1):
+        config = EngineConfig(model=str(folder), device="cpu", max_num_seqs=4, speculative_tokens=drafts)
+        with Engine(config) as engine:
+            assert engine.runtime.limits.drafts == 0
+            vectors.append(engine.generate([Request(texts=["one", "two"], embedding=Embedding())])[0].vectors)
+    assert vectors[1] == vectors[0] is not None
 
 
 def test_a_head_that_is_not_there_is_refused_by_name(checkpoint: Any, open_runtime: Any) -> None:
