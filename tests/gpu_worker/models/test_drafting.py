@@ -16,6 +16,7 @@ from torch import Tensor
 from bench.harness.driver import Driver
 from petiole.gpu_worker import Embedding, Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.exceptions import InvalidRequest
+from petiole.gpu_worker.runtime.sizing import Sizes, sizes_of
 from tests.gpu_worker.models.test_states_and_drafts import PROMPTS, SAMPLINGS, answers
 from tests.support.seeing import PAD, as_file, drawn_picture, write_seeing
 from tests.support.text_models import write_modules, write_tokenizer
@@ -184,3 +185,36 @@ def test_a_head_that_is_not_there_is_refused_by_name(checkpoint: Any, open_runti
     with pytest.raises(InvalidRequest, match=r"drafts.*no head that drafts.*got mtp"):
         open_runtime(folder, speculative_tokens=2, drafts="mtp")
     assert open_runtime(folder, speculative_tokens=2).limits.drafts == 0
+
+
+def test_settings_say_what_they_do_not_do(
+    headed: Any, open_runtime: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, _ = headed("qwen3.5")
+    caplog.set_level("INFO")
+    runtime = open_runtime(folder, speculative_tokens=4)
+    assert "speculative_tokens=4: the model's head drafts 1 token a step" in caplog.messages
+    assert runtime.config.speculative_tokens == 1
+    with Engine(EngineConfig(model=str(folder), speculative_tokens=4), runtime=runtime) as engine:
+        assert engine.config.speculative_tokens == 1
+    caplog.clear()
+    open_runtime(folder, speculative_tokens=1)
+    assert not [message for message in caplog.messages if "speculative_tokens" in message]
+    open_runtime(folder, drafts="mtp")
+    assert "drafts=mtp changes nothing without speculative_tokens" in caplog.messages
+
+
+def test_what_a_head_takes_is_foreseen(headed: Any, checkpoint: Any, tmp_path: Path) -> None:
+    """From its weights, and from a configuration alone."""
+    folder, _ = headed("qwen3.5")
+    shutil.copy(folder / "config.json", tmp_path)
+
+    def sizes(model: Path, **settings: Any) -> Sizes:
+        return sizes_of(EngineConfig(model=str(model), device="cpu", dtype="float32", **settings), 2**30)
+
+    plain, drafting, alone = sizes(folder), *(sizes(one, speculative_tokens=1) for one in (folder, tmp_path))
+    assert alone.weight_bytes == drafting.weight_bytes > plain.weight_bytes
+    assert alone.kv_bytes_per_token == drafting.kv_bytes_per_token > plain.kv_bytes_per_token
+    without, _ = checkpoint("qwen3.5")
+    with pytest.raises(InvalidRequest, match=r"drafts.*no head that drafts.*got mtp"):
+        sizes(without, speculative_tokens=1, drafts="mtp")
