@@ -14,7 +14,8 @@ launched: later steps may overwrite it, because steps run in order.
 
 A step that is launched changes its rows' states for good. No sequence goes back to an earlier position but by
 beginning anew: a late stop and a zombie change a state that nobody reads again. Rejected drafts are the exception:
-a row keeps its state before them, so a step with drafts makes no snapshot there or behind.
+a row keeps its state before them, so a step with drafts makes no snapshot there or behind, and none is drafted
+over a regular snapshot (`before_next`).
 """
 
 from __future__ import annotations
@@ -122,16 +123,25 @@ class StateGroup:
         self.made += len(pages)
         return made
 
+    def before_next(self, position: int) -> int | None:
+        """The last position before the next regular snapshot behind this one; None: none are made. A step with
+        drafts ends there at the latest, because it would pass over the snapshot."""
+        return (position // self._every + 1) * self._every - 1 if self.keeps else None
+
     def unmake(self, snapshots: Snapshots) -> None:
         """Undo `make`, before the step is launched."""
         self.pool.detach(snapshots.pages)
         self.made -= len(snapshots.pages)
 
+    @property
+    def _every(self) -> int:
+        return -(-EVERY // self.page_size) * self.page_size
+
     def _deserving(
         self, rows: Pages, starts: NDArray[np.integer], ends: NDArray[np.integer]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Index in the step, and position."""
-        every = -(-EVERY // self.page_size) * self.page_size
+        every = self._every
         noted, due = starts < self._last[rows], starts // every < ends // every
         if not self.keeps or not (noted | due).any():
             return _NONE, _NONE

@@ -66,7 +66,7 @@ class Engine(Serving[EngineLoop]):
         limits = parts.runtime.limits
         if limits.whole_texts:
             config = config.whole_texts(limits.max_model_len - 1)
-        self.config = config = config.decided(limits.batching)
+        self.config = config = config.decided(limits.batching).drafting_by(limits.drafts)
         _check_regions(config, limits)
         self.tracer = tracer
         self.runtime, self.tokenizer = parts.runtime, parts.tokenizer

@@ -619,6 +619,11 @@ class ModelPlan:
     drafting: Layer | None = None
 
     @property
+    def drafts(self) -> int:
+        """The number of tokens that a head drafts in a step."""
+        return int(self.drafting is not None)
+
+    @property
     def with_drafting(self) -> ModelPlan:
         """The plan with the layer that drafts, if there is one, as its last. Memory has keys and values of it."""
         if self.drafting is None:

@@ -23,7 +23,7 @@ from petiole.gpu_worker.models.checkpoint.sentence_transformers import TextModel
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.weights.copying import TensorSource
 from petiole.gpu_worker.request.pooling import TextLimits
-from petiole.gpu_worker.runtime.derived_settings import n_threads, require_head, require_states_alone
+from petiole.gpu_worker.runtime.derived_settings import log_drafts, n_threads, require_head, require_states_alone
 from petiole.gpu_worker.runtime.device.device import Device, DeviceStream, upload_together
 from petiole.gpu_worker.runtime.device.opening import open_device
 from petiole.gpu_worker.runtime.device.slots import DecodeSlot, check_shared_stream
@@ -107,6 +107,7 @@ def build(config: EngineConfig, device: Device | None = None, source: TensorSour
         require_states_alone(config, info.plan)
         decoder = reader.read(info)
         require_head(config, decoder.plan)
+        log_drafts(config, decoder.plan)
         config = decided(config, info, decoder, platform)
         stream = platform.device.new_stream("compute")
         copy_stream = platform.copy_stream(stream)
@@ -120,7 +121,7 @@ def build(config: EngineConfig, device: Device | None = None, source: TensorSour
             info.plan.vocab_size,
             place,
             0 if kinds is None else kinds.width,
-            drafts=decoder.plan.drafting is not None,
+            drafts=decoder.plan.drafts > 0,
         )
         sampler = OutputSampler(
             states, lambda arrays: upload_together(arrays, place), platform.choose, platform.accept
@@ -139,7 +140,8 @@ def build(config: EngineConfig, device: Device | None = None, source: TensorSour
 
 def decided(config: EngineConfig, info: ModelInfo, decoder: Decoder, platform: Platform) -> EngineConfig:
     """The settings with nothing left to a default but the number of pages."""
-    return platform.decided(_for_texts(replace(config, max_model_len=info.max_model_len), info), decoder)
+    config = replace(config, max_model_len=info.max_model_len).drafting_by(decoder.plan.drafts)
+    return platform.decided(_for_texts(config, info), decoder)
 
 
 def _for_texts(config: EngineConfig, info: ModelInfo) -> EngineConfig:
@@ -198,7 +200,7 @@ def limits_of(
         device=device.kind,
         batching=config.batching,
         computing=computing,
-        drafts=int(decoder.plan.drafting is not None),
+        drafts=decoder.plan.drafts,
     )
 
 

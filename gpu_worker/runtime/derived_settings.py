@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from petiole.contract.settings.engine import EngineConfig, switch
@@ -11,6 +13,8 @@ from petiole.gpu_worker.models.plan import ModelPlan
 from petiole.gpu_worker.models.weights.copying import HeadQuantization, Quantization
 from petiole.gpu_worker.runtime.memory.container import cpu_quota
 from petiole.gpu_worker.runtime.platforms import Platform
+
+logger = logging.getLogger(__name__)
 
 
 def n_threads(config: EngineConfig) -> int:
@@ -73,6 +77,15 @@ def require_head(config: EngineConfig, model: ModelPlan) -> None:
         raise InvalidRequest("drafts", limit, "mtp")
 
 
+def log_drafts(config: EngineConfig, model: ModelPlan) -> None:
+    """Say what the settings of drafts do not do."""
+    if config.drafts == "mtp" and not config.speculative_tokens:
+        logger.warning("drafts=mtp changes nothing without speculative_tokens")
+    elif 0 < model.drafts < config.speculative_tokens:
+        given = config.speculative_tokens
+        logger.info("speculative_tokens=%d: the model's head drafts %d token a step", given, model.drafts)
+
+
 def int8_inputs(config: EngineConfig, platform: Platform) -> bool:
     """Whether inputs of layers with four-bit weights are in eight bits."""
     wanted = config.activation_quantization
@@ -88,6 +101,9 @@ def require_states_alone(config: EngineConfig, model: ModelPlan) -> None:
         return
     if config.snapshot_quantization != "none":
         given = config.snapshot_quantization
+        if config.speculative_tokens:  # a row's state before its drafts must be exact
+            limit = f"must be none with speculative_tokens, which are {config.speculative_tokens}"
+            raise InvalidRequest("snapshot_quantization", limit, given)
         if switch("exact") != "off":
             limit = "must be none without PETIOLE_EXACT=off: a rounded state gives other logits"
             raise InvalidRequest("snapshot_quantization", limit, given)

@@ -80,7 +80,7 @@ class ModelReader:
         folder = resolve_model(model, self._config.revision)
         found = find_model(folder)
         plan = found.plan
-        if self._source is not None or not drafts_by_head(self._config, self._platform):
+        if plan.pooling is not None or not drafts_by_head(self._config, self._platform):
             plan = replace(plan, drafting=None)
         if self._source is None and not plan.dtype:
             plan = replace(plan, dtype=stored_dtype(folder))

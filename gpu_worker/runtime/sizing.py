@@ -28,7 +28,7 @@ from petiole.gpu_worker.models.weights.formats.quantization_config import declar
 from petiole.gpu_worker.models.weights.source import QuantisedLayer
 from petiole.gpu_worker.runtime.building import PoolSizes, decided, pools_of, require_rows
 from petiole.gpu_worker.runtime.cpu.platform import CpuPlatform
-from petiole.gpu_worker.runtime.derived_settings import require_states_alone
+from petiole.gpu_worker.runtime.derived_settings import require_head, require_states_alone
 from petiole.gpu_worker.runtime.device.cpu import CpuDevice
 from petiole.gpu_worker.runtime.memory.container import host_memory_left
 from petiole.gpu_worker.runtime.memory.room import page_bytes, pool_bytes, snapshot_bytes, states_of_row
@@ -97,6 +97,7 @@ def sizes_of(config: EngineConfig, memory: int | None = None, length: int | None
         info = reader.find(str(folder))
         require_states_alone(config, info.plan)
         decoder = reader.foresee(info)
+        require_head(config, decoder.plan)
         used = reader.weight_bytes
         if used >= whole:
             raise MachineError(f"memory: must be more than {used} bytes, which the weights take, got {whole}")

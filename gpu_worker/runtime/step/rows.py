@@ -193,7 +193,7 @@ class RowStates:
             ends = self._early_ends(rows, np.flatnonzero(positions < parameters["first_end"]))
         named = self._named_at(rows, np.flatnonzero(used & Uses.NAMED)) if uses & Uses.NAMED else None
         plan = OutputPlan(rows, parameters, positions, drafts, pairs, ends, uses, self._vocab_size, named)
-        if self._drafts:
+        if self._drafts and batch.kind != "encode":
             following = following_of(batch, inputs)
             plan = replace(plan, following=following, sampled_inputs=inputs.sampled_inputs)
         if (scored := batch.scored) is None or inputs.scored is None:

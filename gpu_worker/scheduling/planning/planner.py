@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from petiole.cache import GroupedTable
 from petiole.gpu_worker.constraints import ConstraintState
 from petiole.gpu_worker.scheduling.batching import StepPlan, payload_of
 from petiole.gpu_worker.scheduling.pipeline import PipelineState
@@ -34,6 +35,8 @@ class Planner:
         self.after_prefill = False
         config = state.config
         chunk = min(config.chunk_size, config.max_num_batched_tokens)
+        table = state.manager.table
+        self._states = table.states if isinstance(table, GroupedTable) else None
         self.budget = StepBudget(config.step_factor, 1 + config.speculative_tokens)
         self._pages, self._candidates = PlannedPages(state), Candidates(state, chunk)
         self.prefill = PrefillPlanner(state, self.budget, self._candidates, self._pages, chunk)
@@ -130,8 +133,11 @@ class Planner:
         return StepPlan(sequences, lengths, drafts)
 
     def _drafts(self, seq: ScheduledSequence) -> Sequence[int]:
-        """Draft tokens for an idle sequence, within its token budget and cut where the constraint rejects one."""
+        """Draft tokens for an idle sequence, within its token budget and cut where the constraint rejects one.
+        They end before the next snapshot of its state, which a decode makes."""
         room = min(self.state.config.speculative_tokens - seq.n_repeated, seq.remaining_tokens - 1)
+        if self._states is not None and (last := self._states.before_next(seq.scheduled_position)) is not None:
+            room = min(room, last - seq.scheduled_position - seq.n_repeated - 1)
         if seq.drafter is None or not seq.is_idle or room <= 0:
             return ()
         try:

@@ -267,6 +267,10 @@ class EngineConfig(EngineSettings):
             chunk_size=self.chunk_size or batched,
         )
 
+    def drafting_by(self, head: int) -> EngineConfig:
+        """The same settings for a model whose head drafts so many tokens a step; 0: it has none."""
+        return replace(self, speculative_tokens=min(self.speculative_tokens, head)) if head else self
+
     @property
     def longest_step(self) -> int:
         """The most positions that a step computes of one sequence."""

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from petiole.cache.groups import recurrent_states
 from petiole.gpu_worker import Engine, EngineConfig, FinishReason, Request, SamplingParams
 from petiole.gpu_worker.exceptions import InvalidRequest
 from petiole.gpu_worker.models.plan import DeltaNet, FeedForward, Layer, ModelPlan, Norm
 from petiole.gpu_worker.runtime.derived_settings import require_states_alone
 from tests.support.families import build_model
-from tests.support.toy_engine import EOS, Expected, expected, request, toy_engine
+from tests.support.toy_engine import EOS, BoldHeadProposer, Expected, expected, request, toy_engine
 
 SYSTEM = [1 + i % 40 for i in range(50)]
 STATES = {"snapshots": 30}
@@ -85,6 +86,27 @@ def test_after_a_reload_nothing_is_found_again() -> None:
         assert engine.stats()["snapshots_free"] == engine.stats()["snapshots_total"] - 1
 
 
+@pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("drafts", [1, 4])
+def test_drafts_pass_over_no_snapshot(drafts: int, right: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long answer leaves as many as without drafts, and others go on from them."""
+    monkeypatch.setattr(recurrent_states, "EVERY", 10)
+    asked = request([3, 4, 5], 80, ignore_eos=True)
+    made, drafted, found = [], [], []
+    for most in (0, drafts):
+        machine = {**STATES, "drafts": most, "right": right}
+        with toy_engine(machine=machine, speculative_tokens=most, proposer=BoldHeadProposer()) as engine:
+            answer = engine.generate([asked])[0]
+            assert Expected.of(answer) == expected(asked)
+            made.append(engine.stats()["snapshots_made"])
+            drafted.append(engine.stats()["draft_tokens"])
+            found.append(reused(engine, [3, 4, 5, *answer.token_ids[:60], 1]))
+            engine.check_invariants()
+    assert made[0] == made[1] >= 8
+    assert found == [60, 60]
+    assert drafted[1] > drafted[0] == 0
+
+
 @pytest.mark.parametrize("family", ["qwen3.5", "lfm2"])
 def test_a_real_model_answers_alike_whatever_is_found_again(family: str, checkpoint: Callable[..., Any]) -> None:
     folder, _ = checkpoint(family)
@@ -137,12 +159,19 @@ def test_rounded_snapshots_give_nearly_the_same_logits(tmp_path: Path, monkeypat
     assert held[1] > 2 * held[0]
 
 
-@pytest.mark.parametrize(("exact", "value_dim", "limit"), [("auto", 128, "PETIOLE_EXACT=off"), ("off", 40, "40")])
+@pytest.mark.parametrize(
+    ("exact", "value_dim", "drafts", "limit"),
+    [
+        ("auto", 128, 0, "PETIOLE_EXACT=off"),
+        ("off", 40, 0, "40"),
+        ("off", 128, 2, "with speculative_tokens, which are 2"),
+    ],
+)
 def test_rounded_snapshots_are_refused(
-    exact: str, value_dim: int, limit: str, monkeypatch: pytest.MonkeyPatch
+    exact: str, value_dim: int, drafts: int, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net = DeltaNet(key_heads=1, value_heads=1, key_dim=16, value_dim=value_dim, kernel=4, norm=Norm())
     plan = ModelPlan("test", 50, 32, (Layer(net, FeedForward(64), Norm(), feed_forward_norm=Norm()),), Norm(), 99)
     monkeypatch.setenv("PETIOLE_EXACT", exact)
     with pytest.raises(InvalidRequest, match=f"snapshot_quantization: must be none .*{limit}"):
-        require_states_alone(EngineConfig(snapshot_quantization="int8"), plan)
+        require_states_alone(EngineConfig(snapshot_quantization="int8", speculative_tokens=drafts), plan)

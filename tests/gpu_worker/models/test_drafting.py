@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bench.harness.driver import Driver
-from petiole.gpu_worker import Engine, Request, SamplingParams
+from petiole.gpu_worker import Embedding, Engine, EngineConfig, Request, SamplingParams
 from petiole.gpu_worker.exceptions import InvalidRequest
+from petiole.gpu_worker.runtime.sizing import Sizes, sizes_of
 from tests.gpu_worker.models.test_states_and_drafts import PROMPTS, SAMPLINGS, answers
+from tests.support.seeing import PAD, as_file, drawn_picture, write_seeing
+from tests.support.text_models import write_modules, write_tokenizer
 
 NORMS = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
 HEADS = {"qwen3.5": "Qwen3_5", "qwen3.5-moe": "Qwen3_5Moe"}
@@ -29,7 +33,7 @@ class Reference:
         from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as moe
 
         of = dense.Qwen3_5DecoderLayer if family == "qwen3.5" else moe.Qwen3_5MoeDecoderLayer
-        self.model, config = model, model.config
+        self.model, config = model, model.config.get_text_config()
         attends = config.layer_types.index("full_attention")
         torch.manual_seed(5)
         self.layer = of(config, attends).eval()
@@ -53,7 +57,8 @@ class Reference:
             (folder / file.name).write_bytes(file.read_bytes())
         save_file({**stored, **more}, folder / "model.safetensors", {"format": "pt"})
         config = json.loads((source / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**config, "mtp_num_hidden_layers": 1}))
+        config.get("text_config", config)["mtp_num_hidden_layers"] = 1
+        (folder / "config.json").write_text(json.dumps(config))
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.model.config.rms_norm_eps)
@@ -139,8 +144,77 @@ def test_drafts_of_the_head_give_the_tokens_of_plain_decoding(
         assert len(engine.generate([Request(prompt=PROMPTS[0], sampling=short)])[0].token_ids) == 2
 
 
+def test_a_model_with_a_head_sees(tmp_path: Path, open_runtime: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests with pictures are not drafted for."""
+    monkeypatch.setattr("petiole.gpu_worker.speculation.head.worthwhile", lambda trust: 1)
+    source, folder = tmp_path / "plain", tmp_path / "headed"
+    folder.mkdir()
+    Reference(write_seeing(source, "qwen3.5"), "qwen3.5").write(source, folder)
+    greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    seeing = Request(prompt=[7, PAD, 8, 9], images=[as_file(drawn_picture(64, 96))], sampling=greedy)
+    texts = [Request(prompt=prompt, sampling=greedy) for prompt in PROMPTS]
+    made, drafted = [], []
+    for drafts in (0, 1):
+        runtime = open_runtime(folder, speculative_tokens=drafts, debug=True)
+        with Engine(runtime.config, runtime=runtime) as engine:
+            alone = engine.generate([seeing])
+            drafted.append(engine.stats()["draft_tokens"])
+            made.append([result.token_ids for result in (*alone, *engine.generate([*texts, seeing]))])
+            drafted.append(engine.stats()["draft_tokens"] > 0)
+    assert made[1] == made[0]
+    assert drafted == [0, False, 0, True]
+
+
+def test_a_model_of_texts_drafts_nothing(headed: Any, tmp_path: Path, cpu_path: str) -> None:
+    source, _ = headed("qwen3.5")
+    folder = tmp_path / "texts"
+    shutil.copytree(source, folder)
+    write_tokenizer(folder, "$A </s>", "$A $B </s>")
+    write_modules(folder, "lasttoken")
+    vectors = []
+    for drafts in (0, 1):
+        config = EngineConfig(model=str(folder), device="cpu", max_num_seqs=4, speculative_tokens=drafts)
+        with Engine(config) as engine:
+            assert engine.runtime.limits.drafts == 0
+            vectors.append(engine.generate([Request(texts=["one", "two"], embedding=Embedding())])[0].vectors)
+    assert vectors[1] == vectors[0] is not None
+
+
 def test_a_head_that_is_not_there_is_refused_by_name(checkpoint: Any, open_runtime: Any) -> None:
     folder, _ = checkpoint("qwen3.5")
     with pytest.raises(InvalidRequest, match=r"drafts.*no head that drafts.*got mtp"):
         open_runtime(folder, speculative_tokens=2, drafts="mtp")
     assert open_runtime(folder, speculative_tokens=2).limits.drafts == 0
+
+
+def test_settings_say_what_they_do_not_do(
+    headed: Any, open_runtime: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, _ = headed("qwen3.5")
+    caplog.set_level("INFO")
+    runtime = open_runtime(folder, speculative_tokens=4)
+    assert "speculative_tokens=4: the model's head drafts 1 token a step" in caplog.messages
+    assert runtime.config.speculative_tokens == 1
+    with Engine(EngineConfig(model=str(folder), speculative_tokens=4), runtime=runtime) as engine:
+        assert engine.config.speculative_tokens == 1
+    caplog.clear()
+    open_runtime(folder, speculative_tokens=1)
+    assert not [message for message in caplog.messages if "speculative_tokens" in message]
+    open_runtime(folder, drafts="mtp")
+    assert "drafts=mtp changes nothing without speculative_tokens" in caplog.messages
+
+
+def test_what_a_head_takes_is_foreseen(headed: Any, checkpoint: Any, tmp_path: Path) -> None:
+    """From its weights, and from a configuration alone."""
+    folder, _ = headed("qwen3.5")
+    shutil.copy(folder / "config.json", tmp_path)
+
+    def sizes(model: Path, **settings: Any) -> Sizes:
+        return sizes_of(EngineConfig(model=str(model), device="cpu", dtype="float32", **settings), 2**30)
+
+    plain, drafting, alone = sizes(folder), *(sizes(one, speculative_tokens=1) for one in (folder, tmp_path))
+    assert alone.weight_bytes == drafting.weight_bytes > plain.weight_bytes
+    assert alone.kv_bytes_per_token == drafting.kv_bytes_per_token > plain.kv_bytes_per_token
+    without, _ = checkpoint("qwen3.5")
+    with pytest.raises(InvalidRequest, match=r"drafts.*no head that drafts.*got mtp"):
+        sizes(without, speculative_tokens=1, drafts="mtp")
