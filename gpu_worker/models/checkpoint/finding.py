@@ -1,6 +1,5 @@
-"""Finds a checkpoint. A model's name is a folder, a GGUF file, a model that ships with
-the project (`SHIPPED`) or a Hugging Face hub id. `:Q4_K_M` behind a folder or an id means its GGUF file of this
-name.
+"""Finds a checkpoint. A model's name is a folder, a GGUF file, a model that ships with the project (`SHIPPED`) or
+a Hugging Face hub id. `:Q4_K_M` behind a folder or an id means its GGUF file of this name.
 """
 
 from __future__ import annotations

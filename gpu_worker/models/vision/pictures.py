@@ -12,6 +12,7 @@ torchvision, bit by bit."""
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ _EDGES = ("shortest_edge", "longest_edge")
 
 
 @dataclass(frozen=True, slots=True)
-class ResizedPictures:
+class ResizedPictures(ABC):
     """Pictures that are resized whole. patch, merge: see `TowerConfig`. mean, std: of the numbers from 0 to 1 that
     stand for a colour's bytes, by colour. resample: of Pillow."""
 
@@ -49,22 +50,22 @@ class ResizedPictures:
     resample: int = 3
 
     @property
-    def max_positions(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def max_positions(self) -> int: ...
 
     @property
+    @abstractmethod
     def longest(self) -> int:
         """The most patches of a side."""
-        raise NotImplementedError
 
     @property
     def side(self) -> int:
         """Pixels of the side of a block."""
         return self.patch * self.merge
 
+    @abstractmethod
     def layout(self, width: int, height: int, field: str, most: int, view: View = AS_IT_IS) -> ImageLayout:
         """See `Pictures`."""
-        raise NotImplementedError
 
     def prepared(self, picture: Image.Image, content_hash: int, layout: ImageLayout) -> PreparedImage:
         assert layout.size is not None

@@ -1,6 +1,6 @@
 """Mistral 7B and its successors: no biases, every layer with a window if there is one. Mixtral, whose
-feed-forwards are experts. Ministral 3, whose queries
-grow with their position; and Mistral Small 3.1, which sees, and whose text part may be either."""
+feed-forwards are experts. Ministral 3, whose queries grow with their position. Mistral Small 3.1, which sees, and
+whose text part may be either."""
 
 from __future__ import annotations
 
