@@ -20,10 +20,14 @@ import sys
 from base64 import b64decode
 from collections.abc import Coroutine
 from io import BytesIO
+from itertools import count
 from typing import Any
 
 BEAT_S = 1.0
-"""Between two questions to all ranks whether they answer."""
+"""Between two signs of life."""
+IDLE_BEATS = 30
+"""Signs of life for which the ranks of an idle engine are not asked: a question lets each of them spin at its queue
+for a second, which would take a processor from whoever else is on this machine."""
 STACK_BYTES = 2**28
 """As much as the worker compiles the same grammars on."""
 MOST_BYTES = 2**30
@@ -89,11 +93,12 @@ class Server:
         self.send(outputs=outputs)
 
     async def beat(self) -> None:
-        while True:
-            try:
-                await self.engine.collective_rpc("check_health")
-            except Exception as error:
-                self.dead(error)
+        for beat in count():
+            if self.running or beat % IDLE_BEATS == 0:
+                try:
+                    await self.engine.collective_rpc("check_health")
+                except Exception as error:
+                    self.dead(error)
             self.send(alive=Latest.figures)
             await asyncio.sleep(BEAT_S)
 
