@@ -71,7 +71,9 @@ class Vocabulary:
             raise InvalidRequest("constraint", "needs a model with an EOS token", "none")
         try:
             self.tokenizer = LLTokenizer(described.text, eos_token=self.eos)
-        except Exception as error:  # the library raises nothing narrower
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises nothing narrower, and its panic is no Exception
             raise InvalidRequest("constraint", f"not possible with this model's tokenizer: {error}", "") from error
         self.special = frozenset((text, v) for text, v in described.added if self.tokenizer.is_special_token(v))
         self.proofs: LRUCache[tuple[str, str], str | InvalidRequest] = LRUCache()

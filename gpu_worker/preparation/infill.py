@@ -98,7 +98,7 @@ def infill(prompt: str, suffix: str, tokenizer: Tokenizer, *, add_special_tokens
 
 def _head(tokenizer: Tokenizer) -> list[int]:
     """The special tokens that the tokenizer adds before a text, such as BOS."""
-    encoded = tokenizer.backend.encode(".")
+    encoded = tokenizer.encoding(".", field="suffix", add_special_tokens=True)
     n = next((k for k, special in enumerate(encoded.special_tokens_mask) if not special), 0)
     return list(encoded.ids[:n])
 
@@ -106,12 +106,12 @@ def _head(tokenizer: Tokenizer) -> list[int]:
 def _without_space(text: str, tokenizer: Tokenizer, max_tokens: int) -> list[int]:
     """The tokens of a text that follows others. SentencePiece's tokenizers add a space to a text, but not behind
     another character."""
-    first = tokenizer.backend.encode(".", add_special_tokens=False).tokens[:1]
+    first = tokenizer.encoding(".", field="suffix").tokens[:1]
     if not first or not first[0].startswith("▁"):
         return tokenizer.encode(text, field="suffix", add_special_tokens=False, max_tokens=max_tokens)
     check_text("suffix", text)
     tokenizer.check_length("suffix", text, max_tokens)
-    encoded = tokenizer.backend.encode(_NEUTRAL + text, add_special_tokens=False)
+    encoded = tokenizer.encoding(_NEUTRAL + text, field="suffix")
     n = next((k for k, (_, end) in enumerate(encoded.offsets) if end > len(_NEUTRAL)), len(encoded.ids))
     return tokenizer.of_length("suffix", list(encoded.ids[n:]), max_tokens)
 

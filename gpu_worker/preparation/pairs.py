@@ -41,7 +41,7 @@ def joined(
     """A pair as its tokenizer joins two texts. A pair that is too long is refused, or loses the ends of its texts,
     those of the longer one first."""
     backend, most = tokenizer.backend, max_tokens - tokenizer.backend.num_special_tokens_to_add(True)
-    one, two = (backend.encode(check_text(field, text), add_special_tokens=False) for text in pair)
+    one, two = (tokenizer.encoding(check_text(field, text), field=field) for text in pair)
     sizes = len(one.ids), len(two.ids)
     if sum(sizes) > most:
         n = sum(sizes) + max_tokens - most

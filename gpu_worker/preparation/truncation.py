@@ -57,7 +57,7 @@ def shortened(
     found = tokens_of(messages)
     if len(found) <= most:
         return found
-    encoded = [tokenizer.backend.encode(text, add_special_tokens=False) for text in _texts(messages)]
+    encoded = [tokenizer.encoding(text, field="messages") for text in _texts(messages)]
     lengths, excess = [len(one.ids) for one in encoded], 0
     for _ in range(_TRIES):
         excess += len(found) - most

@@ -10,7 +10,8 @@ out in a prompt become control tokens. In a conversation, `control` decides."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -54,6 +55,8 @@ class Tokenizer:
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
+        if isinstance(backend.model, tokenizers.models.BPE):
+            backend.model.dropout = None  # for training: the same text would have other tokens each time
         self.backend = backend
         self.special_tokens = dict(special_tokens or {})
         # One more than the largest token id; the model's own vocabulary may be padded beyond it.
@@ -93,9 +96,15 @@ class Tokenizer:
         check_text(field, text)
         if max_tokens is not None:
             self.check_length(field, text, max_tokens)
-        return self.of_length(
-            field, list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids), max_tokens
-        )
+        ids = list(self.encoding(text, field=field, add_special_tokens=add_special_tokens).ids)
+        return self.of_length(field, ids, max_tokens)
+
+    def encoding(self, text: str, *, field: str, add_special_tokens: bool = False) -> tokenizers.Encoding:
+        """What the library knows of a text's tokens. Raises InvalidRequest, naming `field`, for a text that this
+        tokenizer cannot encode: mostly one with a letter that is not in its vocabulary, which has no unknown token
+        either."""
+        with _refusing(field):
+            return self.backend.encode(text, add_special_tokens=add_special_tokens)
 
     def encode_cut(
         self,
@@ -108,7 +117,7 @@ class Tokenizer:
     ) -> list[int]:
         """`encode`, but a text that is too long is cut there: the special tokens at both its ends stay."""
         check_text(field, text)
-        encoded = self.backend.encode(text, add_special_tokens=add_special_tokens)
+        encoded = self.encoding(text, field=field, add_special_tokens=add_special_tokens)
         ids, special = list(encoded.ids), encoded.special_tokens_mask
         if len(ids) <= max_tokens:
             return ids
@@ -124,7 +133,8 @@ class Tokenizer:
             return self.encode(text, field=field, add_special_tokens=False, max_tokens=max_tokens)
         if max_tokens is not None:
             self.check_length(field, text, max_tokens)
-        return self.of_length(field, self.control.encode_as_text(text), max_tokens)
+        with _refusing(field):
+            return self.of_length(field, self.control.encode_as_text(text), max_tokens)
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
@@ -200,7 +210,9 @@ class Tokenizer:
             hide=content.hide if content_is_text else None,
         )
         text = rewrite(text)
-        if (ids := content.encode(text)) is not None:
+        with _refusing("messages"):
+            ids = content.encode(text)
+        if ids is not None:
             return self.of_length("messages", ids, max_tokens)
         return self.encode(text, field="messages", add_special_tokens=False, max_tokens=max_tokens)
 
@@ -232,7 +244,7 @@ class Tokenizer:
         only on the text around it. Raises InvalidRequest, naming `field`."""
         beginning = text[: _CHARACTERS_PER_TOKEN * max_tokens + _SURELY]
         if len(beginning) < len(text):
-            count = len(self.backend.encode(beginning, add_special_tokens=False).ids)
+            count = len(self.encoding(beginning, field=field).ids)
             if count > max_tokens + _SURELY:
                 limit = f"must have at most {max_tokens} tokens"
                 raise InvalidRequest(
@@ -248,6 +260,23 @@ class Tokenizer:
     def _special_id(self, role: str) -> int | None:
         token = self.special_tokens.get(role)
         return None if token is None else self.backend.token_to_id(token)
+
+
+@contextmanager
+def _refusing(field: str) -> Iterator[None]:
+    """Errors of the library as InvalidRequest. It raises nothing narrower than Exception, and its panic is not
+    even one."""
+    try:
+        yield
+    except (InvalidRequest, MemoryError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        said, where = " ".join(str(error).split())[:200], "tokenizer.json"
+        if "unk" in said.lower():
+            where += ": model.unk_id" if "unk_id" in said else ": model.unk_token"
+        raise InvalidRequest(
+            field, f"must be text that the model's tokenizer can encode ({where})", said
+        ) from error
 
 
 def kept(most: int, where: Truncate) -> tuple[int, int]:

@@ -6,7 +6,8 @@ the worker that is never ended, only stopped and cut off, is no bigger than a fr
 `PETIOLE_CHAOS_MINUTES` says for how long, `PETIOLE_CHAOS_SEED` repeats a run.
 
 The same with a Redis that keeps nothing on disk, and so loses all when it restarts: then of all later tasks; with
-a disk that is full now and then; and with workers whose memory ends: then a task may fail, with an end in its log.
+a disk that is full now and then; with workers that get no more memory: then a task may fail, with an end in its
+log; and with workers in containers whose limit of memory the kernel enforces: then none may.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from petiole.tasks.servers import connections, embedded
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.settings import settings
 from tests.support.fake_engine import expected
+from tests.support.memory_group import MemoryGroup
 from tests.support.proxy import Proxy
 from tests.support.reader import Reader
 from tests.support.site import PATIENCE_S, Site, Worker, eventually
@@ -54,12 +56,13 @@ BINARIES = {"embedded": embedded.server_binary(), "system": shutil.which("redis-
 
 @dataclass(frozen=True)
 class Mode:
-    """`redis`: its options. `more`: accidents beside the usual ones."""
+    """`redis`: its options. `more`: accidents beside the usual ones. `boxed`: each worker is in a container."""
 
     redis: tuple[str, ...] = ("--appendfsync", "always")
     more: tuple[str, ...] = ()
     loses: bool = False
     disk: bool = False
+    boxed: bool = False
     may_fail: bool = False
 
 
@@ -68,10 +71,23 @@ MODES = {
     "without AOF": Mode(("--appendonly", "no", "--save", ""), ("restart_redis",), loses=True),
     "full disk": Mode(("--appendfsync", "everysec"), ("fill_the_disk",), disk=True),
     "little memory": Mode(more=("end_its_memory",), may_fail=True),
+    "a container's memory": Mode(more=("reach_the_limit",), boxed=True),
 }
 DISK = "48m"
 MORE_BYTES = (0, 2**20, 2**23)
 """What a worker may allocate before its memory ends."""
+
+
+@contextmanager
+def box(name: str) -> Iterator[MemoryGroup]:
+    try:
+        group = MemoryGroup(f"petiole-chaos-{name}")
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    try:
+        yield group
+    finally:
+        group.close()
 
 
 @contextmanager
@@ -89,9 +105,10 @@ def small_disk(folder: Path) -> Iterator[Path]:
 
 class Chaos:
     """A seeded schedule of accidents. `disk`: where Redis writes, if that is a small one. `tasks`: by their names,
-    their lengths; `readers`: theirs."""
+    their lengths; `readers`: theirs; `groups`: closes the workers' containers, once the workers have ended."""
 
-    def __init__(self, site: Site, proxy: Proxy, seed: int, mode: Mode, disk: Path) -> None:
+    def __init__(self, site: Site, proxy: Proxy, seed: int, mode: Mode, disk: Path, groups: ExitStack) -> None:
+        self.groups = groups
         self.site, self.proxy, self.random, self.mode, self.disk = site, proxy, random.Random(seed), mode, disk
         self.tasks: dict[str, int] = {}
         self.readers: list[Reader] = []
@@ -100,6 +117,7 @@ class Chaos:
         self.newest: list[str] = []
         self.revoked: set[str] = set()
         self.stopped: list[tuple[float, Worker]] = []
+        self.boxes: dict[Worker, MemoryGroup] = {}
 
     def accident(self) -> None:
         accidents: list[tuple[Callable[[], None], int]] = [
@@ -125,7 +143,10 @@ class Chaos:
                 worker.signal(signal.SIGCONT)
                 self.stopped.remove((since, worker))
         for _ in range(WORKERS - len(self.alive())):
-            self.site.start_worker(PETIOLE_BROKER_URL=self.proxy.url)
+            worker = self.site.start_worker(PETIOLE_BROKER_URL=self.proxy.url)
+            if self.mode.boxed:
+                self.boxes[worker] = self.groups.enter_context(box(f"{os.getpid()}-{worker.name}"))
+                self.boxes[worker].add(worker.process.pid)
 
     def alive(self) -> list[Worker]:
         return [worker for worker in self.site.workers if worker.alive()]
@@ -183,6 +204,22 @@ class Chaos:
             _, hard = resource.prlimit(worker.process.pid, resource.RLIMIT_AS)
             resource.prlimit(worker.process.pid, resource.RLIMIT_AS, (most, hard))
 
+    def reach_the_limit(self) -> None:
+        """What the worker takes next is more than its container has, so the kernel kills it."""
+        group = self.boxes[self.victim()]
+        with suppress(OSError):  # it uses more already
+            group.limit(group.used + self.random.choice(MORE_BYTES))
+
+    def reaches_a_limit(self) -> bool:
+        """Whether the kernel has killed a worker. Otherwise the next one reaches its limit."""
+        if not self.kills:
+            self.reach_the_limit()
+        return self.kills > 0
+
+    @property
+    def kills(self) -> int:
+        return sum(group.kills for group in self.boxes.values())
+
 
 def with_retries(work: Callable[[], Any]) -> Any:
     def attempt() -> Any:
@@ -219,19 +256,21 @@ def whole_trial(
         "PETIOLE_MAX_NUM_SEQS": 16,
     }
     options = ("--dir", str(disk), *mode.redis)
-    with Site(folder, binary=BINARIES[binary], options=options, **settled) as site:
+    with ExitStack() as groups, Site(folder, binary=BINARIES[binary], options=options, **settled) as site:
         monkeypatch.setenv("PETIOLE_BROKER_URL", site.url)
         settings.cache_clear()
         proxy = Proxy(folder / "p.sock", site.server.socket)
-        chaos = Chaos(site, proxy, seed, mode, disk)
+        chaos = Chaos(site, proxy, seed, mode, disk, groups)
         chaos.tend()
         for worker in list(site.workers):
             worker.ready()
         run(site, chaos, MINUTES * 60 / len(KINDS))
+        if mode.boxed:
+            eventually(chaos.reaches_a_limit, "the kernel kills a worker for its memory")
         settle(site, chaos)
         verify(site, chaos)
         verify_rest(site, chaos)
-        print(f"{chaos.submitted} tasks, {len(chaos.readers)} readers; {chaos.done}")
+        print(f"{chaos.submitted} tasks, {len(chaos.readers)} readers; {chaos.done}, {chaos.kills} by the kernel")
         proxy.close()
     connections._streams.cache_clear()
     settings.cache_clear()

@@ -145,13 +145,18 @@ def _try(given: dict[str, Any]) -> None:
     for text in ["", *(letter * _PROBE for letter in kinds), (_LETTERS * _PROBE)[:_PROBE]]:
         try:
             tokens = len(backend.encode(text).ids)
-        except Exception:  # of one text; the library raises nothing narrower
+        except Exception:  # of one text, which is refused; the library raises nothing narrower
             continue
         except BaseException as error:  # its panic
             raise Refused("it", "must encode short texts", _in_a_line(error)) from None
         _require("post_processor", f"must make at most {most} tokens of {_PROBE} letters", tokens, most)
     if (decoder := backend.decoder) is not None:
-        decoder.decode([letter * MAX_AFFIX for letter in kinds])
+        for pieces in ([], [""], [letter * MAX_AFFIX for letter in kinds]):
+            try:
+                decoder.decode(pieces)
+            except BaseException as error:
+                limit = "must decode any token, and the empty one"
+                raise Refused("decoder", limit, _in_a_line(error)) from None
 
 
 def _in_a_line(error: BaseException) -> str:

@@ -105,6 +105,10 @@ BOMBS: dict[str, tuple[dict[str, Any], str]] = {
         {"model": {"type": "WordPiece", "vocab": {"a": 0}, "max_input_chars_per_word": 10**9}},
         "model.max_input_chars_per_word must be at most 1000, got 1000000000",
     ),
+    "a decoder that an empty token ends": (
+        {"decoder": {"type": "Strip", "content": " ", "start": 0, "stop": 1}},
+        "decoder must decode any token, and the empty one",
+    ),
     "a pattern that tries everything": ({"pre_tokenizer": split("(x+x+)+y")}, "must encode short texts"),
     "a text many times over": ({"post_processor": REPEATED}, "at most 64064 tokens of 1000 letters|it took more"),
 }

@@ -13,6 +13,7 @@ import transformers
 
 from petiole.gpu_worker import models
 from petiole.gpu_worker.exceptions import InvalidRequest, ModelError
+from petiole.gpu_worker.preparation import truncation
 from petiole.gpu_worker.text import TextAssembler, Tokenizer, load_tokenizer
 from petiole.gpu_worker.text.checks import check_token_ids
 from tests.support import tokenizers as samples
@@ -90,6 +91,62 @@ def test_a_tokenizer_that_cannot_be_is_refused_in_one_line(
     with pytest.raises(ModelError, match=message) as caught:
         load_tokenizer(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+WORDS = {"a": 0, "b": 1, "ab": 2}
+LACKING: dict[str, tuple[dict[str, Any], str]] = {
+    "WordLevel": ({"vocab": WORDS, "unk_token": "[UNK]"}, "model.unk_token"),
+    "WordPiece": (
+        {
+            "vocab": WORDS,
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+        },
+        "model.unk_token",
+    ),
+    "BPE": ({"vocab": WORDS, "merges": [["a", "b"]], "unk_token": "[UNK]"}, "model.unk_token"),
+    "Unigram": ({"vocab": [["a", -1.0], ["b", -2.0]], "unk_id": None}, "model.unk_id"),
+}
+
+
+def write_model(folder: Path, model: dict[str, Any], **parts: Any) -> None:
+    """A tokenizer.json with this model."""
+    none = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"))
+    write(folder, tokenizer={"version": "1.0", "added_tokens": [], **none, **parts, "model": model}, config={})
+
+
+@pytest.mark.parametrize("kind", LACKING)
+def test_text_that_a_tokenizer_without_an_unknown_token_lacks_is_refused_by_its_field(
+    tmp_path: Path, kind: str
+) -> None:
+    model, named = LACKING[kind]
+    write_model(tmp_path, {"type": kind, **model})
+    ours = load_tokenizer(tmp_path)
+    assert ours.encode("a") == [0]
+    message = re.escape(
+        f"text: must be text that the model's tokenizer can encode (tokenizer.json: {named}), got "
+    )
+    for encode in (
+        lambda: ours.encode("zz", field="text"),
+        lambda: ours.encode_cut("zz", field="text", max_tokens=3),
+        lambda: ours.encode_as_text("zz", field="text"),
+        lambda: ours.encode("zz" * 1000, field="text", max_tokens=3),
+        lambda: truncated("zz", ours),
+    ):
+        with pytest.raises(InvalidRequest, match=message.replace("text:", "(text|messages):", 1)):
+            encode()
+
+
+def truncated(text: str, tokenizer: Tokenizer) -> list[int]:
+    said = [{"role": "user", "content": text}]
+    return truncation.shortened(said, tokenizer, lambda _: [1, 2, 3], 2, "end")
+
+
+def test_a_text_has_the_same_tokens_each_time_even_if_the_file_has_a_dropout(tmp_path: Path) -> None:
+    write_model(tmp_path, {"type": "BPE", "vocab": WORDS, "merges": [["a", "b"]], "dropout": 0.5})
+    ours = load_tokenizer(tmp_path)
+    assert all(ours.encode("ab" * 20) == [2] * 20 for _ in range(20))
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
