@@ -31,7 +31,7 @@ V = TypeVar("V")
 
 _CODINGS = frozenset({"gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress"})
 """Few bytes could become a thousand times as many."""
-_LARGE = ProcessThreads("bodies", size=2, most=100_000)
+_LARGE = ProcessThreads("bodies", size=1, most=100_000)
 
 
 async def read(request: Request, kind: type[M]) -> M:

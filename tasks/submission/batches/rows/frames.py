@@ -64,6 +64,11 @@ def has(value: object, *names: str) -> bool:
     return not isinstance(value, type) and all(hasattr(type(value), name) for name in names)
 
 
+def has_no_length(rows: object) -> bool:
+    """An array of no dimensions: one value."""
+    return getattr(rows, "shape", None) == ()
+
+
 def is_series(rows: object) -> bool:
     """A column by itself, whose values are the rows."""
     return has(rows, "to_frame") or (has(rows, "to_pylist") and not has(rows, "schema"))

@@ -114,9 +114,10 @@ def source_of(rows: object, format: str | None = None, encoding: str = UTF_8) ->
     if (table := frames.table_of(rows)) is not None:
         numbered = (Row(number, row) for number, row in enumerate(table.rows))
         return Source("rows", numbered, table.total, columns=table.columns)
-    if isinstance(rows, bytes) or not isinstance(rows, Iterable):
+    if isinstance(rows, bytes) or not isinstance(rows, Iterable) or frames.has_no_length(rows):
         raise InvalidRequest("rows", "must be a file's path, or an iterable of rows", shorten(rows))
-    total = len(rows) if isinstance(rows, Sized) else None
+    tables = isinstance(rows, Sequence) and len(rows) > 0 and frames.table_of(rows[0]) is not None
+    total = len(rows) if isinstance(rows, Sized) and not tables else None
     if (names := frames.names_of(rows)) is not None:
         first, rows = _peeked(rows)
         if isinstance(first, str) and first in names:
@@ -133,7 +134,7 @@ def _peeked(rows: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
 
 
 def _of_iterable(rows: Iterable[Any]) -> Iterator[Row]:
-    for number, given in enumerate(rows):
+    for number, given in enumerate(chain.from_iterable(map(_rows_in, rows))):
         try:
             row = frames.plain(given)
             if not isinstance(row, Mapping | str) and frames.has(given, "keys", "__getitem__"):
@@ -148,6 +149,12 @@ def _of_iterable(rows: Iterable[Any]) -> Iterator[Row]:
         else:
             kind = "nothing (None or NaN)" if row is None or frames.is_missing(row) else type(given).__name__
             yield Row(number, repr(given).encode(), f"must be an object with names, or a text, not {kind}")
+
+
+def _rows_in(given: Any) -> Iterable[Any]:
+    """The rows of one of many tables, such as pandas reads with `chunksize`. Anything else is a row."""
+    table = None if isinstance(given, dict | str) else frames.table_of(given)
+    return (given,) if table is None else table.rows
 
 
 def _of_file(location: str, format: str | None, encoding: str) -> Source:

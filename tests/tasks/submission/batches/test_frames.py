@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -75,6 +76,33 @@ def test_tables_are_rows(tables: Callable[[], Iterator[tuple[str, Any]]]) -> Non
         assert source.total in (3, None), name
         assert source.columns == ["n", "text"], name
         assert said(source) == [{"n": 1, "text": "a"}, {"n": 2, "text": None}, {"n": 3, "text": "c"}], name
+
+
+def parts_of_tables() -> Iterator[tuple[str, Any]]:
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    pyarrow = pytest.importorskip("pyarrow")
+    text = io.StringIO("n,text\n1,a\n2,\n3,c\n")
+    yield "what pandas reads in chunks", pandas.read_csv(text, chunksize=2)
+    yield "a list of frames", [pandas.DataFrame(COLUMNS)[:1], pandas.DataFrame(COLUMNS)[1:]]
+    yield "slices", polars.DataFrame(COLUMNS).iter_slices(2)
+    yield "batches", pyarrow.table(COLUMNS).to_batches(max_chunksize=2)
+    yield "a frame among rows", ({"n": 1, "text": "a"}, pandas.DataFrame(COLUMNS)[1:])
+
+
+def test_many_tables_are_the_rows_of_each() -> None:
+    for name, tables in parts_of_tables():
+        source = source_of(tables)
+        assert [row.number for row in source] == [0, 1, 2], name
+    for name, tables in parts_of_tables():
+        source = source_of(tables)
+        assert said(source) == [{"n": 1, "text": "a"}, {"n": 2, "text": None}, {"n": 3, "text": "c"}], name
+        assert name == "a frame among rows" or source.total is None
+
+
+def test_an_array_without_dimensions_is_no_rows() -> None:
+    numpy = pytest.importorskip("numpy")
+    with pytest.raises(InvalidRequest, match="rows: must be a file's path, or an iterable of rows, got array"):
+        source_of(numpy.array("a"))
 
 
 @pytest.mark.parametrize("package", ["pandas", "polars"])
