@@ -37,6 +37,8 @@ TEXTS = (
     "data:image/png;base64,AAAA",
     "http://127.0.0.1:9/",
 )
+MOST_BYTES = 2**27
+"""Of a list or a map, as JSON: twice what a gateway takes."""
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
@@ -137,6 +139,8 @@ class Bodies:
             at_limit = most.get("most", 1000) + choose.choice((-1, 0, 1))
             count = min(choose.choice((0, 1, 1, 2, 5, 5, 40, at_limit)), most_entries)
             one = self._drawn(inner[-1], (), 2) if count > 5 else None
+            if one is not None:
+                count = min(count, max(1, MOST_BYTES // len(json.dumps(one))))
             entries = [self._drawn(inner[-1], (), most_entries) if one is None else one for _ in range(count)]
             return (
                 entries if origin is list else {f"{self._name()}{k or ''}": one for k, one in enumerate(entries)}
@@ -175,7 +179,7 @@ class Bodies:
         if chance < 0.015 and (there := places(body)):
             container, key = choose.choice(there)
             container[key] = mark
-            return json.dumps(body).encode().replace(json.dumps(mark).encode(), self._large())
+            return json.dumps(body).encode().replace(json.dumps(mark).encode(), self._large(), 1)
         text = json.dumps(body).encode()
         if chance < 0.1:
             at = choose.randrange(len(text))
