@@ -14,7 +14,7 @@ import socket
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from petiole import memory, plain
+from petiole import json_text, memory, plain
 from petiole.gateway.application import app
 from petiole.gateway.connections import LimitedHttpProtocol
 from petiole.gateway.serving.auth import callers, hosts, manage
@@ -42,6 +42,7 @@ def run(host: str | None, port: int | None, greeting: str = "") -> int:
     serves, with its `{url}`. Raises `PetioleError` if the address cannot be had, or if it must be known whether
     there are keys, and Redis does not say."""
     memory.share_one_heap()
+    json_text.bound_integers()
     known = settings()
     callers.KeyCache()  # what is wrong with the settings' keys is said at once
     host = known.gateway_host if host is None else host

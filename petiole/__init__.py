@@ -14,6 +14,7 @@
     contract/    what a request, a result, a setting, a task is: each described once
     plain        text from outside, as a log or a terminal shows it
     memory       what was freed goes back to the system
+    json_text    JSON text of others as values
 
 An import may only go down this list. The four folders are links to the repository's own. The names below are
 those of `petiole.tasks`. They are imported at their first use, so `import petiole.cache` does not import Celery.

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
-
+from petiole import json_text
 from petiole.gateway.anthropic.answers import error_body, stopped, usage, usage_so_far
 from petiole.gateway.core.events import StreamEvent, encode
 from petiole.gateway.core.failures import of_end
@@ -137,7 +136,7 @@ def _block(record: RequestRecord, piece: OutputItem, signature: str = "") -> dic
 def _input(arguments: str) -> dict[str, Any]:
     """The arguments of a call as an object. What is none is wrapped, as Anthropic's documentation has it."""
     try:
-        found = msgspec.json.decode(arguments or "{}")
+        found = json_text.decode(arguments or "{}")
     except (ValueError, RecursionError):
         found = None
     return found if isinstance(found, dict) else {"INVALID_JSON": arguments}

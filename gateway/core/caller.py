@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from petiole import json_text
+
 NAME = r"[A-Za-z0-9_-]{1,64}"
 """The form of a tenant's name."""
 
@@ -152,7 +154,7 @@ class ClientRequest:
             self.digest = self._digest_of(body)
         if self.idempotency_key:
             with contextlib.suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
-                self.sense = self._digest_of(msgspec.json.encode(msgspec.json.decode(body), order="sorted"))
+                self.sense = self._digest_of(msgspec.json.encode(json_text.decode(body), order="sorted"))
 
     def says(self, digest: str, sense: str) -> bool:
         """Whether these are another try's of the same. A body that is no JSON has no `sense`."""

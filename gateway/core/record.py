@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from petiole import json_text
+
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The record of a request, as it is in Redis. Later versions may add fields with defaults; none changes.
@@ -35,7 +37,7 @@ def dump(record: RequestRecord) -> bytes:
     return msgspec.json.encode(record)
 
 
-_decoder = msgspec.json.Decoder(RequestRecord)
+_decoder = msgspec.json.Decoder(RequestRecord, float_hook=json_text.number)
 
 
 def load(raw: bytes) -> RequestRecord:

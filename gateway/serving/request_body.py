@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
-from petiole import memory
+from petiole import json_text, memory
 from petiole.contract.errors import shorten
 from petiole.contract.requests.bounds import MOST_VALUES, Bounded, too_many_in
 from petiole.gateway.core import caller
@@ -101,7 +101,7 @@ def decoded(body: bytes) -> dict[str, Any]:
     if values := too_many_in(body):
         raise _too_large(f"{MOST_VALUES} lists, objects, commas and colons, got {values}")
     try:
-        value = msgspec.json.decode(body)
+        value = json_text.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         what = "is nested too deeply" if isinstance(error, RecursionError) else "is not JSON in UTF-8"
         raise invalid(None, f"the body {what}", "invalid_json") from None

@@ -13,6 +13,7 @@ from typing import Any, cast
 import msgspec
 import redis
 
+from petiole import json_text
 from petiole.gateway.core.caller import caller
 from petiole.gateway.serving.retry import patiently
 from petiole.tasks.keys import gateway_key
@@ -38,7 +39,7 @@ async def get(*names: str) -> list[Any]:
 
 def _decoded(raw: object) -> Any:
     try:
-        return msgspec.json.decode(raw) if isinstance(raw, bytes) else None
+        return json_text.decode(raw) if isinstance(raw, bytes) else None
     except msgspec.MsgspecError:
         return None
 

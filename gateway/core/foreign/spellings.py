@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from petiole import json_text
 from petiole.contract.errors import shorten
 from petiole.contract.requests.images import View
 from petiole.tasks.errors import InvalidRequest
@@ -49,7 +50,7 @@ def _schema(name: str, value: object) -> object:
     if not isinstance(value, str):
         return value
     try:
-        return msgspec.json.decode(value)
+        return json_text.decode(value)
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         raise InvalidRequest(name, "must be a JSON schema", shorten(value)) from None
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from petiole import json_text
 from petiole.contract.errors import shorten
 from petiole.tasks.errors import InvalidRequest
 
@@ -32,7 +33,7 @@ def packed(summary: str) -> str:
 def unpacked(field: str, text: str) -> str:
     """The summary. Raises `InvalidRequest`."""
     try:
-        value: Any = msgspec.json.decode(base64.b64decode(text.removeprefix(_PREFIX), b"-_", validate=True))
+        value: Any = json_text.decode(base64.b64decode(text.removeprefix(_PREFIX), b"-_", validate=True))
     except (binascii.Error, ValueError, msgspec.DecodeError):
         value = None
     if not text.startswith(_PREFIX) or not isinstance(value, dict) or not isinstance(value.get("summary"), str):

@@ -16,7 +16,6 @@ DELIMITERS = {"csv": ",", "tsv": "\t"}
 _ENDINGS: dict[str, Kind] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
-    ".json": "jsonl",
     ".csv": "csv",
     ".tsv": "tsv",
     ".parquet": "parquet",
@@ -33,7 +32,7 @@ class FileFormat(NamedTuple):
 def of_input(location: str, given: str | None = None) -> FileFormat:
     """`given`: instead of the name's. Standard input (`-`) is JSONL. Raises `InvalidRequest`."""
     ending, zipped = _ending(location)
-    kind = given or _ENDINGS.get(ending) or ("jsonl" if location == "-" else None)
+    kind = given or _ENDINGS.get(ending) or ("jsonl" if location == "-" or ending == ".json" else None)
     for known in KINDS:
         if kind == known:
             return FileFormat(known, zipped)
@@ -41,7 +40,11 @@ def of_input(location: str, given: str | None = None) -> FileFormat:
 
 
 def of_output(location: str) -> FileFormat:
-    """A name without an ending, or with digits for one, is JSONL's. Raises `InvalidRequest`."""
+    """A name without an ending, or with digits for one, is JSONL's; `.json` is not, since lines of JSON are no
+    JSON. Raises `InvalidRequest`."""
+    if location == "-":
+        limit = "must be a file, since a journal beside it says which rows have ended"
+        raise InvalidRequest("output", limit, location)
     ending, zipped = _ending(location)
     kind = "jsonl" if not ending or ending[1:].isdecimal() else _ENDINGS.get(ending)
     if kind is None or (zipped and kind == "parquet"):
