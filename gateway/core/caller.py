@@ -148,7 +148,7 @@ class ClientRequest:
     def may_repeat(self) -> bool:
         return bool(self.idempotency_key) or self.retries is not None
 
-    def has(self, body: bytes) -> None:
+    def has(self, body: bytes | bytearray) -> None:
         """This is its body."""
         if self.may_repeat:
             self.digest = self._digest_of(body)
@@ -160,8 +160,10 @@ class ClientRequest:
         """Whether these are another try's of the same. A body that is no JSON has no `sense`."""
         return digest == self.digest or (bool(sense) and sense == self.sense)
 
-    def _digest_of(self, body: bytes) -> str:
-        return hashlib.sha256(self.path.encode(errors="surrogatepass") + b"\0" + body).hexdigest()
+    def _digest_of(self, body: bytes | bytearray) -> str:
+        digest = hashlib.sha256(self.path.encode(errors="surrogatepass") + b"\0")
+        digest.update(body)
+        return digest.hexdigest()
 
 
 ANYBODY = Caller()

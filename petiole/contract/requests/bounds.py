@@ -40,7 +40,7 @@ _MAPS = (dict, Mapping)
 _COUNTED = (list, tuple, *_MAPS)
 
 
-def values_in(text: bytes | str) -> tuple[int, int]:
+def values_in(text: bytes | bytearray | str) -> tuple[int, int]:
     """How many lists and objects JSON text has at most, and how many of these, commas and colons."""
     if isinstance(text, str):
         nested, between = text.count("[") + text.count("{"), text.count(",") + text.count(":")
@@ -49,7 +49,7 @@ def values_in(text: bytes | str) -> tuple[int, int]:
     return nested, nested + between
 
 
-def too_many_in(text: bytes | str) -> int:
+def too_many_in(text: bytes | bytearray | str) -> int:
     """How many values JSON text has, if these are more than `MOST_VALUES`, and otherwise 0. Short text is not
     counted: it cannot have so many."""
     if len(text) <= MOST_VALUES:

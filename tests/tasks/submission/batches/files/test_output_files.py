@@ -80,7 +80,7 @@ def test_an_output_without_rows_is_a_file_of_its_format(tmp_path: Path, name: st
         assert parquet.read_table(io.BytesIO(joined(tmp_path, name, []))).num_rows == 0
 
 
-@pytest.mark.parametrize("name", ["out.xlsx", "out.txt", "out.parquet.gz", "out.arrow", "out.jsonl.zst", "out.json"])
+@pytest.mark.parametrize("name", ["out.xlsx", "out.txt", "out.parquet.gz", "out.jsonl.zst", "out.json"])
 def test_a_name_of_another_format_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match=r"output: must end in \.csv, "):
         OutputFiles(name).check()
