@@ -97,6 +97,8 @@ def _metadata(file: IO[bytes]) -> dict[int, Any]:
     whole = file.seek(0, 2)
     file.seek(max(0, whole - 8))
     length = int.from_bytes(file.read(4), "little")
+    if file.read(4) != _MAGIC:
+        raise _Unfit("it must be a Parquet file, which ends with PAR1")
     _limited("metadata", length, min(MAX_METADATA_BYTES, max(0, whole - 8)), "bytes")
     file.seek(whole - 8 - length)
     return _struct(io.BytesIO(file.read(length)), _NESTED)
@@ -167,6 +169,8 @@ _HEADERS = {5: 2, 7: 2, 8: 4}
 # ------------------------------------------------------------ Thrift's compact protocol
 
 _BOOLEANS, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _LISTS, _MAP, _STRUCT = (1, 2), 3, (4, 5, 6), 7, 8, (9, 10), 11, 12
+_MAGIC = b"PAR1"
+"""The last bytes of a file."""
 _NESTED = 20
 """Maximum depth of structs and lists. Those of parquet.thrift have seven."""
 

@@ -161,7 +161,8 @@ def _of_file(location: str, format: str | None, encoding: str) -> Source:
     kind, zipped = formats.of_input(location, format)
     if kind == "parquet":
         return _of_parquet(location)
-    countable = not zipped and not storage.is_url(location) and Path(location).is_file()
+    of_disk = location != "-" and not storage.is_url(location) and Path(location).is_file()
+    countable = of_disk and not zipped
     if kind in DELIMITERS:
         with _reading(location):
             rows, columns = _of_csv(location, _opened(location, zipped), kind, encoding)

@@ -209,3 +209,19 @@ def test_a_gzip_bomb_costs_bounded_memory(tmp_path: Path, kind: str) -> None:
     found, grown_mib = ran.stdout.rsplit(" ", 1)
     assert "at most 67108864" in found
     assert int(grown_mib) < 600
+
+
+def test_standard_input_is_read_although_a_file_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "-").write_text("no row")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"prompt": "a"}\n')))
+    assert [row.value() for row in source_of("-")] == [{"prompt": "a"}]
+
+
+def test_a_file_that_is_no_parquet_is_called_so(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
+    with pytest.raises(BatchError, match=r"in\.jsonl: it must be a Parquet file, which ends with PAR1$"):
+        source_of(str(tmp_path / "in.jsonl"), "parquet")
