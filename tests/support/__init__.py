@@ -10,6 +10,7 @@ A whole installation, and who uses it:
     rabbitmq         a RabbitMQ of a test's own
     watched          a Redis with replicas and sentinels
     proxy            a proxy before a server, whose connections can be cut or made to hang
+    memory_group     processes with a limit of memory, as in a container
     browser          Chromium, if there is one
     certificates     a CA, and a certificate for servers and clients
     client           a producer in a process of its own
