@@ -74,7 +74,7 @@ def _qwen_xml() -> dict[str, Any]:
         reasoning_content=_THOUGHT,
         tool_calls={
             "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-            "close_pattern": r"</function>\s*</tool_call>",
+            "close_pattern": r"(?:</function>\s*)?</tool_call>",
             "repeats": True,
             "content": "xml-inline",
             "content_args": {

@@ -128,7 +128,7 @@ class JsonCall(_Tokens):
 
     def __init__(self, calls: Calls, dialect: Dialect, names: Collection[str], keys: Collection[str]) -> None:
         self._calls, self._dialect, self._names, self._keys = calls, dialect, names, keys
-        self._expects = "brace"  # brace, key or end, key, colon, value, comma
+        self._expects = "brace"  # brace, key or end, colon, value, comma
         self._key = ""
         self._waiting: list[str] = []
         self.found = self._is_object = self.begun = False
@@ -143,10 +143,10 @@ class JsonCall(_Tokens):
             case "key or end" | "comma" if letter == "}":
                 self._end()
             case "comma" if letter == ",":
-                self._expects = "key"
+                self._expects = "key or end"  # models write a comma too many
             case "colon" if letter == ":":
                 self._expects = "value"
-            case "key" | "key or end" if letter == '"' or self._dialect.bare_keys:
+            case "key or end" if letter == '"' or self._dialect.bare_keys:
                 return self._member(text, at, final)
             case "value":
                 return self._member(text, at, final)

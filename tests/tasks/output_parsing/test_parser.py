@@ -298,6 +298,22 @@ def test_arguments_in_tags_have_the_types_of_their_tool(kind: str, written: str,
     assert arguments == {"a": meant}
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen-xml", "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</tool_call>"),
+        ("qwen-xml", "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</tool_call>\nDone."),
+        ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": "1"},}\n</tool_call>'),
+        ("hermes", '<tool_call>\n{"arguments": {"a": "1"}, "name": "f",\n}\n</tool_call>Done.'),
+    ],
+)
+def test_a_call_is_read_without_the_end_of_its_function_and_with_a_comma_too_many(name: str, text: str) -> None:
+    parser = Parser(FAMILIES[name].template, tools={"f": {"a": "string"}})
+    read_so = said(joined([event for letter in text for event in parser.push(letter)] + parser.finish()))
+    assert read_so.calls == [("f", {"a": "1"})]
+    assert read_so.content.strip() == ("Done." if "Done." in text else "")
+
+
 def test_both_forms_of_deepseek_are_read() -> None:
     message = Said("a", "b", [("get_weather", {"city": "x"}), ("now", {})])
     assert said(read(FAMILIES["deepseek"].template, [deepseek_31(message)])) == message
