@@ -1,8 +1,8 @@
 """The twelve faults of a fleet, each brought about in real processes. Each is named by an alert within a scrape of
 15 s and a `for:` of 30, by a panel, and by `petiole doctor`; and nothing is named that is not there.
 
-The figures are scraped before the fault and behind it. promtool then has minutes of them in a moment, a scrape each
-15 seconds, with the rules and the panels' queries that are deployed."""
+The figures are scraped before the fault and behind it. promtool then has minutes of them in a moment, a scrape
+each 15 seconds, with the rules and the panels' queries that are deployed."""
 
 from __future__ import annotations
 
