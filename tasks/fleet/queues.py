@@ -6,7 +6,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import redis
 from celery import Celery
@@ -55,7 +55,7 @@ def _sent_to(connection: Any) -> set[str]:
         if not isinstance(channel, RedisChannel):
             return set()
         try:
-            bound = channel.get_table(settings().queue)
+            bound: Any = cast(Any, channel).get_table(settings().queue)
         except redis.ResponseError:
             return set()
     own = re.compile(rf"{re.escape(settings().queue)}\..*(?<!{re.escape(SUFFIX)})", re.DOTALL)

@@ -159,6 +159,13 @@ class LightProvider(TracerProvider):
         self.light = False
         super().add_span_processor(span_processor)
 
-    def get_tracer(self, name: str, *more: Any, **named: Any) -> api.Tracer:
-        full = super().get_tracer(name, *more, **named)
-        return LightTracer(self, full) if name == NAME else full
+    def get_tracer(
+        self,
+        instrumenting_module_name: str,
+        instrumenting_library_version: str | None = None,
+        schema_url: str | None = None,
+        attributes: Any = None,
+    ) -> api.Tracer:
+        about = instrumenting_module_name, instrumenting_library_version, schema_url, attributes
+        full = super().get_tracer(*about)
+        return LightTracer(self, full) if instrumenting_module_name == NAME else full

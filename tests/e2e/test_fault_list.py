@@ -131,8 +131,8 @@ def query_of(panel: Panel) -> str:
 
 
 def judged(folder: Path, before: Samples, behind: Samples, alerts: Sequence[str], panel: Panel) -> None:
-    """promtool finds these alerts and no others, from a scrape and a `for:` behind the fault on. The panel shows the
-    fault, and did not before."""
+    """promtool finds these alerts and no others, from a scrape and a `for:` behind the fault on. The panel shows
+    the fault, and did not before."""
     shutil.copy(HERE / "alerts.yml", folder)
     firing = 'group by (alertname) (ALERTS{alertstate="firing"})'
     named = [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(alerts)]

@@ -96,8 +96,8 @@ denied_commands = connections.PerLoop(DeniedCommands)
 
 
 async def _look(calls: Sequence[Sequence[Any]]) -> list[str]:
-    pool = connections.async_streams().connection_pool
-    connection: Any = await pool.get_connection()
+    pool: Any = connections.async_streams().connection_pool
+    connection = await pool.get_connection()
     try:
         await connection.send_command("multi")
         if await _is_denied(connection):  # the others would be carried out

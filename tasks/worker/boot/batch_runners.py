@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from typing import Any
 
 import redis
 
@@ -111,7 +112,7 @@ class BatchHost:
     def start(self) -> None:
         self._thread.start()
 
-    def report(self) -> dict[str, int]:
+    def report(self) -> dict[str, Any]:
         """Fields of a `WorkerReport`."""
         return self._figures
 
