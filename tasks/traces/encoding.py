@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans as by_the_sdk
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -17,14 +18,14 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 _KNOWN, _REMOTE = 0x100, 0x200
 """Flags of a span: whether its parent is in another process."""
-_PLAIN = {str: "string_value", bool: "bool_value", int: "int_value", float: "double_value"}
+_PLAIN: dict[type, str] = {str: "string_value", bool: "bool_value", int: "int_value", float: "double_value"}
 _MOST_CHARACTERS = 128
 """Of a value that is kept."""
 
 
-def encode_spans(spans: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
+def encode_spans(sdk_spans: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
     request, scopes = ExportTraceServiceRequest(), dict[tuple[int, int], ScopeSpans]()
-    for span in spans:
+    for span in sdk_spans:
         of = id(span.resource), id(span.instrumentation_scope)
         if (scope := scopes.get(of)) is None:
             request.MergeFrom(by_the_sdk([span]))
@@ -38,7 +39,7 @@ def encode_spans(spans: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
     return request
 
 
-def _fill(sent: Span, span: ReadableSpan) -> None:
+def _fill(sent: Any, span: Any) -> None:
     """Raises `KeyError`, `TypeError` and `ValueError` for a span of another form."""
     context, parent = span.context, span.parent
     if span.links or span.dropped_attributes or span.dropped_events or context.trace_state:
@@ -60,7 +61,7 @@ def _fill(sent: Span, span: ReadableSpan) -> None:
         sent.status.code, sent.status.message = span.status.status_code.value, span.status.description or ""
 
 
-def _pair(key: str, value: object) -> bytes:
+def _pair(key: str, value: Any) -> bytes:
     if type(value) is list or type(value) is tuple:
         return _kept(key, tuple, tuple(value), *map(type, value))
     if type(value) is str and len(value) > _MOST_CHARACTERS:
@@ -68,7 +69,7 @@ def _pair(key: str, value: object) -> bytes:
     return _kept(key, type(value), value)
 
 
-def _encoded(key: str, kind: type, value: object, *kinds: type) -> bytes:
+def _encoded(key: str, kind: type, value: Any, *kinds: type) -> bytes:
     """An attribute, as bytes of a span. `kinds`: of the parts of a tuple. Types are given because 1, 1.0 and true
     are equal."""
     if isinstance(value, tuple):
@@ -76,7 +77,8 @@ def _encoded(key: str, kind: type, value: object, *kinds: type) -> bytes:
         said = AnyValue(array_value=ArrayValue(values=parts))
     else:
         said = AnyValue(**{_PLAIN[kind]: value})
-    return Span(attributes=[KeyValue(key=key, value=said)]).SerializeToString()
+    found: bytes = Span(attributes=[KeyValue(key=key, value=said)]).SerializeToString()
+    return found
 
 
 _kept = lru_cache(maxsize=4096)(_encoded)

@@ -57,7 +57,7 @@ def start(service: str) -> None:
         found = Resource.create()
         named = not str(found.attributes.get(SERVICE_NAME, "")).startswith("unknown_service")
         resource = found if named else found.merge(Resource({SERVICE_NAME: service}))
-        trace_exporter.encode_spans = encoding.encode_spans
+        trace_exporter.encode_spans = encoding.encode_spans  # type: ignore[attr-defined]
         provider = LightProvider(resource, BatchSpanProcessor(trace_exporter.OTLPSpanExporter()))
     except ValueError as error:
         logger.warning("no traces: a variable OTEL_* is wrong: %s", error)

@@ -116,9 +116,10 @@ class LightTracer(api.Tracer):
             above = above if above is not None and above.is_valid else None
             trace_id = ids.generate_trace_id() if above is None else above.trace_id
             found = provider.sampler.should_sample(context, trace_id, name, kind, attributes, links or ())
-            flags = _SAMPLED if found.decision.is_sampled() else TraceFlags(TraceFlags.DEFAULT)
+            decision: Any = found.decision
+            flags = _SAMPLED if (sampled := decision.is_sampled()) else TraceFlags(TraceFlags.DEFAULT)
             own = SpanContext(trace_id, ids.generate_span_id(), False, flags, found.trace_state)
-            if not found.decision.is_sampled():
+            if not sampled:
                 return api.NonRecordingSpan(own)
             given.update(found.attributes or {})
         return LightSpan(
