@@ -66,7 +66,8 @@ def _pair(key: str, value: Any) -> bytes:
         return _kept(key, tuple, tuple(value), *map(type, value))
     if type(value) is str and len(value) > _MOST_CHARACTERS:
         return _encoded(key, str, value)
-    return _kept(key, type(value), value)
+    kind: Any = type(value)
+    return _kept(key, kind, value)
 
 
 def _encoded(key: str, kind: type, value: Any, *kinds: type) -> bytes:
