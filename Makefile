@@ -33,9 +33,9 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscop
 test: $(VENV)/.dev  ## every kind of test, without the long trials
 	$(PYTEST) -m "not slow"
 
-# Every kernel for Hopper, every family of models, and every format: no servers, and no waits.
-trials: $(VENV)/.dev  ## the long trials that compute, which continuous integration runs, too
-	$(PYTEST) -m slow tests/gpu tests/gpu_worker/models
+# Every kernel for Hopper, every family of models, every format; and each fault that an operator may have.
+trials: $(VENV)/.dev  ## the long trials that compute, and the faults of a fleet: continuous integration runs them, too
+	$(PYTEST) -m slow tests/gpu tests/gpu_worker/models tests/e2e/test_fault_list.py
 
 real: $(VENV)/.dev  ## real models of up to 1.5 billion weights, fetched once (2 GB), beside llama.cpp and transformers
 	PETIOLE_REAL=all $(BIN)/python -m pytest tests/real

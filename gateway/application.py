@@ -5,6 +5,7 @@ request."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
 import re
 from functools import cached_property
@@ -23,7 +24,13 @@ from petiole.gateway.authentication import AuthenticationMiddleware, path_in
 from petiole.gateway.core.failures import Failure
 from petiole.gateway.cors import with_origins
 from petiole.gateway.dialects import error_answer
-from petiole.gateway.observability import METRICS, ObservabilityMiddleware, TracingMiddleware, count_notice
+from petiole.gateway.observability import (
+    METRICS,
+    ObservabilityMiddleware,
+    TracingMiddleware,
+    count_denied,
+    count_notice,
+)
 from petiole.gateway.openai.responses import conversation_store
 from petiole.gateway.routes import (
     admin,
@@ -36,6 +43,7 @@ from petiole.gateway.routes import (
     page as page,
     responses as responses,
 )
+from petiole.gateway.serving.auth import redis_rights
 from petiole.gateway.serving.retry import refused
 from petiole.gateway.serving.sse import ClientGone
 from petiole.gateway.serving.webhooks.dispatcher import WebhookDispatcher
@@ -52,13 +60,15 @@ async def health(_: Request) -> Response:
 
 
 async def ready(_: Request) -> Response:
-    """Whether Redis answers, too: a load balancer sends requests to no other."""
+    """Whether Redis answers, too: a load balancer sends requests to no other. And what Redis does not let the
+    gateway do."""
     try:
         async with asyncio.timeout(_ANSWER_S):
             await connections.async_streams().ping()
+            denied = await redis_rights.denied_commands().look()
     except (TimeoutError, *connections.LOST) as error:
         return JSONResponse({"status": "unavailable", "reason": type(error).__name__}, 503)
-    return JSONResponse({"status": "ok"})
+    return JSONResponse({"status": "ok", **({"may_not": denied} if denied else {})})
 
 
 async def version(_: Request) -> Response:
@@ -67,6 +77,9 @@ async def version(_: Request) -> Response:
 
 async def metrics(_: Request) -> Response:
     """This process's figures, for Prometheus. Those of the fleet are `petiole metrics`."""
+    with contextlib.suppress(TimeoutError, redis.RedisError, OSError):
+        async with asyncio.timeout(_ANSWER_S):
+            count_denied(len(await redis_rights.denied_commands().look()))
     return Response(generate_latest(METRICS), media_type=CONTENT_TYPE_LATEST)
 
 

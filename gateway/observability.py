@@ -55,6 +55,12 @@ _NOTICES = Counter(
     registry=METRICS,
 )
 
+_DENIED = Gauge(
+    "petiole_gateway_denied_commands",
+    "Commands of the gateway's that its Redis user may not call.",
+    registry=METRICS,
+)
+
 _TRACE = {name.encode() for name in carried.NAMES}
 _HANDLERS = FunctionType, MethodType
 
@@ -143,6 +149,11 @@ class TracingMiddleware:
 def count_notice(outcome: str) -> None:
     """What has become of a webhook's notice."""
     _NOTICES.labels(outcome).inc()
+
+
+def count_denied(commands: int) -> None:
+    """How many commands the gateway's Redis user may not call."""
+    _DENIED.set(commands)
 
 
 def name_of(scope: Scope) -> bytes:

@@ -9,7 +9,7 @@ scripts get the names as arguments.
     of batches          `batch_key`, `batch_lease_key`, `batches_key`, `OPEN_BATCHES_KEY`, `running_batch_key`,
                         `RUNNING_BATCHES_KEY`
     of the broker       `LedgerKeys`
-    of tenants          `usage_keys`, `account_keys`, `watched_key`
+    of tenants          `usage_keys`, `account_keys`, `budgets_key`, `watched_key`
     of the whole fleet  `WORKERS_KEY`, `LIVES_KEY`, `MODELS_KEY`, `ADAPTERS_KEY`, `QUARANTINE_KEY`,
                         `PROBE_KEY`
     of a worker         `MARKER_PREFIX`
@@ -126,6 +126,11 @@ def account_keys(tenant: str, key: str = "") -> tuple[str, str]:
     what was used in the last minute; a sorted set, the tasks that run, by the time at which they are given up."""
     name = f"{tenant}/{key}" if key else tenant
     return gateway_key(f"/used/{name}"), gateway_key(f"/running/{name}")
+
+
+def budgets_key() -> str:
+    """String with a short TTL: what tenants have used of their budgets, as JSON (`fleet.usage.BudgetShare`)."""
+    return gateway_key("/budgets")
 
 
 def watched_key() -> str:

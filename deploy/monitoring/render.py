@@ -46,6 +46,8 @@ def of_workers(metric: str, legend: str = "{{worker}}") -> dict[str, str]:
 
 
 SHARES = {"median": 0.5, "99 %": 0.99}
+WAITS, AGAIN = "petiole_broker_time_seconds", "petiole_redeliveries_total"
+RUNNING_BATCHES = "sum(petiole_batch_runners)"
 
 FLEET = Dashboard(
     "Petiole: fleet",
@@ -55,8 +57,10 @@ FLEET = Dashboard(
             "bool_yes_no",
             {"answers": "petiole_redis_up", "{{redis}}": "petiole_redis_writable"},
         ),
+        Panel("Redis: round trip", "s", {"{{redis}}": "petiole_redis_round_trip_seconds"}),
         Panel("Workers", "short", {"up": "sum(petiole_worker_up)", "ready": "sum(petiole_worker_ready)"}),
-        Panel("Tasks in the queues", "short", {"{{queue}} {{priority}}": "petiole_queue_messages"}),
+        Panel("Workers by state", "short", {"{{state}}": "sum by (state) (petiole_worker_state)"}),
+        Panel("Tasks in the queues", "short", {"{{queue}}": "sum by (queue) (petiole_queue_messages)"}),
         Panel(
             "Requests",
             "short",
@@ -78,7 +82,6 @@ FLEET = Dashboard(
                 "prompt, from the prefix cache": rate("petiole_prompt_tokens_cached_total", "model"),
             },
         ),
-        Panel("Wait for a worker", "s", shares("petiole_broker_time_seconds", "priority")),
         Panel("Time to the first token", "s", shares("petiole_time_to_first_token_seconds")),
         Panel("Time between tokens", "s", shares("petiole_request_time_per_output_token_seconds")),
         Panel("Time of a request", "s", shares("petiole_e2e_request_latency_seconds")),
@@ -86,6 +89,40 @@ FLEET = Dashboard(
         Panel("How the last process ended", "short", {"{{worker}} {{reason}}": "petiole_worker_last_exit"}),
         Panel("Since the last start", "s", {"{{worker}}": "time() - petiole_worker_start_time_seconds"}),
         Panel("Messages put aside", "short", {"in all": "petiole_quarantine_messages"}),
+        Panel(
+            "Failovers and restarts of Redis",
+            "short",
+            {"in ten minutes": "max(increase(petiole_redis_changes_total[10m]))"},
+        ),
+    ],
+)
+
+BY_QUEUE = 'queue=~"$queue"'
+QUEUE = Dashboard(
+    "Petiole: queues",
+    [
+        Panel("Tasks that wait", "short", {"{{queue}} {{priority}}": f"petiole_queue_messages{{{BY_QUEUE}}}"}),
+        Panel("Ready workers", "short", {"{{queue}}": f"petiole_queue_workers{{{BY_QUEUE}}}"}),
+        Panel("Different models", "short", {"{{queue}}": f"petiole_queue_models{{{BY_QUEUE}}}"}),
+        Panel("Wait for a worker, by priority", "s", shares("petiole_broker_time_seconds", "priority")),
+        Panel("Tasks taken a second, by priority", "reqps", {"{{priority}}": rate(f"{WAITS}_count", "priority")}),
+        Panel("Messages that came again a second", "reqps", {"in all": rate(AGAIN, "job")}),
+    ],
+    (("queue", "label_values(petiole_queue_messages, queue)"),),
+)
+
+BATCHES = Dashboard(
+    "Petiole: batches",
+    [
+        Panel("Open batches", "short", {"in all": "max(petiole_open_batches)", "running": RUNNING_BATCHES}),
+        Panel("Rows left of running batches", "short", {"{{worker}}": "petiole_batch_rows_left"}),
+        Panel("Failed rows of running batches", "short", {"{{worker}}": "petiole_batch_rows_failed"}),
+        Panel("Running batches", "short", {"{{worker}}": "petiole_batch_runners"}),
+        Panel(
+            "Wait of tasks of priority 9",
+            "s",
+            shares("petiole_broker_time_seconds", matching='priority="9"'),
+        ),
     ],
 )
 
@@ -271,6 +308,8 @@ TENANTS = Dashboard(
         Panel(
             "Tokens today", "short", {"{{tenant}} {{kind}}": "sum by (tenant, kind) (petiole_usage_tokens_total)"}
         ),
+        Panel("Budgets used", "percentunit", {"{{tenant}} {{budget}}": "petiole_budget_used_ratio"}),
+        Panel("Commands denied to gateways", "short", {"{{instance}}": "petiole_gateway_denied_commands"}),
         Panel(
             "HTTP requests a second",
             "reqps",
@@ -284,7 +323,7 @@ TENANTS = Dashboard(
     ],
 )
 
-DASHBOARDS = {"fleet": FLEET, "worker": WORKER, "tenants": TENANTS}
+DASHBOARDS = {"fleet": FLEET, "worker": WORKER, "queues": QUEUE, "tenants": TENANTS, "batches": BATCHES}
 
 
 def rendered(name: str) -> dict[str, Any]:

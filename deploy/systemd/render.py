@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 KEYS = {"user", "environment", "drain_seconds", "gateway", "metrics", "settings", "models"}
+OF_A_PART = {"settings"}
 OF_A_MODEL = {"model", "queue", "card", "cores", "memory", "settings"}
 CONFINED = """\
 NoNewPrivileges=true
@@ -89,8 +90,14 @@ def units(told: Mapping[str, Any]) -> dict[str, str]:
             told, unit, f"a worker of {one['model']}", command, settings, drain_s, limits
         )
     for part, command in (("gateway", "petiole serve"), ("metrics", "petiole metrics")):
-        if told.get(part):
-            found[f"petiole-{part}.service"] = unit_of(told, f"petiole-{part}", part, command, common, drain_s)
+        asked = told.get(part, False)
+        if not isinstance(asked, bool | Mapping):
+            raise WrongError(f"{part}: must be true, false or a table, got {asked!r}")
+        own = asked if isinstance(asked, Mapping) else {}
+        refuse_unknown(f"{part}.", own, OF_A_PART)
+        if asked is not False:
+            settings = {**common, **own.get("settings", {})}
+            found[f"petiole-{part}.service"] = unit_of(told, f"petiole-{part}", part, command, settings, drain_s)
     return {"petiole.target": TARGET.format(parts=" ".join(found)), **found}
 
 

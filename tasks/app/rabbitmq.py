@@ -35,15 +35,16 @@ class ForeignQueue(_kombu.Queue):  # type: ignore[misc]
 
 
 class Queues(amqp.Queues):  # type: ignore[misc]
-    """The queues of this app. On RabbitMQ, a queue whose name begins with the default queue's, such as
-    `petiole.large`, is declared like the default queue. Any other queue is declared with Celery's defaults, if it
-    is missing."""
+    """The queues of this app. On Redis all are bound to the default queue's exchange, so whoever counts messages
+    finds each queue that a producer has named. On RabbitMQ, a queue whose name begins with the default queue's,
+    such as `petiole.large`, is declared like the default queue. Any other queue is declared with Celery's
+    defaults, if it is missing."""
 
     def new_missing(self, name: str) -> Any:
         default = self.default_exchange
         missing = super().new_missing(name)
         if default.type != EXCHANGE_TYPE:
-            return missing
+            return _kombu.Queue(name, default, name, queue_arguments=missing.queue_arguments)
         if name.startswith(f"{default.name}."):
             exchange = _kombu.Exchange(name, EXCHANGE_TYPE)
             return _kombu.Queue(name, exchange, name, queue_arguments={"x-queue-type": QUEUE_TYPE})

@@ -91,8 +91,16 @@ def parser() -> argparse.ArgumentParser:
     shown = command("status", status.show, "show the workers, live on a terminal")
     shown.add_argument("--json", action="store_true", help="print workers and queues as JSON, and exit")
     shown.add_argument("--once", action="store_true", help="print one table and exit, as when not on a terminal")
-    asked = command("doctor", status.doctor, "find what is wrong with Redis, workers and queues")
+    asked = command("doctor", status.doctor, "find what is wrong with Redis, workers, queues and gateways")
     asked.add_argument("--json", action="store_true", help="print the findings as JSON")
+    asked.add_argument(
+        "--gateway",
+        action="append",
+        default=[],
+        type=_http,
+        metavar="URL",
+        help="ask this gateway, too (default: that of this machine, if there is one)",
+    )
     served = command("models", models.show, "show the models of the last days: names, queues, what they take")
     models.add_options(served)
     read = command("stream", read_stream, "print a task's stream, from its beginning to its end")
@@ -148,6 +156,12 @@ def parser() -> argparse.ArgumentParser:
     trace.add_argument("file", help="Chrome JSON, for ui.perfetto.dev or chrome://tracing")
     command("bench", None, "run benchmarks: see `petiole bench --help`")
     return root
+
+
+def _http(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"must be a URL of http or https, got {text!r}")
+    return text
 
 
 def _port(text: str) -> int:

@@ -47,7 +47,7 @@ def show(options: argparse.Namespace) -> int:
 
 def doctor(options: argparse.Namespace) -> int:
     """Exit status 1 if there is a finding."""
-    facts = diagnosis.gather()
+    facts = diagnosis.gather(options.gateway)
     found = diagnosis.diagnose(facts)
     if options.json:
         print(json.dumps([finding._asdict() for finding in found], indent=2))
@@ -133,13 +133,13 @@ def _silent(workers: list[reports.WorkerReport], started: dict[str, restarts.Lif
 
 def _refused_writes() -> list[str]:
     try:
-        refused = probes.refused_writes()
+        answers = probes.answers()
     except UNREACHABLE:  # as the queues' table says
         return []
     return [
-        f"The Redis of the {name} takes no writes, so workers cannot report: {reason}"
-        for name, reason in refused.items()
-        if reason
+        f"The Redis of the {name} takes no writes, so workers cannot report: {said.refusal}"
+        for name, said in answers.items()
+        if said.refusal
     ]
 
 

@@ -8,7 +8,8 @@ worker's start. The counters of a restarted worker begin at zero, which Promethe
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 
 import redis
 from prometheus_client import CollectorRegistry, start_http_server
@@ -19,6 +20,7 @@ from petiole.tasks.fleet import queues, reports, restarts, usage
 from petiole.tasks.fleet.aliases import Alias
 from petiole.tasks.fleet.metrics import buckets, declared
 from petiole.tasks.fleet.repair import probes
+from petiole.tasks.fleet.repair.probes import Answers
 from petiole.tasks.fleet.reports import WorkerReport
 from petiole.tasks.fleet.restarts import Life
 from petiole.tasks.keys import QUARANTINE_KEY
@@ -28,6 +30,8 @@ from petiole.tasks.servers.failover import refuses_writes
 logger = logging.getLogger(__name__)
 
 _LABELS = ("worker", "model")
+MOST_TENANTS = 500
+"""The tenants with figures of their own: those with the most tokens. The others are summed up."""
 
 
 class FleetCollector(Collector):
@@ -40,7 +44,7 @@ class FleetCollector(Collector):
         up = GaugeMetricFamily("petiole_redis_up", "Whether Redis and the broker answer as they should.")
         try:
             workers, quarantined = reports.workers(), connections.streams().llen(QUARANTINE_KEY)
-            refused, started = probes.refused_writes(), restarts.lives()
+            answers, started = probes.answers(), restarts.lives()
             lengths = _lengths(workers)
         except Exception as error:  # any exception: the next scrape tries again
             logger.warning("no metrics could be collected: %s", str(error) or type(error).__name__)
@@ -49,23 +53,12 @@ class FleetCollector(Collector):
             return
         up.add_metric((), 1)
         yield up
-        writable = GaugeMetricFamily(
-            "petiole_redis_writable", "Whether this Redis takes writes: not if it is full.", labels=("redis",)
-        )
-        for name, reason in refused.items():
-            writable.add_metric((name,), not reason)
-            if reason:
-                logger.warning("the Redis of the %s takes no writes: %s", name, reason)
-        yield writable
+        yield from _servers(answers)
         yield from _lives(started)
         yield GaugeMetricFamily("petiole_quarantine_messages", "Messages that were put aside.", value=quarantined)
-        waiting = GaugeMetricFamily(
-            "petiole_queue_messages", "Tasks that no worker has taken.", labels=("queue", "priority")
-        )
-        for (queue, priority), length in lengths.items():
-            waiting.add_metric((queue, "" if priority is None else str(priority)), length)
-        yield waiting
+        yield from _queues(lengths, workers)
         yield from _usage()
+        yield _budgets()
         yield from _states(workers)
         live = [worker for worker in workers if not worker.lost]
         yield from _figures(live)
@@ -86,6 +79,45 @@ def _lengths(workers: Iterable[WorkerReport]) -> dict[tuple[str, int | None], in
         if refuses_writes(error):
             return {}
         raise
+
+
+def _servers(answers: Mapping[str, Answers]) -> Iterator[Metric]:
+    writable = GaugeMetricFamily(
+        "petiole_redis_writable", "Whether this Redis takes writes: not if it is full.", labels=("redis",)
+    )
+    trip = GaugeMetricFamily(
+        "petiole_redis_round_trip_seconds", "Seconds that a command of the exporter takes.", labels=("redis",)
+    )
+    for name, said in answers.items():
+        trip.add_metric((name,), said.round_trip_s)
+        if said.refusal is not None:
+            writable.add_metric((name,), not said.refusal)
+        if said.refusal:
+            logger.warning("the Redis of the %s takes no writes: %s", name, said.refusal)
+    yield from (writable, trip)
+
+
+def _queues(lengths: Mapping[tuple[str, int | None], int], workers: Iterable[WorkerReport]) -> Iterator[Metric]:
+    waiting = GaugeMetricFamily(
+        "petiole_queue_messages", "Tasks that no worker has taken.", labels=("queue", "priority")
+    )
+    takers = GaugeMetricFamily(
+        "petiole_queue_workers", "Ready workers that take from the queue.", labels=("queue",)
+    )
+    models = GaugeMetricFamily(
+        "petiole_queue_models", "Different models of the workers that take from the queue.", labels=("queue",)
+    )
+    for (queue, priority), length in lengths.items():
+        waiting.add_metric((queue, "" if priority is None else str(priority)), length)
+    taking, served = Counter[str](), defaultdict[str, set[str]](set)
+    for worker in workers:
+        for queue in () if worker.lost else worker.queues:
+            taking[queue] += worker.state == "ready"
+            served[queue].add(worker.fingerprint)
+    for queue in dict.fromkeys(queue for queue, _ in lengths):
+        takers.add_metric((queue,), taking[queue])
+        models.add_metric((queue,), len(served[queue]))
+    yield from (waiting, takers, models)
 
 
 def _lives(started: dict[str, Life]) -> Iterator[Metric]:
@@ -121,13 +153,22 @@ def _usage() -> Iterator[Metric]:
         found = usage.usage()
     except redis.RedisError:
         return
-    for one in found:
+    for one in usage.of_the_busiest(found, MOST_TENANTS):
         for end, number in one.ends.items():
             tasks.add_metric((one.tenant, one.model, end), number)
         for kind, number in one.sums.items():
             if kind != "requests":
                 tokens.add_metric((one.tenant, one.model, kind), number)
     yield from (tasks, tokens)
+
+
+def _budgets() -> Metric:
+    used = GaugeMetricFamily(
+        "petiole_budget_used_ratio", "Share of a tenant's budget that is used.", labels=("tenant", "budget")
+    )
+    for one in usage.budgets():
+        used.add_metric((one.tenant, one.budget), one.used / one.most)
+    return used
 
 
 def _states(workers: list[WorkerReport]) -> Iterator[Metric]:
@@ -139,6 +180,9 @@ def _states(workers: list[WorkerReport]) -> Iterator[Metric]:
         "Whether it takes tasks: 0 while it drains, is paused, or takes from no queue.",
         labels=_LABELS,
     )
+    states = GaugeMetricFamily(
+        "petiole_worker_state", "1; what the worker says of itself.", labels=(*_LABELS, "state")
+    )
     lease = GaugeMetricFamily(
         "petiole_lease_age_seconds", "Seconds since the leases on the worker's tasks were renewed.", labels=_LABELS
     )
@@ -146,8 +190,11 @@ def _states(workers: list[WorkerReport]) -> Iterator[Metric]:
         lease.add_metric(_labels(worker), worker.lease_age_s + (worker.age_s or 0))
         up.add_metric(_labels(worker), not worker.lost)
         ready.add_metric(_labels(worker), not worker.lost and worker.state == "ready")
+        if not worker.lost:
+            states.add_metric((*_labels(worker), worker.state), 1)
     yield up
     yield ready
+    yield states
     yield lease
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
+import redis
 from celery import Celery
 from kombu.transport.redis import Channel as RedisChannel
 from pydantic import BaseModel
 
+from petiole.contract.requests.count import SUFFIX
 from petiole.tasks.app.application import app as celery_app
 from petiole.tasks.app.thread_executor import LOOKUPS
 from petiole.tasks.fleet import models, reports
@@ -32,14 +35,31 @@ _TIMEOUTS = {
 
 def queue_lengths(app: Celery = celery_app, others: Iterable[str] = ()) -> dict[tuple[str, int | None], int]:
     """Numbers of messages in the broker, by queue and priority. The queues are the default one, one for each
-    tenant with a weight, and `others`. On RabbitMQ, which counts all priorities together, the priority is None."""
+    tenant with a weight, and `others`; and those with messages to which producers have sent. On RabbitMQ, which
+    counts all priorities together, the priority is None."""
     names = _configured()
     names += sorted(set(others).difference(names))
     with app.connection_for_read(transport_options=_TIMEOUTS) as connection:
         connection.connect()
-        return {
-            (name, priority): length for name in names for priority, length in _lengths(connection, name).items()
-        }
+        lengths = {name: _lengths(connection, name) for name in names}
+        for name in sorted(_sent_to(connection).difference(names)):
+            if any((counted := _lengths(connection, name)).values()):
+                lengths[name] = counted
+    return {(name, priority): length for name, of in lengths.items() for priority, length in of.items()}
+
+
+def _sent_to(connection: Any) -> set[str]:
+    """The queues to which producers of Petiole's app have ever sent, of those whose names begin with the default
+    queue's. Empty on RabbitMQ, and for a user who may not ask."""
+    with connection.channel() as channel:
+        if not isinstance(channel, RedisChannel):
+            return set()
+        try:
+            bound: Any = cast(Any, channel).get_table(settings().queue)
+        except redis.ResponseError:
+            return set()
+    own = re.compile(rf"{re.escape(settings().queue)}\..*(?<!{re.escape(SUFFIX)})", re.DOTALL)
+    return {names[-1] for names in bound if own.fullmatch(names[-1])}
 
 
 def _configured() -> list[str]:

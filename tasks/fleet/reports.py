@@ -261,6 +261,15 @@ class WorkerReport(BaseModel):
     redeliveries: Annotated[int, counter("redeliveries", "Messages that came again.")] = 0
     quarantined: Annotated[int, counter("quarantined", "Messages that the worker has refused.")] = 0
     failed_chords: Annotated[int, counter("failed_chords", "Chords whose body will not run.")] = 0
+    redis_changes: Annotated[
+        int,
+        counter("redis_changes", "Times that another Redis process answered than before: failovers and restarts."),
+    ] = 0
+    redis_changed_s: float | None = None  # since the last of them
+    open_batches: Annotated[int, gauge("open_batches", "Batches of the fleet that have not ended.")] = 0
+    batch_runners: Annotated[int, gauge("batch_runners", "Batches whose rows this worker submits.")] = 0
+    batch_rows_left: Annotated[int, gauge("batch_rows_left", "Rows of these batches that have not ended.")] = 0
+    batch_rows_failed: Annotated[int, gauge("batch_rows_failed", "Rows of these batches that have failed.")] = 0
     memory_bytes: Annotated[int, gauge("memory_bytes", "Memory of the worker's process.")] = 0  # 0: unknown
     memory_left_bytes: Annotated[
         int | None, gauge("memory_left_bytes", "Memory left below the limit of the worker's container.")

@@ -1,4 +1,5 @@
-"""The ledger, read: what each tenant has used, by day, and each task's entry. See `tasks.record.ledger`."""
+"""The ledger, read: what each tenant has used, by day, and each task's entry. See `tasks.record.ledger`. And what
+is used of budgets: gateways, who know the budgets, tell it."""
 
 from __future__ import annotations
 
@@ -6,12 +7,12 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import redis
 
-from petiole.tasks.keys import usage_keys
+from petiole.tasks.keys import budgets_key, usage_keys
 from petiole.tasks.record.ledger import SECONDS_A_DAY, SUMS
 from petiole.tasks.servers import connections
 
@@ -25,6 +26,32 @@ class TenantUsage(NamedTuple):
     model: str
     sums: Mapping[str, int]
     ends: Mapping[str, int]
+
+
+class BudgetShare(NamedTuple):
+    """`budget`: the limit's name, such as `day_tokens`. `used`, `most`: tokens."""
+
+    tenant: str
+    budget: str
+    used: int
+    most: int
+
+
+SHARES_KEPT_S = 30
+"""How long it is known what gateways have told."""
+
+
+def telling(shares: Iterable[BudgetShare]) -> tuple[str, str, str, str, str]:
+    """The command of a gateway that tells."""
+    return "SET", budgets_key(), json.dumps([*shares]), "EX", str(SHARES_KEPT_S)
+
+
+def budgets() -> list[BudgetShare]:
+    """What gateways have just told. Empty if none runs, and for a user who may not read it."""
+    with contextlib.suppress(redis.exceptions.NoPermissionError, ValueError, TypeError):
+        told: Any = connections.streams().get(budgets_key())
+        return [BudgetShare(*one) for one in json.loads(told or "[]")]
+    return []
 
 
 def days(number: int, at: float | None = None) -> list[str]:
@@ -65,6 +92,25 @@ def usage(number: int = 1, tenant: str | None = None) -> list[TenantUsage]:
     of = days(number)
     replies = connections.perform([command(day) for day in of])
     return [one for day, reply in zip(of, replies, strict=True) for one in read(day, reply, tenant)]
+
+
+OTHERS = "(others)"
+"""Stands for tenants without figures of their own. No tenant has this name."""
+
+
+def of_the_busiest(found: Sequence[TenantUsage], most: int) -> list[TenantUsage]:
+    """Those of the `most` tenants with the most tokens, and the sums of all others by day and model."""
+    tokens, rest = Counter[str](), dict[tuple[str, str], tuple[Counter[str], Counter[str]]]()
+    for one in found:
+        tokens[one.tenant] += one.sums["prompt"] + one.sums["output"]
+    kept = {tenant for tenant, _ in tokens.most_common(most)}
+    for one in found:
+        if one.tenant not in kept:
+            sums, ends = rest.setdefault((one.day, one.model), (Counter(), Counter()))
+            sums.update(one.sums)
+            ends.update(one.ends)
+    others = [TenantUsage(day, OTHERS, model, *summed) for (day, model), summed in rest.items()]
+    return [*(one for one in found if one.tenant in kept), *others]
 
 
 def entries(number: int = 1, tenant: str | None = None, client: redis.Redis | None = None) -> Iterator[bytes]:

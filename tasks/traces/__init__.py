@@ -7,4 +7,6 @@ not import OpenTelemetry.
 carried    the headers: of what is submitted here, and of what runs
 spans      the spans of producers, readers and the gateway; a worker's are in `worker.delivery.attempt_spans`
 exporting  a provider for workers, gateways and runners, from the standard variables
+light      that provider: its spans cost little
+encoding   spans in the collector's form
 """

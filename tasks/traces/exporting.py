@@ -44,10 +44,12 @@ def start(service: str) -> None:
             return
     try:
         from opentelemetry import trace
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.exporter.otlp.proto.http import trace_exporter
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-        from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        from petiole.tasks.traces import encoding
+        from petiole.tasks.traces.light import LightProvider
     except ImportError as error:
         logger.warning("no traces: they need 'petiole[otel]': %s", error)
         return
@@ -55,8 +57,8 @@ def start(service: str) -> None:
         found = Resource.create()
         named = not str(found.attributes.get(SERVICE_NAME, "")).startswith("unknown_service")
         resource = found if named else found.merge(Resource({SERVICE_NAME: service}))
-        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        trace_exporter.encode_spans = encoding.encode_spans  # type: ignore[attr-defined]
+        provider = LightProvider(resource, BatchSpanProcessor(trace_exporter.OTLPSpanExporter()))
     except ValueError as error:
         logger.warning("no traces: a variable OTEL_* is wrong: %s", error)
         return

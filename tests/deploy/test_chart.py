@@ -82,6 +82,7 @@ def test_helm_and_kubernetes_take_it(values: dict[str, Any]) -> None:
         {"models": [{"name": "large", "model": "m"}]},
         {"settings": {"MAX_NUM_SEQS": 3}},
         {"cache": {"hostPath": "var/cache"}},
+        {"gateway": {"broker": {"url": "redis://"}}},
     ],
 )
 def test_wrong_values_are_refused(values: dict[str, Any]) -> None:
@@ -120,6 +121,33 @@ def test_a_worker_with_a_card() -> None:
     assert worker["readinessProbe"]["exec"]["command"] == ["test", "-e", file + READY]
     assert file in worker["livenessProbe"]["exec"]["command"][-1]
     assert {one["name"]: one for one in spec["volumes"]}["cache"]["hostPath"]["path"] == "/var/cache/petiole"
+
+
+def test_each_part_may_have_a_redis_user_of_its_own() -> None:
+    values = EVERYTHING | {
+        "models": [TINY, GPU | {"broker": {"secret": "of-workers", "key": "large"}}],
+        "gateway": {"broker": {"key": "gateway"}},
+        "exporter": {"broker": {"key": "monitor"}},
+    }
+    found = {}
+    for part in ("worker-tiny", "worker-large", "gateway", "exporter"):
+        [container] = pod(f"llm-{part}", values)["containers"]
+        [url] = [one["valueFrom"] for one in container["env"] if one["name"] == "PETIOLE_BROKER_URL"]
+        found[part] = tuple(url["secretKeyRef"].values())
+    assert found == {
+        "worker-tiny": ("petiole-broker", "url"),
+        "worker-large": ("of-workers", "large"),
+        "gateway": ("petiole-broker", "gateway"),
+        "exporter": ("petiole-broker", "monitor"),
+    }
+
+
+def test_prometheus_calls_both_jobs_by_the_names_of_the_alerts() -> None:
+    jobs = {}
+    for part in ("exporter", "gateway"):
+        [endpoint] = of("ServiceMonitor", f"llm-{part}", EVERYTHING)["spec"]["endpoints"]
+        [jobs[part]] = [one["replacement"] for one in endpoint["relabelings"] if one["targetLabel"] == "job"]
+    assert jobs == {"exporter": "petiole", "gateway": "petiole-gateway"}
 
 
 def test_a_worker_begins_without_the_files_of_the_one_before_it(tmp_path: Path) -> None:

@@ -19,12 +19,7 @@ from petiole.tasks.fleet.repair import diagnosis
 from tests.support.site import REPOSITORY
 
 HERE = REPOSITORY / "deploy" / "monitoring"
-FLEET_WIDE = {
-    "petiole_redis_up",
-    "petiole_redis_writable",
-    "petiole_queue_messages",
-    "petiole_quarantine_messages",
-}
+FLEET_WIDE = {"petiole_redis_up", "petiole_quarantine_messages", "petiole_budget_used_ratio"}
 USAGE = {"petiole_usage_requests", "petiole_usage_tokens"}
 _SUFFIX = re.compile(r"_(total|bucket|sum|count)$")
 
@@ -40,7 +35,9 @@ def renderer() -> Any:
 
 def exported() -> set[str]:
     """The metrics of a fleet and of a gateway, without the suffixes of their samples."""
-    fleet = {metric.name for metric in (*exporter._lives({}), *exporter._states([]), *exporter._figures([]))}
+    asked = (*exporter._servers({}), *exporter._queues({}, []))
+    known = (*asked, *exporter._lives({}), *exporter._states([]), *exporter._figures([]))
+    fleet = {metric.name for metric in known}
     return fleet | FLEET_WIDE | USAGE | {metric.name for metric in METRICS.collect()}
 
 
@@ -88,7 +85,7 @@ def test_no_alert_asks_for_a_metric_that_there_is_not() -> None:
 
 def test_each_alert_and_each_finding_has_a_section_in_the_runbooks() -> None:
     headings = re.findall(r"^### (\w+)$", (REPOSITORY / "docs" / "runbooks.md").read_text(), re.MULTILINE)
-    alerts = [rule["alert"] for rule in rules()]
+    alerts = [*dict.fromkeys(rule["alert"] for rule in rules())]
     found = re.findall(r'Finding\("(\w+)"', Path(diagnosis.__file__).read_text())
     assert headings[: len(alerts)] == alerts
     assert sorted(headings[len(alerts) :]) == sorted({*found} - {*alerts})
@@ -109,7 +106,10 @@ def test_prometheus_takes_the_rules_and_the_configuration(tmp_path: Path) -> Non
 
 
 def test_prometheus_takes_each_query_of_the_dashboards(tmp_path: Path) -> None:
-    said = [re.sub(r"\$__rate_interval", "5m", query).replace("$worker", ".*") for query in queries()]
+    said = [
+        re.sub(r"\$__rate_interval", "5m", query).replace("$worker", ".*").replace("$queue", ".*")
+        for query in queries()
+    ]
     recorded = [{"record": f"panel:{at}", "expr": query} for at, query in enumerate(said)]
     (tmp_path / "panels.yml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": recorded}]}))
     promtool("check", "rules", str(tmp_path / "panels.yml"))
@@ -120,10 +120,18 @@ HEALTHY = {
     'up{job="petiole",instance="e:9464"}': "1x60",
     "petiole_redis_up": "1x60",
     'petiole_redis_writable{redis="broker"}': "1x60",
+    'up{job="petiole-gateway",instance="g:8000"}': "1x60",
+    'petiole_redis_round_trip_seconds{redis="broker"}': "0.001x60",
     'petiole_queue_messages{queue="petiole",priority="0"}': "3x60",
+    'petiole_queue_workers{queue="petiole"}': "1x60",
+    'petiole_queue_models{queue="petiole"}': "1x60",
+    'petiole_budget_used_ratio{tenant="acme",budget="day_tokens"}': "0.9x60",
     f"petiole_worker_up{{{WORKER}}}": "1x60",
     f"petiole_worker_ready{{{WORKER}}}": "1x60",
-    'petiole_worker_starts_total{worker="w1@host"}': "1x60",
+    f'petiole_worker_state{{{WORKER},state="ready"}}': "1x60",
+    'petiole_worker_last_exit{worker="w1@host",reason="killed"}': "1x60",
+    'petiole_worker_start_time_seconds{worker="w1@host"}': "0x60",
+    f"petiole_redis_changes_total{{{WORKER}}}": "0x60",
     f"petiole_lease_age_seconds{{{WORKER}}}": "1x60",
     f"petiole_lost_leases_total{{{WORKER}}}": "0x60",
     f"petiole_memory_left_bytes{{{WORKER}}}": "4000000000x60",
@@ -139,18 +147,21 @@ HEALTHY = {
     f"petiole_num_preemptions_total{{{WORKER}}}": "0x60",
     'petiole_gateway_requests_total{instance="g:8000",status="200"}': "0+100x60",
     'petiole_gateway_requests_total{instance="g:8000",status="500"}': "0+1x60",
+    'petiole_gateway_denied_commands{instance="g:8000"}': "0x60",
     'petiole_gateway_faults_total{instance="g:8000",type="KeyError"}': "0x60",
     'petiole_gateway_notices_total{instance="g:8000",outcome="dropped"}': "0x60",
 }
 """A fleet without a fault, a sample each 15 seconds: some tasks wait, and callers make mistakes."""
 
 FAULTS = {
-    "PetioleExporterDown": {'job="petiole"': "0x60"},
+    "PetioleExporterDown": {'job="petiole",': "0x60"},
     "PetioleRedisDown": {"petiole_redis_up": "0x60"},
     "PetioleRedisReadOnly": {"petiole_redis_writable": "0x60"},
-    "PetioleNoWorker": {"petiole_worker_up": "", "petiole_worker_ready": ""},
-    "PetioleWorkerNotReady": {"petiole_worker_ready": "0x60", "petiole_queue_messages": "0x60"},
-    "PetioleWorkerRestarts": {"petiole_worker_starts": "1+1x60"},
+    "PetioleRedisSlow": {"round_trip": "0.2x60"},
+    "PetioleRedisChanged": {"petiole_redis_changes": "0x40 1x20"},
+    "PetioleNoWorker": {"petiole_queue_workers": "0x60"},
+    "PetioleWorkerRestarts": {"start_time": "600x60"},
+    "PetioleModelsDiffer": {"petiole_queue_models": "2x60"},
     "PetioleLeaseOld": {"petiole_lease_age": "0+15x60"},
     "PetioleLeasesLost": {"petiole_lost_leases": "0+1x60"},
     "PetioleMemoryLow": {"petiole_memory_left": "1000000x60"},
@@ -161,6 +172,9 @@ FAULTS = {
     "PetioleWaitsLong": {'le="1.0"': "0x60"},
     "PetioleStreamsLate": {"petiole_streams_behind": "3x60"},
     "PetioleCacheTooSmall": {"petiole_num_preemptions": "0+20x60"},
+    "PetioleBudgetUsedUp": {"petiole_budget_used": "1.02x60"},
+    "PetioleGatewayDown": {'job="petiole-gateway"': "0x60"},
+    "PetioleGatewayRights": {"petiole_gateway_denied": "2x60"},
     "PetioleGatewayFaults": {"petiole_gateway_faults": "0+1x60"},
     "PetioleGatewayErrors": {'status="500"': "0+50x60"},
     "PetioleWebhooksDropped": {"petiole_gateway_notices": "0+1x60"},
@@ -168,10 +182,11 @@ FAULTS = {
 """By the alert that must be raised, alone: what the fault changes in the samples. Empty: there are none."""
 
 
-def case(changed: dict[str, str], raised: set[str]) -> dict[str, Any]:
-    """One test for promtool: after fifteen minutes exactly these alerts fire."""
+def case(changed: dict[str, str], raised: set[str], state: str = "ready") -> dict[str, Any]:
+    """One test for promtool: after fifteen minutes exactly these alerts fire. `state`: the worker's."""
     series = []
     for name, values in HEALTHY.items():
+        name = name.replace('state="ready"', f'state="{state}"')
         found = [value for part, value in changed.items() if part in name]
         if values := found[0] if found else values:
             series.append({"series": name, "values": values})
@@ -186,12 +201,15 @@ def case(changed: dict[str, str], raised: set[str]) -> dict[str, Any]:
 def test_each_fault_raises_its_alert_and_no_other(tmp_path: Path) -> None:
     shutil.copy(HERE / "alerts.yml", tmp_path)
     lost = {"petiole_worker_up": "0x60", "petiole_worker_ready": "0x60", "petiole_queue_messages": "0x60"}
+    no_writes = {"petiole_redis_writable": "0x60", "petiole_worker_up": "0x60", "petiole_queue_workers": "0x60"}
     tests = [
         case({}, set()),
         case(lost, {"PetioleWorkerLost"}),
+        case(no_writes, {"PetioleRedisReadOnly"}),
+        *(case({}, {"PetioleWorkerNotReady"}, state) for state in ("paused", "silenced", "draining", "reloading")),
         *(case(changed, {name}) for name, changed in FAULTS.items()),
     ]
-    assert {*FAULTS, "PetioleWorkerLost"} == {rule["alert"] for rule in rules()}
+    assert {*FAULTS, "PetioleWorkerLost", "PetioleWorkerNotReady"} == {rule["alert"] for rule in rules()}
     file = tmp_path / "tests.yml"
     file.write_text(yaml.safe_dump({"rule_files": ["alerts.yml"], "evaluation_interval": "15s", "tests": tests}))
     promtool("test", "rules", str(file))

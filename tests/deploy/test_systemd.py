@@ -41,6 +41,10 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
     }
     chat = (folder / "petiole-worker-chat.service").read_text()
     assert 'Environment="PETIOLE_MODEL=/models/Qwen3-8B"' in chat
+    urls = {"worker-chat": "broker", "worker-search": "broker", "gateway": "gateway", "metrics": "monitor"}
+    for part, user in urls.items():
+        unit = (folder / f"petiole-{part}.service").read_text()
+        assert f'Environment="PETIOLE_BROKER_URL_FILE=/etc/petiole/{user}-url"' in unit
     assert 'Environment="CUDA_VISIBLE_DEVICES=0"' in chat
     assert "CPUAffinity=0-3" in chat
     assert "-n chat@%%h" in chat, "systemd reads %h as a folder"
@@ -60,6 +64,8 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
     ("change", "refused"),
     [
         ({"modles": {}}, "modles: must be one of"),
+        ({"gateway": "yes"}, "gateway: must be true, false or a table, got 'yes'"),
+        ({"metrics": {"port": 1}}, "metrics.port: must be one of settings"),
         ({"models": {"Chat": {}}}, "models.Chat: must be"),
         ({"models": {"chat": {"model": "m"}}}, "models.chat.queue: must be text, got None"),
         ({"models": {"chat": {"model": "m", "queue": "q", "gpu": 1}}}, "models.chat.gpu: must be one of"),

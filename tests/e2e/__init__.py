@@ -14,6 +14,7 @@ What users ask for:
     test_foreign_tasks       tasks of the same app that are no generations
     test_exporter            `petiole metrics`, scraped
     test_doctor              `petiole doctor`: each fault of a real fleet is named
+    test_fault_list          twelve faults: alert, panel and doctor name each, and nothing else
     test_stories             `petiole task`, `petiole replay`
     test_traces              one trace of a task, from its web request over dead workers to its reader
     test_scaling             from no worker to three and back; a new model takes over a queue

@@ -26,12 +26,16 @@ pytestmark = pytest.mark.e2e
 
 def test_a_fleet_is_scraped(own_site: Site) -> None:
     with exporting(own_site) as scrape:
-        assert scrape() == {
+        at_first = scrape()
+        assert all(at_first.pop(("petiole_redis_round_trip_seconds", of)) > 0 for of in ("broker", "streams"))
+        assert at_first == {
             ("petiole_redis_up", ""): 1,
             ("petiole_redis_writable", "broker"): 1,
             ("petiole_redis_writable", "streams"): 1,
             ("petiole_quarantine_messages", ""): 0,
             **{("petiole_queue_messages", f"{step} petiole"): 0 for step in (0, 3, 6, 9)},
+            ("petiole_queue_workers", "petiole"): 0,
+            ("petiole_queue_models", "petiole"): 0,
         }
         now: dict[str, Any] = {"headers": {SENT_HEADER: time.time()}}
         results = [own_site.generate(f"prompt {i}", max_tokens=5, submission=now) for i in range(3)]
@@ -68,6 +72,7 @@ def test_a_fleet_is_scraped(own_site: Site) -> None:
         assert figures["petiole_broker_time_seconds_count", "6"] == 1
         assert figures["petiole_broker_time_seconds_bucket", "0.005 0"] == 0, "no worker ran when they were sent"
         assert figures["petiole_worker_up", ""] == figures["petiole_worker_ready", ""] == 1
+        assert figures["petiole_queue_workers", "petiole"] == figures["petiole_worker_state", "ready"] == 1
         assert worker.stop() == 0
         assert ("petiole_worker_up", "") not in scrape()
 
@@ -186,9 +191,9 @@ def test_every_metric_is_documented() -> None:
     page = (REPOSITORY / "docs" / "monitoring.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("| `petiole_")]
     documented = {name.removesuffix("_total") for row in rows for name in re.findall(r"`(petiole_\w+)`", row)}
-    fleet_wide = {"petiole_redis_up", "petiole_redis_writable", "petiole_queue_messages"}
-    fleet_wide.add("petiole_quarantine_messages")
-    ours = (*exporter._lives({}), *exporter._states([]), *exporter._figures([]))
+    fleet_wide = {"petiole_redis_up", "petiole_quarantine_messages", "petiole_budget_used_ratio"}
+    ours = (*exporter._servers({}), *exporter._queues({}, []))
+    ours = (*ours, *exporter._lives({}), *exporter._states([]), *exporter._figures([]))
     assert documented == fleet_wide | {metric.name for metric in ours}
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from tests.support.site import REPOSITORY, Site
 
@@ -21,6 +22,21 @@ Figures = dict[tuple[str, str], float]
 
 @contextmanager
 def exporting(site: Site, *arguments: str) -> Iterator[Callable[[], Figures]]:
+    with exporter(site, *arguments) as url:
+        yield lambda: {
+            (sample.name, " ".join(_telling(sample.labels))): sample.value for sample in samples_of(url)
+        }
+
+
+def samples_of(url: str) -> list[Sample]:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        return [sample for family in families for sample in family.samples]
+
+
+@contextmanager
+def exporter(site: Site, *arguments: str) -> Iterator[str]:
+    """Its URL."""
     command = [
         sys.executable,
         "-m",
@@ -37,15 +53,8 @@ def exporting(site: Site, *arguments: str) -> Iterator[Callable[[], Figures]]:
         assert process.stdout is not None
         url = re.search(r"http://\S+", process.stdout.readline())
         assert url is not None
-
-        def scrape() -> Figures:
-            with urllib.request.urlopen(url[0], timeout=30) as answer:
-                families = text_string_to_metric_families(answer.read().decode())
-                samples = [sample for family in families for sample in family.samples]
-            return {(sample.name, " ".join(_telling(sample.labels))): sample.value for sample in samples}
-
         try:
-            yield scrape
+            yield url[0]
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0

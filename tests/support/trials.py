@@ -36,6 +36,7 @@ TRIALS: dict[str, tuple[str, ...]] = {
         "test_every_metric_is_documented",
         "test_a_port_that_is_none",
     ),
+    "tests/e2e/test_fault_list.py": ("test_a_worker_is_silenced", "test_nobody_serves_a_queue"),
     "tests/e2e/test_foreign_tasks.py": ("test_foreign_tasks_run_beside_the_engine",),
     "tests/e2e/test_homes.py": ("test_each_conversation_stays_where_it_began",),
     "tests/e2e/test_limits.py": (

@@ -45,12 +45,14 @@ image: {{ printf "%s:%s" .root.Values.image.repository .tag | quote }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 {{- end -}}
 
+{{- /* A part's own secret or key, or that of all parts. */ -}}
 {{- define "petiole.broker" -}}
+{{- $broker := merge dict (default dict .own) .root.Values.broker -}}
 - name: PETIOLE_BROKER_URL
   valueFrom:
     secretKeyRef:
-      name: {{ .Values.broker.secret }}
-      key: {{ .Values.broker.key }}
+      name: {{ $broker.secret }}
+      key: {{ $broker.key }}
 {{- end -}}
 
 {{- define "petiole.settings" -}}

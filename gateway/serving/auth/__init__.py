@@ -8,6 +8,7 @@ hosts         by which names a gateway without keys is called
 rate_limits   what a caller may use, and how long a queue may be
 budgets       tokens that a tenant may use in a day and in a month
 rights        what not every key may do
+redis_rights  what the gateway's own Redis user may not do
 idempotency   which request another one repeats
 usage_report  what a caller has used
 manage        makes, changes, lists and revokes the keys in Redis

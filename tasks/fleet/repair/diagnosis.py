@@ -15,16 +15,19 @@ from typing import Any, NamedTuple
 import redis
 from kombu.exceptions import OperationalError
 
-from petiole.tasks.fleet import queues, reports, restarts
+from petiole.tasks.fleet import queues, reports, restarts, usage
 from petiole.tasks.fleet.queues import QueueReport
-from petiole.tasks.fleet.repair import probes
+from petiole.tasks.fleet.repair import gateways, probes
+from petiole.tasks.fleet.repair.gateways import Gateway
+from petiole.tasks.fleet.repair.probes import Answers
 from petiole.tasks.fleet.reports import WorkerReport
 from petiole.tasks.fleet.restarts import Life
+from petiole.tasks.fleet.usage import BudgetShare
 from petiole.tasks.keys import QUARANTINE_KEY
 from petiole.tasks.servers import connections
 from petiole.tasks.servers.failover import refuses_writes
 from petiole.tasks.settings import settings
-from petiole.tasks.urls import RABBITMQ, scheme
+from petiole.tasks.urls import SENTINEL, scheme
 
 SLOW_S = 0.1
 """Above this a round trip to Redis is slow."""
@@ -49,14 +52,16 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Server:
-    """A Redis. `refused`: why it takes no writes; empty if it takes them. `info`: of `INFO`, None if this user may
-    not ask. `round_trip_s`: in seconds. `ahead_s`: how far its clock is ahead of this process's."""
+    """A Redis. `info`: of `INFO`, None if this user may not ask. `watched`: by sentinels."""
 
     name: str
-    refused: str = ""
+    answers: Answers
     info: Mapping[str, Any] | None = None
-    round_trip_s: float = 0.0
-    ahead_s: float = 0.0
+    watched: bool = False
+
+    @property
+    def takes_writes(self) -> bool:
+        return not self.answers.refusal
 
 
 @dataclass(frozen=True)
@@ -69,15 +74,17 @@ class Facts:
     lives: Mapping[str, Life] = field(default_factory=dict)
     queues: Sequence[QueueReport] = ()
     quarantined: int = 0
+    budgets: Sequence[BudgetShare] = ()
+    gateways: Sequence[Gateway] = ()
     now: float = 0.0
 
 
-def gather() -> Facts:
+def gather(urls_of_gateways: Iterable[str] = ()) -> Facts:
     """The facts of the fleet whose settings this process has. Takes some round trips for each server."""
-    configured = settings()
-    urls = {"streams": configured.streams_url}
-    if scheme(configured.broker_url) not in RABBITMQ and configured.broker_url != configured.streams_url:
-        urls["broker"] = configured.broker_url
+    urls = {"streams": settings().streams_url, **probes.urls()}
+    if urls.get("broker") == urls["streams"]:
+        del urls["broker"]
+    asked = list(gateways.look(urls_of_gateways))
     servers, unreachable = [], {}
     for name, url in urls.items():
         try:
@@ -85,30 +92,26 @@ def gather() -> Facts:
         except _ERRORS as error:
             unreachable[name] = str(error)
     if "streams" in unreachable:
-        return Facts(servers, unreachable)
+        return Facts(servers, unreachable, gateways=asked)
     workers, counted = reports.workers(), list[QueueReport]()
     try:
         counted = queues.report_queues(workers)
     except _ERRORS as error:
         if not refuses_writes(error):  # kombu begins with a PING, which a Redis that cannot save refuses, too
             unreachable["broker"] = str(error)
-    quarantined = int(connections.streams().llen(QUARANTINE_KEY))
-    return Facts(servers, unreachable, workers, restarts.lives(), counted, quarantined, time.time())
+    quarantined, used = int(connections.streams().llen(QUARANTINE_KEY)), usage.budgets()
+    lives = restarts.lives()
+    return Facts(servers, unreachable, workers, lives, counted, quarantined, used, asked, time.time())
 
 
 def _server(name: str, url: str) -> Server:
     with connections.connect(url) as client:
-        client.time()  # connects
-        began = time.time()
-        seconds, microseconds = client.time()
-        ended = time.time()
+        answers = probes.ask(client)
         try:
             info = client.info()
         except redis.exceptions.NoPermissionError:
             info = None
-        refused = probes.refusal(client) or ""
-    ahead_s = seconds + microseconds / 1e6 - (began + ended) / 2
-    return Server(name, refused, info, ended - began, ahead_s)
+    return Server(name, answers, info, scheme(url) == SENTINEL)
 
 
 def diagnose(facts: Facts) -> list[Finding]:
@@ -122,11 +125,20 @@ def diagnose(facts: Facts) -> list[Finding]:
     ]
     for server in facts.servers:
         found += _of_server(server)
-    found += _of_queues(facts.queues)
-    for worker in facts.workers:
-        found += _of_worker(worker)
+    live = [worker for worker in facts.workers if not worker.lost]
+    found += _of_changes(live)
+    if all(server.takes_writes for server in facts.servers):  # or no worker can report
+        found += _of_queues(facts.queues, live)
+        for worker in facts.workers:
+            found += _of_worker(worker)
     found += _of_starts(facts)
-    found += _of_versions([worker for worker in facts.workers if not worker.lost])
+    found += _of_versions(live)
+    for gateway in facts.gateways:
+        found += _of_gateway(gateway)
+    for share in facts.budgets:
+        if share.used >= share.most:
+            said = f"tenant {share.tenant!r} has used {share.used} of its {share.budget} of {share.most}"
+            found.append(Finding("PetioleBudgetUsedUp", said))
     if facts.quarantined:
         were = "message was" if facts.quarantined == 1 else "messages were"
         found.append(Finding("PetioleQuarantine", f"{facts.quarantined} malformed {were} put aside"))
@@ -135,8 +147,8 @@ def diagnose(facts: Facts) -> list[Finding]:
 
 def _of_server(server: Server) -> Iterator[Finding]:
     name, info = f"the Redis of the {server.name}", server.info or {}
-    if server.refused:
-        yield Finding("PetioleRedisReadOnly", f"{name} takes no writes: {server.refused}")
+    if not server.takes_writes:
+        yield Finding("PetioleRedisReadOnly", f"{name} takes no writes: {server.answers.refusal}")
     if (policy := info.get("maxmemory_policy", "noeviction")) != "noeviction":
         yield Finding("RedisEvicts", f"{name} may evict tasks: maxmemory-policy must be noeviction, got {policy}")
     most, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
@@ -147,18 +159,39 @@ def _of_server(server: Server) -> Iterator[Finding]:
             yield Finding("RedisDiskFails", f"{name} cannot write to its disk: {what} is {info[what]}")
     if "aof_enabled" in info and not info["aof_enabled"]:
         yield Finding("RedisForgets", f"{name} loses tasks of the last minutes when it ends: set appendonly yes")
-    if server.round_trip_s > SLOW_S:
-        yield Finding("PetioleStreamsLate", f"{name} answers after {server.round_trip_s:.2f} s")
-    if abs(server.ahead_s) > CLOCK_S:
-        yield Finding("ClocksDiffer", f"the clock of {name} differs from this one's by {server.ahead_s:.0f} s")
+    if server.watched and info.get("connected_slaves", 1) == 0:
+        yield Finding("RedisWithoutReplica", f"{name} has no replica: its next failure loses all that waits")
+    if server.answers.round_trip_s > SLOW_S:
+        yield Finding("PetioleRedisSlow", f"{name} answers after {server.answers.round_trip_s:.2f} s")
+    if abs(server.answers.ahead_s) > CLOCK_S:
+        differs = f"differs from this one's by {server.answers.ahead_s:.0f} s"
+        yield Finding("ClocksDiffer", f"the clock of {name} {differs}")
 
 
-def _of_queues(counted: Iterable[QueueReport]) -> Iterator[Finding]:
+def _of_changes(live: Iterable[WorkerReport]) -> Iterator[Finding]:
+    since = [worker.redis_changed_s for worker in live if worker.redis_changed_s is not None]
+    if since and (last_s := min(since)) < RECENT_S:
+        yield Finding(
+            "PetioleRedisChanged", f"another Redis answers since {last_s:.0f} s: a failover, or a restart"
+        )
+
+
+def _of_queues(counted: Iterable[QueueReport], live: Iterable[WorkerReport]) -> Iterator[Finding]:
+    taken = {queue for worker in live if worker.state == "ready" for queue in worker.queues}
     for queue in counted:
-        if queue.waiting and not queue.workers:
-            yield Finding(
-                "PetioleNoWorker", f"{queue.waiting} tasks wait in {queue.queue!r}, which no worker serves"
-            )
+        if queue.waiting and queue.queue not in taken:
+            tasks = "task waits" if queue.waiting == 1 else "tasks wait"
+            said = f"{queue.waiting} {tasks} in {queue.queue!r}, from which no ready worker takes"
+            yield Finding("PetioleNoWorker", said)
+
+
+def _of_gateway(gateway: Gateway) -> Iterator[Finding]:
+    name = f"the gateway at {gateway.url}"
+    if gateway.away:
+        yield Finding("PetioleGatewayDown", f"{name} does not serve: {gateway.away}")
+    if gateway.denied:
+        denied = f"its Redis user may not do this: {', '.join(gateway.denied)}"
+        yield Finding("PetioleGatewayRights", f"{name} lacks rights: {denied}")
 
 
 def _of_worker(worker: WorkerReport) -> Iterator[Finding]:
@@ -199,4 +232,4 @@ def _of_versions(workers: Iterable[WorkerReport]) -> Iterator[Finding]:
     for queue, served in models.items():
         if len(served) > 1:
             said = ", ".join(sorted({*served.values()}))
-            yield Finding("ModelsDiffer", f"workers of queue {queue!r} have {len(served)} models: {said}")
+            yield Finding("PetioleModelsDiffer", f"workers of queue {queue!r} have {len(served)} models: {said}")

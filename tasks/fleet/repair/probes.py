@@ -1,9 +1,10 @@
-"""Checks whether each Redis takes writes. A Redis that is full, or has lost its replicas, still answers reads:
-workers cannot report there, and look dead."""
+"""Looks at each Redis: whether it takes writes, and how soon it answers. A Redis that is full, or has lost its
+replicas, still answers reads: workers cannot report there, and look dead."""
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import Any, NamedTuple
 
 import redis
 
@@ -15,11 +16,51 @@ from petiole.tasks.urls import RABBITMQ, scheme
 _WRITE = ("LPUSHX", PROBE_KEY, "")
 """A write that changes nothing, because there is no such key. It is refused whenever writes are refused, also for
 lack of memory. Who may send it can do no harm with it."""
+_TRIPS = 3
+"""The quickest of these round trips counts: a process that had to wait for a core says nothing of Redis."""
 
 
-def refusal(client: Any) -> str | None:
-    """Why the Redis of this client takes no writes; empty if it takes them; None if its user may not write,
-    and so cannot know. Raises the errors of a lost connection."""
+class Answers(NamedTuple):
+    """How a Redis answers. `refusal`: why it takes no writes; empty if it takes them; None if this user may not
+    write, and so cannot know. `round_trip_s`: in seconds. `ahead_s`: how far its clock is ahead of this
+    process's."""
+
+    refusal: str | None
+    round_trip_s: float
+    ahead_s: float
+
+
+def urls() -> dict[str, str]:
+    """By what it has: the broker's and the streams' Redis."""
+    configured = settings()
+    found = {"broker": configured.broker_url, "streams": configured.streams_url}
+    return {name: url for name, url in found.items() if scheme(url) not in RABBITMQ}
+
+
+def answers() -> dict[str, Answers]:
+    """Of each Redis. Raises the errors of a lost connection."""
+    found = {}
+    for name, url in urls().items():
+        with connections.connect(url) as client:
+            found[name] = ask(client)
+    return found
+
+
+def ask(client: Any) -> Answers:
+    """The answers of this client's Redis. Raises the errors of a lost connection."""
+    client.time()  # connects
+    trips = [_trip(client) for _ in range(_TRIPS)]
+    return Answers(_refusal(client), *min(trips))
+
+
+def _trip(client: Any) -> tuple[float, float]:
+    began = time.time()
+    seconds, microseconds = client.time()
+    ended = time.time()
+    return ended - began, seconds + microseconds / 1e6 - (began + ended) / 2
+
+
+def _refusal(client: Any) -> str | None:
     try:
         client.execute_command(*_WRITE)
     except redis.exceptions.NoPermissionError:
@@ -27,18 +68,3 @@ def refusal(client: Any) -> str | None:
     except redis.ResponseError as error:
         return str(error)
     return ""
-
-
-def refused_writes() -> dict[str, str]:
-    """`refusal` of the broker's and the streams' Redis, where this user can know it."""
-    configured = settings()
-    urls = {"broker": configured.broker_url, "streams": configured.streams_url}
-    found = {}
-    for name, url in urls.items():
-        if scheme(url) in RABBITMQ:
-            continue
-        with connections.connect(url) as client:
-            reason = refusal(client)
-        if reason is not None:
-            found[name] = reason
-    return found

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from typing import Any
 
 import redis
 
@@ -105,10 +106,24 @@ class BatchHost:
     def __init__(self, worker: str, ttl_s: float) -> None:
         self._worker, self._ttl_s = worker, ttl_s
         self._runners: list[_Runner] = []
+        self._figures: dict[str, int] = {}
         self._thread = Periodic("petiole-batches", self._look)
 
     def start(self) -> None:
         self._thread.start()
+
+    def report(self) -> dict[str, Any]:
+        """Fields of a `WorkerReport`."""
+        return self._figures
+
+    def _count(self) -> None:
+        hosted = records.several([one.lease.name for one in self._runners])
+        self._figures = {
+            "open_batches": len(records.open_ids()),
+            "batch_runners": len(hosted),
+            "batch_rows_left": sum(one.rows_left for one in hosted),
+            "batch_rows_failed": sum(one.number("failed") for one in hosted),
+        }
 
     def _look(self) -> float:
         try:
@@ -126,6 +141,7 @@ class BatchHost:
                 self._start()
             elif not starting and not any(one.stopping for one in self._runners):
                 self._make_room()
+            self._count()
         except (*connections.LOST, redis.RedisError, PetioleError):
             logger.debug("open batches cannot be looked for", exc_info=True)
         except Exception:  # the thread must not end: nobody else here hosts batches

@@ -129,6 +129,8 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         tokens = GrowthRate(lambda: int(engine.stats().get("generated_tokens", 0)))
         texts = GrowthRate(lambda: int(engine.stats().get("texts", 0)))
 
+        batches = BatchHost(worker.hostname, settings().visibility_timeout_s)
+
         def report() -> WorkerReport:
             served = queues()
             return WorkerReport(
@@ -145,6 +147,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 held_messages=held_messages(),
                 **pool.uncompleted(),
                 **incidents.report(),
+                **batches.report(),
                 **memory.report(),
                 **({} if card is None else card.report()),
                 **engine_figures(engine.stats()),
@@ -162,7 +165,7 @@ class EngineStep(bootsteps.StartStopStep):  # type: ignore[misc]
         tenants = {f"{settings().queue}.{tenant}" for tenant in settings().weights}
         pool.counters = CountingThreads(worker.app, worker.hostname)
         pool.counters.take(set(queues()) - tenants)
-        BatchHost(worker.hostname, settings().visibility_timeout_s).start()
+        batches.start()
         pool.say_that_it_serves()
 
 

@@ -35,6 +35,7 @@ import redis
 
 from petiole.tasks.servers.connections import LOST
 from petiole.tasks.worker.periodic import Periodic
+from petiole.tasks.worker.reports.incidents import incidents
 
 logger = logging.getLogger(__name__)
 
@@ -145,6 +146,7 @@ class HeldSubscription:
         connection = self._connection
         connection.connect()
         run = self._ask_run()
+        incidents.saw_server(run)
         connection.send_command("SUBSCRIBE", self.channel, check_health=False)
         asked = False
         while not self._thread.stopped:

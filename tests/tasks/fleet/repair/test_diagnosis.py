@@ -9,8 +9,11 @@ import pytest
 
 from petiole.tasks.fleet.queues import QueueReport
 from petiole.tasks.fleet.repair.diagnosis import Facts, Server, diagnose
+from petiole.tasks.fleet.repair.gateways import Gateway
+from petiole.tasks.fleet.repair.probes import Answers
 from petiole.tasks.fleet.reports import WorkerReport
 from petiole.tasks.fleet.restarts import Life
+from petiole.tasks.fleet.usage import BudgetShare
 
 INFO = {
     "maxmemory_policy": "noeviction",
@@ -20,14 +23,22 @@ INFO = {
     "aof_last_write_status": "ok",
     "rdb_last_bgsave_status": "ok",
 }
-SERVER = Server("streams", info=INFO, round_trip_s=0.001)
+SERVER = Server("streams", Answers("", 0.001, 0.0), INFO)
 WORKER = WorkerReport(worker="w1", version="1", model="m", fingerprint="f", queues=["petiole"], age_s=1.0)
 QUEUE = QueueReport(queue="petiole", waiting=3, by_priority={0: 3}, workers=1)
-HEALTHY = Facts([SERVER], {}, [WORKER], {"w1": Life(started_at=0, starts=1)}, [QUEUE], 0, 10_000.0)
+SHARE = BudgetShare("acme", "day_tokens", 90, 100)
+GATEWAY = Gateway("http://g")
+HEALTHY = Facts(
+    [SERVER], {}, [WORKER], {"w1": Life(started_at=0, starts=1)}, [QUEUE], 0, [SHARE], [GATEWAY], 10_000.0
+)
 
 
 def server(**changed: Any) -> dict[str, Any]:
     return {"servers": [replace(SERVER, info=INFO | changed)]}
+
+
+def answers(*said: Any) -> dict[str, Any]:
+    return {"servers": [replace(SERVER, answers=Answers(*said))]}
 
 
 def worker(**changed: Any) -> dict[str, Any]:
@@ -36,18 +47,18 @@ def worker(**changed: Any) -> dict[str, Any]:
 
 FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "no Redis": ("PetioleRedisDown", {"unreachable": {"broker": "refused"}}),
-    "no writes": ("PetioleRedisReadOnly", {"servers": [replace(SERVER, refused="OOM")]}),
+    "no writes": ("PetioleRedisReadOnly", answers("OOM", 0.001, 0.0)),
     "eviction": ("RedisEvicts", server(maxmemory_policy="allkeys-lru")),
     "nearly full": ("RedisNearlyFull", server(used_memory=950)),
     "disk of the log": ("RedisDiskFails", server(aof_last_write_status="err")),
     "disk of snapshots": ("RedisDiskFails", server(rdb_last_bgsave_status="err")),
     "no log": ("RedisForgets", server(aof_enabled=0)),
-    "slow": ("PetioleStreamsLate", {"servers": [replace(SERVER, round_trip_s=0.5)]}),
-    "clock": ("ClocksDiffer", {"servers": [replace(SERVER, ahead_s=-60.0)]}),
-    "nobody serves": ("PetioleNoWorker", {"queues": [QUEUE.model_copy(update={"workers": 0})]}),
-    "lost": ("PetioleWorkerLost", worker(age_s=60.0)),
-    "paused": ("PetioleWorkerNotReady", worker(state="paused")),
-    "silenced": ("PetioleWorkerNotReady", worker(state="silenced")),
+    "slow": ("PetioleRedisSlow", answers("", 0.5, 0.0)),
+    "clock": ("ClocksDiffer", answers("", 0.001, -60.0)),
+    "nobody serves": ("PetioleNoWorker", {"queues": [QUEUE.model_copy(update={"queue": "petiole.typo"})]}),
+    "lost": ("PetioleWorkerLost", worker(age_s=60.0) | {"queues": []}),
+    "paused": ("PetioleWorkerNotReady", worker(state="paused") | {"queues": []}),
+    "silenced": ("PetioleWorkerNotReady", worker(state="silenced") | {"queues": []}),
     "hung": ("PetioleLeaseOld", worker(lease_age_s=20.0)),
     "backend": ("PetioleResultsNotStored", worker(pending_completions=2)),
     "late streams": ("PetioleStreamsLate", worker(streams_behind_s=3.0)),
@@ -61,9 +72,17 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"workers": [WORKER, WORKER.model_copy(update={"worker": "w2", "version": "2"})]},
     ),
     "models": (
-        "ModelsDiffer",
+        "PetioleModelsDiffer",
         {"workers": [WORKER, WORKER.model_copy(update={"worker": "w2", "fingerprint": "g"})]},
     ),
+    "failover": ("PetioleRedisChanged", worker(redis_changed_s=30.0)),
+    "no replica": (
+        "RedisWithoutReplica",
+        {"servers": [replace(SERVER, watched=True, info=INFO | {"connected_slaves": 0})]},
+    ),
+    "budget": ("PetioleBudgetUsedUp", {"budgets": [SHARE._replace(used=100)]}),
+    "gateway without rights": ("PetioleGatewayRights", {"gateways": [GATEWAY._replace(denied=["hget x"])]}),
+    "no gateway": ("PetioleGatewayDown", {"gateways": [GATEWAY._replace(away="refused")]}),
     "poison": ("PetioleQuarantine", {"quarantined": 1}),
     "much poison": ("PetioleQuarantine", {"quarantined": 2}),
 }
@@ -72,6 +91,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_a_healthy_fleet_has_no_finding() -> None:
     assert diagnose(HEALTHY) == []
     assert diagnose(replace(HEALTHY, servers=[replace(SERVER, info=None)])) == [], "who may not ask knows no fault"
+    assert diagnose(replace(HEALTHY, workers=[WORKER.model_copy(update={"redis_changed_s": 9_000.0})])) == []
     shut_down = {"w1": Life(started_at=9_990, starts=2, last_exit="0")}
     assert diagnose(replace(HEALTHY, lives=shut_down)) == []
 
@@ -81,6 +101,17 @@ def test_a_fault_is_found_alone(name: str, fault: dict[str, Any]) -> None:
     assert [finding.name for finding in diagnose(replace(HEALTHY, **fault))] == [name]
 
 
+def test_workers_that_cannot_report_are_not_called_lost() -> None:
+    facts = replace(HEALTHY, **worker(age_s=60.0), **answers("OOM", 0.001, 0.0))
+    assert [finding.name for finding in diagnose(facts)] == ["PetioleRedisReadOnly"]
+
+
+def test_tasks_that_wait_for_a_paused_worker_have_none() -> None:
+    found = diagnose(replace(HEALTHY, **worker(state="paused")))
+    assert [finding.name for finding in found] == ["PetioleNoWorker", "PetioleWorkerNotReady"]
+
+
 def test_a_lost_worker_has_no_other_finding() -> None:
     report = WORKER.model_copy(update={"age_s": 60.0, "state": "paused", "pending_completions": 3})
-    assert [finding.name for finding in diagnose(replace(HEALTHY, workers=[report]))] == ["PetioleWorkerLost"]
+    found = diagnose(replace(HEALTHY, workers=[report], queues=[]))
+    assert [finding.name for finding in found] == ["PetioleWorkerLost"]

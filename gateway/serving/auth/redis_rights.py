@@ -1,0 +1,119 @@
+"""What the gateway's own Redis user may not do, although the gateway does it: docs/gateway.md#what-it-may-do.
+
+Redis looks at a user's rights when it queues a command of a transaction. So all commands are queued, and the
+transaction is dropped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import redis
+
+from petiole.tasks.keys import (
+    ADAPTERS_KEY,
+    MODELS_KEY,
+    OPEN_BATCHES_KEY,
+    WORKERS_KEY,
+    gateway_key,
+    image_key,
+    stream_keys,
+    usage_keys,
+)
+from petiole.tasks.servers import connections
+from petiole.tasks.settings import settings
+
+KNOWN_FOR_S = 5.0
+_SHA = "0" * 40
+_FORMS: dict[str, tuple[Any, ...]] = {
+    "set": ("",),
+    "expire": (1,),
+    "pexpire": (1,),
+    "rpush": ("",),
+    "lrange": (0, 0),
+    "hget": ("",),
+    "hset": ("", ""),
+    "hsetnx": ("", ""),
+    "hdel": ("",),
+    "hincrby": ("", 1),
+    "zadd": (1, ""),
+    "zrem": ("",),
+    "zcount": (0, 0),
+    "zrange": (0, 0),
+    "zrevrange": (0, 0),
+    "zrangebyscore": (0, 0),
+    "zremrangebyscore": (0, 0),
+    "zremrangebyrank": (0, 0),
+    "sadd": ("",),
+    "srem": ("",),
+}
+"""By command, what follows its key."""
+
+OF_RECORDS = (
+    "set get mget del exists expire watch rpush lrange llen hget hgetall hkeys hset hsetnx hdel hincrby zadd zrem "
+    "zcard zcount zrange zrangebyscore zremrangebyscore zremrangebyrank"
+)
+OF_BATCHES = "get hget hgetall hset del exists set expire pexpire zadd zrange zrevrange zrem sadd srem smembers"
+"""Of batches in files."""
+
+
+def needed() -> list[tuple[Any, ...]]:
+    """A call of each command and key."""
+    task, record = stream_keys("nothing"), gateway_key("/nothing")
+    keys = [(OF_RECORDS, record), ("hgetall", usage_keys("nothing")[1]), ("watch hset hdel", ADAPTERS_KEY)]
+    keys += [("hgetall", key) for key in (WORKERS_KEY, MODELS_KEY, ADAPTERS_KEY, task.state)]
+    keys += [("lrange", task.log), ("hset expire", task.asked), ("set", task.interest), ("set", image_key("x"))]
+    if settings().gateway_files:
+        keys.append((OF_BATCHES, OPEN_BATCHES_KEY))
+    calls: list[tuple[Any, ...]] = [
+        (name, key, *_FORMS.get(name, ())) for names, key in keys for name in names.split()
+    ]
+    calls += [("time",), ("unwatch",), ("subscribe", task.channel), ("script", "load", "")]
+    calls += [("eval", "", 1, record), ("evalsha", _SHA, 1, record)]
+    if settings().broker_url == settings().streams_url:
+        calls += [("lpush", settings().queue, ""), ("llen", settings().queue)]
+    return calls
+
+
+class DeniedCommands:
+    """What an event loop knows of them."""
+
+    def __init__(self) -> None:
+        self._known: tuple[float, Sequence[str]] = float("-inf"), ()
+
+    async def look(self) -> Sequence[str]:
+        """The commands, with their keys. Raises the errors of a lost connection."""
+        looked_at, denied = self._known
+        if time.monotonic() - looked_at > KNOWN_FOR_S:
+            denied = await _look(needed())
+            self._known = time.monotonic(), denied
+        return denied
+
+
+denied_commands = connections.PerLoop(DeniedCommands)
+"""The running event loop's."""
+
+
+async def _look(calls: Sequence[Sequence[Any]]) -> list[str]:
+    pool: Any = connections.async_streams().connection_pool
+    connection = await pool.get_connection()
+    try:
+        await connection.send_command("multi")
+        if await _is_denied(connection):  # the others would be carried out
+            return ["multi"]
+        await connection.send_packed_command(connection.pack_commands(calls))
+        return [" ".join(map(str, call[:2])) for call in calls if await _is_denied(connection)]
+    finally:
+        await connection.disconnect()
+        await pool.release(connection)
+
+
+async def _is_denied(connection: Any) -> bool:
+    try:
+        await connection.read_response()
+    except redis.exceptions.NoPermissionError:
+        return True
+    except redis.ResponseError:
+        return False
+    return False

@@ -1,0 +1,78 @@
+"""A gateway knows what its Redis user may not do, whatever that is, and changes nothing to find out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from petiole.gateway.serving.auth import redis_rights
+from petiole.tasks.settings import settings
+from tests.support.rights import SECRET, commands, documented, grant_gateway, of_gateways, version_of
+from tests.support.site import RedisServer
+
+OF_SCRIPTS = {"eval", "evalsha", "script|load"}
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[redis.Redis]:
+    server = RedisServer(tmp_path)
+    monkeypatch.setenv("PETIOLE_BROKER_URL", f"redis+socket://batches:{SECRET}@{server.socket}?virtual_host=0")
+    monkeypatch.setenv("PETIOLE_GATEWAY_FILES", str(tmp_path))
+    settings.cache_clear()
+    with redis.Redis(unix_socket_path=str(server.socket)) as client:
+        grant_gateway(client)
+        yield client
+    settings.cache_clear()
+    server.kill()
+
+
+def denied() -> list[str]:
+    return asyncio.run(redis_rights._look(redis_rights.needed()))
+
+
+def allow(client: redis.Redis, without: str = "") -> None:
+    """The user with all rights of a gateway with batches, but for this command."""
+    version = version_of(client)
+    words = [*documented(version)["webapp"], *(word for of in of_gateways(version).values() for word in of)]
+    kept = [word.replace(f"+{without}", "") if word.strip("()") == f"+{without}" else word for word in words]
+    client.execute_command("ACL", "DELUSER", "batches")
+    client.execute_command("ACL", "SETUSER", "batches", *" ".join(kept).replace("( ", "(").split())
+
+
+def test_what_is_looked_at_is_what_the_docs_grant() -> None:
+    gateway, batches = (commands(of_gateways((7,))[user]) for user in ("gateway", "batches"))
+    assert gateway == {*redis_rights.OF_RECORDS.split(), *OF_SCRIPTS, "time", "unwatch"}
+    assert batches == {*redis_rights.OF_BATCHES.split(), *OF_SCRIPTS, "time"}
+
+
+def test_each_right_that_is_missing_is_named_and_nothing_is_changed(client: redis.Redis) -> None:
+    allow(client)
+    assert denied() == []
+    rights = set[str]().union(*(commands(rules) for rules in of_gateways(version_of(client)).values()))
+    for right in sorted(rights):
+        allow(client, without=right)
+        assert {one.replace("script load", "script|load").split()[0] for one in denied()} == {right}, right
+    assert client.keys("*") == []
+
+
+def test_a_user_who_may_not_queue_carries_out_nothing(client: redis.Redis) -> None:
+    client.execute_command("ACL", "SETUSER", "batches", "resetkeys", "~*", "+@all", "-multi")
+    assert denied() == ["multi"]
+    assert client.keys("*") == []
+
+
+def test_a_user_without_channels_reads_no_streams(client: redis.Redis) -> None:
+    allow(client)
+    words = [word for word in documented(version_of(client))["webapp"] if "&petiole:{*" not in word]
+    client.execute_command("ACL", "SETUSER", "batches", "resetchannels")
+    if version_of(client) >= (7,):
+        client.execute_command("ACL", "SETUSER", "batches", "clearselectors", *words, *own(client))
+    assert [one.split()[0] for one in denied()][-1] == "subscribe"
+
+
+def own(client: redis.Redis) -> list[str]:
+    return [word for of in of_gateways(version_of(client)).values() for word in of]
