@@ -8,8 +8,8 @@
                                                              dead: vLLM says that its engine has ended
 
 While requests run, the child asks all ranks for a sign of life once a second, because vLLM's own health check does
-not notice a rank that is stopped. So a silent socket means a hung engine. Ranks of an idle engine are asked twice a
-minute.
+not notice a rank that is stopped. So a silent socket means a hung engine. Ranks of an idle engine are asked twice
+a minute.
 """
 
 from __future__ import annotations

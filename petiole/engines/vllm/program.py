@@ -26,8 +26,8 @@ from typing import Any
 BEAT_S = 1.0
 """Between two signs of life."""
 IDLE_BEATS = 30
-"""Signs of life for which the ranks of an idle engine are not asked: a question lets each of them spin at its queue
-for a second, which would take a processor from whoever else is on this machine."""
+"""Signs of life for which the ranks of an idle engine are not asked: a question lets each of them spin at its
+queue for a second, which would take a processor from whoever else is on this machine."""
 STACK_BYTES = 2**28
 """As much as the worker compiles the same grammars on."""
 MOST_BYTES = 2**30
