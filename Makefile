@@ -53,8 +53,8 @@ clients: $(VENV)/.dev  ## clients of others, the newest, with the gateway, each 
 	test -e $(SDKS)/bin/python || $(PYTHON) -m venv $(SDKS)
 	$(SDKS)/bin/pip install --quiet 'uv>=0.8'
 	-command -v npm && npm install --silent --prefix $(SDKS) node@22
-	PETIOLE_CLIENTS=$(SDKS) $(BIN)/python -m pytest tests/gateway/test_clients.py -rs --durations 0
-	$(BIN)/python -m docs.render
+	PETIOLE_CLIENTS=$(SDKS) $(BIN)/python -m pytest tests/gateway/test_clients.py -rfEs --durations 0; \
+		failed=$$?; $(BIN)/python -m docs.render; exit $$failed
 
 # Its source distribution has the tests of the version that is installed here.
 openai-tests: $(VENV)/.dev  ## openai-python's own tests of its methods against a gateway, fetched into ./.sdks

@@ -28,6 +28,7 @@ _LENGTH = re.compile("must have at most ([0-9]+) tokens")
 _CACHE = re.compile("must fit, with the prompt, into the KV cache: ([0-9]+) pages of ([0-9]+) tokens")
 _ROUTES = {
     "embed asks for them": "use /v1/embeddings",
+    "embed needs another": "use one with the capability embeddings in /v1/models",
     "score, rerank and classify ask for them": "use /v1/score, /v1/rerank or /v1/classify",
 }
 """By what the engine says of a task: what a client of HTTP does."""

@@ -31,7 +31,6 @@ class ChatCompletion(ThinkingBody):
         "function_call": "is not served: use tools",
         "audio": "is not served",
         "web_search_options": "is not served",
-        "echo": "is not served for conversations",
         "chat_template": "is not served: the model's own is used",
     }
     IGNORED: ClassVar = SamplingBody.IGNORED | {"prediction", "verbosity"}
@@ -52,6 +51,7 @@ class ChatCompletion(ThinkingBody):
     mm_processor_kwargs: Object = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    echo: bool = False
 
     @classmethod
     def translated(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -116,13 +116,22 @@ class ChatCompletion(ThinkingBody):
     def _likeliest(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @property
+    def _continued(self) -> str | None:
+        """The text that the answer continues, if the answer shall have it, too."""
+        last = self.messages[-1]
+        continued = self.echo and last.get("role") == "assistant"
+        return conversation.text_of(last) or None if continued else None
+
     def _shown(self) -> dict[str, Any]:
         """What the view reads."""
         known = {
             **self.usages,
             "top_logprobs": self.beside(self._likeliest),
             "as_ids": self.return_tokens_as_token_ids,
+            "with_chosen": bool(self.logprob_token_ids),
             "token_ids": self.return_token_ids,
+            "echo": self._continued,
             "prompt_logprobs": self.prompt_logprobs,
             "unthought": not self.include_reasoning,
             "metadata": self.metadata,

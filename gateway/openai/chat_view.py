@@ -28,7 +28,7 @@ class ChatView(ChoicesView):
     """Events of a chat completion:
 
     role       the first chunk of a choice
-    text       a piece of the content
+    text       a piece of the content; with `echo` the text that the choice continues comes first
     reasoning  a piece of the reasoning
     call       a call of a tool begins
     arguments  a piece of its arguments
@@ -52,7 +52,8 @@ class ChatView(ChoicesView):
         self._after = b'},"logprobs":null,"finish_reason":null}' + self._tail
 
     def begin(self, choice: int) -> Iterable[StreamEvent]:
-        return [StreamEvent("role")]
+        echo = self._asked.get("echo")
+        return [StreamEvent("role"), *([StreamEvent("text", None, echo)] if echo else [])]
 
     def events(self, choice: int, part: Part) -> Iterable[StreamEvent]:
         if isinstance(part, TextDelta):
@@ -175,7 +176,7 @@ def _unsaid(asked: dict[str, Any], names: Sequence[str] = ("reasoning", "reasoni
 
 def _message(asked: dict[str, Any], output: CollectedOutput) -> dict[str, Any]:
     calls = [_call(piece, piece.text) for piece in output.pieces if piece.kind in CALLS]
-    content, reasoning = output.text(), output.text("reasoning")
+    content, reasoning = asked.get("echo", "") + output.text(), output.text("reasoning")
     said: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
     said |= _unsaid(asked)
     if reasoning and not asked.get("unthought"):
@@ -188,7 +189,9 @@ def _tokens(asked: dict[str, Any], tokens: Sequence[PositionedToken]) -> dict[st
     likeliest = asked.get("top_logprobs")
     found: dict[str, Any] = {"logprobs": None}
     if likeliest is not None and (said := [placed.token for placed in tokens if placed.said]):
-        found["logprobs"] = logprobs.content(said, likeliest, bool(asked.get("as_ids")))
+        found["logprobs"] = logprobs.content(
+            said, likeliest, bool(asked.get("as_ids")), with_chosen=bool(asked.get("with_chosen"))
+        )
     if asked.get("token_ids"):
         found["token_ids"] = [placed.token.token_id for placed in tokens]
     return found

@@ -38,6 +38,14 @@ def to_fetch(given: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return found
 
 
+def text_of(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    parts = [part.get("text") for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    return "".join(text for text in parts if isinstance(text, str))
+
+
 def _message(field: str, message: dict[str, Any], fetched: Images, view: Mapping[str, Any]) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not 0 < len(role) <= _LONGEST_ROLE:

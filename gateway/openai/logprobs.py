@@ -46,8 +46,11 @@ def by_id(tokens: Sequence[TokenLogprobs], likeliest: int) -> list[dict[str, Any
     return found
 
 
-def shown(token: TokenLogprobs, likeliest: int, as_ids: bool = False) -> dict[str, Any]:
-    """`as_ids`: `token_id:42` in place of a token's text. A prompt's first token has no log-probability."""
+def shown(
+    token: TokenLogprobs, likeliest: int, as_ids: bool = False, *, with_chosen: bool = False
+) -> dict[str, Any]:
+    """`as_ids`: `token_id:42` in place of a token's text. `with_chosen`: the token itself is among the likeliest,
+    too. A prompt's first token has no log-probability."""
     texts, spelled = token.texts or (), token.bytes or ()
 
     def entry(position: int, token_id: int, logprob: float) -> dict[str, Any]:
@@ -59,8 +62,14 @@ def shown(token: TokenLogprobs, likeliest: int, as_ids: bool = False) -> dict[st
         }
 
     top = [entry(k, token_id, value) for k, (token_id, value) in enumerate(token.top[:likeliest], 1)]
-    return {**entry(0, token.token_id, token.logprob), "top_logprobs": top}
+    chosen = entry(0, token.token_id, token.logprob)
+    if with_chosen and token.token_id not in dict(token.top[:likeliest]):
+        top = [chosen, *top]
+    return {**chosen, "top_logprobs": top}
 
 
-def content(tokens: Iterable[TokenLogprobs], likeliest: int, as_ids: bool = False) -> dict[str, Any]:
-    return {"content": [shown(token, likeliest, as_ids) for token in tokens], "refusal": None}
+def content(
+    tokens: Iterable[TokenLogprobs], likeliest: int, as_ids: bool = False, *, with_chosen: bool = False
+) -> dict[str, Any]:
+    found = [shown(token, likeliest, as_ids, with_chosen=with_chosen) for token in tokens]
+    return {"content": found, "refusal": None}

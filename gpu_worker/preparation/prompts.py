@@ -172,6 +172,8 @@ class PromptReader:
 
         most = self._most_of(request)
         cut = truncation.shortened(messages, tokenizer, tokens_of, most, request.truncate)
+        least = "must leave room for the chat template, which is not cut, and for some of the texts"
+        require(len(cut) <= (request.truncate_to or len(cut)), "truncate_to", least, request.truncate_to)
         return InputTokens(cut, images=_where(cut, images))
 
     def _answered(self, request: Request, call: SkillCall, field: str) -> PromptInputs:

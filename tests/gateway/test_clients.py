@@ -7,10 +7,12 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +30,7 @@ from tests.support.site import REPOSITORY, Site, eventually
 CLIENTS = os.environ.get("PETIOLE_CLIENTS")
 ABSENT = re.compile(r"(?:No module named '|metadata was found for |No such file or directory: ')([\w.@/-]+)")
 NPM = re.compile(r"^(?:#|//) npm: (.+)", re.M)
-_RUN_S = 3600
+_RUN_S = 1500
 _READY_S = 600.0
 """The first worker may compile its kernels."""
 
@@ -65,9 +67,23 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         yield gateway
 
 
+@pytest.fixture(scope="module")
+def installing(request: pytest.FixtureRequest) -> Iterator[Mapping[str, Future[None]]]:
+    """By program: its environment, made while the programs before it run."""
+    with ThreadPoolExecutor(1) as pool:
+        names = [item.callspec.id for item in request.session.items if hasattr(item, "callspec")]
+        wanted = [program for program in PROGRAMS if CLIENTS and program.name in names]
+        yield {program.name: pool.submit(install, program) for program in wanted}
+        pool.shutdown(cancel_futures=True)
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.name)
-def test_a_client_gets_what_it_asks_for(gateway: Gateway, program: Path, tmp_path: Path) -> None:
+def test_a_client_gets_what_it_asks_for(
+    installing: Mapping[str, Future[None]], gateway: Gateway, program: Path, tmp_path: Path
+) -> None:
+    if CLIENTS:
+        installing[program.name].result()
     ran = run(program, gateway.url, tmp_path)
     if ran.returncode and not CLIENTS and (absent := ABSENT.search(ran.stderr)):
         pytest.skip(f"needs {absent[1]}")
@@ -102,26 +118,44 @@ def run(program: Path, url: str, folder: Path) -> subprocess.CompletedProcess[st
         command, environment = installed(program, url, environment)
     elif program.suffix == ".mjs":
         pytest.skip("needs packages of npm")
-    return subprocess.run(
-        command, cwd=work, env=environment, capture_output=True, text=True, timeout=_RUN_S, check=False,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    with subprocess.Popen(
+        command, cwd=work, env=environment, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            said, errors = process.communicate(timeout=_RUN_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # and all that the program has started
+            said, errors = process.communicate()
+            errors += f"\nIt had not ended after {_RUN_S} s, and was killed."
+    return subprocess.CompletedProcess(command, process.returncode, said, errors)
+
+
+def install(program: Path) -> None:
+    """The packages that its head names: those of npm into a folder of its own, those of Python by uv."""
+    root = Path(CLIENTS or "")
+    commands = [[str(root / "bin" / "uv"), "sync", "--quiet", "--script", str(program)]]
+    if program.suffix == ".mjs":
+        commands = []
+    if (packages := NPM.search(program.read_text())) and shutil.which("npm"):
+        commands.append(["npm", "install", "--silent", "--prefix", str(root / program.stem), *packages[1].split()])
+    for command in commands:
+        subprocess.run(command, cwd=root, env=os.environ | surroundings(program), check=True, timeout=_RUN_S)
+
+
+def surroundings(program: Path) -> dict[str, str]:
+    """Where a program's packages are."""
+    root = Path(CLIENTS or "")
+    paths = [str(folder / "node_modules" / ".bin") for folder in (root / program.stem, root)]
+    return {"PATH": os.pathsep.join([*paths, os.environ["PATH"]]), "UV_CACHE_DIR": str(root / "uv")}
 
 
 def installed(program: Path, url: str, environment: dict[str, str]) -> tuple[list[str], dict[str, str]]:
-    """The command of a program, and its surroundings, with the packages that its head names: those of npm in a
-    folder of its own, those of Python by uv when the command runs."""
+    """The command of a program, and its surroundings, with the packages that its head names."""
     root, where = Path(CLIENTS or ""), Path(CLIENTS or "") / program.stem
-    paths = [str(folder / "node_modules" / ".bin") for folder in (where, root)]
-    environment |= {
-        "PATH": os.pathsep.join([*paths, os.environ["PATH"]]),
-        "UV_CACHE_DIR": str(root / "uv"),
-    }
-    if packages := NPM.search(program.read_text()):
-        if shutil.which("npm") is None:
-            pytest.skip("needs npm")
-        install = ["npm", "install", "--silent", "--prefix", str(where), *packages[1].split()]
-        subprocess.run(install, cwd=root, env={**environment, "HOME": os.environ["HOME"]}, check=True)
+    environment |= surroundings(program)
+    if NPM.search(program.read_text()) and shutil.which("npm") is None:
+        pytest.skip("needs npm")
     if program.suffix == ".py":
         return [str(root / "bin" / "uv"), "run", "--quiet", "--script", str(program), url, str(where)], environment
     for name in ("steps.mjs", program.name):  # Node looks for packages beside a program

@@ -22,7 +22,7 @@ from petiole.gateway.core.failures import Failure, invalid
 from petiole.gateway.core.parts import CollectedOutput
 from petiole.gateway.core.record import RequestRecord
 from petiole.gateway.openai.responses import resource
-from petiole.gateway.openai.responses.items import Item, response_of
+from petiole.gateway.openai.responses.items import Item, remembered, response_of
 from petiole.gateway.openai.responses.request import KIND, PREFIX, History
 from petiole.gateway.serving import generations, records, store
 from petiole.tasks.settings import settings
@@ -95,7 +95,7 @@ def keep_s(record: RequestRecord) -> int:
 
 
 async def tell(name: str, items: Sequence[Item], keep_s: int) -> None:
-    await store.put(f"{name}:input", {"items": items, "keep_s": keep_s}, keep_s)
+    await store.put(f"{name}:input", {"items": remembered(items), "keep_s": keep_s}, keep_s)
 
 
 async def tell_as_turn(items: Sequence[Item], keep_s: int) -> str:

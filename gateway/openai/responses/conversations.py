@@ -100,7 +100,7 @@ async def create_items(request: Request) -> Response:
     record = await conversation_store.conversation(request.path_params["id"])
     told = await _told(asked.items)
     await _append(record, told)
-    return json_answer(listed(told, {"order": "asc", "limit": str(len(told))}))
+    return json_answer(listed(told, {"order": "asc", "limit": str(max(1, len(told)))}))
 
 
 async def list_items(request: Request) -> Response:
@@ -121,7 +121,8 @@ async def delete_item(request: Request) -> Response:
 
 async def _told(given: list[Any]) -> list[Item]:
     pictures = await fetched(items.to_fetch("items", given))
-    return await conversation_store.referred(checked(lambda: items.kept("items", given, pictures)))
+    kept = checked(lambda: items.kept("items", given, pictures))
+    return items.remembered(await conversation_store.referred(kept))
 
 
 async def _append(record: RequestRecord, told: list[Item]) -> None:

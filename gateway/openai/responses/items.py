@@ -27,7 +27,8 @@ _TOLD = (
     "local_shell_call", "local_shell_call_output", "reasoning", "compaction", "item_reference",
     "additional_tools",
 )  # fmt: skip
-"""The types of items that a model is told. Others, such as searches of other providers, are kept and skipped."""
+"""The types of items that a model is told. Others, such as searches of other providers, are skipped."""
+_STATUSES = ("in_progress", "completed", "incomplete")
 ROLES = ("user", "assistant", "system", "developer")
 _PREFIXES = {
              "message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_",
@@ -79,6 +80,8 @@ def _item(field: str, given: object, fetched: Images) -> Item:
     if not isinstance(given, dict):
         raise InvalidRequest(field, "must be an item", shorten(given))
     kind = given.get("type", "message" if "role" in given else "item_reference" if "id" in given else None)
+    if isinstance(kind, str) and kind not in _TOLD:
+        return {"type": kind}  # skipped: nothing is read of it
     item: Item = {"type": kind, "id": _text(field, given, "id") if given.get("id") else new_id(str(kind))}
     match kind:
         case "message":
@@ -102,7 +105,21 @@ def _item(field: str, given: object, fetched: Images) -> Item:
             call_id = _text(field, given, "call_id")
             return {**item, "status": "completed", "call_id": call_id, "output": output}
         case "reasoning":
-            return {"summary": [], **given, **item}
+            item["summary"] = _texts("summary_text", given.get("summary"))
+            if isinstance(given.get("content"), list):
+                item["content"] = _texts("reasoning_text", given["content"])
+            if given.get("status") in _STATUSES:
+                item["status"] = given["status"]
+            if isinstance(given.get("encrypted_content"), str):
+                item["encrypted_content"] = given["encrypted_content"]
+            return item
+        case "local_shell_call":
+            command = {"type": "exec", "command": _words(given.get("action")), "env": {}}
+            return {**item, "status": "completed", "call_id": _call_id(item, given), "action": command}
+        case "local_shell_call_output":
+            output = given.get("output")
+            shown = output if isinstance(output, str) else ""
+            return {**item, "status": "completed", "call_id": _call_id(item, given), "output": shown}
         case "compaction":
             packed = _text(field, given, "encrypted_content")
             compaction.unpacked(f"{field}.encrypted_content", packed)
@@ -113,14 +130,17 @@ def _item(field: str, given: object, fetched: Images) -> Item:
             return {**item, "role": role, "tools": tools.callable_only(f"{field}.tools", given.get("tools"))}
         case "item_reference":
             return {"type": kind, "id": _text(field, given, "id")}
-        case str():
-            return {**given, **item}
     raise InvalidRequest(f"{field}.type", "must be text", shorten(kind))
 
 
 def skipped(given: object) -> list[str]:
     """The items that no model here is told, by their types."""
     return unknown.kinds("input", given if isinstance(given, list) else (), _TOLD)
+
+
+def remembered(items: Sequence[Item]) -> list[Item]:
+    """Those that are not skipped: they alone are stored and listed."""
+    return [item for item in items if item["type"] in _TOLD]
 
 
 def additional_tools(given: object) -> list[tuple[str, list[Item]]]:
@@ -137,6 +157,24 @@ def _text(field: str, given: Item, name: str) -> str:
     if not isinstance(value, str):
         raise InvalidRequest(f"{field}.{name}", "must be text", shorten(value))
     return value
+
+
+def _call_id(item: Item, given: Item) -> str:
+    name = given.get("call_id")
+    return name if isinstance(name, str) else str(item["id"])
+
+
+def _texts(kind: str, given: object) -> list[Item]:
+    """The parts that are texts. Of a history that others have made, what cannot be read is left out."""
+    parts = [part.get("text") for part in given if isinstance(part, dict)] if isinstance(given, list) else []
+    return [{"type": kind, "text": text} for text in parts if isinstance(text, str)]
+
+
+def _words(action: object) -> list[str]:
+    """Of a command."""
+    command = action.get("command") if isinstance(action, dict) else None
+    words = command if isinstance(command, list) else [command]
+    return [word for word in words if isinstance(word, str)]
 
 
 def _content(field: str, role: str, given: object, fetched: Images) -> list[Item]:
@@ -215,7 +253,7 @@ def messages(instructions: str | None, before: Sequence[Item], own: Sequence[Ite
                 output = item["output"] if isinstance(item["output"], str) else _shown(item["output"])
                 found.append({"role": "tool", "tool_call_id": item["call_id"], "content": output})
             case "local_shell_call":
-                found.append({"role": "assistant", "content": _command(item.get("action"))})
+                found.append({"role": "assistant", "content": f"$ {' '.join(_words(item.get('action')))}"})
             case "local_shell_call_output" if isinstance(item.get("output"), str):
                 found.append({"role": "user", "content": item["output"]})
             case "compaction":
@@ -225,18 +263,9 @@ def messages(instructions: str | None, before: Sequence[Item], own: Sequence[Ite
     return found
 
 
-def _command(action: object) -> str:
-    """What a shell was asked to run, as text."""
-    command = action.get("command") if isinstance(action, dict) else None
-    words = command if isinstance(command, list) else [command]
-    return f"$ {' '.join(word for word in words if isinstance(word, str))}"
-
-
 def _thought(item: Item) -> list[str]:
     """The texts of an item of reasoning; none if it has only what this model cannot read."""
-    parts = item.get("content")
-    texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
-    return [text for text in texts if isinstance(text, str) and text]
+    return [part["text"] for part in _texts("reasoning_text", item.get("content")) if part["text"]]
 
 
 def _thinking(thoughts: Sequence[str]) -> dict[str, str]:

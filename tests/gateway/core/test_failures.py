@@ -30,6 +30,10 @@ def test_a_model_of_another_kind_leads_to_its_route() -> None:
     assert failure_of(InvalidRequest("messages", limit, "a messages")).message == (
         "messages: the model m makes vectors of texts, and generates nothing: use /v1/embeddings"
     )
+    limit = "the model m generates, and makes no vectors: embed needs another"
+    assert failure_of(InvalidRequest("texts", limit, "vectors"), {"texts": "input"}).message == (
+        "input: the model m generates, and makes no vectors: use one with the capability embeddings in /v1/models"
+    )
 
 
 def test_a_revoked_task_is_a_cancelled_generation() -> None:

@@ -26,6 +26,7 @@ Show = Callable[[RequestRecord, Sequence[CollectedOutput]], dict[str, Any]]
 CASES: dict[str, tuple[Callable[[RequestRecord], View], Show, dict[str, Any]]] = {
     "chat": (ChatView, chat_view.whole, {"usage": True}),
     "chat with tokens": (ChatView, chat_view.whole, {"top_logprobs": 0, "token_ids": True, "prompt_ids": [7]}),
+    "chat that continues": (ChatView, chat_view.whole, {"usage": True, "echo": "é "}),
     "completion": (CompletionsView, completions_view.whole, {"each": 1, "usage": True}),
     "completion with tokens": (
         CompletionsView,

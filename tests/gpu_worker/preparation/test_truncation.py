@@ -118,6 +118,15 @@ def test_a_conversation_of_which_nothing_would_be_left_is_not_cut(chatml: Tokeni
     assert len(tokens(chatml, messages=some, truncate=where)) <= ROOM
 
 
+def test_a_conversation_is_cut_to_the_tokens_that_are_asked_for_or_refused(chatml: Tokenizer) -> None:
+    told = chat_of(("user", "hello world " * 9))
+    template = len(chatml.apply_chat_template(chat_of(("user", ""))))
+    for most in (template + 1, template + 5, 10**9):
+        assert len(tokens(chatml, messages=told, truncate="start", truncate_to=most)) <= most
+    with pytest.raises(InvalidRequest, match=r"^truncate_to: must leave room for the chat template, .*, got 3$"):
+        tokens(chatml, messages=told, truncate="start", truncate_to=3)
+
+
 def test_what_cannot_be_cut_is_refused(chatml: Tokenizer) -> None:
     many = chat_of(*[("user", "a")] * 60)
     with toy_engine() as engine:

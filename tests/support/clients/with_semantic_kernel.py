@@ -3,6 +3,7 @@
 # ///
 """Semantic Kernel: chat completion, and an agent with a plug-in."""
 
+import asyncio
 import gc
 
 import openai
@@ -76,8 +77,11 @@ async def abort():
     steps.wait_until_running()
     await pieces.aclose()
     del pieces
-    gc.collect()  # until then the client keeps its connection
-    await steps.idle()
+    idle = asyncio.create_task(steps.idle())
+    while not idle.done():
+        gc.collect()  # until then the client keeps its connection
+        await asyncio.sleep(0.5)
+    await idle
 
 
 async def error():

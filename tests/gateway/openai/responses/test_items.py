@@ -49,6 +49,26 @@ def test_kept_items_are_kept_as_they_are() -> None:
     assert items.kept("input", once) == once
 
 
+def test_of_others_histories_what_cannot_be_read_is_left_out() -> None:
+    """Each kept item has the form that OpenAI lists, and what is skipped is in no list."""
+    action = {"type": "exec", "command": ["ls", 3], "env": 7}
+    given: list[Any] = [
+        {"type": "computer_call", "action": {"type": "fly"}, "call_id": 3},
+        {"type": "reasoning", "id": "rs_1", "summary": 7, "content": [3, {"text": "a"}], "encrypted_content": 4},
+        {"type": "local_shell_call", "id": "lsc_1", "action": action, "status": "odd"},
+        {"type": "local_shell_call_output", "id": "lsco_1", "call_id": "c", "output": {"x": 1}},
+        {"type": "of_another_provider", "data": 3},
+    ]
+    done = {"status": "completed"}
+    ran = {"type": "exec", "command": ["ls"], "env": {}}
+    thought = [{"type": "reasoning_text", "text": "a"}]
+    assert items.remembered(items.kept("input", given)) == [
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": thought},
+        {"type": "local_shell_call", "id": "lsc_1", **done, "call_id": "lsc_1", "action": ran},
+        {"type": "local_shell_call_output", "id": "lsco_1", **done, "call_id": "c", "output": ""},
+    ]
+
+
 def test_messages_are_what_a_chat_would_be_asked() -> None:
     given: list[Any] = [
         {"role": "developer", "content": "Be brief."},
