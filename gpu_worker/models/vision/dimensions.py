@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from petiole.gpu_worker.models.plan import ModelPlan, Norm
+from petiole.gpu_worker.models.vision.writing import Writing
 from petiole.gpu_worker.request.prepared_images import Written
 
 
@@ -17,8 +18,7 @@ class TowerConfig:
     the layers for which there are no windows. outputs: the width of features. norm: of the merger. placeholder:
     the token that stands for a picture among tokens. written: how a picture is written in text, if not as that
     token alone. boxes: see `ImageLimits`. clipped: whether products have bounds. standard: whether features are
-    brought to one scale. ends: the tokens behind each row of blocks, and behind the last one, whose embeddings
-    are positions of the picture, too. biased: whether the products of the merger have biases.
+    brought to one scale. writing: what stands between features. biased: whether the products of the merger have biases.
     edge: the most pixels of a picture's longer side, where no file says how pictures are made ready."""
 
     plan: ModelPlan
@@ -36,7 +36,7 @@ class TowerConfig:
     boxes: int | None = None
     clipped: bool = False
     standard: bool = False
-    ends: tuple[int, int] | None = None
+    writing: Writing | None = None
     biased: bool = False
     edge: int = 0
 
