@@ -85,7 +85,9 @@ def test_what_is_asked_and_answered_comes_back_from_its_tokens(seed: int) -> Non
         assert len(row.tokens) <= 70
 
 
-@pytest.mark.parametrize("text", ["1024 and 007, 3", "naïve\n\t漢字 [{", '[{"bbox_2d": [1, 20,  300]', "<|unused 3|>"])
+@pytest.mark.parametrize(
+    "text", ["1024 and 007, 3", "naïve\n\t漢字 [{", '[{"bbox_2d": [1, 20,  300]', "<|unused 3|>"]
+)
 def test_any_text_comes_back_from_its_tokens(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text).ids) == text
 
@@ -114,7 +116,11 @@ def test_an_exported_model_answers_in_the_engine_as_in_training(pair: bool, tmp_
     sampling = SamplingParams(max_tokens=1, temperature=0.0, logprobs=20)
     with Engine(config) as engine:
         for tokens, logits in rows_of_logits(model, batch):
-            row = next(row for row in map(lambda one: row_of(TOKENIZER, one), questions) if row.tokens == tokens.tolist()[: len(row.tokens)])
+            row = next(
+                row
+                for row in (row_of(TOKENIZER, one) for one in questions)
+                if row.tokens == tokens.tolist()[: len(row.tokens)]
+            )
             expected = logits.log_softmax(-1)
             pictures = [
                 token

@@ -19,8 +19,9 @@ KNOWN = 4 + (1 + MOST) + (1 + len(COLORS) * len(KINDS))
 
 @dataclass(frozen=True)
 class Covered:
-    """What covers pictures. cells: int64 [N, rows * columns], as `pictures.cells` has them; by such a place, names:
-    int64 [N, 1 + MOST], the numbers of the shapes, and boxes: float32 [N, 1 + MOST, 4], their centres and sizes."""
+    """What covers pictures. cells: int64 [N, rows * columns], as `pictures.cells` has them; by such a place,
+    names: int64 [N, 1 + MOST], the numbers of the shapes, and boxes: float32 [N, 1 + MOST, 4], their centres and
+    sizes."""
 
     cells: Tensor
     names: Tensor
@@ -50,8 +51,8 @@ def seen(found: Tensor, covered: Covered) -> Tensor:
 
 
 def off(found: Tensor, wanted: Tensor) -> Tensor:
-    """Two losses of logits [n, k, numbers] for numbers [n, k]: cross entropy to a near miss' share, above the least
-    possible, and the distance of the expected number."""
+    """Two losses of logits [n, k, numbers] for numbers [n, k]: cross entropy to a near miss' share, above the
+    least possible, and the distance of the expected number."""
     shares = nearby(wanted.flatten(), found.shape[-1])
     chances = found.flatten(0, 1).log_softmax(-1)
     expected = (chances.exp() * torch.arange(found.shape[-1])).sum(-1)

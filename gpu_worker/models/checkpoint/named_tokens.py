@@ -1,5 +1,5 @@
-"""Tokens by their texts, for models that see: their configurations do not number what stands between the parts of a
-picture."""
+"""Tokens by their texts, for models that see: their configurations do not number what stands between the parts
+of a picture."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ class NamedTokens:
     folder: Path
 
     def of(self, text: str, key: str | None = None) -> int:
-        """The id of a token. key: in processor_config.json, which may give it another text. Raises ModelError for a
-        token that the tokenizer lacks."""
+        """The id of a token. key: in processor_config.json, which may give it another text. Raises ModelError for
+        a token that the tokenizer lacks."""
         text = self._processor.get(key, text) if key is not None else text
         found = self.find(text) if isinstance(text, str) else None
         if found is None:
-            raise ModelError(f"{self.folder / 'tokenizer.json'}: must have the token {shown(text)}, which is missing")
+            raise ModelError(
+                f"{self.folder / 'tokenizer.json'}: must have the token {shown(text)}, which is missing"
+            )
         return found
 
     def find(self, text: str) -> int | None:
@@ -53,12 +55,16 @@ class NamedTokens:
         read = self._read("tokenizer.json")
         model, added = read.get("model"), read.get("added_tokens")
         vocab = model.get("vocab") if isinstance(model, Mapping) else None
-        found = {text: id_ for text, id_ in vocab.items() if type(id_) is int} if isinstance(vocab, Mapping) else {}
+        found = (
+            {text: id_ for text, id_ in vocab.items() if type(id_) is int} if isinstance(vocab, Mapping) else {}
+        )
         entries = added if isinstance(added, list) else []
         return found | {
             entry["content"]: entry["id"]
             for entry in entries
-            if isinstance(entry, Mapping) and isinstance(entry.get("content"), str) and type(entry.get("id")) is int
+            if isinstance(entry, Mapping)
+            and isinstance(entry.get("content"), str)
+            and type(entry.get("id")) is int
         }
 
     def _read(self, name: str) -> dict[str, Any]:

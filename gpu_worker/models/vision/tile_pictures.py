@@ -62,7 +62,9 @@ class TilePictures(ResizedPictures):
         view.check_of_one_size(field)
         check_unequal(width, height, field)
         least = self._positions(1, 1)
-        require(least <= most, field, f"must be a picture of at most {most} positions", f"{least}, the fewest here")
+        require(
+            least <= most, field, f"must be a picture of at most {most} positions", f"{least}, the fewest here"
+        )
         edges = (min(self.edge, tiles * self.tile) for tiles in range(self.most_tiles, 0, -1))
         sizes = (self._tiled(width, height, edge) for edge in edges)
         found = ((self._positions(*self._tiling(size)), size) for size in sizes)
@@ -117,14 +119,21 @@ def tile_pictures(tower: TowerConfig, given: Mapping[str, Any]) -> TilePictures:
     side = tower.table * tower.patch
     must(tile == side, "max_image_size.longest_edge", f"be {side}, as in config.json", tile)
     edge = _edge(given, "size", 4 * 364)
-    must(tile <= edge <= _MOST_EDGE, "size.longest_edge", f"be a number of pixels from {tile} to {_MOST_EDGE}", edge)
+    must(
+        tile <= edge <= _MOST_EDGE, "size.longest_edge", f"be a number of pixels from {tile} to {_MOST_EDGE}", edge
+    )
     splits = given.get("do_image_splitting", True)
     must(splits is True, "do_image_splitting", "be true", splits)
     assert tower.writing is not None
     colours = numbers_of_colours(given, _HALF, _HALF, resample=1)
     found = TilePictures(tower.patch, tower.merge, *colours, tile=tile, edge=edge, writing=tower.writing)
     most = len(getattr(tower.writing, "places", ()))
-    must(found.most_tiles <= most, "size.longest_edge", f"be at most {most * tile}, for which there are tokens", edge)
+    must(
+        found.most_tiles <= most,
+        "size.longest_edge",
+        f"be at most {most * tile}, for which there are tokens",
+        edge,
+    )
     return found
 
 

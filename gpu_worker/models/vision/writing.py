@@ -1,9 +1,10 @@
-"""What stands between the features of a picture: tokens of text, whose embeddings are positions of the picture, too.
+"""What stands between the features of a picture: tokens of text, whose embeddings are positions of the picture,
+too.
 
-    Mistral    [IMG] [IMG] [IMG_BREAK]                  a row of blocks
-               [IMG] [IMG] [IMG_END]
-    SmolVLM    <fake> <row_1_col_1> <image> x 64 ...    a tile, row by row, and a line's end behind each row
-               <fake> <global-img>  <image> x 64 <fake> the whole picture"""
+Mistral    [IMG] [IMG] [IMG_BREAK]                  a row of blocks
+           [IMG] [IMG] [IMG_END]
+SmolVLM    <fake> <row_1_col_1> <image> x 64 ...    a tile, row by row, and a line's end behind each row
+           <fake> <global-img>  <image> x 64 <fake> the whole picture"""
 
 from __future__ import annotations
 

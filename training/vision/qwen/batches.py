@@ -92,7 +92,9 @@ def batch_of(
     pictures = pictures_of(shape)
     layout = pictures.layout(*scenes[0].size, "image", 4096)
     assert layout.size is not None
-    painted = (pictures.prepared(paint(scene, own), 0, layout).pixels[0] for scene, own in zip(scenes, owns, strict=True))
+    painted = (
+        pictures.prepared(paint(scene, own), 0, layout).pixels[0] for scene, own in zip(scenes, owns, strict=True)
+    )
     pixels = torch.stack([torch.from_numpy(one) for one in painted])
     prefix = torch.tensor(prefix_of(tokenizer, [layout.n_positions] * each))
     places = (prefix == IMAGE).nonzero().flatten()

@@ -1,7 +1,7 @@
 """Figures on held-out pictures: `python -m training.vision.qwen.evaluate FOLDER --pictures 200`.
 
-The engine serves the exported folder, and answers files by its skills, greedily: boxes and points match a schema, as
-for every caller. What the figures are: see `training.vision.evaluate`.
+The engine serves the exported folder, and answers files by its skills, greedily: boxes and points match a schema,
+as for every caller. What the figures are: see `training.vision.evaluate`.
 """
 
 from __future__ import annotations

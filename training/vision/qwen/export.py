@@ -1,7 +1,7 @@
 """Turn a checkpoint into a model folder: `python -m training.vision.qwen.export FOLDER`.
 
-The folder is one of transformers' `Qwen3VLForConditionalGeneration`, with weights in bfloat16. A patch has two frames,
-of which each takes half of the weights: both are the same picture.
+The folder is one of transformers' `Qwen3VLForConditionalGeneration`, with weights in bfloat16. A patch has two
+frames, of which each takes half of the weights: both are the same picture.
 """
 
 from __future__ import annotations

@@ -100,8 +100,7 @@ class Block(nn.Module):
         """x [N, T, hidden]; cos, sin [T, head_dim]."""
         q, k, v = self.attn["qkv"](self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         q, k = text_model.rotate(q, cos, sin), text_model.rotate(k, cos, sin)
-        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
-        seen = scores.softmax(-1).to(v.dtype) @ v  # plain products: see `training.vision.model`
+        seen = text_model.attended(q, k, v)
         x = x + self.attn["proj"](seen.transpose(1, 2).flatten(2))
         inner = F.gelu(self.mlp["linear_fc1"](self.norm2(x)), approximate="tanh")
         out: Tensor = x + self.mlp["linear_fc2"](inner)
@@ -168,7 +167,9 @@ class SmallQwen(nn.Module):
         self.text, self.tower = Qwen3(shape.text), Tower(shape.tower, width)
         self.numbers = nn.Linear(2 * FREQUENCIES, width, bias=False)
         nn.init.normal_(self.numbers.weight, std=(2 * FREQUENCIES * width) ** -0.5 * 1.4)
-        self.probes = nn.ModuleList(nn.Linear(width, KNOWN) for _ in range(1 + len(self.tower.deepstack_merger_list)))
+        self.probes = nn.ModuleList(
+            nn.Linear(width, KNOWN) for _ in range(1 + len(self.tower.deepstack_merger_list))
+        )
         half = torch.arange(shape.text.head_dim // 2)
         turned = torch.where(half < 3 * shape.sections[1], half % 3, 0)
         self.register_buffer("axes", turned.repeat(2), persistent=False)
@@ -178,7 +179,9 @@ class SmallQwen(nn.Module):
         with torch.no_grad():
             self.text.model.embed_tokens.weight[NUMBERS] *= 0.1
             for name, weight in self.named_parameters():
-                if name.endswith(("attn.proj.weight", "mlp.linear_fc2.weight", "o_proj.weight", "down_proj.weight")):
+                if name.endswith(
+                    ("attn.proj.weight", "mlp.linear_fc2.weight", "o_proj.weight", "down_proj.weight")
+                ):
                     weight.zero_()
 
     def table(self) -> Tensor:

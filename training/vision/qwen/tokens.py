@@ -1,7 +1,8 @@
 """The tokenizer and the prompts of a `petiole-tiny-vision` in Qwen3-VL's form.
 
-Questions are put as the engine puts them, and answers that locate are the JSON that it reads. A number from 0 to 1000
-is one token, and so is what stands between the numbers: an answer has few tokens, which say where something is.
+Questions are put as the engine puts them, and answers that locate are the JSON that it reads. A number from 0 to
+1000 is one token, and so is what stands between the numbers: an answer has few tokens, which say where something
+is.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Train the next `petiole-tiny-vision` from nothing: `python -m training.vision.qwen.train --minutes 180`.
 
-Every picture is new. The first part of the run teaches the tower alone to see: each position of a picture learns to
-say which shape covers it, where that is and how many are left of it. With answers alone, it would take many times as
-long. Then rows of questions come behind the pictures. Numbers that say where something is are learnt from targets
-that a near miss matches in part, and from how far off the expected number is.
+Every picture is new. The first part of the run teaches the tower alone to see: each position of a picture learns
+to say which shape covers it, where that is and how many are left of it. With answers alone, it would take many
+times as long. Then rows of questions come behind the pictures. Numbers that say where something is are learnt
+from targets that a near miss matches in part, and from how far off the expected number is.
 
 Products are bfloat16, weights float32. Time is the processor's, so that a pause does no harm. A checkpoint every
 few minutes, and at SIGTERM, makes the run resumable: start the same command again.
@@ -116,7 +116,9 @@ def optimizers(model: SmallQwen) -> list[torch.optim.Optimizer]:
     return [Muon(matrices, lr=MATRIX_LR), adam]
 
 
-def step(model: SmallQwen, opts: list[torch.optim.Optimizer], batch: Batch, factor: float) -> tuple[dict[str, float], list[Tensor]]:
+def step(
+    model: SmallQwen, opts: list[torch.optim.Optimizer], batch: Batch, factor: float
+) -> tuple[dict[str, float], list[Tensor]]:
     """As `losses`, and the weights have learnt from it."""
     parts, right = losses(model, batch)
     for weight in model.parameters():

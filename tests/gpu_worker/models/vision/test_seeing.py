@@ -16,9 +16,9 @@ from petiole.gpu_worker import Engine, EngineConfig, InvalidRequest, Request, Sa
 from petiole.gpu_worker.models.families import config_keys
 from petiole.gpu_worker.models.families.decoders import gemma3, gemma4
 from petiole.gpu_worker.models.vision import tower_weights
-from petiole.gpu_worker.models.vision.tile_pictures import TilePictures
 from petiole.gpu_worker.models.vision.pictures import GridPictures
 from petiole.gpu_worker.models.vision.positions import AxisTables
+from petiole.gpu_worker.models.vision.tile_pictures import TilePictures
 from petiole.gpu_worker.models.vision.tower import Tower
 from petiole.gpu_worker.models.vision.writing import RowEnds, Tiles
 from petiole.gpu_worker.preparation import images
@@ -80,7 +80,9 @@ def test_pictures_anywhere_beside_text(name: str, open_engine: OpenEngine) -> No
     assert all_agree(*open_engine(name), PROMPTS)
 
 
-@pytest.mark.parametrize("name", rest(["qwen3-vl", "qwen3.5", "qwen2.5-vl", "gemma4-per-layer", "mistral3", "smolvlm"]))
+@pytest.mark.parametrize(
+    "name", rest(["qwen3-vl", "qwen3.5", "qwen2.5-vl", "gemma4-per-layer", "mistral3", "smolvlm"])
+)
 @pytest.mark.parametrize(("chunk", "policy"), rest([(3, "pipelined"), (8, "mixed"), (7, "drain")]))
 def test_chunks_may_cut_pictures(name: str, chunk: int, policy: str, open_engine: OpenEngine) -> None:
     engine, model = open_engine(name, chunk_size=chunk, prefill_policy=policy, debug=True)
