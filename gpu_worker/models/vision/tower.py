@@ -82,7 +82,7 @@ class Tower:
         """See `ImageDecoder`. uint8 [frames or tiles, height, width, 3] each -> features [1 + deep, positions,
         hidden] each. computed: the layers; None: in torch. progress: called after each layer that torch
         computes."""
-        tiles = [pixels.split(1) if self.config.frames == 1 else (pixels,) for pixels, _ in images]
+        tiles = [torch.split(pixels, 1) if self.config.frames == 1 else (pixels,) for pixels, _ in images]
         pictures = [tile for own in tiles for tile in own]
         grids = [self.grid(pixels) for pixels in pictures]
         taken: dict[int, Tensor] = {}
