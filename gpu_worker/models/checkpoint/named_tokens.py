@@ -3,7 +3,8 @@ of a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import read_json, shown
+
+_NUMBER = re.compile("[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -44,29 +47,26 @@ class NamedTokens:
         """As tokenizer_config.json has them, which is small."""
         given = self._read("tokenizer_config.json").get("added_tokens_decoder")
         entries = given.items() if isinstance(given, Mapping) else ()
-        return {
-            entry["content"]: int(number)
-            for number, entry in entries
-            if isinstance(entry, Mapping) and isinstance(entry.get("content"), str) and number.isdecimal()
-        }
+        return _ids((_text(entry), int(key) if _NUMBER.fullmatch(key) else None) for key, entry in entries)
 
     @cached_property
     def _vocabulary(self) -> dict[str, int]:
         read = self._read("tokenizer.json")
         model, added = read.get("model"), read.get("added_tokens")
         vocab = model.get("vocab") if isinstance(model, Mapping) else None
-        found = (
-            {text: id_ for text, id_ in vocab.items() if type(id_) is int} if isinstance(vocab, Mapping) else {}
-        )
-        entries = added if isinstance(added, list) else []
-        return found | {
-            entry["content"]: entry["id"]
-            for entry in entries
-            if isinstance(entry, Mapping)
-            and isinstance(entry.get("content"), str)
-            and type(entry.get("id")) is int
-        }
+        found = _ids(vocab.items()) if isinstance(vocab, Mapping) else {}
+        entries = [one for one in added if isinstance(one, Mapping)] if isinstance(added, list) else []
+        return found | _ids((_text(entry), entry.get("id")) for entry in entries)
 
     def _read(self, name: str) -> dict[str, Any]:
         path = self.folder / name
         return read_json(path) if path.is_file() else {}
+
+
+def _ids(entries: Iterable[tuple[object, object]]) -> dict[str, int]:
+    """Those of texts and ids that can be."""
+    return {text: id_ for text, id_ in entries if isinstance(text, str) and type(id_) is int and id_ >= 0}
+
+
+def _text(entry: object) -> object:
+    return entry.get("content") if isinstance(entry, Mapping) else None

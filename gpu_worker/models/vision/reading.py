@@ -88,7 +88,7 @@ def _read(
     try:
         config = of(model.raw, model.plan)
         if sight.writing is not None and model.tokens is not None:
-            config = replace(config, writing=sight.writing(model.tokens))
+            config = replace(config, writing=_written(sight.writing(model.tokens), model.plan.vocab_size))
         pictures = sight.pictures(config, model.pictures or {})
         plain = replace(options, quantization="none", max_positions=pictures.longest)
         eyes = TowerReader(source, config, plain, prefix, pictures.values())
@@ -116,6 +116,14 @@ def _read(
                 between.copy_(text.embed(torch.tensor(tokens, device=options.device)))
             tower = replace(tower, between=between)
     return SeeingDecoder.around(text, vision=tower, images=limits, pictures=pictures)
+
+
+def _written(writing: Writing, vocab_size: int) -> Writing:
+    """Raises ModelError for a token without an embedding."""
+    if (largest := max(writing.tokens)) >= vocab_size:
+        limit = f"must be below {vocab_size}, the tokens of the text"
+        raise ModelError(f"tokenizer.json: the id of a token inside pictures {limit}, got {largest}")
+    return writing
 
 
 def _without_eyes(text: Decoder, options: LoadOptions, why: str) -> Decoder:

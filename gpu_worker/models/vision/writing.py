@@ -46,18 +46,18 @@ class RowEnds:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """around: before each tile; places: by row and column, behind that; whole: before the whole picture; line: the
-    tokens of a line's end, lines: of two."""
+    """around: before each tile; places: by row and column, behind that; whole: before the whole picture; line: a
+    line's end, behind each row of tiles; lines: two of them, behind the last row."""
 
     around: int
     places: tuple[tuple[int, ...], ...]
     whole: int
-    line: tuple[int, ...]
+    line: int
     lines: tuple[int, ...]
 
     @property
     def tokens(self) -> Sequence[int]:
-        every = (self.around, self.whole, *self.line, *self.lines, *(one for row in self.places for one in row))
+        every = (self.around, self.whole, self.line, *self.lines, *(one for row in self.places for one in row))
         return tuple(dict.fromkeys(every))
 
     def of(self, blocks: Sequence[tuple[int, int]], tiling: tuple[int, int]) -> list[int]:
@@ -67,7 +67,7 @@ class Tiles:
             row, column = divmod(k, columns)
             found += [self.around, self.places[row][column], -size]
             if column == columns - 1:
-                found += self.lines if row == rows - 1 else self.line
+                found += self.lines if row == rows - 1 else (self.line,)
         return [*found, self.around, self.whole, -whole, self.around]
 
 
@@ -83,4 +83,4 @@ def smol_tiles(tokens: NamedTokens) -> Tiles:
     most = next(n for n in count(1) if tokens.find(f"<row_{n}_col_{n}>") is None) - 1
     sides = range(1, most + 1)
     places = tuple(tuple(tokens.of(f"<row_{row}_col_{column}>") for column in sides) for row in sides)
-    return Tiles(around, places, whole, (line,), (line, line) if lines is None else (lines,))
+    return Tiles(around, places, whole, line, (line, line) if lines is None else (lines,))

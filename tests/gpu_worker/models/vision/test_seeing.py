@@ -254,7 +254,7 @@ def _ends_of_rows_swapped(patch: pytest.MonkeyPatch) -> None:
 
 def _line_ends_apart(patch: pytest.MonkeyPatch) -> None:
     of = Tiles.of
-    patch.setattr(Tiles, "of", lambda self, *given: of(replace(self, lines=self.line), *given))
+    patch.setattr(Tiles, "of", lambda self, *given: of(replace(self, lines=(self.line,)), *given))
 
 
 def _whole_picture_first(patch: pytest.MonkeyPatch) -> None:
