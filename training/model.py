@@ -83,8 +83,11 @@ class Attention(nn.Module):
         if past is not None:
             k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)
         groups = self.heads // self.kv_heads
-        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True) if mask is None else attended(q, k, v, mask)
+        keys, values = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        if mask is None:
+            out = F.scaled_dot_product_attention(q, keys, values, is_causal=True)
+        else:
+            out = attended(q, keys, values, mask)
         return self.o_proj(out.transpose(1, 2).reshape(batch, length, -1)), (k, v)
 
 

@@ -87,7 +87,8 @@ def _read(
         return text
     try:
         config = of(model.raw, model.plan)
-        if sight.writing is not None and model.tokens is not None:
+        if sight.writing is not None:
+            assert model.tokens is not None  # of a model that is read from files
             config = replace(config, writing=_written(sight.writing(model.tokens), model.plan.vocab_size))
         pictures = sight.pictures(config, model.pictures or {})
         plain = replace(options, quantization="none", max_positions=pictures.longest)

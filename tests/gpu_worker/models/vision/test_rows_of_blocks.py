@@ -150,12 +150,6 @@ def without_token(folder: Path, text: str) -> None:
     (folder / "tokenizer.json").write_text(tokenizer.replace(text, text.lower()))
 
 
-def with_id(folder: Path, text: str, number: int) -> None:
-    described = json.loads((folder / "tokenizer_config.json").read_text())
-    described["added_tokens_decoder"] = {str(number): {"content": text}, "9" * 5000: {"content": "[x]"}, "-1": 7}
-    (folder / "tokenizer_config.json").write_text(json.dumps(described))
-
-
 def changed(folder: Path, **more: Any) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | more))
@@ -169,7 +163,6 @@ def changed(folder: Path, **more: Any) -> None:
         (lambda folder: in_eight_bits(folder, "merging_layer"), "merging_layer"),
         (lambda folder: changed(folder, vision_feature_layer=-2), "vision_feature_layer must be -1"),
         (lambda folder: without_token(folder, "[IMG_BREAK]"), "must have the token '[IMG_BREAK]'"),
-        (lambda folder: with_id(folder, "[IMG_END]", 512), "must be below 512, the tokens of the text, got 512"),
     ],
 )
 def test_text_is_served_beside_a_tower_of_another_form(

@@ -18,6 +18,7 @@ from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.named_tokens import NamedTokens
 from petiole.gpu_worker.models.families import towers
 from petiole.gpu_worker.models.families.registry import model_of
+from petiole.gpu_worker.models.vision import reading
 from petiole.gpu_worker.models.vision.dimensions import TowerConfig
 from petiole.gpu_worker.models.vision.positions import NearestTable
 from petiole.gpu_worker.models.vision.tile_pictures import tile_pictures
@@ -156,8 +157,15 @@ def test_tokens_are_found_by_their_texts(tokens: NamedTokens, tmp_path: Path) ->
     (tmp_path / "processor_config.json").write_text('{"image_end_token": 7}')
     with pytest.raises(ModelError, match="must have the token 7"):
         row_ends(NamedTokens(tmp_path))
-    entries = {"900": {"content": "[IMG_BREAK]"}, "x": {"content": "[IMG_END]"}, "3": 5}
+    entries = {
+        "900": {"content": "[IMG_BREAK]"},
+        "x": {"content": "[IMG_END]"},
+        "3": 5,
+        "9" * 5000: {"content": "y"},
+    }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": entries}))
     (tmp_path / "processor_config.json").unlink()
     assert row_ends(NamedTokens(tmp_path)) == RowEnds(900, ids["[IMG_END]"])
+    with pytest.raises(ModelError, match="inside pictures must be below 900, the tokens of the text, got 900"):
+        reading._written(row_ends(NamedTokens(tmp_path)), 900)
     assert np.unique(smol_tiles(tokens).tokens).size == len(smol_tiles(tokens).tokens)
