@@ -59,7 +59,7 @@ PUBLISHED = (
     _causal("Phi-1.5, 2, 3, 3.5, 4-mini", "Phi", "Phi3"),
     _causal("Granite 3, 4; not on CUDA with Mamba-2", "Granite", "GraniteMoeHybrid"),
     _causal("Nemotron-H (not 47B), Nemotron Nano 2, 3", "NemotronH", cuda=False),
-    _causal("SmolLM3", "SmolLM3"),
+    _causal("SmolLM3; SmolVLM2", "SmolLM3", f"SmolVLM{_VISION}"),
     _causal("OLMo 2, 3; OLMoE; EXAONE 4", "Olmo2", "Olmo3", "Olmoe", "Exaone4"),
     _causal("StarCoder2", "Starcoder2"),
     _causal("GPT-2", "GPT2LMHeadModel"),

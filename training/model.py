@@ -47,6 +47,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
+def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Plain products: for rows of a few hundred positions on a CPU, with their gradients, faster than
+    `scaled_dot_product_attention`."""
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1).to(v.dtype) @ v
+
+
 class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -74,13 +83,11 @@ class Attention(nn.Module):
         if past is not None:
             k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)
         groups = self.heads // self.kv_heads
-        out = F.scaled_dot_product_attention(
-            q,
-            k.repeat_interleave(groups, dim=1),
-            v.repeat_interleave(groups, dim=1),
-            attn_mask=mask,
-            is_causal=mask is None,
-        )
+        keys, values = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        if mask is None:
+            out = F.scaled_dot_product_attention(q, keys, values, is_causal=True)
+        else:
+            out = attended(q, keys, values, mask)
         return self.o_proj(out.transpose(1, 2).reshape(batch, length, -1)), (k, v)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from petiole.contract.settings.engine import switch
 from petiole.gpu_worker.exceptions import MachineError
 from petiole.gpu_worker.models.checkpoint.identity import open_checkpoint
+from petiole.gpu_worker.models.checkpoint.named_tokens import NamedTokens
 from petiole.gpu_worker.models.checkpoint.safetensors import Checkpoint
 from petiole.gpu_worker.models.checkpoint.sentence_transformers import TextModel
 from petiole.gpu_worker.models.decoder import Decoder
@@ -143,7 +144,7 @@ class Model:
     from any source of tensors. texts: how a model of texts is asked. modules: the folders and files, inside the
     model's, of modules with weights of their own. judge: how a model that generates is asked for scores, if its
     files say that. pictures: how the files say that pictures are made
-    ready; None: the family does not read it."""
+    ready; None: the family does not read it. tokens: of the files, by their texts."""
 
     raw: Mapping[str, Any]
     plan: ModelPlan
@@ -153,6 +154,7 @@ class Model:
     modules: tuple[str, ...] = ()
     judge: Judge | None = None
     pictures: Mapping[str, Any] | None = None
+    tokens: NamedTokens | None = None
 
 
 Reader = Callable[[TensorSource, Model, LoadOptions], Decoder]

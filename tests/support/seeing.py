@@ -18,7 +18,9 @@ from tests.support.tokenizers import byte_level
 
 transformers = pytest.importorskip("transformers")
 
-MARKS = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"]
+MARKS = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>", "[IMG_BREAK]", "[IMG_END]"]
+_PLACES = [f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)]
+MARKS += ["<fake_token_around_image>", "<global-img>", *_PLACES]
 TEMPLATE = """\
 {%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' }}
@@ -98,6 +100,7 @@ _MORE = {
     },
     "Mistral3": {"image_token_id": PAD, "multimodal_projector_bias": True},
     "Gemma4": {"image_token_id": PAD, "boi_token_id": _BEGIN, "eoi_token_id": _END, "audio_config": None},
+    "SmolVLM": {"image_token_id": PAD, "scale_factor": 2},
 }
 """By class: what the whole model's configuration has, if not the same as Qwen's."""
 _QWEN3_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -159,6 +162,14 @@ _PIXTRAL = {
     "image_size": 160,
     "patch_size": 8,
 }
+_SMOL = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "image_size": 48,
+    "patch_size": 8,
+}
 _ONE_AXIS = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}
 _AHEAD = {"use_bidirectional_attention": "vision"}
 _PER_LAYER = {"hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}
@@ -171,6 +182,7 @@ SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3.5-moe": ("Qwen3_5Moe", _text([2, 1, 1], **_LINEAR | _MIXED), _TOWER_3_5),
     "qwen2.5-vl": ("Qwen2_5_VL", _text([2, 3, 3], head_dim=16), _TOWER_2_5),
     "mistral3": ("Mistral3", _text([], model_type="mistral", **_ONE_AXIS), _PIXTRAL),
+    "smolvlm": ("SmolVLM", _text([], model_type="llama", **_ONE_AXIS), _SMOL),
     "gemma3": ("Gemma3", _text([], **_GEMMA3), _SIGLIP),
     "gemma4": ("Gemma4", _text([], **_GEMMA4 | _AHEAD), _TOWER_4 | {"standardize": True}),
     "gemma4-per-layer": ("Gemma4", _text([], **_GEMMA4 | _PER_LAYER), _TOWER_4 | {"use_clipped_linears": True}),
@@ -229,9 +241,19 @@ def row_pixels() -> Any:
     return PixtralImageProcessorPil(size={"longest_edge": 160}, patch_size=16, image_mean=[0.5, 0.4, 0.3])
 
 
+def tile_pixels() -> Any:
+    """As `pixels_of_transformers`."""
+    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+    edges: dict[str, Any] = {"size": {"longest_edge": 120}, "max_image_size": {"longest_edge": 48}}
+    return SmolVLMImageProcessorPil(**edges, image_mean=[0.5, 0.4, 0.3])
+
+
 def pixels_of(model: Any) -> Any:
     """The processor of a model's pictures."""
     kind = type(model).__name__.removesuffix("ForConditionalGeneration")
+    if kind == "SmolVLM":
+        return tile_pixels()
     if kind == "Mistral3":
         return row_pixels()
     return gemma_pixels(kind) if kind in _MORE else pixels_of_transformers()
@@ -256,8 +278,8 @@ def write_seeing(folder: Path, name: str, model: Any = None) -> Any:
 def mark_of(model: Any) -> str:
     """What a chat template writes for a picture."""
     kind = type(model).__name__.removesuffix("ForConditionalGeneration")
-    return {"Gemma3": "<|vision_start|>", "Gemma4": "<|image_pad|>", "Mistral3": "<|image_pad|>"}.get(
-        kind, "".join(MARKS[:3])
+    return {"Gemma3": "<|vision_start|>", "Gemma4": "<|image_pad|>"}.get(
+        kind, "<|image_pad|>" if kind in ("Mistral3", "SmolVLM") else "".join(MARKS[:3])
     )
 
 
@@ -272,9 +294,21 @@ def as_file(picture: Image.Image, **more: Any) -> bytes:
     return file.getvalue()
 
 
+def smol_ids(rows: int, columns: int) -> list[int]:
+    """The tokens of a picture in tiles, as transformers' processor writes them."""
+    from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
+
+    names = {"fake_token_around_image": MARKS[6], "image_token": MARKS[1], "global_image_token": MARKS[7]}
+    ids: list[int] = tokenizer().encode(get_image_prompt_string(rows, columns, 9, **names)).ids
+    return ids
+
+
 def reference(model: Any, ids: list[int], pictures: list[Image.Image]) -> np.ndarray:
     """float64 [positions, vocab]: log-probabilities. ids: with one placeholder for each picture."""
-    made = dict(pixels_of(model)(images=pictures, return_tensors="pt")) if pictures else {}
+    smol, more = type(model).__name__.startswith("SmolVLM"), dict[str, Any]()
+    if smol:
+        more = {"images": [pictures], "return_row_col_info": True}
+    made = dict(pixels_of(model)(**{"images": pictures, **more}, return_tensors="pt")) if pictures else {}
     made.pop("num_crops", None)
     counts = made.pop("num_soft_tokens_per_image", None)
     if counts is None:
@@ -282,11 +316,14 @@ def reference(model: Any, ids: list[int], pictures: list[Image.Image]) -> np.nda
     places = iter([[PAD] * int(count) for count in counts])
     if type(model).__name__.startswith("Mistral3"):
         rows = [(int(height) // 16, int(width) // 16) for height, width in made.get("image_sizes", ())]
-        places = iter([[*([*[PAD] * n, PAD + 2] * k)[:-1], PAD + 3] for k, n in rows])
+        between, last = TOKENS["[IMG_BREAK]"], TOKENS["[IMG_END]"]
+        places = iter([[*([*[PAD] * n, between] * k)[:-1], last] for k, n in rows])
+    if smol and pictures:
+        places = iter(smol_ids(k, n) for k, n in zip(made.pop("rows")[0], made.pop("cols")[0], strict=True))
     whole = [token for one in ids for token in (next(places) if one == PAD else [one])]
     tokens = torch.tensor([whole])
     kinds = "token_type_ids" if type(model).__name__.startswith("Gemma3") else "mm_token_type_ids"
     with torch.no_grad():
-        more = {kinds: (tokens == PAD).int()} if pictures and "image_sizes" not in made else {}
+        more = {kinds: (tokens == PAD).int()} if pictures and "image_sizes" not in made and not smol else {}
         logits = model(tokens, attention_mask=torch.ones_like(tokens), **made, **more).logits[0]
     return logits.double().log_softmax(-1).numpy()

@@ -13,10 +13,11 @@ from petiole.gpu_worker.models.moondream.crops import cropped
 from training.vision import tokens as tokens_
 from training.vision.evaluate import GEOMETRY, Answer, ask, overlaps, right_points
 from training.vision.export import export
+from training.vision.losses import nearby
 from training.vision.model import Moondream, RegionShape, Shape, TextShape, VisionShape
 from training.vision.pictures import COLORS, Shape as Shape2, ask_all, draw_scene, paint
 from training.vision.tokens import COORDINATE, EOS, SIZE, Row, row_of
-from training.vision.train import batch_of, draw_batch, hidden_of, load_model, nearby, train
+from training.vision.train import batch_of, draw_batch, hidden_of, load_model, train
 
 TOKENIZER = tokens_.build()
 TINY = Shape(VisionShape(16, 2, 1, 16), TextShape(64, 1, 2, 32), RegionShape(4, 4, 8))
@@ -167,8 +168,8 @@ def test_points_and_boxes_are_compared_in_order() -> None:
     shapes = [Shape2("circle", "red", 0.2, 0.5, 0.2, 0.2), Shape2("square", "red", 0.7, 0.5, 0.2, 0.2)]
     numbers = [(0.2,), (0.5,), (0.2, 0.2), (0.74,), (0.5,), (0.2, 0.1)]
     answer = Answer([5, 5, 6, 5, 5, 6], numbers)
-    assert right_points(answer, shapes)
-    assert not right_points(answer, shapes[:1])
-    assert not right_points(answer, shapes[::-1])
-    assert overlaps(answer, shapes) == pytest.approx([1.0, 0.016 / 0.044])
-    assert overlaps(answer, shapes[:1]) == pytest.approx([1.0, 0.0])
+    assert right_points(answer.points(), shapes)
+    assert not right_points(answer.points(), shapes[:1])
+    assert not right_points(answer.points(), shapes[::-1])
+    assert overlaps(answer.boxes(), shapes) == pytest.approx([1.0, 0.016 / 0.044])
+    assert overlaps(answer.boxes(), shapes[:1]) == pytest.approx([1.0, 0.0])

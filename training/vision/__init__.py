@@ -1,5 +1,7 @@
 """How `petiole-tiny-vision` is made: the pictures it learns, its tokenizer, its training.
 
+qwen/     the next one, in Qwen3-VL's form
+losses    how wrong a model is about where something is
 pictures  scenes of coloured shapes, drawn from a seed, and questions with their one right answer   (no torch)
 tokens    one token a word of the questions and answers, one token a byte everywhere else          (no torch)
 model     a Moondream made small, for training; its parameters have the published names

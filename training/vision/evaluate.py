@@ -31,6 +31,8 @@ from training.vision.tokens import COORDINATE, EOS, SIZE, row_of
 GEOMETRY = CropGeometry(patch=14, grid=9, margin=2, max_crops=4)
 NEAR = 0.05
 Values = tuple[float, ...]
+Box = tuple[float, float, float, float]
+"""Centre, width and height."""
 
 
 @dataclass(frozen=True)
@@ -45,20 +47,18 @@ class Answer:
         numbers = [value for of in self.values if len(of) == 1 for value in of]
         return list(zip(numbers[::2], numbers[1::2], strict=False))
 
-    def boxes(self) -> list[tuple[float, float, float, float]]:
-        """Centre, width and height."""
+    def boxes(self) -> list[Box]:
         sizes = [of for token, of in zip(self.token_ids, self.values, strict=True) if token == SIZE]
         return [(*at, *size) for at, size in zip(self.points(), sizes, strict=False)]  # type: ignore[misc]
 
 
-def right_points(answer: Answer, shapes: Sequence[Shape]) -> bool:
-    found = answer.points()
+def right_points(found: Sequence[tuple[float, float]], shapes: Sequence[Shape]) -> bool:
     return len(found) == len(shapes) and all(
         abs(x - shape.x) <= NEAR and abs(y - shape.y) <= NEAR for (x, y), shape in zip(found, shapes, strict=True)
     )
 
 
-def overlap(box: tuple[float, float, float, float], shape: Shape) -> float:
+def overlap(box: Box, shape: Shape) -> float:
     """Intersection over union."""
     x, y, width, height = box
     wide = min(x + width / 2, shape.x + shape.width / 2) - max(x - width / 2, shape.x - shape.width / 2)
@@ -67,9 +67,8 @@ def overlap(box: tuple[float, float, float, float], shape: Shape) -> float:
     return both / (width * height + shape.width * shape.height - both)
 
 
-def overlaps(answer: Answer, shapes: Sequence[Shape]) -> list[float]:
+def overlaps(boxes: Sequence[Box], shapes: Sequence[Shape]) -> list[float]:
     """The overlap of each shape with the box in its place; 0 for a missing one and for one too many."""
-    boxes = answer.boxes()
     return [
         overlap(boxes[k], shapes[k]) if k < min(len(boxes), len(shapes)) else 0.0
         for k in range(max(len(boxes), len(shapes)))
@@ -107,9 +106,9 @@ def figures(engine: Engine, n_pictures: int, seed: int) -> dict[str, Any]:
         questions = ask_all(scene, own)
         for question, answer in zip(questions, ask(engine, tokenizer, crops, number, questions), strict=True):
             if question.skill == "point":
-                right["point"].append(float(right_points(answer, question.found)))
+                right["point"].append(float(right_points(answer.points(), question.found)))
             elif question.skill == "detect":
-                right["detect"] += overlaps(answer, question.found)
+                right["detect"] += overlaps(answer.boxes(), question.found)
             else:
                 text = tokenizer.decode([t for t in answer.token_ids if t not in (EOS, COORDINATE, SIZE)])
                 right[question.kind].append(float(text == question.answer))

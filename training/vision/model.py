@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.vision.pictures import COLORS, KINDS, MOST
+from training.vision.losses import KNOWN
 from training.vision.tokens import BINS, COORDINATE, SIZE, VOCAB_SIZE
 
 DEPTH = 2
@@ -128,8 +128,7 @@ class Moondream(nn.Module):
         )
         region.register_parameter("coord_features", nn.Parameter(torch.randn(1, r.coordinate_features) * 3))
         region.register_parameter("size_features", nn.Parameter(torch.randn(2, r.size_features) * 3))
-        known = 4 + (1 + MOST) + (1 + len(COLORS) * len(KINDS))
-        self.cells, self.places = nn.Linear(t.dim, known), nn.Linear(t.dim, known)
+        self.cells, self.places = nn.Linear(t.dim, KNOWN), nn.Linear(t.dim, KNOWN)
         self.model = nn.ModuleDict({"vision": vision, "text": text, "region": region})
         for name, weight in self.named_parameters():
             if name.endswith(("attn.proj.weight", "mlp.fc2.weight")) and "blocks" in name:

@@ -103,13 +103,13 @@ def paint(scene: Scene, rng: Random) -> Image.Image:
     return picture.resize(scene.size, Image.Resampling.BOX)
 
 
-def cells(scene: Scene, grid: int) -> list[int]:
+def cells(scene: Scene, rows: int, columns: int) -> list[int]:
     """For each cell of a grid over the picture, row by row: the place of the shape that covers its centre, 1 for
     the leftmost; 0 for none."""
     found = []
-    for row in range(grid):
-        for column in range(grid):
-            x, y = (column + 0.5) / grid, (row + 0.5) / grid
+    for row in range(rows):
+        for column in range(columns):
+            x, y = (column + 0.5) / columns, (row + 0.5) / rows
             over = [
                 (place, s)
                 for place, s in enumerate(scene.shapes, 1)
@@ -188,6 +188,19 @@ ASK: tuple[Callable[[Scene, Random], Question | None], ...] = (
 def ask_all(scene: Scene, rng: Random) -> list[Question]:
     """One question of each kind, more of those with coordinates."""
     return [question for ask in ASK if (question := ask(scene, rng)) is not None]
+
+
+def ask_pair(scenes: tuple[Scene, Scene], rng: Random) -> list[Question]:
+    """What can be asked about two pictures at once."""
+    first, second = (len(scene.shapes) for scene in scenes)
+    more = "both have as many" if first == second else "the first" if first > second else "the second"
+    found = [("Which image has more shapes?", more)]
+    for which, scene in zip(("first", "second"), scenes, strict=True):
+        what = _subject(rng.choice(scenes), rng)
+        found.append((f"Is there a {what} in the {which} image?", "yes" if _matching(scene, what) else "no"))
+        what = rng.choice(["shape", *KINDS, *(f"{color} shape" for color in COLORS)])
+        found.append((f"How many {what}s are in the {which} image?", str(len(_matching(scene, what)))))
+    return [Question("query", "two pictures", text, answer) for text, answer in found]
 
 
 def _subject(scene: Scene, rng: Random) -> str:

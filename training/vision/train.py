@@ -33,16 +33,15 @@ from torch import Tensor
 from petiole.gpu_worker.models.moondream.crops import CropGeometry, Tiling, cropped
 from training.optimizer import Muon
 from training.vision import tokens as tokens_
+from training.vision.losses import Covered, off, seen
 from training.vision.model import Moondream, Shape
-from training.vision.pictures import MOST, ask_all, ask_count, cells, draw_scene, number_of, paint
+from training.vision.pictures import Scene, ask_all, ask_count, draw_scene, paint
 from training.vision.tokens import COORDINATE, EOS, SIZE, Row, row_of
 
 DEFAULT_CHECKPOINT = Path(tempfile.gettempdir()) / "petiole-tiny-vision" / "checkpoint.pt"
 MATRIX_LR, OTHER_LR = 0.01, 0.0015
 WARMUP_STEPS = 100
 DECAY_SHARE = 0.7
-NEAR = 12.0
-"""The width of a bin's target, in bins."""
 LARGE_SHARE = 0.15
 """The share of steps with pictures that are cut into several crops."""
 SKIPPED = {"color": 0.6, "yes or no": 0.5}
@@ -54,8 +53,7 @@ QUESTION_SEED = 1_000_003
 class Batch:
     """crops: uint8 [N, crops, size, size, 3]; tokens, positions, question: int64 [N, T]; question is 0 at padding;
     bins: int64 [N, T, 2]; learnt: bool [N, T], the tokens to predict; kinds: per row, each question's kind.
-    cells: int64 [N, grid²], as `pictures.cells` has them; by such a place, names: int64 [N, 1 + MOST], the numbers
-    of the shapes, and boxes: float32 [N, 1 + MOST, 4], their centres and sizes."""
+    covered: what covers the pictures."""
 
     crops: Tensor
     tiling: Tiling
@@ -65,9 +63,7 @@ class Batch:
     bins: Tensor
     learnt: Tensor
     kinds: list[list[str]]
-    cells: Tensor
-    names: Tensor
-    boxes: Tensor
+    covered: Covered
 
 
 def picture_size(rng: Random, geometry: CropGeometry, large: bool) -> tuple[int, int]:
@@ -89,7 +85,7 @@ def draw_batch(tokenizer: Tokenizer, rng: Random, shape: Shape, n: int) -> Batch
     geometry = geometry_of(shape)
     size = picture_size(rng, geometry, rng.random() < LARGE_SHARE)
     crops, rows, kinds = [], list[list[Row]](), list[list[str]]()
-    covered, names, boxes = [], [], []
+    scenes = list[Scene]()
     for _ in range(n):
         own = Random(2 * rng.getrandbits(60))
         scene = max((draw_scene(own, size) for _ in range(2)), key=lambda scene: len(scene.shapes))
@@ -100,12 +96,9 @@ def draw_batch(tokenizer: Tokenizer, rng: Random, shape: Shape, n: int) -> Batch
         crops.append(torch.from_numpy(found.pixels))
         rows.append([row_of(tokenizer, question) for question in questions])
         kinds.append([question.kind for question in questions])
-        covered.append(cells(scene, shape.vision.grid))
-        absent = MOST - len(scene.shapes)
-        names.append([0, *map(number_of, scene.shapes), *[0] * absent])
-        boxes.append([(0.0,) * 4, *((s.x, s.y, s.width, s.height) for s in scene.shapes), *[(0.0,) * 4] * absent])
+        scenes.append(scene)
     batch = batch_of(torch.stack(crops), found.tiling, rows, kinds, 1 + shape.vision.grid**2)
-    return replace(batch, cells=torch.tensor(covered), names=torch.tensor(names), boxes=torch.tensor(boxes))
+    return replace(batch, covered=Covered.of(scenes, shape.vision.grid, shape.vision.grid))
 
 
 def batch_of(crops: Tensor, tiling: Tiling, rows: list[list[Row]], kinds: list[list[str]], prefix: int) -> Batch:
@@ -121,8 +114,7 @@ def batch_of(crops: Tensor, tiling: Tiling, rows: list[list[Row]], kinds: list[l
             positions[i, span], question[i, span] = torch.arange(prefix, prefix + len(row.tokens)), k
             learnt[i, at + row.start : span.stop] = True
             at = span.stop
-    nothing = torch.zeros(0)
-    return Batch(crops, tiling, tokens, positions, question, bins, learnt, kinds, nothing, nothing, nothing)
+    return Batch(crops, tiling, tokens, positions, question, bins, learnt, kinds, Covered.of([], 0, 0))
 
 
 def hidden_of(model: Moondream, batch: Batch, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,8 +143,8 @@ def losses(model: Moondream, batch: Batch) -> tuple[dict[str, Tensor], Tensor, T
     before, tokens, bins = hidden[:, :-1][targets], batch.tokens[:, 1:][targets], batch.bins[:, 1:][targets]
     logits = model.logits(before).float()
     parts = {"text": 2 * F.cross_entropy(logits, tokens, label_smoothing=0.01)}
-    parts["cells"] = seen(model.cells(images).float(), batch)
-    parts["places"] = seen(model.places(halfway).float(), batch)
+    parts["cells"] = seen(model.cells(images).float(), batch.covered)
+    parts["places"] = seen(model.places(halfway).float(), batch.covered)
     missed = torch.zeros(len(tokens))
     for name, token, decode in (("at", COORDINATE, model.coordinate_logits), ("size", SIZE, model.size_logits)):
         chosen = tokens == token
@@ -162,32 +154,6 @@ def losses(model: Moondream, batch: Batch) -> tuple[dict[str, Tensor], Tensor, T
             parts[name] = off(found, wanted)
             missed[chosen] = (found.argmax(-1) - wanted).abs().amax(-1).float()
     return parts, logits.argmax(-1) == tokens, missed
-
-
-def seen(found: Tensor, batch: Batch) -> Tensor:
-    """How wrong the positions of the pictures are about what covers them: `found` [N, grid², box, place, name]."""
-    box, place, name = found.split([4, 1 + MOST, found.shape[-1] - 5 - MOST], dim=-1)
-    covered = batch.cells > 0
-    names, boxes = batch.names.gather(1, batch.cells), batch.boxes[torch.arange(len(found))[:, None], batch.cells]
-    wrong = F.cross_entropy(name.flatten(0, 1), names.flatten())
-    wrong = wrong + F.cross_entropy(place.flatten(0, 1), batch.cells.flatten())
-    return wrong + 4 * (box[covered] - boxes[covered]).abs().mean()
-
-
-def off(found: Tensor, wanted: Tensor) -> Tensor:
-    """Two losses of logits [n, k, bins] for bins [n, k]: cross entropy to a near miss' share, above the least
-    possible, and the distance of the expected bin."""
-    shares = nearby(wanted.flatten(), found.shape[-1])
-    chances = found.flatten(0, 1).log_softmax(-1)
-    expected = (chances.exp() * torch.arange(found.shape[-1])).sum(-1)
-    divergence = (shares * (shares.clamp(min=1e-20).log() - chances)).sum(-1).mean()
-    return divergence + (expected - wanted.flatten()).abs().mean() * 10 / found.shape[-1]
-
-
-def nearby(wanted: Tensor, n_bins: int) -> Tensor:
-    """float32 [n, n_bins]: most of the weight on the wanted bin, less on its neighbours."""
-    distance = (torch.arange(n_bins)[None, :] - wanted[:, None]).float() / NEAR
-    return torch.softmax(-(distance**2) / 2, dim=-1)
 
 
 @dataclass

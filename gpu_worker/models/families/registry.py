@@ -13,6 +13,7 @@ from typing import Any
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models import families
 from petiole.gpu_worker.models.checkpoint.configuration import JsonObject, architecture_of, read_json, shown
+from petiole.gpu_worker.models.checkpoint.named_tokens import NamedTokens
 from petiole.gpu_worker.models.checkpoint.opening import config_of
 from petiole.gpu_worker.models.families.family import Family
 from petiole.gpu_worker.models.families.texts import of_texts, pooled, scoring
@@ -42,7 +43,7 @@ def find_model(folder: Path) -> Model:
     raw = config_of(folder)
     model = model_of(raw, f"{folder}: ")
     if model.pictures is not None:
-        model = replace(model, pictures=_pictures(folder))
+        model = replace(model, pictures=_pictures(folder), tokens=NamedTokens(folder))
     return of_texts(model, folder, raw)
 
 

@@ -103,12 +103,8 @@ def _tower(
 def gemma3(raw: JsonObject, text: ModelPlan) -> TowerConfig:
     """SigLIP: all pictures have one size."""
     given = objects(raw, "vision_config")
-    hidden, heads = _heads(given, "num_attention_heads", hidden=768, heads=12, width=1)
-    norm = Norm(kind="layer", eps=config_keys.number(given, "layer_norm_eps", 1e-6), bias=True)
-    act = config_keys.activation({"hidden_act": "gelu_pytorch_tanh", **_named(raw, given)}, ("gelu_tanh", "gelu"))
-    fed = FeedForward(whole(given, "intermediate_size", 2 * MAX_WIDTH, 3072), act, gated=False, bias=True)
-    width = hidden // heads
-    mixer = Attention(heads, heads, width, width**-0.5, mask="bidirectional", qkv_bias=True, out_bias=True)
+    layer, hidden = _siglip_layer(raw, given, hidden=768, heads=12, inner=3072)
+    assert layer.mixer_norm is not None
     patch = whole(given, "patch_size", _MAX_SIDE, 16)
     table = whole(given, "image_size", 2**16, 224) // patch
     tokens = whole(raw, "mm_tokens_per_image", MAX_VOCAB, 256)
@@ -117,15 +113,14 @@ def gemma3(raw: JsonObject, text: ModelPlan) -> TowerConfig:
         raise ModelError(f"config.json: mm_tokens_per_image {limit}, got {tokens}")
     begin, end = (_token(raw, text, part, default) for part, default in (("boi", 255_999), ("eoi", 256_000)))
     placeholder = _token(raw, text, "image", 262_144)
-    whole(given, "num_channels", 3, 3, low=3)
     return TowerConfig(
-        plan=_layers_of(given, hidden, Layer(mixer, fed, mixer_norm=norm, feed_forward_norm=norm), 12),
+        plan=_layers_of(given, hidden, layer, 12),
         patch=patch,
         merge=table // isqrt(tokens),
         frames=1,
         outputs=text.hidden_size,
         placeholder=placeholder,
-        norm=Norm(eps=norm.eps, offset=1.0),
+        norm=Norm(eps=layer.mixer_norm.eps, offset=1.0),
         table=table,
         written=Written(begin, ("\n\n", begin, placeholder, end, "\n\n")),
     )
@@ -178,8 +173,7 @@ def gemma4(raw: JsonObject, text: ModelPlan) -> TowerConfig:
 
 
 def pixtral(raw: JsonObject, text: ModelPlan) -> TowerConfig:
-    """The tower of Mistral Small 3.1. Frequencies take turns between rows and columns. No configuration names the
-    tokens behind rows: in Mistral's tokenizers they come two and three behind that of pictures."""
+    """The tower of Mistral Small 3.1. Frequencies take turns between rows and columns."""
     given = objects(raw, "vision_config")
     hidden, heads = _heads(given, "num_attention_heads", hidden=1024, heads=16, width=4)
     width, norm = hidden // heads, Norm(eps=1e-5)
@@ -192,22 +186,50 @@ def pixtral(raw: JsonObject, text: ModelPlan) -> TowerConfig:
         got = shown(raw["vision_feature_layer"])
         raise ModelError(f"config.json: vision_feature_layer must be -1, the last, got {got}")
     whole(given, "num_channels", 3, 3, low=3)
-    placeholder = _token(raw, text, "image", 10)
-    if placeholder + 3 >= text.vocab_size:
-        limit = f"must be below {text.vocab_size - 3}, three less than the tokens"
-        raise ModelError(f"config.json: image_token_index {limit}, got {placeholder}")
     return TowerConfig(
         plan=_layers_of(given, hidden, Layer(mixer, fed, mixer_norm=norm, feed_forward_norm=norm), 24),
         patch=whole(given, "patch_size", _MAX_SIDE, 16),
         merge=whole(raw, "spatial_merge_size", _MAX_SIDE, 2),
         frames=1,
         outputs=text.hidden_size,
-        placeholder=placeholder,
+        placeholder=_token(raw, text, "image", 10),
         norm=Norm(eps=config_keys.number(objects(raw, "text_config"), "rms_norm_eps", 1e-5)),
-        ends=(placeholder + 2, placeholder + 3),
         biased=bool(raw.get("multimodal_projector_bias", False)),
         edge=whole(given, "image_size", 2**16, 1024),
     )
+
+
+def smolvlm(raw: JsonObject, text: ModelPlan) -> TowerConfig:
+    """SigLIP: each tile of a picture, and the whole picture, has its size."""
+    given = objects(raw, "vision_config")
+    layer, hidden = _siglip_layer(raw, given, hidden=1152, heads=16, inner=3072)
+    patch = whole(given, "patch_size", _MAX_SIDE, 32)
+    table, merge = whole(given, "image_size", 2**16, 224) // patch, whole(raw, "scale_factor", _MAX_SIDE, 2)
+    if not table or table % merge:
+        raise ModelError(f"config.json: scale_factor must divide {table}, the patches of a side, got {merge}")
+    assert layer.mixer_norm is not None
+    return TowerConfig(
+        plan=_layers_of(given, hidden, layer, 12),
+        patch=patch,
+        merge=merge,
+        frames=1,
+        outputs=text.hidden_size,
+        placeholder=whole(raw, "image_token_id", text.vocab_size - 1, 128_257, low=0),
+        norm=layer.mixer_norm,
+        table=table,
+    )
+
+
+def _siglip_layer(raw: JsonObject, given: JsonObject, *, hidden: int, heads: int, inner: int) -> tuple[Layer, int]:
+    """A layer of SigLIP, and the hidden size. hidden, heads, inner: the defaults."""
+    hidden, heads = _heads(given, "num_attention_heads", hidden=hidden, heads=heads, width=1)
+    norm = Norm(kind="layer", eps=config_keys.number(given, "layer_norm_eps", 1e-6), bias=True)
+    act = config_keys.activation({"hidden_act": "gelu_pytorch_tanh", **_named(raw, given)}, ("gelu_tanh", "gelu"))
+    fed = FeedForward(whole(given, "intermediate_size", 2 * MAX_WIDTH, inner), act, gated=False, bias=True)
+    width = hidden // heads
+    mixer = Attention(heads, heads, width, width**-0.5, mask="bidirectional", qkv_bias=True, out_bias=True)
+    whole(given, "num_channels", 3, 3, low=3)
+    return Layer(mixer, fed, mixer_norm=norm, feed_forward_norm=norm), hidden
 
 
 def _layers_of(given: JsonObject, hidden: int, layer: Layer, depth: int) -> ModelPlan:

@@ -9,6 +9,8 @@ joining         the patches of a block as one position
 positions       what is learnt of patches' places
 gemma_pictures  Gemma's pictures; no torch
 row_pictures    Mistral's pictures; no torch
+tile_pictures   pictures that are cut into tiles; no torch
 pictures        from a picture's size to its layout, and from a picture to its pixels; no torch
 dimensions      of a tower, with the plan of its layers
+writing         what stands between the features of a picture; no torch
 """

@@ -63,3 +63,17 @@ class Average:
         if self.shift is not None and self.scale is not None:
             mean = (mean - self.shift.float()) * self.scale.float()
         return self.product(normed(self.plan, self.norm, mean.to(hidden.dtype), self.kernels))
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """A norm of each patch, and a product of the joined ones."""
+
+    norm: NormWeights
+    product: Linear
+    plan: Norm
+    kernels: Kernels
+
+    def __call__(self, hidden: Tensor, joined: int) -> Tensor:
+        x = normed(self.plan, self.norm, hidden, self.kernels)
+        return self.product(x.reshape(-1, hidden.shape[1] * joined))

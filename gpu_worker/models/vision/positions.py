@@ -47,3 +47,19 @@ class AxisTables:
     def of(self, rows: int, columns: int) -> Tensor:
         across, down = self.tables[0], self.tables[1]
         return across[None, :columns] + down[:rows, None]
+
+
+@dataclass(frozen=True, slots=True)
+class NearestTable:
+    """The entry of a square table in which each patch begins. table: [side², hidden]."""
+
+    table: Tensor
+    side: int
+
+    def of(self, rows: int, columns: int) -> Tensor:
+        place, at = self.table.device, []
+        bounds = torch.arange(1 / self.side, 1.0, 1 / self.side, device=place)
+        for n in (rows, columns):
+            begins = torch.arange(n, dtype=torch.float32, device=place) * (1.0 / torch.tensor(n))
+            at.append(torch.bucketize(begins.clamp(max=1 - 1e-6), bounds, right=True))
+        return self.table[at[0][:, None] * self.side + at[1][None, :]]

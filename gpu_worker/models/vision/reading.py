@@ -15,6 +15,7 @@ import torch
 
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import JsonObject
+from petiole.gpu_worker.models.checkpoint.named_tokens import NamedTokens
 from petiole.gpu_worker.models.decoder import Decoder
 from petiole.gpu_worker.models.loading import LoadOptions, Model, Reader, read_decoder
 from petiole.gpu_worker.models.plan import Attention, ModelPlan
@@ -23,6 +24,7 @@ from petiole.gpu_worker.models.vision.gemma_pictures import budget_pictures, squ
 from petiole.gpu_worker.models.vision.pictures import ResizedPictures, grid_pictures
 from petiole.gpu_worker.models.vision.row_pictures import row_pictures
 from petiole.gpu_worker.models.vision.seeing import SeeingDecoder
+from petiole.gpu_worker.models.vision.tile_pictures import tile_pictures
 from petiole.gpu_worker.models.vision.tower import Tower
 from petiole.gpu_worker.models.vision.tower_weights import (
     TowerReader,
@@ -30,7 +32,9 @@ from petiole.gpu_worker.models.vision.tower_weights import (
     read_gemma4,
     read_pixtral,
     read_qwen,
+    read_smolvlm,
 )
+from petiole.gpu_worker.models.vision.writing import Writing, row_ends, smol_tiles
 from petiole.gpu_worker.models.weights.copying import Storage, TensorSource
 from petiole.gpu_worker.request.prepared_images import ImageLimits
 
@@ -45,16 +49,19 @@ MOST_PATCHES = 4096
 @dataclass(frozen=True, slots=True)
 class Sight:
     """How the towers of some families are read. first: the name of a tensor that every such tower has, behind one
-    of the prefixes in `Names.tower`. pictures: from the tower and what the files say of pictures."""
+    of the prefixes in `Names.tower`. pictures: from the tower and what the files say of pictures. writing: what
+    stands between features."""
 
     first: str
     read: Callable[[TowerReader], Tower]
     pictures: Callable[[TowerConfig, Mapping[str, Any]], ResizedPictures]
+    writing: Callable[[NamedTokens], Writing] | None = None
 
 
 QWEN = Sight("patch_embed.proj.weight", read_qwen, grid_pictures)
 GEMMA3 = Sight("embeddings.patch_embedding.weight", read_gemma3, square_pictures)
-PIXTRAL = Sight("patch_conv.weight", read_pixtral, row_pictures)
+PIXTRAL = Sight("patch_conv.weight", read_pixtral, row_pictures, row_ends)
+SMOLVLM = Sight("embeddings.patch_embedding.weight", read_smolvlm, tile_pictures, smol_tiles)
 GEMMA4 = Sight("patch_embedder.input_proj.weight", read_gemma4, budget_pictures)
 
 
@@ -80,6 +87,9 @@ def _read(
         return text
     try:
         config = of(model.raw, model.plan)
+        if sight.writing is not None:
+            assert model.tokens is not None  # of a model that is read from files
+            config = replace(config, writing=_written(sight.writing(model.tokens), model.plan.vocab_size))
         pictures = sight.pictures(config, model.pictures or {})
         plain = replace(options, quantization="none", max_positions=pictures.longest)
         eyes = TowerReader(source, config, plain, prefix, pictures.values())
@@ -100,12 +110,21 @@ def _read(
         return _without_eyes(text, options, "{} is below {}".format(*small))
     with torch.no_grad():
         tower = sight.read(eyes)
-        if config.ends is not None:
-            ends = options.empty((len(config.ends), config.outputs))
+        if config.writing is not None:
+            tokens = config.writing.tokens
+            between = options.empty((len(tokens), config.outputs))
             if options.device.type != "meta":
-                ends.copy_(text.embed(torch.tensor(config.ends, device=options.device)))
-            tower = replace(tower, ends=ends)
+                between.copy_(text.embed(torch.tensor(tokens, device=options.device)))
+            tower = replace(tower, between=between)
     return SeeingDecoder.around(text, vision=tower, images=limits, pictures=pictures)
+
+
+def _written(writing: Writing, vocab_size: int) -> Writing:
+    """Raises ModelError for a token without an embedding."""
+    if (largest := max(writing.tokens)) >= vocab_size:
+        limit = f"must be below {vocab_size}, the tokens of the text"
+        raise ModelError(f"tokenizer.json: the id of a token inside pictures {limit}, got {largest}")
+    return writing
 
 
 def _without_eyes(text: Decoder, options: LoadOptions, why: str) -> Decoder:

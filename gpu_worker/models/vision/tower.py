@@ -60,7 +60,8 @@ class Windows:
 @dataclass(frozen=True, slots=True)
 class Tower:
     """stack: the layers, without embedding and head. values: float32 [3, 256], see `ResizedPictures`. first_norm:
-    of the layers' inputs, as the first layer's norm is. ends: [2, outputs], see `TowerConfig`."""
+    of the layers' inputs, as the first layer's norm is. between: [tokens, outputs], the embeddings of what stands
+    between features."""
 
     config: TowerConfig
     patches: Linear
@@ -70,7 +71,7 @@ class Tower:
     deep: tuple[Joining, ...]
     values: Tensor
     first_norm: NormWeights | None = None
-    ends: Tensor | None = None
+    between: Tensor | None = None
 
     def encode(
         self,
@@ -78,9 +79,11 @@ class Tower:
         computed: Computed | None = None,
         progress: Callable[[], None] = lambda: None,
     ) -> list[Tensor]:
-        """See `ImageDecoder`. uint8 [1, height, width, 3] each -> features [1 + deep, positions, hidden] each.
-        computed: the layers; None: in torch. progress: called after each layer that torch computes."""
-        pictures = [pixels for pixels, _ in images]
+        """See `ImageDecoder`. uint8 [frames or tiles, height, width, 3] each -> features [1 + deep, positions,
+        hidden] each. computed: the layers; None: in torch. progress: called after each layer that torch
+        computes."""
+        tiles = [torch.split(pixels, 1) if self.config.frames == 1 else (pixels,) for pixels, _ in images]
+        pictures = [tile for own in tiles for tile in own]
         grids = [self.grid(pixels) for pixels in pictures]
         taken: dict[int, Tensor] = {}
         joined = self.config.merge**2
@@ -100,17 +103,25 @@ class Tower:
         taken[0] = self.merger(run(inputs, axes, spans, behind), joined)
         if order is not None:
             taken = {k: features[order.back] for k, features in taken.items()}
-        parts = [torch.split(taken[k], [grid.n // joined for grid in grids]) for k in range(1 + len(self.deep))]
-        found = (torch.stack(own) for own in zip(*parts, strict=True))
-        return [self._with_ends(features, grid) for features, grid in zip(found, grids, strict=True)]
+        features, found, at = torch.stack([taken[k] for k in range(1 + len(self.deep))]), list[Tensor](), 0
+        for (_, tiling), own in zip(images, tiles, strict=True):
+            of_image, grids = grids[: len(own)], grids[len(own) :]
+            n = sum(grid.n for grid in of_image) // joined
+            found.append(self._written(features[:, at : at + n], of_image, tiling))
+            at += n
+        return found
 
-    def _with_ends(self, features: Tensor, grid: Grid) -> Tensor:
-        if self.ends is None:
+    def _written(self, features: Tensor, grids: Sequence[Grid], tiling: tuple[int, int]) -> Tensor:
+        """Features [1 + deep, n, hidden] of a picture, with the embeddings of what stands between them."""
+        writing, between, merge = self.config.writing, self.between, self.config.merge
+        if writing is None or between is None:
             return features
-        rows = grid.rows // self.config.merge
-        behind = torch.cat([self.ends[:1].expand(rows - 1, -1), self.ends[1:]])
-        of_rows = features[0].view(rows, -1, features.shape[-1])
-        return torch.cat([of_rows, behind[:, None]], dim=1).flatten(0, 1)[None]
+        places, at = {token: features.shape[1] + k for k, token in enumerate(writing.tokens)}, 0
+        order = list[int]()
+        for one in writing.of([(grid.rows // merge, grid.columns // merge) for grid in grids], tiling):
+            order += [places[one]] if one >= 0 else range(at, at - one)
+            at -= min(one, 0)
+        return torch.cat([features[0], between])[torch.tensor(order, device=between.device)][None]
 
     @property
     def plan(self) -> Sequence[Layer]:
@@ -180,13 +191,14 @@ class Tower:
         return split.transpose(1, 2).flatten(0, 3)
 
     def _values_of(self, pixels: Tensor) -> Tensor:
-        """uint8 [1, height, width, 3] -> float32 [patches, 3 * frames * patch²]."""
+        """uint8 [1 or frames, height, width, 3] -> float32 [patches, 3 * frames * patch²]. One frame stands for
+        all."""
         config, grid = self.config, self.grid(pixels)
-        cut = pixels[0].view(grid.rows, config.patch, grid.columns, config.patch, 3).transpose(1, 2)
-        of_patch = self._in_blocks(cut).permute(0, 3, 1, 2)  # [patches, colour, row, column]
-        first = torch.arange(3, device=pixels.device).view(1, 3, 1, 1) * 256
+        cut = pixels.view(-1, grid.rows, config.patch, grid.columns, config.patch, 3).permute(1, 3, 0, 2, 4, 5)
+        of_patch = self._in_blocks(cut).permute(0, 4, 1, 2, 3)  # [patches, colour, frame, row, column]
+        first = torch.arange(3, device=pixels.device).view(1, 3, 1, 1, 1) * 256
         values = self.values.flatten()[of_patch.long() + first]
-        return values[:, :, None].expand(-1, -1, config.frames, -1, -1).flatten(1)
+        return values.expand(-1, -1, config.frames, -1, -1).flatten(1)
 
 
 @dataclass(frozen=True, slots=True)

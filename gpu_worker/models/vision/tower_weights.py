@@ -16,8 +16,8 @@ from petiole.gpu_worker.models.parts.layer import LayerWeights
 from petiole.gpu_worker.models.parts.norms import NormWeights
 from petiole.gpu_worker.models.plan import Norm
 from petiole.gpu_worker.models.vision.dimensions import TowerConfig
-from petiole.gpu_worker.models.vision.joining import Average, Joining, Merger
-from petiole.gpu_worker.models.vision.positions import AxisTables, BentTable, Positions
+from petiole.gpu_worker.models.vision.joining import Average, Joining, Merger, Shuffle
+from petiole.gpu_worker.models.vision.positions import AxisTables, BentTable, NearestTable, Positions
 from petiole.gpu_worker.models.vision.tower import Tower
 from petiole.gpu_worker.models.weights.copying import TensorSource, read_linear, read_tensor
 from petiole.gpu_worker.models.weights.linear import ClippedLinear, DenseLinear, JoinedLinear, Linear
@@ -96,7 +96,7 @@ class TowerReader:
     @property
     def beside(self) -> str:
         """Before the names of what stands beside the tower."""
-        return self.prefix[: self.prefix.index("vision_tower.")]
+        return self.prefix.partition("vision_")[0]
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return read_tensor(self.source, self.prefix + name, shape, self.options, dtype)
@@ -162,6 +162,25 @@ def read_gemma3(of: TowerReader) -> Tower:
             kernels=of.options.kernels,
             final=final,
             final_norm=of.norm(final, "post_layernorm", hidden),
+        ),
+    )
+
+
+def read_smolvlm(of: TowerReader) -> Tower:
+    """SigLIP, behind it one product of joined patches."""
+    config, hidden = of.config, of.config.hidden
+    kernel = of.tensor("embeddings.patch_embedding.weight", hidden, 3, config.patch, config.patch)
+    table = of.tensor("embeddings.position_embedding.weight", config.table**2, hidden)
+    beside, wide = replace(of, prefix=f"{of.beside}connector."), hidden * config.merge**2
+    return of.tower(
+        SIGLIP,
+        patches=DenseLinear(kernel.flatten(1), of.tensor("embeddings.patch_embedding.bias", hidden)),
+        positions=NearestTable(table, config.table),
+        merger=Shuffle(
+            norm=of.norm(config.norm, "post_layernorm", hidden),
+            product=beside.linear("modality_projection.proj", config.outputs, wide, bias=False),
+            plan=config.norm,
+            kernels=of.options.kernels,
         ),
     )
 

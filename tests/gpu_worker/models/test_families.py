@@ -32,6 +32,7 @@ WRAPPERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma3": ("Gemma3", "gemma3", VISION),
     "mistral-small": ("Mistral3", "mistral", VISION | {"head_dim": 16}),
     "ministral3": ("Mistral3", "ministral3", VISION | {"head_dim": 16}),
+    "smolvlm": ("SmolVLM", "llama3", VISION),
     "qwen3-vl": ("Qwen3VL", "qwen3", VISION | {"depth": 1, "num_heads": 2, "out_hidden_size": 64}),
     "qwen2.5-vl": ("Qwen2_5_VL", "qwen2", VISION | {"depth": 1, "num_heads": 2, "out_hidden_size": 64}),
     "qwen3-vl-moe": (

@@ -1,5 +1,5 @@
 """Llama 2 and 3, and models with their configuration. Of Llama 3.2 with images, layers of cross attention are
-refused. Seed-OSS and ERNIE 4.5 (dense), which differ in biases and in what turns."""
+refused. Seed-OSS and ERNIE 4.5 (dense), which differ in biases and in what turns. SmolVLM2, which sees."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import replace
 
 from petiole.gpu_worker.exceptions import ModelError
 from petiole.gpu_worker.models.checkpoint.configuration import JsonObject, shown
-from petiole.gpu_worker.models.families import config_keys
+from petiole.gpu_worker.models.families import config_keys, towers
 from petiole.gpu_worker.models.families.family import Family
 from petiole.gpu_worker.models.plan import Attention, ModelPlan
+from petiole.gpu_worker.models.vision.reading import SMOLVLM, with_eyes
+from petiole.gpu_worker.models.weights.names import Names
 
 
 def plan(raw: JsonObject) -> ModelPlan:
@@ -46,9 +48,19 @@ def mllama(outer: JsonObject) -> ModelPlan:
     return plan(raw)
 
 
+def smolvlm(outer: JsonObject) -> ModelPlan:
+    raw = config_keys.text_part(outer)
+    if (kind := raw.get("model_type", "llama")) != "llama":
+        raise ModelError(f"config.json: text_config.model_type must be llama for SmolVLM, got {shown(kind)}")
+    return plan(raw)
+
+
+SMOL = Names(prefixes=("model.text_model.", "text_model."), tower=("model.vision_model.", "vision_model."))
+
 FAMILIES = (
     Family(("LlamaForCausalLM",), plan),
     Family(("SeedOssForCausalLM",), seed_oss),
     Family(("Ernie4_5ForCausalLM",), ernie),
     Family(("MllamaForConditionalGeneration", "MllamaForCausalLM"), mllama, config_keys.WRAPPED),
+    Family(("SmolVLMForConditionalGeneration",), smolvlm, SMOL, with_eyes(towers.smolvlm, SMOLVLM), sees=True),
 )

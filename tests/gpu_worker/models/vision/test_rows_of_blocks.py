@@ -119,7 +119,7 @@ def test_pictures_that_are_made_ready_in_another_way_are_refused(changes: dict[s
     ("whole", "changes", "said"),
     [
         ({"vision_feature_layer": -2}, {}, "vision_feature_layer must be -1"),
-        ({"image_token_id": 510}, {}, "image_token_index must be below 509"),
+        ({"image_token_id": 512}, {}, "image_token_id must be a whole number from 0 to 511"),
         ({"projector_hidden_act": "silu"}, {}, "projector_hidden_act must be gelu"),
         ({}, {"num_attention_heads": 5}, "must divide 48"),
         ({}, {"hidden_act": "relu"}, "hidden_act must be gelu"),
@@ -145,6 +145,11 @@ def in_eight_bits(folder: Path, part: str) -> None:
     changed(folder, quantization_config=method | {"config_groups": {"all": group}})
 
 
+def without_token(folder: Path, text: str) -> None:
+    tokenizer = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(tokenizer.replace(text, text.lower()))
+
+
 def changed(folder: Path, **more: Any) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | more))
@@ -157,6 +162,7 @@ def changed(folder: Path, **more: Any) -> None:
         (lambda folder: in_eight_bits(folder, "multi_modal_projector"), "merging_layer"),
         (lambda folder: in_eight_bits(folder, "merging_layer"), "merging_layer"),
         (lambda folder: changed(folder, vision_feature_layer=-2), "vision_feature_layer must be -1"),
+        (lambda folder: without_token(folder, "[IMG_BREAK]"), "must have the token '[IMG_BREAK]'"),
     ],
 )
 def test_text_is_served_beside_a_tower_of_another_form(

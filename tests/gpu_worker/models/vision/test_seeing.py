@@ -18,9 +18,11 @@ from petiole.gpu_worker.models.families.decoders import gemma3, gemma4
 from petiole.gpu_worker.models.vision import tower_weights
 from petiole.gpu_worker.models.vision.pictures import GridPictures
 from petiole.gpu_worker.models.vision.positions import AxisTables
+from petiole.gpu_worker.models.vision.tile_pictures import TilePictures
 from petiole.gpu_worker.models.vision.tower import Tower
+from petiole.gpu_worker.models.vision.writing import RowEnds, Tiles
 from petiole.gpu_worker.preparation import images
-from petiole.gpu_worker.request.prepared_images import ImageLayout
+from petiole.gpu_worker.request.prepared_images import ImageLayout, PreparedImage
 from petiole.gpu_worker.runtime.cpu import executor
 from petiole.gpu_worker.runtime.cpu.native import forward
 from tests.support.seeing import PAD, SEEING, as_file, drawn_picture, reference, write_seeing
@@ -78,7 +80,9 @@ def test_pictures_anywhere_beside_text(name: str, open_engine: OpenEngine) -> No
     assert all_agree(*open_engine(name), PROMPTS)
 
 
-@pytest.mark.parametrize("name", rest(["qwen3-vl", "qwen3.5", "qwen2.5-vl", "gemma4-per-layer", "mistral3"]))
+@pytest.mark.parametrize(
+    "name", rest(["qwen3-vl", "qwen3.5", "qwen2.5-vl", "gemma4-per-layer", "mistral3", "smolvlm"])
+)
 @pytest.mark.parametrize(("chunk", "policy"), rest([(3, "pipelined"), (8, "mixed"), (7, "drain")]))
 def test_chunks_may_cut_pictures(name: str, chunk: int, policy: str, open_engine: OpenEngine) -> None:
     engine, model = open_engine(name, chunk_size=chunk, prefill_policy=policy, debug=True)
@@ -244,13 +248,29 @@ def _halves_as_stored(patch: pytest.MonkeyPatch) -> None:
 
 
 def _ends_of_rows_swapped(patch: pytest.MonkeyPatch) -> None:
-    with_ends = Tower._with_ends
+    of = RowEnds.of
+    patch.setattr(RowEnds, "of", lambda self, *given: of(RowEnds(self.last, self.between), *given))
 
-    def swapped(self: Tower, *given: Any) -> Any:
-        assert self.ends is not None
-        return with_ends(replace(self, ends=self.ends.flip(0)), *given)
 
-    patch.setattr(Tower, "_with_ends", swapped)
+def _line_ends_apart(patch: pytest.MonkeyPatch) -> None:
+    of = Tiles.of
+    patch.setattr(Tiles, "of", lambda self, *given: of(replace(self, lines=(self.line,)), *given))
+
+
+def _whole_picture_first(patch: pytest.MonkeyPatch) -> None:
+    prepared = TilePictures.prepared
+
+    def changed(self: TilePictures, *given: Any) -> PreparedImage:
+        found = prepared(self, *given)
+        return replace(found, pixels=np.roll(found.pixels, 1, axis=0))
+
+    patch.setattr(TilePictures, "prepared", changed)
+
+
+def _places_by_column(patch: pytest.MonkeyPatch) -> None:
+    of = Tiles.of
+    turned = lambda self: replace(self, places=tuple(zip(*self.places, strict=True)))  # noqa: E731
+    patch.setattr(Tiles, "of", lambda self, *given: of(turned(self), *given))
 
 
 WRONG = [
@@ -268,6 +288,9 @@ WRONG = [
     ("gemma4-per-layer", _without_bounds),
     ("mistral3", _halves_as_stored),
     ("mistral3", _ends_of_rows_swapped),
+    ("smolvlm", _line_ends_apart),
+    ("smolvlm", _whole_picture_first),
+    ("smolvlm", _places_by_column),
 ]
 
 

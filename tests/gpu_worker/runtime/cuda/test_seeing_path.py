@@ -32,6 +32,7 @@ def requests() -> list[Request]:
         ("qwen2.5-vl", 0, "mixed"),
         ("gemma3", 20, "pipelined"),
         ("gemma4", 80, "mixed"),
+        ("smolvlm", 9, "mixed"),
     ],
 )
 def test_answers_are_those_of_the_cpu(
