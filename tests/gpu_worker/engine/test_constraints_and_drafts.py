@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from petiole.gpu_worker import (
 )
 from petiole.gpu_worker.scheduling.pipeline import PendingCommit
 from petiole.gpu_worker.speculation import NgramProposer, SpeculationStats
+from petiole.gpu_worker.speculation.proposer import behind
 from tests.support.toy_engine import VOCAB, Expected, expected, request, toy_engine
 from tests.support.toy_text import ToyConstraint
 
@@ -180,9 +182,10 @@ def test_accepted_drafts_save_steps() -> None:
         def extend(self, tokens: list[int]) -> None:
             self.at += len(tokens)
 
-        def propose(self, count: int) -> list[int]:
-            guesses = self.answer[self.at : self.at + count]
-            return [token if (self.at + i) % 5 else 0 for i, token in enumerate(guesses)]
+        def propose(self, count: int, launched: Sequence[int] | None = None) -> Sequence[int]:
+            guesses = self.answer[self.at : self.at + count + 1 + len(launched or ())]
+            guesses = [token if (self.at + i) % 5 else 0 for i, token in enumerate(guesses)]
+            return guesses[:count] if launched is None else behind(launched, guesses, count)
 
     with toy_engine(speculative_tokens=4, proposer=Oracle()) as engine:
         assert Expected.of(engine.generate([REPETITIVE[0]])[0]) == expected(REPETITIVE[0])
