@@ -35,7 +35,7 @@ class RowsInDoubt:
         self.drafts = np.zeros((n_rows, n_drafts), np.int64)
         self._starts = np.zeros(n_rows, np.int64)
         self._repeats = repeats
-        self._repeated: dict[int, Int64Array] = {}
+        self._repeated: dict[int, Int32Array] = {}
 
     def note(self, batch: StepBatch, token_ids: Int32Array, accepted: Int32Array) -> None:
         """Note where the rows of a settled verification end. See `StepOutput`."""

@@ -1,8 +1,11 @@
 """The drafts of a step: who gets how many, and who must wait because of drafts in flight.
 
 Drafts end within the sequence's token budget, and before the next snapshot of its states, which a decode makes. Of
-an idle sequence they are cut where its constraint rejects one. What the runtime drafts behind a step in flight is
-not known, so a constraint could not mask it, and such a sequence gets drafts when it is idle."""
+an idle sequence they are cut where its constraint rejects one.
+
+A sequence waits for its steps in flight if it has drafts only once these are committed: where the runtime does not
+go ahead; if the drafts depend on tokens in flight that are too uncertain; and if the runtime makes them unseen, so
+that a constraint could not mask them."""
 
 from __future__ import annotations
 
@@ -27,32 +30,36 @@ class PlannedDrafts:
         table = state.manager.table
         self._states = table.states if isinstance(table, GroupedTable) else None
 
-    def may_go_on(self, seq: ScheduledSequence) -> bool:
-        """Whether a step of the sequence may be launched now. If not, those before are committed first."""
-        if seq.is_idle or seq.drafter is None:
-            return True
-        if not seq.goes_ahead:
-            return not self._proposed(seq, 1, None)
-        if not seq.in_doubt:
-            return True
-        last = self._before_snapshot(seq)  # the decode that makes the snapshot begins where the host knows
-        return last is None or seq.scheduled_position < last
-
-    def of(
+    def among(
         self, sequences: Sequence[ScheduledSequence], pipeline: PipelineState[ScheduledSequence]
-    ) -> list[Sequence[int]]:
-        """The drafts of sequences that may go on, empty for those without. Changes no sequence."""
+    ) -> tuple[list[ScheduledSequence], list[Sequence[int]]]:
+        """The sequences that need not wait, and the drafts of each, which may be none. Changes no sequence."""
         launched = _launched(pipeline)
-        return [self._of(seq, launched.get(seq)) for seq in sequences]
+        found = ((seq, self._of(seq, launched.get(seq))) for seq in sequences)
+        going = [(seq, drafts) for seq, drafts in found if drafts is not None]
+        return [seq for seq, _ in going], [drafts for _, drafts in going]
 
-    def _of(self, seq: ScheduledSequence, launched: Sequence[int] | None) -> Sequence[int]:
-        room = min(self._most - seq.n_repeated, seq.remaining_tokens - 1)
-        if (last := self._before_snapshot(seq)) is not None:
-            room = min(room, last - seq.scheduled_position - seq.n_repeated - 1)
-        if not seq.is_idle and (not seq.goes_ahead or (seq.constraint is not None and self._by_runtime)):
+    def _of(self, seq: ScheduledSequence, launched: Sequence[int] | None) -> Sequence[int] | None:
+        """The drafts of a sequence. None: it waits. launched: see `Drafter.propose`."""
+        if seq.drafter is None:
             return ()
-        drafts = self._proposed(seq, room, launched)
-        if seq.constraint is None or not seq.is_idle:
+        room = min(self._most - seq.n_repeated, seq.remaining_tokens - 1)
+        if self._states is not None:
+            last = self._states.before_next(seq.scheduled_position - seq.in_doubt)
+            if last is not None:
+                room = min(room, last - seq.scheduled_position - seq.n_repeated - 1)
+                if seq.in_doubt and seq.scheduled_position >= last:
+                    return None  # the decode that makes the snapshot begins where the host knows
+        if room <= 0:
+            return ()
+        if seq.is_idle:
+            return self._allowed(seq, self._proposed(seq, room, None))
+        unmasked = seq.constraint is not None and self._by_runtime
+        drafts = self._proposed(seq, room, launched) if seq.goes_ahead and not unmasked else ()
+        return None if not drafts and self._proposed(seq, 1, None) else drafts
+
+    def _allowed(self, seq: ScheduledSequence, drafts: Sequence[int]) -> Sequence[int]:
+        if seq.constraint is None:
             return drafts
         try:
             return drafts[: _allowed(seq.constraint, drafts)]
@@ -61,17 +68,12 @@ class PlannedDrafts:
             return ()
 
     def _proposed(self, seq: ScheduledSequence, count: int, launched: Sequence[int] | None) -> Sequence[int]:
-        if seq.drafter is None or count <= 0:
-            return ()
+        assert seq.drafter is not None
         try:
             return seq.drafter.propose(count, launched)
         except Exception as error:
             self._candidates.fails(seq, error)
             return ()
-
-    def _before_snapshot(self, seq: ScheduledSequence) -> int | None:
-        """The last position before the next regular snapshot of the sequence's states. None: there are none."""
-        return None if self._states is None else self._states.before_next(seq.scheduled_position - seq.in_doubt)
 
 
 def _launched(pipeline: PipelineState[ScheduledSequence]) -> dict[ScheduledSequence, Sequence[int]]:

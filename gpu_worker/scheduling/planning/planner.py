@@ -115,10 +115,9 @@ class Planner:
         if self.state.config.speculative_tokens == 0:
             sequences = self._pages.granted(sequences, None)
             return StepPlan(sequences) if sequences else None
-        sequences = [seq for seq in sequences if self._drafts.may_go_on(seq)]
+        sequences, drafts = self._drafts.among(sequences, pipeline)
         if not sequences:
             return None
-        drafts = self._drafts.of(sequences, pipeline)
         lengths = [1 + seq.n_repeated + len(d) for seq, d in zip(sequences, drafts, strict=True)]
         chosen = self._pages.granted(sequences, lengths)
         if not chosen:

@@ -15,8 +15,8 @@ from petiole.gpu_worker import Constraint, Engine, EngineError
 from petiole.gpu_worker.runtime.interface import DRAFTED, StepBatch
 from petiole.gpu_worker.scheduling import masks
 from petiole.gpu_worker.scheduling.outcomes import Operation
-from petiole.gpu_worker.scheduling.planning.drafts import PlannedDrafts
 from petiole.gpu_worker.scheduling.sequence import SchedulableSequence
+from petiole.gpu_worker.speculation import NgramProposer
 from tests.support.toy_engine import BoldHeadProposer, BoldProposer, Expected, expected, request, toy_engine
 
 K = 6
@@ -104,6 +104,24 @@ def test_right_drafts_take_the_fewest_steps() -> None:
     assert sum(batch.in_doubt is not None for batch in found.batches) == 9
 
 
+def test_drafts_behind_uncertain_tokens_wait_until_these_are_known() -> None:
+    """The text repeats, and prompt lookup is not sure of it yet: each verification is of an idle row."""
+    proposer, seen = NgramProposer(), list[bool]()
+    engine = toy_engine(speculative_tokens=K, proposer=proposer, jitter=late)
+    launch = engine.runtime.launch_forward
+
+    def forward(slot_id: int, batch: StepBatch) -> None:
+        seen.extend((batch.in_doubt is not None) for n in batch.outputs.tolist() if n > 1)
+        launch(slot_id, batch)
+
+    engine.runtime.launch_forward = forward  # type: ignore[method-assign]
+    asked = request([1, 4, 13, 40, 25, 28, 37, 16, 1, 4], 40, ignore_eos=True)
+    with engine:
+        assert Expected.of(engine.generate([asked])[0]) == expected(asked)
+    assert seen
+    assert not seen[0]
+
+
 def test_a_row_that_cannot_reach_its_end_for_certain_waits() -> None:
     """Budgets count the most tokens, so that no step is launched for tokens that nobody wants."""
     found = Watched("runtime", 0, [request([3, 4], 12, ignore_eos=True)])
@@ -134,7 +152,7 @@ def test_a_broken_rule_is_noticed(rule: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_no_snapshot_lies_in_doubt(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrent_states, "EVERY", 8)
     if not waits:
-        monkeypatch.setattr(PlannedDrafts, "_before_snapshot", lambda *_: None)
+        monkeypatch.setattr(recurrent_states.StateGroup, "before_next", lambda *_: None)
     all_made = True
     for right in (0.7, 1):
         found = Watched("runtime", right, [request([5], 60, ignore_eos=True)], **STATES)
