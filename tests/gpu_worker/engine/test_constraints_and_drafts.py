@@ -20,7 +20,7 @@ from petiole.gpu_worker import (
 from petiole.gpu_worker.scheduling.pipeline import PendingCommit
 from petiole.gpu_worker.speculation import NgramProposer, SpeculationStats
 from petiole.gpu_worker.speculation.proposer import behind
-from tests.support.toy_engine import VOCAB, Expected, expected, request, toy_engine
+from tests.support.toy_engine import VOCAB, BoldProposer, Expected, expected, request, toy_engine
 from tests.support.toy_text import ToyConstraint
 
 CONSTRAINED = [
@@ -269,3 +269,14 @@ def test_lookup_is_silent_where_text_does_not_repeat_itself_and_speaks_again_whe
     assert not drafter.propose(4)
     drafter.extend([7, 8] * 12)
     assert drafter.propose(4) == [7, 8, 7, 8]
+
+
+def test_drafts_behind_a_step_follow_what_it_is_expected_to_yield() -> None:
+    drafter = BoldProposer().drafter([1, 2, 3, 1, 2, 3])
+    assert drafter.propose(4) == [1, 2, 3, 1]
+    behind_drafts = {(): [2, 3, 1], (1, 2): [1, 2, 3], (1, 9): [3, 1, 2], (9,): [2, 3, 1], (1, 2, 3, 1): [3, 1, 2]}
+    assert {launched: drafter.propose(3, launched) for launched in behind_drafts} == behind_drafts
+    cautious = NgramProposer().drafter([1, 2, 3, 1, 2, 3])
+    assert 0 < cautious.worthwhile < 3
+    assert len(cautious.propose(3)) == cautious.worthwhile
+    assert not cautious.propose(3, (1, 2)), "too much of what they follow is uncertain"
