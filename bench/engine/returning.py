@@ -6,8 +6,8 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,14 +28,14 @@ def returning(bench: Bench) -> None:
     shape, length = (long, 4000) if bench.large else (TINY, bench.pick(600, 1500))
     with ExitStack() as stack:
         model = stack.enter_context(checkpoint(shape))
+
+        def worker(folder: str) -> AbstractContextManager[Engine]:
+            room = length + 100
+            return bench.engine(model, shape, kv_tier=folder, num_pages=room, max_model_len=room)
+
         places = {"memory": (_folder("/dev/shm"), FROM_MEMORY), "disk": (_folder(None), FROM_DISK)}
         for place, (made, target) in places.items():
-            with (
-                made as folder,
-                bench.engine(
-                    model, shape, kv_tier=folder, num_pages=length + 100, max_model_len=length + 100
-                ) as engine,
-            ):
+            with made as folder, worker(folder) as engine:
                 asked = load.requests(bench.pick(2, 4), length, 8, seed=len(place))
                 computed = [_first_token_ms(engine, request) for request in asked]
                 again = [_turn(request) for request in asked]
@@ -51,26 +51,40 @@ def returning(bench: Bench) -> None:
                     better="lower",
                     note="peer: computing it",
                 )
-        with _folder("/dev/shm") as folder:
-            n = min(2000, length)
-            asked = load.requests(bench.pick(2, 4), n, 8, seed=9)
-            with bench.engine(
-                model, shape, kv_tier=folder, num_pages=length + 100, max_model_len=length + 100
-            ) as engine:
-                engine.generate(asked)
-            with bench.engine(
-                model, shape, kv_tier=folder, num_pages=length + 100, max_model_len=length + 100
-            ) as engine:
-                before = engine.stats()["prompt_tokens"]
-                engine.generate([_turn(request) for request in asked])
-                tokens = float(engine.stats()["prompt_tokens"]) - float(before)
+        n = min(2000, length)
+        asked = load.requests(bench.pick(2, 4), n, 8, seed=9)
+        computed_by = {"the other of two workers": _computed_beside, "a new worker": _computed_after}
+        for who, computed_of_each in computed_by.items():
+            with _folder("/dev/shm") as folder:
                 bench.report.add(
-                    f"{shape.name}, conversations of {n:,} tokens on a new worker: computed of each",
-                    tokens / len(asked),
+                    f"{shape.name}, conversations of {n:,} tokens on {who}: computed of each",
+                    computed_of_each(lambda: worker(folder), asked),
                     "tokens",
                     target=MOST_COMPUTED,
                     better="lower",
                 )
+
+
+def _computed_beside(worker: Callable[[], AbstractContextManager[Engine]], asked: list[Request]) -> float:
+    """Tokens of a conversation that a worker computes while the one that had it lives on."""
+    with worker() as first, worker() as second:
+        first.generate(asked)
+        load.rest()  # the user reads
+        return _computed(second, asked)
+
+
+def _computed_after(worker: Callable[[], AbstractContextManager[Engine]], asked: list[Request]) -> float:
+    """Tokens of a conversation that a worker computes that replaces the one that had it."""
+    with worker() as first:
+        first.generate(asked)
+    with worker() as second:
+        return _computed(second, asked)
+
+
+def _computed(engine: Engine, asked: list[Request]) -> float:
+    before = float(engine.stats()["prompt_tokens"])
+    engine.generate([_turn(request) for request in asked])
+    return (float(engine.stats()["prompt_tokens"]) - before) / len(asked)
 
 
 def _first_token_ms(engine: Engine, request: Request) -> float:

@@ -155,7 +155,7 @@ def main(argv: list[str] | None = None) -> None:
     report = Report("Conversations on a fleet (embedded Redis, petiole-tiny, one thread a worker)")
     for size, conversations in [(2, 4)] if options.quick else [(1, 16), (2, 16), (4, 16), (4, 64)]:
         measure(report, size, conversations, turns=3 if options.quick else 6)
-    measure_deploy(report, *((4, 6) if options.quick else (16, 12)))
+    measure_deploy(report, *((4, 6) if options.quick else (16, 8)))
     report.finish(options.json)
 
 
