@@ -37,12 +37,13 @@ class _Before:
 
 
 class Preparation:
-    """One attempt to launch a plan. `keys` makes keys for the embeddings of images."""
+    """One attempt to launch a plan. `keys` makes keys for the embeddings of images. `drafts`: whether there may be
+    any."""
 
-    def __init__(self, plan: StepPlan, manager: KVCacheManager, keys: Iterator[int]) -> None:
+    def __init__(self, plan: StepPlan, manager: KVCacheManager, keys: Iterator[int], *, drafts: bool) -> None:
         self._plan = plan
         self._manager = manager
-        self._keys = keys
+        self._keys, self._drafts = keys, drafts
         self._before: _Before | None = None
         self._made: Snapshots | None = None
 
@@ -53,7 +54,7 @@ class Preparation:
         starts = np.array([seq.scheduled_position for seq in plan.sequences], np.int32)
         published = [seq.published for seq in plan.chunks]
         in_doubt = None
-        if any(seq.in_doubt for seq in plan.sequences):
+        if self._drafts and any(seq.in_doubt for seq in plan.sequences):
             in_doubt = np.array([seq.in_doubt for seq in plan.sequences], np.int32)
         before = _Before(rows, starts, in_doubt, self._manager.table.page_counts(rows), published)
         self._before = before

@@ -162,7 +162,8 @@ class Scheduler:
 
     def _attempt(self, plan: StepPlan, slot_id: int, *, trial: bool = False) -> StepPayload | Exception:
         """The prepared step, or the error. After an error or a trial, everything is as before."""
-        preparation = Preparation(plan, self.manager, self._keys)
+        drafts = self.state.config.speculative_tokens > 0
+        preparation = Preparation(plan, self.manager, self._keys, drafts=drafts)
         try:
             outcome: StepPayload | Exception = preparation.prepare(slot_id, self.state.counters.steps)
         except Exception as error:
